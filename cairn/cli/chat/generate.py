@@ -33,7 +33,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     MODEL is a folder in Hugging Face's format, a .gguf file, owner/name on the hub, the name of a packaged model
     (smollm2-135m-instruct, cairn-tiny, cairn-tiny-vl), or random:SHAPE for a shape such as qwen3-0.6b with random
-    weights. Without it, smollm2-135m-instruct is used where its package is installed, else cairn-tiny, which comes with Cairn.
+    weights. Without it, smollm2-135m-instruct is used where its package is installed, else cairn-tiny, which comes with
+    Cairn.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO

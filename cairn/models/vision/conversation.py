@@ -49,9 +49,9 @@ def split_images(
 ) -> tuple[list[dict[str, Any]], list[ImageSource]]:
     """Messages with {"type": "image"} in place of their pictures, and the pictures in order."""
     sources: list[ImageSource] = []
-    split = []
-    for at, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
+    split: list[dict[str, Any]] = []
+    for at, message in enumerate(check_objects(messages)):
+        content = message.get("content")
         where = f"messages[{at}].content"
         if isinstance(content, str):
             _check_text(content, placeholder, where)
@@ -63,6 +63,12 @@ def split_images(
             message = {**message, "content": parts}
         split.append(message)
     return split, sources
+
+
+def check_objects(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) for m in messages):
+        raise RequestError("messages is not a list of objects")
+    return [dict(message) for message in messages]
 
 
 def with_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

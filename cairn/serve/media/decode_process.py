@@ -8,7 +8,7 @@ torch: it starts in a moment.
 
 import resource
 import sys
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -55,7 +55,7 @@ def _done(job: Job) -> Done:
         return Done(None, "the image needs more memory than a picture may have")
 
 
-def read_message(stream: BinaryIO) -> bytes | None:
+def read_message(stream: IO[bytes]) -> bytes | None:
     """None: the other side has closed it."""
     head = stream.read(LENGTH)
     if len(head) < LENGTH:
@@ -65,7 +65,7 @@ def read_message(stream: BinaryIO) -> bytes | None:
     return body if len(body) == count else None
 
 
-def write_message(stream: BinaryIO, body: bytes) -> None:
+def write_message(stream: IO[bytes], body: bytes) -> None:
     stream.write(len(body).to_bytes(LENGTH, "little") + body)
     stream.flush()
 
