@@ -29,7 +29,7 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the folder; what it already has is not compiled again"""
     architecture: Annotated[str, tyro.conf.arg(aliases=["--for"])] = "sm_90"
     """--for sm_90: what the machine code is for"""
-    models: list[str] = MODELS
+    models: list[str] = msgspec.field(default_factory=MODELS.copy)
     """shapes such as qwen3-8b, folders with a config.json, or names on the hub"""
     gpu: str = "NVIDIA H200"
     """whose tuned configurations and memory count, as its driver calls it"""
