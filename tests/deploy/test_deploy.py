@@ -115,7 +115,7 @@ def test_kernels_are_built_ahead_where_the_image_looks_for_them():
     (command,) = [rest for rest in of("cuda", "RUN") if rest.startswith("cairn kernels build")]
     models = of("cuda", "ARG")[0].partition("=")[2].strip('"')
     args = command.replace("${KERNELS_FOR}", models).split()[3:]
-    options = load(Build, args=args).value
+    options = load(Build, args=args, env_prefix="CAIRN_KERNELS_BUILD_").value
     assert f"{ENVIRONMENT}={options.out}" in of("cuda", "ENV")[0]
     assert options.models == MODELS
     assert all(preset(name).layers for name in options.models)
