@@ -53,7 +53,7 @@ class AbsentTensor(Tensor):
         return True
 
     def data_ptr(self) -> int:
-        return self.storage_offset() * self.element_size()
+        return int(self.storage_offset()) * self.element_size()
 
 
 class _OnAbsentGPU(TorchFunctionMode):
@@ -125,7 +125,7 @@ def absent_gpu(name: str, architecture: str = "sm_90") -> Generator[list[Launch]
         hint = did_you_mean(architecture, TARGETS, otherwise=f"there is: {', '.join(TARGETS)}")
         raise UsageError(f"kernels cannot be built for {architecture}", hint=hint)
     launches: list[Launch] = []
-    before = driver._active  # None where nothing has asked for it yet
+    before: Any = driver._active  # None where nothing has asked for it yet
     with ExitStack() as stack:
         for what, answer in _answers(name, TARGETS[architecture]).items():
             stack.enter_context(patch.object(torch.cuda, what, answer))
@@ -141,7 +141,7 @@ def _answers(name: str, target: GPUTarget) -> dict[str, Any]:
     chip, _ = find_chip(name)
     if chip is None:
         raise UsageError(f"the GPU {name!r} is not known", hint='one that is: "NVIDIA H200"')
-    capability = divmod(target.arch, 10)
+    capability = divmod(int(target.arch), 10)
     properties = SimpleNamespace(
         name=name,
         major=capability[0],
