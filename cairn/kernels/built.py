@@ -76,7 +76,7 @@ def use(folder: Path) -> Lookups:
     _BuiltCache.lookups = lookups
     knobs.cache.manager_class = _BuiltCache
     if triton_files() == manifest.triton_files:  # else Triton reads and hashes itself: 400 MB
-        cache.triton_key = lambda: manifest.triton_key
+        cache.triton_key = lambda: manifest.triton_key  # type: ignore[assignment]
     return lookups
 
 
