@@ -13,6 +13,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
+from cairn.kernels.built import use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
@@ -144,6 +145,7 @@ def start_with(
     verify. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
+    kernels = use_configured(config.kernel_cache) if model.embedding.weight.is_cuda else None
     chosen = choose_drafter(config, opened) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
@@ -198,6 +200,7 @@ def start_with(
     if runner.pool.scales is not None:
         notes.append(runner.pool.scales.note())
     notes += arranged
+    notes += [kernels.note()] if kernels is not None else []
     notes += [chosen.note] if chosen is not None else []
     overlap, together = on_gpu and not config.plain, shards.size > 1
     pace = None
