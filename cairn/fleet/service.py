@@ -1,6 +1,6 @@
 """The kind InferenceService: a fleet file as an object of Kubernetes, and what the operator makes of it. Pure.
 
-    InferenceService --> router (ConfigMap, Deployment, Service), a Deployment, headless Service and budget for each group
+    InferenceService --> router (ConfigMap, Deployment, Service); each group: Deployment, headless Service, budget
     deleted          --> no new clients, then the router's last answers, then the servers', then gone
 
 `kubectl scale` and autoscalers (HPA, KEDA) act on `spec.replicas`, which is the count of the first group.
@@ -52,9 +52,7 @@ def render(seen: Seen) -> Rendered:
         "selector": f"cairn/fleet={seen.name},cairn/part={seen.name}-servers-{_first(config)}",
         "url": f"http://{seen.name}.{seen.resource['metadata']['namespace']}",
     }
-    return Rendered(
-        objects=None if missing else made, conditions=[*missing, *parts], fields=fields
-    )
+    return Rendered(objects=None if missing else made, conditions=[*missing, *parts], fields=fields)
 
 
 def read_service(seen: Seen) -> FleetConfig:

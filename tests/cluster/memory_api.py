@@ -1,4 +1,4 @@
-"""An API server of Kubernetes in memory, behind lightkube's HTTP client: enough of it to test an operator in milliseconds.
+"""An API server of Kubernetes in memory, behind lightkube's HTTP client: enough to test an operator in milliseconds.
 
 Faithful in what operators rely on: versions and conflicts, generation, status apart from spec, server-side apply with
 owners of fields, finalizers, deletion of children with their owner, label selectors, watches and their 410. It has no
@@ -75,7 +75,11 @@ class MemoryApi(httpx2.AsyncBaseTransport):
         if rest:
             found = self.objects.get((kind, namespace, rest[0]))
             return (200, found) if found else (404, _status(404, f"{kind} {rest[0]} not found"))
-        items = [made for key, made in self.objects.items() if _selects(key, kind, namespace, params, made)]
+        items = [
+            made
+            for key, made in self.objects.items()
+            if _selects(key, kind, namespace, params, made)
+        ]
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
     async def _watch(self, kind, namespace, params):
@@ -103,7 +107,9 @@ class MemoryApi(httpx2.AsyncBaseTransport):
         if method == "DELETE":
             return self._delete(key) if there else (404, _status(404, f"{name} not found"))
         applies = method == "PATCH" and content.startswith(APPLY)
-        if there is None and (method == "PUT" or len(rest) > 1 or (method == "PATCH" and not applies)):
+        if there is None and (
+            method == "PUT" or len(rest) > 1 or (method == "PATCH" and not applies)
+        ):
             return 404, _status(404, f"{kind} {name} not found")
         wanted = (body.get("metadata") or {}).get("resourceVersion")
         if there and wanted and wanted != there["metadata"]["resourceVersion"]:
@@ -120,9 +126,19 @@ class MemoryApi(httpx2.AsyncBaseTransport):
 
     def _applied(self, key, there, body, manager, force, part) -> Object | str:
         live = dict(flatten(there or {}))
-        new = dict(flatten({k: v for k, v in body.items() if (k == "status") == (part == "status")}))
-        new = {path: value for path, value in new.items() if path[:1] not in (("apiVersion",), ("kind",))}
-        new = {path: v for path, v in new.items() if path[:2] not in [("metadata", one) for one in HIDDEN]}
+        new = dict(
+            flatten({k: v for k, v in body.items() if (k == "status") == (part == "status")})
+        )
+        new = {
+            path: value
+            for path, value in new.items()
+            if path[:1] not in (("apiVersion",), ("kind",))
+        }
+        new = {
+            path: v
+            for path, v in new.items()
+            if path[:2] not in [("metadata", one) for one in HIDDEN]
+        }
         owners = self.owners.setdefault(key, {})
         for path, value in new.items():
             others = [one for one, paths in owners.items() if one != manager and path in paths]
@@ -166,10 +182,17 @@ class MemoryApi(httpx2.AsyncBaseTransport):
                 return there
         else:
             made.pop("status", None)
-            made["metadata"] |= {"uid": f"uid-{next(self.uids)}", "generation": 0, "namespace": key[1]}
+            made["metadata"] |= {
+                "uid": f"uid-{next(self.uids)}",
+                "generation": 0,
+                "namespace": key[1],
+            }
             made["metadata"].pop("resourceVersion", None)
         if there is None or _spec(made) != _spec(there):
-            made["metadata"] = {**made["metadata"], "generation": made["metadata"]["generation"] + 1}
+            made["metadata"] = {
+                **made["metadata"],
+                "generation": made["metadata"]["generation"] + 1,
+            }
         if made["metadata"].get("deletionTimestamp") and not made["metadata"].get("finalizers"):
             return self._remove(key)
         return self._record(key, made, "MODIFIED" if there else "ADDED")

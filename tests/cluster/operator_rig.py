@@ -43,7 +43,9 @@ def control(store) -> None:
         if key[0] == DEPLOYMENTS:
             count = made["spec"].get("replicas", 1)
             status = {"observedGeneration": generation} | (
-                {"replicas": count, "updatedReplicas": count, "availableReplicas": count} if count else {}
+                {"replicas": count, "updatedReplicas": count, "availableReplicas": count}
+                if count
+                else {}
             )
             store.set_status(key, status)
         elif key[0] == JOBS:
@@ -55,7 +57,11 @@ def look(store, operator: Operator, skip=()) -> None:
     for api, kind in (*[(API, one.name) for one in KINDS], *CHILDREN, *OPTIONAL):
         if kind not in skip:
             plural = f"{api}/{kind.lower()}s"
-            found = [{**made, "apiVersion": api, "kind": kind} for key, made in store.objects.items() if key[0] == plural]
+            found = [
+                {**made, "apiVersion": api, "kind": kind}
+                for key, made in store.objects.items()
+                if key[0] == plural
+            ]
             operator.cache.replace(api, kind, found)
 
 

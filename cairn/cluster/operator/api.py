@@ -183,9 +183,7 @@ def _resource(api: str, kind: str) -> Any:
         action="status",
     )
     part = type(f"{kind}Status", (generic.GenericNamespacedStatus,), {"_api_info": status})
-    return type(
-        kind, (generic.GenericNamespacedResource,), {"_api_info": info, "Status": part}
-    )
+    return type(kind, (generic.GenericNamespacedResource,), {"_api_info": info, "Status": part})
 
 
 def _typed(made: Object) -> Any:

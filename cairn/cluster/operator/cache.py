@@ -13,7 +13,9 @@ class Cache:
     def __init__(self) -> None:
         self._objects: dict[Ref, Object] = {}
         self._children: dict[Ref, dict[Ref, None]] = defaultdict(dict)  # by owner
-        self._kinds: dict[tuple[str, str], dict[Ref, None]] = defaultdict(dict)  # by apiVersion, kind
+        self._kinds: dict[tuple[str, str], dict[Ref, None]] = defaultdict(
+            dict
+        )  # by apiVersion, kind
         self._gone: dict[Ref, int] = {}  # last version of what was deleted of late
 
     def get(self, ref: Ref) -> Object | None:

@@ -1,7 +1,7 @@
 """Conditions of a status: one for each part, and Ready, which is true when all others are. Pure.
 
-    Valid       the spec can be read              RouterReady, Servers0Ready ...   a child does its work
-    ModelsReady what it refers to is there        Ready                            all of them
+Valid       the spec can be read              RouterReady, Servers0Ready ...   a child does its work
+ModelsReady what it refers to is there        Ready                            all of them
 """
 
 import msgspec
@@ -31,7 +31,9 @@ def roll_up(parts: list[Condition]) -> Condition:
     return Condition(type=READY, ok=True, reason="Ready")
 
 
-def written(parts: list[Condition], before: list[Object], generation: int, now: str) -> list[Object]:
+def written(
+    parts: list[Condition], before: list[Object], generation: int, now: str
+) -> list[Object]:
     """The conditions as the API has them; the time of one changes only with its status."""
     old = {one["type"]: one for one in before}
     made = []

@@ -41,7 +41,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     more: type[msgspec.Struct] | None = None  # fields beside those of `spec`
     without: tuple[str, ...] = ()  # fields of `spec` that metadata has
     rules: tuple[Rule, ...] = ()
-    limits: tuple[tuple[str, int], ...] = ()  # entries of a list: the cost of a rule has to be bounded
+    limits: tuple[
+        tuple[str, int], ...
+    ] = ()  # entries of a list: the cost of a rule has to be bounded
     status: Object = {}  # properties, beside conditions and observedGeneration
     columns: tuple[tuple[str, str], ...] = ()  # of `kubectl get`: name and path
     scale: Object | None = None

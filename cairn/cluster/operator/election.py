@@ -1,7 +1,8 @@
-"""Which of several operators acts: the one that holds a Lease. Pure; `run` writes what is decided here.
+"""Which of several operators acts: the one that holds a Lease. Pure; `lead` writes what is decided here.
 
-A holder renews every RENEW_S; another takes the Lease when it has seen no change of it for DURATION_S by its own clock,
-so clocks of two machines are never compared. Writes carry the resourceVersion: of two that take it at once, one wins.
+A holder renews three times within the Lease's duration; another takes it when it has seen no change for that long by
+its own clock, so clocks of two machines are never compared. Writes carry the resourceVersion: of two that take it at
+once, one wins.
 """
 
 import datetime
@@ -9,10 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from cairn.cluster.operator.objects import Object
+from cairn.cluster.operator.objects import Object, Ref
 
-DURATION_S = 10
-RENEW_S = 3.0
+DURATION_S = 10  # of a Lease that does not say
 API, KIND = "coordination.k8s.io/v1", "Lease"
 
 Step = Literal["renew", "take", "wait"]
@@ -40,13 +40,13 @@ class LeaseView(msgspec.Struct):
 
 
 def lease_of(
-    name: str, namespace: str, me: str, before: Object | None, step: Step, now: datetime.datetime
+    lease: Ref, me: str, before: Object | None, step: Step, now: datetime.datetime, duration_s: int
 ) -> Object:
     """The Lease as the holder writes it."""
     stamp = now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     old = (before or {}).get("spec") or {}
     taken = old.get("leaseTransitions", 0) + (step == "take" and before is not None)
-    meta: Object = {"name": name, "namespace": namespace}
+    meta: Object = {"name": lease.name, "namespace": lease.namespace}
     if before:
         meta["resourceVersion"] = before["metadata"]["resourceVersion"]
     return {
@@ -55,7 +55,7 @@ def lease_of(
         "metadata": meta,
         "spec": {
             "holderIdentity": me,
-            "leaseDurationSeconds": DURATION_S,
+            "leaseDurationSeconds": duration_s,
             "acquireTime": stamp if step == "take" else old.get("acquireTime", stamp),
             "renewTime": stamp,
             "leaseTransitions": taken,

@@ -55,9 +55,7 @@ def release(seen: Seen) -> list[Action] | None:
     if not users:
         return None
     said = f"used by {', '.join(users[:5])}"
-    return status_actions(
-        seen, [Condition(type="Unused", ok=False, reason="InUse", message=said)]
-    )
+    return status_actions(seen, [Condition(type="Unused", ok=False, reason="InUse", message=said)])
 
 
 def uses(service: Object, name: str) -> bool:

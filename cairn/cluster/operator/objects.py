@@ -1,4 +1,4 @@
-"""Objects of Kubernetes as plain dictionaries: names, owners, digests, and whether a live object is as it should be. Pure.
+"""Objects of Kubernetes as plain dictionaries: names, owners, digests; is a live object as it should be? Pure.
 
 A live object has more than was applied (defaults, status, other managers' fields). `covers` asks whether everything
 that was applied is still there; the digest annotation tells when something that was applied before is not any more.

@@ -62,7 +62,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     resource: Object
     children: list[Object]  # that this object controls
     related: list[Object] = []  # of the kinds that Kind.related names, in the same namespace
-    apis: frozenset[str] = frozenset()  # optional kinds that this cluster has, as "group/version/Kind"
+    apis: frozenset[str] = (
+        frozenset()
+    )  # optional kinds that this cluster has, as "group/version/Kind"
     now: str = ""  # RFC 3339
 
     @property
@@ -75,9 +77,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     def child(self, kind: str, name: str) -> Object | None:
         found = (
-            one
-            for one in self.children
-            if one["kind"] == kind and one["metadata"]["name"] == name
+            one for one in self.children if one["kind"] == kind and one["metadata"]["name"] == name
         )
         return next(found, None)
 
@@ -174,7 +174,6 @@ def _finalizers(seen: Seen, add: bool) -> Merge:
         "finalizers": [*others, FINALIZER] if add else others,
     }
     return Merge(ref_of(seen.resource), {"metadata": patch})
-
 
 
 def read_spec(seen: Seen, schema: type[Spec], **more: object) -> Spec:

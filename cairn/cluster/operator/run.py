@@ -11,7 +11,6 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 
-from cairn.cluster.operator import election
 from cairn.cluster.operator.api import CONFLICT, MISSING, Api, ApiRefused, Unreachable
 from cairn.cluster.operator.cache import Cache
 from cairn.cluster.operator.conditions import Condition, written
@@ -160,66 +159,3 @@ class Operator:
             apis=self.apis,
             now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
-
-
-async def lead(
-    api: Api, lease: Ref, me: str, work: Callable[[], Operator], say: Say = lambda text: None
-) -> None:
-    """For ever: waits for the Lease, runs an operator while it is held, begins again when it is lost."""
-    view = election.LeaseView(me=me)
-    task: asyncio.Task[None] | None = None
-    renewed_s = 0.0
-    try:
-        while True:
-            held = await _hold(api, lease, view)
-            now = time.monotonic()
-            if held:
-                renewed_s = now
-                if task is None:
-                    say(f"{me} leads")
-                    task = asyncio.create_task(work().run())
-            late = held is None and now - renewed_s < election.DURATION_S - election.RENEW_S
-            if task is not None and not held and not late:
-                say(f"{me} does not lead any more")
-                await _end(task)
-                task = None
-            if task is not None and task.done():
-                task.result()
-            await asyncio.sleep(election.RENEW_S if held else election.RENEW_S / 3)
-    finally:
-        if task is not None:
-            await _end(task)
-            await _give_up(api, lease, me)
-
-
-async def _hold(api: Api, lease: Ref, view: election.LeaseView) -> bool | None:
-    """Whether the Lease is ours now; None: the API does not answer."""
-    try:
-        there = await api.get(lease)
-        step = view.step(there, time.monotonic())
-        if step == "wait":
-            return False
-        now = datetime.datetime.now(datetime.UTC)
-        made = election.lease_of(lease.name, lease.namespace, view.me, there, step, now)
-        await (api.create(made) if there is None else api.replace(made))
-    except ApiRefused as error:
-        return False if error.code == CONFLICT else None
-    except Unreachable:
-        return None
-    return True
-
-
-async def _give_up(api: Api, lease: Ref, me: str) -> None:
-    """So that the next one need not wait for the Lease to end."""
-    try:
-        there = await api.get(lease)
-        if there is not None and there["spec"].get("holderIdentity") == me:
-            there["spec"]["holderIdentity"] = ""
-            await api.replace(there)
-    except (ApiRefused, Unreachable):
-        return
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

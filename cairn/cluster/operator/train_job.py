@@ -1,4 +1,4 @@
-"""The kind TrainJob: a job file as an object; it becomes a JobSet, a Volcano Job, a RayJob, or pods of our own. Pure."""
+"""The kind TrainJob: a job file as an object, which becomes a JobSet, a Volcano Job, a RayJob, or pods. Pure."""
 
 from typing import Any
 
@@ -59,9 +59,7 @@ def _gang(seen: Seen, plan: Plan) -> Rendered:
     fields = {"target": PODS, "attempt": step.attempt, "phase": step.phase}
     if before.get("phase") in ENDED:  # the words of the end stay
         done = before["phase"] == "Succeeded"
-        last = next(
-            (one for one in before.get("conditions", []) if one["type"] == "Complete"), {}
-        )
+        last = next((one for one in before.get("conditions", []) if one["type"] == "Complete"), {})
         part = Condition(
             type="Complete", ok=done, reason=step.phase, message=last.get("message", "")
         )

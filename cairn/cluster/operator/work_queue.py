@@ -1,4 +1,4 @@
-"""Which objects are looked at next: each once, however many events named it; failed ones later and later. No clock inside."""
+"""Which objects are looked at next: each once, however many events named it; failed ones with back-off. No clock."""
 
 import heapq
 from collections.abc import Hashable
