@@ -1,5 +1,6 @@
 """The operator on a real control plane: real conflicts, garbage collection and Deployments; two of it, one killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("lightkube", reason="needs lightkube (pip install 'cairn-stack[kubernetes]')")
 
+import httpx2
 from kube_rig import Kubelet, control_plane, server_version
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
@@ -42,9 +44,14 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kube")
-    with control_plane(folder) as path, pytest.MonkeyPatch.context() as patch:
+    with (
+        control_plane(folder) as path,
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.closing(
+            Client(config=KubeConfig.from_file(str(path)), trust_env=False)
+        ) as client,
+    ):
         patch.setenv("KUBECONFIG", str(path))
-        client = Client(config=KubeConfig.from_file(str(path)), trust_env=False)
         has_rules = server_version(path) >= (1, 25)
         for one in definitions():
             client.create(CustomResourceDefinition.from_dict(crd(one, rules=has_rules)))
@@ -56,6 +63,7 @@ def cluster(tmp_path_factory):
             yield client, kubelet, operators
         finally:
             kubelet.stopped.set()
+            kubelet.join()
             for one in operators:
                 one.kill()
                 one.wait()
@@ -64,9 +72,9 @@ def cluster(tmp_path_factory):
 
 
 def start_operator(folder, at):
-    log = (folder / f"operator-{at}.log").open("wb")
     argv = [sys.executable, "-m", "cairn", "operator", "run", "--lease-s", str(LEASE_S)]
-    return subprocess.Popen(argv, stderr=log, env=dict(os.environ))
+    with (folder / f"operator-{at}.log").open("wb") as log:
+        return subprocess.Popen(argv, stderr=log, env=dict(os.environ))
 
 
 def wait_for(there, what, seconds=PATIENCE_S):
@@ -75,7 +83,7 @@ def wait_for(there, what, seconds=PATIENCE_S):
         try:
             if there():
                 return
-        except (ApiError, KeyError, TypeError, StopIteration) as error:
+        except (httpx2.HTTPError, KeyError, TypeError, StopIteration) as error:
             last = error
         time.sleep(0.1)
     raise AssertionError(f"{what} did not come within {seconds} s; {last!r}")
