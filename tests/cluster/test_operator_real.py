@@ -90,7 +90,15 @@ def wait_for(there, what, seconds=PATIENCE_S):
 
 
 def make(client, kind, name, spec):
-    return client.create(kind({"metadata": {"name": name}, "spec": spec}))
+    """A server that has just started may say 500 until its admission knows a new kind."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return client.create(kind({"metadata": {"name": name}, "spec": spec}))
+        except ApiError as error:
+            if error.status.code != 500 or time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 
 
 def condition(client, kind, name, type_):
