@@ -467,6 +467,11 @@ def warpgroup_mma_wait(outstanding, values):
     return results[0] if len(results) == 1 else results
 
 
+def mma_v2(a, b, acc):
+    with np.errstate(all="ignore"):
+        return Tensor((a.array @ b.array + acc.array).astype(np.float32), acc.layout)
+
+
 PROGRAM = types.SimpleNamespace(id=0, count=1)
 FAILED: list[str] = []
 
@@ -583,6 +588,8 @@ hopper.__dict__.update(
     ),
     fence_async_shared=lambda: None, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
 )  # fmt: skip
+ampere = types.ModuleType("triton.experimental.gluon.language.nvidia.ampere")
+ampere.mma_v2 = mma_v2
 host = types.ModuleType("triton.experimental.gluon.nvidia.hopper")
 host.TensorDescriptor = Descriptor
 language.__path__ = []
@@ -590,6 +597,7 @@ sys.modules.update({
     "triton.experimental.gluon": gluon,
     "triton.experimental.gluon.language": language,
     "triton.experimental.gluon.language.nvidia": types.ModuleType("nvidia"),
+    "triton.experimental.gluon.language.nvidia.ampere": ampere,
     "triton.experimental.gluon.language.nvidia.hopper": hopper,
     "triton.experimental.gluon.nvidia": types.ModuleType("nvidia"),
     "triton.experimental.gluon.nvidia.hopper": host,

@@ -9,7 +9,7 @@ import torch
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul.int4_matmul import Int4, dequantize_int4, int4_reference
+from cairn.kernels.matmul.int4_matmul import Int4, counted, dequantize_int4, int4_reference
 from cairn.kernels.matmul.int4_matmul import launch as launch_int4
 from cairn.kernels.matmul.int4_tiles import packed_tiles
 from cairn.kernels.matmul.skinny_fp8 import launch as launch_fp8
@@ -107,14 +107,18 @@ def test_more_rows_of_float8(change, swiglu):
     assert relative_error(y, exact) < 1e-2
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+WARPS = dict(kernel="int4 warps")
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize(
     ("group", "shifts", "change"),
     [
         (128, False, {}),
         (128, False, dict(warps=8, block_k=128)),
         (64, True, dict(split=2, warps=8)),
-        (256, True, dict(block_k=128)),
+        (256, True, dict(block_k=128, **WARPS)),
+        (128, False, dict(split=2, warps=8, block_k=128, **WARPS)),
     ],
     ids=str,
 )
@@ -127,16 +131,19 @@ def test_4_bit_weights_are_exact_at_every_stage_count(stages, group, shifts, cha
     x = torch.randint(-1, 2, (m, k)).bfloat16()
     y = torch.empty(m, n, dtype=torch.bfloat16)
     poison(y)
+    w = counted(w) if stages == 2 else w  # the last program joins parts, or another kernel
     launch_int4(x, w, y, Epilogue(), INT4._replace(stages=stages, **change))
     assert torch.equal(y, (x.double() @ int4_reference(w).double().T).bfloat16())
+    assert w.arrived is None or not w.arrived.any()
 
 
-def test_4_bit_weights_with_swiglu_and_dequantised():
-    w, x = random_int4(128, 256, 128, True, "cpu"), torch.randn(3, 256).bfloat16()
+@pytest.mark.parametrize("split", [1, 2])
+def test_4_bit_weights_with_swiglu_and_dequantised(split):
+    w, x = counted(random_int4(128, 256, 128, True, "cpu")), torch.randn(3, 256).bfloat16()
     epilogue = Epilogue(torch.randn(128).bfloat16(), "swiglu")
     y = torch.empty(3, 64, dtype=torch.bfloat16)
     poison(y)
-    launch_int4(x, w, y, epilogue, INT4)
+    launch_int4(x, w, y, epilogue, INT4._replace(split=split, block_k=128))
     rows = dequantize_int4(w, paired=True, impl="triton")
     assert torch.equal(rows, dequantize_int4(w, paired=True, impl="reference"))
     assert relative_error(y, truth(x, rows.double(), epilogue)) < 2e-2
