@@ -163,10 +163,12 @@ class Pointer:
         return self.memory.as_strided((size - start,), (1,), start)
 
 
-def load(pointer: Pointer, mask=True, other=0.0, cache_modifier=""):
+def load(pointer: Pointer, mask=True, other=0.0, cache_modifier="", eviction_policy=""):
     places = np.asarray(pointer.offset)
     there = np.broadcast_to(_array(mask), places.shape)
-    found = pointer.cells()[torch.tensor(np.where(there, places, 0))]
+    cells = pointer.cells()
+    cells = cells.float() if cells.dtype == torch.float8_e4m3fn else cells  # cannot be indexed
+    found = cells[torch.tensor(np.where(there, places, 0))]
     values = (found.float() if found.is_floating_point() else found).numpy()
     return Tensor(np.where(there, values, other).astype(values.dtype), pointer.layout)
 

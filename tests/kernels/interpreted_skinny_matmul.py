@@ -13,7 +13,7 @@ from cairn.kernels.matmul.int4_matmul import Int4, counted, dequantize_int4, int
 from cairn.kernels.matmul.int4_matmul import launch as launch_int4
 from cairn.kernels.matmul.int4_tiles import packed_tiles
 from cairn.kernels.matmul.skinny_fp8 import launch as launch_fp8
-from cairn.kernels.matmul.skinny_fp8 import skinny_fp8
+from cairn.kernels.matmul.skinny_fp8 import plan_of, row_scales, skinny_fp8
 from cairn.kernels.matmul.skinny_matmul import launch, skinny_matmul
 from cairn.kernels.matmul.skinny_plans import (
     LARGE_RING,
@@ -24,7 +24,7 @@ from cairn.kernels.matmul.skinny_plans import (
     row_plan,
     stream_plan,
 )
-from cairn.kernels.quantize.quantize import quantize_reference
+from cairn.kernels.quantize.quantize import Quantized, quantize_reference
 
 ROW = Plan("row", 4, 256, 1, 1, 1)
 STREAM = Plan("stream", 64, 32, 1, 4, 3)
@@ -105,6 +105,23 @@ def test_more_rows_of_float8(change, swiglu):
     launch_fp8(x, w, y, epilogue, STREAM._replace(**change))
     exact = truth(*(rows.values.double() * rows.scale.double() for rows in (x, w)), epilogue)
     assert relative_error(y, exact) < 1e-2
+
+
+@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_scales_for_blocks_of_float8(m, swiglu):
+    """Whole numbers and powers of two: sums of few products are exact in any order."""
+    n, k = 208, 640  # the last block of rows is short
+    values = torch.randint(-2, 3, (n, k)).to(torch.float8_e4m3fn)
+    w = Quantized(values, 2.0 ** torch.randint(-1, 2, (2, 5)))
+    x = torch.randint(-1, 2, (m, k)).bfloat16()
+    epilogue = Epilogue(None, "swiglu" if swiglu else None)
+    given = x if m == 1 else Quantized(x.to(torch.float8_e4m3fn), torch.full((m, 1), 2.0))
+    y = torch.empty(m, epilogue.columns(n), dtype=torch.bfloat16)
+    poison(y)
+    launch_fp8(given, w, y, epilogue, plan_of(given, w))
+    exact = truth(x * (1 if m == 1 else 2), values.double() * row_scales(w).double(), epilogue)
+    assert torch.equal(y, exact.bfloat16()) or (swiglu and relative_error(y, exact) < 1e-2)
 
 
 WARPS = dict(kernel="int4 warps")

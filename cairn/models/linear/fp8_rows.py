@@ -55,13 +55,17 @@ class Fp8Rows:
     ) -> Product:
         if not self.quantized.values.is_cuda:
             x = cast(Tensor, x_MK)
-            return finished(F.linear(x, dequantize(self.quantized, x.dtype)), bias_N, epilogue)
+            return finished(F.linear(x, self.dequantised(x.dtype)), bias_N, epilogue)
         kernels = epilogue.kernels or Kernels()
         if isinstance(x_MK, Tensor) and self.quantizes(len(x_MK), kernels):
             x_MK = quantize(x_MK.contiguous())
         if isinstance(x_MK, Tensor):
             return self._one_row(x_MK, bias_N, epilogue)
         return self._quantized_rows(x_MK, bias_N, epilogue, kernels)
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """The matrix that is meant."""
+        return dequantize(self.quantized, dtype)
 
     def _one_row(self, x_1K: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
         gate = epilogue.gate
