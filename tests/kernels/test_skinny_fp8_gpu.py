@@ -46,7 +46,7 @@ def blocks(rows: int, columns: int) -> Planes:
     return Planes("fp8", values, scales, None, 128, 128)
 
 
-@pytest.mark.parametrize("m", [1, 5, 16, 64, 100, 300])
+@pytest.mark.parametrize("m", [1, 5, 16, 64, 100, 131, 300])
 @pytest.mark.parametrize(("n", "k"), [(1040, 1024), (512, 3072)])
 def test_blocks_with_a_scale_each_are_exact(m, n, k):
     planes = blocks(n, k)

@@ -24,6 +24,8 @@ LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes
 
 
 class Fp8Rows:
+    few = FEW_ROWS  # of x: those of the kernel that reads weights at the memory's speed
+
     def __init__(self, weight_NK: Tensor) -> None:
         self.quantized = quantize(weight_NK.detach().contiguous())
 
@@ -82,7 +84,7 @@ class Fp8Rows:
     def _quantized_rows(
         self, x: Quantized, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
     ) -> Product:
-        few = len(x.values) <= FEW_ROWS and not kernels.invariant
+        few = len(x.values) <= self.few and not kernels.invariant
         prefetch = epilogue.kernels is not None
         if few and epilogue.onto_MN is not None and bias_N is None:
             sums_SMN = skinny_fp8_parts(x, self.quantized, prefetch=prefetch)
