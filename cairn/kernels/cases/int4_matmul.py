@@ -32,7 +32,7 @@ from cairn.kernels.matmul.int4_stream import int4_kernel
 from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES, packed_tiles
 from cairn.kernels.matmul.projections import QWEN3_8B
 from cairn.kernels.matmul.skinny_plans import Plan
-from cairn.kernels.tuned import Tuning
+from cairn.kernels.tuned import Tuning, numbers_of, shipped
 
 KERNEL = "cairn.kernels.matmul.int4_matmul"
 GROUP = 128
@@ -109,6 +109,12 @@ _SHIPPED = [
     ),
 ]
 VARIANTS = list({variant.name: variant for variant in _SHIPPED}.values())
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("int4_matmul"):
+        numbers = numbers_of(entry)
+        yield _variant(Plan(**how), numbers["m"], numbers["k"], numbers["group"])
 
 
 def random_int4(

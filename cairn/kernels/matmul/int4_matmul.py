@@ -292,13 +292,13 @@ def _launch_stream(
     (m, k), n = x.shape, w.shape[0]
     rows, split, unit = row_block(m), plan.parts(k), unit_of(plan.block_k, w.group)
     bytes_ = w.tiles.view(torch.int8).view(-1, ROW_BYTES)
-    shifts = None if w.shifts_GN is None else tile_descriptor(w.shifts_GN, [1, TILE])
+    shifts = None if w.shifts_GN is None else _numbers_descriptor(w.shifts_GN)
     registers = registers_of(m, plan)
     kernel: Any = int4_kernel
     kernel[(n // TILE * split * triton.cdiv(m, rows),)](
         tile_descriptor(x, [rows, unit]),
         tile_descriptor(bytes_, [unit // 4, ROW_BYTES]),
-        *(tile_descriptor(w.scales_GN, [1, TILE]), shifts),
+        *(_numbers_descriptor(w.scales_GN), shifts),
         *(epilogue.bias_N, y, parts, w.arrived, y.stride(-2), m, n, k),
         GROUP=w.group,
         UNITS=plan.block_k // unit,
@@ -311,6 +311,11 @@ def _launch_stream(
         maxnreg=registers.average,
         **launch_constants(plan, prefetch) | {"num_warps": 4},
     )
+
+
+def _numbers_descriptor(plane_GN: Tensor) -> Any:
+    """A plane of one group is contiguous whatever the stride of its rows is, and TMA reads that stride."""
+    return tile_descriptor(plane_GN.reshape(-1).view(plane_GN.shape), [1, TILE])
 
 
 def cost(m: int, n: int, k: int, group: int = 128) -> Cost:
