@@ -37,6 +37,10 @@ WORDS: dict[str, Words] = {
     "reading": Words("Reading", "延伸阅读"),
     "requires": Words("Learn first", "先修"),
     "ask": Words("Check yourself", "自测"),
+    "picture": Words("The picture", "图示"),
+    "worked": Words("Worked out", "推导与算例"),
+    "snippet": Words("The lines that do it", "实现它的代码"),
+    "asked": Words("Asked in interviews", "面试会问"),
     "answer": Words("Model answer", "参考答案"),
     "hidden": Words("--answers shows the answer", "加 --answers 查看参考答案"),
     # the quiz

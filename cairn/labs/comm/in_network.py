@@ -10,6 +10,7 @@ anything is sent. The ranks are those of this project's backend, which executes 
 
 from typing import Any, NamedTuple
 
+from cairn.labs.comm._counted import counted_bytes
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
@@ -61,21 +62,6 @@ def reduced(rank: int, count: int, numbers: int, scale: float) -> Found:
     group: Any = dist.group.WORLD
     group.switch_all_reduce(by_switch, aggregator, CHUNK_BYTES).wait()
     return Found(Sent(ring_bytes / whole.nbytes, by_ring), Sent(sent[0] / whole.nbytes, by_switch))
-
-
-def counted_bytes() -> list[int]:
-    """Bytes that this process gives to its links from now on; the only element grows."""
-    from cairn.comm.backend import executor, link
-
-    sent = [0]
-
-    class Counted(link.Outgoing):
-        def __init__(self, view: Any, call_header: bytes) -> None:
-            super().__init__(view, call_header)
-            sent[0] += view.nbytes
-
-    executor.Outgoing = Counted  # type: ignore[misc]  in a process of the lab's own
-    return sent
 
 
 def run(bench: Workbench) -> Outcome:
