@@ -24,7 +24,10 @@ static long counters[64] __attribute__((aligned(64)));
 static double count(int apart) {
     double began = omp_get_wtime();
 #pragma omp parallel num_threads(2)
-    { int me = omp_get_thread_num() * apart; for (long i = 0; i < STEPS; i++) __atomic_fetch_add(&counters[me], 1, __ATOMIC_RELAXED); }
+    {
+        int me = omp_get_thread_num() * apart;
+        for (long i = 0; i < STEPS; i++) __atomic_fetch_add(&counters[me], 1, __ATOMIC_RELAXED);
+    }
     return omp_get_wtime() - began;
 }
 static double work(long n) { double s = 0; for (long i = 0; i < n; i++) s += 1.0 / (1 + i); return s; }
