@@ -151,10 +151,10 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
         case ast.Compare(ops=[op]) if type(op) in COMPARED:
             compared = COMPARED[type(op)]
             yield f"{type(op).__name__} -> {compared.__name__}", _set("ops", [compared()])
-        case ast.Constant(value=value) if type(value) in (int, float):
-            yield f"{value} -> {value * 2 + 1}", _set("value", value * 2 + 1)
         case ast.Constant(value=bool() as value):
             yield f"{value} -> {not value}", _set("value", not value)
+        case ast.Constant(value=int() | float() as number):
+            yield f"{number} -> {number * 2 + 1}", _set("value", number * 2 + 1)
         case ast.Call(func=ast.Name(id=name)) if name in SWAPPED:
             yield f"{name} -> {SWAPPED[name]}", _set("func", ast.Name(SWAPPED[name], ast.Load()))
         case ast.UnaryOp(op=ast.USub()):

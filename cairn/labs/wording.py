@@ -87,6 +87,8 @@ WORDS: dict[str, Words] = {
         "Questions (--answers shows the answers)", "思考题（--answers 显示答案）"
     ),
     "not run": Words("not run yet", "尚未运行"),
+    "run here": Words("Run it here (quick form)", "在此运行（快速版）"),
+    "running": Words("running", "运行中"),
     "run it": Words("Run it", "运行"),
     "cannot run": Words("lab '{lab}' cannot run here: {why}", "实验 '{lab}' 无法在本机运行：{why}"),
     "can run": Words(
