@@ -90,7 +90,7 @@ async def learn_lab_run(service: Service, call: Call, body: bytes) -> JSON:
 
 
 def _check_starter(call: Call) -> None:
-    """A page of another site cannot send JSON here unasked; a stranger on the network cannot use this machine's cores."""
+    """A page of another site cannot send JSON here unasked, nor a stranger on the network use these cores."""
     kinds = [value for name, value in call.scope["headers"] if name == b"content-type"]
     if not kinds or not kinds[0].startswith(b"application/json"):
         raise Refusal(415, "a lab is started with content-type: application/json")
