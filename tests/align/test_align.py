@@ -26,7 +26,7 @@ from cairn.align.tasks import Problem, make_problem
 from cairn.cli.main import main
 from cairn.core.errors import ConfigError, DataError
 from cairn.models.attend import Packed
-from cairn.train.config import Adapter, Data, Objective
+from cairn.train.config import Adapter, Data, Objective, Optim
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import TargetLogProbs
 from cairn.train.parallel.layout import Layout
@@ -34,7 +34,10 @@ from cairn.train.rules.policy import PolicyGradient
 from cairn.train.step import train_step
 
 LEARNING = dict(
-    steps=130, warm_up=90, warm_up_mistakes=0.5, task=Task(numbers=2, held_out=12, every=0)
+    steps=180,
+    warm_up_mistakes=0.5,
+    optim=Optim(lr=1e-3, weight_decay=0.0),
+    task=Task(numbers=3, held_out=64, every=0),
 )
 
 
@@ -104,10 +107,10 @@ def test_the_gradient_is_that_of_the_expected_reward(lively):
     expected = logits_V.softmax(-1) @ rewards_V
     wanted = torch.autograd.grad(-expected, list(parameters.values()), allow_unused=True)
     logp_V = logits_V.detach().log_softmax(-1)
-    documents = [
-        document(prompt, [t], [float(logp_V[t])], float(rewards_V[t] - expected), float(logp_V[t].exp() * vocab))
-        for t in range(vocab)
-    ]  # fmt: skip
+    advantages_V = rewards_V - expected.detach()
+    weights_V = logp_V.exp() * vocab
+    rows = zip(logp_V.tolist(), advantages_V.tolist(), weights_V.tolist(), strict=True)
+    documents = [document(prompt, [t], [row[0]], *row[1:]) for t, row in enumerate(rows)]
     batches = batches_of(documents, vocab, 0, 0)
     state.parallel.forward_backward(batches, state.loss, torch.tensor(float(vocab)), 1.0)
     found = state.parallel.gradients()
@@ -202,7 +205,7 @@ def test_rewards_rise_and_the_run_leaves_a_model(tmp_path):
     )
     found = align(config, log_line=lambda line: None)
     rounds = read_rounds(tmp_path / "r")
-    assert found.first < 0.6 < 0.8 < found.last, [one.reward for one in rounds]
+    assert found.last > max(0.65, found.first + 0.25), [one.reward for one in rounds]
     assert rounds[0].mismatch is None
     assert all(one.mismatch < 1e-4 for one in rounds[1:])
     assert "Reward" in (tmp_path / "r" / "align.html").read_text()
