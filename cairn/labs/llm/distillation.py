@@ -1,4 +1,4 @@
-"""A small student learns from a teacher: what do soft labels carry that right answers do not, and who should write the text?
+"""A small student learns from a teacher: what do soft labels carry beside right answers, and who should write the text?
 
     off policy     the teacher's likeliest tokens on given texts            KL(teacher || student)
     on policy      the student writes, the teacher judges each token        advantage = log teacher - log student
