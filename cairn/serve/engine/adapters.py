@@ -23,6 +23,7 @@ from cairn.models.adapter.lora import LoRA
 from cairn.models.lean import Lean
 from cairn.models.linear.maps import Addend, Columns, Linear, Rows
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapter_residency import HostCopy, Residency
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.step import Chunk
 
@@ -60,6 +61,12 @@ class Adapters:
         self.slots: AdapterSlots | None = None  # on a GPU
         self.in_slots = False  # all adapters of the step that runs are in slots
         self._lean: Lean | None = None
+        self._residency = Residency()
+        self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
+
+    def keep(self, most: int) -> None:
+        """From the first adapter on, at most so many lie on the device."""
+        self._residency = Residency(most)
 
     def read(self, folder: str) -> LoadedAdapter:
         """Checked against the model, and on its device. Changes nothing, so any thread may call it."""
@@ -84,8 +91,31 @@ class Adapters:
 
     def add(self, number: int, adapter: LoadedAdapter) -> None:
         self.loaded[number] = adapter
-        if self.slots is not None:
+        if self._residency.most:
+            self._hosts[number] = HostCopy(adapter.addends.values())
+            self._hosts[number].put_out()
+        elif self.slots is not None:
             self.slots.put(number, adapter.addends)
+
+    def _bring(self, numbers: Iterable[int]) -> None:
+        """The adapters of the step that comes lie on the device."""
+        if not self._residency.most:
+            return
+        moves = self._residency.use(numbers)
+        for number in moves.put_out:
+            self._drop(number)
+        for number in moves.bring:
+            adapter = self.loaded[number]
+            self._hosts[number].bring(self.model.embedding.weight.device)
+            if self.slots is not None:
+                self.slots.put(number, adapter.addends)
+
+    def _drop(self, number: int) -> None:
+        """Off the device."""
+        if number in self._hosts:
+            self._hosts[number].put_out()
+        if self.slots is not None:
+            self.slots.drop(number)
 
     def check(self, request: Request) -> None:
         number = request.adapter
@@ -103,9 +133,10 @@ class Adapters:
         used = {request.adapter for request in requests}
         for number in self.retired - used:
             self.retired.discard(number)
+            self._drop(number)
+            self._residency.forget(number)
+            self._hosts.pop(number, None)
             del self.loaded[number]
-            if self.slots is not None:
-                self.slots.drop(number)
 
     @contextmanager
     def routed(self, chunks: Sequence[Chunk]) -> Iterator[None]:
@@ -114,6 +145,7 @@ class Adapters:
         if not numbers:
             yield
             return
+        self._bring(numbers)
         self.in_slots = self.slots is not None and self.slots.hold(numbers)
         added: Mapping[Linear, Addend]
         added = (
@@ -154,7 +186,8 @@ class Adapters:
     def forget_forms(self) -> None:
         """The weights have changed."""
         self._lean = None
-        for adapter in self.loaded.values():
+        for number, adapter in self.loaded.items():
+            self._bring([number])
             for lora in adapter.addends.values():
                 lora.settle()
 
