@@ -139,7 +139,9 @@ def test_a_token_that_is_rewarded_becomes_certain(lively, monkeypatch):
         return Trajectory(problem, prompt, sampled, "", float(sampled.tokens[0] == wanted))
 
     monkeypatch.setattr("cairn.align.rollout.judged", judge)
-    config = msgspec.structs.replace(config, rollout=Rollout(group=64, max_tokens=1))
+    data = Data(sequence=48, sequences=64, microbatch=64)
+    one = Rollout(group=64, max_tokens=1)
+    config = msgspec.structs.replace(config, rollout=one, data=data)
     policy = Policy(state, policy.tokenizer, 64, 48)
     shares = []
     for turn in range(12):

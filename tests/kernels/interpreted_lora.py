@@ -11,8 +11,10 @@ import torch
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.adapter.lora import LoraTable, Tiles, lora_add, lora_add_reference
 from cairn.kernels.adapter.slots import entry_of, tiles_of
+from cairn.models.activation import Gate
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.checkpoint import open_checkpoint
+from cairn.models.linear.form import Epilogue
 from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.request import Limits
@@ -91,7 +93,8 @@ def test_a_map_adds_what_the_slots_of_a_step_add(tmp_path):
         p for adapter in loaded.values() for lora in adapter.values() for p in lora.parameters()
     ]
     there = {f"p{n}": tensor for n, tensor in enumerate(tensors)}
-    for home in (slots.maps[0], slots.maps[-1]):
+    inner = next(home for home in slots.maps if getattr(home, "parts", {}).keys() == {"gate", "up"})
+    for home in (slots.maps[0], slots.maps[-1], inner):
         x_MK = torch.randn(9, home.shape_NK()[1])
         exact = home.product(x_MK).clone()
         for row, number in enumerate(numbers):
@@ -100,6 +103,9 @@ def test_a_map_adds_what_the_slots_of_a_step_add(tmp_path):
         home.addend = slots.addends[home]
         with reachable(**there), torch.inference_mode():
             assert relative_error(home.product(x_MK), exact) < 1e-5
+            if home is inner:
+                gate = Gate("silu", gated=True)
+                assert relative_error(home.product(x_MK, Epilogue(gate)), gate.plain(exact)) < 1e-5
         home.addend = None
     assert slots.layouts == 2 * len(slots.maps)  # the wider adapter changed what steps compute
     slots.drop(1)

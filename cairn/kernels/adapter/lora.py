@@ -125,6 +125,28 @@ def _shrink_kernel(
 
 
 @triton.jit
+def _grown(
+    h, b, place, inside, n, tokens, h_start, rank, columns,
+    H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """B h of a tile of rows and a block of columns, float32."""
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, rank, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        b_mask = (n < columns)[:, None] & (r < rank)[None, :]
+        b_tile = tl.load(b + n[:, None] * rank + r[None, :], mask=b_mask, other=0.0)
+        h_mask = inside[:, None] & (r < rank)[None, :]
+        h_tile = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+        for split in tl.static_range(SPLIT):
+            at = (split * tokens + place)[:, None] * H_WIDTH + (h_start + r)[None, :]
+            h_tile += tl.load(h + at, mask=h_mask, other=0.0)
+        h_tile = h_tile.to(b_tile.dtype)
+        sums = tl.dot(h_tile, tl.trans(b_tile), sums, input_precision="ieee" if IEEE else "tf32")
+    return sums
+
+
+@triton.jit
 def _expand_kernel(
     y, h, entries, scales, rows, tiles, like, y_stride, tokens, map_number,
     MAPS: tl.constexpr, WORDS: tl.constexpr, N_0: tl.constexpr, N_1: tl.constexpr, N_2: tl.constexpr,
@@ -159,20 +181,10 @@ def _expand_kernel(
             row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
             n = block * BLOCK_N + tl.arange(0, BLOCK_N)
             behind(OVERLAP, True)
-            sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            for start in range(0, rank, BLOCK_R):
-                r = start + tl.arange(0, BLOCK_R)
-                b_mask = (n < columns)[:, None] & (r < rank)[None, :]
-                b_tile = tl.load(b + n[:, None] * rank + r[None, :], mask=b_mask, other=0.0)
-                h_mask = inside[:, None] & (r < rank)[None, :]
-                h_tile = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-                for split in tl.static_range(SPLIT):
-                    at = (split * tokens + place)[:, None] * H_WIDTH + (h_start + r)[None, :]
-                    h_tile += tl.load(h + at, mask=h_mask, other=0.0)
-                h_tile = h_tile.to(b_tile.dtype)
-                sums = tl.dot(
-                    h_tile, tl.trans(b_tile), sums, input_precision="ieee" if IEEE else "tf32"
-                )
+            sums = _grown(
+                h, b, place, inside, n, tokens, h_start, rank, columns,
+                H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
+            )  # fmt: skip
             at = row[:, None] * y_stride + offset + n[None, :]
             mask = inside[:, None] & (n < columns)[None, :]
             before = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
@@ -181,6 +193,76 @@ def _expand_kernel(
             behind(OVERLAP, True)
     else:
         behind(OVERLAP, True)
+
+
+@triton.jit
+def _gated_kernel(
+    y, out, h, entries, scales, rows, tiles, like, y_stride, out_stride, tokens, map_number,
+    MAPS: tl.constexpr, WORDS: tl.constexpr, F: tl.constexpr, H_WIDTH: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Gate and up with what their adapters add, and SwiGLU of the two: y is read once and not written."""
+    begin(OVERLAP, True)
+    tile, block = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(tiles + 3 * tile)
+    if slot >= 0:
+        entry = entries + (slot * MAPS + map_number) * WORDS
+        rank_0, rank_1 = _rank(entry, 0), _rank(entry, 1)
+        first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+        place = first + tl.arange(0, BLOCK_M)
+        inside = place < end
+        row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
+        n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask = inside[:, None] & (n < F)[None, :]
+        at = row[:, None] * y_stride + n[None, :]
+        behind(OVERLAP, True)
+        gate = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(y + at + F, mask=mask, other=0.0).to(tl.float32)
+        if rank_0 > 0:
+            scale = tl.load(scales + (slot * MAPS + map_number) * 3)
+            b = _address(entry + 1, like)
+            sums = _grown(
+                h, b, place, inside, n, tokens, 0, rank_0, F, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE
+            )  # fmt: skip
+            gate += scale * sums
+        if rank_1 > 0:
+            scale = tl.load(scales + (slot * MAPS + map_number) * 3 + 1)
+            b = _address(entry + 3, like)
+            sums = _grown(
+                h, b, place, inside, n, tokens, rank_0, rank_1, F, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE
+            )  # fmt: skip
+            up += scale * sums
+        kind = out.dtype.element_ty
+        gate = gate.to(kind).to(tl.float32)
+        active = (gate * tl.sigmoid(gate)).to(kind)
+        tl.store(out + row[:, None] * out_stride + n[None, :], active * up.to(kind), mask=mask)
+    else:
+        behind(OVERLAP, True)
+
+
+def lora_swiglu(
+    y_MN: Tensor, x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, widest: int
+) -> Tensor:
+    """SwiGLU of gate and up, which lie side by side in y, with what the adapter of each row adds to them; y stays."""
+    half = y_MN.shape[1] // 2
+    _check(y_MN, x_MK, table, map_number, (half, half), tiles)
+    h_STR = _hidden(x_MK, widest)
+    _shrink(x_MK, table, map_number, tiles, h_STR)
+    out_MF = torch.empty(len(y_MN), half, dtype=x_MK.dtype, device=x_MK.device)
+    _gated_kernel[(len(tiles.tiles_N3), triton.cdiv(half, BLOCK_N))](  # pyrefly: ignore[bad-specialization]
+        y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, x_MK,
+        y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, MAPS=table.entries_SME.shape[1],
+        WORDS=ENTRY, F=half, H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block, BLOCK_R=16,
+        BLOCK_N=BLOCK_N, IEEE=x_MK.dtype == torch.float32, num_warps=4, **pdl(x_MK.device),
+    )  # fmt: skip
+    return out_MF
+
+
+def _hidden(x_MK: Tensor, widest: int) -> Tensor:
+    """Room for A x of all rows, in the parts that K is cut into."""
+    tokens, width_k = x_MK.shape
+    shape = (splits_of(tokens, width_k), tokens, width(max(16, widest)))
+    return torch.empty(shape, dtype=torch.float32, device=x_MK.device)
 
 
 def lora_add(
@@ -194,11 +276,7 @@ def lora_add(
 ) -> Tensor:
     """Adds to y what the adapter of each row adds to this map. `widest`: the largest sum of ranks of any slot here."""
     _check(y_MN, x_MK, table, map_number, part_rows, tiles)
-    tokens, width_k = x_MK.shape
-    splits = splits_of(tokens, width_k)
-    h_STR = torch.empty(
-        splits, tokens, width(max(16, widest)), dtype=torch.float32, device=x_MK.device
-    )
+    h_STR = _hidden(x_MK, widest)
     _shrink(x_MK, table, map_number, tiles, h_STR)
     _expand(y_MN, x_MK, table, map_number, part_rows, tiles, h_STR)
     return y_MN

@@ -12,6 +12,7 @@ from cairn.kernels.adapter.lora import (
     LoraTable,
     Tiles,
     _expand_kernel,
+    _gated_kernel,
     _shrink_kernel,
     cost,
     lora_add,
@@ -70,7 +71,28 @@ def _expand_variant(block: int, y: str) -> Variant:
     return Variant(name, _expand_kernel, arguments, constants, options, tuple(types), "mma")
 
 
+def _gated_variant() -> Variant:
+    types = dict(y="*bf16", out="*bf16", h="*fp32", entries="*i64", scales="*fp32", rows="*i32")
+    types |= dict(tiles="*i32", like="*bf16", y_stride="i32", out_stride="i32")
+    constants = dict(
+        MAPS=MAPS,
+        WORDS=ENTRY,
+        F=12288,
+        H_WIDTH=32,
+        SPLIT=8,
+        BLOCK_M=16,
+        BLOCK_R=16,
+        BLOCK_N=128,
+        IEEE=False,
+        OVERLAP=True,
+    )
+    arguments = {**types, **dict.fromkeys(NUMBERS, "i32")}
+    options = {"num_warps": 4}
+    return Variant("lora swiglu", _gated_kernel, arguments, constants, options, tuple(types), "mma")
+
+
 VARIANTS = [
+    _gated_variant(),
     _shrink_variant(16, 64),
     _shrink_variant(64, 16),
     _expand_variant(16, "*bf16"),

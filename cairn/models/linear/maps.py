@@ -41,6 +41,10 @@ class AddsInPlace(Protocol):
 
     def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor: ...
 
+    def gated(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
+        """SwiGLU of gate and up side by side, with what is added to them."""
+        ...
+
 
 class Weights(nn.Module):
     """A matrix and perhaps a bias, without an opinion on how they are used."""
@@ -124,6 +128,8 @@ class Linear(Holder):
         if not isinstance(y, Tensor):
             addend.onto(y.sums_SMD[0], x_MK)
             return y
+        if epilogue.gate is not None and epilogue.gate.is_swiglu:
+            return addend.gated(y, x_MK)
         return finished(addend.onto(y, x_MK), None, epilogue)
 
     def _multiply(self, x_MK: Entering, epilogue: Epilogue, biased: bool = True) -> Product:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cairn.kernels.adapter.lora import ENTRY, PARTS, LoraTable, Tiles, lora_add
+from cairn.kernels.adapter.lora import ENTRY, PARTS, LoraTable, Tiles, lora_add, lora_swiglu
 from cairn.kernels.adapter.slots import entry_of, most_tiles, tiles_of
 from cairn.models.adapter.lora import LoRA
 from cairn.models.linear.maps import Columns, Linear, Rows
@@ -47,7 +47,7 @@ class AdapterSlots:
         self._words = torch.zeros(room, dtype=torch.int32, device=self.device)
         self._turn = 0
         self._staged: tuple[object, ...] = ()
-        self.tiles: Tiles | None = None  # of the step that is launched next
+        self._tiles: Tiles | None = None  # of the step that is launched next
 
     def put(self, number: int, addends: Mapping[Linear, LoRA]) -> bool:
         """Gives an adapter a slot. False: it has none, and steps with it run kernel by kernel."""
@@ -103,8 +103,13 @@ class AdapterSlots:
         host[self._rows : end] = torch.tensor(tiles, dtype=torch.int32).flatten()
         self._words[:total].copy_(host[:total], non_blocking=True)
         self._words[self._rows : end].copy_(host[self._rows : end], non_blocking=True)
-        self.tiles = Tiles(self._words[:total], self._words[self._rows : end].view(room, 3), block)
+        self._tiles = Tiles(self._words[:total], self._words[self._rows : end].view(room, 3), block)
         self._staged = (runs, tokens)
+
+    def staged(self) -> Tiles:
+        if self._tiles is None:
+            raise RuntimeError("stage the step before it is launched")
+        return self._tiles
 
 
 class SlotAddend:
@@ -120,12 +125,12 @@ class SlotAddend:
         return self.onto(x_MK.new_zeros(len(x_MK), sum(self.part_rows)), x_MK)
 
     def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
-        tiles = self.slots.tiles
-        if tiles is None:
-            raise RuntimeError("stage the step before it is launched")
-        return lora_add(
-            y_MN, x_MK, self.slots.table, self.number, self.part_rows, tiles, self.widest
-        )
+        table, tiles = self.slots.table, self.slots.staged()
+        return lora_add(y_MN, x_MK, table, self.number, self.part_rows, tiles, self.widest)
+
+    def gated(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
+        table, tiles = self.slots.table, self.slots.staged()
+        return lora_swiglu(y_MN, x_MK, table, self.number, tiles, self.widest)
 
 
 def _fits(lora: LoRA) -> bool:
