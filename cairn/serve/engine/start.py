@@ -13,6 +13,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
+from cairn.kernels.built import use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
@@ -75,12 +76,14 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
+    kernels = use_configured(config.kernel_cache) if device_kind(device) == "cuda" else None
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
     runnable = opened.load(device, config.dtype, shards, stays_packed(config, device, opened))
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
     started.notes.extend([threads] if threads else [])
+    started.notes.extend([kernels.note()] if kernels is not None else [])
     started.notes.append(
         f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
     )
