@@ -17,12 +17,11 @@ from cairn.align.rollout import (
     batches_of,
     document,
     documents_of,
-    prompt_of,
     roll_out,
 )
 from cairn.align.rollout_batches import read_rounds
 from cairn.align.run import align, prepare
-from cairn.align.tasks import Problem, make_problem
+from cairn.align.tasks import Problem
 from cairn.cli.main import main
 from cairn.core.errors import ConfigError, DataError
 from cairn.models.attend import Packed
@@ -128,31 +127,30 @@ def last_logits(state, prompt):
     return model.logits(hidden_TD[-1:])[0]
 
 
-def test_a_token_that_is_rewarded_becomes_certain(lively, monkeypatch):
-    """One prompt, reward 1 for one first token: rollouts, credit, loss and update have to agree for this to end."""
+def test_tokens_that_are_rewarded_become_certain(lively, monkeypatch):
+    """Reward 1 for some first tokens: rollouts, credit, loss and update have to agree for this to end."""
     config, state, policy = lively
-    wanted = int(
-        last_logits(state, prompt_of(policy.tokenizer, make_problem(config.task, 0, 0))).argmax()
-    )
 
     def judge(tokenizer, config, problem, prompt, sampled):
-        return Trajectory(problem, prompt, sampled, "", float(sampled.tokens[0] == wanted))
+        return Trajectory(problem, prompt, sampled, "", float(sampled.tokens[0] % 4 == 0))
 
     monkeypatch.setattr("cairn.align.rollout.judged", judge)
     data = Data(sequence=48, sequences=64, microbatch=64)
-    one = Rollout(group=64, max_tokens=1)
-    config = msgspec.structs.replace(config, rollout=one, data=data)
+    changes = dict(rollout=Rollout(group=64, max_tokens=1), data=data)
+    config = msgspec.structs.replace(config, **changes, optim=Optim(lr=3e-2, weight_decay=0.0))
+    state.config = config
     policy = Policy(state, policy.tokenizer, 64, 48)
     shares = []
-    for turn in range(12):
+    for turn in range(40):
         policy.updated(turn)
-        groups = roll_out(policy, config, 0, 1)
+        groups = roll_out(policy, config, 64 * turn, 1)
         shares.append(sum(one.reward for one in groups[0]) / 64)
         documents = documents_of(groups, config)
-        if not documents:
+        if documents:
+            train_step(state, batches_of(documents, 64, 0, 0))
+        if shares[-1] > 0.95:
             break
-        train_step(state, batches_of(documents, 64, 0, 0))
-    assert shares[0] < 0.5 < 0.9 < shares[-1], shares
+    assert shares[0] < 0.5 < 0.95 < shares[-1], shares
 
 
 def trajectory(reward, tokens=(5, 6)):

@@ -10,7 +10,7 @@ atomically, so a result repeats. A map has up to three parts (q, k, v) with one 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -249,7 +249,8 @@ def lora_swiglu(
     h_STR = _hidden(x_MK, widest)
     _shrink(x_MK, table, map_number, tiles, h_STR)
     out_MF = torch.empty(len(y_MN), half, dtype=x_MK.dtype, device=x_MK.device)
-    _gated_kernel[(len(tiles.tiles_N3), triton.cdiv(half, BLOCK_N))](  # pyrefly: ignore[bad-specialization]
+    _launch(
+        _gated_kernel, (len(tiles.tiles_N3), triton.cdiv(half, BLOCK_N)),
         y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, x_MK,
         y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, MAPS=table.entries_SME.shape[1],
         WORDS=ENTRY, F=half, H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block, BLOCK_R=16,
@@ -286,7 +287,8 @@ def _shrink(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, h_STR
     tokens, width_k = x_MK.shape
     splits, block_k = len(h_STR), 128 if x_MK.element_size() == 2 else 32
     part_k = triton.cdiv(triton.cdiv(width_k, splits), block_k) * block_k
-    _shrink_kernel[(len(tiles.tiles_N3), splits)](  # pyrefly: ignore[bad-specialization]
+    _launch(
+        _shrink_kernel, (len(tiles.tiles_N3), splits),
         x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N3, h_STR, x_MK.stride(0), tokens, map_number,
         MAPS=table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, PART_K=part_k, H_WIDTH=h_STR.shape[2],
         BLOCK_M=tiles.block, BLOCK_R=min(h_STR.shape[2], WIDEST_RANK), BLOCK_K=block_k,
@@ -300,13 +302,19 @@ def _expand(
 ) -> None:  # fmt: skip
     sizes = [*part_rows, *[0] * (PARTS - len(part_rows))]
     blocks = sum(triton.cdiv(rows, BLOCK_N) for rows in sizes)
-    _expand_kernel[(len(tiles.tiles_N3), blocks)](  # pyrefly: ignore[bad-specialization]
+    _launch(
+        _expand_kernel, (len(tiles.tiles_N3), blocks),
         y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like, y_MN.stride(0),
         h_STR.shape[1], map_number, MAPS=table.entries_SME.shape[1], WORDS=ENTRY,
         N_0=sizes[0], N_1=sizes[1], N_2=sizes[2], H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR),
         BLOCK_M=tiles.block, BLOCK_R=16, BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, num_warps=4,
         **pdl(y_MN.device),
     )  # fmt: skip
+
+
+def _launch(kernel: Any, grid: tuple[int, int], *arguments: Any, **options: Any) -> None:
+    """Triton's own types do not know what a launch takes."""
+    kernel[grid](*arguments, **options)
 
 
 def _check(

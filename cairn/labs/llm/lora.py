@@ -16,7 +16,7 @@ from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from cairn.models.transformer import Transformer
 
@@ -69,7 +69,7 @@ def tune(model: "Transformer", rank: int, hard: "Tensor", easy: "Tensor", steps:
     return Tuned(sum(one.numel() for one in parameters), losses, new, old)
 
 
-def adapt(model: "Transformer", rank: int) -> "list[Tensor]":
+def adapt(model: "Transformer", rank: int) -> "list[nn.Parameter]":
     """The parameters of new adapters on all linear maps of a model, which is frozen otherwise."""
     import torch
 
