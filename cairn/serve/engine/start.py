@@ -76,14 +76,12 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
-    kernels = use_configured(config.kernel_cache) if device_kind(device) == "cuda" else None
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
     runnable = opened.load(device, config.dtype, shards, stays_packed(config, device, opened))
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
     started.notes.extend([threads] if threads else [])
-    started.notes.extend([kernels.note()] if kernels is not None else [])
     started.notes.append(
         f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
     )
@@ -144,6 +142,7 @@ def start_with(
     verify. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
+    kernels = use_configured(config.kernel_cache) if model.embedding.weight.is_cuda else None
     chosen = choose_drafter(config, opened) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
@@ -196,6 +195,7 @@ def start_with(
     if runner.pool.scales is not None:
         notes.append(runner.pool.scales.note())
     notes += arranged
+    notes += [kernels.note()] if kernels is not None else []
     notes += [chosen.note] if chosen is not None else []
     overlap, together = on_gpu and not config.plain, shards.size > 1
     pace = None
