@@ -20,6 +20,7 @@ from torch import Tensor
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
 from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.kernel import Cost
+from cairn.kernels.norm.rows import blocks as blocks_of
 from cairn.kernels.norm.rows import width
 
 PARTS = 3
@@ -55,7 +56,7 @@ def tile_block(tokens: int) -> int:
 
 def splits_of(tokens: int, width_k: int) -> int:
     """Parts that K is cut into."""
-    return min(SPLITS, triton.cdiv(width_k, 256)) if tokens <= FEW_TOKENS else 1
+    return min(SPLITS, blocks_of(width_k, 256)) if tokens <= FEW_TOKENS else 1
 
 
 def lora_add_reference(
@@ -250,7 +251,7 @@ def lora_swiglu(
     _shrink(x_MK, table, map_number, tiles, h_STR)
     out_MF = torch.empty(len(y_MN), half, dtype=x_MK.dtype, device=x_MK.device)
     _launch(
-        _gated_kernel, (len(tiles.tiles_N3), triton.cdiv(half, BLOCK_N)),
+        _gated_kernel, (len(tiles.tiles_N3), blocks_of(half, BLOCK_N)),
         y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, x_MK,
         y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, MAPS=table.entries_SME.shape[1],
         WORDS=ENTRY, F=half, H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block, BLOCK_R=16,
@@ -286,7 +287,7 @@ def lora_add(
 def _shrink(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, h_STR: Tensor) -> None:
     tokens, width_k = x_MK.shape
     splits, block_k = len(h_STR), 128 if x_MK.element_size() == 2 else 32
-    part_k = triton.cdiv(triton.cdiv(width_k, splits), block_k) * block_k
+    part_k = blocks_of(blocks_of(width_k, splits), block_k) * block_k
     _launch(
         _shrink_kernel, (len(tiles.tiles_N3), splits),
         x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N3, h_STR, x_MK.stride(0), tokens, map_number,
@@ -301,7 +302,7 @@ def _expand(
     h_STR: Tensor,
 ) -> None:  # fmt: skip
     sizes = [*part_rows, *[0] * (PARTS - len(part_rows))]
-    blocks = sum(triton.cdiv(rows, BLOCK_N) for rows in sizes)
+    blocks = sum(blocks_of(rows, BLOCK_N) for rows in sizes)
     _launch(
         _expand_kernel, (len(tiles.tiles_N3), blocks),
         y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like, y_MN.stride(0),
