@@ -49,6 +49,7 @@ VERBS = {
     "quantize": Verb("cairn.cli.compress.quantize", "a model in 8 or 4 bits, and what it lost"),
     "prune": Verb("cairn.cli.compress.prune", "zeros in place of weights, or fewer experts"),
     "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
+    "operator": Verb("cairn.cli.cluster.operator", "Kubernetes: services and jobs as its objects"),
     "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
     "chaos": Verb("cairn.cli.cluster.chaos", "break a training run on purpose; what was lost?"),
     "bench": Verb(
