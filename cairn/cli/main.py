@@ -41,6 +41,7 @@ VERBS = {
     "data": Verb("cairn.cli.train.data", "text and chats to token stores; train a tokenizer"),
     "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),
     "tune": Verb("cairn.cli.train.tune", "fine-tune a model; --lora trains an adapter instead"),
+    "align": Verb("cairn.cli.train.align", "reinforcement learning on tasks that a program checks"),
     "adapter": Verb("cairn.cli.train.adapter", "adapters: info, merge into the base, export"),
     "eval": Verb("cairn.cli.eval", "score a model: perplexity, multiple choice, exact match"),
     "verify": Verb("cairn.cli.verify", "does a deployment compute its model? what differs?"),
