@@ -5,7 +5,6 @@ by nobody. Graphs hold everything from the inputs to the sampled token. A step t
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 
@@ -25,7 +24,6 @@ from cairn.serve.engine.halves import Halves, suits
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.shared_prefix import SharedPrefix
-from cairn.serve.engine.sleep_memory import GpuMemory
 from cairn.serve.engine.step import Chunk, Step
 
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
@@ -41,13 +39,8 @@ class GPURunner(Runner):
         fused: bool = True,
         invariant: bool = False,
         scales: CacheScales | None = None,
-        memory: GpuMemory | None = None,
     ) -> None:
-        """`memory`: where weights lie and pages will, if the model may sleep."""
-        with memory.pages() if memory is not None else nullcontext():
-            room = self.make_pool(model, limits, dtype, scales)
-        super().__init__(model, limits, dtype, scales=scales, pool=room)
-        self.memory = memory
+        super().__init__(model, limits, dtype, scales=scales)
         self.invariant = invariant
         if invariant:
             self.adapters.obstacle = VARIES
@@ -84,13 +77,6 @@ class GPURunner(Runner):
         kinds = [group.kind for group in limits.groups]
         self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
         self.can_share = self.can_share and not spec.latent
-
-    def sleep(self) -> int:
-        return super().sleep() if self.memory is None else self.memory.sleep()
-
-    def wake(self) -> None:
-        if self.memory is not None:
-            self.memory.wake()
 
     def warm_up(self) -> None:
         """Capture the graphs of all common steps now, instead of when each is first needed."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cairn.core.errors import ConfigError
 from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
@@ -77,7 +76,6 @@ class Runner:
         dtype: torch.dtype | None = None,
         lean: bool = False,
         scales: CacheScales | None = None,
-        pool: PagePool | None = None,
     ) -> None:
         """`dtype`: of the cache, with `scales` if that is float8; by default the model's.
 
@@ -85,32 +83,16 @@ class Runner:
         """
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device
-        self.pool = pool or self.make_pool(model, limits, dtype, scales)
+        groups = pool_groups(model, limits)
+        self.pool = PagePool(
+            groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device, scales
+        )
         self.batch = Batch(limits, self.device)
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         if limits.arena_rows:
             model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
         self.lean = serving_form(model, self.pool) if lean else None
         self.adapters = Adapters(model)
-
-    @staticmethod
-    def make_pool(
-        model: Transformer, limits: Limits, dtype: torch.dtype | None, scales: CacheScales | None
-    ) -> PagePool:
-        weight, groups = model.embedding.weight, pool_groups(model, limits)
-        return PagePool(
-            groups, limits.pages, limits.page_size, dtype or weight.dtype, weight.device, scales
-        )
-
-    def sleep(self) -> int:
-        """Give the memory of weights and pages back; the bytes that were. Nobody runs meanwhile."""
-        raise ConfigError(
-            "this engine cannot sleep",
-            hint="start it on a GPU with enable_sleep_mode (--enable-sleep-mode)",
-        )
-
-    def wake(self) -> None:
-        """After `sleep`: weights as they were, pages empty."""
 
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""

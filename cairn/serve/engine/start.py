@@ -4,7 +4,6 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 """
 
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -24,7 +23,6 @@ from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
-from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cpu_layout import transpose_weights
@@ -47,7 +45,6 @@ from cairn.serve.engine.sizing import (
     size_pages,
     step_bytes,
 )
-from cairn.serve.engine.sleep_memory import GpuMemory, gpu_memory
 from cairn.serve.engine.speculate.choice import choose_drafter, make_speculation
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
@@ -83,12 +80,9 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
-    memory = _sleep_memory(config, device)
-    with memory.weights() if memory is not None else nullcontext():
-        packed_stays = stays_packed(config, device, opened)
-        runnable = opened.load(device, config.dtype, shards, packed_stays)
+    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device, opened))
     loaded = time.monotonic()
-    started = start_with(opened, runnable, config, sole=True, memory=memory)
+    started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
     started.notes.extend([threads] if threads else [])
     started.notes.append(
@@ -144,19 +138,21 @@ def start_with(
     drafter: Drafter | None = None,
     drafts: int = 0,
     arena_rows: int = 0,
-    memory: GpuMemory | None = None,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
-    verify. `arena_rows`: of embeddings, for prompts with pieces. `memory`: of a model that may sleep.
+    verify. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
     kernels = use_configured(config.kernel_cache) if model.embedding.weight.is_cuda else None
     chosen = choose_drafter(config, opened) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
-    with memory.weights() if memory is not None else nullcontext():
-        converted = _convert(model, config, sole)  # before the memory that is left is counted
+    converted = []
+    if config.weights in FORMS:  # before the memory that is left is counted
+        converted.append(convert_weights(model, config.weights, release=sole))
+    if config.head == "8bit":
+        converted.append(convert_head(model, release=sole))
     limits, sizes = choose_limits(runnable, config)
     drafts = chosen.drafts if chosen is not None else drafts
     if runnable.tower is not None:
@@ -170,7 +166,7 @@ def start_with(
         model.requires_grad_(False)
     on_gpu = model.embedding.weight.is_cuda
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
-    runner = _runner(runnable, limits, config, memory)  # which takes the weights as they are by now
+    runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
     runner.adapters.keep(config.max_loras)
     blocks = TimedBlocks(
         limits.pages,
@@ -227,27 +223,6 @@ def _media(
     tower = TowerRunner(runnable.tower, rules, runner.write_piece)
     most = MOST_PATCHES[tower.device.type]
     return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
-
-
-def _convert(model: Transformer, config: EngineConfig, sole: bool) -> list[str]:
-    """Into the forms that were asked for; what was done."""
-    converted = []
-    if config.weights in FORMS:
-        converted.append(convert_weights(model, config.weights, release=sole))
-    if config.head == "8bit":
-        converted.append(convert_head(model, release=sole))
-    return converted
-
-
-def _sleep_memory(config: EngineConfig, device: str) -> GpuMemory | None:
-    if not config.enable_sleep_mode:
-        return None
-    if device_kind(device) != "cuda" or config.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"enable_sleep_mode is on, the device is {device} and tensor_parallel_size {config.tensor_parallel_size}",
-            hint="it is for one GPU; leave it out",
-        )
-    return gpu_memory(device)
 
 
 def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:
@@ -393,9 +368,7 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
     return notes
 
 
-def _runner(
-    runnable: Runnable, limits: Limits, config: EngineConfig, memory: GpuMemory | None
-) -> Runner:
+def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
         if config.batch_invariant:
@@ -415,7 +388,6 @@ def _runner(
         scales=None
         if dtype is None
         else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
-        memory=memory,
     )
     if config.load_in_advance:
         runner.warm_up()

@@ -53,13 +53,11 @@ from cairn.serve.engine.messages import (
     ResetPrefixCache,
     Resume,
     Returned,
-    Sleep,
     Stop,
     Stopped,
     Submit,
     Tokens,
     UnloadAdapter,
-    Wake,
     Watch,
     decode_boot,
     decode_commands,
@@ -185,8 +183,6 @@ class Worker:
             case (
                 Pause()
                 | Resume()
-                | Sleep()
-                | Wake()
                 | LoadWeights()
                 | LoadAdapter()
                 | UnloadAdapter()
@@ -208,10 +204,6 @@ class Worker:
                         ended = [one for one in found if one is not None]
                 case Resume():
                     self.engine.resume()
-                case Sleep():
-                    self.engine.sleep()
-                case Wake():
-                    self.engine.wake()
                 case LoadWeights(version=version, source=source):
                     self.engine.load_weights(version, source)
                 case LoadAdapter(number=number, folder=folder):
