@@ -177,6 +177,10 @@ class Graphs:
             sizes, width = decode_sizes(limits.rows), 1 + limits.drafts
             fitting = [size for size in sizes if size * width <= 2 * limits.step_tokens]
             mixed += [verify_shape(size, width, limits) for size in fitting]
+            if (
+                limits.device_drafts
+            ):  # a step without drafts, whose rows' lengths only the device knows
+                mixed += [verify_shape(size, 1, limits) for size in sizes]
         for shape in (*reversed(mixed), *reversed(decode)):
             if shape not in self._captured:
                 self.capture(shape)

@@ -25,8 +25,8 @@ from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
-from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.sampler import Sampler, special
+from cairn.serve.engine.request import Limits, Request, special
+from cairn.serve.engine.sampler import Sampler
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.engine.weights_in_place import replace_weights
@@ -55,6 +55,7 @@ class Landed(NamedTuple):
     logprobs: dict[Request, list[TokenLogprobs]]  # of requests that asked, for all that was drawn
     prompt_logprobs: dict[Request, PromptLogprobs]
     pooled: dict[Request, Part] = {}  # noqa: RUF012  of requests that want a vector of their prompt
+    drafts: list[Sequence[int]] | None = None  # as `Step.drafts`, where the device has made some
 
 
 class Forward(NamedTuple):
@@ -93,6 +94,10 @@ class Runner:
             model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
         self.lean = serving_form(model, self.pool) if lean else None
         self.adapters = Adapters(model)
+        self.alter_draws: Callable[[Drawn], None] | None = None  # of steps that verify, for benches
+
+    def warm_up(self) -> None:
+        """Prepare in advance what the first steps would; on a CPU there is nothing."""
 
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""
@@ -112,6 +117,7 @@ class Runner:
     def launch(self, step: Step) -> "Flight":
         for request in step.admitted:
             self.sampler.admit(request)
+            self.batch.admit(request)
         self.sampler.flush()
         with self.adapters.routed(step.chunks):
             staged, done = self._run(step)
@@ -173,6 +179,8 @@ class Runner:
             inputs.positions_T,
             tokens_S,
         )
+        if self.alter_draws is not None:
+            self.alter_draws(drawn)
         accept_tokens(drawn, self.batch.state)
 
     def _sample_special(self, step: Step, staged: Staged, done: Forward) -> Tensor:
@@ -188,6 +196,10 @@ class Runner:
     def _flight(self, step: Step, done: Forward) -> "Flight":
         count = step.draws
         flight = Flight(self._to_host(done.tokens_S[:count]), step)
+        if step.drafts_on_device:
+            computed_T = self.batch.inputs.tokens_T[: step.tokens]  # the next step overwrites it
+            on_host = computed_T.device.type == "cpu"
+            flight.tokens_T = computed_T.clone() if on_host else self._to_host(computed_T)
         wanted = [r.params.logprobs for r in step.sampling if r.params.logprobs is not None]
         if wanted:
             found = self.sampler.logprobs(
@@ -233,6 +245,9 @@ class Flight:
         self.logprobs: LogProbs | None = None
         self.prompts: list[tuple[Chunk, list[LogProbs]]] = []
         self.pooled: list[tuple[Chunk, Tensor]] = []
+        self.tokens_T: Tensor | None = (
+            None  # that the step has computed, if the device drafted some
+        )
         self.event: torch.cuda.Event | None = None
 
     def sent(self, device: torch.device) -> None:
@@ -264,7 +279,18 @@ class Flight:
             chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
             for chunk, part_D in self.pooled
         }
-        return Landed(self.tokens_S.tolist(), chosen, prompts, pooled)
+        return Landed(self.tokens_S.tolist(), chosen, prompts, pooled, self._drafts())
+
+    def _drafts(self) -> list[Sequence[int]] | None:
+        if self.tokens_T is None:
+            return None
+        computed, ends = self.tokens_T.tolist(), 0
+        found = []
+        for chunk in self.step.chunks:
+            ends += chunk.count
+            if chunk.samples:
+                found.append(computed[ends - len(chunk.drafts) : ends])
+        return found
 
 
 def pool_groups(model: Transformer, limits: Limits) -> tuple[CacheGroup, ...]:

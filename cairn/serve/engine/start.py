@@ -132,15 +132,17 @@ def start_with(
     sole: bool = False,
     drafter: Drafter | None = None,
     drafts: int = 0,
+    device_drafts: bool = False,
     arena_rows: int = 0,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
-    verify. `arena_rows`: of embeddings, for prompts with pieces.
+    verify; with `device_drafts` only where the device cannot. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
-    chosen = choose_drafter(config, opened) if drafter is None else None
+    on_gpu = model.embedding.weight.is_cuda
+    chosen = choose_drafter(config, opened, on_gpu) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
     if config.weights in FORMS:  # before the memory that is left is counted
@@ -148,14 +150,16 @@ def start_with(
     if config.head == "8bit":
         converted.append(convert_head(model, release=sole))
     limits, sizes = choose_limits(runnable, config)
-    drafts = chosen.drafts if chosen is not None else drafts
-    limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
+    if chosen is not None:
+        drafts, device_drafts = chosen.drafts, chosen.on_device
+    limits = msgspec.structs.replace(
+        limits, drafts=drafts, device_drafts=device_drafts, arena_rows=arena_rows
+    )
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
     if sole:
         model.requires_grad_(False)
-    on_gpu = model.embedding.weight.is_cuda
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
     runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
     blocks = TimedBlocks(
@@ -164,7 +168,9 @@ def start_with(
         prefix_caching=config.enable_prefix_caching,
         groups=limits.groups,
     )
-    speculation = Speculation(drafter) if drafter is not None else None
+    speculation = None
+    if drafter is not None:
+        speculation = Speculation(drafter, on_device=device_drafts)
     if chosen is not None:
         speculation = make_speculation(
             chosen, config, runnable, _row_widths(config, limits, on_gpu)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from cairn.serve.engine.speculate.controller import Seconds
 
 AUTO_DRAFTS = 7  # with the token before them, rows of 8
-WAIT_S = 500e-6  # of the host for a step that verifies, on an H200: nothing overlaps with it
+WAIT_S = 500e-6  # of the host for a step that verifies, on an H200, where nothing overlaps with it
+VERIFIED_LONGER = 0.08  # of a step's time: what it takes longer when it verifies, on an H200
 log = logging.getLogger("cairn")
 
 
@@ -27,9 +28,12 @@ class Chosen(NamedTuple):
     drafter: Drafter
     drafts: int  # most of a request in a step
     note: str
+    on_device: bool = False  # drafted on a GPU, in the step that verifies
 
 
-def choose_drafter(config: "EngineConfig", target: "OpenModel") -> Chosen | None:
+def choose_drafter(
+    config: "EngineConfig", target: "OpenModel", on_gpu: bool = False
+) -> Chosen | None:
     """None: nothing is drafted. A draft model is loaded here, before the memory that is left is counted."""
     if config.speculate == "off":
         return None
@@ -37,7 +41,8 @@ def choose_drafter(config: "EngineConfig", target: "OpenModel") -> Chosen | None
     drafts = AUTO_DRAFTS if config.draft_tokens == "auto" else config.draft_tokens
     drafter, what = _drafter(config, target)
     many = f"up to {drafts}, as many as are expected to pay" if auto else f"up to {drafts}"
-    return Chosen(drafter, drafts, f"drafts: {what}; {many}, in a step")
+    on_device = on_gpu and config.speculate == "ngram" and not config.plain
+    return Chosen(drafter, drafts, f"drafts: {what}; {many}, in a step", on_device)
 
 
 def _drafter(config: "EngineConfig", target: "OpenModel") -> tuple[Drafter, str]:
@@ -60,13 +65,17 @@ def make_speculation(
     """`widths`: of rows in CUDA graphs; none on a CPU."""
     model = runnable.model
     ranks, on_gpu = model.build.shards.size, model.embedding.weight.is_cuda
-    seconds = None if config.draft_tokens != "auto" else _seconds(runnable, ranks)
+    seconds = _seconds(runnable, ranks) if config.draft_tokens == "auto" else None
+    wait_s = 0.0
+    if on_gpu and seconds is not None:
+        wait_s = VERIFIED_LONGER * seconds(1) + (0.0 if chosen.on_device else WAIT_S)
     return Speculation(
         chosen.drafter,
         seconds=seconds,
         widths=widths,
-        wait_s=WAIT_S if on_gpu else 0.0,
-        waits=True,
+        wait_s=wait_s,
+        waits=not chosen.on_device,
+        on_device=chosen.on_device,
         on_failure=None if ranks > 1 else _say_failed,  # ranks would not draft the same any more
     )
 
