@@ -301,6 +301,7 @@ def test_drafters_that_are_served_change_no_token(loaded, speculate):
         engine = engine_of(loaded, batch_invariant=True, speculate=who, draft_tokens=4)
         for _ in range(2):
             requests = submit(engine, prompts, max_tokens=48)
+            requests += submit(engine, prompts[:1], max_tokens=48, repetition_penalty=1.2)
             engine.run()
         answers[who] = [request.outputs for request in requests]
     assert answers[speculate] == answers["off"]
