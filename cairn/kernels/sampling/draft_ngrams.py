@@ -107,7 +107,7 @@ def _draft_kernel(
             back += 1
         score = tl.where(match >= SHORTEST, (match << PLACE_BITS) + at, 0)
         best = tl.maximum(best, tl.max(score, 0))
-    at = best & ((1 << PLACE_BITS) - 1)
+    at = best - (best >> PLACE_BITS << PLACE_BITS)
     source = at + draft % (length - at)
     inside = (draft < drafts) & (best > 0)
     found = tl.load(text + source, mask=inside & (source < start), other=0)

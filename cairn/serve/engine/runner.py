@@ -285,7 +285,7 @@ class Flight:
         if self.tokens_T is None:
             return None
         computed, ends = self.tokens_T.tolist(), 0
-        found = []
+        found: list[Sequence[int]] = []
         for chunk in self.step.chunks:
             ends += chunk.count
             if chunk.samples:
