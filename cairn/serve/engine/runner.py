@@ -9,7 +9,7 @@ and a flight has landed when it is launched. The runner knows no queue and frees
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
+from cairn.models.eagle import EagleHead
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.batch import Batch, Staged
@@ -27,6 +28,7 @@ from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request, special
 from cairn.serve.engine.sampler import Sampler
+from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.engine.weights_in_place import replace_weights
@@ -77,8 +79,9 @@ class Runner:
         dtype: torch.dtype | None = None,
         lean: bool = False,
         scales: CacheScales | None = None,
+        head: EagleHead | None = None,
     ) -> None:
-        """`dtype`: of the cache, with `scales` if that is float8; by default the model's.
+        """`dtype`: of the cache, with `scales` if that is float8; by default the model's. `head`: drafts.
 
         `lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded`.
         """
@@ -89,6 +92,8 @@ class Runner:
             groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device, scales
         )
         self.batch = Batch(limits, self.device)
+        self.head = HeadDrafts(head, model, limits) if head is not None else None
+        self.batch.head_drafts = self.head
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         if limits.arena_rows:
             model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
@@ -155,7 +160,8 @@ class Runner:
         staged: Staged,
     ) -> Forward:
         """Everything between a step's inputs and its sampled tokens."""
-        hidden_TD = model(inputs.tokens_T, inputs.positions_T, attend)
+        taps = self.head.taps if self.head is not None else ()
+        hidden_TD, tapped = computed(model, inputs, attend, taps)
         at_S = staged.sample_at_S
         all_of_them = attend.bounds_B1 is None and len(at_S) == len(hidden_TD)
         position_S = inputs.positions_T if all_of_them else inputs.positions_T[at_S]
@@ -163,7 +169,18 @@ class Runner:
         position_S = position_S + 1
         tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
         self.keep(staged, tokens_S)
+        if self.head is not None and self.batch.text_NC is not None:
+            state, text_NC = self.batch.state, self.batch.text_NC
+            self.head.propose(
+                staged, inputs, tapped, tokens_S, state, text_NC, attend, self.attend_rows
+            )
         return Forward(hidden_TD, logits_SV, position_S, tokens_S)
+
+    def attend_rows(
+        self, slots_GB: Tensor, positions_B: Tensor, lengths_B: Tensor, tables_GBP: Tensor
+    ) -> Paged:
+        """The attention of rows with one token each."""
+        return Paged(self.pool, slots_GB, positions_B, lengths_B, tables_GBP, None)
 
     def keep(self, staged: Staged, tokens_S: Tensor) -> None:
         """What the next step begins with: the last tokens, and of rows with drafts how many of them held."""
@@ -291,6 +308,15 @@ class Flight:
             if chunk.samples:
                 found.append(computed[ends - len(chunk.drafts) : ends])
         return found
+
+
+def computed(
+    model: Any, inputs: Inputs, attend: Paged, taps: Sequence[int]
+) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states behind the last norm, and behind the layers that somebody taps."""
+    if not taps:
+        return model(inputs.tokens_T, inputs.positions_T, attend), []
+    return model.tapped(inputs.tokens_T, inputs.positions_T, attend, taps)
 
 
 def pool_groups(model: Transformer, limits: Limits) -> tuple[CacheGroup, ...]:

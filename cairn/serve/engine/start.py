@@ -14,7 +14,8 @@ from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
-from cairn.models.cache import cache_groups, page_bytes
+from cairn.models.cache import cache_groups, page_bytes, with_draft_layer
+from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_head, convert_weights
 from cairn.models.linear.registry import FORMS, PACKED
@@ -143,14 +144,15 @@ def start_with(
     """
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
-    chosen = choose_drafter(config, opened, on_gpu) if drafter is None else None
+    chosen = choose_drafter(config, opened, model) if drafter is None else None
+    head = chosen.head if chosen is not None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
     if config.weights in FORMS:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
     if config.head == "8bit":
         converted.append(convert_head(model, release=sole))
-    limits, sizes = choose_limits(runnable, config)
+    limits, sizes = choose_limits(runnable, config, head is not None)
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
     limits = msgspec.structs.replace(
@@ -162,7 +164,7 @@ def start_with(
     if sole:
         model.requires_grad_(False)
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
-    runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
+    runner = _runner(runnable, limits, config, head)  # which takes the weights as they are by now
     blocks = TimedBlocks(
         limits.pages,
         limits.page_size,
@@ -229,7 +231,10 @@ def groups_note(limits: Limits) -> str:
     return f"{len(limits.groups)} cache groups: {', '.join(kept)}"
 
 
-def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Sizes]:
+def choose_limits(
+    runnable: Runnable, config: EngineConfig, with_head: bool = False
+) -> tuple[Limits, Sizes]:
+    """`with_head`: the layer of a head keeps keys and values, too."""
     model = runnable.model
     spec, weight = model.spec, model.embedding.weight
     on_gpu = weight.is_cuda
@@ -240,6 +245,7 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
     groups = cache_groups(
         spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
     )
+    groups = with_draft_layer(groups, spec.layers) if with_head else groups
     cache_dtype = cache_type(config, on_gpu) or weight.dtype
     of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
     if config.num_gpu_blocks_override is not None:
@@ -351,12 +357,15 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
     return notes
 
 
-def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
+def _runner(
+    runnable: Runnable, limits: Limits, config: EngineConfig, head: EagleHead | None
+) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
         if config.batch_invariant:
             return InvariantRunner(model, limits)
-        return Runner(model, limits, lean=not config.plain and lean_obstacle(model) is None)
+        lean = not config.plain and lean_obstacle(model) is None
+        return Runner(model, limits, lean=lean, head=head)
     from cairn.serve.engine.gpu_runner import GPURunner
 
     eager = config.enforce_eager or config.plain
@@ -371,6 +380,7 @@ def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
         scales=None
         if dtype is None
         else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
+        head=head,
     )
     if config.load_in_advance:
         runner.warm_up()
