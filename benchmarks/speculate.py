@@ -3,8 +3,8 @@
     python benchmarks/speculate.py --out benchmarks/h200/speculate.json
     python benchmarks/speculate.py --shapes qwen3-0.6b --rows 1
 
-    one row      256 tokens behind a prompt of 128: plain, k = 4 at a length of 3.0, always wrong with k = 4 and with k
-                 chosen by the controller, and a controller that never drafts
+    one row      256 tokens behind a prompt of 128: plain, k = 4 at a length of 3.0 (n-grams, then an EAGLE-3 head with
+                 random weights), always wrong with k = 4 and with k chosen by the controller, and one that never drafts
     256 rows     96 tokens behind prompts of 128: plain, and k = 2 at a length of 2.2
 
 A shape is loaded once; each way has an engine of its own. The best of the runs counts.
@@ -36,11 +36,13 @@ class Way(NamedTuple):
     drafts: int | str = 0  # of `--draft-tokens`; 0: no drafter
     length: float = 1.0  # of the runs; 1: drafts are always wrong
     never: bool = False  # the controller sees no gain in any draft
+    who: str = "ngram"
 
 
 ALONE = (
     Way("plain"),
     Way("k = 4, length 3.0", 4, 3.0),
+    Way("head, k = 4, length 3.0", 4, 3.0, who="random:eagle3"),
     Way("k = 4, always wrong", 4),
     Way("k chosen, always wrong", "auto"),
     Way("k chosen, length 3.0", "auto", 3.0),
@@ -109,7 +111,7 @@ def engine_of(opened: OpenModel, runnable: Runnable, rows: int, way: Way) -> Eng
         max_num_seqs=rows,
         enable_prefix_caching=False,
         gpu_memory_utilization=0.8,
-        speculate="ngram" if way.drafts else "off",
+        speculate=way.who if way.drafts else "off",
         draft_tokens=way.drafts or "auto",  # type: ignore[arg-type]
     )
     engine = start_with(opened, runnable, config).engine

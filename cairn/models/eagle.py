@@ -14,11 +14,13 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.families import from_hf
+from cairn.models.family_config import config_of
 from cairn.models.layer_loop import PlainStep
 from cairn.models.layers import Norm
 from cairn.models.linear.maps import Columns, Rows, Vocabulary
@@ -27,6 +29,7 @@ from cairn.models.shards import ALONE
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Layer
 
+WEIGHTS = "model.safetensors"
 DRAFT_VOCABULARY = 32000  # of a head with random weights
 FILE_NAMES = {  # of a layer's tensors, behind `midlayer` or `layers.0`
     "attention_norm": "input_layernorm",
@@ -91,8 +94,10 @@ def eagle_spec(config: Mapping[str, Any], target: ModelSpec) -> EagleSpec:
 
 
 def random_spec(target: ModelSpec) -> EagleSpec:
-    """A head in the shape of the target's layers."""
-    layer = msgspec.structs.replace(target, layers=1, windows=(), qk_norm=False, qkv_bias=False)
+    """A head in the shape of the target's layers, as one that is to be trained."""
+    layer = msgspec.structs.replace(
+        target, family="llama", layers=1, windows=(), qk_norm=False, qkv_bias=False, tied=False
+    )
     taps = (1, target.layers // 2 - 1, target.layers - 4)
     if target.layers < 6:
         taps = (0, target.layers // 2, target.layers - 1)
@@ -176,6 +181,44 @@ def random_head(target: ModelSpec, build: Build) -> EagleHead:
         for name, parameter in head.named_parameters():
             parameter.fill_(1.0) if "norm" in name else parameter.normal_(0.0, 0.02)
     return head.requires_grad_(False)
+
+
+def save_head(head: EagleHead, folder: Path, vocabulary: int, verifier: str = "") -> None:
+    """In the format of speculators."""
+    parameters = dict(head.named_parameters())
+    tensors = {
+        _file_name(slot.name, "layers.0"): parameters[slot.parameter][slot.index].detach().cpu()
+        for slot in head.slots()
+    }
+    known_K = torch.arange(head.spec.draft_vocab) + head.d2t.cpu()
+    known_V = torch.zeros(vocabulary, dtype=torch.bool)
+    known_V[known_K] = True
+    tensors |= {"d2t": head.d2t.cpu(), "t2d": known_V}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    config = eagle_config(head.spec, vocabulary, verifier)
+    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+
+
+def eagle_config(spec: EagleSpec, vocabulary: int, verifier: str) -> dict[str, Any]:
+    layer = msgspec.structs.replace(spec.layer, vocab=vocabulary, family="llama")
+    described = {"vocab_size": vocabulary} | config_of(layer)
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": described,
+        "draft_vocab_size": spec.draft_vocab,
+        "target_hidden_size": spec.target_hidden,
+        "norm_before_residual": spec.norm_before_residual,
+        "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in spec.taps],
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": 3},
+            ],
+            "verifier": {"name_or_path": verifier},
+        },
+    }
 
 
 def _fill(head: EagleHead, tensors: TensorSource, layer: str) -> None:

@@ -146,3 +146,12 @@ def test_a_head_of_another_model_is_refused(tmp_path):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=what):
             eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
+
+
+def test_a_saved_head_is_read_back(tmp_path):
+    head = make_head()
+    eagle.save_head(head, tmp_path / "head", VOCABULARY, "llama")
+    read = eagle.load_head(tmp_path / "head", model(FAMILY).spec, Build("cpu"))
+    assert (read.spec.taps, read.spec.draft_vocab) == (head.spec.taps, KNOWN)
+    wanted = head.state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read.state_dict().items())
