@@ -13,6 +13,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
+from cairn.kernels.built import use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes, with_draft_layer
 from cairn.models.eagle import EagleHead
@@ -144,6 +145,7 @@ def start_with(
     """
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
+    kernels = use_configured(config.kernel_cache) if on_gpu else None
     chosen = choose_drafter(config, opened, model) if drafter is None else None
     head = chosen.head if chosen is not None else None
     _check_form(config, model.embedding.weight.is_cuda)
@@ -200,6 +202,7 @@ def start_with(
     if runner.pool.scales is not None:
         notes.append(runner.pool.scales.note())
     notes += arranged
+    notes += [kernels.note()] if kernels is not None else []
     notes += [chosen.note] if chosen is not None else []
     overlap, together = on_gpu and not config.plain, shards.size > 1
     pace = None
