@@ -31,6 +31,7 @@ from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.media import WaitingForRows
 from cairn.serve.engine.ranks import Ranks, device_kind, device_of
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
@@ -50,7 +51,9 @@ from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
+from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
 
+MOST_ROWS = {"cpu": 8192, "cuda": 16384}  # of pictures, in the arena
 AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
@@ -157,6 +160,9 @@ def start_with(
     limits, sizes = choose_limits(runnable, config, head is not None)
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
+    if runnable.tower is not None:
+        most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
+        arena_rows = arena_rows or min(limits.context, most)
     limits = msgspec.structs.replace(
         limits, drafts=drafts, device_drafts=device_drafts, arena_rows=arena_rows
     )
@@ -209,8 +215,21 @@ def start_with(
     if config.step_ms and not on_gpu and not together:  # ranks would not decide the same
         pace = Pace(max(config.step_ms / 1e3, CPU_STEP_S))
         notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
-    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace)
+    media = _media(opened, runnable, runner, scheduler)
+    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
     return Started(engine, opened, notes)
+
+
+def _media(
+    opened: OpenModel, runnable: Runnable, runner: Runner, scheduler: Scheduler
+) -> WaitingForRows | None:
+    """Where requests with pictures wait, for a model that sees."""
+    rules = opened.checkpoint.image_rules() if opened.checkpoint else None
+    if runnable.tower is None or rules is None:
+        return None
+    tower = TowerRunner(runnable.tower, rules, runner.write_piece)
+    most = MOST_PATCHES[tower.device.type]
+    return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
 
 
 def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:
