@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.attend import Cached, KVCache, Rule
+from cairn.models.attend import Packed, Rule
 from cairn.models.eagle import EagleHead
 from cairn.models.layer_loop import PlainStep
 from cairn.models.transformer import Transformer, rotations_of
@@ -45,6 +45,21 @@ class Taught(NamedTuple):
 
     tapped: list[Tensor]  # [B * N, D] behind each tapped layer
     logits_BNV: Tensor
+
+
+class EqualRows(Packed):
+    """Documents of one length, which attend all at once where attention is of the common kind."""
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        if rule.window or rule.by_scores:
+            return super().__call__(q_THC, k_TKC, v_TKC, rule)
+        q, k, v = (
+            x.unflatten(0, (len(self.lengths), -1)).transpose(1, 2) for x in (q_THC, k_TKC, v_TKC)
+        )
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
 
 
 class Unrolled:
@@ -77,9 +92,7 @@ class Unrolled:
 @torch.no_grad()
 def teach(model: Transformer, tokens_BN: Tensor, taps: tuple[int, ...]) -> Taught:
     rows, tokens = tokens_BN.shape
-    weight = model.embedding.weight
-    caches = [KVCache(model.spec, tokens, weight.dtype, weight.device) for _ in range(rows)]
-    attend = Cached(caches, [tokens] * rows)
+    attend = EqualRows([tokens] * rows, tokens_BN.device)
     hidden_TD, tapped = model.tapped(tokens_BN.flatten(), attend.positions_T(), attend, taps)
     return Taught(tapped, model.logits(hidden_TD).unflatten(0, (rows, tokens)))
 

@@ -26,7 +26,7 @@ AUTO_DRAFTS = 7  # with the token before them, rows of 8
 HEAD_DRAFTS = 3  # each is a further pass of the head
 RANDOM_HEAD = "random:eagle3"  # to measure what a head costs
 WAIT_S = 500e-6  # of the host for a step that verifies, on an H200, where nothing overlaps with it
-VERIFIED_LONGER = 0.08  # of a step's time: what it takes longer when it verifies, on an H200
+VERIFY_LAYER_S = 5e-6  # that a layer takes longer in a step that verifies, on an H200
 OWN_DRAFTERS = ("off", "grammar", "ngram", "suffix", "auto")
 log = logging.getLogger("cairn")
 
@@ -120,7 +120,7 @@ def make_speculation(
     seconds = _seconds(runnable, ranks) if chooses else None
     wait_s = 0.0
     if on_gpu and seconds is not None:
-        wait_s = VERIFIED_LONGER * seconds(1) + (0.0 if chosen.on_device else WAIT_S)
+        wait_s = VERIFY_LAYER_S * model.spec.layers + (0.0 if chosen.on_device else WAIT_S)
     return Speculation(
         chosen.drafter,
         seconds=seconds,

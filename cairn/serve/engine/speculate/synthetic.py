@@ -64,7 +64,7 @@ def make_synthetic(speculation: "Speculation", rates: Sequence[float], vocabular
 
 
 def make_synthetic_on_device(runner: "Runner", rates: Sequence[float]) -> "Tensor":
-    """Call it before graphs are captured; other rates may be written into what it returns."""
+    """Call it before graphs are captured. Returns the rows' counts of steps: at zero, runs come again as they were."""
     import torch
 
     from cairn.kernels.sampling.synthetic_draws import synthetic_draws
@@ -72,7 +72,7 @@ def make_synthetic_on_device(runner: "Runner", rates: Sequence[float]) -> "Tenso
     rates_K = torch.tensor(rates, dtype=torch.float32, device=runner.device)
     steps_N = torch.zeros(runner.limits.rows, dtype=torch.int32, device=runner.device)
     runner.alter_draws = lambda drawn: synthetic_draws(drawn, rates_K, steps_N)
-    return rates_K
+    return steps_N
 
 
 def read_rates(text: str, drafts: int) -> list[float]:
