@@ -20,6 +20,8 @@ from cairn.serve.engine import batch, request
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.speculate import occurrences
+from cairn.serve.engine.speculate.acceptance import Acceptance
+from cairn.serve.engine.speculate.controller import Prospect, choose_drafts
 from cairn.serve.engine.speculate.drafter import Ask
 from cairn.serve.engine.speculate.grammar_tokens import GrammarDrafter
 from cairn.serve.engine.speculate.ngram import NgramDrafter
@@ -133,3 +135,20 @@ def test_synthetic_draws_have_the_length_that_was_asked_for(length):
     submit(engine, [prompt_of(9, seed=2)], max_tokens=150)
     engine.run()
     assert engine.scheduler.speculation.counts.length == pytest.approx(length, abs=0.15)
+
+
+@pytest.mark.parametrize("longer", [0.02, 0.05, 0.1, 0.19, 0.4, 0.8])
+def test_a_controller_loses_little_where_nothing_holds_and_nothing_where_all_does(longer):
+    """Of one request: 256 tokens with drafts that are always wrong, then with drafts that are always right."""
+    own, spent = Acceptance(), 0.0
+    for _ in range(256):
+        drafts = choose_drafts([Prospect(own.rate, 7)], lambda tokens: 1.0, (1, 2, 4, 8), longer)[0]
+        spent += 1.0 + (longer if drafts else 0.0)
+        own.note(drafts, 0)
+    assert 256 / spent > 0.95
+    steps, tokens = 0, 0
+    while tokens < 256:  # the text begins to repeat itself
+        drafts = choose_drafts([Prospect(own.rate, 7)], lambda tokens: 1.0, (1, 2, 4, 8), longer)[0]
+        tokens, steps = tokens + 1 + drafts, steps + 1
+        own.note(drafts, drafts)
+    assert tokens / steps > 2.0
