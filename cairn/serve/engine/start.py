@@ -173,6 +173,7 @@ def start_with(
         model.requires_grad_(False)
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
     runner = _runner(runnable, limits, config, head)  # which takes the weights as they are by now
+    runner.adapters.keep(config.max_loras)
     blocks = TimedBlocks(
         limits.pages,
         limits.page_size,
