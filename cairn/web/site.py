@@ -37,8 +37,8 @@ TYPES = {  # written down, because what a system knows about types differs from 
 HEADERS = {
     # Everything comes from this server: no script, style or font from anywhere else, and none inline. Pictures that a
     # person attaches are shown from the data of their message.
-    "content-security-policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; object-src 'none'; form-action 'self'; "
-    "frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; object-src 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # keep it, and ask each time
