@@ -69,6 +69,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """tokens that the model sees; more than it was trained for stretches its positions by YaRN"""
     max_num_seqs: int = DEFAULT_SEQUENCES
     """most requests that run at once"""
+    max_loras: int = 0
+    """adapters that stay on the device; more may be loaded, those used last stay, the others wait on the host; 0: all
+    of them"""
     max_num_batched_tokens: int | None = None
     """most tokens computed in one step"""
     step_ms: float = 0.0
@@ -99,7 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculate: str = "off"
     """guess several tokens and verify them in one step, with the same answers: ngram (what followed the last tokens
     before), suffix (what most often did, in finished answers too), grammar (only what a schema leaves no choice
-    about), a smaller MODEL with the same tokens, auto (suffix) or off"""
+    about), a smaller MODEL with the same tokens, a folder with an EAGLE-3 head, auto (suffix) or off"""
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses of a request in a step; auto: as many as are expected to pay"""
     kernel_cache: str | None = None
@@ -117,6 +120,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _check(name, value, value in (None, "auto") or value >= 1, "at least 1")
         longest = self.long_prefill_token_threshold
         _check("long_prefill_token_threshold", longest, longest >= 0, "0 or more")
+        _check("max_loras", self.max_loras, self.max_loras >= 0, "0 or more")
         _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")
         dtype = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
         msgspec.structs.force_setattr(self, "dtype", dtype)

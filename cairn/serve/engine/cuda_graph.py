@@ -34,6 +34,7 @@ from cairn.serve.engine.step import Chunk
 WARM_RUNS = 1  # before a capture: what is compiled or allocated lazily is so by then
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
 MOST_MIXED = 4096  # tokens
+FEW_ROWS = 4  # of steps for which every number of drafts is captured in advance
 SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a large step
 
 
@@ -43,6 +44,7 @@ class Shape(NamedTuple):
     layout: Layout
     fresh: bool = False  # no sequence has computed anything before
     shared: bool = False  # all sequences begin with the same pages
+    adapters: bool = False  # rows add what their slots add (`engine.adapter_slots`)
 
 
 @functools.cache
@@ -151,11 +153,14 @@ class Graphs:
         self._seen: set[Shape] = set()
         self._pool: Any = None  # torch's handle of a pool of memory
 
-    def ready(self, chunks: Sequence[Chunk], shared: bool = False) -> Shape | None:
+    def ready(
+        self, chunks: Sequence[Chunk], shared: bool = False, adapters: bool = False
+    ) -> Shape | None:
         """The shape whose graph can run these chunks, captured by now. Call it before staging the step."""
         shape = shape_of(chunks, self.limits, shared)
         if shape is None:
             return None
+        shape = shape._replace(adapters=adapters)
         if shape not in self._captured:
             if not self._gains(shape):
                 return None
@@ -182,6 +187,11 @@ class Graphs:
         graph.replay()
         return left
 
+    def forget_adapters(self) -> None:
+        """Steps with adapters have become other ones."""
+        for shape in [shape for shape in self._captured if shape.adapters]:
+            del self._captured[shape]
+
     def common_shapes(self) -> list[Shape]:
         """Every shape that is not large, the largest first: the graphs of the others then fit into its memory."""
         limits = self.limits
@@ -192,6 +202,11 @@ class Graphs:
             sizes, width = decode_sizes(limits.rows), 1 + limits.drafts
             fitting = [size for size in sizes if size * width <= 2 * limits.step_tokens]
             mixed += [verify_shape(size, width, limits) for size in fitting]
+            if limits.device_drafts:  # without drafts, but at lengths that only the device knows
+                mixed += [verify_shape(size, 1, limits) for size in sizes]
+                few = [size for size in fitting if size <= FEW_ROWS]
+                widths = verify_widths(limits.drafts)
+                mixed += [verify_shape(size, some, limits) for size in few for some in widths]
         return [*reversed(mixed), *reversed(decode)]
 
     def capture_common(self) -> None:

@@ -7,19 +7,23 @@ by nobody. Graphs hold everything from the inputs to the sampled token. A step t
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from cairn.core.errors import ConfigError
 from cairn.kernels.paged.cascade import split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
+from cairn.models.eagle import EagleHead
 from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cuda_graph import Graphs, Shape
 from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
+from cairn.serve.engine.pages import Paged
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.shared_prefix import SharedPrefix
@@ -40,11 +44,15 @@ class GPURunner(Runner):
         fused: bool = True,
         invariant: bool = False,
         scales: CacheScales | None = None,
+        head: EagleHead | None = None,
     ) -> None:
-        super().__init__(model, limits, dtype, scales=scales)
+        super().__init__(model, limits, dtype, scales=scales, head=head)
         self.invariant = invariant
         if invariant:
             self.adapters.obstacle = VARIES
+        elif model.build.shards.size == 1:
+            self.adapters.slots = AdapterSlots(model, limits)
+        self._layouts = 0  # of steps with adapters, when their graphs were captured
         self.fused = Fused(model, limits.context, invariant) if fused else None
         why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
         if invariant and why_not:
@@ -75,7 +83,7 @@ class GPURunner(Runner):
         )
         self.graphs = Graphs(limits, self._blank, self._step, largest) if graphs else None
         self.halves = None
-        if self.fused is not None and suits(spec, self.fused):
+        if self.fused is not None and head is None and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
             self.halves = Halves(self.fused, (self.workspace, other))
         self.shared = SharedPrefix(limits.page_size, keys.heads * keys.width)
@@ -94,17 +102,34 @@ class GPURunner(Runner):
         if self.pool.scales is not None and not self.pool.scales.is_known:
             return self._run_first(step, self.pool.scales)
         shared = self._shared_tokens(step)
-        shape = None
-        if self.graphs is not None and not self.adapters.active:  # graphs hold no adapters
-            shape = self.graphs.ready(step.chunks, shared > 0)
+        shape = self._captured(step, shared > 0)
+        self._stage_adapters(step.chunks, None if shape is None else shape.layout.tokens)
         if self.graphs is None or shape is None:
             staged = self.batch.stage(step.chunks, shared=shared)
             return staged, self.forward(staged, step.chunks, shared > 0)
         staged = self.batch.stage(step.chunks, shape.layout, shared)
         return staged, self.graphs.replay(shape)
 
+    def _captured(self, step: Step, shared: bool) -> Shape | None:
+        """The shape whose graph can run this step. Graphs with adapters know slots, not adapters."""
+        adapters = self.adapters
+        if self.graphs is None or not adapters.active:
+            return None if self.graphs is None else self.graphs.ready(step.chunks, shared)
+        slots, numbers = adapters.slots, {chunk.request.adapter for chunk in step.chunks} - {0}
+        if slots is None or not adapters.in_slots or not slots.fit(len(numbers)):
+            return None
+        if slots.layouts != self._layouts:
+            self.graphs.forget_adapters()
+            self._layouts = slots.layouts
+        return self.graphs.ready(step.chunks, shared, adapters=True)
+
+    def _stage_adapters(self, chunks: Sequence[Chunk], tokens: int | None) -> None:
+        if self.adapters.in_slots and self.adapters.slots is not None:
+            self.adapters.slots.stage(chunks, tokens)
+
     def _run_first(self, step: Step, scales: CacheScales) -> tuple[Staged, Forward]:
         """The first prompts, kernel by kernel: each layer sets the scales of its cache before it stores anything."""
+        self._stage_adapters(step.chunks, None)
         staged = self.batch.stage(step.chunks)
         most = max(chunk.count for chunk in step.chunks)
         fresh = most > 1 and all(chunk.start == 0 for chunk in step.chunks)
@@ -126,11 +151,27 @@ class GPURunner(Runner):
 
     def _blank(self, shape: Shape) -> None:
         self.batch.stage([], shape.layout)
+        if shape.adapters:
+            self._stage_adapters([], shape.layout.tokens)
 
     def _step(self, shape: Shape) -> Forward:
         """Whatever lies where the words of such a step lie."""
         extent = Extent(shape.layout.max_query, shape.fresh, self.invariant, shape.shared)
         return self._forward(self.batch.views(shape.layout), extent)
+
+    def attend_rows(
+        self, slots_GB: Tensor, positions_B: Tensor, lengths_B: Tensor, tables_GBP: Tensor
+    ) -> Paged:
+        return PagedOnGPU(
+            self.pool,
+            slots_GB,
+            positions_B,
+            lengths_B,
+            tables_GBP,
+            None,
+            Extent(1),
+            self.workspace,
+        )
 
     def forward(self, staged: Staged, chunks: Sequence[Chunk], shared: bool = False) -> Forward:
         most = max(chunk.count for chunk in chunks)

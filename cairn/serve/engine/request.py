@@ -19,6 +19,7 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
+from cairn.models.vision.picture import Picture
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -31,6 +32,9 @@ Policy = Literal["fcfs", "shortest"]
 Answers = Literal["text", "vectors", "transcripts"]
 LARGEST_VOCABULARY = 2**31
 MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
+DRAFTED = -(
+    2**31
+)  # a draft that the device makes; `kernels.draft_ngrams` puts a token in its place
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
 
 
@@ -51,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
     drafts: int = 0  # most drafted tokens of one request that a step verifies
+    device_drafts: bool = False  # rows keep their texts on the device, which drafts from them
     answers: Answers = "text"  # what comes of a request; a text encoder has vectors
 
     def __post_init__(self) -> None:
@@ -146,6 +151,7 @@ class Request:
         "most_outputs",
         "outputs",
         "params",
+        "pictures",
         "piece_rows",
         "pieces",
         "prefill_until",
@@ -176,6 +182,7 @@ class Request:
         adapter: int = 0,
         pieces: Sequence[Piece] = (),
         piece_rows: Sequence[int] = (),
+        pictures: Sequence[Picture] = (),
         segment: int = 0,
         media: object = None,
         eos_ids: Iterable[int] = (),
@@ -204,6 +211,7 @@ class Request:
         self.checked = False  # by `check_request`
         self.pieces = pieces  # spans of the prompt whose embeddings lie in the arena
         self.piece_rows = list(piece_rows)  # the first row of each
+        self.pictures = pictures  # what the pieces show, for a model that sees
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler
@@ -251,6 +259,18 @@ class Request:
             f"<Request {self.id} {self.finish or self.state}: prompt {len(self.prompt)}, "
             f"outputs {len(self.outputs)}+{self.pending}, computed {self.computed}>"
         )
+
+
+def special(request: Request) -> bool:
+    """Do its draws need more than one kernel gives, such as what the host knows about the tokens before?"""
+    asked = bool(request.params.logit_bias) or request.constraint is not None
+    return asked or len(request.outputs) < request.min_tokens or is_penalised(request)
+
+
+def is_penalised(request: Request) -> bool:
+    params = request.params
+    additive = params.presence_penalty != 0 or params.frequency_penalty != 0
+    return additive or params.repetition_penalty != 1
 
 
 def check_request(request: Request, limits: Limits) -> None:

@@ -15,7 +15,8 @@ from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
 from cairn.kernels.built import use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
-from cairn.models.cache import cache_groups, page_bytes
+from cairn.models.cache import cache_groups, page_bytes, with_draft_layer
+from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_head, convert_weights
 from cairn.models.linear.registry import FORMS, PACKED
@@ -30,6 +31,7 @@ from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.media import WaitingForRows
 from cairn.serve.engine.ranks import Ranks, device_kind, device_of
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
@@ -49,7 +51,9 @@ from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
+from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
 
+MOST_ROWS = {"cpu": 8192, "cuda": 16384}  # of pictures, in the arena
 AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
@@ -134,40 +138,51 @@ def start_with(
     sole: bool = False,
     drafter: Drafter | None = None,
     drafts: int = 0,
+    device_drafts: bool = False,
     arena_rows: int = 0,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
-    verify. `arena_rows`: of embeddings, for prompts with pieces.
+    verify; with `device_drafts` only where the device cannot. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
-    kernels = use_configured(config.kernel_cache) if model.embedding.weight.is_cuda else None
-    chosen = choose_drafter(config, opened) if drafter is None else None
+    on_gpu = model.embedding.weight.is_cuda
+    kernels = use_configured(config.kernel_cache) if on_gpu else None
+    chosen = choose_drafter(config, opened, model) if drafter is None else None
+    head = chosen.head if chosen is not None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
     if config.weights in FORMS:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
     if config.head == "8bit":
         converted.append(convert_head(model, release=sole))
-    limits, sizes = choose_limits(runnable, config)
-    drafts = chosen.drafts if chosen is not None else drafts
-    limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
+    limits, sizes = choose_limits(runnable, config, head is not None)
+    if chosen is not None:
+        drafts, device_drafts = chosen.drafts, chosen.on_device
+    if runnable.tower is not None:
+        most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
+        arena_rows = arena_rows or min(limits.context, most)
+    limits = msgspec.structs.replace(
+        limits, drafts=drafts, device_drafts=device_drafts, arena_rows=arena_rows
+    )
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
     if sole:
         model.requires_grad_(False)
-    on_gpu = model.embedding.weight.is_cuda
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
-    runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
+    runner = _runner(runnable, limits, config, head)  # which takes the weights as they are by now
+    runner.adapters.keep(config.max_loras)
     blocks = TimedBlocks(
         limits.pages,
         limits.page_size,
         prefix_caching=config.enable_prefix_caching,
         groups=limits.groups,
     )
-    speculation = Speculation(drafter) if drafter is not None else None
+    speculation = None
+    if drafter is not None:
+        speculation = Speculation(drafter, on_device=device_drafts)
     if chosen is not None:
         speculation = make_speculation(
             chosen, config, runnable, _row_widths(config, limits, on_gpu)
@@ -201,8 +216,21 @@ def start_with(
     if config.step_ms and not on_gpu and not together:  # ranks would not decide the same
         pace = Pace(max(config.step_ms / 1e3, CPU_STEP_S))
         notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
-    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace)
+    media = _media(opened, runnable, runner, scheduler)
+    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
     return Started(engine, opened, notes)
+
+
+def _media(
+    opened: OpenModel, runnable: Runnable, runner: Runner, scheduler: Scheduler
+) -> WaitingForRows | None:
+    """Where requests with pictures wait, for a model that sees."""
+    rules = opened.checkpoint.image_rules() if opened.checkpoint else None
+    if runnable.tower is None or rules is None:
+        return None
+    tower = TowerRunner(runnable.tower, rules, runner.write_piece)
+    most = MOST_PATCHES[tower.device.type]
+    return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
 
 
 def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:
@@ -226,7 +254,10 @@ def groups_note(limits: Limits) -> str:
     return f"{len(limits.groups)} cache groups: {', '.join(kept)}"
 
 
-def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Sizes]:
+def choose_limits(
+    runnable: Runnable, config: EngineConfig, with_head: bool = False
+) -> tuple[Limits, Sizes]:
+    """`with_head`: the layer of a head keeps keys and values, too."""
     model = runnable.model
     spec, weight = model.spec, model.embedding.weight
     on_gpu = weight.is_cuda
@@ -237,6 +268,7 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
     groups = cache_groups(
         spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
     )
+    groups = with_draft_layer(groups, spec.layers) if with_head else groups
     cache_dtype = cache_type(config, on_gpu) or weight.dtype
     of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
     if config.num_gpu_blocks_override is not None:
@@ -348,12 +380,15 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
     return notes
 
 
-def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
+def _runner(
+    runnable: Runnable, limits: Limits, config: EngineConfig, head: EagleHead | None
+) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
         if config.batch_invariant:
             return InvariantRunner(model, limits)
-        return Runner(model, limits, lean=not config.plain and lean_obstacle(model) is None)
+        lean = not config.plain and lean_obstacle(model) is None
+        return Runner(model, limits, lean=lean, head=head)
     from cairn.serve.engine.gpu_runner import GPURunner
 
     eager = config.enforce_eager or config.plain
@@ -368,6 +403,7 @@ def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
         scales=None
         if dtype is None
         else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
+        head=head,
     )
     if config.load_in_advance:
         runner.warm_up()
