@@ -214,12 +214,14 @@ def _dial_acceptance(engine: "Engine", asked: str) -> list[float]:
 
 def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
     """What the forms of this engine read for a weight and for a key or value."""
+    from cairn.models.experts import ExpertLayer
     from cairn.models.linear.maps import linears
 
     read = [(part.read_bytes(), math.prod(part.shape_NK())) for part in linears(model)]
+    for layer in model.modules():
+        if isinstance(layer, ExpertLayer):
+            read += [(w.nbytes, math.prod(w.shape)) for w in layer.matrices()]
     weight = sum(nbytes for nbytes, _ in read) / sum(count for _, count in read)
-    if model.spec.experts is not None:  # whose matrices are no linear maps
-        weight = model.embedding.weight.itemsize
     return Bytes(weight, engine.runner.pool.cache.itemsize)
 
 

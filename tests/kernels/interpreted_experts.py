@@ -9,15 +9,20 @@ from hypothesis import strategies as st
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.experts.combine import combine, combine_reference
+from cairn.kernels.experts.grouped_large import LargeTiles, gather_rows, grouped_large
 from cairn.kernels.experts.grouped_matmul import (
+    SWIGLU,
+    Gating,
     _key,
     grouped_matmul,
     grouped_matmul_reference,
     grouped_parts,
     grouped_parts_reference,
 )
+from cairn.kernels.experts.matrices import quantize_experts, round_mxfp4
 from cairn.kernels.experts.route import Routing, route, route_reference
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
+from cairn.kernels.quantize.quantize import quantize
 from cairn.kernels.tuned import trying
 
 TALL = dict(block_m=16, block_n=32, block_k=32, warps=4, stages=2)
@@ -73,8 +78,12 @@ def test_grouped(tiles, swiglu, hot):
     x = torch.randn(tokens, k).bfloat16()
     w = (torch.randn(count, n, k) * k**-0.5).bfloat16()
     with trying("grouped_matmul", _key(len(pairs.order_P), w, swiglu), tiles):
-        y = grouped_matmul(x, w, pairs, gather=True, swiglu=swiglu, impl="triton")
-    exact = grouped_matmul_reference(x.double(), w, pairs, gather=True, swiglu=swiglu)
+        y = grouped_matmul(
+            x, w, pairs, gather=True, gating=SWIGLU if swiglu else None, impl="triton"
+        )
+    exact = grouped_matmul_reference(
+        x.double(), w, pairs, gather=True, gating=SWIGLU if swiglu else None
+    )
     real = int(pairs.ends_E[-1])
     assert relative_error(y[:real], exact[:real]) < 1e-2
 
@@ -119,6 +128,53 @@ def test_a_row_is_the_same_in_any_company():
     many = grouped_matmul(x, w, together, gather=True, one_tile=True, impl="triton")
     one = grouped_matmul(x[7:8].contiguous(), w, alone, gather=True, one_tile=True, impl="triton")
     assert torch.equal(many[together.places_P[14:16].long()], one[alone.places_P.long()])
+
+
+def forms(w):
+    return {"float": w, "fp8": quantize_experts(w), "mxfp4": round_mxfp4(w)}
+
+
+@pytest.mark.parametrize("kind", ["float", "fp8", "mxfp4"])
+@pytest.mark.parametrize("few", [False, True], ids=["sorted", "few"])
+def test_forms_biases_and_the_clamped_gate(kind, few):
+    tokens, count, n, k = 5, 3, 96, 144  # neither whole tiles of rows nor of columns
+    chosen = torch.tensor([[0, 2], [-1, -1], [2, 0], [2, 1], [0, 2]], dtype=torch.int32)
+    pairs = FewPairs(chosen.flatten(), 2) if few else sort_pairs(chosen, count)
+    floats = (torch.randn(count, n, k) * k**-0.5).bfloat16()
+    w, bias = forms(floats)[kind], torch.randn(count, n).bfloat16()
+    x = torch.randn(tokens, k).bfloat16()
+    x = quantize(x) if kind == "fp8" else x
+    how = dict(gather=True, gating=Gating(1.5), bias_EN=bias)
+    tiles = TALL if kind != "mxfp4" else TALL | dict(block_k=128)
+    with trying("grouped_matmul", _key(tokens * 2, w, True), tiles):
+        y = grouped_matmul(x, w, pairs, **how, impl="triton")
+    exact = grouped_matmul_reference(x, w, pairs, **how)
+    real = chosen.flatten() >= 0 if few else slice(int(pairs.ends_E[-1]))
+    assert relative_error(y[real], exact[real]) < 1e-2
+    down = forms((torch.randn(count, 24, n // 2) * 0.2).bfloat16())[kind]
+    y = exact.nan_to_num()
+    rows, added = quantize(y) if kind == "fp8" else y, torch.randn(count, 24).bfloat16()
+    weights = torch.rand(tokens, 2) * (chosen >= 0)
+    with trying("grouped_matmul", _key(tokens * 2, down, False), tiles):
+        parts = grouped_parts(rows, down, pairs, weights, bias_EN=added, impl="triton")
+    wanted = grouped_parts_reference(rows, down, pairs, weights, added)
+    visited = chosen[:, 0] >= 0
+    assert relative_error(parts[:, visited], wanted[:, visited]) < 1e-2
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("hot", [False, True])
+def test_the_persistent_form(swiglu, hot):
+    tokens, count, n, k = 45, 5, 80, 72
+    pairs = routed(tokens, count, 2, hot)
+    x = torch.randn(tokens, k).bfloat16()
+    w = (torch.randn(count, n, k) * k**-0.5).bfloat16()
+    tiles = LargeTiles(16, 32, 32, 4, 2, per_sm=1, flatten=True)
+    y = grouped_large(gather_rows(x, pairs), w, pairs.ends_E, tiles, swiglu=swiglu)
+    gating = SWIGLU if swiglu else None
+    exact = grouped_matmul_reference(x.double(), w, pairs, gather=True, gating=gating)
+    real = int(pairs.ends_E[-1])
+    assert relative_error(y[:real], exact[:real]) < 1e-2
 
 
 @pytest.mark.parametrize("wrong", ["x", "w_ENK", "order_P", "ends_E", "weights_TK"])

@@ -61,6 +61,7 @@ class Plan(NamedTuple):
     block: int  # rows of the cache in a step
     parts: int
     warps: int
+    stages: int = 2
 
     @property
     def rows(self) -> int:
@@ -212,8 +213,9 @@ def _launch(call: Latents) -> Tensor:
     tokens, heads, width = call.q_THE.shape
     plan = plan_of(heads, call.max_query, tokens, call.sequences, call.q_THE)
     kind = torch.float32 if plan.parts > 1 else call.q_THE.dtype
-    # Rows behind the last sequence belong to nobody: they stay zero.
-    out = torch.zeros(plan.parts, tokens, heads, call.rank, dtype=kind, device=call.q_THE.device)
+    # Rows behind the last sequence belong to nobody: they become zero.
+    make = torch.empty if plan.parts > 1 else torch.zeros
+    out = make(plan.parts, tokens, heads, call.rank, dtype=kind, device=call.q_THE.device)
     lse = torch.full(out.shape[:3], -torch.inf, device=out.device) if plan.parts > 1 else out
     starts = call.lengths if call.starts is None else call.starts
     tiles = tokens // plan.queries + call.sequences
@@ -225,17 +227,37 @@ def _launch(call: Latents) -> Tensor:
         HEADS=heads, TILE_HEADS=plan.heads, TILE_QUERIES=plan.queries, RANK=call.rank,
         R=max(16, power_of_2(call.rank)), ROTATED=width - call.rank, P=max(16, power_of_2(width - call.rank)),
         PAGE=call.page_size, BLOCK=plan.block, PARTS=plan.parts, SEQUENCES=bucket(call.sequences),
-        STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32, num_warps=plan.warps, num_stages=2,
+        STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32, num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
     return _added_up(out, lse, call.q_THE.dtype) if plan.parts > 1 else out[0]
 
 
+@triton.jit
+def _add_up_kernel(parts, lse, out, rows, RANK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr):
+    """One row of one head: its parts, weighed by their log-sum-exp (base 2); one that saw nothing is 0."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    column = tl.arange(0, R)
+    level = tl.load(lse + part * rows + row)
+    top = tl.max(level, 0)
+    weight = tl.math.exp2(level - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    wanted = (weight > 0.0)[:, None] & (column < RANK)[None, :]  # others may not be written
+    at = parts + (part * rows + row)[:, None] * RANK + column[None, :]
+    values = tl.load(at, mask=wanted, other=0.0)
+    result = tl.sum(values * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + row * RANK + column, result.to(out.dtype.element_ty), mask=column < RANK)
+
+
 def _added_up(out_STHR: Tensor, lse_STH: Tensor, dtype: torch.dtype) -> Tensor:
-    """Parts, weighed by their log-sum-exp (base 2); a row that saw nothing is 0."""
-    top_TH = lse_STH.amax(0).clamp(min=-1e30)
-    weights_STH = torch.exp2(lse_STH - top_TH)
-    weights_STH = weights_STH / weights_STH.sum(0).clamp(min=1e-30)
-    return torch.einsum("sthr,sth->thr", out_STHR, weights_STH).to(dtype)
+    parts, tokens, heads, rank = out_STHR.shape
+    y_THR = torch.empty(tokens, heads, rank, dtype=dtype, device=out_STHR.device)
+    kernel: Any = _add_up_kernel
+    kernel[(tokens * heads,)](
+        out_STHR, lse_STH, y_THR, tokens * heads,
+        RANK=rank, R=max(16, power_of_2(rank)), PARTS=parts, num_warps=4,
+    )  # fmt: skip
+    return y_THR
 
 
 def plan_of(heads: int, max_query: int, tokens: int, sequences: int, on: Tensor) -> Plan:

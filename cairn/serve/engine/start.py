@@ -17,7 +17,7 @@ from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_head, convert_weights
-from cairn.models.linear.registry import FORMS, PACKED
+from cairn.models.linear.registry import CONVERTED, PACKED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
@@ -143,7 +143,7 @@ def start_with(
     chosen = choose_drafter(config, opened) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
-    if config.weights in FORMS:  # before the memory that is left is counted
+    if config.weights in CONVERTED:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
     if config.head == "8bit":
         converted.append(convert_head(model, release=sole))
@@ -324,9 +324,11 @@ def _check_form(config: EngineConfig, on_gpu: bool) -> None:
             f"weights is {config.weights}, which is for a CPU",
             hint="use --weights fp8, or leave it out",
         )
-    invariant_too = on_gpu and config.weights in FORMS  # which have one tile for any number of rows
+    invariant_too = (
+        on_gpu and config.weights in CONVERTED
+    )  # which have one tile for any number of rows
     exact = config.plain or (config.batch_invariant and not invariant_too)
-    if config.weights in (*PACKED, *FORMS) and exact:
+    if config.weights in (*PACKED, *CONVERTED) and exact:
         mode = "plain" if config.plain else "batch_invariant"
         raise ConfigError(
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
