@@ -227,7 +227,8 @@ def _launch(call: Latents) -> Tensor:
         HEADS=heads, TILE_HEADS=plan.heads, TILE_QUERIES=plan.queries, RANK=call.rank,
         R=max(16, power_of_2(call.rank)), ROTATED=width - call.rank, P=max(16, power_of_2(width - call.rank)),
         PAGE=call.page_size, BLOCK=plan.block, PARTS=plan.parts, SEQUENCES=bucket(call.sequences),
-        STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32, num_warps=plan.warps, num_stages=plan.stages,
+        STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32,
+        num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
     return _added_up(out, lse, call.q_THE.dtype) if plan.parts > 1 else out[0]
 
