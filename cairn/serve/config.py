@@ -9,7 +9,7 @@ import msgspec
 import tyro
 
 from cairn.core.errors import ConfigError
-from cairn.models.linear.registry import NAMES
+from cairn.models.linear.registry import FORMS, NAMES
 from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
 from cairn.serve.engine.request import MOST_DRAFTS
 
@@ -53,10 +53,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: str = "auto"
     """bfloat16, float16 or float32"""
     weights: str = "auto"
-    """form of the weights: float (exact), fp8 (dense models), on a CPU int8 or int4; auto: as few bits as the file"""
+    """form of the weights: float (exact), fp8 or w4a16 (dense models), on a CPU int8, int4 or packed; auto: as few bits
+    as the file has"""
     quantization: str | None = None
-    """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 makes one of
-    floating point so. Default: what its config.json says"""
+    """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 and w4a16 make
+    one of floating point so. Default: what its config.json says"""
     head: str = "auto"
     """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
     kv_cache_dtype: Annotated[str, tyro.conf.arg(aliases=["--kv-cache"])] = "auto"
@@ -137,7 +138,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.quantization is None:
             return
         method = ALIASES.get(self.quantization, self.quantization)
-        known = (*METHODS, GGUF)
+        known = tuple(dict.fromkeys((*METHODS, GGUF, *FORMS)))
         _check("quantization", method, method in known, f"one of {', '.join(known)}")
         msgspec.structs.force_setattr(self, "quantization", method)
 

@@ -1,4 +1,4 @@
-"""Float8 weights and float8 keys and values in the engine on a GPU: near the exact form, in graphs and without."""
+"""Few bits in the engine on a GPU, in graphs and without: float8 near the exact form, 4-bit weights as dequantised."""
 
 import pytest
 import torch
@@ -9,7 +9,10 @@ from cairn.kernels.quantize.quantize import dequantize
 from cairn.models.build import Build
 from cairn.models.fused import Fused, FusedResidual, FusedStep
 from cairn.models.linear.convert import convert_weights
+from cairn.models.linear.maps import Vocabulary, linears
+from cairn.models.linear.packed_int4 import nearest_levels
 from cairn.models.presets import preset
+from cairn.models.quantized.planes import dequantized
 from cairn.models.runnable import open_model
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
@@ -27,9 +30,12 @@ SWITCHES = {
 }
 
 
-def engine_of(shape="tiny", **switches):
+def engine_of(shape="tiny", rounded=False, **switches):
     opened = open_model(f"random:{shape}")
     runnable = opened.load("cuda", "bfloat16")
+    for part in linears(runnable.model) if rounded else ():
+        for weight_NK in () if isinstance(part, Vocabulary) else part.matrices():
+            weight_NK.data.copy_(dequantized(nearest_levels(weight_NK)))
     config = EngineConfig(
         model=f"random:{shape}", device="cuda", max_model_len=512, max_num_seqs=16, **switches
     )
@@ -85,6 +91,17 @@ def test_quantised_weights_and_a_float8_cache(name, form):
     assert (found - exact).abs().mean() < 0.1
     again = prompt_logprobs(engine, prompts)  # from cached prefixes, or replayed
     assert (again - exact).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_4_bit_weights_answer_as_their_dequantised_ones(name):
+    """Steps of few and of many rows, the largest captured first, before the rows of gate and up are reordered."""
+    prompts = [prompt_of(n, seed=n) for n in LENGTHS]
+    exact = prompt_logprobs(engine_of(rounded=True), prompts)
+    engine = engine_of(weights="w4a16", load_in_advance=name == "everything", **SWITCHES[name])
+    for _ in range(2):  # again from cached prefixes, or replayed
+        found = prompt_logprobs(engine, prompts)
+        assert (found - exact).abs().mean() < 0.02
 
 
 def test_invariant_in_float8():

@@ -40,8 +40,9 @@ def test_quantization_is_checked_against_the_checkpoint():
         EngineConfig(model=W4, quantization="bitsandbytes")
 
 
-def test_fp8_makes_a_checkpoint_in_floating_point_so():
+def test_some_schemes_make_a_checkpoint_in_floating_point_so():
     assert configured("random:qwen3-0.6b", quantization="fp8").weights == "fp8"
+    assert configured("random:qwen3-0.6b", quantization="w4a16").weights == "w4a16"
     with pytest.raises(ConfigError, match=r"quantization is awq, and .* is in floating point"):
         configured("random:qwen3-0.6b", quantization="awq")
     with pytest.raises(ConfigError, match="quantization is fp8, and weights is int8"):

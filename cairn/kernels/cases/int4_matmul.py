@@ -15,18 +15,20 @@ from cairn.kernels.matmul.int4_matmul import (
     ROW_BYTES,
     Int4,
     _dequantize_kernel,
-    average_registers,
     cost,
     int4_matmul,
     int4_plan,
     int4_reference,
+    registers_of,
+    row_block,
     stage_bytes,
+    stages_of,
     unit_of,
 )
 from cairn.kernels.matmul.int4_stream import int4_kernel
 from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES, packed_tiles
 from cairn.kernels.matmul.projections import QWEN3_8B
-from cairn.kernels.matmul.skinny_plans import Plan, row_block
+from cairn.kernels.matmul.skinny_plans import Plan
 from cairn.kernels.tuned import Tuning
 
 KERNEL = "cairn.kernels.matmul.int4_matmul"
@@ -51,16 +53,19 @@ def _variant(
     constants: dict[str, Any] = dict(
         bias=None, GROUP=group, UNITS=plan.block_k // unit, SPLIT=split
     )
-    constants |= dict(PIECES=plan.block_n // TILE, STAGES=plan.stages, SWIGLU=swiglu, OVERLAP=True)
+    registers = registers_of(m, plan)
+    constants |= dict(GROUPS=plan.warps // 4, REGISTERS=registers.multiplying)
+    constants |= dict(STAGES=stages_of(plan), SWIGLU=swiglu, OVERLAP=True)
     constants |= {"EARLY": True, **({} if split > 1 else {"parts": None})}
     constants |= {} if shifts else {"shifts": None}
     more = f"{', shifts' * shifts}{', swiglu' * swiglu}"
     return Variant(
-        f"int4 {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages{more}",
+        f"int4 {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages, "
+        f"{plan.warps} warps{more}",
         int4_kernel,
         {name: types[name] for name in kernel.arg_names if name in types},
         {name: constants[name] for name in kernel.arg_names if name in constants},
-        {"num_warps": plan.warps, "maxnreg": average_registers(m, plan)},
+        {"num_warps": 4, "maxnreg": registers.average},
         (*pointers, "stride_y", "N", "K"),
         "wgmma",
         gluon=True,
@@ -70,6 +75,7 @@ def _variant(
 _SHIPPED = [
     *(_variant(int4_plan(m, p.n, p.k, GROUP), m, p.k) for p in PROJECTIONS for m in BATCHES),
     _variant(int4_plan(8, 24576, 4096, GROUP), 8, 4096, swiglu=True),
+    _variant(int4_plan(8, 6144, 4096, GROUP)._replace(split=1, warps=8, stages=8), 8, 4096),
     _variant(int4_plan(8, 24576, 4096, 64, True), 8, 4096, 64, shifts=True),
     Variant(
         "int4 dequantise",
@@ -123,17 +129,15 @@ def _prepare(m: int, n: int, k: int) -> Prepared:
 
 
 def plans(m: int, n: int, k: int, group: int = GROUP) -> list[Plan]:
-    """Around the default: more and fewer parts, taller tiles, narrower steps, deeper and flatter rings."""
+    """Around the default: more and fewer parts, one warpgroup or two, narrower steps, deeper and flatter rings."""
     found = [int4_plan(m, n, k, group)]
-    for split, pieces, width in product((1, 2, 4, 8), (1, 2), (128, 256)):
-        programs = n // (TILE * pieces) * split
-        divides = n % (TILE * pieces) == 0 and k % width == 0
-        if not divides or not 60 <= programs <= 1600 or k < split * 512:
+    for split, warps, width in product((1, 2, 4, 8), (4, 8), (128, 256)):
+        groups = n // TILE * split * warps // 4
+        if k % width or not 60 <= groups <= 1600 or k < split * 512:
             continue
-        for kib in (48, 72, 110, 220):  # four, three, two programs or one on a multiprocessor
-            stages = min((kib << 10) // stage_bytes(m, width, group, pieces=pieces), 16)
-            if stages >= 3:
-                found.append(Plan("int4", pieces * TILE, width, split, 4, stages))
+        for kib in (40, 54, 72) if warps == 4 else (72, 108):
+            stages = min((kib << 10) // stage_bytes(m, width, group), 16)
+            found += [Plan("int4", TILE, width, split, warps, stages)] if stages >= 2 else []
     return list(dict.fromkeys(found))
 
 

@@ -3,7 +3,7 @@
     w = scale * (level - 8) + shift       a scale, and perhaps a shift, for each row and each group of columns
     x [M, K] bfloat16, w [N, K]  ->  + bias  ->  SwiGLU  ->  y [M, N]; or the float32 parts of a K that was cut
 
-Weights are `int4_tiles`; `int4_stream` multiplies them for up to 64 rows. For more rows they are dequantised into a
+Weights are `int4_tiles`; `int4_stream` multiplies them for up to 128 rows. For more rows they are dequantised into a
 matrix of bfloat16 by `dequantize_int4`, once for each product: the tensor cores are the limit there.
 Bytes moved for few rows: N*K/2, 4*N*K/group of scales (twice with shifts), 2*M*K and 2*M*N.
 """
@@ -22,12 +22,15 @@ from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference
 from cairn.kernels.matmul.int4_stream import int4_kernel
 from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES, unpacked_tiles
 from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS, launch_constants, tile_descriptor
-from cairn.kernels.matmul.skinny_plans import FEW_ROWS, Plan, row_block
+from cairn.kernels.matmul.skinny_plans import FEW_ROWS, Plan, padded_rows
 from cairn.kernels.tuned import tuned
 
-RING = 72 << 10  # bytes of shared memory: three programs on a multiprocessor
+MOST_ROWS = 128  # of x: with more, dequantising costs less than unpacking for each 64 rows
+RING = 54 << 10  # bytes of shared memory: four programs on a multiprocessor
 WIDEST = 256  # columns at a time
 ROW_BYTES = 128  # of tiles as TMA sees them
+PROGRAMS = 256  # fewer leave multiprocessors waiting
+SHORTEST_PART = 1024  # columns
 UNIT = 128  # columns that are multiplied before they are scaled, at most
 
 
@@ -120,7 +123,7 @@ def int4_matmul(
     prefetch: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x [M, K] bfloat16 with at most 64 rows. With SwiGLU the rows of w are in the order of `paired_rows`."""
+    """x [M, K] bfloat16 with at most 128 rows. With SwiGLU the rows of w are in the order of `paired_rows`."""
     x = _checked(x_MK, w)
     epilogue = Epilogue(bias_N, activation)
     (m, k), n = x.shape, w.shape[0]
@@ -159,7 +162,7 @@ def _by_reference(x: Tensor, w: Int4, epilogue: Epilogue) -> Tensor:
 def _checked(x_MK: Tensor, w: Int4) -> Tensor:
     _check_weight(w)
     check("x_MK", x_MK, dtypes=(torch.bfloat16,), shape=(None, w.shape[1]), beside=w.tiles)
-    require(len(x_MK) <= FEW_ROWS, "x_MK", f"at most {FEW_ROWS} rows", len(x_MK))
+    require(len(x_MK) <= MOST_ROWS, "x_MK", f"at most {MOST_ROWS} rows", len(x_MK))
     return as_rows("x_MK", x_MK)
 
 
@@ -177,20 +180,25 @@ def _check_weight(w: Int4) -> None:
 
 
 def int4_plan(m: int, n: int, k: int, group: int, shifts: bool = False) -> Plan:
-    """Three programs on a multiprocessor, and K cut until all of them have work."""
+    """Four programs on a multiprocessor, each of which waits much, and K cut until all of them have work."""
     width = next(width for width in (WIDEST, 128, TILE) if k % width == 0)
     pieces, split = n // TILE, 1
-    while pieces * split < 192 and k >= 2 * split * 1024:
+    while pieces * split < PROGRAMS and k >= 2 * split * SHORTEST_PART:
         split *= 2
     steps = -(-k // (width * split))
     stage = stage_bytes(m, width, group, shifts)
-    return Plan("int4", TILE, width, split, 4, max(2, min(RING // stage, steps + 1, 12)))
+    return Plan("int4", TILE, width, split, 4, max(2, min(RING // stage, steps)))
 
 
-def stage_bytes(m: int, width: int, group: int, shifts: bool = False, pieces: int = 1) -> int:
+def row_block(m: int) -> int:
+    """Rows of x that a program takes."""
+    return min(padded_rows(max(m, 1)), FEW_ROWS)
+
+
+def stage_bytes(m: int, width: int, group: int, shifts: bool = False) -> int:
     """Of shared memory, for one step of weights, scales and x."""
     scales = width // unit_of(width, group) * TILE * 4 * (1 + shifts)
-    return width // TILE * (pieces * TILE_BYTES + row_block(m) * TILE * 2) + pieces * scales
+    return width // TILE * (TILE_BYTES + row_block(m) * TILE * 2) + scales
 
 
 def unit_of(width: int, group: int) -> int:
@@ -198,16 +206,27 @@ def unit_of(width: int, group: int) -> int:
     return UNIT if width % UNIT == 0 and group % UNIT == 0 else TILE
 
 
-def average_registers(m: int, plan: Plan) -> int:
-    """Of the threads that multiply and of those that copy, which have 24."""
-    sums = (
-        row_block(m) // 2 * (plan.block_n // TILE + 2)
-    )  # of a thread: products that run, and sums
-    return 80 if sums <= 48 else 112
+def stages_of(plan: Plan) -> int:
+    """Of two warpgroups each has buffers of its own, so that none waits for a phase two ahead: an even number."""
+    groups = plan.warps // 4
+    return max(groups, plan.stages // groups * groups)
+
+
+class Registers(NamedTuple):
+    """Of a thread: on average, and of one that multiplies. One that copies has 24."""
+
+    average: int
+    multiplying: int
+
+
+def registers_of(m: int, plan: Plan) -> Registers:
+    groups = plan.warps // 4
+    multiplying = 104 if row_block(m) <= 8 else 136 if row_block(m) <= 32 else 200
+    return Registers(-(-(multiplying * groups + 24) // (groups + 1) // 8) * 8, multiplying)
 
 
 def plan_of(m: int, n: int, k: int, w: Int4) -> Plan:
-    key = f"m={row_block(max(m, 1))},n={n},k={k},group={w.group}"
+    key = f"m={row_block(m)},n={n},k={k},group={w.group}"
     default = int4_plan(m, n, k, w.group, w.shifts_GN is not None)
     return Plan(**tuned("int4_matmul", key, default._asdict()))
 
@@ -217,11 +236,12 @@ def launch(
 ) -> None:
     """Run the kernels on checked operands."""
     (m, k), n = x.shape, w.shape[0]
-    split, swiglu = plan.parts(k), epilogue.activation is not None
+    if epilogue.activation is not None:  # which needs whole sums of gate and up in one program
+        plan = plan._replace(split=1)
+    split = plan.parts(k)
     if split == 1:
         _launch_stream(x, w, y, None, epilogue, plan, prefetch)
         return
-    require(not swiglu, "activation", "none where K is cut", epilogue.activation)
     parts = y.new_empty(split, m, n, dtype=torch.float32)
     _launch_stream(x, w, y, parts, Epilogue(), plan, prefetch)
     common = launch_constants(plan, prefetch)
@@ -249,20 +269,22 @@ def _launch_stream(
     rows, split, unit = row_block(m), plan.parts(k), unit_of(plan.block_k, w.group)
     bytes_ = w.tiles.view(torch.int8).view(-1, ROW_BYTES)
     shifts = None if w.shifts_GN is None else tile_descriptor(w.shifts_GN, [1, TILE])
+    registers = registers_of(m, plan)
     kernel: Any = int4_kernel
-    kernel[(n // plan.block_n * split * triton.cdiv(m, rows),)](
+    kernel[(n // TILE * split * triton.cdiv(m, rows),)](
         tile_descriptor(x, [rows, unit]),
         tile_descriptor(bytes_, [unit // 4, ROW_BYTES]),
         *(tile_descriptor(w.scales_GN, [1, TILE]), shifts),
         *(epilogue.bias_N, y, parts, y.stride(-2), m, n, k),
         GROUP=w.group,
         UNITS=plan.block_k // unit,
-        PIECES=plan.block_n // TILE,
         SPLIT=split,
-        STAGES=plan.stages,
+        STAGES=stages_of(plan),
         SWIGLU=epilogue.activation is not None,
-        maxnreg=average_registers(m, plan),
-        **launch_constants(plan, prefetch),
+        GROUPS=plan.warps // 4,
+        REGISTERS=registers.multiplying,
+        maxnreg=registers.average,
+        **launch_constants(plan, prefetch) | {"num_warps": 4},
     )
 
 

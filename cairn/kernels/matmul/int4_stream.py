@@ -1,14 +1,15 @@
 # pyrefly: ignore-errors
 """The kernel of int4_matmul, in Gluon for sm_90: 4-bit weights become the register operand of the tensor cores.
 
-    ring    STAGES buffers, each PIECES x 64 rows of packed weights, their scales, and BM rows of x; filled by TMA
-    step    UNITS of at most one group of columns, for each piece: unpack -> multiply -> sums += scale * product
+    ring    STAGES buffers, each 64 rows of packed weights, their scales, and BM rows of x; filled by TMA
+    step    UNITS of at most one group of columns: unpack -> multiply -> sums += scale * product
 
-One warp copies, four multiply: unpacking takes half of the instructions that a multiprocessor can issue while weights
-arrive, and leaves none for four warps to copy, too. While the tensor cores multiply one unit, the next is unpacked: one
-shift, one mask and one subtraction for two weights. A level in the low bits of bfloat16's 128 is 128 + level, and 136
-less leaves the whole number level - 8 exactly. Shifts that are not -8 * scale multiply the unit's sum of x, which the
-tensor cores compute beside it with a matrix of ones. The order of work is that of skinny_stream.
+One warp copies; one warpgroup multiplies, or two take turns and join their sums in the end. Unpacking takes half of
+the instructions that a multiprocessor can issue while weights arrive, and leaves none for all warps to copy, too. While
+the tensor cores multiply one unit, the next is unpacked: one shift, one mask and one subtraction for two weights. A
+level in the low bits of bfloat16's 128 is 128 + level, and 136 less leaves the whole number level - 8 exactly. Shifts
+that are not -8 * scale multiply the unit's sum of x, which the tensor cores compute beside it with a matrix of ones.
+The order of work is that of skinny_stream.
 """
 
 from triton.experimental import gluon
@@ -64,26 +65,19 @@ def _unpacked(raw, layout: gl.constexpr):
 @gluon.jit
 def _ask_w(
     w, scales, shifts, packed, factors, added, full, slot, tile, k, more, tiles_k,
-    GROUP: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, PIECES: gl.constexpr, BYTES: gl.constexpr,
+    GROUP: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     """Weights and scales of one step."""
-    mbarrier.expect(full.index(slot), BYTES, pred=more)
     bar = full.index(slot)
-    for piece in gl.static_range(PIECES):
-        for unit in gl.static_range(UNITS):
-            at = k + unit * UNIT
-            row = ((tile * PIECES + piece) * tiles_k + at // PIECE) * 16
-            place = [at // GROUP, (tile * PIECES + piece) * PIECE]
-            tma.async_copy_global_to_shared(
-                w, [row, 0], bar, packed[piece * UNITS + unit].index(slot), pred=more
-            )
-            tma.async_copy_global_to_shared(
-                scales, place, bar, factors[piece * UNITS + unit].index(slot), pred=more
-            )
-            if shifts is not None:
-                tma.async_copy_global_to_shared(
-                    shifts, place, bar, added[piece * UNITS + unit].index(slot), pred=more
-                )
+    mbarrier.expect(bar, BYTES, pred=more)
+    for unit in gl.static_range(UNITS):
+        at = k + unit * UNIT
+        row = (tile * tiles_k + at // PIECE) * 16
+        place = [at // GROUP, tile * PIECE]
+        tma.async_copy_global_to_shared(w, [row, 0], bar, packed[unit].index(slot), pred=more)
+        tma.async_copy_global_to_shared(scales, place, bar, factors[unit].index(slot), pred=more)
+        if shifts is not None:
+            tma.async_copy_global_to_shared(shifts, place, bar, added[unit].index(slot), pred=more)
 
 
 @gluon.jit
@@ -95,14 +89,59 @@ def _ask_x(x, values, full, slot, m0, k, more, UNIT: gl.constexpr, UNITS: gl.con
 
 
 @gluon.jit
-def _rings(descriptor, COUNT: gl.constexpr, STAGES: gl.constexpr):
-    """COUNT allocations of STAGES times what the descriptor describes."""
+def _rings(descriptor, UNITS: gl.constexpr, STAGES: gl.constexpr):
+    """UNITS allocations of STAGES times what the descriptor describes."""
     shape: gl.constexpr = descriptor.block_type.shape
     made = ()
-    for _ in gl.static_range(COUNT):
+    for _ in gl.static_range(UNITS):
         memory = gl.allocate_shared_memory(descriptor.dtype, [STAGES] + shape, descriptor.layout)  # noqa: RUF005
         made = made + (memory,)  # noqa: RUF005
     return made
+
+
+@gluon.jit
+def _copy(
+    x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count, tiles_k,
+    GROUP: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """Fills the ring with w, waits for the predecessor, adds x, and fills again what was used."""
+    UNIT: gl.constexpr = x.block_type.shape[1]
+    BK: gl.constexpr = UNITS * UNIT
+    PLANES: gl.constexpr = 1 if shifts is None else 2
+    OF_W: gl.constexpr = w.block_type.nbytes + PLANES * scales.block_type.nbytes
+    BYTES: gl.constexpr = UNITS * (x.block_type.nbytes + OF_W)
+    if OVERLAP and not EARLY:
+        gdc_wait()
+    for step in gl.static_range(STAGES):
+        _ask_w(w, scales, shifts, packed, factors, added, full, step, tile, (begin + step) * BK, step < count, tiles_k,
+               GROUP, UNIT, UNITS, BYTES)  # fmt: skip
+    if OVERLAP and EARLY:
+        gdc_wait()
+    for step in gl.static_range(STAGES):
+        _ask_x(x, values, full, step, m0, (begin + step) * BK, step < count, UNIT, UNITS)
+    for step in range(STAGES, count):
+        slot = step % STAGES
+        k = (begin + step) * BK
+        mbarrier.wait(free.index(slot), step // STAGES % 2 ^ 1)
+        _ask_w(w, scales, shifts, packed, factors, added, full, slot, tile, k, True, tiles_k, GROUP, UNIT, UNITS,
+               BYTES)  # fmt: skip
+        _ask_x(x, values, full, slot, m0, k, True, UNIT, UNITS)
+
+
+@gluon.jit
+def _sums_of_x(values, turn, UNITS: gl.constexpr, layout: gl.constexpr):
+    """The sum of each unit's columns of x, in every row of the result."""
+    BM: gl.constexpr = values[0].shape[1]
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    ones = gl.full([PIECE, values[0].shape[2]], 1.0, gl.bfloat16, operand)
+    found = ()
+    for unit in gl.static_range(UNITS):
+        sums = gl.zeros([PIECE, BM], gl.float32, layout)
+        across = values[unit].index(turn).permute((1, 0))
+        sums = warpgroup_mma(ones, across, sums, use_acc=False, is_async=True)
+        sums, _ones = warpgroup_mma_wait(0, (sums, ones))
+        found = found + (sums,)  # noqa: RUF005
+    return found
 
 
 @gluon.jit
@@ -117,102 +156,61 @@ def _scaled(total, going, of_x, scale, shift, outstanding: gl.constexpr, SHIFTS:
 
 
 @gluon.jit
-def _copy(
-    x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count, tiles_k,
-    GROUP: gl.constexpr, UNITS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-    EARLY: gl.constexpr,
-):  # fmt: skip
-    """Fills the ring with w, waits for the predecessor, adds x, and fills again what was used."""
-    UNIT: gl.constexpr = x.block_type.shape[1]
-    PLANES: gl.constexpr = 1 if shifts is None else 2
-    OF_W: gl.constexpr = PIECES * UNITS * (w.block_type.nbytes + PLANES * scales.block_type.nbytes)
-    BYTES: gl.constexpr = UNITS * x.block_type.nbytes + OF_W
-    if OVERLAP and not EARLY:
-        gdc_wait()
-    for step in gl.static_range(STAGES):
-        _ask_w(w, scales, shifts, packed, factors, added, full, step, tile, (begin + step) * (UNITS * UNIT),
-               step < count, tiles_k, GROUP, UNIT, UNITS, PIECES, BYTES)  # fmt: skip
-    if OVERLAP and EARLY:
-        gdc_wait()
-    for step in gl.static_range(STAGES):
-        _ask_x(
-            x, values, full, step, m0, (begin + step) * (UNITS * UNIT), step < count, UNIT, UNITS
-        )
-    for step in range(STAGES, count):
-        slot = step % STAGES
-        k = (begin + step) * (UNITS * UNIT)
-        mbarrier.wait(free.index(slot), step // STAGES % 2 ^ 1)
-        _ask_w(w, scales, shifts, packed, factors, added, full, slot, tile, k, True, tiles_k, GROUP, UNIT, UNITS,
-               PIECES, BYTES)  # fmt: skip
-        _ask_x(x, values, full, slot, m0, k, True, UNIT, UNITS)
-
-
-@gluon.jit
 def _multiply(
-    bias, y, parts, values, packed, factors, added, full, free, tile, part, m0, count, stride_y, M, N,
-    UNITS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr,
+    bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0, count, stride_y, M, N,
+    UNITS: gl.constexpr, STAGES: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr, GROUPS: gl.constexpr,
+    ME: gl.constexpr,
 ):  # fmt: skip
+    """One warpgroup of GROUPS: every GROUPS-th step. The first one has the sums of both in the end."""
     BM: gl.constexpr = values[0].shape[1]
-    UNIT: gl.constexpr = values[0].shape[2]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    read: gl.constexpr = gl.BlockedLayout(
-        [1, 16], [4, 8], [4, 1], [1, 0]
-    )  # a thread's bytes of a tile
-    sums = ()
-    for _piece in gl.static_range(PIECES):
-        sums = sums + (gl.zeros([PIECE, BM], gl.float32, layout),)  # noqa: RUF005
-    for step in range(count):
+    # 16 bytes of each tile for a thread
+    read: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    total = gl.zeros([PIECE, BM], gl.float32, layout)
+    for step in range(ME, count, GROUPS):
         turn = step % STAGES
         mbarrier.wait(full.index(turn), step // STAGES % 2)
-        of_x = ()
+        of_x = (total,) * UNITS
+        if SHIFTS:
+            of_x = _sums_of_x(values, turn, UNITS, layout)
+        going = (total, total)
         for unit in gl.static_range(UNITS):
-            sum_x = gl.zeros([PIECE, BM], gl.float32, layout)
-            if SHIFTS:
-                ones = gl.full([PIECE, UNIT], 1.0, gl.bfloat16, operand)
-                across = values[unit].index(turn).permute((1, 0))
-                sum_x = warpgroup_mma(ones, across, sum_x, use_acc=False, is_async=True)
-                sum_x, _ones = warpgroup_mma_wait(0, (sum_x, ones))
-            of_x = of_x + (sum_x,)  # noqa: RUF005
-        new = ()
-        for piece in gl.static_range(PIECES):
-            total = sums[piece]
-            going = (total, total)
-            for unit in gl.static_range(UNITS):
-                before = going
-                weights = _unpacked(packed[piece * UNITS + unit].index(turn).load(read), operand)
-                across = values[unit].index(turn).permute((1, 0))
-                product = gl.zeros([PIECE, BM], gl.float32, layout)
-                product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
-                going = (product, weights)
-                if unit > 0:
-                    total = _scaled(
-                        total, before, of_x[unit - 1], factors[piece * UNITS + unit - 1].index(turn),
-                        added[piece * UNITS + unit - 1].index(turn), 1, SHIFTS,
-                    )  # fmt: skip
-            total = _scaled(
-                total, going, of_x[UNITS - 1], factors[piece * UNITS + UNITS - 1].index(turn),
-                added[piece * UNITS + UNITS - 1].index(turn), 0, SHIFTS,
-            )  # fmt: skip
-            new = new + (total,)  # noqa: RUF005
-        sums = new
+            before = going
+            weights = _unpacked(packed[unit].index(turn).load(read), operand)
+            across = values[unit].index(turn).permute((1, 0))
+            product = gl.zeros([PIECE, BM], gl.float32, layout)
+            product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
+            going = (product, weights)
+            if unit > 0:
+                scale, shift = factors[unit - 1].index(turn), added[unit - 1].index(turn)
+                total = _scaled(total, before, of_x[unit - 1], scale, shift, 1, SHIFTS)
+        scale, shift = factors[UNITS - 1].index(turn), added[UNITS - 1].index(turn)
+        total = _scaled(total, going, of_x[UNITS - 1], scale, shift, 0, SHIFTS)
         gl.thread_barrier()  # all warps have read the buffer
         mbarrier.arrive(free.index(turn), count=1)
-    for piece in gl.static_range(PIECES):
-        row = (tile * PIECES + piece) * PIECE
+    if ME == 1:
+        joined.store(total)
+        gl.thread_barrier()
+        mbarrier.arrive(done.index(0), count=1)
+    else:
+        if GROUPS == 2:
+            mbarrier.wait(done.index(0), 0)
+            total += joined.load(layout)
+        row = tile * PIECE
         if parts is None:
-            _deliver(sums[piece], bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
+            _deliver(total, bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
         else:
             n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
             m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
-            gl.store(parts + (part * M + m) * N + n, sums[piece], mask=(n < N) & (m < M))
+            gl.store(parts + (part * M + m) * N + n, total, mask=(n < N) & (m < M))
 
 
 @gluon.jit
 def int4_kernel(
     x, w, scales, shifts, bias, y, parts, stride_y, M, N, K,
-    GROUP: gl.constexpr, UNITS: gl.constexpr, PIECES: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
-    SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+    GROUP: gl.constexpr, UNITS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    REGISTERS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     BM: gl.constexpr = x.block_type.shape[0]
     SHIFTS: gl.constexpr = shifts is not None
@@ -226,21 +224,31 @@ def int4_kernel(
     begin = steps * part // SPLIT
     count = steps * (part + 1) // SPLIT - begin
     values = _rings(x, UNITS, STAGES)
-    packed = _rings(w, PIECES * UNITS, STAGES)
-    factors = _rings(scales, PIECES * UNITS, STAGES)
-    added = _rings(scales, PIECES * UNITS, STAGES) if SHIFTS else factors
+    packed = _rings(w, UNITS, STAGES)
+    factors = _rings(scales, UNITS, STAGES)
+    added = _rings(scales, UNITS, STAGES) if SHIFTS else factors
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(free.index(slot), count=1)
-    gl.warp_specialize(
-        [
-            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, tile, part, m0, count, stride_y,
-                         M, N, UNITS, PIECES, STAGES, SHIFTS, SWIGLU)),
+    mbarrier.init(done.index(0), count=1)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    joined = gl.allocate_shared_memory(gl.float32, [PIECE, BM], flat) if GROUPS == 2 else full
+    if GROUPS == 1:
+        gl.warp_specialize([
+            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
+                         count, stride_y, M, N, UNITS, STAGES, SHIFTS, SWIGLU, 1, 0)),
             (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
-                     K // PIECE, GROUP, UNITS, PIECES, STAGES, OVERLAP, EARLY)),
-        ],
-        [1],
-        [24],
-    )  # fmt: skip
+                     K // PIECE, GROUP, UNITS, STAGES, OVERLAP, EARLY)),
+        ], [1], [24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
+                         count, stride_y, M, N, UNITS, STAGES, SHIFTS, SWIGLU, 2, 0)),
+            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
+                         count, stride_y, M, N, UNITS, STAGES, SHIFTS, SWIGLU, 2, 1)),
+            (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
+                     K // PIECE, GROUP, UNITS, STAGES, OVERLAP, EARLY)),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip

@@ -27,6 +27,11 @@ FORMS = {
         "Fp8Rows",
         "float8 rows with a scale each; activations by token",
     ),
+    "w4a16": Registration(
+        "cairn.models.linear.packed_int4",
+        "W4A16",
+        "4-bit levels in groups of 128, rounded to nearest; activations as they are",
+    ),
 }
 # Of the matrices of experts, made of all of a layer at once.
 EXPERT_FORMS = {
@@ -52,6 +57,11 @@ OF_PLANES: dict[str, tuple[Registration, ...]] = {
             "cairn.models.linear.fp8_planes",
             "Fp8Planes",
             "float8 rows as the checkpoint stores them; activations by token",
+        ),
+        Registration(
+            "cairn.models.linear.packed_int4",
+            "PackedInt4",
+            "4-bit levels as the checkpoint stores them; activations as they are",
         ),
     ),
     "cpu": (),

@@ -6,6 +6,8 @@ Read while the engine runs in another thread: counts that may be a step apart. C
 import time
 from pathlib import Path
 
+import torch
+
 from cairn.hw.host import read_cpu
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.linear.maps import held_bytes, linears
@@ -70,9 +72,7 @@ def _read(model: Transformer) -> int:
     return sum(part.read_bytes() for part in linears(model))
 
 
-def device_name(device: object) -> str:
+def device_name(device: torch.device) -> str:
     if str(device) == "cpu":
         return read_cpu(Path("/")).model or "CPU"
-    import torch
-
-    return torch.cuda.getdevice_name(device)  # type: ignore[arg-type]
+    return torch.cuda.get_device_name(device)

@@ -88,17 +88,18 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
 
 
 def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
-    """`quantization` says what the checkpoint is; one in floating point can become fp8 as it is loaded."""
+    """`quantization` says what the checkpoint is; one in floating point can be rounded as it is loaded."""
     asked = config.quantization
     found = opened.checkpoint.method() if opened.checkpoint else None
     if asked is None or asked == found:
         return config
-    if found is None and asked == "fp8":
-        if config.weights not in ("auto", "fp8"):
+    if found is None and asked in FORMS:
+        if config.weights not in ("auto", asked):
             raise ConfigError(
-                f"quantization is fp8, and weights is {config.weights}", hint="leave out --weights"
+                f"quantization is {asked}, and weights is {config.weights}",
+                hint="leave out --weights",
             )
-        return msgspec.structs.replace(config, weights="fp8")
+        return msgspec.structs.replace(config, weights=asked)
     raise ConfigError(
         f"quantization is {asked}, and {config.model} is {found or 'in floating point'}",
         hint=f"use --quantization {found}, or leave it out"
@@ -322,7 +323,7 @@ def _check_form(config: EngineConfig, on_gpu: bool) -> None:
     if config.weights in PACKED and on_gpu:
         raise ConfigError(
             f"weights is {config.weights}, which is for a CPU",
-            hint="use --weights fp8, or leave it out",
+            hint=f"use --weights {' or '.join(FORMS)}, or leave it out",
         )
     invariant_too = (
         on_gpu and config.weights in CONVERTED
