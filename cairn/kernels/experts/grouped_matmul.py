@@ -160,10 +160,12 @@ def grouped_matmul(
         return grouped_matmul_reference(
             x, w_ENK, pairs, gather=gather, gating=gating, bias_EN=bias_EN
         )
-    large = None if one_tile else _large_tiles(x, w_ENK, pairs, gating is not None, bias_EN)
-    if large is not None and isinstance(pairs, Pairs):  # and x, w_ENK are tensors
-        rows = gather_rows(x, pairs) if gather else x
-        return grouped_large(rows, w_ENK, pairs.ends_E, large, swiglu=gating is not None)
+    plain = isinstance(x, Tensor) and isinstance(w_ENK, Tensor) and bias_EN is None
+    if plain and isinstance(pairs, Pairs) and not one_tile:
+        large = _large_tiles(w_ENK, pairs.total, gating)
+        if large is not None:
+            rows = gather_rows(x, pairs) if gather else x
+            return grouped_large(rows, w_ENK, pairs.ends_E, large, swiglu=gating is not None)
     columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
     device = _values(x).device
     y_PN = torch.empty(pairs.total, columns, dtype=_result_type(x), device=device)
@@ -263,6 +265,12 @@ def _stored(w: ExpertMatrices) -> Tensor:
     return w.values_ENK if isinstance(w, Fp8Experts) else w.packed_ENB
 
 
+def _scales(w: ExpertMatrices) -> Tensor | None:
+    if isinstance(w, Tensor):
+        return None
+    return w.scale_EN if isinstance(w, Fp8Experts) else w.scale_EGN
+
+
 def obstacle(x: Rows, w: ExpertMatrices) -> str | None:
     """Why the kernel cannot run these, or None."""
     values, stored = _values(x), _stored(w)
@@ -299,15 +307,12 @@ def tiles_for(pairs: int, w: ExpertMatrices, swiglu: bool) -> GroupTiles:
     return GroupTiles(**tuned("grouped_matmul", _key(pairs, w, swiglu), default._asdict()))
 
 
-def _large_tiles(
-    x: Rows, w: ExpertMatrices, pairs: Pairs | FewPairs, swiglu: bool, bias_EN: Tensor | None
-) -> LargeTiles | None:
+def _large_tiles(w_ENK: Tensor, pairs: int, gating: Gating | None) -> LargeTiles | None:
     """None: the other kernel is faster, or the only one."""
-    if not isinstance(x, Tensor) or not isinstance(w, Tensor) or bias_EN is not None:
+    clamped = gating is not None and gating.limit > 0
+    if pairs < LEAST_LARGE * len(w_ENK) or clamped:
         return None
-    if isinstance(pairs, FewPairs) or pairs.total < LEAST_LARGE * len(w):
-        return None
-    return LARGE_SWIGLU if swiglu else LARGE
+    return LARGE if gating is None else LARGE_SWIGLU
 
 
 def _launch(
@@ -338,7 +343,7 @@ def _launch(
         pairs.experts_P if isinstance(pairs, FewPairs) else pairs.ends_E,
         weights_TK,
         x.scale if isinstance(x, Quantized) else None,
-        None if isinstance(w, Tensor) else w.scale_EGN if packed else w.scale_EN,
+        _scales(w),
         bias_EN,
         values.stride(0),
         total // pairs.per_token,

@@ -32,9 +32,8 @@ def convert_weights(model: Transformer, name: str, *, release: bool = False) -> 
         forms = make(layer.inner_EFD.data), make(layer.down_EDF.data)
         layer.take(forms, release=release)
         nbytes += sum(form.nbytes for form in forms)
-    what = [f"{len(parts)} matrices"] * bool(parts) + [f"experts of {len(layers)} layers"] * bool(
-        layers
-    )
+    what = [f"{len(parts)} matrices"] if parts else []
+    what += [f"experts of {len(layers)} layers"] if layers else []
     about = (FORMS.get(name) or EXPERT_FORMS[name]).about
     size = format_bytes(nbytes, "binary")
     return f"weights: {' and '.join(what)} as {about}, {size}; exact: --weights float"
@@ -49,6 +48,11 @@ def _check(model: Transformer, name: str, parts: list[Linear], layers: list[Expe
         raise ConfigError(
             f"no {name} weights: this {model.spec.family} model has no experts",
             hint="leave out --weights, or use --weights fp8",
+        )
+    if layers and name not in EXPERT_FORMS:
+        raise ConfigError(
+            f"no {name} weights: this {model.spec.family} model has experts",
+            hint=f"forms of experts: {', '.join(EXPERT_FORMS)}",
         )
     for layer in layers:
         x_TD = layer.router.weight.data

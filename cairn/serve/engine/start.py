@@ -93,7 +93,7 @@ def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
     found = opened.checkpoint.method() if opened.checkpoint else None
     if asked is None or asked == found:
         return config
-    if found is None and asked in FORMS:
+    if found is None and asked in CONVERTED:
         if config.weights not in ("auto", asked):
             raise ConfigError(
                 f"quantization is {asked}, and weights is {config.weights}",
@@ -323,7 +323,7 @@ def _check_form(config: EngineConfig, on_gpu: bool) -> None:
     if config.weights in PACKED and on_gpu:
         raise ConfigError(
             f"weights is {config.weights}, which is for a CPU",
-            hint=f"use --weights {' or '.join(FORMS)}, or leave it out",
+            hint=f"use --weights {' or '.join(CONVERTED)}, or leave it out",
         )
     invariant_too = (
         on_gpu and config.weights in CONVERTED
