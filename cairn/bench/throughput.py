@@ -119,6 +119,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 3
     cold: bool = False  # measure the first run, too; an engine then serves one workload
     workloads: list[str] = []  # that its engine is made for
+    context: int | None = (
+        None  # of its longest request, in place of the workloads'; stretches the model
+    )
 
 
 class Bench(NamedTuple):
@@ -152,13 +155,15 @@ def prepare(setup: Setup) -> Bench:
     from cairn.serve.engine.start import start_with
 
     opened = open_model(setup.model)
+    if setup.context is not None and setup.context > opened.spec.context:
+        opened = open_model(setup.model, setup.context)
     runnable = opened.load(setup.device, setup.dtype)
     dtype = dtype_name(runnable.dtype)
     rate = "fp8" if setup.quantization == "fp8" else dtype
     ceiling = measure_ceiling(runnable.device, rate)
     release()
     scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
-    context = _context(setup.workloads, scale, opened.spec)
+    context = setup.context or _context(setup.workloads, scale, opened.spec)
     began = time.perf_counter()
     config = EngineConfig(
         model=setup.model,
