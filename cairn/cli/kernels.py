@@ -1,6 +1,6 @@
 """`cairn kernels`: what there is, whether it compiles well, what became of it, and what is fastest here.
 
-`list`, `check` and `explain` need no GPU; `tune` does. Prints what `cairn.kernels` finds out, and decides nothing.
+`list`, `check`, `explain` and `build` need no GPU; `tune` does. Prints what `cairn.kernels` finds out.
 """
 
 import sys
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import tyro
 
+from cairn.cli.kernels_build import run_build
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 
 Stage = Literal["source", "ttir", "ttgir", "llir", "ptx", "sass"]
 
-ABOUT = (
-    "The kernels: list them, compile and lint them without a GPU, look inside, tune them on one."
-)
+ABOUT = "The kernels: list them, compile and lint them without a GPU, look inside, build them ahead, tune them on one."
 
 
 class List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -282,5 +281,6 @@ SUBVERBS = {
     "list": Subverb(run_list, "every kernel, with what it does"),
     "check": Subverb(run_check, "compile and lint all of them for sm_90, without a GPU"),
     "explain": Subverb(run_explain, "one kernel from Python to machine code"),
+    "build": Subverb(run_build, "compile what a model's engine launches, for machines with a GPU"),
     "tune": Subverb(run_tune, "find the fastest configurations on this GPU"),
 }

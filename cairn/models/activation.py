@@ -20,6 +20,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * (x * CLAMPED_ALPHA).sigmoid(),  # CLIP's
     "relu": F.relu,
     "clamped_silu": lambda x: x * (x * CLAMPED_ALPHA).sigmoid(),
 }
@@ -38,7 +39,7 @@ class Gate(NamedTuple):
 
     @property
     def has_kernel(self) -> bool:
-        return self.gated and self.activation not in ("relu", "clamped_silu")
+        return self.gated and self.activation not in ("quick_gelu", "relu", "clamped_silu")
 
     def of(self, parts: list[Tensor]) -> Tensor:
         """By torch, with gradients, from the separate projections."""

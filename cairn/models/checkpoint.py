@@ -30,6 +30,12 @@ from cairn.models.stacked_experts import split_experts
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
+from cairn.models.vision.families import has_vision, split_config
+from cairn.models.vision.load import PartOfCheckpoint, load_tower
+from cairn.models.vision.read_rules import read_rules
+from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.spec import VisionSpec
+from cairn.models.vision.tower import Tower
 from cairn.models.weights import Progress, load_model
 
 FLOAT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
@@ -39,7 +45,13 @@ class Checkpoint:
     def __init__(
         self, path: Path, config: dict[str, Any], tensors: TensorSource, eos_ids: Sequence[int]
     ) -> None:
-        self.path, self.config = path, config
+        self.path = path
+        self.vision: VisionSpec | None = None  # of a model that sees
+        self.whole: TensorSource = tensors  # with the tower's tensors, where there is one
+        if has_vision(config):
+            config, self.vision = split_config(config)
+            tensors = PartOfCheckpoint(tensors, "text")
+        self.config = config
         self.spec: ModelSpec = from_hf(config)
         self.quantization = quantization_of(config)
         tensors = split_experts(tensors)
@@ -127,6 +139,16 @@ class Checkpoint:
         fused = torch.device(device).type == "cuda" if fused is None else fused
         build = Build(device, dtype or self.stored_dtype(), shards, fused)
         return load_model(self.spec, self.tensors, build, progress, notes).eval()
+
+    def load_tower(self, device: str, dtype: torch.dtype) -> Tower | None:
+        """The part that reads pictures; None: there is none."""
+        if self.vision is None:
+            return None
+        return load_tower(self.vision, self.whole, Build(device, dtype))
+
+    def image_rules(self) -> ImageRules | None:
+        """How pictures are prepared for it."""
+        return None if self.vision is None else read_rules(self.path, self.vision)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

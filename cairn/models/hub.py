@@ -41,6 +41,8 @@ PACKAGED = {
 }
 SHIPPED = Path(__file__).parent / "shipped"  # models inside this package: a folder each
 TINY = "cairn-tiny"  # trained by us from nothing: examples/cairn-tiny
+TINY_VL = "cairn-tiny-vl"  # the same with eyes: examples/cairn-tiny-vl
+OWN = (TINY,)
 BETTER = "smollm2-135m-instruct"
 AUTO = "auto"  # whichever of the two is there
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+?)(?:/([\w./-]+\.gguf))?")
@@ -52,11 +54,11 @@ UNWANTED = ["consolidated*", "original/*"]  # the same weights once more, in the
 
 def resolve(name: str) -> Path:
     path = _local(name)
-    if path is not None and not (name.lower() in (*PACKAGED, TINY) and _is_something_else(path)):
+    if path is not None and not (name.lower() in (*PACKAGED, *OWN) and _is_something_else(path)):
         return path
     if name.lower() in PACKAGED:
         return _packaged(name.lower())
-    if name.lower() == TINY:
+    if name.lower() in OWN:
         return _shipped(name.lower())
     named = REPOSITORY.fullmatch(name)
     if named and not name.startswith(("./", "../")):
@@ -101,7 +103,7 @@ def _is_something_else(path: Path) -> bool:
 def _suggestion(name: str) -> str | None:
     """The nearest of what is beside it and of what comes in packages."""
     path = Path(name)
-    meant = {one: one for one in (*PACKAGED, TINY)}
+    meant = {one: one for one in (*PACKAGED, *OWN)}
     meant |= {one: str(path.parent / one) for one in _names_in(path.parent)}
     close = difflib.get_close_matches(path.name, meant, n=1)
     return f"did you mean {meant[close[0]]!r}?" if close else None

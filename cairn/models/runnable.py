@@ -25,6 +25,8 @@ from cairn.models.spec import ModelSpec
 from cairn.models.stretch import stretched
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
+from cairn.models.vision.spec import VisionSpec
+from cairn.models.vision.tower import Tower
 from cairn.models.weights import random_model
 from cairn.report.progress import byte_progress
 
@@ -48,6 +50,7 @@ class Runnable:
         self.name, self.model, self.why, self.notes = name, model, why, list(notes)
         # Of keys and values in 8 bits, for each layer, where the checkpoint has them.
         self.cache_scales: list[tuple[float, float]] | None = None
+        self.tower: Tower | None = None  # of a model that sees
         weight = model.embedding.weight
         self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
         self.bits = 8.0 * weight.itemsize if bits is None else bits
@@ -81,6 +84,11 @@ class OpenModel:
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         self.eos_ids, self.checkpoint = eos_ids, checkpoint
 
+    @property
+    def vision(self) -> VisionSpec | None:
+        """Of a model that sees; None: it reads text alone."""
+        return None if self.checkpoint is None else self.checkpoint.vision
+
     def load(
         self,
         device: str = "auto",
@@ -109,6 +117,7 @@ class OpenModel:
             )
         runnable = Runnable(self.name, model, why, self.checkpoint.stored_bits(), notes or ())
         runnable.cache_scales = self.checkpoint.cache_scales()
+        runnable.tower = self.checkpoint.load_tower(device, chosen)
         return runnable
 
 

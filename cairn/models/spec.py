@@ -16,7 +16,7 @@ import msgspec
 from cairn.core.errors import ConfigError
 from cairn.models.mixer import MIXERS, MixerShape
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_silu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "clamped_silu"]
 CLAMPED_ALPHA = 1.702  # of clamped_silu: x * sigmoid(alpha x)
 SIZES = ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "context")
 

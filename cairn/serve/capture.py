@@ -68,6 +68,8 @@ class Capture:
         self._thread = ThreadPoolExecutor(1, "cairn capture")
 
     def keep(self, id: str, jobs: Sequence[Job]) -> None:
+        if any(job.request.pictures for job in jobs):
+            return  # without its pictures a prompt could not be repeated
         answers = [_answer(job) for job in jobs if job.request.prompt]
         made = Captured(
             id=id,

@@ -102,6 +102,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     about), a smaller MODEL with the same tokens, auto (suffix) or off"""
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses of a request in a step; auto: as many as are expected to pay"""
+    kernel_cache: str | None = None
+    """folder of kernels that `cairn kernels build` compiled ahead, for a GPU; default: what CAIRN_KERNEL_CACHE says.
+    What it lacks is compiled when first needed"""
     load_in_advance: bool = False
     """capture all common graphs before the first request, instead of when first needed; LLM and the server do"""
 

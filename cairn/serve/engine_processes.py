@@ -61,6 +61,8 @@ class EngineProcesses:
                 request.identity,
                 request.adapter,
                 request.outputs,
+                list(request.pieces),
+                list(request.pictures),
             )
             try:
                 self.client.submit(remote, asked)

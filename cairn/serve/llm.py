@@ -31,6 +31,7 @@ from cairn.models.encoder.texts import TextIds, encode_texts
 from cairn.models.speech.sound_file import read_sound
 from cairn.models.speech.transcribe import Wanted
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
+from cairn.models.vision.conversation import refuse_images, with_parts
 from cairn.serve.answer import RequestOutput, readable_prompt
 from cairn.serve.config import INSTEAD, EngineConfig
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -224,8 +225,17 @@ class LLM:
             Sequence[Message], messages
         )  # the template's checks say what is wrong with them
         variables = dict(template_kwargs or {})
-        text = self.tokenizer.chat(checked, tools, add_generation_prompt, **variables)
-        return Prompt(text, self.tokenizer.encode(text, special=False))
+
+        def render(several: Sequence[Message]) -> str:
+            return self.tokenizer.chat(several, tools, add_generation_prompt, **variables)
+
+        sight, pictures = self.serving.sight, []
+        if sight is not None:
+            text, pictures = sight.read(checked, lambda split: render(with_parts(split)))
+        else:
+            refuse_images(messages, self.serving.name)
+            text = render(checked)
+        return Prompt(text, self.tokenizer.encode(text, special=False), pictures=pictures)
 
     def _most_tokens(self, truncate: bool) -> int | None:
         return self.serving.limits.longest_text if truncate else None
@@ -248,7 +258,7 @@ class LLM:
         self, prompts: list[Prompt], params: list[SamplingParams], show: bool, priorities: list[int]
     ) -> list[RequestOutput]:
         requests = [
-            GenerateRequest(prompt.token_ids, own, priority, prompt.salt)
+            GenerateRequest(prompt.token_ids, own, priority, prompt.salt, pictures=prompt.pictures)
             for prompt, own, priority in zip(prompts, params, priorities, strict=True)
         ]
         countdown = _Countdown()

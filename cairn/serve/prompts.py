@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from cairn.core.errors import ConfigError, RequestError, did_you_mean
+from cairn.models.vision.picture import Picture
 from cairn.serve.engine.sampling_params import LARGEST_SEED, SamplingParams
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Prompt(NamedTuple):
     text: str | None  # None: it was given as ids
     token_ids: list[int]
     salt: str = ""
+    pictures: Sequence[Picture] = ()  # whose rows stand in place of its placeholders
 
 
 class Given(NamedTuple):

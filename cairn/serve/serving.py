@@ -24,6 +24,7 @@ from cairn.models.hub import resolve
 from cairn.models.runnable import RANDOM, OpenModel, open_model
 from cairn.models.speech.load import is_whisper
 from cairn.models.tokenizer import Tokenizer
+from cairn.models.vision.picture import Picture
 from cairn.serve.answer import Answer
 from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.constraint import follow
@@ -31,6 +32,7 @@ from cairn.serve.engine.facts import facts_of
 from cairn.serve.engine.messages import Facts, Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
+from cairn.serve.engine.pieces import Piece
 from cairn.serve.engine.request import Limits, Request, RequestId, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -40,6 +42,7 @@ from cairn.serve.engine_thread import EngineThread
 from cairn.serve.grammar import Grammar, Grammars, grammars_for
 from cairn.serve.guide import read_guide
 from cairn.serve.job import Job
+from cairn.serve.media.sight import sight_of
 from cairn.serve.prompts import params_of_answers
 from cairn.serve.text_vectors import TextVectors
 
@@ -134,6 +137,7 @@ class GenerateRequest(NamedTuple):
     outputs: Sequence[int] = ()  # the beginning of its one answer, made elsewhere
     segment: int = 0  # where the second text of a pair begins; 0: there is one text
     media: object = None  # sound, for a model that hears
+    pictures: Sequence[Picture] = ()  # for a model that sees
 
 
 class Serving:
@@ -158,6 +162,7 @@ class Serving:
         self._adapters = itertools.count(1)
         self._loading = threading.Lock()
         self._reported: str | None = None
+        self.sight = sight_of(opened)  # how it takes pictures; None: it reads text alone
 
     # -- what is served --------------------------------------------------------------------------
 
@@ -269,8 +274,16 @@ class Serving:
                 f"stop is {params.stop}, and {self.name} has no tokenizer to find it with",
                 hint="use stop_token_ids",
             )
-        placed = Request(0, prompt, params, priority=request.priority, salt=request.salt)
+        pieces = self._pieces(request)
+        placed = Request(
+            0, prompt, params, priority=request.priority, salt=request.salt, pieces=pieces
+        )
         check_request(placed, self.limits)
+
+    def _pieces(self, request: GenerateRequest) -> list[Piece]:
+        if not request.pictures or self.sight is None:
+            return []
+        return self.sight.pieces(request.prompt, request.pictures)
 
     def _jobs_of(
         self,
@@ -284,7 +297,7 @@ class Serving:
         params = msgspec.structs.replace(
             request.params, max_tokens=max_tokens, structured_outputs=None
         )
-        jobs = []
+        jobs, pieces = [], self._pieces(request)
         for index, own in enumerate(params_of_answers(params), start=first_index):
             made = Request(
                 next(self._ids),
@@ -296,6 +309,8 @@ class Serving:
                 adapter=request.served.adapter,
                 segment=request.segment,
                 media=request.media,
+                pieces=pieces,
+                pictures=request.pictures,
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
                 outputs=request.outputs,
@@ -325,6 +340,8 @@ class Serving:
         """End everything that runs. May be called again."""
         if self._grammars is not None:
             self._grammars.close()
+        if self.sight is not None:
+            self.sight.close()
         self.engine.close()
 
 
@@ -343,6 +360,11 @@ def open_serving(
         return other
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
+    if role is not None and open_model(config.model).vision is not None:
+        raise ConfigError(
+            f"role is {role.role}, and {config.model} sees pictures",
+            hint="serve it with a server that does both",
+        )
     if not in_processes:
         started = start(config)
         limits, facts = started.engine.scheduler.limits, facts_of(started.engine)

@@ -26,7 +26,7 @@ from cairn.verify.explain import (
     mean_distance,
     within,
 )
-from cairn.verify.hypotheses import Hypothesis, of_prompt, of_spec, of_weights
+from cairn.verify.hypotheses import ACTIVATIONS, Hypothesis, of_prompt, of_spec, of_weights
 from cairn.verify.plain_path import PlainPath
 from cairn.verify.probes import CHAT_PROBE, LONG
 
@@ -101,7 +101,7 @@ class Check:
         agreed = agreement(texts, plain)
         if distance <= SAME:
             return _part("texts", agreed, distance, "float32", None), None
-        sizes = self._measure_sizes(texts, plain)
+        sizes = self._measure_sizes(texts, plain, expected)
         found = self._named(texts, plain, self._about_texts())
         level = level_of(distance, sizes)
         finding = None if found is None else _finding(found)
@@ -119,14 +119,21 @@ class Check:
         return hypotheses + list(of_weights())
 
     def _measure_sizes(
-        self, texts: list[Observation], plain: list[Observation]
+        self, texts: list[Observation], plain: list[Observation], expected: Level
     ) -> dict[Level, float]:
-        """How far each way of rounding is from the plain path, on the first text."""
+        """How far each way of rounding is from the plain path, on the first text.
+
+        Weights that a file has in few bits are often multiplied with activations in 8 bits, which is the larger error.
+        """
         first, base = texts[:1], plain[:1]
         for one in (SIZES, *of_weights()):
             under = self._expected(first, one)
             level: Level = one.bits or "bfloat16"
             self._sizes[level] = fit(one, first, base, under).size
+        if expected in ("int8", "int4"):
+            under = self._expected(first, ACTIVATIONS)
+            entering = fit(ACTIVATIONS, first, base, under).size
+            self._sizes["int8"] = max(self._sizes["int8"], entering)
         self._sizes["int8"] = max(self._sizes["int8"], self._sizes["bfloat16"])
         self._sizes["int4"] = max(self._sizes["int4"], self._sizes["int8"])
         return self._sizes
@@ -176,7 +183,7 @@ class Check:
         if distance <= SAME:
             return _part("chat", agreed, distance, "float32", None)
         if not self._sizes:
-            self._measure_sizes(chat, plain)
+            self._measure_sizes(chat, plain, expected)
         level = level_of(distance, self._sizes)
         if within(level, expected) and not alone:
             return _part("chat", agreed, distance, level, None)
@@ -231,7 +238,7 @@ def _weights_of(level: Level) -> str:
     return {
         "float32": "float32 sums",
         "bfloat16": "bfloat16 products",
-        "int8": "8-bit weights",
+        "int8": "8-bit weights or activations",
         "int4": "4-bit weights",
     }[level]
 

@@ -26,6 +26,7 @@ class Hypothesis(NamedTuple):
     concern: Concern
     spec: ModelSpec | None = None
     bits: Literal["int8", "int4", "bfloat16"] | None = None
+    rounds_inputs: bool = False  # of every product, to 8 bits
     probe: str = ""  # it shows only there; empty: in every text
     ids: Callable[[list[int]], list[int]] | None = None  # the tokens in place of those of the text
 
@@ -43,6 +44,12 @@ def of_weights() -> Iterator[Hypothesis]:
     yield Hypothesis(
         "quantisation", "weights rounded to 4 bits in groups of 32", "weights", bits="int4"
     )
+
+
+# How CPUs multiply with quantised weights: what enters a product has 8 bits, too.
+ACTIVATIONS = Hypothesis(
+    "quantisation", "activations rounded to 8 bits a token", "weights", rounds_inputs=True
+)
 
 
 def of_prompt(bos_id: int | None, starts: bool) -> Iterator[Hypothesis]:

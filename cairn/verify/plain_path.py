@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cairn.models.attend import Packed
 from cairn.models.build import Build
+from cairn.models.linear.form import Epilogue, Product
 from cairn.models.linear.maps import Linear, linears
 from cairn.models.linear.packed import GROUP, INT8_MOST, Levels
 from cairn.models.spec import ModelSpec
@@ -19,6 +20,8 @@ from cairn.models.transformer import Transformer
 from cairn.verify.evidence import Observation, Row
 from cairn.verify.hypotheses import Hypothesis
 from cairn.verify.probes import TOP
+
+OUTLIERS = 8  # columns of what enters a product that CPU engines do not round
 
 
 class Prompted(NamedTuple):
@@ -43,6 +46,8 @@ class PlainPath:
     def _under(self, hypothesis: Hypothesis) -> Transformer:
         if hypothesis.spec is not None:
             return with_spec(self.model, hypothesis.spec)
+        if hypothesis.rounds_inputs:
+            return with_rounded_inputs(self.model)
         return self.model if hypothesis.bits is None else rounded(self.model, hypothesis.bits)
 
     def _one(
@@ -113,6 +118,42 @@ def rounded(model: Transformer, bits: str) -> Transformer:
             weight_NK = cast(Tensor, owner.weight)
             owner.weight = nn.Parameter(_rounded(weight_NK, bits, part), requires_grad=False)
     return made
+
+
+def with_rounded_inputs(model: Transformer) -> Transformer:
+    """As CPUs multiply with weights in few bits: what enters a product has 8 bits, too."""
+    made = with_spec(model, model.spec)
+    for part in linears(made):
+        if part is not made.embedding:
+            part.take(RoundedInputs(part))
+    return made
+
+
+class RoundedInputs:
+    """A form that multiplies as the parameters do, with what enters it rounded."""
+
+    nbytes = 0
+
+    def __init__(self, part: Linear) -> None:
+        self.part = part
+
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Product:
+        return self.part._float(in_eight_bits(x_MK), epilogue, biased=True)
+
+    def after(self, weight_K: Tensor) -> None:
+        return None
+
+
+def in_eight_bits(x_MK: Tensor) -> Tensor:
+    """Each token by its own range, but for the columns that are much larger than the rest in every trained model."""
+    largest = x_MK.abs().amax(0).topk(min(OUTLIERS, x_MK.shape[1] // 2)).indices
+    kept_MK = torch.zeros_like(x_MK).index_copy_(1, largest, x_MK[:, largest])
+    rest_MK = x_MK - kept_MK
+    step_M1 = rest_MK.abs().amax(1, keepdim=True).clamp(min=1e-12) / INT8_MOST
+    return kept_MK + (rest_MK / step_M1).round() * step_M1
 
 
 def _rounded(weight_NK: Tensor, bits: str, part: Linear) -> Tensor:

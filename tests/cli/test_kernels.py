@@ -143,7 +143,7 @@ def test_mistakes_are_usage_errors(known, args, words):
 
 def test_without_a_name_the_help_is_the_answer(capsys):
     assert verb.run([]) == 2
-    assert "usage: cairn kernels list|check|explain|tune" in capsys.readouterr().err
+    assert "usage: cairn kernels list|check|explain|build|tune" in capsys.readouterr().err
     assert verb.run(["--help"]) == 0
     assert "compile and lint" in capsys.readouterr().out
 

@@ -17,7 +17,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cairn.cli.kernels_build import MODELS, Build
 from cairn.cli.main import main
+from cairn.core.config import load
+from cairn.kernels.built import ENVIRONMENT
+from cairn.models.presets import preset
 from cairn.serve.http.server.lifecycle import MARGIN_S
 from cairn.serve.http.server.settings import ServerConfig
 
@@ -105,6 +109,16 @@ def test_the_variables_of_an_image_are_settings():
     names = re.findall(r"CAIRN_SERVE_(\w+)=", " ".join(of("cpu", "ENV")))
     assert names == ["HOST"]
     assert {name.lower() for name in names} <= set(ServerConfig.__struct_fields__)
+
+
+def test_kernels_are_built_ahead_where_the_image_looks_for_them():
+    (command,) = [rest for rest in of("cuda", "RUN") if rest.startswith("cairn kernels build")]
+    models = of("cuda", "ARG")[0].partition("=")[2].strip('"')
+    args = command.replace("${KERNELS_FOR}", models).split()[3:]
+    options = load(Build, args=args, env_prefix="CAIRN_KERNELS_BUILD_").value
+    assert f"{ENVIRONMENT}={options.out}" in of("cuda", "ENV")[0]
+    assert options.models == MODELS
+    assert all(preset(name).layers for name in options.models)
 
 
 def test_the_model_is_the_one_that_make_brings():

@@ -14,7 +14,7 @@ from cairn.serve.llm import LLM
 from cairn.verify.ask import from_engine, probes_of
 from cairn.verify.check import Check
 from cairn.verify.evidence import Evidence, Observation
-from cairn.verify.plain_path import PlainPath, rounded, score
+from cairn.verify.plain_path import PlainPath, rounded, score, with_rounded_inputs
 from cairn.verify.probes import CHAT
 
 ALPACA = "{% for m in messages %}### Instruction:\n{{ m.content }}\n\n{% endfor %}### Response:\n"
@@ -26,10 +26,11 @@ def opened(folder):
     return model, PlainPath(model.checkpoint.load("cpu", torch.float32))
 
 
-def observed(served, claimed, bits=None):
+def observed(served, claimed, bits=None, run=None):
     """What a server would say that computes the one folder and is asked about the other: texts, and its own chat."""
     model, path = opened(served)
-    run = path.model if bits is None else rounded(path.model, bits)
+    if run is None:
+        run = path.model if bits is None else rounded(path.model, bits)
     said = []
     for probe in probes_of(*_claims(claimed)):
         if probe.name in ("code", "numbers"):
@@ -106,6 +107,16 @@ def test_four_bits_for_sixteen_are_named(tmp_path):
     assert [one.name for one in verdict.findings][:1] == ["quantisation"]
     assert "4-bit weights" in verdict.says
     assert judged(TINY, evidence, "int4").status == "agrees"
+
+
+def test_activations_in_eight_bits_are_how_a_quantised_file_is_computed(tmp_path):
+    """Its weights do not change when they are rounded again, so they say nothing about how far off products may be."""
+    folder = quantised(tmp_path / "served", 4, group=32)
+    evidence = observed(folder, folder, run=with_rounded_inputs(opened(folder)[1].model))
+    verdict = judged(folder, evidence, "int8")
+    assert (verdict.status, verdict.findings) == ("agrees", [])
+    assert "8-bit weights or activations" in verdict.says
+    assert judged(folder, evidence).status == "differs"  # where 16 bits were promised
 
 
 def test_a_fault_is_named_beneath_bfloat16_rounding(tmp_path):

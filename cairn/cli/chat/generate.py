@@ -19,9 +19,12 @@ from cairn.core.units import format_bytes, format_duration, format_rate
 from cairn.models.hub import AUTO, default_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cairn.models.generate import Sampling
     from cairn.models.runnable import OpenModel
     from cairn.models.tokenizer import Tokenizer
+    from cairn.models.vision.picture import Picture
     from cairn.serve.llm import LLM
 
 
@@ -29,8 +32,9 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Complete a prompt with a model.
 
     MODEL is a folder in Hugging Face's format, a .gguf file, owner/name on the hub, the name of a packaged model
-    (smollm2-135m-instruct, cairn-tiny), or random:SHAPE for a shape such as qwen3-0.6b with random weights. Without it,
-    smollm2-135m-instruct is used where its package is installed, else cairn-tiny, which comes with Cairn.
+    (smollm2-135m-instruct, cairn-tiny, cairn-tiny-vl), or random:SHAPE for a shape such as qwen3-0.6b with random
+    weights. Without it, smollm2-135m-instruct is used where its package is installed, else cairn-tiny, which comes with
+    Cairn.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
@@ -39,6 +43,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the text to continue; - reads it from stdin"""
     token_ids: list[int] = []
     """the prompt as token ids, instead of text"""
+    image: list[Path] = []
+    """files with pictures, for a model that sees; the prompt is then a message of a user, as with --chat"""
     chat: bool = False
     """the prompt is a message of a user: apply the chat template of the model"""
     system: str | None = None
@@ -124,9 +130,9 @@ def run(args: list[str]) -> int:
     opened = open_model(options.model, options.context)
     if options.chat_template is not None:
         use_template(opened, options.chat_template)
-    prompt = _prompt_ids(options, opened)
+    prompt, pictures = _read_prompt(options, opened)
     most = budget(opened.spec, prompt, options.max_tokens)  # refuse before the weights are loaded
-    show = _Shown(opened.tokenizer, prompt, options.json)
+    show = _Shown(opened.tokenizer, prompt, options.json, pictures)
     generate = _with_generator if options.plain else _with_engine
     ran = generate(options, opened, msgspec.structs.replace(sampling, max_tokens=most), show)
     result = Result(
@@ -161,9 +167,15 @@ class Ran(NamedTuple):
 class _Shown:
     """The answer while it comes: tokens, their text as it is printed, and when the first one came."""
 
-    def __init__(self, tokenizer: "Tokenizer | None", prompt: list[int], quiet: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: "Tokenizer | None",
+        prompt: list[int],
+        quiet: bool,
+        pictures: "Sequence[Picture]" = (),
+    ) -> None:
         self._decoder = tokenizer.stream(after=prompt) if tokenizer else None
-        self.prompt, self._quiet = prompt, quiet
+        self.prompt, self._quiet, self.pictures = prompt, quiet, pictures
         self.tokens: list[int] = []
         self._pieces: list[str] = []
         self._began = self._first = 0.0
@@ -246,6 +258,9 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
 
 async def _stream(llm: "LLM", opened: "OpenModel", sampling: "Sampling", show: _Shown) -> str:
     from cairn.serve.engine.sampling_params import SamplingParams
+    from cairn.serve.prompts import Prompt
+    from cairn.serve.serving import GenerateRequest
+    from cairn.serve.stream import Stream
 
     params = SamplingParams(
         temperature=sampling.temperature,
@@ -256,7 +271,8 @@ async def _stream(llm: "LLM", opened: "OpenModel", sampling: "Sampling", show: _
     )
     show.begin()
     finish = "length"
-    async with llm.stream(show.prompt, params) as stream:
+    request = GenerateRequest(show.prompt, params, pictures=show.pictures)
+    async with Stream(llm.serving, Prompt(None, show.prompt), request) as stream:
         async for output in stream:
             answer = output.outputs[0]
             finish = answer.finish_reason or "length"
@@ -286,8 +302,14 @@ def _check(options: Generate) -> None:
         )
     if options.chat and options.prompt is None:
         raise UsageError("--chat needs a text", hint="give the message with --prompt")
+    if options.image and (options.plain or options.prompt is None):
+        raise UsageError(
+            "--image needs a text, and the engine",
+            hint="give the question with --prompt, and leave out --plain",
+        )
+    is_chat = options.chat or bool(options.image)
     for name, value in (("--system", options.system), ("--chat-template", options.chat_template)):
-        if value is not None and not options.chat:
+        if value is not None and not is_chat:
             raise UsageError(f"{name} is given without --chat", hint="add --chat")
     if options.plain and options.speculate != "off":
         raise UsageError(
@@ -299,6 +321,41 @@ def _check(options: Generate) -> None:
             f"--weights {options.weights} is given, and --plain computes with the weights as they are",
             hint="leave out one of them",
         )
+
+
+def _read_prompt(options: Generate, opened: "OpenModel") -> "tuple[list[int], list[Picture]]":
+    """The prompt's tokens, and the pictures that some of them stand for."""
+    if not options.image:
+        return _prompt_ids(options, opened), []
+    from cairn.models.vision.conversation import with_parts
+    from cairn.serve.media.sight import sight_of
+
+    sight, tokenizer = sight_of(opened), opened.tokenizer
+    if sight is None or tokenizer is None:
+        raise ConfigError(
+            f"--image is given, and {options.model} reads text only",
+            hint="use a model that sees, such as cairn-tiny-vl",
+        )
+    text = _stdin() if options.prompt == "-" else options.prompt or ""
+    system = [{"role": "system", "content": options.system}] if options.system is not None else []
+    parts = [{"type": "image", "image": _file(path)} for path in options.image]
+    user = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+    try:
+        whole, pictures = sight.read(
+            [*system, user], lambda split: tokenizer.chat(with_parts(split))
+        )
+    finally:
+        sight.close()
+    return tokenizer.encode(whole, special=False), pictures
+
+
+def _file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"--image {path} cannot be read: {error.strerror}", hint="give the path of a picture"
+        ) from None
 
 
 def _prompt_ids(options: Generate, opened: "OpenModel") -> list[int]:

@@ -30,7 +30,8 @@ class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     workload: str = "nano"
-    """nano, latency, prefill, decode or shared"""
+    """nano, latency, prefill, decode or shared; or as people have them: conversations, turns, agents, long, brief,
+    sampled or logprobs"""
     shape: str | None = None
     """a model with random weights: qwen3-0.6b, tiny, ...; by default one that suits the device"""
     model: str | None = None
@@ -72,7 +73,7 @@ def run_serve(args: list[str]) -> int:
     )
     setup = Setup(
         shape=name, model=model, device=options.device, dtype=options.dtype, plain=options.plain,
-        scale=options.scale, repeats=1,
+        scale=options.scale, repeats=1, workloads=[options.workload],
     )  # fmt: skip
     with progress(4, "starting") as advance:
         bench = prepare(setup)

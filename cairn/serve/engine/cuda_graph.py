@@ -91,7 +91,7 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> S
         shape = verify_shape(sizes[bisect_left(sizes, exact.sequences)], width, limits)
         fits = shape.layout.tokens <= 2 * limits.step_tokens and exact.pages <= shape.layout.pages
         return shape if fits else None
-    if exact.pages > _most_new_pages(limits):
+    if exact.pages > most_new_pages(limits):
         return None
     sizes = mixed_sizes(limits)
     if exact.tokens <= sizes[-1]:
@@ -110,12 +110,12 @@ def verify_shape(rows: int, width: int, limits: Limits) -> Shape:
 def mixed_shape(tokens: int, limits: Limits, verifies: bool = False) -> Shape:
     """Any chunks of so many tokens: room for all rows, and for one more that has the padding."""
     longest = 1 << (mixed_sizes(limits)[-1] - 1).bit_length()
-    rows, pages = limits.rows, _most_new_pages(limits)
+    rows, pages = limits.rows, most_new_pages(limits)
     samples = min(rows * (1 + limits.drafts), rows + tokens) if verifies else rows
     return Shape(Layout(rows + 1, tokens, pages, samples, max(2, longest), verifies))
 
 
-def _most_new_pages(limits: Limits) -> int:
+def most_new_pages(limits: Limits) -> int:
     return min(MOST_NEW_PAGES, most_pages(limits))
 
 
@@ -128,7 +128,7 @@ def _large_shape(exact: Layout, fresh: bool, limits: Limits) -> Shape | None:
     if sequences is None or sequences > 2 * limits.rows:
         return None
     samples = min(sequences, limits.rows) * (1 + limits.drafts if exact.verifies else 1)
-    pages = _most_new_pages(limits)
+    pages = most_new_pages(limits)
     return Shape(Layout(sequences, tokens, pages, samples, most, exact.verifies), fresh)
 
 
@@ -167,8 +167,8 @@ class Graphs:
         graph.replay()
         return left
 
-    def capture_common(self) -> None:
-        """Every shape that is not large, the largest first: the others then fit into its memory."""
+    def common_shapes(self) -> list[Shape]:
+        """Every shape that is not large, the largest first: the graphs of the others then fit into its memory."""
         limits = self.limits
         mixed = [mixed_shape(size, limits) for size in mixed_sizes(limits)]
         decode = [Shape(Layout.decode(size)) for size in decode_sizes(limits.rows)]
@@ -177,7 +177,10 @@ class Graphs:
             sizes, width = decode_sizes(limits.rows), 1 + limits.drafts
             fitting = [size for size in sizes if size * width <= 2 * limits.step_tokens]
             mixed += [verify_shape(size, width, limits) for size in fitting]
-        for shape in (*reversed(mixed), *reversed(decode)):
+        return [*reversed(mixed), *reversed(decode)]
+
+    def capture_common(self) -> None:
+        for shape in self.common_shapes():
             if shape not in self._captured:
                 self.capture(shape)
 

@@ -109,6 +109,11 @@ class GPURunner(Runner):
             return 0
         return self.shared.tokens(step.sampling) if self.can_share else 0
 
+    def run_blank(self, shape: Shape) -> Forward:
+        """A step of this shape that is all padding: kernel by kernel, without a graph."""
+        self._blank(shape)
+        return self._step(shape)
+
     def _blank(self, shape: Shape) -> None:
         self.batch.stage([], shape.layout)
 

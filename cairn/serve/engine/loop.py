@@ -16,8 +16,9 @@ from typing import NamedTuple
 from cairn.core.errors import CairnError, RequestError
 from cairn.core.events import span
 from cairn.serve.engine.adapters import LoadedAdapter
+from cairn.serve.engine.media import MediaFailed, WaitingForRows
 from cairn.serve.engine.pooling import Pools
-from cairn.serve.engine.request import Finish, Request, RequestId
+from cairn.serve.engine.request import Finish, Request, RequestId, check_request
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds
@@ -49,6 +50,7 @@ class Engine:
         overlap: bool = True,
         together: bool = False,
         pace: Pace | None = None,
+        media: WaitingForRows | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
@@ -57,6 +59,7 @@ class Engine:
             together  # with other ranks: they wait for this one, so its failure is everybody's
         )
         self.pace = pace  # limits the time of a step
+        self.media = media  # where requests with pictures wait for their rows
         self.times: deque[StepTimes] = deque(maxlen=REMEMBERED)
         self.steps = 0  # taken so far: a watchdog looks at it
         self.spent = NOTHING  # what has landed so far, and the time that it took
@@ -69,20 +72,32 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return (self.scheduler.has_work and not self.paused) or self._flying is not None
+        waiting = self.scheduler.has_work or (self.media is not None and bool(self.media.waiting))
+        return (waiting and not self.paused) or self._flying is not None
 
     def add(self, request: Request) -> None:
         """Put a request in line, or refuse it with a RequestError. While the engine is paused, it waits."""
         self.runner.adapters.check(request)
+        request.ledger.arrived = request.ledger.arrived or self.clock()
+        if request.pieces and not request.piece_rows and self.media is not None:
+            check_request(request, self.scheduler.limits)
+            self.media.push(request)
+        else:
+            self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> None:
         self.scheduler.add(request)
         if self.version:
             request.identity = identity_of(self.version) + request.identity
-        request.ledger.arrived = request.ledger.arrived or self.clock()
 
     def abort(
         self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
     ) -> Request | None:
         """End a request at once; what is in flight for it is dropped. A stop string is a reason, too."""
+        request = self.media.remove(id) if self.media is not None else None
+        if request is not None:
+            request.finish, request.stop_reason = reason, stop_reason
+            return request
         request = self.scheduler.abort(id, reason, stop_reason)
         if request is not None:
             self._close(request, self.clock())
@@ -94,6 +109,7 @@ class Engine:
         """One turn of the loop; what it brought, which in the overlapped form is what was launched a turn ago."""
         if self.paused:
             return self._land_last()
+        failed = self._admit_media() if self.media is not None else []
         began = self.clock()
         with span("schedule"):
             if self.pace is not None:
@@ -103,6 +119,7 @@ class Engine:
         self._stamp(step, began, scheduled)
         with span("launch", sequences=len(step.chunks), tokens=step.tokens):
             outputs, flight = self._launch(step)
+        outputs = failed + outputs
         launched = self.clock()
         if self.pace is not None:  # a CPU computes in `launch`
             self.pace.note(step.tokens, launched - scheduled)
@@ -148,7 +165,8 @@ class Engine:
         self.paused = True
         if keep:
             return []
-        aborted = [self.abort(id) for id in list(self.scheduler.requests)]
+        waiting = [request.id for request in self.media.waiting] if self.media else []
+        aborted = [self.abort(id) for id in [*waiting, *self.scheduler.requests]]
         return [request for request in aborted if request is not None]
 
     def resume(self) -> None:
@@ -199,6 +217,24 @@ class Engine:
         while self.has_work:
             outputs += self.step()
         return outputs
+
+    def _admit_media(self) -> list[Output]:
+        """Give requests with pictures to the scheduler, once their rows are computed; those that failed."""
+        if self.media is None or not self.media.waiting:
+            return []
+        try:
+            with span("media"):
+                admitted = self.media.admit()
+        except MediaFailed as failure:
+            if self.together:
+                raise
+            for request in failure.requests:
+                request.state, request.finish = "finished", "error"
+                request.error = described(failure.problem)
+            return [Output(request, (), True) for request in failure.requests]
+        for request in admitted:
+            self._enqueue(request)
+        return []
 
     def _stamp(self, step: Step, began: float, scheduled: float) -> None:
         """The ledgers of those that got a row, or lost it."""

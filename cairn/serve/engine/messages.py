@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import CairnError
+from cairn.models.vision.picture import Picture
 from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.page_map import PageMap
+from cairn.serve.engine.pieces import Piece
 from cairn.serve.engine.request import Finish, Ledger, Limits
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import StepTimes
@@ -60,6 +62,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     identity: bytes = b""  # as `Request.identity`
     adapter: int = 0
     outputs: list[int] = []  # as `Request.outputs` when it is submitted
+    pieces: list[Piece] = []
+    pictures: list[Picture] = []
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):

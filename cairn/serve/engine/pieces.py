@@ -24,6 +24,8 @@ class Piece(msgspec.Struct, frozen=True):
     start: int  # in the prompt
     length: int  # tokens, and rows of the arena
     digest: bytes  # of what it shows: equal digests have equal embeddings
+    picture: int = 0  # which of its request's pictures it shows
+    offset: int = 0  # and from which row of that on
 
     @property
     def end(self) -> int:
@@ -61,10 +63,12 @@ class ArenaRows:
         self._spans[digest] = Span(first, length, 1)
         return first, True
 
-    def release(self, digest: bytes) -> None:
+    def release(self, digest: bytes, keep: bool = True) -> None:
+        """`keep`: its rows have been written, and stay findable."""
         span = self._spans.pop(digest)
         span.holders -= 1
-        self._spans[digest] = span
+        if keep or span.holders:
+            self._spans[digest] = span
 
     def held(self) -> int:
         """Rows of requests that have not ended."""
@@ -81,9 +85,9 @@ class ArenaRows:
 
 
 def check_pieces(pieces: Sequence[Piece], rows: Sequence[int], prompt: int, arena: int) -> None:
-    """Refuse pieces that overlap, leave the prompt or have no rows."""
+    """Refuse pieces that overlap, leave the prompt or have no rows; `rows` is empty while they wait for them."""
     end = 0
-    for piece, row in zip(pieces, rows, strict=True):
+    for piece, row in zip(pieces, rows or [0] * len(pieces), strict=True):
         if piece.length < 1 or piece.start < end or piece.end > prompt:
             raise RequestError(
                 f"a piece has tokens {piece.start} to {piece.end}, the one before ends at {end}, "

@@ -19,6 +19,7 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
+from cairn.models.vision.picture import Picture
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -146,6 +147,7 @@ class Request:
         "most_outputs",
         "outputs",
         "params",
+        "pictures",
         "piece_rows",
         "pieces",
         "prefill_until",
@@ -176,6 +178,7 @@ class Request:
         adapter: int = 0,
         pieces: Sequence[Piece] = (),
         piece_rows: Sequence[int] = (),
+        pictures: Sequence[Picture] = (),
         segment: int = 0,
         media: object = None,
         eos_ids: Iterable[int] = (),
@@ -204,6 +207,7 @@ class Request:
         self.checked = False  # by `check_request`
         self.pieces = pieces  # spans of the prompt whose embeddings lie in the arena
         self.piece_rows = list(piece_rows)  # the first row of each
+        self.pictures = pictures  # what the pieces show, for a model that sees
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler

@@ -233,7 +233,7 @@ class Sampler:
 
     def _start_counts(self, request: Request) -> None:
         if self._penalties is None:
-            self._penalties = _no_penalties(self.rows, self.vocabulary, self.device)
+            self._penalties = no_penalties(self.rows, self.vocabulary, self.device)
         row, params = request.row, request.params
         tables = self._penalties
         tables.repetition_N[row] = params.repetition_penalty
@@ -294,7 +294,7 @@ def _parameters(buffer: Tensor, rows: int) -> Parameters:
     return Parameters(temperature, top_k, top_p, min_p, seed)
 
 
-def _no_penalties(rows: int, vocabulary: int, device: torch.device) -> Penalties:
+def no_penalties(rows: int, vocabulary: int, device: torch.device) -> Penalties:
     ones = torch.ones(rows, device=device)
     counts = torch.zeros(rows, vocabulary, dtype=torch.int32, device=device)
     prompt = torch.zeros(rows, words(vocabulary), dtype=torch.int32, device=device)

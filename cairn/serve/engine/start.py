@@ -13,6 +13,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
+from cairn.kernels.built import use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
@@ -29,6 +30,7 @@ from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.media import WaitingForRows
 from cairn.serve.engine.ranks import Ranks, device_kind, device_of
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
@@ -48,7 +50,9 @@ from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
+from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
 
+MOST_ROWS = {"cpu": 8192, "cuda": 16384}  # of pictures, in the arena
 AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
@@ -141,6 +145,7 @@ def start_with(
     verify. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
+    kernels = use_configured(config.kernel_cache) if model.embedding.weight.is_cuda else None
     chosen = choose_drafter(config, opened) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
@@ -150,6 +155,9 @@ def start_with(
         converted.append(convert_head(model, release=sole))
     limits, sizes = choose_limits(runnable, config)
     drafts = chosen.drafts if chosen is not None else drafts
+    if runnable.tower is not None:
+        most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
+        arena_rows = arena_rows or min(limits.context, most)
     limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
@@ -192,14 +200,28 @@ def start_with(
     if runner.pool.scales is not None:
         notes.append(runner.pool.scales.note())
     notes += arranged
+    notes += [kernels.note()] if kernels is not None else []
     notes += [chosen.note] if chosen is not None else []
     overlap, together = on_gpu and not config.plain, shards.size > 1
     pace = None
     if config.step_ms and not on_gpu and not together:  # ranks would not decide the same
         pace = Pace(max(config.step_ms / 1e3, CPU_STEP_S))
         notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
-    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace)
+    media = _media(opened, runnable, runner, scheduler)
+    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
     return Started(engine, opened, notes)
+
+
+def _media(
+    opened: OpenModel, runnable: Runnable, runner: Runner, scheduler: Scheduler
+) -> WaitingForRows | None:
+    """Where requests with pictures wait, for a model that sees."""
+    rules = opened.checkpoint.image_rules() if opened.checkpoint else None
+    if runnable.tower is None or rules is None:
+        return None
+    tower = TowerRunner(runnable.tower, rules, runner.write_piece)
+    most = MOST_PATCHES[tower.device.type]
+    return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
 
 
 def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:

@@ -246,6 +246,8 @@ class Worker:
             identity=command.identity,
             adapter=command.adapter,
             outputs=command.outputs,
+            pieces=command.pieces,
+            pictures=command.pictures,
         )
         try:
             if self.stop_at is not None:

@@ -40,7 +40,7 @@ from cairn.train.recovery.journal import read_status
 from cairn.train.recovery.metrics_page import serve_metrics
 from cairn.train.run import run
 
-KILLS = int(os.environ.get("CAIRN_TEST_KILLS", "5"))  # 50 in the nightly form
+KILLS = int(os.environ.get("CAIRN_TEST_KILLS", "3"))  # 50 in the nightly form
 
 
 @pytest.mark.timeout(120 + 20 * KILLS)

@@ -1,19 +1,22 @@
-"""Messages as clients send them, as the template of a text model reads them.
+"""Messages as clients send them, as the template of a model reads them.
 
 OpenAI's content may be a list of parts; templates of text models want one string, so text parts are joined. A part that
-is no text is refused: this model could only ignore it. Clients send the arguments of past tool calls as text that holds
+is no text is refused: such a model could only ignore it. Models that see keep the parts, and their pictures are loaded
+and decoded beside the event loop. Clients send the arguments of past tool calls as text that holds
 JSON; templates want the object itself.
 """
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from cairn.core.errors import RequestError, TokenizerError
 from cairn.models.chat_template import ChatTemplates, check_messages
+from cairn.models.vision.conversation import has_images, with_parts
+from cairn.models.vision.picture import Picture
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
@@ -50,23 +53,30 @@ async def read_conversation(
     messages = asked.messages or []
     templates = templates_of(service, asked)
 
-    def render() -> str:
+    sight = service.serving.sight
+
+    def render(given: Sequence[Mapping[str, Any]]) -> str:
         source = templates.sources[templates.choose(with_tools=tools is not None)]
-        flat = flat_messages(messages, None if _NULL.search(source) else "")
+        flat = flat_messages(given, None if _NULL.search(source) else "", joins=sight is None)
         if "message.thinking" in source:
             flat = [_with_thinking(message) for message in flat]
+        parts = with_parts if sight is not None else list
         if tools is None or format_of(source) is not None:
-            return templates.render(flat, tools, begin, **extra)
+            return templates.render(parts(flat), tools, begin, **extra)
         try:
-            return templates.render(in_system_message(flat, tools), None, begin, **extra)
+            return templates.render(parts(in_system_message(flat, tools)), None, begin, **extra)
         except TokenizerError:  # a template that knows no system role
-            return templates.render(in_first_message(flat, tools), None, begin, **extra)
+            return templates.render(parts(in_first_message(flat, tools)), None, begin, **extra)
 
     large = is_longer([messages, tools, extra], LONG_TEXT)
-    text = await asyncio.to_thread(render) if large else render()
+    pictures: Sequence[Picture] = ()
+    if sight is not None and has_images(messages):
+        text, pictures = await asyncio.to_thread(sight.read, messages, render)
+    else:
+        text = await asyncio.to_thread(render, messages) if large else render(messages)
     if not any_length:
         service.check_length(text, "messages")
-    return Prompt(text, await service.encode(text, special=False))
+    return Prompt(text, await service.encode(text, special=False), pictures=pictures)
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
@@ -108,16 +118,20 @@ def is_longer(value: object, most: int) -> bool:
 
 
 def flat_messages(
-    messages: Sequence[dict[str, Any]], silence: str | None = ""
+    messages: Sequence[Mapping[str, Any]], silence: str | None = "", joins: bool = True
 ) -> list[dict[str, Any]]:
-    """`silence` is the content of an answer that is nothing but tool calls."""
+    """`silence` is the content of an answer that is nothing but tool calls. `joins`: parts become one text."""
     check_messages(messages)
-    return [_flat(message, f"messages[{at}]", silence) for at, message in enumerate(messages)]
+    return [
+        _flat(message, f"messages[{at}]", silence, joins) for at, message in enumerate(messages)
+    ]
 
 
-def _flat(message: dict[str, Any], where: str, silence: str | None) -> dict[str, Any]:
+def _flat(
+    message: Mapping[str, Any], where: str, silence: str | None, joins: bool
+) -> dict[str, Any]:
     flat = dict(message)
-    if isinstance(content := message.get("content"), list):
+    if joins and isinstance(content := message.get("content"), list):
         flat["content"] = _joined(content, f"{where}.content")
     if message.get("tool_calls") is not None:
         flat["content"] = silence if flat.get("content") is None else flat["content"]

@@ -45,6 +45,11 @@ async def prepare_chat(
     if keeps_marks(service.tokenizer, offer, thinking, guided):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     request = GenerateRequest(
-        prompt.token_ids, params, chat.priority or 0, chat.cache_salt or "", grammar
+        prompt.token_ids,
+        params,
+        chat.priority or 0,
+        chat.cache_salt or "",
+        grammar,
+        pictures=prompt.pictures,
     )
     return PreparedChat(prompt, request, make_readers(offer, thinking, guided, params.n))

@@ -13,7 +13,6 @@ from cairn.serve.http.chat.reader import joined
 from cairn.serve.http.chat.structure import guide_of
 from cairn.serve.http.endpoints.logprobs import chat_logprobs
 from cairn.serve.http.protocol.answers import (
-    CachedTokens,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -95,7 +94,7 @@ class ChatReply:
         made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
         asked = len(self.prompt.token_ids)
         return Usage(prompt_tokens=asked, completion_tokens=made, total_tokens=asked + made,
-                     prompt_tokens_details=CachedTokens(exchange.cached))  # fmt: skip
+                     prompt_tokens_details=exchange.prompt_details)  # fmt: skip
 
     def chunk(
         self,

@@ -5,7 +5,7 @@
     tools: name, input_schema                     ->  functions with parameters
     tool_choice: any, tool, auto, none            ->  required, a name, auto, none
 
-A block that is neither is refused: a model that reads text could only ignore it.
+Images stay parts of their message; a block that is nothing of this is refused: a model could only ignore it.
 """
 
 from typing import Any
@@ -118,18 +118,38 @@ def _assistant_message(blocks: list[tuple[dict[str, Any], str]]) -> dict[str, An
 
 def _user_messages(blocks: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
     """A message for each tool result, then one of the user."""
-    results, texts = [], []
+    results: list[dict[str, Any]] = []
+    said_here: list[dict[str, Any]] = []  # text and images, in order
     for block, where in blocks:
         if block.get("type") != "tool_result":
-            texts.append(_text(block, where))
+            said_here.append(_said(block, where))
             continue
-        said = _result(block.get("content"), f"{where}.content")
+        content = block.get("content")
+        if isinstance(content, list):  # images of a result follow it, in the user's message
+            said_here += [part for part in content if _is_image(part)]
+            content = [part for part in content if not _is_image(part)]
+        said = _result(content, f"{where}.content")
         said = f"Error: {said}" if block.get("is_error") is True else said
         id = _text_field(block, "tool_use_id", where)
         results.append({"role": "tool", "tool_call_id": id, "content": said})
-    if texts or not results:
-        results.append({"role": "user", "content": "\n".join(texts)})
+    if said_here or not results:
+        results.append({"role": "user", "content": joined_texts(said_here)})
     return results
+
+
+def _said(block: dict[str, Any], where: str) -> dict[str, Any]:
+    return block if _is_image(block) else {"type": "text", "text": _text(block, where)}
+
+
+def _is_image(block: object) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
+
+
+def joined_texts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text, or where there are images among the texts, the parts as they are."""
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
 def _past_call(block: dict[str, Any], where: str) -> dict[str, Any]:

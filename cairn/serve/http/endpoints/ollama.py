@@ -85,14 +85,28 @@ def ollama_error(refusal: Refusal) -> JSON:
 async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaChat)
     model = _model(service, asked.model)
-    for at, message in enumerate(asked.messages):
-        if message.get("images"):
-            said = f"messages[{at}].images is given; this model reads text only"
-            raise Refusal(400, said, param="messages", code="unsupported")
-    chat = _chat_of(asked, asked.messages)
+    if service.serving.sight is None:
+        for at, message in enumerate(asked.messages):
+            if message.get("images"):
+                said = f"messages[{at}].images is given; this model reads text only"
+                raise Refusal(400, said, param="messages", code="unsupported")
+    chat = _chat_of(asked, [_with_images(message) for message in asked.messages])
     chat.tools = asked.tools
     prepared = await prepare_chat(service, chat, _guide_of(asked), _limit(asked))
     return await _answer(service, call, asked, prepared, LineWriter("message", model))
+
+
+def _with_images(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose images, which Ollama's clients send as base64, are parts of its content."""
+    images = message.get("images")
+    if not isinstance(images, list) or not images:
+        return message
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": f"data:image/png;base64,{one}"} for one in images
+    ]
+    rest = {key: value for key, value in message.items() if key != "images"}
+    text = {"type": "text", "text": message.get("content") or ""}
+    return rest | {"content": [*parts, text]}
 
 
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:

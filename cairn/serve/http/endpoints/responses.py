@@ -18,7 +18,6 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.prepare import prepare_chat
 from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of
-from cairn.serve.http.protocol.answers import CachedTokens
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.responses import (
@@ -151,7 +150,7 @@ def _complete(
     job = exchange.jobs[0]
     asked, given = len(job.request.prompt), len(job.answer.whole.token_ids)
     made.usage = ResponseUsage(
-        input_tokens=asked, input_tokens_details=CachedTokens(exchange.cached), output_tokens=given,
+        input_tokens=asked, input_tokens_details=exchange.prompt_details, output_tokens=given,
         total_tokens=asked + given,
     )  # fmt: skip
 

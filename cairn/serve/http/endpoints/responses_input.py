@@ -97,7 +97,7 @@ def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], where: st
     if role is None:
         said = f"{where}.role is {str(given)[:40]!r}"
         raise RequestError(said, hint=f"it has to be {', '.join(ROLES)}")
-    text = _texts(item.get("content"), f"{where}.content")
+    text = _parts(item.get("content"), f"{where}.content")
     if role == "assistant" and messages and messages[-1].get("content", "") is None:
         messages[-1]["content"] = text  # behind its thought
     else:
@@ -117,6 +117,21 @@ def _past_call(item: dict[str, Any], where: str) -> dict[str, Any]:
         "arguments": _text_field(item, "arguments", where),
     }
     return {"id": _text_field(item, "call_id", where), "type": "function", "function": function}
+
+
+def _parts(content: object, where: str) -> str | list[dict[str, Any]]:
+    """One text, or where there are images, a list of parts."""
+    images = isinstance(content, list) and any(map(_is_image, content))
+    if not isinstance(content, list) or not images:
+        return _texts(content, where)
+    return [
+        part if _is_image(part) else {"type": "text", "text": _texts([part], f"{where}[{at}]")}
+        for at, part in enumerate(content)
+    ]
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
 
 
 def _texts(content: object, where: str) -> str:

@@ -16,6 +16,7 @@ def reason_of(output: CompletionOutput) -> Reason | None:
 
 class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET  # where the prompt has pictures
 
 
 class Usage(msgspec.Struct, kw_only=True):

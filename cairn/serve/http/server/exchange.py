@@ -25,6 +25,7 @@ from cairn.serve.grammar import FOLLOWED
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import LedgerSend, wants_header
 from cairn.serve.http.ledger.views import RequestView
+from cairn.serve.http.protocol.answers import CachedTokens
 from cairn.serve.http.protocol.body import Gone
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Ticket
@@ -102,6 +103,14 @@ class Exchange:
     def cached(self) -> int:
         """Prompt tokens that were found in the cache. Later answers to a prompt find what the first one computed."""
         return sum(job.request.cached for job in self._prompts.values())
+
+    @property
+    def prompt_details(self) -> CachedTokens:
+        """Of the prompt's tokens, how many were found in the cache, and how many stand for pictures."""
+        pieces = [piece for job in self._prompts.values() for piece in job.request.pieces]
+        if not pieces:
+            return CachedTokens(self.cached)
+        return CachedTokens(self.cached, sum(piece.length for piece in pieces))
 
     @property
     def seconds(self) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from cairn.serve.http.server.api import Application, More
 from cairn.serve.http.server.keys import Keys, read_keys
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.settings import ServerConfig
+from cairn.serve.media.fetch import MediaLoader
 from cairn.serve.serving import Serving, open_serving, runs_on_gpu
 
 BACKLOG = 2048
@@ -115,6 +116,8 @@ def open_server(config: ServerConfig) -> Serving:
     serving = _open_engine(config)
     if template is not None:
         serving.tokenizer.use_template(template)
+    if serving.sight is not None:
+        serving.sight.loader = MediaLoader(config.media_hosts)
     return serving
 
 

@@ -93,6 +93,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """origins whose pages may call this server; * is any"""
     allowed_hosts: list[str] = msgspec.field(default_factory=list)
     """values of the Host header that are answered; by default any"""
+    media_hosts: list[str] = msgspec.field(default_factory=list)
+    """hosts that images may be fetched from: NAME, *.NAME, or * for any public one; by default none: data URLs only"""
     otel_endpoint: str | None = None
     """where requests are sent as OpenTelemetry spans, such as http://127.0.0.1:4318/v1/traces; needs cairn[otel]"""
 

@@ -1,0 +1,129 @@
+"""Pictures in messages, in every form that clients send them, apart from the text around them.
+
+    {"type": "image_url", "image_url": {"url": ...}}               chat completions
+    {"type": "input_image", "image_url": "..."}                    responses
+    {"type": "image", "source": {"type": "base64", "data": ...}}   messages; or {"type": "url", "url": ...}
+    {"type": "image", "image": bytes or an image of Pillow's}      Python
+
+A template sees {"type": "image"} in their place. What a picture's source is worth is judged by whoever loads it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cairn.core.errors import RequestError
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil")
+DATA_URL = "data:{};base64,{}"
+
+
+class ImageSource(NamedTuple):
+    given: Any  # a URL, bytes, or an image of Pillow's
+    where: str  # in the messages
+
+
+def has_images(messages: object) -> bool:
+    """Whether some message has a picture."""
+    if not isinstance(messages, Sequence):
+        return False
+    return any(
+        isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+def refuse_images(messages: object, model: str) -> None:
+    """For a model that could only ignore them."""
+    if has_images(messages):
+        raise RequestError(
+            f"a message has an image, and {model} reads text only",
+            hint="use a model that sees, such as cairn-tiny-vl",
+        )
+
+
+def split_images(
+    messages: Sequence[Mapping[str, Any]], placeholder: str
+) -> tuple[list[dict[str, Any]], list[ImageSource]]:
+    """Messages with {"type": "image"} in place of their pictures, and the pictures in order."""
+    sources: list[ImageSource] = []
+    split: list[dict[str, Any]] = []
+    for at, message in enumerate(check_objects(messages)):
+        content = message.get("content")
+        where = f"messages[{at}].content"
+        if isinstance(content, str):
+            _check_text(content, placeholder, where)
+        elif isinstance(content, list):
+            parts = [
+                _part(part, f"{where}[{index}]", placeholder, sources)
+                for index, part in enumerate(content)
+            ]
+            message = {**message, "content": parts}
+        split.append(message)
+    return split, sources
+
+
+def check_objects(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) for m in messages):
+        raise RequestError("messages is not a list of objects")
+    return [dict(message) for message in messages]
+
+
+def with_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every content as a list of parts, which templates of models that see iterate over."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _part(part: object, where: str, placeholder: str, sources: list[ImageSource]) -> dict[str, Any]:
+    if isinstance(part, str):
+        part = {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and kind in IMAGE_PARTS:
+        sources.append(ImageSource(_source(part, where), where))
+        return {"type": "image"}
+    text = part.get("text") if isinstance(part, Mapping) and kind in TEXT_PARTS else None
+    if not isinstance(text, str):
+        shown = repr(kind) if kind is not None else type(part).__name__
+        raise RequestError(
+            f"{where} is a part of type {shown[:60]}",
+            hint="this model reads text and images: types text and image_url",
+        )
+    _check_text(text, placeholder, where)
+    return {"type": "text", "text": text}
+
+
+def _check_text(text: str, placeholder: str, where: str) -> None:
+    if placeholder in text:
+        raise RequestError(
+            f"{where} holds {placeholder}, which stands for pictures", hint="leave it out"
+        )
+
+
+def _source(part: Mapping[str, Any], where: str) -> Any:
+    """What the picture is to be loaded from."""
+    for name in ("image", "image_pil"):
+        if part.get(name) is not None:
+            return part[name]
+    source = part.get("source")
+    if isinstance(source, Mapping):
+        if source.get("type") == "base64":
+            data, kind = source.get("data"), source.get("media_type", "image/png")
+            if isinstance(data, str) and isinstance(kind, str):
+                return DATA_URL.format(kind, data)
+        elif isinstance(source.get("url"), str):
+            return source["url"]
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    if isinstance(url, str):
+        return url
+    raise RequestError(
+        f"{where} is an image without a source",
+        hint='send {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
+    )

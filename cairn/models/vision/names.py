@@ -1,0 +1,106 @@
+"""Under which names do checkpoints store a tower, a projector and the decoder beside them?
+
+    "model.vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight"  ->  tower       encoder.layers.0.mlp.fc1.weight
+    "multi_modal_projector.linear_1.weight"                            ->  projector   linear_1.weight
+    "language_model.model.layers.0.mlp.up_proj.weight"                 ->  text        model.layers.0.mlp.up_proj.weight
+
+The same model is stored under several prefixes, by the version of the library that wrote it. Only names; no torch.
+"""
+
+import re
+from typing import Literal, NamedTuple
+
+from cairn.models.checkpoint_names import Source
+
+Part = Literal["tower", "projector", "text"]
+TOWER = re.compile(
+    r"^(?:model\.)?(?:vision_tower|vision_model|vision_encoder)\.(?:vision_model\.)?(.+)$"
+)
+PROJECTOR = re.compile(r"^(?:model\.)?(?:multi_modal_projector|connector)\.(.+)$")
+TEXT = re.compile(r"^(?:language_model\.model|model\.language_model|model\.text_model)\.(.+)$")
+HEAD = re.compile(r"^(?:language_model\.)?(lm_head\..+)$")
+# Of the tower alone, for pooled vectors of whole pictures, which no decoder reads.
+UNUSED = re.compile(r"(^head\.|position_ids$)")
+
+LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+class TowerStyle(NamedTuple):
+    outside: dict[str, str]  # slots and what stands for them, kind included where it differs
+    layer: str
+    inside: dict[str, str]
+    transposed: frozenset[str] = frozenset()
+
+
+SIGLIP = TowerStyle(
+    outside={
+        "patch_embedding": "embeddings.patch_embedding",
+        "position_embedding": "embeddings.position_embedding",
+        "class_token.weight": "embeddings.class_embedding",
+        "pre_norm": "pre_layrnorm",  # as CLIP's checkpoints spell it
+        "post_norm": "post_layernorm",
+    },
+    layer="encoder.layers.",
+    inside={
+        "attention_norm": "layer_norm1",
+        "attention.qkv.q": "self_attn.q_proj",
+        "attention.qkv.k": "self_attn.k_proj",
+        "attention.qkv.v": "self_attn.v_proj",
+        "attention.out": "self_attn.out_proj",
+        "feed_forward_norm": "layer_norm2",
+        "feed_forward.inner.up": "mlp.fc1",
+        "feed_forward.down": "mlp.fc2",
+    },
+)
+PIXTRAL = TowerStyle(
+    outside={"patch_embedding": "patch_conv", "pre_norm": "ln_pre"},
+    layer="transformer.layers.",
+    inside={
+        "attention_norm": "attention_norm",
+        "attention.qkv.q": "attention.q_proj",
+        "attention.qkv.k": "attention.k_proj",
+        "attention.qkv.v": "attention.v_proj",
+        "attention.out": "attention.o_proj",
+        "feed_forward_norm": "ffn_norm",
+        "feed_forward.inner.gate": "feed_forward.gate_proj",
+        "feed_forward.inner.up": "feed_forward.up_proj",
+        "feed_forward.down": "feed_forward.down_proj",
+    },
+)
+TOWERS = {"siglip": SIGLIP, "clip": SIGLIP, "pixtral": PIXTRAL}
+PROJECTORS = {
+    "mlp": {"first": "linear_1", "second": "linear_2"},
+    "pooled": {"norm": "mm_soft_emb_norm", "map.weight": "mm_input_projection_weight"},
+    "shuffled": {"map": "modality_projection.proj"},
+    "linear": {"map": "linear"},
+}
+TRANSPOSED = frozenset({"mm_input_projection_weight"})  # stored as [in, out]
+
+
+def part_of(name: str) -> tuple[Part, str]:
+    """To which part a stored tensor belongs, and its name there; a decoder's without a prefix is the text's."""
+    for pattern, part in ((TOWER, "tower"), (PROJECTOR, "projector")):
+        if found := pattern.match(name):
+            return part, found[1]  # type: ignore[return-value]
+    if found := TEXT.match(name):
+        return "text", f"model.{found[1]}"
+    if found := HEAD.match(name):
+        return "text", found[1]
+    return "text", name
+
+
+def tower_source(style: str, projector: str, slot: str) -> tuple[Part, Source]:
+    """The tensor of a slot of `Tower`, without the prefix of its part."""
+    if slot.startswith("projector."):
+        return "projector", _named(slot.removeprefix("projector."), PROJECTORS[projector])
+    names = TOWERS[style]
+    if inside := LAYER.fullmatch(slot):
+        found = _named(inside[2], names.inside)
+        return "tower", found._replace(tensor=f"{names.layer}{inside[1]}.{found.tensor}")
+    return "tower", _named(slot, names.outside)
+
+
+def _named(slot: str, names: dict[str, str]) -> Source:
+    path, _, kind = slot.rpartition(".")
+    stored = names[slot] if slot in names else f"{names[path]}.{kind}"
+    return Source(stored, transposed=stored in TRANSPOSED)

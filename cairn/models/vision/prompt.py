@@ -1,0 +1,99 @@
+"""The text that stands for a picture in a prompt: one placeholder for each row of the decoder, and the marks between.
+
+    "<image>" --expand--> "<image><image>...", tokenised once with the text around it --spans--> where the rows go
+
+Placeholders are written by the chat template alone: a message that holds one is refused.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from cairn.core.errors import RequestError
+from cairn.models.vision.picture import Picture
+from cairn.models.vision.spec import VisionSpec
+
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"  # of Pixtral: behind each row of patches, behind the last
+AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"  # of Idefics 3
+
+
+class Placeholders:
+    """How one model's prompts hold pictures."""
+
+    def __init__(self, spec: VisionSpec, token: str) -> None:
+        """`token`: the text of the placeholder."""
+        self.spec, self.token = spec, token
+
+    def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
+        """A rendered conversation with the rows of its pictures in their places."""
+        parts = text.split(self.token)
+        if len(parts) - 1 != len(pictures):
+            raise RequestError(
+                f"the prompt has {len(parts) - 1} places for pictures, and {len(pictures)} are given",
+                hint=f"the text of a message must not hold {self.token}",
+            )
+        whole = [parts[0]]
+        for picture, part in zip(pictures, parts[1:], strict=True):
+            whole += [self.marks(picture), part]
+        return "".join(whole)
+
+    def marks(self, picture: Picture) -> str:
+        return EXPANSIONS[self.spec.family](self, picture)
+
+    def rows(self, picture: Picture) -> int:
+        """Placeholders of a whole picture."""
+        return picture.tiles * self.spec.rows(picture.height, picture.width)
+
+    def spans(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[list[range]]:
+        """Of each picture the runs of placeholders in the prompt."""
+        found: list[list[range]] = [[] for _ in pictures]
+        left = [self.rows(picture) for picture in pictures]
+        at, now = 0, 0
+        for is_row, run in groupby(prompt, self.spec.image_token.__eq__):
+            end = at + sum(1 for _ in run)
+            while is_row and at < end:
+                if now == len(pictures):
+                    raise self._mismatch()
+                count = min(end - at, left[now])
+                found[now].append(range(at, at + count))
+                left[now] -= count
+                at += count
+                now += left[now] == 0
+            at = end
+        if now != len(pictures):
+            raise self._mismatch()
+        return found
+
+    def _mismatch(self) -> RequestError:
+        return RequestError(
+            "the prompt does not have as many placeholders as its pictures have rows",
+            hint=f"the text of a message must not hold {self.token}",
+        )
+
+
+def _plain(places: Placeholders, picture: Picture) -> str:
+    return places.token * places.rows(picture)
+
+
+def _in_lines(places: Placeholders, picture: Picture) -> str:
+    cell = places.spec.tower.patch * places.spec.projector.merge
+    line = places.token * (picture.width // cell)
+    return BREAK.join([line] * (picture.height // cell)) + END
+
+
+def _in_tiles(places: Placeholders, picture: Picture) -> str:
+    rows = places.token * places.spec.rows(picture.height, picture.width)
+    whole = f"{AROUND}{WHOLE}{rows}{AROUND}"
+    if not picture.rows:
+        return whole
+    lines = [
+        "".join(f"{AROUND}<row_{y + 1}_col_{x + 1}>{rows}" for x in range(picture.columns)) + "\n"
+        for y in range(picture.rows)
+    ]
+    return "".join(lines) + "\n" + whole
+
+
+EXPANSIONS: dict[str, Callable[[Placeholders, Picture], str]] = {
+    "llava": _plain,
+    "pixtral": _in_lines,
+    "idefics3": _in_tiles,
+}

@@ -1,0 +1,110 @@
+"""How pictures are prepared for a model, out of the files beside its weights.
+
+A field of preprocessor_config.json that nobody reads is refused by name, as in `models.families`. No torch is needed
+to follow the rules, only to read what stands beside tensors.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from cairn.core.errors import UnsupportedModel
+from cairn.models.config_fields import Fields
+from cairn.models.safetensors_file import read_json
+from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.spec import VisionSpec
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+LANCZOS, BICUBIC = 1, 3  # numbers of Pillow
+HARMLESS = {"image_processor_type", "feature_extractor_type", "processor_class", "auto_map"}
+HARMLESS |= {"_processor_class", "data_format", "input_data_format", "device", "return_tensors"}
+HARMLESS |= {"_valid_processor_keys", "return_row_col_info", "default_to_square", "do_pad"}
+HARMLESS |= {"image_seq_length", "disable_grouping", "do_convert_rgb", "pad_size", "video_sampling"}
+
+
+def read_rules(folder: Path, spec: VisionSpec) -> ImageRules:
+    """Of preprocessor_config.json, or of the part of processor_config.json that says the same."""
+
+    config: dict[str, Any] = {}
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if (path := folder / name).is_file():
+            found = read_json(path)
+            config = found.get("image_processor", found if name.startswith("pre") else config)
+    if not config:
+        raise UnsupportedModel(
+            f"{folder} has no preprocessor_config.json, so pictures cannot be prepared",
+            hint="copy it from the original checkpoint",
+        )
+    fields = Fields(config, "preprocessor_config.json")
+    rules = {"llava": _fixed, "pixtral": _patches, "idefics3": _tiles}[spec.family](fields, spec)
+    fields.seen |= HARMLESS
+    fields.finish()
+    return rules
+
+
+def _common(fields: Fields, resample: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not fields.take(name, bool, True):
+            raise UnsupportedModel(
+                f"preprocessor_config.json: {name} is false", hint="it has to be true"
+            )
+    factor = fields.take("rescale_factor", float, 1 / 255)
+    if abs(factor * 255 - 1) > 1e-6:
+        raise UnsupportedModel(
+            f"preprocessor_config.json: rescale_factor is {factor}", hint="it has to be 1/255"
+        )
+    return {
+        "resample": fields.take("resample", int, resample),
+        "mean": tuple(fields.take_list("image_mean", float, list(mean))),
+        "std": tuple(fields.take_list("image_std", float, list(std))),
+    }
+
+
+def _fixed(fields: Fields, spec: VisionSpec) -> ImageRules:
+    is_clip = spec.tower.class_token
+    common = _common(fields, BICUBIC, *((CLIP_MEAN, CLIP_STD) if is_clip else (HALF, HALF)))
+    side = spec.tower.image
+    size = fields.take("size", (dict, int), {"height": side, "width": side})
+    crops = fields.take("do_center_crop", bool, is_clip)
+    crop = fields.take("crop_size", (dict, int), {"height": side, "width": side})
+    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    if isinstance(size, int):
+        size = {"shortest_edge": size}
+    shortest = size.get("shortest_edge", 0)
+    wanted = crop if crops else size
+    if fields.config.get("do_pad") or (shortest and not crops):
+        raise UnsupportedModel(
+            "preprocessor_config.json: pictures are padded, or keep their shape",
+            hint="pictures of one size, or cropped to one, are supported",
+        )
+    if (wanted.get("height"), wanted.get("width")) != (side, side):
+        raise UnsupportedModel(
+            f"preprocessor_config.json: pictures of {wanted}, and a tower for {side} x {side}",
+            hint="the two have to be the same",
+        )
+    return ImageRules("fixed", side, side, shortest=shortest, **common)
+
+
+def _tiles(fields: Fields, spec: VisionSpec) -> ImageRules:
+    common = _common(fields, LANCZOS, HALF, HALF)
+    side = fields.take("max_image_size", dict, {"longest_edge": 364}).get("longest_edge", 0)
+    longest = fields.take("size", dict, {"longest_edge": 4 * 364}).get("longest_edge", 0)
+    splits = fields.take("do_image_splitting", bool, True)
+    if side != spec.tower.image:
+        raise UnsupportedModel(
+            f"preprocessor_config.json: tiles of {side} pixels, and a tower for {spec.tower.image}",
+            hint="the two have to be the same",
+        )
+    if not splits:
+        return ImageRules("fixed", side, side, **common)
+    return ImageRules("tiled", side, side, longest=longest, **common)
+
+
+def _patches(fields: Fields, spec: VisionSpec) -> ImageRules:
+    common = _common(fields, BICUBIC, CLIP_MEAN, CLIP_STD)
+    size = fields.take("size", dict, {"longest_edge": 1024})
+    most = size.get("longest_edge", 0)
+    fields.take("patch_size", (dict, int), spec.tower.patch)  # the processor goes by the tower's
+    height, width = most or size.get("height", 0), most or size.get("width", 0)
+    cell = spec.tower.patch * spec.projector.merge
+    return ImageRules("patches", height, width, cell=cell, **common)

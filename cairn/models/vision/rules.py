@@ -1,0 +1,109 @@
+"""How a picture becomes tiles of pixels, by rules: sizes only, no pixel is touched here.
+
+    fixed      every picture becomes one tile of one size, cropped where that is asked for    LLaVA
+    tiled      tiles of one size in rows and columns, and the whole picture once more          Idefics 3, SmolVLM
+    patches    one tile, as large as the picture in whole patches                              Pixtral
+
+The reference is transformers' image processors with their Pillow backend. No torch and no Pillow.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import msgspec
+
+LARGEST_SIDE = 4096  # pixels that a tiled picture is ever resized to
+
+
+class ImageRules(msgspec.Struct, frozen=True):
+    kind: Literal["fixed", "tiled", "patches"]
+    height: int  # of a tile; of patches: the most
+    width: int
+    resample: int  # as Pillow counts
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    shortest: int = 0  # fixed: the shorter side becomes this long, and the middle is cropped
+    longest: int = 0  # tiled: the longer side becomes this long before it is cut
+    cell: int = 1  # patches: sides are multiples of this
+
+
+class Size(NamedTuple):
+    height: int
+    width: int
+
+
+class Layout(NamedTuple):
+    """What a picture of some size becomes: resized in turn, then cropped or cut into rows and columns of tiles."""
+
+    resized: tuple[Size, ...]
+    tile: Size
+    rows: int = 0  # of tiles; 0: there is one, the whole picture
+    columns: int = 0
+
+    @property
+    def tiles(self) -> int:
+        return self.rows * self.columns + 1
+
+
+def layout_of(rules: ImageRules, height: int, width: int) -> Layout:
+    """How a picture of so many pixels is resized and cut."""
+    tile = Size(rules.height, rules.width)
+    if rules.kind == "patches":
+        resized = _in_patches(rules, height, width)
+        return Layout((resized,), resized)
+    if rules.kind == "tiled":
+        return _tiled(rules, height, width)
+    if not rules.shortest:
+        return Layout((tile,), tile)
+    short, long = min(height, width), max(height, width)
+    longer = int(rules.shortest * long / short)
+    upright = width <= height
+    resized = Size(longer, rules.shortest) if upright else Size(rules.shortest, longer)
+    return Layout((resized,), tile)
+
+
+def _in_patches(rules: ImageRules, height: int, width: int) -> Size:
+    ratio = max(height / rules.height, width / rules.width)
+    if ratio > 1:
+        height, width = math.floor(height / ratio), math.floor(width / ratio)
+    cell = rules.cell
+    return Size(((height - 1) // cell + 1) * cell, ((width - 1) // cell + 1) * cell)
+
+
+def _tiled(rules: ImageRules, height: int, width: int) -> Layout:
+    side, sizes = rules.height, []
+    if rules.longest:
+        height, width = _longest_edge(height, width, rules.longest)
+        sizes.append(Size(height, width))
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / side) * side
+        height = math.ceil(int(width / aspect) / side) * side
+    else:
+        height = math.ceil(height / side) * side
+        width = math.ceil(int(height * aspect) / side) * side
+    sizes.append(Size(height, width))
+    tile = Size(side, side)
+    if height <= side and width <= side:
+        return Layout(tuple(sizes), tile)
+    return Layout(tuple(sizes), tile, height // side, width // side)
+
+
+def _longest_edge(height: int, width: int, longest: int) -> Size:
+    aspect = width / height
+    if width >= height:
+        height, width = _even(int(longest / aspect)), longest
+    else:
+        height, width = longest, _even(int(longest * aspect))
+    height, width = max(height, 1), max(width, 1)
+    if max(height, width) > LARGEST_SIDE:
+        aspect = width / height
+        if width >= height:
+            height, width = int(LARGEST_SIDE / aspect), LARGEST_SIDE
+        else:
+            height, width = LARGEST_SIDE, int(LARGEST_SIDE * aspect)
+    return Size(max(height, 1), max(width, 1))
+
+
+def _even(length: int) -> int:
+    return length + length % 2

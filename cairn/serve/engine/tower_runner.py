@@ -1,0 +1,54 @@
+"""Runs the tower over pictures and writes their rows into the arena."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from cairn.models.vision.picture import Picture
+from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.tower import Grid, Tower, patches_of
+from cairn.serve.engine.media import NewRows
+
+MOST_PATCHES = {"cpu": 2048, "cuda": 32768}  # of one step, unless a single picture has more
+
+
+class TowerRunner:
+    def __init__(
+        self, tower: Tower, rules: ImageRules, write: Callable[[int, Tensor], None]
+    ) -> None:
+        """`write` puts rows into the arena from a row of it on."""
+        self.tower, self.rules, self.write = tower, rules, write
+        self.device = tower.patch_embedding.weight.device
+        self.mean_C = torch.tensor(rules.mean, device=self.device)
+        self.std_C = torch.tensor(rules.std, device=self.device)
+
+    def patches(self, picture: Picture) -> int:
+        patch = self.tower.spec.tower.patch
+        return picture.tiles * (picture.height // patch) * (picture.width // patch)
+
+    @torch.inference_mode()
+    def encode(self, new: Sequence[NewRows]) -> None:
+        """All pictures in one call."""
+        rows = self.rows([one.picture for one in new])
+        for one, rows_RD in zip(new, rows, strict=True):
+            for row, piece in one.parts:
+                self.write(row, rows_RD[piece.offset : piece.offset + piece.length])
+
+    def rows(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        """Of each picture, [R, D]."""
+        patches: list[Tensor] = []
+        grids: list[Grid] = []
+        counts = []
+        spec = self.tower.spec
+        for picture in pictures:
+            cut, own = patches_of(self._normalised(picture), spec.tower.patch)
+            patches.append(cut)
+            grids += own
+            counts.append(picture.tiles * spec.rows(picture.height, picture.width))
+        dtype = self.tower.patch_embedding.weight.dtype
+        return list(self.tower(torch.cat(patches).to(dtype), grids).split(counts))
+
+    def _normalised(self, picture: Picture) -> Tensor:
+        pixels = torch.from_numpy(picture.array().copy()).to(self.device)
+        return (pixels.float() / 255 - self.mean_C) / self.std_C

@@ -1,0 +1,74 @@
+"""The process that decodes pictures: files of strangers in, prepared pictures out, one after another.
+
+    stdin: length, msgpack of Job     stdout: length, msgpack of Done
+
+It has little memory and no files to write, so a decoder that misbehaves takes nothing but itself along. Imports no
+torch: it starts in a moment.
+"""
+
+import resource
+import sys
+from typing import IO
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.models.vision.picture import Picture, prepare
+from cairn.models.vision.rules import ImageRules
+
+MOST_MEMORY = 2 << 30  # bytes of address space
+MOST_CPU_S = 600  # of the whole life; whoever asks has a deadline for each picture
+LENGTH = 4  # bytes
+
+
+class Job(msgspec.Struct, frozen=True):
+    content: bytes
+    rules: ImageRules
+
+
+class Done(msgspec.Struct, frozen=True):
+    picture: Picture | None = None
+    message: str = ""  # why there is none
+    hint: str | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_done = msgspec.msgpack.Decoder(Done).decode
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while (job := read_message(sys.stdin.buffer)) is not None:
+        write_message(sys.stdout.buffer, encode(_done(decode_job(job))))
+
+
+def _done(job: Job) -> Done:
+    try:
+        return Done(prepare(job.content, job.rules))
+    except CairnError as problem:
+        return Done(None, problem.message, problem.hint)
+    except MemoryError:
+        return Done(None, "the image needs more memory than a picture may have")
+
+
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """None: the other side has closed it."""
+    head = stream.read(LENGTH)
+    if len(head) < LENGTH:
+        return None
+    count = int.from_bytes(head, "little")
+    body = stream.read(count)
+    return body if len(body) == count else None
+
+
+def write_message(stream: IO[bytes], body: bytes) -> None:
+    stream.write(len(body).to_bytes(LENGTH, "little") + body)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Pictures through processes of their own: a file that crashes, hangs or swells a decoder ends that process alone.
+
+    any thread --prepare--> an idle process, or a new one --> Picture | RequestError
+
+Processes start when they are first needed and stay; one that fails is replaced by the next call.
+"""
+
+import queue
+import subprocess
+import sys
+import threading
+
+from cairn.core.errors import CairnError, ConfigError, RequestError
+from cairn.models.vision.picture import MOST_BYTES, Picture
+from cairn.models.vision.rules import ImageRules
+from cairn.serve.media.decode_process import (
+    Done,
+    Job,
+    decode_done,
+    encode,
+    read_message,
+    write_message,
+)
+
+PROCESSES = 2
+PATIENCE_S = 20.0  # for one picture, the start of the process included
+
+
+class ImageDecoder:
+    """May be used from any thread."""
+
+    def __init__(self, processes: int = PROCESSES, patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
+        for _ in range(processes):
+            self._idle.put(None)  # a place in which a process can be started
+        self._lock = threading.Lock()
+        self._all: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def prepare(self, content: bytes, rules: ImageRules) -> Picture:
+        """The picture in a file; RequestError says what is wrong with it."""
+        if len(content) > MOST_BYTES:
+            raise RequestError(
+                f"the image has {len(content)} bytes", hint=f"send at most {MOST_BYTES} bytes"
+            )
+        process = self._idle.get()
+        try:
+            if process is None or process.poll() is not None:
+                process = self._start()
+            done = self._ask(process, encode(Job(content, rules)))
+        except BaseException:
+            self._end(process)
+            process = None
+            raise
+        finally:
+            self._idle.put(process)
+        if done.picture is None:
+            kind = ConfigError if "not installed" in done.message else RequestError
+            raise kind(done.message, hint=done.hint)
+        return done.picture
+
+    def close(self) -> None:
+        """End all processes. May be called again."""
+        with self._lock:
+            self._closed = True
+            ended, self._all = list(self._all), set()
+        for process in ended:
+            self._end(process)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._closed:
+                raise CairnError("the engine is closed")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cairn.serve.media.decode_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            self._all.add(process)
+            return process
+
+    def _ask(self, process: "subprocess.Popen[bytes]", job: bytes) -> Done:
+        """A timer ends the process when it takes too long, so that reading ends too."""
+        if process.stdin is None or process.stdout is None:
+            raise CairnError("a decoder has no pipes")
+        timer = threading.Timer(self.patience_s, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            write_message(process.stdin, job)
+            answer = read_message(process.stdout)
+        except OSError:
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None:
+            raise RequestError(
+                "the image could not be decoded within the limits of time and memory",
+                hint="send a smaller one, or another format",
+            )
+        return decode_done(answer)
+
+    def _end(self, process: "subprocess.Popen[bytes] | None") -> None:
+        if process is None:
+            return
+        with self._lock:
+            self._all.discard(process)
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    continue  # it was broken with the process

@@ -1,0 +1,75 @@
+"""What a server needs to take pictures for its model: from messages to a prompt with placeholders and their pictures.
+
+messages -split_images-> text parts and sources -load, decode-> pictures -template, expand-> prompt
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cairn.core.errors import RequestError
+from cairn.models.runnable import OpenModel
+from cairn.models.vision.conversation import ImageSource, split_images
+from cairn.models.vision.picture import Picture, prepare_image
+from cairn.models.vision.prompt import Placeholders
+from cairn.models.vision.rules import ImageRules
+from cairn.serve.engine.media import pieces_of
+from cairn.serve.engine.pieces import Piece
+from cairn.serve.media.decoder import ImageDecoder
+from cairn.serve.media.fetch import MediaLoader
+
+MOST_PICTURES = 64  # of one request
+Render = Callable[[Sequence[Mapping[str, Any]]], str]
+
+
+class Sight:
+    """May be used from any thread."""
+
+    def __init__(self, rules: ImageRules, placeholders: Placeholders) -> None:
+        self.rules, self.placeholders = rules, placeholders
+        self.decoder, self.loader = ImageDecoder(), MediaLoader()
+
+    def read(
+        self, messages: Sequence[Mapping[str, Any]], render: Render
+    ) -> tuple[str, list[Picture]]:
+        """The text of a conversation with its placeholders, and its pictures. Waits for their decoding."""
+        split, sources = split_images(messages, self.placeholders.token)
+        if len(sources) > MOST_PICTURES:
+            raise RequestError(
+                f"{len(sources)} images in a request", hint=f"send at most {MOST_PICTURES}"
+            )
+        pictures = [self._picture(source) for source in sources]
+        return self.placeholders.expanded(render(split), pictures), pictures
+
+    def pieces(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[Piece]:
+        """Where in the prompt the rows of its pictures go."""
+        if not pictures:
+            return []
+        return pieces_of(pictures, self.placeholders.spans(prompt, pictures))
+
+    def close(self) -> None:
+        self.decoder.close()
+
+    def _picture(self, source: ImageSource) -> Picture:
+        given = source.given
+        if isinstance(given, str):
+            given = self.loader.load(given, source.where)
+        if isinstance(given, bytes | bytearray | memoryview):
+            return self.decoder.prepare(bytes(given), self.rules)
+        if hasattr(given, "convert") and hasattr(given, "size"):
+            return prepare_image(given, self.rules)
+        raise RequestError(
+            f"{source.where} is {type(given).__name__}",
+            hint="give bytes, a data URL, or an image of Pillow's",
+        )
+
+
+def sight_of(opened: OpenModel) -> Sight | None:
+    """None: the model reads text alone."""
+    checkpoint = opened.checkpoint
+    if checkpoint is None or checkpoint.vision is None or opened.tokenizer is None:
+        return None
+    rules = checkpoint.image_rules()
+    if rules is None:
+        return None
+    token = opened.tokenizer.token(checkpoint.vision.image_token)
+    return Sight(rules, Placeholders(checkpoint.vision, token))

@@ -1,0 +1,113 @@
+"""Pictures in: pixels, prompts, rows of the tower and logits are those of transformers, family by family."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("PIL", reason="pictures are decoded by Pillow")
+import tiny_vision as tiny
+
+from cairn.models.attend import Packed
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.vision.picture import Picture, prepare_image
+from cairn.models.vision.prompt import Placeholders
+from cairn.serve.engine.tower_runner import TowerRunner
+
+SIZES = [(28, 28), (61, 40), (33, 97), (200, 31)]
+
+
+def prepared(name: str, size: tuple[int, int], seed: int = 0) -> Picture:
+    rules = open_checkpoint(tiny.folder(name)).image_rules()
+    assert rules is not None
+    return prepare_image(tiny.photograph(*size, seed), rules)
+
+
+def theirs(name: str, size: tuple[int, int], seed: int = 0) -> dict:
+    return tiny.image_processor(name)(tiny.photograph(*size, seed), return_tensors="pt")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_pixels_are_those_of_transformers(name, size):
+    picture, wanted = prepared(name, size), theirs(name, size)["pixel_values"].numpy()
+    rules = open_checkpoint(tiny.folder(name)).image_rules()
+    ours = (picture.array() / np.float32(255) - np.float32(rules.mean)) / np.float32(rules.std)
+    ours = ours.transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(ours, wanted.reshape(ours.shape), atol=2e-6)
+
+
+@torch.inference_mode()
+def test_rows_are_those_of_transformers():
+    """Pictures of several sizes in one call: each comes out as if it were alone."""
+    for name in tiny.FAMILIES:
+        checkpoint = open_checkpoint(tiny.folder(name))
+        tower, rules = checkpoint.load_tower("cpu", torch.float32), checkpoint.image_rules()
+        runner = TowerRunner(tower, rules, lambda row, rows: None)
+        found = runner.rows([prepared(name, size, at) for at, size in enumerate(SIZES)])
+        for at, (size, rows_RD) in enumerate(zip(SIZES, found, strict=True)):
+            given = theirs(name, size, at)
+            wanted = tiny.reference(name).get_image_features(**features(given)).pooler_output
+            torch.testing.assert_close(rows_RD, torch.cat(list(wanted)), atol=2e-4, rtol=0)
+
+
+def features(given) -> dict:
+    kept = ("pixel_values", "pixel_attention_mask", "image_sizes")
+    return {key: value for key, value in given.items() if key in kept}
+
+
+def prompt_of(name: str, pictures: list[Picture]) -> tuple[str, list[int]]:
+    vision = open_checkpoint(tiny.folder(name)).vision
+    places = Placeholders(vision, tiny.PLACEHOLDERS.get(name, "<image>"))
+    text = " and ".join(f"see {places.token}" for _ in pictures)
+    whole = places.expanded(text, pictures)
+    ids = tiny.tokenizer(name).encode(whole, add_special_tokens=False).ids
+    spans = places.spans(ids, pictures)
+    flat = [at for runs in spans for run in runs for at in run]
+    assert flat == [at for at, id in enumerate(ids) if id == tiny.IMAGE_TOKEN]
+    return whole, ids
+
+
+@pytest.mark.parametrize("size", [(28, 28), (61, 40)], ids=str)
+def test_prompts_are_those_of_transformers(size):
+    """Of Idefics 3, whose rows and columns are marked; Pixtral's processor needs torchvision."""
+    whole, _ = prompt_of("idefics3", [prepared("idefics3", size)])
+    fast = transformers_tokenizer("idefics3")
+    from transformers import Idefics3Processor
+
+    image = tiny.photograph(*size)
+    processor = Idefics3Processor(tiny.image_processor("idefics3"), fast, image_seq_len=4)
+    ids = processor(images=[image], text="see <image>", add_special_tokens=False)["input_ids"][0]
+    assert fast.encode(whole, add_special_tokens=False) == ids
+
+
+def transformers_tokenizer(name: str):
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=tiny.tokenizer(name), eos_token="<end>")
+
+
+def test_lines_of_pixtral_end_with_marks():
+    whole, _ = prompt_of("pixtral", [prepared("pixtral", (21, 14))])
+    line = "[IMG]" * 3
+    assert whole == f"see {line}[IMG_BREAK]{line}[IMG_END]"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_logits_are_those_of_transformers(name):
+    pictures = [prepared(name, (61, 40)), prepared(name, (33, 97), 1)]
+    _, ids = prompt_of(name, pictures)
+    checkpoint = open_checkpoint(tiny.folder(name))
+    model, attend = checkpoint.load("cpu", torch.float32), Packed([len(ids)])
+    tower, rules = checkpoint.load_tower("cpu", torch.float32), checkpoint.image_rules()
+    model.arena_RD = torch.cat(TowerRunner(tower, rules, lambda row, rows: None).rows(pictures))
+    words, row = torch.tensor(ids), 0
+    for at, id in enumerate(ids):
+        if id == tiny.IMAGE_TOKEN:
+            words[at], row = -2 - row, row + 1
+    ours = model.logits(model(words, attend.positions_T(), attend))
+    both = [tiny.photograph(61, 40), tiny.photograph(33, 97, 1)]
+    nested = [both] if name in ("idefics3", "smolvlm") else both
+    given = tiny.image_processor(name)(nested, return_tensors="pt")
+    wanted = tiny.reference(name)(input_ids=torch.tensor([ids]), **features(given)).logits[0]
+    torch.testing.assert_close(ours, wanted, atol=2e-4, rtol=0)

@@ -1,0 +1,133 @@
+"""Requests with pictures: the engine answers as transformers does, cold, warm and in chunks; rows are shared."""
+
+import functools
+import io
+
+import pytest
+import torch
+
+pytest.importorskip("PIL", reason="pictures are decoded by Pillow")
+import tiny_vision as tiny
+
+from cairn import LLM, SamplingParams
+from cairn.core.errors import RequestError
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.vision.picture import prepare_image
+
+TOKENS = 32
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+FEW = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+FIRST, SECOND = (61, 40, 0), (33, 97, 1)  # width, height, seed
+
+
+def png(width: int, height: int, seed: int) -> bytes:
+    written = io.BytesIO()
+    tiny.photograph(width, height, seed).save(written, "PNG")
+    return written.getvalue()
+
+
+def messages(*pictures, text: str = "What is this?") -> list[dict]:
+    parts = [{"type": "image", "image": picture} for picture in pictures]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+@functools.cache
+def expected(name: str) -> list[int]:
+    """Greedy tokens of transformers for both pictures."""
+    checkpoint = open_checkpoint(tiny.folder(name))
+    images = [tiny.photograph(*FIRST), tiny.photograph(*SECOND)]
+    from cairn.models.vision.prompt import Placeholders
+
+    token = tiny.PLACEHOLDERS.get(name, "<image>")
+    places = Placeholders(checkpoint.vision, token)
+    pictures = [prepare_image(image, checkpoint.image_rules()) for image in images]
+    text = places.expanded(f"user: {token}{token}What is this?\n", pictures)
+    ids = tiny.tokenizer(name).encode(text, add_special_tokens=False).ids
+    nested = [images] if name in ("idefics3", "smolvlm") else images
+    given = tiny.image_processor(name)(nested, return_tensors="pt")
+    kept = ("pixel_values", "pixel_attention_mask", "image_sizes")
+    features = {key: value for key, value in given.items() if key in kept}
+    with torch.inference_mode():
+        made = tiny.reference(name).generate(
+            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, **features,
+        )  # fmt: skip
+    return made[0, len(ids) :].tolist()
+
+
+def engine(name: str, **options) -> LLM:
+    folder = str(tiny.folder(name))
+    return LLM(folder, device="cpu", dtype="float32", block_size=16, weights="float", **options)
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_tokens_are_those_of_transformers(name):
+    asked = messages(png(*FIRST), tiny.photograph(*SECOND))
+    with engine(name, num_gpu_blocks_override=96) as llm:
+        cold, warm = (llm.chat(asked, GREEDY, use_tqdm=False)[0] for _ in range(2))
+    with engine(name, num_gpu_blocks_override=96, max_num_batched_tokens=50) as llm:
+        chunked = llm.chat(asked, GREEDY, use_tqdm=False)[0]
+    assert cold.outputs[0].token_ids == expected(name)
+    assert warm.outputs[0].token_ids == chunked.outputs[0].token_ids == expected(name)
+    assert cold.num_cached_tokens == 0 < warm.num_cached_tokens
+
+
+def test_other_pictures_share_no_page_and_equal_ones_are_computed_once():
+    with engine("llava", num_gpu_blocks_override=96) as llm:
+        tower, calls = llm.serving.engine.engine.media, []
+        encode = tower.encode
+        tower.encode = lambda new: (calls.append(len(new)), encode(new))
+        several = [messages(png(*size), text=text) for size in (FIRST, SECOND) for text in "ab"]
+        four = llm.chat(several, FEW, use_tqdm=False)
+        assert sum(calls) == 2
+        other = llm.chat(messages(png(61, 40, 5)), FEW, use_tqdm=False)[0]
+        assert other.num_cached_tokens == 0
+        assert four[0].outputs[0].token_ids != four[2].outputs[0].token_ids
+        assert llm.serving.engine.engine.scheduler.queues.arena.held() == 0
+
+
+def test_requests_wait_for_rows_and_are_answered_all_the_same():
+    """An arena for two pictures, and six requests with one of their own each."""
+    with engine("llava", num_gpu_blocks_override=200) as llm:
+        asked = [messages(png(40, 40, seed)) for seed in range(6)]
+        alone = [llm.chat(one, FEW, use_tqdm=False)[0].outputs[0].token_ids for one in asked]
+        llm.serving.engine.engine.scheduler.queues.arena.rows = 2 * 16
+        llm.serving.engine.engine.scheduler.queues.arena._spans.clear()
+        llm.serving.engine.reset_prefix_cache()
+        together = llm.chat(asked, FEW, use_tqdm=False)
+        assert [one.outputs[0].token_ids for one in together] == alone
+        with pytest.warns(RuntimeWarning, match="the pictures have 48 tokens"):
+            llm.chat(messages(*[png(40, 40, at) for at in range(3)]), GREEDY, use_tqdm=False)
+
+
+def test_a_tower_that_fails_ends_its_requests_alone():
+    with engine("llava", num_gpu_blocks_override=96) as llm:
+        media = llm.serving.engine.engine.media
+        encode, media.encode = media.encode, lambda new: 1 / 0
+        with pytest.warns(RuntimeWarning, match="ended with an error"):
+            failed = llm.chat(messages(png(*FIRST)), GREEDY, use_tqdm=False)[0]
+        assert "ZeroDivisionError" in failed.outputs[0].error
+        media.encode = encode
+        again = llm.chat(messages(png(*FIRST)), GREEDY, use_tqdm=False)[0]
+        assert again.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (messages(b"no picture"), "cannot be read"),
+        (messages(text="look: <image>"), "holds <image>"),
+        (messages("http://example.com/a.png"), "are not fetched"),
+        (messages("data:image/png;base64,!!"), "not base64"),
+        (messages(7), "is int"),
+    ],
+    ids=["bytes", "placeholder", "url", "data url", "number"],
+)
+def test_what_is_no_picture_is_refused(asked, why):
+    with pytest.raises(RequestError, match=why):
+        tiny_llm().chat(asked, GREEDY, use_tqdm=False)
+
+
+@functools.cache
+def tiny_llm() -> LLM:
+    return engine("llava", num_gpu_blocks_override=96)

@@ -1,0 +1,138 @@
+"""Tiny random checkpoints of models that see, written by `transformers`, the oracle, with tokenizers of bytes."""
+
+import functools
+import json
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+TEXT: dict[str, Any] = dict(
+    model_type="llama", vocab_size=320, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
+    num_attention_heads=6, num_key_value_heads=2, head_dim=16, max_position_embeddings=640,
+    bos_token_id=None, eos_token_id=301, pad_token_id=None,
+)  # fmt: skip
+VISION: dict[str, Any] = dict(
+    hidden_size=40, intermediate_size=56, num_hidden_layers=3, num_attention_heads=2, image_size=28,
+    patch_size=7,
+)  # fmt: skip
+IMAGE_TOKEN = 300
+TAGS = [f"<row_{y}_col_{x}>" for y in range(1, 7) for x in range(1, 7)][:14]
+MARKS = ["<end>", "[IMG_BREAK]", "[IMG_END]", "<fake_token_around_image>", "<global-img>", *TAGS]
+PLACEHOLDERS = {"pixtral": "[IMG]"}
+FAMILIES = ("llava", "llava-siglip", "pixtral", "idefics3", "smolvlm")
+
+
+def _config(name: str) -> transformers.PreTrainedConfig:
+    if name in ("idefics3", "smolvlm"):
+        kind = transformers.Idefics3Config if name == "idefics3" else transformers.SmolVLMConfig
+        return kind(
+            vision_config=VISION | {"hidden_act": "gelu_pytorch_tanh"},
+            text_config=TEXT | {"rms_norm_eps": 1e-5},
+            image_token_id=IMAGE_TOKEN,
+            scale_factor=2,
+        )
+    kinds = {"llava": "clip_vision_model", "llava-siglip": "siglip_vision_model"}
+    rest = {} if name == "llava" else {"vision_feature_layer": -1}
+    rest |= {} if name == "llava" else {"vision_feature_select_strategy": "full"}
+    text = TEXT | ({"model_type": "qwen3"} if name == "llava-siglip" else {})
+    text |= {"model_type": "mistral", "sliding_window": None} if name == "pixtral" else {}
+    vision = VISION | {"model_type": kinds.get(name, name)}
+    if name == "pixtral":
+        vision |= {"image_size": 70, "hidden_act": "silu"}
+    return transformers.LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN, **rest
+    )
+
+
+@functools.cache
+def reference(name: str) -> transformers.PreTrainedModel:
+    torch.manual_seed(len(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModelForImageTextToText.from_config(
+            _config(name), attn_implementation="eager"
+        )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3)
+            parameter.add_(noise)  # large enough to make the logits differ
+    return model.float().eval()
+
+
+def image_processor(name: str) -> Any:
+    """The oracle's, with its Pillow backend."""
+    side = {"height": 28, "width": 28}
+    match name:
+        case "llava":
+            from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+            return CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=side)
+        case "llava-siglip":
+            from transformers.models.siglip.image_processing_pil_siglip import (
+                SiglipImageProcessorPil,
+            )
+
+            return SiglipImageProcessorPil(size=side)
+        case "pixtral":
+            from transformers.models.pixtral.image_processing_pil_pixtral import (
+                PixtralImageProcessorPil,
+            )
+
+            return PixtralImageProcessorPil(size={"longest_edge": 70}, patch_size=7)
+        case _:
+            from transformers.models.idefics3.image_processing_pil_idefics3 import (
+                Idefics3ImageProcessorPil,
+            )
+
+            sizes = {"size": {"longest_edge": 84}, "max_image_size": {"longest_edge": 28}}
+            return Idefics3ImageProcessorPil(**sizes)
+
+
+def tokenizer(name: str) -> Tokenizer:
+    """A byte each, and the marks of all families behind them."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    fill = [f"<unused_{at}>" for at in range(len(letters), IMAGE_TOKEN)]
+    made.add_special_tokens([*fill, PLACEHOLDERS.get(name, "<image>"), *MARKS])
+    return made
+
+
+@functools.cache
+def folder(name: str) -> Path:
+    path = Path(_root().name) / name
+    reference(name).save_pretrained(path)
+    tokenizer(name).save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    image_processor(name).save_pretrained(path)
+    placeholder = PLACEHOLDERS.get(name, "<image>")
+    (path / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
+        "{{ '"
+        + placeholder
+        + "' if part.type == 'image' else part.text }}{% endfor %}{{ '\\n' }}{% endfor %}"
+    )
+    return path
+
+
+@functools.cache
+def _root() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tiny-vision-")
+
+
+def photograph(width: int, height: int, seed: int = 0) -> Any:
+    """Something that is smooth in places and rough in others, as photographs are."""
+    from PIL import Image
+
+    draw = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x / draw.uniform(3, 30) + y / draw.uniform(3, 30)) for _ in range(3)]
+    pixels = np.stack(waves, -1) * 90 + 128 + draw.normal(0, 12, (height, width, 3))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
