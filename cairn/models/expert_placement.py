@@ -7,6 +7,7 @@ that has room and no copy of it yet. Tokens of an expert are shared evenly among
 t mod copies, so every rank knows it without asking. Pure Python: no torch, no process.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,14 +56,14 @@ class Move(NamedTuple):
 
 
 def evenly(experts: int, ranks: int) -> Placement:
-    """Neighbours together and no copies: where nothing is known of the loads."""
-    if ranks < 1 or experts % ranks:
+    """Neighbours together and no copies, as many on each rank as on any other or one more."""
+    if not 1 <= ranks <= experts:
         raise ConfigError(
-            f"{experts} experts cannot be spread over {ranks} ranks evenly",
-            hint="the number of ranks divides the number of experts",
+            f"{experts} experts cannot be spread over {ranks} ranks",
+            hint="every rank holds at least one expert",
         )
-    each = experts // ranks
-    return Placement(experts, tuple(tuple(range(r * each, (r + 1) * each)) for r in range(ranks)))
+    bounds = [rank * experts // ranks for rank in range(ranks + 1)]
+    return Placement(experts, tuple(tuple(range(a, b)) for a, b in itertools.pairwise(bounds)))
 
 
 def place(visits: Sequence[float], ranks: int, slots: int) -> Placement:

@@ -4,7 +4,7 @@
 
 No shape depends on what was chosen and nothing waits for the device, so a CUDA graph can hold a step; padding rows are
 routed like any other and read by nobody. Experts are split over tensor-parallel shards inside, like a dense
-feed-forward; spreading whole experts over ranks is not this module's business. `models.fused_experts` computes the
+feed-forward; `expert_ranks` spreads whole experts over ranks. `models.fused_experts` computes the
 same through our kernels.
 """
 
@@ -140,6 +140,10 @@ class ExpertLayer(Sublayer, Holder):
         """Of the two products, in the form that kernels multiply with; without gradients."""
         return self.forms or (self.inner_EFD.data, self.down_EDF.data)
 
+    def visits_here(self, weights_TN: Tensor, chosen_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and places of the experts that this rank holds; -1: another does."""
+        return weights_TN, chosen_TN
+
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """Of the two products, without gradients."""
         inner, down = self.inner_bias_EF, self.down_bias_ED
@@ -172,6 +176,10 @@ class ExpertLayer(Sublayer, Holder):
         return F.linear(inner_MF, down_EDF[expert])
 
     def slots(self) -> Iterator[Slot]:
+        yield from self.whole_slots()
+
+    def whole_slots(self) -> Iterator[Slot]:
+        """Of every expert."""
         whole, first = self.experts.intermediate, self.width * self.shards.rank
         split = self.width != whole
         for expert in range(self.experts.count):

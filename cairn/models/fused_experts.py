@@ -3,7 +3,7 @@
     router product | route | sort pairs | gate, up, SwiGLU of every expert | down, weighed
 
 Few tokens leave a float32 part for each of their experts, which the norm that follows sums; many tokens are summed in
-a launch of their own. What the kernels cannot express (other types, tensor-parallel shards) is computed by torch.
+a launch of their own. What the kernels cannot express (other types, slices of experts) is computed by torch.
 """
 
 from typing import cast
@@ -24,6 +24,7 @@ from cairn.kernels.experts.sort_pairs import FewPairs, Pairs, sort_pairs
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import quantize
 from cairn.models.activation import Gate
+from cairn.models.expert_ranks import spreads_experts
 from cairn.models.experts import ExpertLayer
 from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.gpu_product import gpu_product
@@ -35,7 +36,8 @@ MOST_PARTS = 512  # tokens: above, their parts in float32 are more bytes than a 
 def has_kernels(layer: ExpertLayer, x_TD: Tensor) -> bool:
     experts = layer.experts
     # `route` chooses among all experts, not among groups of them.
-    fits = experts.groups == 1 and layer.shards.size == 1 and experts.count <= MOST_EXPERTS
+    whole = layer.shards.size == 1 or spreads_experts(layer.shards)
+    fits = experts.groups == 1 and whole and experts.count <= MOST_EXPERTS
     return fits and all(obstacle(x_TD, w) is None for w in layer.matrices())
 
 
@@ -50,13 +52,16 @@ def experts_product(
 
     `slots_T`: where the tokens lie in the cache; negative for padding, which no expert sees.
     """
+    alone = layer.shards.size == 1
     chosen_TK, weights_TK = _routed(layer, x_TD, kernels, slots_T)
+    weights_TK, chosen_TK = layer.visits_here(weights_TK, chosen_TK)
     left_in_parts = onto_TD is not None and layer.shared is None and len(x_TD) <= MOST_PARTS
+    left_in_parts = left_in_parts and alone  # parts of one rank would be added before the others'
     pairs: Pairs | FewPairs
     if left_in_parts and chosen_TK.numel() <= FEW_PAIRS:
         pairs = FewPairs(chosen_TK.flatten(), layer.experts.per_token)
     else:
-        pairs = sort_pairs(chosen_TK, layer.experts.count)
+        pairs = sort_pairs(chosen_TK.contiguous(), layer.matrices()[0].shape[0])
     one_tile, (inner, down) = kernels.invariant, layer.matrices()
     inner_bias_EF, down_bias_ED = layer.biases()
     gating = _gating(layer.gate)
@@ -75,7 +80,7 @@ def experts_product(
             grouped_parts(rows, down, pairs, weights_TK, bias_EN=down_bias_ED, one_tile=one_tile)
         )
     results_PD = grouped_matmul(rows, down, pairs, bias_EN=down_bias_ED, one_tile=one_tile)
-    return combine(results_PD, pairs.places_P, weights_TK)
+    return layer.shards.reduce(combine(results_PD, pairs.places_P, weights_TK))
 
 
 def _gating(gate: Gate) -> Gating | None:

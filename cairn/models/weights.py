@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cairn.core.errors import WeightsError
 from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import Source, is_left_out, sources
+from cairn.models.expert_ranks import RankExperts
 from cairn.models.gguf.kept_blocks import HasBlocks, KeptMap, give_blocks, kept_maps, on_cpu
 from cairn.models.quantized.load import (
     Kept,
@@ -80,7 +81,7 @@ def load(
 ) -> None:
     """Fill every parameter of a model on the meta device, or give its linear maps forms; see `load_model`."""
     slots = list(model.slots())
-    where = _locate(model.spec, slots, tensors)
+    where = _locate(model.spec, [*slots, *_elsewhere(model)], tensors)
     _check_tied_head(model.spec, where, tensors)
     kept: list[Kept] = []
     experts: list[KeptExperts] = []
@@ -114,6 +115,12 @@ def load(
         give_expert_forms(experts, where, cast(QuantizedSource, tensors), device, progress)
     if blocks:
         give_blocks(blocks, cast(HasBlocks, tensors), progress)
+
+
+def _elsewhere(model: Transformer) -> list[Slot]:
+    """What only other ranks hold."""
+    layers = [(p, m) for p, m in model.named_modules() if isinstance(m, RankExperts)]
+    return [slot.under(path) for path, layer in layers for slot in layer.slots_elsewhere()]
 
 
 class HasSlots(Protocol):

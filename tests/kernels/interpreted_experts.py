@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cairn.kernels.experts.sort_pairs as sorting
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.experts.combine import combine, combine_reference
-from cairn.kernels.experts.grouped_large import LargeTiles, gather_rows, grouped_large
+from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
 from cairn.kernels.experts.grouped_matmul import (
     SWIGLU,
     Gating,
@@ -49,11 +50,16 @@ def test_of_equal_scores_the_lower_expert_wins():
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40), st.integers(0, 1000))
-def test_sorted_as_python_sorts(count, per_token, tokens, seed):
+@given(
+    st.integers(1, 5), st.integers(1, 4), st.integers(0, 40), st.integers(0, 1000), st.booleans()
+)
+def test_sorted_as_python_sorts(count, per_token, tokens, seed, chunked):
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(-1, count, (tokens, per_token), generator=generator).int()
-    found = sort_pairs(chosen, count, impl="triton")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorting, "CHUNK", 16 if chunked else 8192)
+        patch.setattr(sorting, "MOST_CHUNKS", 4)
+        found = sort_pairs(chosen, count, impl="triton")
     flat = chosen.flatten().tolist()
     wanted = sorted((e, p) for p, e in enumerate(flat) if e >= 0)
     assert found.order_P.tolist()[: len(wanted)] == [p for _, p in wanted]
@@ -162,17 +168,14 @@ def test_forms_biases_and_the_clamped_gate(kind, few):
     assert relative_error(parts[:, visited], wanted[:, visited]) < 1e-2
 
 
-@pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("hot", [False, True])
-def test_the_persistent_form(swiglu, hot):
+def test_the_persistent_form(hot):
     tokens, count, n, k = 45, 5, 80, 72
     pairs = routed(tokens, count, 2, hot)
-    x = torch.randn(tokens, k).bfloat16()
+    x = torch.randn(pairs.total, k).bfloat16()
     w = (torch.randn(count, n, k) * k**-0.5).bfloat16()
-    tiles = LargeTiles(16, 32, 32, 4, 2, per_sm=1, flatten=True)
-    y = grouped_large(gather_rows(x, pairs), w, pairs.ends_E, tiles, swiglu=swiglu)
-    gating = SWIGLU if swiglu else None
-    exact = grouped_matmul_reference(x.double(), w, pairs, gather=True, gating=gating)
+    y = grouped_large(x, w, pairs.ends_E, LargeTiles(16, 32, 32, 4, 2))
+    exact = grouped_matmul_reference(x.double(), w, pairs)
     real = int(pairs.ends_E[-1])
     assert relative_error(y[:real], exact[:real]) < 1e-2
 

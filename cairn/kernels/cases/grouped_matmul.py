@@ -15,8 +15,9 @@ from cairn.kernels.experts.grouped_large import LargeTiles, _large_kernel
 from cairn.kernels.experts.grouped_large import constants as large_constants
 from cairn.kernels.experts.grouped_matmul import (
     FEW,
+    FP8_FEW,
+    FP8_MANY,
     LARGE,
-    LARGE_SWIGLU,
     MANY,
     MORE,
     MXFP4_FEW,
@@ -116,16 +117,15 @@ def _variant(
 
 
 def _large_variant(tiles: LargeTiles, shape: Shape) -> Variant:
-    across = tiles.block_n // 2 if shape.swiglu else tiles.block_n
     types = {
         "x": f"tensordesc<bf16[{tiles.block_m}, {tiles.block_k}]>",
-        "w": f"tensordesc<bf16[{across}, {tiles.block_k}]>",
+        "w": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>",
         "y": "*bf16",
         "ends": "*i32",
         "N": "i32",
         "K": "i32",
     }
-    fixed = {**large_constants(tiles, COUNT, shape.swiglu), "OVERLAP": True}
+    fixed = {**large_constants(tiles, COUNT), "OVERLAP": True}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     name = f"grouped {shape.name} persistent {tiles.name()}"
     return Variant(name, _large_kernel, types, fixed, options, ("y", "ends", "N", "K"), "wgmma")
@@ -135,14 +135,13 @@ VARIANTS = [
     *(_variant(tiles, GATE_UP) for tiles in (SINGLE, FEW, SOME, MORE, MANY)),
     *(_variant(tiles, DOWN, parts=True) for tiles in (FEW, SOME, MORE)),
     _variant(MANY, DOWN),
-    *(_variant(tiles, GATE_UP, kind="fp8") for tiles in (FEW, MANY)),
-    _variant(FEW, DOWN, parts=True, kind="fp8"),
+    *(_variant(tiles, GATE_UP, kind="fp8") for tiles in (FP8_FEW, FP8_MANY)),
+    _variant(FP8_FEW, DOWN, parts=True, kind="fp8"),
     *(
         _variant(tiles, OSS_GATE_UP, kind="mxfp4", gating=Gating(7.0), per_token=4)
         for tiles in (MXFP4_FEW, MXFP4_MANY)
     ),
     _variant(MXFP4_FEW, OSS_DOWN, parts=True, kind="mxfp4", per_token=4),
-    *(_large_variant(tiles, GATE_UP) for tiles in (LARGE_SWIGLU,)),
     _large_variant(LARGE, DOWN),
 ]
 

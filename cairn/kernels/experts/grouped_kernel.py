@@ -58,17 +58,22 @@ def _unpacked(code, first, second):
 
 
 @triton.jit
-def _dot_mxfp4(w, scales, at, k0, row, N, low, high, sums):
-    """Rows `at` of w, 128 columns from k0. `scales`: of this expert and these rows, N rows apart by group."""
-    raw = w.load([at, k0 // 2])
-    group = scales + (k0 // 32).to(tl.int64) * N + row
-    inside = row < N
-    first = _factor(tl.load(group, mask=inside, other=127))
-    second = _factor(tl.load(group + N, mask=inside, other=127))
-    sums = tl.dot(_unpacked(raw & 15, first, second), low.T, sums)
-    third = _factor(tl.load(group + 2 * N, mask=inside, other=127))
-    fourth = _factor(tl.load(group + 3 * N, mask=inside, other=127))
-    return tl.dot(_unpacked(raw >> 4, third, fourth), high.T, sums)
+def _factors(scales, k0, K, row, N):
+    """Of the four groups in 128 columns from k0. `scales`: of one expert, N rows apart by group."""
+    at = scales + k0 // 32 * N + row
+    inside = (row < N) & (k0 < K)
+    first = tl.load(at, mask=inside, other=127)
+    second = tl.load(at + N, mask=inside, other=127)
+    third = tl.load(at + 2 * N, mask=inside, other=127)
+    fourth = tl.load(at + 3 * N, mask=inside, other=127)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _dot_mxfp4(raw, first, second, third, fourth, low, high, sums):
+    left = _unpacked(raw & 15, _factor(first), _factor(second))
+    right = _unpacked(raw >> 4, _factor(third), _factor(fourth))
+    return tl.dot(right, high.T, tl.dot(left, low.T, sums))
 
 
 @triton.jit
@@ -125,14 +130,23 @@ def _grouped_kernel(
         if MXFP4:
             height = 2 * N if SWIGLU else N  # of a matrix
             scales = w_scales + expert.to(tl.int64) * (tl.cdiv(K, BK) * 4) * height
+            # Scales are asked for one step ahead: they are too small to be pipelined by the compiler.
+            a, b, c, d = _factors(scales, 0, K, n, height)
+            if SWIGLU:
+                e, f, g, h = _factors(scales, 0, K, n + N, height)
             for k0 in range(0, K, BK):
+                next_a, next_b, next_c, next_d = _factors(scales, k0 + BK, K, n, height)
+                if SWIGLU:
+                    next_e, next_f, next_g, next_h = _factors(scales, k0 + BK, K, n + N, height)
                 k = k0 + tl.arange(0, HALF_TILE)
                 low = tl.load(rows + k[None, :], mask=real[:, None] & (k < K)[None, :], other=0.0)
                 k += HALF_TILE
                 high = tl.load(rows + k[None, :], mask=real[:, None] & (k < K)[None, :], other=0.0)
-                sums = _dot_mxfp4(w, scales, at, k0, n, height, low, high, sums)
+                sums = _dot_mxfp4(w.load([at, k0 // 2]), a, b, c, d, low, high, sums)
+                a, b, c, d = next_a, next_b, next_c, next_d
                 if SWIGLU:
-                    up = _dot_mxfp4(w, scales, at + N, k0, n + N, height, low, high, up)
+                    up = _dot_mxfp4(w.load([at + N, k0 // 2]), e, f, g, h, low, high, up)
+                    e, f, g, h = next_e, next_f, next_g, next_h
         else:
             for k0 in range(0, K, BK):
                 k = k0 + tl.arange(0, BK)

@@ -25,7 +25,7 @@ from cairn.kernels.arguments import FLOATS, check, require, short
 from cairn.kernels.dependent import pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
-from cairn.kernels.experts.grouped_large import LargeTiles, gather_rows, grouped_large
+from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
 from cairn.kernels.experts.matrices import (
     TILE,
     ExpertMatrices,
@@ -59,11 +59,12 @@ FEW = GroupTiles(16, 64, 128, 4, 3)
 SOME = GroupTiles(32, 64, 128, 4, 4)
 MORE = GroupTiles(64, 128, 64, 4, 4)
 MANY = GroupTiles(128, 128, 64, 8, 4)
-MXFP4_FEW = GroupTiles(16, 64, 128, 4, 4)
-MXFP4_SOME = GroupTiles(32, 64, 128, 4, 4)
-MXFP4_MANY = GroupTiles(64, 128, 128, 8, 3)
-LARGE, LARGE_SWIGLU = LargeTiles(), LargeTiles(stages=3, flatten=False)
-LEAST_LARGE = 256  # pairs of an expert on average, from which on the persistent form is faster
+FP8_FEW = GroupTiles(16, 64, 256, 4, 3)
+FP8_MANY = GroupTiles(128, 128, 128, 8, 3)
+MXFP4_FEW = GroupTiles(16, 64, 128, 8, 4)
+MXFP4_MANY = GroupTiles(128, 128, 128, 8, 2)
+LARGE = LargeTiles()
+LEAST_LARGE = 128  # pairs of an expert on average, from which on the persistent form is faster
 MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration
 
 
@@ -160,12 +161,11 @@ def grouped_matmul(
         return grouped_matmul_reference(
             x, w_ENK, pairs, gather=gather, gating=gating, bias_EN=bias_EN
         )
-    plain = isinstance(x, Tensor) and isinstance(w_ENK, Tensor) and bias_EN is None
-    if plain and isinstance(pairs, Pairs) and not one_tile:
-        large = _large_tiles(w_ENK, pairs.total, gating)
-        if large is not None:
-            rows = gather_rows(x, pairs) if gather else x
-            return grouped_large(rows, w_ENK, pairs.ends_E, large, swiglu=gating is not None)
+    if isinstance(x, Tensor) and isinstance(w_ENK, Tensor) and isinstance(pairs, Pairs):
+        # A gathered product would need its rows copied first, which costs more than the form gains.
+        plain = not gather and gating is None and bias_EN is None and not one_tile
+        if plain and pairs.total >= LEAST_LARGE * len(w_ENK):
+            return grouped_large(x, w_ENK, pairs.ends_E, LARGE)
     columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
     device = _values(x).device
     y_PN = torch.empty(pairs.total, columns, dtype=_result_type(x), device=device)
@@ -299,20 +299,16 @@ def one_tile_of(w: ExpertMatrices) -> GroupTiles:
 def tiles_for(pairs: int, w: ExpertMatrices, swiglu: bool) -> GroupTiles:
     each = pairs / w.shape[0]
     if isinstance(w, Mxfp4Experts):
-        default = MXFP4_FEW if each <= 12 else MXFP4_SOME if each <= 48 else MXFP4_MANY
+        default = MXFP4_FEW if each <= 48 else MXFP4_MANY
+    elif isinstance(w, Fp8Experts):
+        default = (
+            FP8_FEW if each <= 12 else SOME if each <= 24 else MORE if each <= 64 else FP8_MANY
+        )
     elif pairs <= 16 and swiglu:  # so few that narrow tiles give every multiprocessor one
         default = SINGLE
     else:
         default = FEW if each <= 12 else SOME if each <= 24 else MORE if each <= 64 else MANY
     return GroupTiles(**tuned("grouped_matmul", _key(pairs, w, swiglu), default._asdict()))
-
-
-def _large_tiles(w_ENK: Tensor, pairs: int, gating: Gating | None) -> LargeTiles | None:
-    """None: the other kernel is faster, or the only one."""
-    clamped = gating is not None and gating.limit > 0
-    if pairs < LEAST_LARGE * len(w_ENK) or clamped:
-        return None
-    return LARGE if gating is None else LARGE_SWIGLU
 
 
 def _launch(

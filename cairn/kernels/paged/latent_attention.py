@@ -31,6 +31,7 @@ from cairn.kernels.paged.paged_tiles import (
 
 MOST_PARTS = 32  # of the rows that a tile sees
 LEAST_ROWS = 16  # queries x heads of a tile: what a product takes
+MANY_HEADS = 64  # that share a tile of decode: what the tensor cores of a warpgroup take
 MOST_ROWS = 32  # queries x heads of a tile: more would not fit the registers
 
 
@@ -218,7 +219,7 @@ def _launch(call: Latents) -> Tensor:
     out = make(plan.parts, tokens, heads, call.rank, dtype=kind, device=call.q_THE.device)
     lse = torch.full(out.shape[:3], -torch.inf, device=out.device) if plan.parts > 1 else out
     starts = call.lengths if call.starts is None else call.starts
-    tiles = tokens // plan.queries + call.sequences
+    tiles = _tiles(tokens, call.sequences, call.max_query, plan.queries)
     kernel: Any = _latent_kernel
     kernel[(tiles * (heads // plan.heads), plan.parts)](
         call.q_THE, call.cache, call.block_tables, call.lengths, starts, out, lse,
@@ -262,14 +263,22 @@ def _added_up(out_STHR: Tensor, lse_STH: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def plan_of(heads: int, max_query: int, tokens: int, sequences: int, on: Tensor) -> Plan:
-    """Few tiles are cut into parts, so that every multiprocessor has one."""
-    tile_heads = next(size for size in (16, 8, 4, 2, 1) if heads % size == 0)
-    queries = (LEAST_ROWS if max_query == 1 else MOST_ROWS) // tile_heads
-    tiles = (tokens // queries + sequences) * (heads // tile_heads)
+    """Few tiles are cut into parts, so that every multiprocessor has two."""
+    wide = heads % MANY_HEADS == 0 and max_query == 1 and on.dtype != torch.float32
+    sizes = (MANY_HEADS,) if wide else (16, 8, 4, 2, 1)
+    tile_heads = next(size for size in sizes if heads % size == 0)
+    queries = max(1, (LEAST_ROWS if max_query == 1 else MOST_ROWS) // tile_heads)
+    tiles = _tiles(tokens, sequences, max_query, queries) * (heads // tile_heads)
     chip = multiprocessors(on.device) if on.is_cuda else 4
-    parts = min(MOST_PARTS, power_of_2(max(1, chip // max(tiles, 1))))
-    block = 16 if on.dtype == torch.float32 else 32
-    return Plan(tile_heads, queries, block, parts, warps=4 if max_query == 1 else 8)
+    each = chip if wide else 2 * chip  # one of the wide tiles fills a multiprocessor
+    parts = min(MOST_PARTS, power_of_2(max(1, each // max(tiles, 1))))
+    block = 16 if on.dtype == torch.float32 else MANY_HEADS if wide else 32
+    return Plan(tile_heads, queries, block, parts, warps=8 if wide or max_query > 1 else 4)
+
+
+def _tiles(tokens: int, sequences: int, max_query: int, queries: int) -> int:
+    """Room for the tiles of queries: one of each sequence may be partly filled."""
+    return sequences if max_query == 1 else tokens // queries + sequences
 
 
 def _checked(

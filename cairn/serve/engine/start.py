@@ -76,6 +76,7 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
         )
     began = time.monotonic()
     opened = open_model(config.model, config.context)
+    _check_experts(config, opened.spec)
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
@@ -337,6 +338,15 @@ def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
             f"{pages - 1} pages take {format_bytes(pages * of_page)}, and {format_bytes(free)} are free on {device}",
             hint=f"num_gpu_blocks_override can be {max(0, free // of_page - 1)} at most; without it as many are taken "
             "as fit",
+        )
+
+
+def _check_experts(config: EngineConfig, spec: ModelSpec) -> None:
+    if config.enable_expert_parallel and (spec.experts is None or config.tensor_parallel_size == 1):
+        why = "has no experts" if spec.experts is None else "runs on one rank"
+        raise ConfigError(
+            f"enable_expert_parallel is given, and this {spec.family} model {why}",
+            hint="leave it out, or give a model with experts and tensor_parallel_size",
         )
 
 
