@@ -29,7 +29,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: Annotated[int, msgspec.Meta(ge=2, le=9)] = 4
     """how many numbers a problem of sorting or countdown has"""
     held_out: Positive = 64
-    """problems that are never trained on, answered with the most likely tokens to see what was learnt"""
+    """problems that are never trained on, each answered once to see what was learnt"""
     every: Count = 20
     """steps between two such measurements; 0: only before and after"""
 
@@ -60,20 +60,23 @@ class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Reinforcement learning on tasks that a program can check.
+    """Reinforcement learning on tasks that a program can check: RECIPE is a name (tiny-sort, ...) or a TOML file.
 
-    The engine that samples reads the weights that are trained, where they lie: there is one copy of them.
+    `cairn align RECIPE --print` writes the recipe as TOML; edit it and run `cairn align my.toml`. The engine that
+    samples reads the weights that are trained, where they lie: there is one copy of them.
     """
 
     task: Task = Task()
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
     warm_up: Count = 0
-    """at most so many steps on right answers before the first rollout, for a model that begins with random weights"""
+    """at most so many steps on written answers before the first rollout, for a model that begins with random weights"""
     warm_up_until: Share = 0.3
     """the warm-up ends when sampled answers have this reward"""
     warm_up_lr: Rate = 3e-3
     """learning rate of the warm-up; that of rollouts is optim.lr"""
+    warm_up_mistakes: Share = 0.0
+    """share of the written answers that are wrong: the model imitates mistakes, too, until rewards tell them apart"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,8 +49,9 @@ def prompt_of(tokenizer: Tokenizer, problem: Problem) -> list[int]:
     return tokenizer.encode(problem.prompt)
 
 
-def solution_of(tokenizer: Tokenizer, problem: Problem) -> list[int]:
-    return [*tokenizer.encode(problem.solution, False), *sorted(tokenizer.eos_ids)[:1]]
+def written(tokenizer: Tokenizer, answer: str) -> list[int]:
+    """An answer that somebody has written, and its end."""
+    return [*tokenizer.encode(answer, False), *sorted(tokenizer.eos_ids)[:1]]
 
 
 def roll_out(policy: Policy, config: Align, first: int, groups: int) -> list[list[Trajectory]]:

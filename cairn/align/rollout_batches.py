@@ -1,6 +1,6 @@
 """Where an aligning run gets its batches: from answers that its own engine has just sampled.
 
-    warm-up      right answers of the task, to imitate
+    warm-up      written answers of the task, to imitate
     then         roll out -> rewards -> `updates` steps learn from it -> the engine goes on with the new weights
 
 Each round of rollouts is a line of rollouts.jsonl: rewards, lengths, mismatch, where the time went, some answers.
@@ -24,16 +24,18 @@ from cairn.align.rollout import (
     judged,
     prompt_of,
     roll_out,
-    solution_of,
+    written,
 )
 from cairn.align.tasks import make_problem
 from cairn.train.data.batch import Batch, Document
+from cairn.train.data.chance import Dice, mix
 from cairn.train.state import TrainState
 
 FILE = "rollouts.jsonl"
 LOOK_EVERY = 10  # steps of the warm-up between two looks at what is sampled
 LOOKED_AT = 64  # answers
 SHOWN = 3  # answers of each round that are kept
+MISTAKES, HELD_OUT_DRAWS = 11, 1 << 40  # streams of chance of their own
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -57,9 +59,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         None  # mean |trainer - engine| of the log-probabilities in the round before
     )
     largest: float | None = None
-    held_out: float | None = (
-        None  # reward of the most likely answers to problems that are not trained on
-    )
+    held_out: float | None = None  # reward of answers to problems that are not trained on
     shown: list[Shown] = []
 
 
@@ -103,7 +103,7 @@ class RolloutBatches:
         state.lr_scale = 1.0
         if not self._is_warm(state):
             state.lr_scale = config.warm_up_lr / config.optim.lr
-            documents = self._right_answers(state.samples)
+            documents = self._written_answers(state.samples)
         else:
             if not self._left:
                 self._roll_out(state)
@@ -135,12 +135,15 @@ class RolloutBatches:
                 )
         return self._warm_at is not None
 
-    def _right_answers(self, first: int) -> list[Document]:
-        tokenizer, task = self.policy.tokenizer, self.config.task
+    def _written_answers(self, first: int) -> list[Document]:
+        tokenizer, config = self.policy.tokenizer, self.config
         made = []
-        for at in range(self.config.data.sequences):
-            problem = make_problem(task, self.config.seed, first + at)
-            answer = solution_of(tokenizer, problem)
+        for at in range(config.data.sequences):
+            problem = make_problem(config.task, config.seed, first + at)
+            wrong = (
+                Dice(config.seed, first + at, MISTAKES).below(1000) < 1000 * config.warm_up_mistakes
+            )
+            answer = written(tokenizer, problem.mistake if wrong else problem.solution)
             unknown = [float("nan")] * len(answer)
             weight = 1.0 / len(answer)
             made.append(document(prompt_of(tokenizer, problem), answer, unknown, 1.0, weight))
@@ -187,12 +190,13 @@ class RolloutBatches:
         return since == 0 or bool(every and since % every == 0)
 
     def held_out(self) -> float:
-        """Mean reward of the most likely answers to problems that are never trained on."""
+        """Mean reward of the policy's answers to problems that are never trained on; always the same draws."""
         config, tokenizer = self.config, self.policy.tokenizer
         count = config.task.held_out
         problems = [make_problem(config.task, config.seed, n, held_out=True) for n in range(count)]
         prompts = [prompt_of(tokenizer, problem) for problem in problems]
-        sampled = self.policy.sample(prompts, config.rollout.max_tokens, None)
+        seeds = [mix(config.seed, HELD_OUT_DRAWS, at) >> 1 for at in range(count)]
+        sampled = self.policy.sample(prompts, config.rollout.max_tokens, seeds)
         rewards = [
             judged(tokenizer, config, *one).reward
             for one in zip(problems, prompts, sampled, strict=True)

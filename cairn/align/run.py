@@ -117,7 +117,7 @@ def _tokenizer(config: Align, start: Checkpoint | None) -> Tokenizer:
     if kept.is_dir():
         return tokenizer_from_folder(kept)
     problems = (make_problem(config.task, config.seed, number) for number in range(TEXTS))
-    texts = (f"{one.prompt}{one.solution}" for one in problems)
+    texts = (f"user\n{one.prompt} assistant\n{one.solution}" for one in problems)
     return train_tokenizer(texts, max(VOCABULARY, MIN_VOCAB), fewer=True)
 
 

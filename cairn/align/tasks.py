@@ -1,6 +1,6 @@
 """Tasks whose answers a program can check. Problem `number` is a pure function of its number.
 
-    sorting      "sort 5 3 9 1 :"                  ->  "1 3 5 9"
+    sorting      "sort 5391"                       ->  "1359"
     arithmetic   "What is 47 + 38?"                ->  the last number of the answer counts
     countdown    "make 17 from 3 4 5 :"            ->  "(3 * 4) + 5": every number once
     format       "What is 47 + 38? Write ..."      ->  half for <answer> </answer>, half for the number in them
@@ -28,6 +28,7 @@ class Problem(NamedTuple):
     prompt: str
     solution: str  # a right answer, as a teacher would write it
     key: str  # what the reward compares with
+    mistake: str  # a wrong answer, as a careless teacher would write it
 
 
 Make = Callable[[Task, Dice], Problem]
@@ -50,18 +51,19 @@ def reward_of(task: Task, problem: Problem, answer: str) -> float:
 
 
 def _sorting(task: Task, dice: Dice) -> Problem:
-    digits = [dice.below(10) for _ in range(task.numbers)]
-    ordered = " ".join(map(str, sorted(digits)))
-    return Problem(f"sort {' '.join(map(str, digits))} :", f" {ordered}", ordered)
+    digits = [str(dice.below(10)) for _ in range(task.numbers)]
+    ordered = "".join(sorted(digits))
+    return Problem(f"sort {''.join(digits)}", ordered, ordered, ordered[::-1])
 
 
 def _sorted_right(problem: Problem, answer: str) -> float:
-    return float(answer.split() == problem.key.split())
+    return float(answer.strip() == problem.key)
 
 
 def _arithmetic(task: Task, dice: Dice) -> Problem:
     made = arithmetic.problem(dice.below(1 << 62), 0)
-    return Problem(made.question, made.solution, str(made.answer))
+    careless = made.solution.replace(str(made.answer), str(made.answer + 10))
+    return Problem(made.question, made.solution, str(made.answer), careless)
 
 
 def _last_number_right(problem: Problem, answer: str) -> float:
@@ -71,7 +73,7 @@ def _last_number_right(problem: Problem, answer: str) -> float:
 def _format(task: Task, dice: Dice) -> Problem:
     made = arithmetic.problem(dice.below(1 << 62), 0)
     right = f"<answer>{made.answer}</answer>"
-    return Problem(f"{made.question} {FORMAT_HINT}", right, str(made.answer))
+    return Problem(f"{made.question} {FORMAT_HINT}", right, str(made.answer), str(made.answer))
 
 
 def _formatted_right(problem: Problem, answer: str) -> float:
@@ -90,7 +92,8 @@ def _countdown(task: Task, dice: Dice) -> Problem:
         total = total + value if sign == "+" else total - value if sign == "-" else total * value
         text = f"({text}) {sign} {value}" if " " in text else f"{text} {sign} {value}"
     asked = " ".join(str(value) for value in sorted(numbers))
-    return Problem(f"make {total} from {asked} :", f" {text}", f"{total} {asked}")
+    guess = f" {' + '.join(map(str, numbers))}"
+    return Problem(f"make {total} from {asked} :", f" {text}", f"{total} {asked}", guess)
 
 
 def _countdown_right(problem: Problem, answer: str) -> float:

@@ -51,6 +51,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     states: str = "float32"
     recompute: str = "none"
     plain: bool = False
+    lora: int = 0  # rank of the adapter that is trained; 0: all weights are
     step_ms: float | None = None
     host_ms: float | None = (
         None  # of a step: until all of it is launched; less than step_ms, or the device waits
@@ -87,6 +88,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     states: Literal["float32", "bfloat16", "int8"] = "float32"
     optim: Literal["adamw", "muon"] = "adamw"
     plain: bool = False
+    lora: int = 0  # rank of an adapter on all linear maps; 0: all weights are trained
     device: str = "auto"
     steps: int = 10  # of a round
     rounds: int = 3
@@ -129,7 +131,7 @@ class Bench(NamedTuple):
 
 def config_of(setup: Setup) -> "Train":
     """The recipe that is timed."""
-    from cairn.train.config import Data, Model, Optim, Precision, Train
+    from cairn.train.config import Adapter, Data, Model, Optim, Precision, Train
 
     kinds = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     beside_fp8 = "float32" if setup.device == "cpu" else "bfloat16"
@@ -158,6 +160,7 @@ def config_of(setup: Setup) -> "Train":
         device=setup.device,
         optim=Optim(states=setup.states, kind=setup.optim),
         precision=precision,
+        adapter=Adapter(rank=setup.lora),
     )
 
 
@@ -193,6 +196,7 @@ def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
         states=setup.states,
         recompute=setup.recompute,
         plain=setup.plain,
+        lora=setup.lora,
         steps=setup.steps,
     )
     try:
@@ -314,4 +318,5 @@ def _key(row: Row) -> tuple[object, ...]:
         row.states,
         row.recompute,
         row.plain,
+        row.lora,
     )

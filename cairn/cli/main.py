@@ -41,6 +41,7 @@ VERBS = {
     "data": Verb("cairn.cli.train.data", "text and chats to token stores; train a tokenizer"),
     "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),
     "tune": Verb("cairn.cli.train.tune", "fine-tune a model; --lora trains an adapter instead"),
+    "align": Verb("cairn.cli.train.align", "reinforcement learning on tasks that a program checks"),
     "adapter": Verb("cairn.cli.train.adapter", "adapters: info, merge into the base, export"),
     "eval": Verb("cairn.cli.eval", "score a model: perplexity, multiple choice, exact match"),
     "verify": Verb("cairn.cli.verify", "does a deployment compute its model? what differs?"),
@@ -48,6 +49,7 @@ VERBS = {
     "quantize": Verb("cairn.cli.compress.quantize", "a model in 8 or 4 bits, and what it lost"),
     "prune": Verb("cairn.cli.compress.prune", "zeros in place of weights, or fewer experts"),
     "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
+    "operator": Verb("cairn.cli.cluster.operator", "Kubernetes: services and jobs as its objects"),
     "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
     "chaos": Verb("cairn.cli.cluster.chaos", "break a training run on purpose; what was lost?"),
     "bench": Verb(

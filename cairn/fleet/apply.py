@@ -12,6 +12,8 @@ import msgspec
 
 from cairn.cluster.backends.k8s_pod import USER, Object
 from cairn.cluster.job_file import job_from
+from cairn.cluster.operator.model import FOLDER as MODELS
+from cairn.cluster.operator.model import PREFIX, claim_name
 from cairn.cluster.spec import Job
 from cairn.core import toml
 from cairn.core.errors import ConfigError
@@ -31,6 +33,12 @@ def check_for(config: FleetConfig, engine: str) -> None:
         raise ConfigError(
             f"the fleet '{config.name}' starts no servers, so there is nothing to place on {engine}",
             hint="give a group of servers a `model`; for servers that run already use `cairn fleet serve`",
+        )
+    stored = [group.model for group in config.servers if group.model.startswith(PREFIX)]
+    if stored and engine != "kubernetes":
+        raise ConfigError(
+            f"{stored[0]!r} is a Model object of Kubernetes, and the engine is {engine}",
+            hint="name a folder or a repository",
         )
 
 
@@ -93,21 +101,20 @@ def _file(config: FleetConfig, groups: list[ServerGroup]) -> Object:
     }
 
 
+def changed_fields(part: RouterConfig | ServerGroup) -> dict[str, Any]:
+    """What differs from the defaults."""
+    made: dict[str, Any] = {}
+    for field in msgspec.structs.fields(type(part)):
+        factory, value = field.default_factory, getattr(part, field.name)
+        usual = field.default if factory is msgspec.NODEFAULT else factory()  # type: ignore[operator]
+        if value != usual:
+            made[field.name] = value
+    return made
+
+
 def _changed(part: RouterConfig | ServerGroup) -> list[str]:
-    """What differs from the defaults, as TOML."""
-    fields = msgspec.structs.fields(type(part))
-    values = {field.name: getattr(part, field.name) for field in fields}
-    usual = {
-        field.name: field.default
-        if field.default is not msgspec.NODEFAULT
-        else field.default_factory()  # type: ignore[operator]
-        for field in fields
-    }
-    return [
-        f"{key} = {toml.render_value(value)}"
-        for key, value in values.items()
-        if value != usual[key]
-    ]
+    """The same as TOML."""
+    return [f"{key} = {toml.render_value(value)}" for key, value in changed_fields(part).items()]
 
 
 def _headless(config: FleetConfig, name: str) -> Object:
@@ -124,7 +131,12 @@ def _headless(config: FleetConfig, name: str) -> Object:
 
 
 def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
-    argv = ["cairn", "serve", group.model, *group.args, "--host", ANY, "--port", str(PORT)]
+    model = group.model.removeprefix(PREFIX)
+    stored = model != group.model  # on the volume of a Model object
+    path, named = (f"{MODELS}/{model}", ["--served-model-name", model]) if stored else (model, [])
+    if "--served-model-name" in group.args:
+        named = []
+    argv = ["cairn", "serve", path, *named, *group.args, "--host", ANY, "--port", str(PORT)]
     memory = f"{-(-parse_bytes(group.memory) // (1 << 20))}Mi"
     asked, limits = {"cpu": f"{group.cpus:g}", "memory": memory}, {"memory": memory}
     if group.gpus:
@@ -133,7 +145,13 @@ def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
         "startupProbe": {**_probe("/health"), "failureThreshold": LOADING_S // 5},
         "livenessProbe": {**_probe("/live"), "failureThreshold": 6},
     }
-    return _deployment(config, name, name, group.count, container)
+    made = _deployment(config, name, name, group.count, container)
+    if stored:
+        container["volumeMounts"] = [{"name": "model", "mountPath": MODELS, "readOnly": True}]
+        claim = {"claimName": claim_name(model), "readOnly": True}
+        pod = made["spec"]["template"]["spec"]
+        pod["volumes"] = [{"name": "model", "persistentVolumeClaim": claim}]
+    return made
 
 
 def _router(config: FleetConfig) -> Object:

@@ -1,6 +1,6 @@
 """The router's side towards clients: requests in, answers out, one after the other on each connection.
 
-    bytes --httptools--> HttpRequest --handle--> send(whole answer) | begin(stream), write(chunk) ..., finish()
+    bytes --wire, httptools--> HttpRequest --handle--> send(whole answer) | begin(stream), write(chunk) ..., finish()
 
 A client that reads slowly stops the server's stream (`on_slow`), so it costs the memory of one buffer. A client that
 leaves ends its request (`on_gone`). Knows no server.
@@ -8,40 +8,17 @@ leaves ends its request (`on_gone`). Knows no server.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
 
 import httptools
 import msgspec
 
-Headers = Sequence[tuple[bytes, bytes]]
-OURS = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server")
-)
+from cairn.fleet.wire import ID, LARGEST_HEAD, NOT_SENT, HttpRequest, lines_of, whole_request
+
 STATUS = {status.value: status.phrase.encode() for status in HTTPStatus}
-LARGEST_HEAD = 64 * 1024
-
-
-class HttpRequest:
-    __slots__ = ("body", "headers", "keep_alive", "method", "target")
-
-    def __init__(self) -> None:
-        self.method, self.target, self.body = b"", b"", b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.keep_alive = True
-
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
-
-    def header(self, wanted: bytes) -> bytes | None:
-        for name, value in self.headers:
-            if name == wanted:
-                return value
-        return None
-
-
+JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
 
 
@@ -49,7 +26,9 @@ class Front(asyncio.Protocol):
     def __init__(self, handle: Handle, largest_body: int) -> None:
         self._handle, self._largest = handle, largest_body
         self._parser = httptools.HttpRequestParser(self)
-        self._request, self._parts, self._size = HttpRequest(), list[bytes](), 0
+        self._reading = False  # the parser is in the middle of a request
+        self._target, self._headers = b"", list[tuple[bytes, bytes]]()
+        self._parts, self._size = list[bytes](), 0
         self._waiting: deque[HttpRequest] = deque()  # sent before the answer to the one before
         self._busy = False
         self._keep_alive = True
@@ -63,6 +42,11 @@ class Front(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
+        if not self._reading and len(data) <= self._largest:
+            request = whole_request(data)
+            if request is not None:
+                self._came(request)
+                return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -83,21 +67,20 @@ class Front(asyncio.Protocol):
             self.on_slow(False)
 
     def on_message_begin(self) -> None:
-        self._request, self._parts, self._size = HttpRequest(), [], 0
+        self._reading, self._target, self._headers, self._parts, self._size = True, b"", [], [], 0
 
     def on_url(self, url: bytes) -> None:
-        self._request.target += url
+        self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._request.headers.append((name.lower(), value))
+        self._headers.append((name.lower(), value))
         self._size += len(name) + len(value)
         if self._size > LARGEST_HEAD:
             self._refuse(431, "the headers are too large", "headers_too_large")
 
     def on_headers_complete(self) -> None:
         self._size = 0
-        self._request.method = self._parser.get_method()
-        if self._request.header(b"expect") is not None and self.transport is not None:
+        if any(name == b"expect" for name, _ in self._headers) and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -107,9 +90,15 @@ class Front(asyncio.Protocol):
             self._refuse(413, f"the body is larger than {self._largest} bytes", "body_too_large")
 
     def on_message_complete(self) -> None:
-        request = self._request
-        request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._reading = False
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        given = next((value for name, value in self._headers if name == ID), None)
+        lines = lines_of(self._headers, NOT_SENT)
+        request = HttpRequest(self._parser.get_method(), self._target, lines, body, given)
         request.keep_alive = self._parser.should_keep_alive()
+        self._came(request)
+
+    def _came(self, request: HttpRequest) -> None:
         if self._busy:
             self._waiting.append(request)
         else:
@@ -125,17 +114,17 @@ class Front(asyncio.Protocol):
 
     # -- what goes out ---------------------------------------------------------------------------
 
-    def send(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer."""
+    def send(self, status: int, lines: bytes, body: bytes) -> None:
+        """A whole answer; `lines` are its headers."""
         if self.transport is None:
             return
         length = b"content-length: %d\r\n" % len(body)
-        self.transport.writelines([self._head(status, headers, length), body])
+        self.transport.writelines((self._head(status, lines, length), body))
         self._over()
 
-    def begin(self, status: int, headers: Headers) -> None:
+    def begin(self, status: int, lines: bytes) -> None:
         if self.transport is not None:
-            self.transport.write(self._head(status, headers, b"transfer-encoding: chunked\r\n"))
+            self.transport.write(self._head(status, lines, b"transfer-encoding: chunked\r\n"))
 
     def write(self, chunk: bytes) -> None:
         if self.transport is not None and chunk:
@@ -146,12 +135,10 @@ class Front(asyncio.Protocol):
             self.transport.write(b"0\r\n\r\n")
             self._over()
 
-    def _head(self, status: int, headers: Headers, framing: bytes) -> bytes:
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, STATUS.get(status, b""))]
-        lines += [b"%b: %b\r\n" % pair for pair in headers if pair[0] not in OURS]
-        if not self._keep_alive:
-            lines.append(b"connection: close\r\n")
-        return b"".join([*lines, framing, b"\r\n"])
+    def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
+        close = b"" if self._keep_alive else b"connection: close\r\n"
+        phrase = STATUS.get(status, b"")
+        return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (status, phrase, lines, close, framing)
 
     def _over(self) -> None:
         """The answer is out; the next request, if there is one."""
@@ -162,11 +149,9 @@ class Front(asyncio.Protocol):
             self._begin(self._waiting.popleft())
 
 
-def error_body(status: int, message: str, code: str) -> tuple[Headers, bytes]:
-    """An error of the router's own, in the form of OpenAI's."""
+def error_body(status: int, message: str, code: str) -> tuple[bytes, bytes]:
+    """An error of the router's own, in the form of OpenAI's: its headers and its body."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    headers = [(b"content-type", b"application/json")]
-    if status in (429, 503):
-        headers.append((b"retry-after", b"1"))
-    return headers, msgspec.json.encode(body)
+    lines = JSON + b"retry-after: 1\r\n" if status in (429, 503) else JSON
+    return lines, msgspec.json.encode(body)

@@ -9,14 +9,14 @@ A stream of ours carries its token ids in comments (`serve.http.server.continuat
 another kind of server a broken stream ends with an error event, because nobody knows its tokens.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from cairn.fleet.choose import Ask
-from cairn.fleet.front import Front, HttpRequest, error_body
+from cairn.fleet.front import Front, error_body
 from cairn.fleet.upstream import Upstream
+from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import PromptKeys
 
@@ -24,18 +24,23 @@ if TYPE_CHECKING:
     from cairn.fleet.router import Router
 
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
-OWN = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
-HOP_BY_HOP = frozenset(
-    (
-        *b"connection keep-alive transfer-encoding content-length te upgrade expect trailer".split(),
-        *OWN,
-    )
-)
 BUSY = (429, 503)  # another server may have room
 
 
 class Exchange:
     """One request. Every callback may be the last one."""
+
+    worker: Worker | None = None
+    upstream: Upstream | None = None
+    attempts = 0
+    deadline_s = 0.0  # for as long as it may wait for a server
+    new_tokens = 0  # of its prompt, to be computed where it was sent
+    _begun = False  # the client has a head
+    _first = True  # no token has come from the present server
+    _followed = True  # every chunk so far told its tokens
+    _ended = False  # the last chunk has come
+    _status, _lines = 0, b""
+    _error = b""  # the body of an answer that is no success, as far as it came in chunks
 
     def __init__(
         self,
@@ -49,19 +54,8 @@ class Exchange:
     ) -> None:
         self.router, self.front, self.request, self.id = router, front, request, id
         self.ask, self.keys, self.model = ask, keys, model
-        self.worker: Worker | None = None
-        self.upstream: Upstream | None = None
-        self.attempts = 0
         self.tried: set[int] = set()  # servers that had no room for it
-        self.deadline_s = 0.0  # for as long as it may wait for a server
-        self.new_tokens = 0  # of its prompt, to be computed where it was sent
-        self._begun = False  # the client has a head
-        self._first = True  # no token has come from the present server
         self._marks: list[bytes] = []  # ids of the tokens that the client has, as they were written
-        self._followed = True  # every chunk so far told its tokens
-        self._ended = False  # the last chunk has come
-        self._status, self._headers = 0, list[tuple[bytes, bytes]]()
-        self._error = b""  # the body of an answer that is no success, as far as it came in chunks
         front.on_gone, front.on_slow = self._gone, self._slow
 
     # -- towards a server ------------------------------------------------------------------------
@@ -88,14 +82,14 @@ class Exchange:
 
     def _written(self) -> tuple[bytes, bytes]:
         request, more = self.request, b""
-        lines = [b"%b %b HTTP/1.1\r\n" % (request.method, request.target)]
-        lines += [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] not in HOP_BY_HOP]
-        lines.append(b"x-request-id: %b\r\nx-cairn-router: 1\r\n" % self.id.encode())
+        own = b""
         if self._begun:
             more = msgspec.msgpack.encode(self.tokens)
-            lines.append(b"x-cairn-continue: %d\r\n" % len(more))
-        lines.append(b"content-length: %d\r\n\r\n" % (len(request.body) + len(more)))
-        return b"".join(lines), request.body + more if more else request.body
+            own = b"x-cairn-continue: %d\r\n" % len(more)
+        head = b"%b %b HTTP/1.1\r\n%bx-request-id: %b\r\nx-cairn-router: 1\r\n%bcontent-length: %d\r\n\r\n"
+        size = len(request.body) + len(more)
+        fields = (request.method, request.target, request.lines, self.id.encode(), own, size)
+        return head % fields, request.body + more if more else request.body
 
     @property
     def tokens(self) -> list[int]:
@@ -122,8 +116,8 @@ class Exchange:
 
     # -- from the server -------------------------------------------------------------------------
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._status, self._headers, self._error = status, headers, b""
+    def head(self, status: int, lines: bytes) -> None:
+        self._status, self._lines, self._error = status, lines, b""
 
     def chunk(self, body: bytes) -> None:
         if self._status != 200:  # an error in chunks: its end says what happens
@@ -132,7 +126,7 @@ class Exchange:
         self._note_first()
         if not self._begun:
             self._begun = True
-            self.front.begin(self._status, self._answer_headers())
+            self.front.begin(self._status, self._answer_lines(self.worker))
         self.front.write(self._without_marks(body))
 
     def _without_marks(self, body: bytes) -> bytes:
@@ -154,7 +148,7 @@ class Exchange:
             return
         worker.failures = 0
         if not self._begun:
-            self.front.send(status, self._answer_headers(worker), body)
+            self.front.send(status, self._answer_lines(worker), body)
         elif status == 200:
             self.front.finish()
         else:  # the server that was to continue the answer has refused it
@@ -191,10 +185,9 @@ class Exchange:
         self.front.write(b"data: " + msgspec.json.encode(error) + b"\n\n")
         self.front.finish()
 
-    def _answer_headers(self, worker: Worker | None = None) -> Sequence[tuple[bytes, bytes]]:
-        chosen = worker or self.worker
-        name = chosen.name.encode() if chosen is not None else b""
-        return [*self._headers, (b"x-cairn-server", name)]
+    def _answer_lines(self, worker: Worker | None) -> bytes:
+        name = worker.name.encode() if worker is not None else b""
+        return b"%bx-cairn-server: %b\r\n" % (self._lines, name)
 
     # -- from the client -------------------------------------------------------------------------
 

@@ -22,13 +22,14 @@ import msgspec
 from cairn.core.errors import did_you_mean
 from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Ask, best
 from cairn.fleet.config import RouterConfig
-from cairn.fleet.front import Front, HttpRequest, error_body
+from cairn.fleet.front import Front, error_body
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool
 from cairn.fleet.views import Choice, Views
+from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
@@ -50,6 +51,7 @@ class Router:
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
         self._numbers = itertools.count()
+        self._prefix = f"{os.urandom(9).hex()}-"  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[str, list[asyncio.Task[None]]] = {}  # by url
         self._urls = list(urls)
@@ -141,7 +143,9 @@ class Router:
         keys = prompt_keys(asked) if request.body else NO_KEYS
         wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
         ask = Ask(next(self._numbers), keys.length, wanted or OUTPUT_TOKENS)
-        exchange = Exchange(self, front, request, _id(request), ask, keys, asked.model)
+        given = request.id.decode("latin-1") if request.id is not None else ""
+        id = given if given and _is_id(given) else f"{self._prefix}{ask.number:x}"
+        exchange = Exchange(self, front, request, id, ask, keys, asked.model)
         exchange.deadline_s = time.monotonic() + self.config.hold_s
         self.open.add(exchange)
         self.place(exchange)
@@ -239,12 +243,7 @@ def _read(request: HttpRequest) -> Asked:
         return NOTHING
 
 
-def _id(request: HttpRequest) -> str:
-    """The client's own, if a server would take it; it is the same at every server that works on the request."""
-    given = request.header(b"x-request-id")
-    if given is None:
-        return os.urandom(12).hex()
-    text = given.decode("latin-1")
+def _is_id(text: str) -> bool:
+    """Would a server take it?"""
     plain = text.replace("-", "").replace("_", "")
-    fine = 0 < len(text) <= LONGEST_ID and text.isascii() and plain.isalnum()
-    return text if fine else os.urandom(12).hex()
+    return 0 < len(text) <= LONGEST_ID and text.isascii() and plain.isalnum()

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from cairn.fleet.wire import NOT_ANSWERED, lines_of, whole_answer
 from cairn.fleet.worker import Worker
 
 MOST_IDLE = 256  # connections kept to one server
@@ -21,7 +22,9 @@ CONNECT_S = 2.0
 class Reader(Protocol):
     """Who asked."""
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
+    def head(self, status: int, lines: bytes) -> None:
+        """`lines`: the headers to pass on."""
+        ...
 
     def chunk(self, body: bytes) -> None: ...
 
@@ -40,12 +43,19 @@ class Upstream(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
-        self._chunked = False
+        self._chunked = self._reading = False  # reading: the parser is in the middle of an answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
+        if not self._reading and (answer := whole_answer(data)) is not None:
+            reader, self.reader = self.reader, None
+            self._pool.give_back(self)
+            if reader is not None:
+                reader.head(answer.status, answer.lines)
+                reader.end(answer.body)
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -59,7 +69,7 @@ class Upstream(asyncio.Protocol):
         if self.transport is None or self.transport.is_closing():
             asyncio.get_running_loop().call_soon(self._lose, "the connection was closed")
             return
-        self.transport.writelines([request, body])
+        self.transport.writelines((request, body))
 
     def drop(self) -> None:
         """Nobody reads the answer any more: the server sees that, and stops."""
@@ -78,7 +88,7 @@ class Upstream(asyncio.Protocol):
     # -- of the parser ---------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._headers, self._parts, self._chunked = [], [], False
+        self._reading, self._headers, self._parts, self._chunked = True, [], [], False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -87,7 +97,8 @@ class Upstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         if self.reader is not None:
-            self.reader.head(self._parser.get_status_code(), self._headers)
+            status, lines = self._parser.get_status_code(), lines_of(self._headers, NOT_ANSWERED)
+            self.reader.head(status, lines)
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -100,6 +111,7 @@ class Upstream(asyncio.Protocol):
                 self.reader.chunk(body)
 
     def on_message_complete(self) -> None:
+        self._reading = False
         reader, self.reader = self.reader, None
         if self._parser.should_keep_alive():
             self._pool.give_back(self)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from cairn.fleet.front import Headers, error_body
+from cairn.fleet.front import JSON, error_body
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 REMEMBERED = 1000
 SHOWN = 50  # requests of the page
 PAGE = Path(__file__).with_name("fleet_page.html")
-HTML: Headers = [(b"content-type", b"text/html; charset=utf-8")]
-JSON: Headers = [(b"content-type", b"application/json")]
-TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+HTML = b"content-type: text/html; charset=utf-8\r\n"
+TEXT = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
 REQUESTS = b"/cairn/fleet/requests/"
-Answer = tuple[int, Headers, bytes]
+Answer = tuple[int, bytes, bytes]
 
 
 class Considered(msgspec.Struct, frozen=True):

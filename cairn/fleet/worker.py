@@ -62,14 +62,15 @@ class Worker:
 
     def candidate(self, cached_tokens: int) -> Candidate:
         load, hello = self.load, self.hello
-        return Candidate(
-            cached_tokens=cached_tokens,
-            queued_tokens=self.queued_tokens,
-            running=max(self.decoding, load.running - self.waiting),
-            waiting=max(self.waiting, load.waiting),
-            rows=hello.rows if hello is not None else 256,
-            used_share=1 - load.free_share,
-            step_s=load.step_s or STEP_S,
-            token_s=load.token_s or TOKEN_S,
-            row_s=load.row_s or ROW_S,
+        others, decoding, waiting = load.running - self.waiting, self.decoding, self.waiting
+        return Candidate(  # in the order of its fields: names cost as much as the rest
+            cached_tokens,
+            self.queued_tokens,
+            decoding if decoding > others else others,
+            waiting if waiting > load.waiting else load.waiting,
+            hello.rows if hello is not None else 256,
+            1 - load.free_share,
+            load.step_s or STEP_S,
+            load.token_s or TOKEN_S,
+            load.row_s or ROW_S,
         )

@@ -69,6 +69,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """tokens that the model sees; more than it was trained for stretches its positions by YaRN"""
     max_num_seqs: int = DEFAULT_SEQUENCES
     """most requests that run at once"""
+    max_loras: int = 0
+    """adapters that stay on the device; more may be loaded, those used last stay, the others wait on the host; 0: all
+    of them"""
     max_num_batched_tokens: int | None = None
     """most tokens computed in one step"""
     step_ms: float = 0.0
@@ -119,6 +122,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _check(name, value, value in (None, "auto") or value >= 1, "at least 1")
         longest = self.long_prefill_token_threshold
         _check("long_prefill_token_threshold", longest, longest >= 0, "0 or more")
+        _check("max_loras", self.max_loras, self.max_loras >= 0, "0 or more")
         _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")
         dtype = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
         msgspec.structs.force_setattr(self, "dtype", dtype)

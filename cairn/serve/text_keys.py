@@ -11,8 +11,10 @@ as token ids has a key at every 64 tokens. Pure; what a chat template makes of t
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
+from struct import Struct
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +22,7 @@ import msgspec
 CHUNK_BYTES = 512
 CHUNK_TOKENS = 64
 TOKEN_BYTES = 4  # what a token is taken for where nobody has counted
-KEY_BYTES = 8
+_KEY = Struct("<Q8x").unpack
 _NOTHING = msgspec.Raw(b"")
 _decode_text = msgspec.json.Decoder().decode
 
@@ -89,8 +91,12 @@ def with_answer(asked: Asked, answer: str) -> PromptKeys:
 
 
 def _root(asked: Asked) -> bytes:
-    seed = (asked.model or "", asked.cache_salt or "", bytes(asked.tools))
-    return blake2b(repr(seed).encode(), digest_size=16).digest()
+    return _seed(asked.model or "", asked.cache_salt or "", bytes(asked.tools))
+
+
+@lru_cache(1024)
+def _seed(model: str, salt: str, tools: bytes) -> bytes:
+    return blake2b(repr((model, salt, tools)).encode(), digest_size=16).digest()
 
 
 def _before(asked: Asked) -> list[tuple[bytes, bytes]]:
@@ -107,19 +113,27 @@ def _part(message: Message) -> tuple[bytes, bytes]:
 def _content(raw: msgspec.Raw) -> bytes:
     """The text as it is; anything else as it was written."""
     given = bytes(raw)
-    return _decode_text(given).encode() if given[:1] == b'"' else given
+    if given[:1] != b'"':
+        return given
+    return given[1:-1] if b"\\" not in given else _decode_text(given).encode()
 
 
 def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
-    keys, tokens, size = [], [], 0
+    keys: list[int] = []
+    tokens: list[int] = []
+    size = 0
     for head, text in parts:
-        for at in range(0, max(len(text), 1), CHUNK_BYTES):
-            chunk = text[at : at + CHUNK_BYTES]
-            parent = blake2b(parent + head + b"\0" + chunk, digest_size=16).digest()
-            head = b""
-            size += len(chunk)
-            keys.append(int.from_bytes(parent[:KEY_BYTES], "little"))
-            tokens.append(size // TOKEN_BYTES)
+        before, at, length = b"%b%b\0" % (parent, head), 0, len(text)
+        while True:
+            chunk = text[at : at + CHUNK_BYTES] if length > CHUNK_BYTES else text
+            parent = blake2b(before + chunk, digest_size=16).digest()
+            keys.append(_KEY(parent)[0])
+            at += CHUNK_BYTES
+            tokens.append((size + (at if at < length else length)) // TOKEN_BYTES)
+            if at >= length:
+                break
+            before = parent + b"\0"
+        size += length
     return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
 
 
@@ -132,7 +146,7 @@ def _id_keys(parent: bytes, given: Any) -> PromptKeys:
     for at in range(CHUNK_TOKENS, len(given) + 1, CHUNK_TOKENS):
         chunk = array("i", given[at - CHUNK_TOKENS : at]).tobytes()
         parent = blake2b(parent + chunk, digest_size=16).digest()
-        keys.append(int.from_bytes(parent[:KEY_BYTES], "little"))
+        keys.append(_KEY(parent)[0])
         tokens.append(at)
     return PromptKeys(keys, tokens, [], len(given))
 

@@ -167,15 +167,18 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is learnt: the text itself, or which of two answers people prefer."""
 
-    kind: Literal["sft", "dpo", "ipo", "kto", "orpo", "simpo"] = "sft"
+    kind: Literal["sft", "dpo", "ipo", "kto", "orpo", "simpo", "reward"] = "sft"
     """sft: the next token (of chats, the assistant's words); the others: preferences, from .jsonl files in data.sources
-    with prompt, chosen and rejected; kto: prompt, completion and label. orpo and simpo need no reference model"""
+    with prompt, chosen and rejected; kto: prompt, completion and label. orpo and simpo need no reference model. reward:
+    a judge of answers, whose score is the log-probability of one more end token behind them"""
     beta: Amount = 0.0
     """how closely the policy is held to the reference; 0: as usual, which is 0.1, and 2 for simpo"""
     gamma: Amount = 1.0
     """simpo: by how much the chosen answer has to win"""
     weight: Amount = 0.1
     """orpo: of the odds beside the cross entropy"""
+    center: Amount = 0.0
+    """reward: how strongly scores are held around 0"""
     label_smoothing: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
     """dpo: the share of labels that are taken to be wrong"""
     desirable: Amount = 1.0

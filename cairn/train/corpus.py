@@ -83,8 +83,8 @@ def open_corpus(
     return Corpus(source, tokenizer, id_limit(tokenizer), held_out)
 
 
-def open_preferences(data: Data, seed: int, judged: bool, learnt: Tokenizer | None) -> Corpus:
-    """Pairs of answers, or single ones with a label, in files; `learnt`: the tokenizer of the weights."""
+def open_preferences(data: Data, seed: int, kind: str, learnt: Tokenizer | None) -> Corpus:
+    """What an objective learns preferences from, in files; `learnt`: the tokenizer of the weights."""
     if learnt is None and data.tokenizer is None:
         raise ConfigError(
             "preferences need a model that has a tokenizer",
@@ -92,7 +92,8 @@ def open_preferences(data: Data, seed: int, judged: bool, learnt: Tokenizer | No
         )
     tokenizer = choose_tokenizer(data, seed, learnt)
     files = [Path(name) for name in data.sources]
-    source = Preferences(files, tokenizer, data.sequence, seed, judged=judged)
+    judged, scored = kind == "kto", kind == "reward"
+    source = Preferences(files, tokenizer, data.sequence, seed, judged=judged, scored=scored)
     return Corpus(source, tokenizer, id_limit(tokenizer))
 
 

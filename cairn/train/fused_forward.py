@@ -33,7 +33,8 @@ from cairn.models.linear.maps import Columns, Rows, Vocabulary
 from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import ModelSpec, Rope
-from cairn.train.fused_products import Normed, Settings, gated_product, norm_product, plain_product
+from cairn.train.fused_products import Normed, Settings, gated_product, norm_product
+from cairn.train.lora_product import adapted_product
 from cairn.train.parallel.pipeline.deferred import Deferred
 from cairn.train.products import PLAIN, Products
 from cairn.train.recompute_kinds import Recompute
@@ -137,9 +138,8 @@ class TrainingStep:
         how, weight = self.form.settings(part.shards, self.deferred), part.matrix()
         if isinstance(x, Gated) and x.gate.has_kernel and part.addend is None:
             return part.summed(gated_product(x.inner_TF, weight, x.gate.activation, how))
-        x_TF = x.gate.plain(x.inner_TF) if isinstance(x, Gated) else x
-        y_TD = plain_product(x_TF, weight, how)
-        return part.summed(y_TD if part.addend is None else y_TD + part.addend(x_TF))
+        x_TF = x.gate.fast(x.inner_TF) if isinstance(x, Gated) else x
+        return part.summed(adapted_product(part, x_TF, weight, how))
 
     def experts(self, part: ExpertLayer, x: "TrainingInput") -> Tensor:
         return part.plain(x.tensor, self)
@@ -207,10 +207,7 @@ class TrainingInput:
             by = Normed(norm.weight, norm.eps, norm.plus_one)
             out_TE, self.total_TD = norm_product(x, residual, by, weight, how)
         else:
-            entered_TD = how.shards.enter(self.tensor)
-            out_TE = plain_product(entered_TD, weight, how)
-            if part.addend is not None:
-                out_TE = out_TE + part.addend(entered_TD)
+            out_TE = adapted_product(part, how.shards.enter(self.tensor), weight, how)
         bias = None if part.fused is None else part.fused.bias
         return out_TE if bias is None else out_TE + bias
 

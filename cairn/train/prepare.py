@@ -103,7 +103,7 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
             config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
         )
     else:
-        corpus = open_preferences(config.data, config.seed, config.objective.kind == "kto", learnt)
+        corpus = open_preferences(config.data, config.seed, config.objective.kind, learnt)
     spec = _fitted(spec, corpus, config, start is not None)
     return corpus, with_choice_bias(spec, config.balance), start
 

@@ -1,5 +1,6 @@
 """Reinforcement learning over one copy of the weights: what the engine samples is what the trainer trains."""
 
+import json
 import math
 
 import msgspec
@@ -7,20 +8,36 @@ import pytest
 import torch
 from tiny_align import tiny
 
-from cairn.align.config import Algorithm, Rollout, Task
+from cairn.align.config import Algorithm, Align, Rollout, Task
 from cairn.align.objective import Mismatch, PolicyObjective, Watched
-from cairn.align.policy import Policy, Sampled
-from cairn.align.rollout import Trajectory, batches_of, documents_of, roll_out
+from cairn.align.policy import Policy, Sampled, engine_view
+from cairn.align.recipes import RECIPES, recipe
+from cairn.align.rollout import (
+    Trajectory,
+    batches_of,
+    document,
+    documents_of,
+    roll_out,
+)
 from cairn.align.rollout_batches import read_rounds
 from cairn.align.run import align, prepare
 from cairn.align.tasks import Problem
+from cairn.cli.main import main
 from cairn.core.errors import ConfigError, DataError
-from cairn.train.config import Adapter, Data, Objective
+from cairn.models.attend import Packed
+from cairn.train.config import Adapter, Data, Objective, Optim
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import TargetLogProbs
 from cairn.train.parallel.layout import Layout
 from cairn.train.rules.policy import PolicyGradient
 from cairn.train.step import train_step
+
+LEARNING = dict(
+    steps=180,
+    warm_up_mistakes=0.5,
+    optim=Optim(lr=1e-3, weight_decay=0.0),
+    task=Task(numbers=3, held_out=64, every=0),
+)
 
 
 @pytest.fixture
@@ -79,9 +96,67 @@ def test_rollouts_repeat(lively):
     assert len({tuple(one.sampled.tokens) for one in first[0]}) > 1
 
 
+def test_the_gradient_is_that_of_the_expected_reward(lively):
+    """Every first token once, counted by its probability: what rollouts estimate, exactly."""
+    _, state, _ = lively
+    parameters = state.parallel.parameters()
+    prompt, vocab = [5, 9, 60, 7], state.spec.vocab
+    rewards_V = (torch.arange(vocab) % 3 == 0).float()
+    logits_V = last_logits(state, prompt)
+    expected = logits_V.softmax(-1) @ rewards_V
+    wanted = torch.autograd.grad(-expected, list(parameters.values()), allow_unused=True)
+    logp_V = logits_V.detach().log_softmax(-1)
+    advantages_V = rewards_V - expected.detach()
+    weights_V = logp_V.exp() * vocab
+    rows = zip(logp_V.tolist(), advantages_V.tolist(), weights_V.tolist(), strict=True)
+    documents = [document(prompt, [t], [row[0]], *row[1:]) for t, row in enumerate(rows)]
+    batches = batches_of(documents, vocab, 0, 0)
+    state.parallel.forward_backward(batches, state.loss, torch.tensor(float(vocab)), 1.0)
+    found = state.parallel.gradients()
+    for (name, _), exact in zip(parameters.items(), wanted, strict=True):
+        assert exact is None or torch.allclose(found[name], exact, atol=1e-6), name
+    assert any(exact is not None and exact.abs().max() > 1e-5 for exact in wanted)
+    state.parallel.zero_grad()
+
+
+def last_logits(state, prompt):
+    stage = state.parallel.stages[0]
+    model = engine_view(stage)
+    tokens_T = torch.tensor(prompt)
+    hidden_TD = model(tokens_T, torch.arange(len(prompt)), Packed([len(prompt)], "cpu"))
+    return model.logits(hidden_TD[-1:])[0]
+
+
+def test_tokens_that_are_rewarded_become_certain(tmp_path, monkeypatch):
+    """Reward 1 for a few first tokens: rollouts, credit, loss and update have to agree for this to end."""
+
+    def judge(tokenizer, config, problem, prompt, sampled):
+        return Trajectory(problem, prompt, sampled, "", float(sampled.tokens[0] % 16 == 0))
+
+    monkeypatch.setattr("cairn.align.rollout.judged", judge)
+    config = tiny(
+        tmp_path / "r",
+        data=Data(sequence=48, sequences=64, microbatch=64),
+        optim=Optim(lr=1e-2, weight_decay=0.0),
+        rollout=Rollout(group=64, max_tokens=1),
+    )
+    prepared = prepare(config)
+    state = prepared.state
+    state.loss = PolicyObjective(state.spec, config)
+    policy = Policy(state, prepared.corpus.tokenizer, 64, 48)
+    shares = [0.0]
+    while shares[-1] < 0.95 and len(shares) < 40:
+        policy.updated(len(shares))
+        groups = roll_out(policy, config, 64 * len(shares), 1)
+        shares.append(sum(one.reward for one in groups[0]) / 64)
+        if documents := documents_of(groups, config):
+            train_step(state, batches_of(documents, 64, 0, 0))
+    assert shares[1] < 0.5 < 0.95 <= shares[-1], shares
+
+
 def trajectory(reward, tokens=(5, 6)):
     sampled = Sampled(list(tokens), [-0.5] * len(tokens), 0, True)
-    return Trajectory(Problem("p", "s", "k"), [1, 2, 3], sampled, "text", reward)
+    return Trajectory(Problem("p", "s", "k", "m"), [1, 2, 3], sampled, "text", reward)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +196,31 @@ def test_right_answers_are_imitated():
     assert watch.read() == (0.0, 0.0)
 
 
-def test_a_run_leaves_a_page_and_a_model(tmp_path):
-    """Right answers first, then rollouts; whatever they are worth, engine and trainer agree."""
-    config = tiny(tmp_path / "r", steps=6, warm_up=3, warm_up_until=1.0)
+def test_rewards_rise_and_the_run_leaves_a_model(tmp_path):
+    """A model that imitates two orders of digits learns by trying which one is right, also of lists never asked."""
+    config = msgspec.structs.replace(
+        recipe("tiny-sort"),
+        out=tmp_path / "r",
+        device="cpu",
+        **LEARNING,
+    )
     found = align(config, log_line=lambda line: None)
     rounds = read_rounds(tmp_path / "r")
-    assert [one.step for one in rounds] == [3, 4, 5]
+    assert found.last > max(0.65, found.first + 0.25), [one.reward for one in rounds]
     assert rounds[0].mismatch is None
     assert all(one.mismatch < 1e-4 for one in rounds[1:])
-    assert 0 <= found.last <= 1
     assert "Reward" in (tmp_path / "r" / "align.html").read_text()
     assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
+
+
+def test_the_verb(tmp_path, capsys):
+    assert main(["align", "--print"]) == 0
+    (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
+    flags = ["--steps", "3", "--warm-up", "1", "--task.held-out", "2", "--device", "cpu", "--json"]
+    assert main(["align", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "r"), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["finished"]["outcome"]["step"] == 3
+    assert 0 <= found["last"] <= 1
 
 
 @pytest.mark.parametrize("kind", ["gspo", "cispo"])
@@ -170,3 +259,4 @@ def test_mistakes(tmp_path):
             msgspec.structs.replace(config, **changes)
     with pytest.raises(DataError, match=r"--data\.sequence"):
         align(tiny(tmp_path / "x", warm_up=0, data=Data(sequence=16, sequences=8, microbatch=8)))
+    assert all(isinstance(build(), Align) for build in RECIPES.values())

@@ -8,6 +8,8 @@ import tiny_checkpoints
 import torch
 from client_stream import submit
 from forked_workers import forked
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_engines import at_rest, greedy, model, prompt_of, tiny_engine
 
 from cairn.core.errors import CairnError, ConfigError, RequestError, UnsupportedModel, WeightsError
@@ -16,6 +18,7 @@ from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.adapter_residency import Residency
 from cairn.serve.engine.adapters import Adapters, segments_of
 from cairn.serve.engine.client import EngineClient, ProcessOptions
 from cairn.serve.engine.messages import EngineFailed
@@ -116,6 +119,37 @@ def test_an_adapter_that_is_unloaded_finishes_its_requests(made):
     engine.add(after := request(3, prompt_of(20, 1)))
     engine.run()
     assert after.outputs == greedy(FAMILY, tuple(after.prompt), MOST)
+
+
+def test_more_adapters_than_the_device_keeps(made):
+    """One at a time on the device: both answer, in one step and in turns."""
+    folders, merged = made
+    engine = tiny_engine(FAMILY)
+    engine.runner.adapters.keep(1)
+    for number, folder in folders.items():
+        engine.load_adapter(number, engine.read_adapter(folder))
+    for turn, numbers in enumerate(((1,), (2,), (1, 2))):
+        asked = [request(10 * turn + n, prompt_of(9, 1), n) for n in numbers]
+        for one in asked:
+            engine.add(one)
+        engine.run()
+        for one in asked:
+            assert one.outputs == wanted(merged[one.adapter], one.prompt)
+    engine.unload_adapter(1)
+    assert 1 not in engine.runner.adapters._residency
+
+
+@given(st.integers(1, 4), st.lists(st.sets(st.integers(1, 8), min_size=1, max_size=6), max_size=12))
+def test_the_adapters_used_last_stay(most, steps):
+    residency, there, recent = Residency(most), set(), []
+    for numbers in steps:
+        moves = residency.use(sorted(numbers))
+        assert set(moves.bring) == numbers - there
+        assert set(moves.put_out) <= there - numbers
+        there = (there | numbers) - set(moves.put_out)
+        recent = [n for n in recent if n not in numbers] + sorted(numbers)
+        assert len(there) <= max(most, len(numbers))
+        assert there >= set(recent[-most:])
 
 
 def test_what_cannot_be_served_is_refused(tmp_path):

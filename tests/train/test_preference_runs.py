@@ -73,7 +73,7 @@ def recipe(base, file, out, kind, **changes):
     return Train(**(fields | changes))
 
 
-FIRST = {"dpo": 0.6931, "ipo": 1.0, "kto": 0.5, "orpo": None, "simpo": None}
+FIRST = {"dpo": 0.6931, "ipo": 1.0, "kto": 0.5, "orpo": None, "simpo": None, "reward": None}
 
 
 @pytest.mark.parametrize("kind", FIRST)
@@ -124,6 +124,11 @@ def test_samples(base, tmp_path):
     assert batch.extra["side"].tolist() == [
         side for side, length in enumerate(batch.lengths) for _ in range(length)
     ]
+    scored = Preferences([file], tokenizer, 96, 0, judged=False, scored=True).batch(3)
+    last = [length - 1 for length in scored.lengths[:2]]
+    for part, at in zip(scored.targets_T.split(scored.lengths), last, strict=False):
+        assert (part != IGNORED).nonzero().flatten().tolist() == [at]
+        assert part[at] in tokenizer.eos_ids
     with pytest.raises(DataError, match=r"p\.jsonl:1: two answers .* --data\.sequence 64"):
         Preferences([file], tokenizer, 16, 0, judged=False)
     with pytest.raises(DataError, match="has no completion"):

@@ -40,6 +40,8 @@ class BenchTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     states: Literal["float32", "bfloat16", "int8"] = "float32"
     """of the optimizer; float32 comes with float32 masters, the others round at random"""
     optim: Literal["adamw", "muon"] = "adamw"
+    lora: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """rank of an adapter on all linear maps, which is trained in place of the weights"""
     plain: bool = False
     """torch's own operations in place of our kernels"""
     steps: Positive = 10
@@ -106,7 +108,7 @@ def _setups(options: BenchTrain, device: str) -> "list[Setup]":
                 model=model, dtype=dtype, seq=options.seq, batch=options.batch,
                 microbatch=options.microbatch, recompute=options.recompute,
                 memory_gib=options.memory_gib, states=options.states,
-                optim=options.optim, plain=options.plain, device=device, steps=options.steps,
+                optim=options.optim, plain=options.plain, lora=options.lora, device=device, steps=options.steps,
                 rounds=options.rounds, warmup=options.warmup,
             )  # fmt: skip
             check(setup)

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import tyro
@@ -29,6 +29,10 @@ class FleetApply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """the engine"""
     address: str = ""
     """of Ray's head (host:port), or a kubectl context; empty: as the environment says"""
+    operator: bool = False
+    """on kubernetes: as one InferenceService, for `cairn operator`, instead of Deployments and Services"""
+    namespace: str = ""
+    """on kubernetes; empty: that of the context"""
     dry_run: bool = False
     """print what would be submitted, and submit nothing"""
 
@@ -71,29 +75,49 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
     from cairn.cluster.backends.interface import EngineMissing, SubmitFailed
     from cairn.cluster.backends.kubernetes import to_yaml
     from cairn.fleet.apply import objects_of
+    from cairn.fleet.service import service_object
 
-    text = to_yaml(objects_of(config))
+    made = [service_object(config)] if options.operator else objects_of(config)
     if options.dry_run:
-        sys.stdout.write(text)
+        sys.stdout.write(to_yaml(made))
         return 0
     if shutil.which("kubectl") is None:
         raise EngineMissing(
             "kubectl is not installed here", hint="look at the objects with --dry-run"
         )
-    context = [f"--context={options.address}"] if options.address else []
     apply = ["apply", "--server-side", "--field-manager=cairn", "--filename=-"]
-    done = subprocess.run(
-        ["kubectl", *context, *apply, "--request-timeout=20s"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _kubectl(options, *apply, given=to_yaml(_as_known(made, options)))
     sys.stdout.write(done.stdout)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
+        hint = "`cairn fleet apply FILE --on kubernetes --dry-run` shows the objects"
+        if options.operator and "no matches for kind" in done.stderr:
+            hint = "`cairn operator manifests FOLDER` has the CRDs and the operator"
         raise SubmitFailed(
-            f"Kubernetes refused the fleet: {said[-1] if said else done.returncode}",
-            hint="`cairn fleet apply FILE --on kubernetes --dry-run` shows the objects",
+            f"Kubernetes refused the fleet: {said[-1] if said else done.returncode}", hint=hint
         )
     return 0
+
+
+def _as_known(made: list[dict[str, Any]], options: FleetApply) -> list[dict[str, Any]]:
+    """In the versions that this cluster has."""
+    from cairn.cluster.backends.interface import EngineUnreachable
+    from cairn.cluster.operator.objects import as_known
+
+    done = _kubectl(options, "api-versions")
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise EngineUnreachable(
+            f"kubectl gets no answer: {said[-1] if said else done.returncode}",
+            hint="`kubectl config get-contexts` has the clusters; --address CONTEXT chooses one",
+        )
+    return as_known(made, {f"{line}/PodDisruptionBudget" for line in done.stdout.split()})
+
+
+def _kubectl(
+    options: FleetApply, *words: str, given: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    where = [f"--context={options.address}"] if options.address else []
+    where += [f"--namespace={options.namespace}"] if options.namespace else []
+    argv = ["kubectl", *where, *words, "--request-timeout=20s"]
+    return subprocess.run(argv, input=given, capture_output=True, text=True, check=False)

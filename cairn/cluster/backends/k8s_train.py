@@ -81,17 +81,21 @@ def _never_drained(plan: Plan, pods: int) -> Object:
     return disruption_budget(plan.job, plan.job.name, None, minAvailable=pods)
 
 
+def replicated_pod(plan: Plan, group: Group, env: list[Object]) -> Object:
+    """The template of a role's pods, which meet at the first of them: JOB-ROLE-0-0 in the subdomain JOB."""
+    job = plan.job
+    endpoint = f"{job.name}-{group.role}-0-0.{job.name}:{PORT}"
+    made = container(job, group, _command(job, group, endpoint), [*environment(job, group), *env])
+    return _placed(plan, group, made)
+
+
 def _replicated(plan: Plan, group: Group) -> Object:
     job = plan.job
     attempt: Object = {
         "name": "CAIRN_ATTEMPT",
         "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ATTEMPT}']"}},
     }
-    endpoint = f"{job.name}-{group.role}-0-0.{job.name}:{PORT}"
-    made = container(
-        job, group, _command(job, group, endpoint), [*environment(job, group), attempt]
-    )
-    template = _placed(plan, group, made)
+    template = replicated_pod(plan, group, [attempt])
     in_place = job.restart.policy in ("in_place", "shrink")
     return {
         "name": group.role,

@@ -11,7 +11,7 @@ product: an adapter hangs there, whatever the form is.
 """
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,17 @@ from cairn.models.linear.form import (
 from cairn.models.shards import even_share
 
 Addend = Callable[[Tensor], Tensor]  # x [M, K] -> [M, N]
+
+
+@runtime_checkable
+class AddsInPlace(Protocol):
+    """An addend that adds to what the product has written, in a kernel."""
+
+    def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor: ...
+
+    def gated(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
+        """SwiGLU of gate and up side by side, with what is added to them."""
+        ...
 
 
 class Weights(nn.Module):
@@ -103,8 +114,23 @@ class Linear(Holder):
         """x @ weight.T of all parts side by side, with their biases, and what the epilogue asks for."""
         if self.addend is None:
             return self._multiply(x_MK, epilogue)
+        if isinstance(self.addend, AddsInPlace):
+            return self._with_addend(self.addend, cast(Tensor, x_MK), epilogue)
         y_MN = self._multiply(x_MK, Epilogue(kernels=epilogue.kernels))
         return finished(cast(Tensor, y_MN) + self.addend(cast(Tensor, x_MK)), None, epilogue)
+
+    def _with_addend(self, addend: AddsInPlace, x_MK: Tensor, epilogue: Epilogue) -> Product:
+        """Added wherever the product went: to its result, to the first part of a cut sum, or to the residual."""
+        y = self._multiply(x_MK, epilogue._replace(gate=None, quantized=False))
+        if y is None:
+            addend.onto(cast(Tensor, epilogue.onto_MN), x_MK)
+            return None
+        if not isinstance(y, Tensor):
+            addend.onto(y.sums_SMD[0], x_MK)
+            return y
+        if epilogue.gate is not None and epilogue.gate.is_swiglu:
+            return addend.gated(y, x_MK)
+        return finished(addend.onto(y, x_MK), None, epilogue)
 
     def _multiply(self, x_MK: Entering, epilogue: Epilogue, biased: bool = True) -> Product:
         form = self.form

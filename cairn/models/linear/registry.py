@@ -59,6 +59,11 @@ OF_PLANES: dict[str, tuple[Registration, ...]] = {
             "float8 rows as the checkpoint stores them; activations by token",
         ),
         Registration(
+            "cairn.models.linear.fp8_planes",
+            "Fp8Blocks",
+            "float8 blocks of 128 x 128 as the checkpoint stores them; activations by token",
+        ),
+        Registration(
             "cairn.models.linear.packed_int4",
             "PackedInt4",
             "4-bit levels as the checkpoint stores them; activations as they are",

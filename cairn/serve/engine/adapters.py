@@ -4,14 +4,15 @@
     step          -> rows of each adapter -> the addends hang on the maps for as long as the step takes
 
 A step without adapters computes what an engine without any computes, from the same graphs and records. In one with
-adapters every covered map adds B A x of each adapter to the rows of its requests. An adapter that is unloaded goes when
-the last of its requests has ended.
+adapters every covered map adds B A x of each adapter to the rows of its requests: by torch, one adapter after another,
+or on a GPU by kernels over slots (`engine.adapter_slots`), which graphs hold. An adapter that is unloaded goes when the
+last of its requests has ended.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +21,14 @@ from cairn.core.errors import ConfigError, RequestError, UnsupportedModel, Weigh
 from cairn.models.adapter.folder import read_addends
 from cairn.models.adapter.lora import LoRA
 from cairn.models.lean import Lean
-from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.linear.maps import Addend, Columns, Linear, Rows
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapter_residency import HostCopy, Residency
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.step import Chunk
+
+if TYPE_CHECKING:
+    from cairn.serve.engine.adapter_slots import AdapterSlots
 
 VARIES = "with batch_invariant, an adapter's products would depend on who else is in the batch"
 
@@ -53,7 +58,15 @@ class Adapters:
         self.loaded: dict[int, LoadedAdapter] = {}
         self.retired: set[int] = set()  # unloaded, and still used by a request
         self.active = False  # the step that runs has adapters
+        self.slots: AdapterSlots | None = None  # on a GPU
+        self.in_slots = False  # all adapters of the step that runs are in slots
         self._lean: Lean | None = None
+        self._residency = Residency()
+        self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
+
+    def keep(self, most: int) -> None:
+        """From the first adapter on, at most so many lie on the device."""
+        self._residency = Residency(most)
 
     def read(self, folder: str) -> LoadedAdapter:
         """Checked against the model, and on its device. Changes nothing, so any thread may call it."""
@@ -78,6 +91,31 @@ class Adapters:
 
     def add(self, number: int, adapter: LoadedAdapter) -> None:
         self.loaded[number] = adapter
+        if self._residency.most:
+            self._hosts[number] = HostCopy(adapter.addends.values())
+            self._hosts[number].put_out()
+        elif self.slots is not None:
+            self.slots.put(number, adapter.addends)
+
+    def _bring(self, numbers: Iterable[int]) -> None:
+        """The adapters of the step that comes lie on the device."""
+        if not self._residency.most:
+            return
+        moves = self._residency.use(numbers)
+        for number in moves.put_out:
+            self._drop(number)
+        for number in moves.bring:
+            adapter = self.loaded[number]
+            self._hosts[number].bring(self.model.embedding.weight.device)
+            if self.slots is not None:
+                self.slots.put(number, adapter.addends)
+
+    def _drop(self, number: int) -> None:
+        """Off the device."""
+        if number in self._hosts:
+            self._hosts[number].put_out()
+        if self.slots is not None:
+            self.slots.drop(number)
 
     def check(self, request: Request) -> None:
         number = request.adapter
@@ -95,28 +133,43 @@ class Adapters:
         used = {request.adapter for request in requests}
         for number in self.retired - used:
             self.retired.discard(number)
+            self._drop(number)
+            self._residency.forget(number)
+            self._hosts.pop(number, None)
             del self.loaded[number]
 
     @contextmanager
     def routed(self, chunks: Sequence[Chunk]) -> Iterator[None]:
         """Inside, the maps add what each row's adapter adds."""
-        segments = segments_of(chunks, self.model.embedding.weight.device)
-        if not segments:
+        numbers = {chunk.request.adapter for chunk in chunks} - {0}
+        if not numbers:
             yield
             return
-        by_map: dict[Linear, list[tuple[LoRA, Tensor | None]]] = {}
-        for number, rows_R in segments:
-            for home, lora in self.loaded[number].addends.items():
-                by_map.setdefault(home, []).append((lora, rows_R))
-        for home, parts in by_map.items():
-            home.addend = addend_of(parts)
+        self._bring(numbers)
+        self.in_slots = self.slots is not None and self.slots.hold(numbers)
+        added: Mapping[Linear, Addend]
+        added = (
+            self.slots.addends
+            if self.slots is not None and self.in_slots
+            else self._addends(chunks)
+        )
+        for home, addend in added.items():
+            home.addend = addend
         self.active = True
         try:
             yield
         finally:
-            self.active = False
-            for home in by_map:
+            self.active = self.in_slots = False
+            for home in added:
                 home.addend = None
+
+    def _addends(self, chunks: Sequence[Chunk]) -> dict[Linear, Addend]:
+        """Of this step's rows, by torch."""
+        by_map: dict[Linear, list[tuple[LoRA, Tensor | None]]] = {}
+        for number, rows_R in segments_of(chunks, self.model.embedding.weight.device):
+            for home, lora in self.loaded[number].addends.items():
+                by_map.setdefault(home, []).append((lora, rows_R))
+        return {home: addend_of(parts) for home, parts in by_map.items()}
 
     def lean(self) -> Lean:
         """The lean form for steps with adapters: its norms keep their weights, which addends need."""
@@ -133,7 +186,8 @@ class Adapters:
     def forget_forms(self) -> None:
         """The weights have changed."""
         self._lean = None
-        for adapter in self.loaded.values():
+        for number, adapter in self.loaded.items():
+            self._bring([number])
             for lora in adapter.addends.values():
                 lora.settle()
 

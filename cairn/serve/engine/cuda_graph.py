@@ -42,6 +42,7 @@ class Shape(NamedTuple):
     layout: Layout
     fresh: bool = False  # no sequence has computed anything before
     shared: bool = False  # all sequences begin with the same pages
+    adapters: bool = False  # rows add what their slots add (`engine.adapter_slots`)
 
 
 @functools.cache
@@ -146,11 +147,14 @@ class Graphs:
         self._seen: set[Shape] = set()
         self._pool: Any = None  # torch's handle of a pool of memory
 
-    def ready(self, chunks: Sequence[Chunk], shared: bool = False) -> Shape | None:
+    def ready(
+        self, chunks: Sequence[Chunk], shared: bool = False, adapters: bool = False
+    ) -> Shape | None:
         """The shape whose graph can run these chunks, captured by now. Call it before staging the step."""
         shape = shape_of(chunks, self.limits, shared)
         if shape is None:
             return None
+        shape = shape._replace(adapters=adapters)
         if shape not in self._captured:
             if shape.layout.tokens > mixed_sizes(self.limits)[-1] and shape not in self._seen:
                 self._seen.add(shape)
@@ -166,6 +170,11 @@ class Graphs:
         graph, left = captured
         graph.replay()
         return left
+
+    def forget_adapters(self) -> None:
+        """Steps with adapters have become other ones."""
+        for shape in [shape for shape in self._captured if shape.adapters]:
+            del self._captured[shape]
 
     def common_shapes(self) -> list[Shape]:
         """Every shape that is not large, the largest first: the graphs of the others then fit into its memory."""

@@ -14,6 +14,7 @@ from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
 from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cache_scales import CacheScales
@@ -43,6 +44,9 @@ class GPURunner(Runner):
         self.invariant = invariant
         if invariant:
             self.adapters.obstacle = VARIES
+        elif model.build.shards.size == 1:
+            self.adapters.slots = AdapterSlots(model, limits)
+        self._layouts = 0  # of steps with adapters, when their graphs were captured
         self.fused = Fused(model, limits.context, invariant) if fused else None
         why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
         if invariant and why_not:
@@ -84,17 +88,34 @@ class GPURunner(Runner):
         if self.pool.scales is not None and not self.pool.scales.is_known:
             return self._run_first(step, self.pool.scales)
         shared = self._shared_tokens(step)
-        shape = None
-        if self.graphs is not None and not self.adapters.active:  # graphs hold no adapters
-            shape = self.graphs.ready(step.chunks, shared > 0)
+        shape = self._captured(step, shared > 0)
+        self._stage_adapters(step.chunks, None if shape is None else shape.layout.tokens)
         if self.graphs is None or shape is None:
             staged = self.batch.stage(step.chunks, shared=shared)
             return staged, self.forward(staged, step.chunks, shared > 0)
         staged = self.batch.stage(step.chunks, shape.layout, shared)
         return staged, self.graphs.replay(shape)
 
+    def _captured(self, step: Step, shared: bool) -> Shape | None:
+        """The shape whose graph can run this step. Graphs with adapters know slots, not adapters."""
+        adapters = self.adapters
+        if self.graphs is None or not adapters.active:
+            return None if self.graphs is None else self.graphs.ready(step.chunks, shared)
+        slots, numbers = adapters.slots, {chunk.request.adapter for chunk in step.chunks} - {0}
+        if slots is None or not adapters.in_slots or not slots.fit(len(numbers)):
+            return None
+        if slots.layouts != self._layouts:
+            self.graphs.forget_adapters()
+            self._layouts = slots.layouts
+        return self.graphs.ready(step.chunks, shared, adapters=True)
+
+    def _stage_adapters(self, chunks: Sequence[Chunk], tokens: int | None) -> None:
+        if self.adapters.in_slots and self.adapters.slots is not None:
+            self.adapters.slots.stage(chunks, tokens)
+
     def _run_first(self, step: Step, scales: CacheScales) -> tuple[Staged, Forward]:
         """The first prompts, kernel by kernel: each layer sets the scales of its cache before it stores anything."""
+        self._stage_adapters(step.chunks, None)
         staged = self.batch.stage(step.chunks)
         most = max(chunk.count for chunk in step.chunks)
         fresh = most > 1 and all(chunk.start == 0 for chunk in step.chunks)
@@ -116,6 +137,8 @@ class GPURunner(Runner):
 
     def _blank(self, shape: Shape) -> None:
         self.batch.stage([], shape.layout)
+        if shape.adapters:
+            self._stage_adapters([], shape.layout.tokens)
 
     def _step(self, shape: Shape) -> Forward:
         """Whatever lies where the words of such a step lie."""

@@ -168,6 +168,7 @@ def start_with(
     on_gpu = model.embedding.weight.is_cuda
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
     runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
+    runner.adapters.keep(config.max_loras)
     blocks = TimedBlocks(
         limits.pages,
         limits.page_size,

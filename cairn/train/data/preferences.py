@@ -4,6 +4,9 @@
     completion ..... | another's ...... | padding         single answers (KTO): the prompt with another line's answer,
                                                           which says how far the policy has moved at all
 
+For a reward model (`scored`) each answer has one target: one more end token behind it, whose log-probability is its
+score.
+
 Every sample has `sequence_length` tokens and exactly three documents; only tokens of answers have targets. The stream
 `side` says which document a token belongs to (0, 1, and 2 for padding). The samples of an epoch come in an order of
 their own. Texts are joined as they are; messages are written by the tokenizer's chat template.
@@ -32,9 +35,17 @@ class Preferences:
     """A `Source`; `judged`: of single answers with a label, as KTO learns from."""
 
     def __init__(
-        self, files: Sequence[Path], tokenizer: Tokenizer, sequence_length: int, seed: int, *, judged: bool
-    ) -> None:  # fmt: skip
+        self,
+        files: Sequence[Path],
+        tokenizer: Tokenizer,
+        sequence_length: int,
+        seed: int,
+        *,
+        judged: bool,
+        scored: bool = False,
+    ) -> None:
         self.sequence_length, self.seed, self.judged = sequence_length, seed, judged
+        self._score_id = _end(tokenizer) if scored else None
         self._tokenizer = tokenizer
         self._chats: ChatEncoder | None = None
         pad = tokenizer.pad_id
@@ -70,7 +81,8 @@ class Preferences:
         _, at = shuffled(number, len(self._samples), self.seed)
         first, second, value = self._samples[at]
         documents = [
-            _document(ids, learn, side) for side, (ids, learn) in enumerate((first, second))
+            _document(ids, learn, side, self._score_id)
+            for side, (ids, learn) in enumerate((first, second))
         ]
         made = pack(documents, self.sequence_length, self._pad, [number])
         made.extra[SIDE][sum(made.lengths[:2]) :] = 2
@@ -136,9 +148,22 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _document(ids: np.ndarray, learn: np.ndarray, side: int) -> Document:
+def _end(tokenizer: Tokenizer) -> int:
+    """The token that scores an answer."""
+    if not tokenizer.eos_ids:
+        raise DataError(
+            "the tokenizer has no end token, whose probability behind an answer is its score",
+            hint="name its eos_token in tokenizer_config.json",
+        )
+    return min(tokenizer.eos_ids)
+
+
+def _document(ids: np.ndarray, learn: np.ndarray, side: int, score_id: int | None) -> Document:
     tokens_T = torch.from_numpy(ids)
     targets_T = torch.full_like(tokens_T, IGNORED)
-    following_T = torch.from_numpy(learn[1:])
-    targets_T[:-1] = torch.where(following_T, tokens_T[1:], IGNORED)
+    if score_id is None:
+        following_T = torch.from_numpy(learn[1:])
+        targets_T[:-1] = torch.where(following_T, tokens_T[1:], IGNORED)
+    else:
+        targets_T[-1] = score_id
     return Document(tokens_T, targets_T, {SIDE: torch.full_like(tokens_T, side)})

@@ -14,6 +14,7 @@ from cairn.train.rules.ipo import IPO
 from cairn.train.rules.kl import divergence
 from cairn.train.rules.kto import KTO
 from cairn.train.rules.kto import divergence as kto_divergence
+from cairn.train.rules.on_policy import distillation_advantage
 from cairn.train.rules.orpo import ORPO
 from cairn.train.rules.pairs import Completions
 from cairn.train.rules.policy import Clip, PolicyGradient, clipped, weigh
@@ -262,3 +263,18 @@ def test_on_policy_the_slope_is_the_advantage():
     a = torch.randn(20)
     _, slope = clipped(torch.zeros(20), torch.zeros(20), a, Clip())
     torch.testing.assert_close(slope, -a)
+
+
+def test_on_policy_distillation_follows_the_reverse_divergence():
+    """Every token once, counted by its probability: the policy gradient is that of KL(student || teacher)."""
+    scores_V = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    teacher_V = torch.randn(7, dtype=torch.float64).log_softmax(-1)
+    logp_V = scores_V.log_softmax(-1)
+    wanted = torch.autograd.grad(
+        (logp_V.exp() * (logp_V - teacher_V)).sum(), scores_V, retain_graph=True
+    )
+    advantage_V = distillation_advantage(logp_V, teacher_V)
+    old_V = logp_V.detach()
+    _, slope_V = PolicyGradient()(old_V, {"old": old_V, "advantage": advantage_V})
+    found = torch.autograd.grad((old_V.exp() * slope_V * logp_V).sum(), scores_V)
+    torch.testing.assert_close(found[0].float(), wanted[0].float())

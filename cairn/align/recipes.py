@@ -1,0 +1,67 @@
+"""Recipes of reinforcement learning by name. No torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cairn.align.config import Algorithm, Align, Rollout, Task
+from cairn.core.errors import ConfigError, did_you_mean
+from cairn.train.config import Adapter, Checkpoint, Data, Log, Model, Optim, Schedule
+
+
+def recipe(name: str) -> Align:
+    build = RECIPES.get(name)
+    if build is None:
+        hint = did_you_mean(name, RECIPES, otherwise=f"there are: {', '.join(RECIPES)}")
+        raise ConfigError(f"no recipe is called {name!r}", hint=hint)
+    return build()
+
+
+def _tiny_sort() -> Align:
+    """A small model that imitates answers of which many are wrong, and learns by trying which ones are right."""
+    return Align(
+        steps=260,
+        warm_up=200,
+        warm_up_until=0.3,
+        warm_up_mistakes=0.6,
+        model=Model(
+            preset="tiny-qwen3",
+            layers=2,
+            hidden=64,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            intermediate=192,
+            context=64,
+        ),
+        data=Data(sequence=24, sequences=64, microbatch=64),
+        optim=Optim(lr=5e-4, weight_decay=0.0),
+        schedule=Schedule(kind="constant"),
+        task=Task(kind="sorting", numbers=3, held_out=64, every=10),
+        rollout=Rollout(group=8, max_tokens=6),
+        algorithm=Algorithm(kind="grpo"),
+        checkpoint=Checkpoint(every=0),
+        log=Log(every=20),
+    )
+
+
+def _tiny_sums_lora() -> Align:
+    """An adapter for cairn-tiny that works out sums more often; some minutes on a laptop."""
+    return Align(
+        steps=40,
+        model=Model(checkpoint=Path("cairn-tiny")),
+        data=Data(sequence=128, sequences=64, microbatch=16),
+        optim=Optim(lr=3e-4, weight_decay=0.0),
+        schedule=Schedule(kind="constant", warmup=2),
+        adapter=Adapter(rank=8, alpha=16.0),
+        task=Task(kind="arithmetic", held_out=64, every=10),
+        rollout=Rollout(group=8, max_tokens=48),
+        algorithm=Algorithm(kind="grpo"),
+        checkpoint=Checkpoint(every=0),
+        log=Log(every=1),
+    )
+
+
+RECIPES: dict[str, Callable[[], Align]] = {
+    "tiny-sort": _tiny_sort,
+    "tiny-sums-lora": _tiny_sums_lora,
+}

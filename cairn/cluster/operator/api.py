@@ -1,0 +1,215 @@
+"""The calls of the operator to the Kubernetes API, through lightkube, in plain dictionaries.
+
+Any object is addressed by its apiVersion and kind; nothing here knows what the objects mean.
+"""
+
+import functools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cairn.cluster.operator.objects import MANAGED, MANAGER, Object, Ref, is_owned_by, plural
+from cairn.cluster.operator.reconcile import Action, Apply, Delete, Merge, SetStatus
+from cairn.core.errors import CairnError
+
+WATCH_S = 240  # after which the server ends a watch and it is begun again where it was
+CONFLICT, GONE, MISSING = 409, 410, 404
+
+
+class ApiRefused(CairnError):
+    """The API server answered, and said no."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class Unreachable(CairnError):
+    """The API server did not answer."""
+
+
+class Api:
+    """`namespace` "*" means all of them."""
+
+    def __init__(self, client: Any, namespace: str = "*") -> None:
+        self._client, self.namespace = client, namespace
+
+    async def has(self, api: str, kind: str) -> bool:
+        """Whether this cluster knows the kind."""
+        found = self._client.list(_resource(api, kind), namespace=self.namespace, chunk_size=1)
+        try:
+            with _translated():
+                async for _ in found:
+                    break
+        except ApiRefused as refused:
+            if refused.code == MISSING:
+                return False
+            raise
+        return True
+
+    async def list(self, api: str, kind: str, children: bool) -> tuple[list[Object], str]:
+        """All objects of a kind, or those that the operator made, and the version to watch from."""
+        found = self._client.list(
+            _resource(api, kind), namespace=self.namespace, labels=_labels(children)
+        )
+        with _translated():
+            made = [_plain(one, api, kind) async for one in found]
+        return made, found.resourceVersion
+
+    async def watch(
+        self, api: str, kind: str, children: bool, version: str
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """Changes since `version`; raises ApiRefused 410 where that is too long ago."""
+        events = self._client.watch(
+            _resource(api, kind),
+            namespace=self.namespace,
+            labels=_labels(children),
+            resource_version=version,
+            server_timeout=WATCH_S,
+        )
+        with _translated():
+            async for change, made in events:
+                yield change, _plain(made, api, kind)
+
+    async def get(self, ref: Ref) -> Object | None:
+        resource = _resource(ref.api, ref.kind)
+        try:
+            with _translated():
+                found = await self._client.get(resource, ref.name, namespace=ref.namespace)
+        except ApiRefused as refused:
+            if refused.code == MISSING:
+                return None
+            raise
+        return _plain(found, ref.api, ref.kind)
+
+    async def create(self, made: Object) -> Object:
+        return await self._write("create", _typed(made))
+
+    async def replace(self, made: Object) -> Object:
+        return await self._write("replace", _typed(made))
+
+    async def do(self, action: Action) -> Object | None:
+        """The object after the action; None where it is gone."""
+        from lightkube.types import PatchType
+
+        match action:
+            case Apply(made, new):
+                return await self._apply(made, new)
+            case Delete(ref, uid):
+                return await self._delete(ref, uid)
+            case Merge(ref, patch):
+                where = (_resource(ref.api, ref.kind), ref.name, patch)
+                return await self._patch(ref, *where, patch_type=PatchType.MERGE)
+            case SetStatus(ref, status):
+                body = {
+                    "apiVersion": ref.api,
+                    "kind": ref.kind,
+                    "metadata": {"name": ref.name, "namespace": ref.namespace},
+                    "status": status,
+                }
+                where = (_resource(ref.api, ref.kind).Status, ref.name, body)
+                return await self._patch(
+                    ref, *where, patch_type=PatchType.APPLY, field_manager=MANAGER, force=True
+                )
+
+    async def _apply(self, made: Object, new: bool) -> Object | None:
+        from lightkube.types import PatchType
+
+        meta = made["metadata"]
+        ref = Ref(made["apiVersion"], made["kind"], meta["namespace"], meta["name"])
+        if new and (there := await self.get(ref)) is not None:
+            if not is_owned_by(there, meta["ownerReferences"][0]["uid"]):
+                raise ApiRefused(CONFLICT, f"{ref} exists already and is not ours")
+            return there  # made a moment ago: its event is still to come
+        return await self._patch(
+            ref,
+            _resource(ref.api, ref.kind),
+            ref.name,
+            made,
+            patch_type=PatchType.APPLY,
+            field_manager=MANAGER,
+            force=not new,
+        )
+
+    async def _delete(self, ref: Ref, uid: str) -> None:
+        there = await self.get(ref)
+        if there is None or there["metadata"]["uid"] != uid:
+            return
+        resource = _resource(ref.api, ref.kind)
+        try:
+            with _translated():
+                await self._client.delete(resource, ref.name, namespace=ref.namespace)
+        except ApiRefused as refused:
+            if refused.code != MISSING:
+                raise
+
+    async def _patch(self, ref: Ref, *where: Any, **how: Any) -> Object | None:
+        with _translated():
+            made = await self._client.patch(*where, namespace=ref.namespace, **how)
+        return _plain(made, ref.api, ref.kind)
+
+    async def _write(self, verb: str, made: Any) -> Object:
+        with _translated():
+            written = await getattr(self._client, verb)(made)
+        return _plain(written, made["apiVersion"], made["kind"])
+
+
+def connect(namespace: str = "*", context: str = "", transport: Any = None) -> Api:
+    """As kubectl connects: KUBECONFIG, ~/.kube/config, or the service account of a pod."""
+    try:
+        from lightkube import AsyncClient, KubeConfig
+    except ModuleNotFoundError:
+        raise CairnError(
+            "lightkube is not installed", hint="pip install 'cairn-stack[kubernetes]'"
+        ) from None
+    config = KubeConfig.from_env().get(context or None)
+    more = {"transport": transport} if transport is not None else {}
+    return Api(AsyncClient(config=config, **more), namespace)
+
+
+@functools.cache
+def _resource(api: str, kind: str) -> Any:
+    """A class of lightkube for a kind, of any group; its registry would hold others of the core group already."""
+    from lightkube import generic_resource as generic
+    from lightkube.core.resource import ApiInfo
+
+    group, _, version = api.rpartition("/")
+    info = generic.create_api_info(group, version, kind, plural(kind))
+    status = ApiInfo(
+        resource=info.resource,
+        parent=info.resource,
+        plural=info.plural,
+        verbs=["get", "patch", "put"],
+        action="status",
+    )
+    part = type(f"{kind}Status", (generic.GenericNamespacedStatus,), {"_api_info": status})
+    return type(kind, (generic.GenericNamespacedResource,), {"_api_info": info, "Status": part})
+
+
+def _typed(made: Object) -> Any:
+    return _resource(made["apiVersion"], made["kind"])(made)
+
+
+def _labels(children: bool) -> dict[str, str] | None:
+    return {MANAGED: MANAGER} if children else None
+
+
+def _plain(made: Any, api: str, kind: str) -> Object:
+    """Lists leave out what every object of them is."""
+    return {**made.to_dict(), "apiVersion": api, "kind": kind}
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """lightkube's and httpx's exceptions as ours."""
+    import httpx2
+    from lightkube import ApiError
+
+    try:
+        yield
+    except ApiError as error:
+        raise ApiRefused(error.status.code or 0, error.status.message or "") from None
+    except httpx2.HTTPStatusError as error:
+        raise ApiRefused(error.response.status_code, str(error)) from None
+    except (httpx2.HTTPError, OSError) as error:
+        raise Unreachable(f"the API server does not answer: {error!r}") from None

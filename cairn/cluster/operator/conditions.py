@@ -1,0 +1,69 @@
+"""Conditions of a status: one for each part, and Ready, which is true when all others are. Pure.
+
+Valid       the spec can be read              RouterReady, Servers0Ready ...   a child does its work
+ModelsReady what it refers to is there        Ready                            all of them
+"""
+
+import msgspec
+
+from cairn.cluster.operator.objects import Object
+
+READY = "Ready"
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    ok: bool | None  # None: not known yet
+    reason: str  # CamelCase, for machines
+    message: str = ""
+
+    @property
+    def status(self) -> str:
+        return {True: "True", False: "False", None: "Unknown"}[self.ok]
+
+
+def roll_up(parts: list[Condition]) -> Condition:
+    """Ready: the first part that is not decides the reason."""
+    for part in parts:
+        if not part.ok:
+            said = f"{part.type}: {part.message or part.reason}"
+            return Condition(type=READY, ok=part.ok, reason=part.reason, message=said)
+    return Condition(type=READY, ok=True, reason="Ready")
+
+
+def written(
+    parts: list[Condition], before: list[Object], generation: int, now: str
+) -> list[Object]:
+    """The conditions as the API has them; the time of one changes only with its status."""
+    old = {one["type"]: one for one in before}
+    made = []
+    for part in [*parts, roll_up(parts)]:
+        last = old.get(part.type, {})
+        same = last.get("status") == part.status
+        made.append(
+            {
+                "type": part.type,
+                "status": part.status,
+                "reason": part.reason,
+                "message": part.message,
+                "observedGeneration": generation,
+                "lastTransitionTime": last["lastTransitionTime"] if same else now,
+            }
+        )
+    return made
+
+
+def available(type_: str, live: Object | None) -> Condition:
+    """Whether a Deployment has all of its replicas, of the newest template."""
+    if live is None:
+        return Condition(type=type_, ok=False, reason="Missing", message="it is being created")
+    status, wanted = live.get("status", {}), live["spec"].get("replicas", 1)
+    there = status.get("availableReplicas", 0)
+    fresh = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    updated = status.get("updatedReplicas", 0) >= wanted
+    done = fresh and updated and there >= wanted
+    for one in status.get("conditions", []):
+        if one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded":
+            return Condition(type=type_, ok=False, reason=one["reason"], message=one["message"])
+    reason = "Available" if done else "Progressing"
+    return Condition(type=type_, ok=done, reason=reason, message=f"{there} of {wanted} replicas")

@@ -1,0 +1,137 @@
+"""Objects of Kubernetes as plain dictionaries: names, owners, digests; is a live object as it should be? Pure.
+
+A live object has more than was applied (defaults, status, other managers' fields). `covers` asks whether everything
+that was applied is still there; the digest annotation tells when something that was applied before is not any more.
+"""
+
+import hashlib
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from cairn.cluster.backends.kubernetes import quantity
+
+Object = dict[str, Any]
+
+GROUP, VERSION = "cairn.dev", "v1alpha1"
+API = f"{GROUP}/{VERSION}"
+MANAGER = "cairn-operator"  # the field manager of server-side apply
+DIGEST = f"{GROUP}/digest"
+MANAGED = f"{GROUP}/managed-by"  # label by which children are watched
+IMMUTABLE = ("Pod", "Job")  # changed by deleting and making them again
+BUDGETS = ("policy/v1", "policy/v1beta1")
+MERGE_KEYS = ("uid", "name", "type", "containerPort", "port", "key")
+
+
+class Ref(msgspec.Struct, frozen=True, order=True):
+    """Which object; `api` is group/version, as in apiVersion."""
+
+    api: str
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+def ref_of(made: Object) -> Ref:
+    meta = made["metadata"]
+    return Ref(made["apiVersion"], made["kind"], meta.get("namespace", ""), meta["name"])
+
+
+def plural(kind: str) -> str:
+    """How the API spells it in addresses."""
+    return f"{kind.lower()}s"
+
+
+def owner_of(made: Object) -> Ref | None:
+    """The object of ours that controls this one."""
+    meta = made["metadata"]
+    for owner in meta.get("ownerReferences") or ():
+        if owner.get("controller") and owner["apiVersion"] == API:
+            return Ref(API, owner["kind"], meta.get("namespace", ""), owner["name"])
+    return None
+
+
+def is_owned_by(made: Object, uid: str) -> bool:
+    owners = made["metadata"].get("ownerReferences") or ()
+    return any(owner.get("controller") and owner["uid"] == uid for owner in owners)
+
+
+def owned(made: Object, owner: Object) -> Object:
+    """`made` as it is applied: in the owner's namespace, deleted with it, with a digest of what was wanted."""
+    meta = made["metadata"]
+    digest = hashlib.sha256(msgspec.json.encode(made, order="deterministic")).hexdigest()[:16]
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return made | {
+        "metadata": meta
+        | {
+            "namespace": owner["metadata"]["namespace"],
+            "labels": meta.get("labels", {}) | {MANAGED: MANAGER},
+            "annotations": meta.get("annotations", {}) | {DIGEST: digest},
+            "ownerReferences": [reference],
+        }
+    }
+
+
+def as_known(made: list[Object], apis: Collection[str]) -> list[Object]:
+    """The objects in the versions that a cluster has: budgets were v1beta1 before Kubernetes 1.21."""
+    budget = next((one for one in BUDGETS if f"{one}/PodDisruptionBudget" in apis), None)
+    return [
+        one if one["kind"] != "PodDisruptionBudget" else one | {"apiVersion": budget}
+        for one in made
+        if one["kind"] != "PodDisruptionBudget" or budget
+    ]
+
+
+def is_current(live: Object, wanted: Object) -> bool:
+    """Nothing has to be written: the same was applied before, and nobody has changed it since."""
+    applied = live["metadata"].get("annotations", {}).get(DIGEST)
+    if applied != wanted["metadata"]["annotations"][DIGEST]:
+        return False
+    return wanted["kind"] in IMMUTABLE or covers(live, wanted)
+
+
+def covers(live: Any, wanted: Any) -> bool:
+    """Everything of `wanted` is in `live`; the API writes quantities in its own way, and others may add entries."""
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(
+            covers(live.get(key), value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(live, list) and _covers_list(live, wanted)
+    return live == wanted or _same_quantity(live, wanted)
+
+
+def _covers_list(live: list[Any], wanted: list[Any]) -> bool:
+    key = _merge_key(wanted)
+    if key is None:
+        return len(live) == len(wanted) and all(map(covers, live, wanted))
+    found = {one.get(key): one for one in live if isinstance(one, dict)}
+    return all(one[key] in found and covers(found[one[key]], one) for one in wanted)
+
+
+def _merge_key(wanted: list[Any]) -> str | None:
+    """The field that names the entries of a list; None: entries are compared in order."""
+    if not wanted or not all(isinstance(one, dict) for one in wanted):
+        return None
+    return next((key for key in MERGE_KEYS if all(key in one for one in wanted)), None)
+
+
+def _same_quantity(live: Any, wanted: Any) -> bool:
+    """`1000m` and `1`, `1024Mi` and `1Gi`."""
+    if not isinstance(live, str | int) or not isinstance(wanted, str | int):
+        return False
+    try:
+        return quantity(str(live)) == quantity(str(wanted))
+    except ValueError:
+        return False

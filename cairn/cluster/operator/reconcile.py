@@ -1,0 +1,185 @@
+"""What has to be done so that the cluster has what an object asks for. Pure: no API, no clock.
+
+    Seen (the object, its children, what it refers to) --Kind.render--> Rendered --reconcile--> actions
+
+Level-triggered: only what is seen counts, never the event that was the reason to look. Actions are ordered so that a
+crash after any of them is mended by the next call, and a call on a cluster that is as it should be gives none.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from cairn.cluster.operator.conditions import Condition, written
+from cairn.cluster.operator.objects import (
+    GROUP,
+    IMMUTABLE,
+    Object,
+    Ref,
+    as_known,
+    is_current,
+    owned,
+    ref_of,
+)
+from cairn.core.errors import CairnError, ConfigError
+
+FINALIZER = f"{GROUP}/finalizer"
+
+Spec = TypeVar("Spec", bound=msgspec.Struct)
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """Server-side apply; `new`: an object of that name that is not ours is an error."""
+
+    made: Object
+    new: bool
+
+
+class Delete(msgspec.Struct, frozen=True):
+    ref: Ref
+    uid: str  # of the object that is meant: not of one that has its name since
+
+
+class Merge(msgspec.Struct, frozen=True):
+    """A merge patch, refused when the object has changed since it was seen."""
+
+    ref: Ref
+    patch: Object
+
+
+class SetStatus(msgspec.Struct, frozen=True):
+    ref: Ref
+    status: Object
+
+
+Action = Apply | Delete | Merge | SetStatus
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator knows when it decides; it may lag behind."""
+
+    resource: Object
+    children: list[Object]  # that this object controls
+    related: list[Object] = []  # of the kinds that Kind.related names, in the same namespace
+    apis: frozenset[str] = (
+        frozenset()
+    )  # optional kinds that this cluster has, as "group/version/Kind"
+    now: str = ""  # RFC 3339
+
+    @property
+    def name(self) -> str:
+        return self.resource["metadata"]["name"]
+
+    @property
+    def status(self) -> Object:
+        return self.resource.get("status") or {}
+
+    def child(self, kind: str, name: str) -> Object | None:
+        found = (
+            one for one in self.children if one["kind"] == kind and one["metadata"]["name"] == name
+        )
+        return next(found, None)
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """`objects` is None where the children have to stay as they are, whatever they are."""
+
+    objects: list[Object] | None
+    conditions: list[Condition]
+    fields: Object | None = {}  # of the status, beside the conditions; None: as they are
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """How objects of one kind are handled.
+
+    `release` gives what has to be done before one may go, and None when it may; without it there is no finalizer.
+    """
+
+    name: str
+    render: Callable[[Seen], Rendered]
+    release: Callable[[Seen], Sequence[Action] | None] | None = None
+    related: tuple[str, ...] = ()
+
+
+def reconcile(kind: Kind, seen: Seen) -> list[Action]:
+    meta = seen.resource["metadata"]
+    held = FINALIZER in (meta.get("finalizers") or ())
+    if meta.get("deletionTimestamp"):
+        if not held:
+            return []
+        before = kind.release(seen) if kind.release else None
+        return [_finalizers(seen, add=False)] if before is None else list(before)
+    if kind.release and not held:  # before any child exists: whatever is made later is released
+        return [_finalizers(seen, add=True)]
+    try:
+        rendered = kind.render(seen)
+    except CairnError as error:
+        refused = Condition(
+            type="Valid", ok=False, reason="Refused", message=f"{error.message}; {error.hint or ''}"
+        )
+        return status_actions(seen, [refused])
+    valid = Condition(type="Valid", ok=True, reason="Accepted")
+    conditions = [valid, *rendered.conditions]
+    return [*_changes(seen, rendered), *status_actions(seen, conditions, rendered.fields)]
+
+
+def _changes(seen: Seen, rendered: Rendered) -> list[Action]:
+    if rendered.objects is None:
+        return []
+    live = {ref_of(one): one for one in seen.children}
+    wanted = [owned(one, seen.resource) for one in as_known(rendered.objects, seen.apis)]
+    refs = {ref_of(one) for one in wanted}
+    actions: list[Action] = []
+    for one in wanted:
+        there = live.get(ref_of(one))
+        if there is None:
+            actions.append(Apply(one, new=True))
+        elif there["metadata"].get("deletionTimestamp") or is_current(there, one):
+            continue
+        elif one["kind"] in IMMUTABLE:
+            actions.append(delete(there))
+        else:
+            actions.append(Apply(one, new=False))
+    return actions + [delete(one) for ref, one in live.items() if ref not in refs and alive(one)]
+
+
+def delete(made: Object) -> Delete:
+    return Delete(ref_of(made), made["metadata"]["uid"])
+
+
+def alive(made: Object) -> bool:
+    return not made["metadata"].get("deletionTimestamp")
+
+
+def status_actions(
+    seen: Seen, conditions: list[Condition], fields: Object | None = None
+) -> list[Action]:
+    """Written only when it differs, so that a quiet cluster sees no writes. Without `fields` the others stay."""
+    generation = seen.resource["metadata"].get("generation", 0)
+    before = seen.status.get("conditions", [])
+    status = {
+        **(seen.status if fields is None else fields),
+        "observedGeneration": generation,
+        "conditions": written(conditions, before, generation, seen.now),
+    }
+    return [SetStatus(ref_of(seen.resource), status)] if status != seen.status else []
+
+
+def _finalizers(seen: Seen, add: bool) -> Merge:
+    meta = seen.resource["metadata"]
+    others = [one for one in meta.get("finalizers") or () if one != FINALIZER]
+    patch = {
+        "resourceVersion": meta["resourceVersion"],
+        "finalizers": [*others, FINALIZER] if add else others,
+    }
+    return Merge(ref_of(seen.resource), {"metadata": patch})
+
+
+def read_spec(seen: Seen, schema: type[Spec], **more: object) -> Spec:
+    """The spec as its class; what the schema of the CRD let through and the class refuses is a ConfigError."""
+    kind = seen.resource["kind"]
+    try:
+        return msgspec.convert({**seen.resource.get("spec", {}), **more}, schema)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"spec: {error}", hint=f"kubectl explain {kind}.spec") from None

@@ -1,0 +1,161 @@
+"""The operator as it runs: watches, a queue of objects to look at, workers that carry out what `reconcile` says.
+
+    list + watch -> Cache -> keys -> WorkQueue -> reconcile(Seen) -> actions -> API
+                                        ^---- later, after an error ----'
+
+Only the holder of the Lease acts. Whoever loses it stops at once; whoever gets it begins with fresh lists.
+"""
+
+import asyncio
+import datetime
+import time
+from collections.abc import Callable, Sequence
+
+from cairn.cluster.operator.api import CONFLICT, MISSING, Api, ApiRefused, Unreachable
+from cairn.cluster.operator.cache import Cache
+from cairn.cluster.operator.conditions import Condition, written
+from cairn.cluster.operator.objects import API, Object, Ref, ref_of
+from cairn.cluster.operator.reconcile import Action, Kind, Seen, SetStatus, reconcile
+from cairn.cluster.operator.work_queue import WorkQueue
+
+WORKERS = 8
+AGAIN_S = 1.0  # between two tries to reach the API
+CHILDREN = (
+    ("v1", "ConfigMap"),
+    ("v1", "Service"),
+    ("v1", "Secret"),
+    ("v1", "Pod"),
+    ("v1", "PersistentVolumeClaim"),
+    ("apps/v1", "Deployment"),
+    ("batch/v1", "Job"),
+)
+OPTIONAL = (
+    ("policy/v1", "PodDisruptionBudget"),
+    ("policy/v1beta1", "PodDisruptionBudget"),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    ("batch.volcano.sh/v1alpha1", "Job"),
+    ("ray.io/v1", "RayJob"),
+)
+
+Say = Callable[[str], None]
+
+
+class Operator:
+    """Handles `kinds`, one object of them at a time in each worker."""
+
+    def __init__(self, api: Api, kinds: Sequence[Kind], say: Say = lambda text: None) -> None:
+        self._api, self._say = api, say
+        self._kinds = {kind.name: kind for kind in kinds}
+        self.cache = Cache()
+        self.queue: WorkQueue[Ref] = WorkQueue()
+        self.apis: frozenset[str] = frozenset()
+        self._wake = asyncio.Event()
+        self.writes = 0
+
+    async def run(self) -> None:
+        """While this operator leads."""
+        found = [pair for pair in OPTIONAL if await self._api.has(*pair)]
+        self.apis = frozenset(f"{api}/{kind}" for api, kind in found)
+        own = [(API, name, False) for name in self._kinds]
+        watched = own + [(api, kind, True) for api, kind in (*CHILDREN, *found)]
+        synced = [asyncio.Event() for _ in watched]
+        async with asyncio.TaskGroup() as tasks:
+            for (api, kind, children), event in zip(watched, synced, strict=True):
+                tasks.create_task(self._follow(api, kind, children, event))
+            for event in synced:  # decisions on half of the objects would delete the other half
+                await event.wait()
+            for _ in range(WORKERS):
+                tasks.create_task(self._work())
+
+    async def _follow(self, api: str, kind: str, children: bool, synced: asyncio.Event) -> None:
+        """Keeps the cache as the cluster is, for one kind."""
+        while True:
+            try:
+                found, version = await self._api.list(api, kind, children)
+                for changed in self.cache.replace(api, kind, found):
+                    self._changed(changed)
+                synced.set()
+                async for change, made in self._api.watch(api, kind, children, version):
+                    if self.cache.take(made, gone=change == "DELETED"):
+                        self._changed(made)
+            except (ApiRefused, Unreachable) as error:
+                self._say(f"watching {kind}: {error.message}")
+                await asyncio.sleep(AGAIN_S)
+
+    def _changed(self, made: Object) -> None:
+        for ref in self.cache.concerned(made, list(self._kinds.values())):
+            self.queue.add(ref)
+        self._wake.set()
+
+    async def _work(self) -> None:
+        while True:
+            key = self.queue.take(time.monotonic())
+            if key is None:
+                await self._rest()
+                continue
+            failed = True
+            try:
+                failed = not await self.handle(key)
+            finally:
+                self.queue.done(key, time.monotonic(), failed)
+
+    async def _rest(self) -> None:
+        self._wake.clear()
+        due = self.queue.next_s()
+        wait = max(0.0, due - time.monotonic()) if due is not None else None
+        try:
+            await asyncio.wait_for(self._wake.wait(), wait)
+        except TimeoutError:
+            return
+
+    async def handle(self, key: Ref) -> bool:
+        """Brings one object nearer to what it asks for; False: try again later."""
+        resource = self.cache.get(key)
+        if resource is None:
+            return True
+        seen = self._seen(resource)
+        for action in reconcile(self._kinds[key.kind], seen):
+            try:
+                await self._carry_out(action)
+            except Unreachable as error:
+                self._say(f"{key}: {error.message}")
+                return False
+            except ApiRefused as error:
+                if error.code == MISSING and isinstance(action, SetStatus):
+                    return True  # it has gone
+                self._say(f"{key}: {error.message}")
+                await self._report(seen, error)
+                return False
+        return True
+
+    async def _carry_out(self, action: Action) -> None:
+        self.writes += 1
+        made = await self._api.do(action)
+        if made is not None and self.cache.take(made, gone=False):
+            self._changed(made)  # its event will be no news any more
+
+    async def _report(self, seen: Seen, error: ApiRefused) -> None:
+        """What the API refused stands in the status; a version that was too old is no news."""
+        if error.code == CONFLICT and "exists already" not in error.message:
+            return
+        meta, before = seen.resource["metadata"], seen.status.get("conditions", [])
+        refused = Condition(type="Applied", ok=False, reason="Refused", message=error.message)
+        generation = meta.get("generation", 0)
+        made = written([refused], before, generation, seen.now)
+        status = {**seen.status, "observedGeneration": generation, "conditions": made}
+        if status == seen.status:
+            return
+        try:
+            await self._carry_out(SetStatus(ref_of(seen.resource), status))
+        except (ApiRefused, Unreachable) as worse:
+            self._say(f"status of {meta['name']}: {worse.message}")
+
+    def _seen(self, resource: Object) -> Seen:
+        kind = self._kinds[resource["kind"]]
+        return Seen(
+            resource=resource,
+            children=self.cache.children(resource),
+            related=self.cache.related(resource, kind.related),
+            apis=self.apis,
+            now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )

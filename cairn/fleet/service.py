@@ -1,0 +1,182 @@
+"""The kind InferenceService: a fleet file as an object of Kubernetes, and what the operator makes of it. Pure.
+
+    InferenceService --> router (ConfigMap, Deployment, Service); each group: Deployment, headless Service, budget
+    deleted          --> no new clients, then the router's last answers, then the servers', then gone
+
+`kubectl scale` and autoscalers (HPA, KEDA) act on `spec.replicas`, which is the count of the first group.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from cairn.cluster.operator.conditions import Condition, available
+from cairn.cluster.operator.crd import Definition, Rule
+from cairn.cluster.operator.model import PREFIX
+from cairn.cluster.operator.objects import API, Object, ref_of
+from cairn.cluster.operator.reconcile import (
+    Action,
+    Kind,
+    Merge,
+    Rendered,
+    Seen,
+    alive,
+    delete,
+    read_spec,
+)
+from cairn.fleet.apply import changed_fields, check_for, objects_of
+from cairn.fleet.config import FleetConfig
+
+
+class ServiceScale(msgspec.Struct, frozen=True, kw_only=True):
+    """What an InferenceService has beside the fields of a fleet file."""
+
+    replicas: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    """servers of the first group, instead of its count; within its least and most"""
+
+
+def render(seen: Seen) -> Rendered:
+    config = read_service(seen)
+    check_for(config, "kubernetes")
+    missing = _models(seen, config)
+    made = objects_of(config)
+    deployments = [one["metadata"]["name"] for one in made if one["kind"] == "Deployment"]
+    parts = [
+        available(_condition_name(name, seen.name), seen.child("Deployment", name))
+        for name in deployments
+    ]
+    first = seen.child("Deployment", f"{seen.name}-servers-{_first(config)}") or {}
+    fields = {
+        "replicas": first.get("status", {}).get("replicas", 0),
+        "selector": f"cairn/fleet={seen.name},cairn/part={seen.name}-servers-{_first(config)}",
+        "url": f"http://{seen.name}.{seen.resource['metadata']['namespace']}",
+    }
+    return Rendered(objects=None if missing else made, conditions=[*missing, *parts], fields=fields)
+
+
+def read_service(seen: Seen) -> FleetConfig:
+    """The fleet that the spec says, with the replicas that an autoscaler may have set."""
+    spec = seen.resource.get("spec", {})
+    replicas = spec.get("replicas")
+    without = msgspec.structs.replace(
+        seen,
+        resource=seen.resource | {"spec": {k: v for k, v in spec.items() if k != "replicas"}},
+    )
+    config = read_spec(without, FleetConfig, name=seen.name)
+    if replicas is None:
+        return config
+    first = _first(config)
+    group = config.servers[first]
+    least = group.least if group.least is not None else 0
+    count = max(least, min(int(replicas), group.most or int(replicas)))
+    servers = list(config.servers)
+    servers[first] = msgspec.structs.replace(group, count=count)
+    return msgspec.structs.replace(config, servers=servers)
+
+
+def _first(config: FleetConfig) -> int:
+    found = (at for at, group in enumerate(config.servers) if group.model)
+    return next(found, 0)
+
+
+def _models(seen: Seen, config: FleetConfig) -> list[Condition]:
+    """A condition for what it refers to, while that is not there; servers that run already stay."""
+    ready = {one["metadata"]["name"] for one in seen.related if _is_ready(one)}
+    known = {one["metadata"]["name"] for one in seen.related}
+    models = [group.model for group in config.servers if group.model.startswith(PREFIX)]
+    for name in (model.removeprefix(PREFIX) for model in models):
+        if name not in ready:
+            reason = "Waiting" if name in known else "Missing"
+            said = f"Model {name} " + ("is not ready" if name in known else "does not exist")
+            return [Condition(type="ModelsReady", ok=False, reason=reason, message=said)]
+    return []
+
+
+def _is_ready(model: Object) -> bool:
+    conditions = (model.get("status") or {}).get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _condition_name(deployment: str, service: str) -> str:
+    """chat-servers-0 of chat is Servers0Ready."""
+    words = deployment.removeprefix(f"{service}-").split("-")
+    return "".join(word.capitalize() for word in words) + "Ready"
+
+
+def release(seen: Seen) -> list[Action] | None:
+    """Clients first, then the router, then the servers; each step is seen before the next begins."""
+    fronts = [
+        one
+        for one in seen.children
+        if one["kind"] == "Service" and one["metadata"]["name"] == seen.name and alive(one)
+    ]
+    if fronts:
+        return [delete(one) for one in fronts]
+    router = seen.child("Deployment", f"{seen.name}-router")
+    servers = [one for one in seen.children if one["kind"] == "Deployment" and one is not router]
+    for stage in ([router] if router else [], servers):
+        running = [one for one in stage if alive(one) and not _is_down(one)]
+        if running:
+            return [_down(one) for one in running if one["spec"].get("replicas", 1) != 0]
+    return None
+
+
+def _is_down(deployment: Object) -> bool:
+    status, meta = deployment.get("status", {}), deployment["metadata"]
+    seen = status.get("observedGeneration", 0) >= meta.get("generation", 0)
+    return deployment["spec"].get("replicas", 1) == 0 and seen and not status.get("replicas")
+
+
+def _down(deployment: Object) -> Merge:
+    version = deployment["metadata"]["resourceVersion"]
+    patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": 0}}
+    return Merge(ref_of(deployment), patch)
+
+
+def service_object(config: FleetConfig) -> Object:
+    """What is applied where the operator runs: the file, without its name and what is left at its default."""
+    spec: Object = {"image": config.image}
+    if router := changed_fields(config.router):
+        spec["router"] = router
+    spec["servers"] = [changed_fields(group) for group in config.servers]
+    meta = {"name": config.name}
+    return {"apiVersion": API, "kind": "InferenceService", "metadata": meta, "spec": spec}
+
+
+INFERENCE_SERVICE = Kind(
+    name="InferenceService", render=render, release=release, related=("Model",)
+)
+DEFINITION = Definition(
+    kind="InferenceService",
+    short="isvc",
+    spec=FleetConfig,
+    more=ServiceScale,
+    without=("name",),
+    rules=(
+        Rule("", "size(self.servers) > 0", "servers is empty: a service has at least one group"),
+        Rule(
+            "servers[]",
+            "(has(self.model) && self.model != '' ? 1 : 0) + (has(self.dns) && self.dns != '' ? 1 : 0)"
+            " + (has(self.urls) && size(self.urls) > 0 ? 1 : 0) == 1",
+            "a group has exactly one of model, urls and dns",
+        ),
+        Rule(
+            "servers[]",
+            "has(self.least) == has(self.most) && (!has(self.least) || self.least <= self.most)",
+            "least and most are given together, and least <= most",
+        ),
+    ),
+    limits=(("servers", 64),),
+    status={
+        "replicas": {"type": "integer"},
+        "selector": {"type": "string"},
+        "url": {"type": "string"},
+    },
+    columns=(("Replicas", ".status.replicas"), ("URL", ".status.url")),
+    scale={
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    },
+)

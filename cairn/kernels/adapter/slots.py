@@ -1,0 +1,43 @@
+"""The host's side of `kernels.adapter.lora`: which rows make a tile, and what a slot of the table holds. Pure."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from cairn.kernels.adapter.lora import ENTRY, NO_TILE, PARTS, tile_block
+
+Tile = tuple[int, int, int]  # slot, first row, end
+
+
+def tiles_of(slots_T: Sequence[int], spare: int = 0) -> tuple[list[int], list[Tile], int]:
+    """Rows sorted by slot, tiles that cover them, and how many rows a tile may have. `spare`: empty tiles behind."""
+    block = tile_block(len(slots_T))
+    by_slot: dict[int, list[int]] = {}
+    for row, slot in enumerate(slots_T):
+        by_slot.setdefault(slot, []).append(row)
+    rows: list[int] = []
+    tiles: list[Tile] = []
+    for slot in sorted(by_slot):
+        first, members = len(rows), by_slot[slot]
+        rows += members
+        starts = range(first, len(rows), block)
+        tiles += [(slot, start, min(start + block, len(rows))) for start in starts]
+    return rows, tiles + [(NO_TILE, 0, 0)] * spare, block
+
+
+def most_tiles(tokens: int, slots: int) -> int:
+    """Of a step with so many tokens whose rows belong to at most so many slots."""
+    return min(tokens, -(-tokens // tile_block(tokens)) + slots)
+
+
+def entry_of(
+    a_RK: Tensor, parts: Sequence[tuple[Tensor | None, float]]
+) -> tuple[list[int], list[float]]:
+    """Words and scales of a slot for one map. `parts`: B [n, r], packed, and the scale; None where there is none."""
+    words, scales = [0] * ENTRY, [0.0] * PARTS
+    words[0] = a_RK.data_ptr()
+    for number, (b_NR, scale) in enumerate(parts):
+        if b_NR is not None:
+            words[1 + 2 * number : 3 + 2 * number] = [b_NR.data_ptr(), b_NR.shape[1]]
+            scales[number] = scale
+    return words, scales

@@ -1,0 +1,65 @@
+"""Which adapters lie on the device, where more are registered than fit: those used last; the others wait on the host.
+
+    use({3, 7}) -> bring in 7, put out 2        an adapter of the step that comes is never put out
+
+The policy is pure. `HostCopy` keeps an adapter's numbers on the host, so that putting it out moves nothing.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.models.adapter.lora import LoRA
+
+
+class Moves(NamedTuple):
+    bring: list[int]
+    put_out: list[int]
+
+
+class Residency:
+    """At most `most` adapters stay on the device; 0: all of them."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.most = most
+        self._there: dict[int, None] = {}  # used least recently first
+
+    def use(self, numbers: Iterable[int]) -> Moves:
+        """What has to move before a step with these adapters."""
+        wanted = dict.fromkeys(numbers)
+        bring = [number for number in wanted if number not in self._there]
+        for number in wanted:
+            self._there.pop(number, None)
+        rest = list(self._there)
+        spare = len(rest) + len(wanted) - self.most if self.most else 0
+        put_out = rest[: max(0, spare)]
+        self._there = dict.fromkeys([*rest[len(put_out) :], *wanted])
+        return Moves(bring, put_out)
+
+    def forget(self, number: int) -> None:
+        self._there.pop(number, None)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._there
+
+
+class HostCopy:
+    """The parameters of an adapter on the host, and those on the device while they are there."""
+
+    def __init__(self, loras: Iterable[LoRA]) -> None:
+        self._held: list[tuple[Tensor, Tensor]] = [
+            (parameter, parameter.detach().to("cpu", copy=True))
+            for lora in loras
+            for parameter in lora.parameters()
+        ]
+
+    def put_out(self) -> None:
+        """The device's memory is free for work that is launched from now on."""
+        for parameter, host in self._held:
+            parameter.data = host
+
+    def bring(self, device: torch.device) -> None:
+        for parameter, host in self._held:
+            parameter.data = host.to(device, non_blocking=True, copy=True)

@@ -1,0 +1,141 @@
+"""Adapters on a GPU in slots that captured steps read: loading one, or another mix of them in a step, changes no graph.
+
+    adapter -> slot: addresses, ranks and scales of every map in one table on the device
+    step    -> rows sorted by slot, in tiles: one small copy, and none while the same requests decode
+
+`kernels.adapter.lora` adds what the slot of each row adds, in place. An adapter that no slot can hold (DoRA, split over
+ranks, or one too many) is computed without graphs, as on a CPU (`engine.adapters`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.adapter.lora import ENTRY, PARTS, LoraTable, Tiles, lora_add, lora_swiglu
+from cairn.kernels.adapter.slots import entry_of, most_tiles, tiles_of
+from cairn.models.adapter.lora import LoRA
+from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.batch import TURNS
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.step import Chunk
+
+SLOTS = 512  # slot 0 is the model itself
+MOST_IN_A_STEP = 64  # adapters of one captured step; more run kernel by kernel
+
+
+class AdapterSlots:
+    def __init__(self, model: Transformer, limits: Limits) -> None:
+        self.device = model.embedding.weight.device
+        self.maps = [part for part in model.modules() if isinstance(part, Columns | Rows)]
+        shape = (SLOTS, len(self.maps))
+        self.table = LoraTable(
+            torch.zeros(*shape, ENTRY, dtype=torch.int64, device=self.device),
+            torch.zeros(*shape, PARTS, device=self.device),
+        )
+        self.addends: dict[Linear, SlotAddend] = {}  # of all maps that some adapter covers
+        self.layouts = (
+            0  # how often a step with adapters has become another one: graphs of before are void
+        )
+        self._slots: dict[int, int] = {}  # by the number of the adapter
+        self._free = list(range(SLOTS - 1, 0, -1))
+        self._rows = 2 * limits.step_tokens
+        room = self._rows + 3 * most_tiles(self._rows, SLOTS)
+        pinned = self.device.type == "cuda"
+        self._host = [torch.zeros(room, dtype=torch.int32, pin_memory=pinned) for _ in range(TURNS)]
+        self._words = torch.zeros(room, dtype=torch.int32, device=self.device)
+        self._turn = 0
+        self._staged: tuple[object, ...] = ()
+        self._tiles: Tiles | None = None  # of the step that is launched next
+
+    def put(self, number: int, addends: Mapping[Linear, LoRA]) -> bool:
+        """Gives an adapter a slot. False: it has none, and steps with it run kernel by kernel."""
+        if not self._free or not all(map(_fits, addends.values())):
+            return False
+        slot = self._slots[number] = self._free.pop()
+        entries_ME = torch.zeros(len(self.maps), ENTRY, dtype=torch.int64)
+        scales_MP = torch.zeros(len(self.maps), PARTS)
+        for at, home in enumerate(self.maps):
+            if (lora := addends.get(home)) is None:
+                continue
+            parts = [(lora.b_of(part) if part.rank else None, part.scale) for part in lora.parts]
+            words, scales = entry_of(lora.a_RK, parts)
+            entries_ME[at], scales_MP[at] = torch.tensor(words), torch.tensor(scales)
+            self._cover(home, at, len(lora.a_RK))
+        self.table.entries_SME[slot].copy_(_pinned(entries_ME, self.device), non_blocking=True)
+        self.table.scales_SMP[slot].copy_(_pinned(scales_MP, self.device), non_blocking=True)
+        return True
+
+    def _cover(self, home: Linear, at: int, rank: int) -> None:
+        """Steps with adapters compute this map for ranks of so many together."""
+        addend = self.addends.get(home)
+        if addend is None or addend.widest < rank:
+            self.addends[home] = SlotAddend(self, home, at, rank)
+            self.layouts += 1
+
+    def drop(self, number: int) -> None:
+        """The slot is free for another adapter; steps in flight have read it by the time that one is copied."""
+        if (slot := self._slots.pop(number, None)) is not None:
+            self._free.append(slot)
+            self._staged = ()
+
+    def hold(self, numbers: Iterable[int]) -> bool:
+        return all(number in self._slots for number in numbers)
+
+    def fit(self, adapters: int) -> bool:
+        """Whether a captured step has tiles enough for so many adapters."""
+        return adapters <= MOST_IN_A_STEP
+
+    def stage(self, chunks: Sequence[Chunk], tokens: int | None = None) -> None:
+        """Sends which rows are whose. `tokens`: of a captured step, which has room for any mix."""
+        runs = tuple((self._slots.get(chunk.request.adapter, 0), chunk.count) for chunk in chunks)
+        if self._staged == (runs, tokens):
+            return
+        slots = [slot for slot, count in runs for _ in range(count)]
+        total = len(slots) if tokens is None else tokens
+        rows, tiles, block = tiles_of(slots + [0] * (total - len(slots)))
+        room = len(tiles) if tokens is None else most_tiles(tokens, MOST_IN_A_STEP + 1)
+        tiles += [(-1, 0, 0)] * (room - len(tiles))
+        self._turn = (self._turn + 1) % TURNS
+        host, end = self._host[self._turn], self._rows + 3 * room
+        host[:total] = torch.tensor(rows, dtype=torch.int32)
+        host[self._rows : end] = torch.tensor(tiles, dtype=torch.int32).flatten()
+        self._words[:total].copy_(host[:total], non_blocking=True)
+        self._words[self._rows : end].copy_(host[self._rows : end], non_blocking=True)
+        self._tiles = Tiles(self._words[:total], self._words[self._rows : end].view(room, 3), block)
+        self._staged = (runs, tokens)
+
+    def staged(self) -> Tiles:
+        if self._tiles is None:
+            raise RuntimeError("stage the step before it is launched")
+        return self._tiles
+
+
+class SlotAddend:
+    """What the slots of a step's rows add to one map."""
+
+    def __init__(self, slots: AdapterSlots, home: Linear, number: int, widest: int) -> None:
+        self.slots, self.number, self.widest = slots, number, widest
+        self.part_rows = (
+            list(home.rows.values()) if isinstance(home, Columns) else [home.shape_NK()[0]]
+        )
+
+    def __call__(self, x_MK: Tensor) -> Tensor:
+        return self.onto(x_MK.new_zeros(len(x_MK), sum(self.part_rows)), x_MK)
+
+    def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
+        table, tiles = self.slots.table, self.slots.staged()
+        return lora_add(y_MN, x_MK, table, self.number, self.part_rows, tiles, self.widest)
+
+    def gated(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
+        table, tiles = self.slots.table, self.slots.staged()
+        return lora_swiglu(y_MN, x_MK, table, self.number, tiles, self.widest)
+
+
+def _fits(lora: LoRA) -> bool:
+    return not lora.dora and lora.shards.size == 1 and len(lora.parts) <= PARTS
+
+
+def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -1,0 +1,120 @@
+"""Messages that came whole are read as llhttp reads them, and what is not plain is left to llhttp."""
+
+import httptools
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.fleet.wire import NOT_ANSWERED, NOT_SENT, lines_of, whole_answer, whole_request
+
+NAMES = st.sampled_from(
+    [
+        *[
+            "Host",
+            "accept",
+            "X-Request-Id",
+            "Content-Length",
+            "connection",
+            "Transfer-Encoding",
+            "te",
+            "server",
+        ],
+        "x y",
+        "",
+    ]
+)
+VALUES = st.sampled_from(
+    ["", "a", " keep-alive", "close", "3", "03", "3, 3", "chunked", "x\r y", "é", "\0", "a\nb: c"]
+)
+HEADERS = st.lists(
+    st.tuples(NAMES, st.sampled_from([":", ": ", " : ", "", ":\t"]), VALUES), max_size=5
+)
+
+
+class Read:
+    """What llhttp says of some bytes."""
+
+    def __init__(self, parser, data: bytes) -> None:
+        self.headers, self.body, self.whole, self.target = [], b"", 0, b""
+        self.parser = parser(self)
+        self.parser.feed_data(data)
+
+    def on_url(self, url):
+        self.target += url
+
+    def on_header(self, name, value):
+        self.headers.append((name.lower(), value))
+
+    def on_body(self, body):
+        self.body += body
+
+    def on_message_complete(self):
+        self.whole += 1
+
+
+def written(first, headers, length, body) -> bytes:
+    lines = "".join(f"{name}{colon}{value}\r\n" for name, colon, value in headers)
+    lines += f"content-length: {length}\r\n" if length is not None else ""
+    return f"{first}\r\n{lines}\r\n{body}".encode()
+
+
+def fields(lines: bytes) -> list[tuple[bytes, bytes]]:
+    pairs = [line.partition(b":")[::2] for line in lines.split(b"\r\n")[:-1]]
+    return [(name.lower(), value.strip(b" \t")) for name, value in pairs]
+
+
+@given(
+    first=st.sampled_from(
+        ["POST /v1/x?y HTTP/1.1", "GET / HTTP/1.0", "GET  / HTTP/1.1", "GET /a b HTTP/1.1", "get"]
+    ),
+    headers=HEADERS,
+    length=st.sampled_from([None, 0, 3, 4]),
+    body=st.sampled_from(["", "abc", "abcd"]),
+)
+def test_a_request_is_read_as_llhttp_reads_it_or_left_to_it(first, headers, length, body):
+    data = written(first, headers, length, body)
+    mine = whole_request(data)
+    if mine is None:
+        return
+    theirs = Read(httptools.HttpRequestParser, data)
+    assert theirs.whole == 1
+    assert theirs.parser.should_keep_alive()
+    assert (theirs.parser.get_method(), theirs.target, theirs.body) == (
+        mine.method,
+        mine.target,
+        mine.body,
+    )
+    assert fields(mine.lines) == fields(lines_of(theirs.headers, NOT_SENT))
+
+
+@given(
+    first=st.sampled_from(
+        ["HTTP/1.1 200 OK", "HTTP/1.1 204 No", "HTTP/1.0 200 OK", "HTTP/1.1 100 C", "HTTP/1.1 503 "]
+    ),
+    headers=HEADERS,
+    length=st.sampled_from([None, 0, 3, 4]),
+    body=st.sampled_from(["", "abc"]),
+)
+def test_an_answer_too(first, headers, length, body):
+    data = written(first, headers, length, body)
+    mine = whole_answer(data)
+    if mine is None:
+        return
+    theirs = Read(httptools.HttpResponseParser, data)
+    assert theirs.whole == 1
+    assert (theirs.parser.get_status_code(), theirs.body) == (mine.status, mine.body)
+    assert fields(mine.lines) == fields(lines_of(theirs.headers, NOT_ANSWERED))
+
+
+def test_the_usual_ones_are_not_left_to_it():
+    headers = [
+        ("Host", ": ", "a"),
+        ("connection", ": ", "keep-alive"),
+        ("x-request-id", ":", " r1 "),
+    ]
+    asked = whole_request(written("POST /v1/chat/completions HTTP/1.1", headers, 3, "abc"))
+    assert asked is not None
+    assert (asked.lines, asked.id, asked.body) == (b"Host: a\r\n", b"r1", b"abc")
+    answer = whole_answer(
+        written("HTTP/1.1 200 OK", [("server", ": ", "x"), ("a", ": ", "b")], 3, "abc")
+    )
+    assert answer == (200, b"a: b\r\n", b"abc")

@@ -1,0 +1,115 @@
+"""Adapters of many rows in the interpreter, each with its own rank, against the loop that defines them."""
+
+from cairn.kernels.interpret import reachable  # isort: skip
+from types import SimpleNamespace
+
+import pytest
+import tiny_adapters
+import tiny_checkpoints
+import torch
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.adapter import lora
+from cairn.kernels.adapter.lora import LoraTable, Tiles, lora_add, lora_add_reference
+from cairn.kernels.adapter.slots import entry_of, tiles_of
+from cairn.models.activation import Gate
+from cairn.models.adapter.spec import AdapterSpec
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.linear.form import Epilogue
+from cairn.serve.engine.adapter_slots import AdapterSlots
+from cairn.serve.engine.adapters import Adapters
+from cairn.serve.engine.request import Limits
+
+MAPS, MAP = 2, 1
+
+
+def adapter(ranks, part_rows, width, dtype):
+    """A of all parts stacked, B of each part, and their scales."""
+    a_RK = (torch.randn(sum(ranks), width) / width**0.5).to(dtype)
+    parts, start = [], 0
+    for rank, rows in zip(ranks, part_rows, strict=True):
+        b_NR = torch.randn(rows, rank).to(dtype)
+        parts.append((a_RK[start : start + rank], b_NR, 0.5 + rank / 8))
+        start += rank
+    return a_RK, parts
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "part_rows", "dtype", "onto"),
+    [
+        (21, 48, (40, 16, 16), torch.float32, "product"),
+        (21, 48, (40, 16, 16), torch.bfloat16, "product"),
+        (5, 520, (136,), torch.bfloat16, "parts"),
+        (70, 16, (24, 24), torch.float32, "product"),
+    ],
+)
+def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto, monkeypatch):
+    monkeypatch.setattr(lora, "FEW_TOKENS", 32)  # the last case has large tiles
+    ranks = [(4,) * len(part_rows), (17, *[0] * (len(part_rows) - 1)), (1, 3, 2)[: len(part_rows)]]
+    made = [adapter(one, part_rows, width, dtype) for one in ranks]
+    table = LoraTable(torch.zeros(4, MAPS, 8, dtype=torch.int64), torch.zeros(4, MAPS, 3))
+    for slot, (a_RK, parts) in enumerate(made, 1):
+        tensors = [(b_NR, scale) for _, b_NR, scale in parts]
+        words, scales = entry_of(a_RK, tensors)
+        table.entries_SME[slot, MAP] = torch.tensor(words)
+        table.scales_SMP[slot, MAP] = torch.tensor(scales)
+    slots = torch.randint(0, 4, (tokens,)).tolist()
+    rows, tiles, block = tiles_of(slots, spare=3)
+    on_device = Tiles(torch.tensor(rows).int(), torch.tensor(tiles).int(), block)
+    x_MK = torch.randn(tokens, width + 3).to(dtype)[:, :width]
+    y_MN = torch.randn(tokens, sum(part_rows)).to(torch.float32 if onto == "parts" else dtype)
+    exact = lora_add_reference(y_MN, x_MK, [None, *(parts for _, parts in made)], slots, part_rows)
+    untouched = y_MN.clone()
+    there = {f"a{n}": a_RK for n, (a_RK, _) in enumerate(made)}
+    there |= {
+        f"b{n}{i}": part[1]
+        for n, (_, parts) in enumerate(made)
+        for i, part in enumerate(parts)
+        if part[1].numel()
+    }
+    with reachable(**there):
+        found = lora_add(y_MN, x_MK, table, MAP, part_rows, on_device, widest=19)
+    assert found is y_MN
+    assert relative_error(found, exact) < (1e-5 if dtype == torch.float32 else 1e-2)
+    nobody = [row for row, slot in enumerate(slots) if slot == 0]
+    assert torch.equal(found[nobody], untouched[nobody])
+
+
+def test_a_map_adds_what_the_slots_of_a_step_add(tmp_path):
+    """Through the engine's slots and a map, to its result, with requests of two adapters and of none."""
+    base = tiny_checkpoints.folder("qwen3")
+    model = open_checkpoint(base).load("cpu", torch.float32)
+    limits = Limits(rows=8, step_tokens=32, pages=8, page_size=8, context=64, vocabulary=300)
+    slots, loaded = AdapterSlots(model, limits), {}
+    for number, rank in ((1, 3), (2, 5)):
+        tiny_adapters.write(base, AdapterSpec(rank=rank, alpha=8), tmp_path / str(number), number)
+        loaded[number] = Adapters(model).read(str(tmp_path / str(number))).addends
+        assert slots.put(number, loaded[number])
+    request = lambda n: SimpleNamespace(adapter=n)  # noqa: E731
+    chunks = [
+        SimpleNamespace(request=request(n), count=c) for n, c in ((2, 3), (0, 2), (1, 1), (2, 1))
+    ]
+    slots.stage(chunks, tokens=9)  # two rows of padding
+    numbers = [2, 2, 2, 0, 0, 1, 2, 0, 0]
+    tensors = [
+        p for adapter in loaded.values() for lora in adapter.values() for p in lora.parameters()
+    ]
+    there = {f"p{n}": tensor for n, tensor in enumerate(tensors)}
+    inner = next(home for home in slots.maps if getattr(home, "parts", {}).keys() == {"gate", "up"})
+    for home in (slots.maps[0], slots.maps[-1], inner):
+        x_MK = torch.randn(9, home.shape_NK()[1])
+        exact = home.product(x_MK).clone()
+        for row, number in enumerate(numbers):
+            if number:
+                exact[row] += loaded[number][home].forward(x_MK[row : row + 1])[0]
+        home.addend = slots.addends[home]
+        with reachable(**there), torch.inference_mode():
+            assert relative_error(home.product(x_MK), exact) < 1e-5
+            if home is inner:
+                gate = Gate("silu", gated=True)
+                assert relative_error(home.product(x_MK, Epilogue(gate)), gate.plain(exact)) < 1e-5
+        home.addend = None
+    assert slots.layouts == 2 * len(slots.maps)  # the wider adapter changed what steps compute
+    slots.drop(1)
+    assert not slots.hold([1])
+    assert slots.hold([2])
