@@ -140,11 +140,13 @@ def forms(w):
     return {"float": w, "fp8": quantize_experts(w), "mxfp4": round_mxfp4(w)}
 
 
-@pytest.mark.parametrize("kind", ["float", "fp8", "mxfp4"])
-@pytest.mark.parametrize("few", [False, True], ids=["sorted", "few"])
+@pytest.mark.parametrize(
+    ("kind", "few"),
+    [("float", True), ("fp8", False), ("mxfp4", False), ("mxfp4", True)],
+)
 def test_forms_biases_and_the_clamped_gate(kind, few):
-    tokens, count, n, k = 5, 3, 96, 144  # neither whole tiles of rows nor of columns
-    chosen = torch.tensor([[0, 2], [-1, -1], [2, 0], [2, 1], [0, 2]], dtype=torch.int32)
+    tokens, count, n, k = 3, 3, 96, 144  # neither whole tiles of rows nor of columns
+    chosen = torch.tensor([[0, 2], [-1, -1], [2, 1]], dtype=torch.int32)
     pairs = FewPairs(chosen.flatten(), 2) if few else sort_pairs(chosen, count)
     floats = (torch.randn(count, n, k) * k**-0.5).bfloat16()
     w, bias = forms(floats)[kind], torch.randn(count, n).bfloat16()

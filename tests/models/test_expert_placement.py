@@ -116,7 +116,7 @@ def test_ranks_that_share_the_experts_add_up_to_the_layer(slots):
 def test_a_rank_reads_its_experts_of_a_checkpoint(tmp_path):
     whole = random_model(preset("tiny-moe"), Build("cpu", torch.float32))
     export(whole, tmp_path)
-    part = open_checkpoint(tmp_path).load("cpu", torch.float32, shards=OneOfMany(3, 4))
+    part = open_checkpoint(tmp_path).load("cpu", torch.float32, shards=OneOfMany(1, 2))
     here = part.layers[0].feed_forward
     assert 0 < len(here.here) == len(here.inner_EFD) < here.experts.count
     for place_here, expert in enumerate(here.here):

@@ -86,11 +86,11 @@ def test_two_ranks_answer_as_one(family):
 
 
 def test_four_ranks_that_share_the_experts_answer_as_one():
-    settings = config("tiny-moe", tensor_parallel_size=4, enable_expert_parallel=True)
+    settings = config("tiny-deepseek", tensor_parallel_size=4, enable_expert_parallel=True)
     with EngineClient(settings, OPTIONS, forked(overlapped)) as client:
         streams = [submit(client, prompt, params) for prompt, params in WISHES]
         found = [[token for delta in stream for token in delta.tokens] for stream in streams]
-    assert found == by_one_rank("tiny-moe")
+    assert found == by_one_rank("tiny-deepseek")
 
 
 @pytest.mark.parametrize(("family", "size"), [("tiny-qwen3", 2), ("tiny-moe", 1)])
