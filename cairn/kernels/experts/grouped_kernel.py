@@ -132,6 +132,8 @@ def _grouped_kernel(
             scales = w_scales + expert.to(tl.int64) * (tl.cdiv(K, BK) * 4) * height
             # Scales are asked for one step ahead: they are too small to be pipelined by the compiler.
             a, b, c, d = _factors(scales, 0, K, n, height)
+            e, f, g, h = a, b, c, d
+            next_e, next_f, next_g, next_h = a, b, c, d
             if SWIGLU:
                 e, f, g, h = _factors(scales, 0, K, n + N, height)
             for k0 in range(0, K, BK):
