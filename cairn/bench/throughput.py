@@ -171,7 +171,7 @@ def prepare(setup: Setup) -> Bench:
         dtype=setup.dtype,
         plain=setup.plain,
         max_model_len=context,
-        load_in_advance=True,
+        load_in_advance=not setup.synthetic_acceptance,  # which enters the graphs
         weights=setup.quantization or "auto",
         kv_cache_dtype=setup.kv_cache or "auto",
         head=setup.head or "auto",
@@ -180,9 +180,9 @@ def prepare(setup: Setup) -> Bench:
         max_num_seqs=setup.max_num_seqs,
     )
     started = start_with(opened, runnable, config, sole=bool(setup.quantization))
+    rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     ready = time.perf_counter() - began
     each = _bytes(runnable.model, started.engine)
-    rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     return Bench(
         setup=setup,
         engine=started.engine,
@@ -206,14 +206,18 @@ def _context(names: Sequence[str], scale: float, spec: "ModelSpec") -> int:
 
 
 def _dial_acceptance(engine: "Engine", asked: str) -> list[float]:
-    """Let drafts hold as often as is asked for; the rates by position."""
-    from cairn.serve.engine.speculate.synthetic import make_synthetic, read_rates
+    """Let drafts hold as often as is asked for; the rates by position. Captures graphs, too."""
+    from cairn.serve.engine.speculate import synthetic
 
     speculation, limits = engine.scheduler.speculation, engine.scheduler.limits
     if not asked or speculation is None:
         return []
-    rates = read_rates(asked, limits.drafts)
-    make_synthetic(speculation, rates, limits.vocabulary)
+    rates = synthetic.read_rates(asked, limits.drafts)
+    if speculation.on_device:
+        synthetic.make_synthetic_on_device(engine.runner, rates)
+    else:
+        synthetic.make_synthetic(speculation, rates, limits.vocabulary)
+    engine.runner.warm_up()
     return rates
 
 
