@@ -153,8 +153,11 @@ def sort_pairs(chosen_TK: Tensor, count: int, *, impl: Impl = "auto") -> Pairs:
 
 def _sort_in_chunks(chosen_TK: Tensor, into: Pairs) -> None:
     pairs, count = chosen_TK.numel(), len(into.ends_E)
-    chunk = CHUNK * max(1, 1 << (triton.cdiv(pairs, CHUNK * MOST_CHUNKS) - 1).bit_length())
-    chunks, block = triton.cdiv(pairs, chunk), min(chunk, MOST_AT_ONCE)
+    most = -(
+        -pairs // (CHUNK * MOST_CHUNKS)
+    )  # as many as fit, doubled until there are few enough chunks
+    chunk = CHUNK << (most - 1).bit_length()
+    chunks, block = -(-pairs // chunk), min(chunk, MOST_AT_ONCE)
     counts = torch.empty(count, chunks, dtype=torch.int32, device=chosen_TK.device)
     how = {"BLOCK": block, "num_warps": warps_of(block), **pdl(chosen_TK.device)}
     first: Any = _count_kernel
