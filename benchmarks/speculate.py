@@ -20,7 +20,7 @@ import torch
 
 from cairn.bench.engine_run import Run, serve
 from cairn.bench.prompted import Prompted
-from cairn.bench.record import add_arguments, record
+from cairn.bench.record import add_arguments, record, write
 from cairn.bench.throughput import ledger
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
@@ -68,6 +68,8 @@ def main() -> None:
             for way in ALONE if rows == 1 else MANY:
                 results.append(measure(opened, runnable, rows, way, options))
                 print_row(results[-1], results)
+                if options.out:  # so that little is lost when the time is over
+                    write({"results": results}, options.out)
                 gc.collect()
                 torch.cuda.empty_cache()
         del opened, runnable
