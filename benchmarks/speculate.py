@@ -117,9 +117,9 @@ def rate(run: Run, rows: int, outputs: int) -> float:
     """Tokens per second: of one row with its prompt, of many while none of them has one."""
     if rows == 1:
         return outputs / run.seconds
-    turns = [t for t in run.times if not t.prefill]
-    seconds = sum(t.schedule + t.launch + t.wait + t.update for t in turns)
-    return rows * (outputs - 1) / seconds
+    turns = [turn for turn in run.times if not turn.prefill]
+    drawn = sum(turn.sampled for turn in turns) * (run.length or 1.0)
+    return drawn / sum(turn.total for turn in turns)
 
 
 def engine_of(
