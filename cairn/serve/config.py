@@ -99,6 +99,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """the same tokens at temperature 0, whatever else is in the batch"""
     tensor_parallel_size: int = 1
     """GPUs (or processes on a CPU) that share the model"""
+    enable_expert_parallel: bool = False
+    """with tensor_parallel_size: whole experts on each rank, instead of a slice of every expert"""
     speculate: str = "off"
     """guess several tokens and verify them in one step, with the same answers: ngram (what followed the last tokens
     before), suffix (what most often did, in finished answers too), grammar (only what a schema leaves no choice

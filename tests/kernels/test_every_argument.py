@@ -19,7 +19,7 @@ from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
 from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.experts.combine import combine
-from cairn.kernels.experts.grouped_matmul import grouped_matmul, grouped_parts
+from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul, grouped_parts
 from cairn.kernels.experts.route import Routing, route
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
 from cairn.kernels.layer.activation import gated_activation, gated_activation_fp8, geglu
@@ -302,7 +302,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         dict(logits_TE=random(3, 5), routing=Routing(2), bias_E=random(5), slots_T=ids(1, -1, 2)),
     ),
     (sort_pairs, dict(chosen_TK=CHOSEN, count=3)),
-    (grouped_matmul, EXPERTS | dict(x=random(3, 16), gather=True, swiglu=True)),
+    (grouped_matmul, EXPERTS | dict(x=random(3, 16), gather=True, gating=SWIGLU)),
     (
         grouped_matmul,
         dict(

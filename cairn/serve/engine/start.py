@@ -19,7 +19,7 @@ from cairn.models.cache import cache_groups, page_bytes, with_draft_layer
 from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_head, convert_weights
-from cairn.models.linear.registry import FORMS, PACKED
+from cairn.models.linear.registry import CONVERTED, PACKED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
@@ -77,6 +77,7 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
         )
     began = time.monotonic()
     opened = open_model(config.model, config.context)
+    _check_experts(config, opened.spec)
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
@@ -98,7 +99,7 @@ def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
     found = opened.checkpoint.method() if opened.checkpoint else None
     if asked is None or asked == found:
         return config
-    if found is None and asked in FORMS:
+    if found is None and asked in CONVERTED:
         if config.weights not in ("auto", asked):
             raise ConfigError(
                 f"quantization is {asked}, and weights is {config.weights}",
@@ -153,7 +154,7 @@ def start_with(
     head = chosen.head if chosen is not None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
-    if config.weights in FORMS:  # before the memory that is left is counted
+    if config.weights in CONVERTED:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
     if config.head == "8bit":
         converted.append(convert_head(model, release=sole))
@@ -353,16 +354,27 @@ def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
         )
 
 
+def _check_experts(config: EngineConfig, spec: ModelSpec) -> None:
+    if config.enable_expert_parallel and (spec.experts is None or config.tensor_parallel_size == 1):
+        why = "has no experts" if spec.experts is None else "runs on one rank"
+        raise ConfigError(
+            f"enable_expert_parallel is given, and this {spec.family} model {why}",
+            hint="leave it out, or give a model with experts and tensor_parallel_size",
+        )
+
+
 def _check_form(config: EngineConfig, on_gpu: bool) -> None:
     """A form of the weights that was asked for, and does not go with the rest."""
     if config.weights in PACKED and on_gpu:
         raise ConfigError(
             f"weights is {config.weights}, which is for a CPU",
-            hint=f"use --weights {' or '.join(FORMS)}, or leave it out",
+            hint=f"use --weights {' or '.join(CONVERTED)}, or leave it out",
         )
-    invariant_too = on_gpu and config.weights in FORMS  # which have one tile for any number of rows
+    invariant_too = (
+        on_gpu and config.weights in CONVERTED
+    )  # which have one tile for any number of rows
     exact = config.plain or (config.batch_invariant and not invariant_too)
-    if config.weights in (*PACKED, *FORMS) and exact:
+    if config.weights in (*PACKED, *CONVERTED) and exact:
         mode = "plain" if config.plain else "batch_invariant"
         raise ConfigError(
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
