@@ -28,8 +28,8 @@ from cairn.kernels.norm.rows import multiprocessors
 from cairn.kernels.paged.paged_parts import (
     Workspace,
     add_up,
-    add_up_many,
     add_up_kernel,
+    add_up_many,
     new_workspace,
     store_empty,
     store_rows,
@@ -156,7 +156,8 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, LSE: tl.constexpr, STARTS: tl.constexpr,
-    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr, FEW: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr, FEW: tl.constexpr,
+    EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = KV_HEADS * GROUP
     program = tl.program_id(0)
