@@ -33,6 +33,7 @@ from cairn.serve.engine.step import Chunk
 WARM_RUNS = 1  # before a capture: what is compiled or allocated lazily is so by then
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
 MOST_MIXED = 4096  # tokens
+FEW_ROWS = 4  # of steps for which every number of drafts is captured in advance
 SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a large step
 
 
@@ -186,6 +187,11 @@ class Graphs:
             sizes, width = decode_sizes(limits.rows), 1 + limits.drafts
             fitting = [size for size in sizes if size * width <= 2 * limits.step_tokens]
             mixed += [verify_shape(size, width, limits) for size in fitting]
+            if limits.device_drafts:  # without drafts, but at lengths that only the device knows
+                mixed += [verify_shape(size, 1, limits) for size in sizes]
+                few = [size for size in fitting if size <= FEW_ROWS]
+                widths = verify_widths(limits.drafts)
+                mixed += [verify_shape(size, some, limits) for size in few for some in widths]
         return [*reversed(mixed), *reversed(decode)]
 
     def capture_common(self) -> None:
