@@ -102,25 +102,6 @@ def test_whoever_comes_last_adds_up(lengths):
         run(call, Workspace(*(tensor[:2] for tensor in workspace)))
 
 
-@pytest.mark.parametrize("lengths", [[700], [1], [300, 0]])
-def test_the_last_program_adds_up_many_parts_of_few_rows(lengths, monkeypatch):
-    monkeypatch.setattr(paged_decode, "JOINED_HERE", True)
-    monkeypatch.setattr(
-        paged_decode, "multiprocessors", lambda device: 24
-    )  # more programs than pairs
-    rest = {"page": 16, "kv_heads": 2, "heads": 6}
-    call = random_call(shape([1] * len(lengths), lengths, **rest), "cpu", torch.float32)
-    workspace = lasting_workspace(call.q_THC.device, width=64)
-    workspace = workspace._replace(
-        **{n: torch.zeros(256, *t.shape[1:], dtype=t.dtype) for n, t in workspace._asdict().items()}
-    )
-    for _ in range(2):
-        poison(call.out_THC, workspace.partial)
-        run(call, workspace)
-        assert relative_error(call.out_THC, exact(call)[0]) < 1e-5
-        assert not workspace.arrivals.any()
-
-
 @pytest.mark.parametrize("window", [0, 1, 40])
 def test_decode_of_several_queries(window):
     """Some sequences have fewer, one has none: what speculative decoding looks like."""

@@ -48,7 +48,7 @@ def decode(
     types = {**TENSORS, **rooms, **NUMBERS, "k": f"*{cache}", "v": f"*{cache}"}
     fixed = PLAIN | dict(
         QUERIES=1, ROWS=16, PAGE=16, BLOCK=plan.block, SCALES=int(cache == "fp8e4nv"), STARTS=False,
-        STAGES=plan.stages, LAST_ADDS=True, FEW=0, EARLY=True, OVERLAP=True,
+        STAGES=plan.stages, LAST_ADDS=True, EARLY=True, OVERLAP=True,
     ) | changes  # fmt: skip
     aligned = tuple(types.keys() - {"sequences", "scale", "table_stride"})
     options = {"num_warps": plan.warps}
@@ -173,7 +173,6 @@ EVERYTHING = dict(C=64, WIDTH=64, WINDOW=1024, SOFTCAP=30.0, SINKS=True, LSE=Tru
 VARIANTS = [
     *(decode(f"128 page 16, {'x'.join(map(str, plan[:3]))}", plan) for plan in _decode_plans()),
     decode("128 page 64, 1024 sequences", DecodePlan(), PAGE=64, SEQUENCES=1024, LAST_ADDS=False),
-    decode("128 page 64, few rows", DecodePlan(), PAGE=64, LAST_ADDS=False, FEW=4),
     decode("128 fp8", DecodePlan(), "fp8e4nv", PAGE=64, SCALES=2),
     decode("64 everything", DecodePlan(), **EVERYTHING),
     decode("96", DecodePlan(), C=96),

@@ -29,7 +29,6 @@ from cairn.kernels.paged.paged_parts import (
     Workspace,
     add_up,
     add_up_kernel,
-    add_up_many,
     new_workspace,
     store_empty,
     store_rows,
@@ -48,10 +47,6 @@ from cairn.kernels.paged.paged_tiles import (
 from cairn.kernels.tuned import tuned
 
 MOST_ROWS = 64  # queries x heads of a group that fit a tile
-JOINED_HERE = (
-    False  # few rows of many parts are added up by the last program, not by a second kernel
-)
-MOST_FEW = 8  # rows
 
 
 class Plan(NamedTuple):
@@ -127,28 +122,6 @@ def _add_if_last(
         tl.store(arrivals + owner, 0)  # for the next launch
 
 
-@triton.jit
-def _add_many_if_last(
-    arrivals, partial, partial_lse, owner, parts, start, head, queries, out, lse, out_token, out_head,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr, C: tl.constexpr,
-    WIDTH: tl.constexpr, LSE: tl.constexpr,
-):  # fmt: skip
-    """The same for few rows of many parts."""
-    tl.debug_barrier()  # every thread has stored its share before one of them says so
-    if tl.atomic_add(arrivals + owner, 1, sem="acq_rel") == parts - 1:
-        count = queries * GROUP
-        acc, total, top = add_up_many(
-            partial, partial_lse, owner, parts, count, ROWS, FEW, C, WIDTH
-        )
-        row = tl.arange(0, FEW)
-        token = (start + row // GROUP).to(tl.int64)
-        heads = head * GROUP + row % GROUP
-        at = token * out_token + heads * out_head
-        at_lse = token * (KV_HEADS * GROUP) + heads
-        store_rows(acc, total, top, at, at_lse, out, lse, row < count, 1.0, C, WIDTH, LSE)
-        tl.store(arrivals + owner, 0)  # for the next launch
-
-
 @triton.jit(do_not_specialize=["sequences"])
 def _decode_kernel(
     q, k, v, tables, lengths, starts, out, lse, sinks, k_scale, v_scale, partial, partial_lse, owners, arrivals,
@@ -156,8 +129,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, LSE: tl.constexpr, STARTS: tl.constexpr,
-    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr, FEW: tl.constexpr,
-    EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = KV_HEADS * GROUP
     program = tl.program_id(0)
@@ -229,12 +201,7 @@ def _decode_kernel(
             )  # fmt: skip
             owner = (place - done) // piece
             parts = tl.cdiv(place - done + tiles, piece) - owner
-            if FEW > 0:
-                _add_many_if_last(
-                    arrivals, partial, partial_lse, owner, parts, start, head, queries, out, lse, out_token, out_head,
-                    KV_HEADS, GROUP, ROWS, FEW, C, WIDTH, LSE
-                )  # fmt: skip
-            elif LAST_ADDS:
+            if LAST_ADDS:
                 _add_if_last(
                     arrivals, partial, partial_lse, owner, parts, at, at_lse, out, lse, ours, ROWS, C, WIDTH, LSE
                 )  # fmt: skip
@@ -243,7 +210,7 @@ def _decode_kernel(
                 owned_parts = parts
         place += count
     behind(OVERLAP, EARLY)
-    if not LAST_ADDS and FEW == 0:
+    if not LAST_ADDS:
         tl.store(owners + 2 * program, owned)
         tl.store(owners + 2 * program + 1, owned_parts)
 
@@ -274,8 +241,6 @@ def decode(
     rows, width = tile_rows(call.group, queries), constants["WIDTH"]
     # With few pairs each is cut into many parts, and adding those up is work for many programs.
     last_adds = workspace is not None and 2 * call.sequences * call.kv_heads >= programs
-    few = power_of_2(call.group * queries)
-    few = few if JOINED_HERE and workspace is not None and not last_adds and few <= MOST_FEW else 0
     room = workspace or new_workspace(programs, rows, width, call.q_THC.device)
     enough = (
         room.owners.shape[0] >= programs and room.partial.numel() >= 2 * programs * rows * width
@@ -286,10 +251,10 @@ def decode(
     kernel: Any = _decode_kernel
     kernel[(programs,)](
         **call.tensors(), **room._asdict(), **call.numbers(), **constants, QUERIES=queries, ROWS=rows,
-        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, FEW=few, EARLY=prefetch, num_warps=plan.warps,
+        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, EARLY=prefetch, num_warps=plan.warps,
         **pdl(call.q_THC.device),
     )  # fmt: skip
-    if not last_adds and not few:
+    if not last_adds:
         shared = ("KV_HEADS", "GROUP", "C", "WIDTH", "LSE", "STARTS")
         tensors = call.tensors()
         adding: Any = add_up_kernel

@@ -95,38 +95,6 @@ def add_up(
 
 
 @triton.jit
-def add_up_many(
-    partial, partial_lse, owner, parts, count, ROWS: tl.constexpr, FEW: tl.constexpr, C: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The first `count` rows of a pair, at most FEW, several parts at once: there may be many."""
-    AT_ONCE: tl.constexpr = 32 // FEW
-    row = tl.arange(0, FEW)
-    column = tl.arange(0, WIDTH)
-    acc = tl.zeros([FEW, WIDTH], tl.float32)
-    top = tl.full([FEW], float("-inf"), tl.float32)
-    total = tl.zeros([FEW], tl.float32)
-    for first in tl.range(0, parts, AT_ONCE, num_stages=1):
-        part = first + tl.arange(0, AT_ONCE)
-        slot = tl.where(part == 0, 2 * owner + 1, 2 * (owner + part))[:, None] * ROWS + row[None, :]
-        there = (part < parts)[:, None] & (row < count)[None, :]
-        # Past the first-level cache, which may hold what lay here before.
-        level = tl.load(partial_lse + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
-        level = level * LOG2_E
-        at = partial + slot[:, :, None] * WIDTH + column[None, None, :]
-        inside = there[:, :, None] & (column < C)[None, None, :]
-        values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(level, 0))
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.math.exp2(level - anchor[None, :])
-        shrink = tl.math.exp2(top - anchor)
-        total = total * shrink + tl.sum(weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
-        top = new_top
-    return acc, total, top
-
-
-@triton.jit
 def add_up_kernel(
     partial, partial_lse, owners, starts, out, lse, out_token, out_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
