@@ -42,6 +42,11 @@ def open_whole(name: str, device: str, dtype: str) -> Whole:
     if path is not None and path.is_dir() and (path / "config.json").is_file():
         _refuse_quantised(path)
     opened = open_model(name)
+    if opened.vision is not None:
+        raise ConfigError(
+            f"{name} sees pictures, and what is written here would lose its tower",
+            hint="quantise or prune a text model",
+        )
     notes = []
     stored, quantised = torch.bfloat16, False
     if opened.checkpoint is not None:

@@ -121,7 +121,15 @@ def spec_of(model: Model) -> ModelSpec:
 
 def _open_start(model: Model) -> Checkpoint | None:
     """The weights to begin with, by path or by name; headers only."""
-    return open_checkpoint(resolve(str(model.checkpoint))) if model.checkpoint else None
+    if not model.checkpoint:
+        return None
+    found = open_checkpoint(resolve(str(model.checkpoint)))
+    if found.vision is not None:
+        raise ConfigError(
+            f"{model.checkpoint} sees pictures, and the trainer would lose its tower",
+            hint="begin with a text model; examples/cairn-tiny-vl trains one that sees",
+        )
+    return found
 
 
 def _tokenizer_of_run(config: Train) -> Tokenizer | None:

@@ -7,8 +7,10 @@ import torch
 pytest.importorskip("PIL", reason="pictures are decoded by Pillow")
 import tiny_vision as tiny
 
+from cairn.core.errors import UnsupportedModel
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
+from cairn.models.vision.families import REFUSED, split_config
 from cairn.models.vision.picture import Picture, prepare_image
 from cairn.models.vision.prompt import Placeholders
 from cairn.serve.engine.tower_runner import TowerRunner
@@ -111,3 +113,10 @@ def test_logits_are_those_of_transformers(name):
     given = tiny.image_processor(name)(nested, return_tensors="pt")
     wanted = tiny.reference(name)(input_ids=torch.tensor([ids]), **features(given)).logits[0]
     torch.testing.assert_close(ours, wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED))
+def test_families_that_are_not_whole_are_refused_by_name(kind):
+    config = {"model_type": kind, "vision_config": {}, "text_config": {}}
+    with pytest.raises(UnsupportedModel, match=f"'{kind}' are not supported: it needs"):
+        split_config(config)
