@@ -10,8 +10,9 @@ there are is pure arithmetic (`shape_of`): close together, so that little is com
     large      more tokens than that, as when many prompts come at once: a shape for each kind of step
 
 Decode and mixed graphs are captured in advance, or when first needed; a large one when its shape comes up for the
-second time, because most never do. Where steps that share the device with decoding have a budget of time, what is
-larger takes longer than its launches, and no graph would make it faster.
+second time, because most never do. What takes the device longer than its launches take the host (`largest`) has no
+graph, which would not make it faster: whoever waits for such a step never waits for a capture. The same is true where
+steps that share the device with decoding have a budget of time.
 
 All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.
 """
@@ -140,9 +141,13 @@ class Graphs:
         limits: Limits,
         blank: Callable[[Shape], object],
         step: Callable[[Shape], Forward],
+        largest: int = 0,
     ) -> None:
-        """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there."""
-        self.limits = limits
+        """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there.
+
+        `largest`: tokens of a large step that still gains by a graph; 0: any.
+        """
+        self.limits, self.largest = limits, largest
         self._blank, self._step = blank, step
         self._captured: dict[Shape, tuple[torch.cuda.CUDAGraph, Forward] | None] = {}
         self._seen: set[Shape] = set()
@@ -157,11 +162,21 @@ class Graphs:
             return None
         shape = shape._replace(adapters=adapters)
         if shape not in self._captured:
-            if shape.layout.tokens > mixed_sizes(self.limits)[-1] and shape not in self._seen:
-                self._seen.add(shape)
+            if not self._gains(shape):
                 return None
             self.capture(shape)
         return shape if self._captured[shape] is not None else None
+
+    def _gains(self, shape: Shape) -> bool:
+        """Is it common, or, if it is large, short enough to gain by a graph and here for the second time?"""
+        tokens = shape.layout.tokens
+        if tokens <= mixed_sizes(self.limits)[-1]:
+            return True
+        if self.largest and tokens > self.largest:
+            return False
+        seen = shape in self._seen
+        self._seen.add(shape)
+        return seen
 
     def replay(self, shape: Shape) -> Forward:
         """Run the step that lies on the device; what it leaves is in the same tensors each time."""

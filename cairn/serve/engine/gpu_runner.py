@@ -28,7 +28,9 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.shared_prefix import SharedPrefix
 from cairn.serve.engine.step import Chunk, Step
+from cairn.serve.engine.step_budget import mixed_step_tokens
 
+LAUNCH_S = 0.015  # what the host needs at most to launch a step kernel by kernel
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 
 
@@ -70,8 +72,16 @@ class GPURunner(Runner):
         if model.spec.latent:  # its kernel has parts of its own
             rows, columns = 16, 16
         self.workspace = lasting_workspace(self.device, rows, columns)
-        self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
         spec = model.spec
+        largest = mixed_step_tokens(
+            spec,
+            model.embedding.weight,
+            model.build.shards.size,
+            1e3 * LAUNCH_S,
+            limits.rows,
+            limits.step_tokens,
+        )
+        self.graphs = Graphs(limits, self._blank, self._step, largest) if graphs else None
         self.halves = None
         if self.fused is not None and head is None and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
