@@ -5,7 +5,8 @@
 Each side is a process of its own that answers commands; they take turns on the same file with the same random prompts,
 and a ratio is taken within a round, because on a shared machine only that means something. llama.cpp runs through the
 package llama-cpp-python, built for this CPU (CMAKE_ARGS=-DGGML_NATIVE=ON). With --busy, eight streams run once more
-beside as many busy loops as there are threads.
+beside as many busy loops as there are threads. With --alone llama.cpp is left out. Beside the time to ready stand the
+seconds of CPU that it took, which other programs on the machine change less.
 """
 
 import argparse
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=psutil.cpu_count() or 1)
     parser.add_argument("--busy", action="store_true", help="eight streams beside busy loops, too")
+    parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     parser.add_argument("--side", choices=("cairn", "llama.cpp"), help="internal: serve commands")
     add_arguments(parser)
     options = parser.parse_args()
@@ -142,6 +144,8 @@ class Side:
         )
         self.wait("ready")
         self.ready_s = round(time.perf_counter() - began, 2)
+        used = psutil.Process(self.process.pid).cpu_times()
+        self.ready_cpu_s = round(used.user + used.system, 2)
 
     def wait(self, expected: str | None = None) -> str:
         assert self.process.stdout is not None
@@ -170,9 +174,11 @@ class Side:
 
 
 def compare(file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    sides = {name: Side(name, file, options.threads) for name in ("cairn", "llama.cpp")}
+    names = ("cairn",) if options.alone else ("cairn", "llama.cpp")
+    sides = {name: Side(name, file, options.threads) for name in names}
     found: dict[str, Any] = {"file_mb": file.stat().st_size >> 20}
     found["ready_s"] = {name: side.ready_s for name, side in sides.items()}
+    found["ready_cpu_s"] = {name: side.ready_cpu_s for name, side in sides.items()}
     for case in CASES:
         found[case] = turns(sides, case, options.rounds)
     if options.busy:
@@ -198,9 +204,12 @@ def turns(sides: dict[str, Side], case: str, rounds: int) -> dict[str, Any]:
             rate = tokens / sides[name].seconds(prompts, outputs)
             print(f"{case} round {number}: {name} {rate:.1f} tokens/s", file=sys.stderr, flush=True)
             rates[name] += [round(rate, 1)] if number else []
-    ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
     medians = {name: statistics.median(rate) for name, rate in rates.items()}
-    return {"tokens_per_s": medians, "ratio": round(statistics.median(ratios), 2), "rounds": rates}
+    found: dict[str, Any] = {"tokens_per_s": medians, "rounds": rates}
+    if len(rates) == 2:
+        ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
+        found["ratio"] = round(statistics.median(ratios), 2)
+    return found
 
 
 def busy() -> None:

@@ -119,6 +119,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 3
     cold: bool = False  # measure the first run, too; an engine then serves one workload
     workloads: list[str] = []  # that its engine is made for
+    context: int | None = (
+        None  # of its longest request, in place of the workloads'; stretches the model
+    )
 
 
 class Bench(NamedTuple):
@@ -152,13 +155,15 @@ def prepare(setup: Setup) -> Bench:
     from cairn.serve.engine.start import start_with
 
     opened = open_model(setup.model)
+    if setup.context is not None and setup.context > opened.spec.context:
+        opened = open_model(setup.model, setup.context)
     runnable = opened.load(setup.device, setup.dtype)
     dtype = dtype_name(runnable.dtype)
     rate = "fp8" if setup.quantization == "fp8" else dtype
     ceiling = measure_ceiling(runnable.device, rate)
     release()
     scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
-    context = _context(setup.workloads, scale, opened.spec)
+    context = setup.context or _context(setup.workloads, scale, opened.spec)
     began = time.perf_counter()
     config = EngineConfig(
         model=setup.model,
@@ -166,7 +171,7 @@ def prepare(setup: Setup) -> Bench:
         dtype=setup.dtype,
         plain=setup.plain,
         max_model_len=context,
-        load_in_advance=True,
+        load_in_advance=not setup.synthetic_acceptance,  # which enters the graphs
         weights=setup.quantization or "auto",
         kv_cache_dtype=setup.kv_cache or "auto",
         head=setup.head or "auto",
@@ -175,9 +180,9 @@ def prepare(setup: Setup) -> Bench:
         max_num_seqs=setup.max_num_seqs,
     )
     started = start_with(opened, runnable, config, sole=bool(setup.quantization))
+    rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     ready = time.perf_counter() - began
     each = _bytes(runnable.model, started.engine)
-    rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     return Bench(
         setup=setup,
         engine=started.engine,
@@ -201,25 +206,31 @@ def _context(names: Sequence[str], scale: float, spec: "ModelSpec") -> int:
 
 
 def _dial_acceptance(engine: "Engine", asked: str) -> list[float]:
-    """Let drafts hold as often as is asked for; the rates by position."""
-    from cairn.serve.engine.speculate.synthetic import make_synthetic, read_rates
+    """Let drafts hold as often as is asked for; the rates by position. Captures graphs, too."""
+    from cairn.serve.engine.speculate import synthetic
 
     speculation, limits = engine.scheduler.speculation, engine.scheduler.limits
     if not asked or speculation is None:
         return []
-    rates = read_rates(asked, limits.drafts)
-    make_synthetic(speculation, rates, limits.vocabulary)
+    rates = synthetic.read_rates(asked, limits.drafts)
+    if speculation.on_device:
+        synthetic.make_synthetic_on_device(engine.runner, rates)
+    else:
+        synthetic.make_synthetic(speculation, rates, limits.vocabulary)
+    engine.runner.warm_up()
     return rates
 
 
 def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
     """What the forms of this engine read for a weight and for a key or value."""
+    from cairn.models.experts import ExpertLayer
     from cairn.models.linear.maps import linears
 
     read = [(part.read_bytes(), math.prod(part.shape_NK())) for part in linears(model)]
+    for layer in model.modules():
+        if isinstance(layer, ExpertLayer):
+            read += [(w.nbytes, math.prod(w.shape)) for w in layer.matrices()]
     weight = sum(nbytes for nbytes, _ in read) / sum(count for _, count in read)
-    if model.spec.experts is not None:  # whose matrices are no linear maps
-        weight = model.embedding.weight.itemsize
     return Bytes(weight, engine.runner.pool.cache.itemsize)
 
 

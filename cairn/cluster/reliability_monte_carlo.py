@@ -36,7 +36,7 @@ def live(
     draw = np.random.default_rng(seed)
     scale = mean / math.gamma(1 + 1 / shape)
     gaps = draw.weibull(shape, failures) * scale  # up-time between failures, restarts included
-    parts = np.stack(_between(gaps, scheme, interval), axis=1)
+    parts = np.stack(accounted(gaps, scheme, interval), axis=1)
     totals = parts.sum(0)
     wall = totals.sum()
     each = [chunk[:, 0].sum() / chunk.sum() for chunk in np.array_split(parts, batches)]
@@ -49,7 +49,7 @@ def live(
     )
 
 
-def _between(gap: Floats, scheme: Scheme, interval: float) -> tuple[Floats, ...]:
+def accounted(gap: Floats, scheme: Scheme, interval: float) -> tuple[Floats, ...]:
     """Seconds from one failure to the next: productive, checkpoint, detect, restart, lost work."""
     detect = np.minimum(gap, scheme.detect)
     restart = np.minimum(gap - detect, scheme.restart)

@@ -24,6 +24,7 @@ from cairn.core.errors import ConfigError
 
 ENVIRONMENT = "CAIRN_KERNEL_CACHE"
 MANIFEST = "built.json"
+GROUP = "__grp__"  # Triton's own record of the files of a kernel; it has absolute paths
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +157,8 @@ class _BuiltCache(FileCacheManager):
 def _complete(folder: Path) -> dict[str, str]:
     """The files of one key; none, where it was not written to the end: what Triton looks for is written last."""
     try:
-        found = {entry.name: entry.path for entry in os.scandir(folder)}
+        listed = os.scandir(folder)
+        found = {entry.name: entry.path for entry in listed if not entry.name.startswith(GROUP)}
     except OSError:
         return {}
     ended = any(name.endswith((".json", ".so")) for name in found)

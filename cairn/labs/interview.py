@@ -2,6 +2,7 @@
 
     interview.toml   seven rounds; questions of each with the facts that a good answer has, and a follow-up
     drills.toml      the round `diagnose`: evidence to read, graded by the cause that was found
+    lessons/*.toml   the round `topics`: two questions of each lesson
     due(answers)     topics whose last right answer is older than their interval: 1, 3, 7, 16, 35 days ...
 
 Pure: nobody is asked here and nothing is written.
@@ -17,11 +18,13 @@ import msgspec
 
 from cairn.core.errors import UsageError, did_you_mean
 from cairn.labs.lab import Words
+from cairn.labs.lesson import lessons
 from cairn.labs.progress import Answer
 from cairn.labs.rubric import Point
 
 FILE = Path(__file__).with_name("interview.toml")
 DRILLS = Path(__file__).with_name("drills.toml")
+LESSONS = "topics"
 INTERVALS_DAYS = (1, 3, 7, 16, 35, 90)  # after the first right answer in a row, the second, ...
 
 
@@ -57,7 +60,27 @@ def rounds() -> dict[str, Round]:
         except msgspec.DecodeError as error:
             raise ValueError(f"{file.name}: {error}") from error
         found |= {one.id: one for one in read.round}
+    found[LESSONS] = _lesson_round()
     return found
+
+
+def _lesson_round() -> Round:
+    """Two questions of each lesson; what follows one is the other."""
+    asked = [
+        Drilled(topic=topic, ask=one.ask, points=one.points, answer=one.answer, follow=other.ask)
+        for topic, lesson in lessons().items()
+        for one, other in (lesson.interview, lesson.interview[::-1])
+    ]
+    return Round(
+        id=LESSONS,
+        title=Words("Topic by topic", "逐个主题"),
+        minutes=45,
+        wants=Words(
+            "The mechanism, one number, and when it does not hold.",
+            "机制、一个数字，以及何时不成立。",
+        ),
+        question=asked,
+    )
 
 
 def find_round(name: str) -> Round:

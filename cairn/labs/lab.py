@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
 Language = Literal["en", "zh"]
 Need = Literal[
-    "gpu", "2 processes", "2 cores", "root", "linux", "triton", "nixl", "gpu or compiler"
+    "gpu",
+    "2 processes",
+    "2 cores",
+    "root",
+    "linux",
+    "triton",
+    "nixl",
+    "compiler",
+    "gpu or compiler",
 ]
 Kind = Literal["near", "at_least", "at_most"]
 Points = Sequence[tuple[float, float]]  # of one line of a plot

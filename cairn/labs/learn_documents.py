@@ -44,13 +44,20 @@ def exercise_document(one: Exercise) -> dict[str, Any]:
 
 
 def interview_round(one: Round) -> dict[str, Any]:
+    topics = [q.topic for q in one.question]
     return {
         "id": one.id,
         "title": asdict(one.title),
         "minutes": one.minutes,
         "wants": asdict(one.wants),
         "questions": [
-            {"topic": q.topic, "ask": asdict(q.ask), "evidence": q.evidence} for q in one.question
+            {
+                "topic": q.topic,
+                "number": topics[:place].count(q.topic),  # of those of its topic
+                "ask": asdict(q.ask),
+                "evidence": q.evidence,
+            }
+            for place, q in enumerate(one.question)
         ],
     }
 

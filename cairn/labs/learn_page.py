@@ -11,6 +11,7 @@ from cairn.labs.catalogue import all_labs
 from cairn.labs.code_place import find_place
 from cairn.labs.lab import Language, Words
 from cairn.labs.learner import Learner
+from cairn.labs.lesson import Lesson, lesson_of, snippet_of
 from cairn.labs.roadmap import Heading, Topic
 from cairn.labs.two_languages import both, language_tag, switch
 from cairn.labs.wording import STATE_SIGNS, WORDS
@@ -76,11 +77,12 @@ def _topics(learner: Learner, section: Heading) -> Markup:
 
 
 def _about(learner: Learner, topic: Topic) -> list[Markup]:
-    en, zh = topic.en, topic.zh
+    en, zh, lesson = topic.en, topic.zh, lesson_of(topic.id)
     places = (element("li", element("code", str(find_place(written)))) for written in topic.code)
     parts = [
         both(Words(en.what, zh.what), "p"),
         _titled("problem", both(Words(en.problem, zh.problem), "p")),
+        *(_lesson(lesson) if lesson is not None else []),
         _titled("debug", both(Words(en.debug, zh.debug), "p")),
         _titled("code", element("ul", *places)),
     ]
@@ -90,12 +92,31 @@ def _about(learner: Learner, topic: Topic) -> list[Markup]:
     if topic.commands:
         commands = (element("li", element("code", command)) for command in topic.commands)
         parts.append(_titled("commands", element("ul", *commands)))
-    if topic.reading:
-        titles = (element("li", title) for title in topic.reading)
+    reading = [*topic.reading, *(lesson.reading if lesson is not None else [])]
+    if reading:
+        titles = (element("li", title) for title in reading)
         parts.append(_titled("reading", element("ul", *titles)))
-    answer = both(Words(en.answer, zh.answer), "p")
-    check = element("details", element("summary", both(Words(en.ask, zh.ask))), answer)
-    return [*parts, _titled("ask", check)]
+    parts.append(_titled("ask", _question(Words(en.ask, zh.ask), Words(en.answer, zh.answer))))
+    if lesson is not None:
+        asked = [_question(one.ask, one.answer) for one in lesson.interview]
+        parts.append(_titled("asked", join(asked)))
+    return parts
+
+
+def _question(ask: Words, answer: Words) -> Markup:
+    return element("details", element("summary", both(ask)), both(answer, "p"))
+
+
+def _lesson(lesson: Lesson) -> list[Markup]:
+    shown = snippet_of(lesson)
+    code = element("pre", "\n".join(shown.lines))
+    mistakes = (both(one, "li") for one in lesson.mistakes)
+    return [
+        _titled("picture", element("pre", lesson.picture)),
+        _titled("worked", element("div", both(lesson.worked, "p"), class_="worked")),
+        _titled("snippet", join([element("p", element("code", shown.place)), code])),
+        _titled("mistakes", element("ul", *mistakes)),
+    ]
 
 
 def _lab(learner: Learner, name: str) -> Markup:
@@ -115,5 +136,6 @@ STYLE = """
   text-decoration: none; }
 .chip.done { border-color: var(--good); } .chip.later { color: var(--soft); } .soft { color: var(--soft); }
 h3 { font-size: .95rem; margin: .9rem 0 .3rem; } h4 { font-size: .85rem; margin: .8rem 0 .2rem; color: var(--soft); }
+pre { overflow-x: auto; font-size: .8rem; line-height: 1.35; }   .worked p { white-space: pre-line; }
 details { max-width: 75ch; margin: .3rem 0; } summary { cursor: pointer; } ul { margin: .2rem 0; padding-left: 1.2rem; }
 """

@@ -3,15 +3,16 @@
     GET /cairn/learn                    the map, with what is done
     GET /cairn/learn/topics/{topic}     one topic, with the newest run of each of its labs
     GET /cairn/learn/labs/{lab}         a lab and its newest run
+    POST /cairn/learn/labs/{lab}/run    starts its quick form; GET: the steps so far and the verdict
     GET /cairn/learn/words              the words around them, in both languages
     GET /cairn/learn/exercises          all exercises, and which of them were passed here
     GET /cairn/learn/exercises/{name}   one: what is wanted, its hints, the skeleton
     GET /cairn/learn/interview          the rounds and their questions, without answers
-    GET /cairn/learn/grade              ?round=&topic=&answer=  a typed answer beside its rubric
+    GET /cairn/learn/grade              ?round=&topic=&number=&answer=  a typed answer beside its rubric
 
-Read only: labs and exercises run in the terminal, never on behalf of a browser; a graded answer is not kept. Each
-document is read from the record anew, so a lab that has just run is there after a reload. Where the server has keys,
-these paths ask for one as well.
+A lab runs for a browser of this machine, or for one that has shown a key; one at a time, in a process of its own.
+Exercises run in the terminal; a graded answer is not kept. Each document is read from the record anew. Where the server
+has keys, these paths ask for one as well.
 """
 
 from urllib.parse import parse_qs
@@ -19,6 +20,8 @@ from urllib.parse import parse_qs
 from msgspec.structs import asdict
 from starlette.concurrency import run_in_threadpool
 
+from cairn.core.errors import RequestError
+from cairn.core.shared_secret import is_loopback
 from cairn.labs.catalogue import all_labs
 from cairn.labs.exercises.exercise import all_exercises
 from cairn.labs.interview import rounds
@@ -29,11 +32,15 @@ from cairn.labs.learn_documents import (
     interview_round,
 )
 from cairn.labs.learner import Learner, lab_document, look, map_document, topic_document
+from cairn.labs.live_runs import LiveRuns
 from cairn.labs.wording import WORDS
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.api import Guarded
 from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.service import Service
+
+RUNS = LiveRuns()  # of this process, which has one server
 
 
 def routes() -> list[Guarded]:
@@ -41,6 +48,7 @@ def routes() -> list[Guarded]:
         Guarded("/cairn/learn", learn_map),
         Guarded("/cairn/learn/topics/{topic}", learn_topic),
         Guarded("/cairn/learn/labs/{lab}", learn_lab),
+        Guarded("/cairn/learn/labs/{lab}/run", learn_lab_run, ("GET", "POST")),
         Guarded("/cairn/learn/words", learn_words),
         Guarded("/cairn/learn/exercises", learn_exercises),
         Guarded("/cairn/learn/exercises/{name}", learn_exercise),
@@ -65,6 +73,30 @@ async def learn_lab(service: Service, call: Call, body: bytes) -> JSON:
     if name not in all_labs():
         raise Refusal(404, f"there is no lab '{name}'")
     return JSON(lab_document(learner, name))
+
+
+async def learn_lab_run(service: Service, call: Call, body: bytes) -> JSON:
+    """Starts it, or says how far it is."""
+    name = call.scope["path_params"]["lab"]
+    if name not in all_labs():
+        raise Refusal(404, f"there is no lab '{name}'")
+    if call.scope["method"] == "POST":
+        _check_starter(call)
+        try:
+            RUNS.start(name)
+        except RequestError as error:
+            raise Refusal(409, error.message) from error
+    return JSON(RUNS.state(name))
+
+
+def _check_starter(call: Call) -> None:
+    """A page of another site cannot send JSON here unasked, nor a stranger on the network use these cores."""
+    kinds = [value for name, value in call.scope["headers"] if name == b"content-type"]
+    if not kinds or not kinds[0].startswith(b"application/json"):
+        raise Refusal(415, "a lab is started with content-type: application/json")
+    host = (call.scope.get("client") or ("", 0))[0]
+    if call.holder == ANYBODY and not is_loopback(host):
+        raise Refusal(403, "labs run for a browser of this machine, or with a key of the server")
 
 
 async def learn_words(service: Service, call: Call, body: bytes) -> JSON:
@@ -92,9 +124,12 @@ async def learn_grade(service: Service, call: Call, body: bytes) -> JSON:
     }
     one = rounds().get(asked.get("round", ""))
     found = [q for q in one.question if q.topic == asked.get("topic")] if one is not None else []
-    if not found:
-        raise Refusal(404, "there is no such question: give round, topic and answer")
-    return JSON(graded_document(found[0], asked.get("answer", "")))
+    number = asked.get("number", "0")  # of those of one topic
+    if not number.isdecimal() or int(number) >= len(found):
+        raise Refusal(
+            404, "there is no such question: give round, topic, answer and perhaps number"
+        )
+    return JSON(graded_document(found[int(number)], asked.get("answer", "")))
 
 
 async def _learner() -> Learner:

@@ -19,6 +19,7 @@ from cairn.labs.code_place import find_place
 from cairn.labs.entry import Entry, about
 from cairn.labs.exercises.exercise import all_exercises, exercises_of
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
+from cairn.labs.lesson import lesson_of, snippet_of
 from cairn.labs.needs import unmet
 from cairn.labs.progress import Answers, Standing, answered_right, next_topics, standing
 from cairn.labs.roadmap import Heading, Roadmap, Topic, load
@@ -99,9 +100,26 @@ def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
             {"name": name, "title": asdict(all_exercises()[name].about.title)}
             for name in exercises_of(topic.id)
         ],
+        "lesson": lesson_document(topic.id),
         "runs": [
             msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs
         ],
+    }
+
+
+def lesson_document(topic: str) -> dict[str, Any] | None:
+    """The hour behind a topic, with the code as it is now; None where there is none."""
+    lesson = lesson_of(topic)
+    if lesson is None:
+        return None
+    asked = [{"ask": asdict(one.ask), "answer": asdict(one.answer)} for one in lesson.interview]
+    return {
+        "picture": lesson.picture,
+        "worked": asdict(lesson.worked),
+        "snippet": msgspec.to_builtins(snippet_of(lesson)),
+        "mistakes": [asdict(one) for one in lesson.mistakes],
+        "interview": asked,
+        "reading": lesson.reading,
     }
 
 

@@ -104,6 +104,7 @@ _CHECKS: dict[Need, Callable[[Machine], Words | None]] = {
     "2 processes": _processes,
     "root": _root,
     "linux": _linux,
+    "compiler": _compiler,
     "triton": _package("triton"),
     "nixl": _package("nixl"),
 }

@@ -11,6 +11,7 @@ call. Knows nothing about labs. A rank that breaks its group on purpose destroys
 """
 
 import contextlib
+import importlib
 import io
 import multiprocessing
 import os
@@ -32,6 +33,8 @@ from cairn.train.launch import LOST, Failure, failure_of
 # What the clean process imports before it is forked.
 BASE = ("torch", "cairn.comm.backend", "cairn.labs.ranks")
 TRAINER = ("torch._dynamo", "cairn.train.parallel.parallelize", "cairn.train.objective")
+SAVER = ("cairn.train.checkpoint.save", "cairn.train.checkpoint.load")
+NEEDED = {"cairn.labs.training": TRAINER, "cairn.labs.cluster": SAVER}
 GRACE_S = 1.0  # after the first failure, for another rank that failed for a reason of its own
 
 
@@ -82,10 +85,13 @@ def process_context(function: Callable[..., Any]) -> Any:
     """Forks of this process where it never had a second thread of torch's; of a clean one otherwise."""
     import torch
 
+    needed = NEEDED.get(function.__module__.rpartition(".")[0], ())
     if os.environ.get("OMP_NUM_THREADS") == "1" and not torch.cuda.is_available():
+        for module in needed:  # once here, instead of in every fork
+            importlib.import_module(module)
         return multiprocessing.get_context("fork")
     clean = multiprocessing.get_context("forkserver")
-    wanted = BASE + (TRAINER if function.__module__.startswith("cairn.labs.training") else ())
+    wanted = BASE + needed
     known = getattr(forkserver._forkserver, "_preload_modules", ())
     if not set(wanted) <= set(known):
         _end_clean_process()

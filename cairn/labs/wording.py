@@ -37,6 +37,10 @@ WORDS: dict[str, Words] = {
     "reading": Words("Reading", "延伸阅读"),
     "requires": Words("Learn first", "先修"),
     "ask": Words("Check yourself", "自测"),
+    "picture": Words("The picture", "图示"),
+    "worked": Words("Worked out", "推导与算例"),
+    "snippet": Words("The lines that do it", "实现它的代码"),
+    "asked": Words("Asked in interviews", "面试会问"),
     "answer": Words("Model answer", "参考答案"),
     "hidden": Words("--answers shows the answer", "加 --answers 查看参考答案"),
     # the quiz
@@ -83,6 +87,8 @@ WORDS: dict[str, Words] = {
         "Questions (--answers shows the answers)", "思考题（--answers 显示答案）"
     ),
     "not run": Words("not run yet", "尚未运行"),
+    "run here": Words("Run it here (quick form)", "在此运行（快速版）"),
+    "running": Words("running", "运行中"),
     "run it": Words("Run it", "运行"),
     "cannot run": Words("lab '{lab}' cannot run here: {why}", "实验 '{lab}' 无法在本机运行：{why}"),
     "can run": Words(

@@ -78,6 +78,12 @@ def cache_groups(
     return tuple(groups)
 
 
+def with_draft_layer(groups: Sequence[CacheGroup], layer: int) -> tuple[CacheGroup, ...]:
+    """With a layer of a drafting head behind those of the model; all of them keep every token."""
+    (group,) = groups
+    return (msgspec.structs.replace(group, layers=(*group.layers, layer)),)
+
+
 def cache_bytes_per_token(spec: ModelSpec, value_bytes: float = 2, shards: int = 1) -> float:
     """What all layers write for one token."""
     return sum(

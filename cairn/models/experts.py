@@ -4,7 +4,7 @@
 
 No shape depends on what was chosen and nothing waits for the device, so a CUDA graph can hold a step; padding rows are
 routed like any other and read by nobody. Experts are split over tensor-parallel shards inside, like a dense
-feed-forward; spreading whole experts over ranks is not this module's business. `models.fused_experts` computes the
+feed-forward; `expert_ranks` spreads whole experts over ranks. `models.fused_experts` computes the
 same through our kernels.
 """
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.kernels.experts.matrices import ExpertMatrices, dequantized
 from cairn.models.activation import Gate
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.grouped_product import grouped_product, sort_by_expert
@@ -104,6 +105,7 @@ class ExpertLayer(Sublayer, Holder):
         if experts.biases:
             self.inner_bias_EF = build.parameter(experts.count, len(self.parts) * self.width)
             self.down_bias_ED = build.parameter(experts.count, spec.hidden)
+        self.forms: tuple[ExpertMatrices, ExpertMatrices] | None = None  # None: the parameters
         shared = experts.shared_intermediate
         self.shared = FeedForward(build, spec, shared) if shared else None
 
@@ -126,12 +128,39 @@ class ExpertLayer(Sublayer, Holder):
 
     def visit(self, x_MD: Tensor, ends_E: Tensor) -> Tensor:
         """Rows that are sorted by expert, each through its expert, in one grouped product each way."""
-        inner_MF = grouped_product(x_MD, self.inner_EFD, ends_E)
+        inner_EFD, down_EDF = self._floats(x_MD.dtype)
+        inner_MF = grouped_product(x_MD, inner_EFD, ends_E)
         if self.inner_bias_EF is not None:
             row_M = torch.arange(len(x_MD), dtype=ends_E.dtype, device=ends_E.device)
             expert_M = torch.searchsorted(ends_E, row_M, right=True)
             inner_MF = inner_MF + self.inner_bias_EF[expert_M.clamp(max=self.experts.count - 1)]
-        return grouped_product(self.gate.plain(inner_MF), self.down_EDF, ends_E)
+        return grouped_product(self.gate.plain(inner_MF), down_EDF, ends_E)
+
+    def matrices(self) -> tuple[ExpertMatrices, ExpertMatrices]:
+        """Of the two products, in the form that kernels multiply with; without gradients."""
+        return self.forms or (self.inner_EFD.data, self.down_EDF.data)
+
+    def visits_here(self, weights_TN: Tensor, chosen_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and places of the experts that this rank holds; -1: another does."""
+        return weights_TN, chosen_TN
+
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of the two products, without gradients."""
+        inner, down = self.inner_bias_EF, self.down_bias_ED
+        return None if inner is None else inner.data, None if down is None else down.data
+
+    def take(self, forms: tuple[ExpertMatrices, ExpertMatrices], *, release: bool) -> None:
+        """Multiply in these forms from now on. `release`: give back the memory of the parameters."""
+        self.forms = forms
+        if release:
+            for name in ("inner_EFD", "down_EDF"):
+                blank = torch.empty_like(getattr(self, name), device="meta")
+                setattr(self, name, nn.Parameter(blank, requires_grad=False))
+
+    def _floats(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if self.forms is None:
+            return self.inner_EFD, self.down_EDF
+        return dequantized(self.forms[0], dtype), dequantized(self.forms[1], dtype)
 
     def weighed_bias(self, bias_ED: Tensor, weights_TN: Tensor, chosen_TN: Tensor) -> Tensor:
         """This rank's part of the biases behind the second products, weighed as their results are."""
@@ -142,10 +171,15 @@ class ExpertLayer(Sublayer, Holder):
     def expert(self, expert: int, x_MD: Tensor) -> Tensor:
         """One expert for all rows: the definition of what the grouped form computes."""
         inner_bias_F = None if self.inner_bias_EF is None else self.inner_bias_EF[expert]
-        inner_MF = self.gate.plain(F.linear(x_MD, self.inner_EFD[expert], inner_bias_F))
-        return F.linear(inner_MF, self.down_EDF[expert])
+        inner_EFD, down_EDF = self._floats(x_MD.dtype)
+        inner_MF = self.gate.plain(F.linear(x_MD, inner_EFD[expert], inner_bias_F))
+        return F.linear(inner_MF, down_EDF[expert])
 
     def slots(self) -> Iterator[Slot]:
+        yield from self.whole_slots()
+
+    def whole_slots(self) -> Iterator[Slot]:
+        """Of every expert."""
         whole, first = self.experts.intermediate, self.width * self.shards.rank
         split = self.width != whole
         for expert in range(self.experts.count):

@@ -94,8 +94,6 @@ class Fused:
         experts = (feed for feed in feeds if isinstance(feed, ExpertLayer))
         if not all(has_kernels(layer, layer.router.weight.data) for layer in experts):
             return "the product of its experts is chosen by the number of rows"
-        if self.spec.experts is not None and self.spec.experts.biases:
-            return "the biases of its experts are added by torch"
         return None
 
     def logits(self, hidden_TD: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     router product | route | sort pairs | gate, up, SwiGLU of every expert | down, weighed
 
 Few tokens leave a float32 part for each of their experts, which the norm that follows sums; many tokens are summed in
-a launch of their own. What the kernels cannot express (other types, tensor-parallel shards) is computed by torch.
+a launch of their own. What the kernels cannot express (other types, slices of experts) is computed by torch.
 """
 
 from typing import cast
@@ -11,10 +11,20 @@ from typing import cast
 from torch import Tensor
 
 from cairn.kernels.experts.combine import combine
-from cairn.kernels.experts.grouped_matmul import grouped_matmul, grouped_parts, obstacle
+from cairn.kernels.experts.grouped_matmul import (
+    Gating,
+    Rows,
+    grouped_matmul,
+    grouped_parts,
+    obstacle,
+)
+from cairn.kernels.experts.matrices import ExpertMatrices, Fp8Experts
 from cairn.kernels.experts.route import MOST_EXPERTS, Routing, route
 from cairn.kernels.experts.sort_pairs import FewPairs, Pairs, sort_pairs
 from cairn.kernels.norm.join_norm import Parts
+from cairn.kernels.quantize.quantize import quantize
+from cairn.models.activation import Gate
+from cairn.models.expert_ranks import spreads_experts
 from cairn.models.experts import ExpertLayer
 from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.gpu_product import gpu_product
@@ -26,10 +36,9 @@ MOST_PARTS = 512  # tokens: above, their parts in float32 are more bytes than a 
 def has_kernels(layer: ExpertLayer, x_TD: Tensor) -> bool:
     experts = layer.experts
     # `route` chooses among all experts, not among groups of them.
-    fits = experts.groups == 1 and layer.shards.size == 1 and experts.count <= MOST_EXPERTS
-    return (
-        fits and obstacle(x_TD, layer.inner_EFD) is None and obstacle(x_TD, layer.down_EDF) is None
-    )
+    whole = layer.shards.size == 1 or spreads_experts(layer.shards)
+    fits = experts.groups == 1 and whole and experts.count <= MOST_EXPERTS
+    return fits and all(obstacle(x_TD, w) is None for w in layer.matrices())
 
 
 def experts_product(
@@ -43,47 +52,47 @@ def experts_product(
 
     `slots_T`: where the tokens lie in the cache; negative for padding, which no expert sees.
     """
+    alone = layer.shards.size == 1
     chosen_TK, weights_TK = _routed(layer, x_TD, kernels, slots_T)
+    weights_TK, chosen_TK = layer.visits_here(weights_TK, chosen_TK)
     left_in_parts = onto_TD is not None and layer.shared is None and len(x_TD) <= MOST_PARTS
-    left_in_parts = left_in_parts and layer.down_bias_ED is None
+    left_in_parts = left_in_parts and alone  # parts of one rank would be added before the others'
     pairs: Pairs | FewPairs
     if left_in_parts and chosen_TK.numel() <= FEW_PAIRS:
         pairs = FewPairs(chosen_TK.flatten(), layer.experts.per_token)
     else:
-        pairs = sort_pairs(chosen_TK, layer.experts.count)
-    one_tile = kernels.invariant
-    x_TD = x_TD.contiguous()
-    if layer.gate.is_swiglu and layer.inner_bias_EF is None:
-        inner_PF = grouped_matmul(
-            x_TD, layer.inner_EFD.data, pairs, gather=True, swiglu=True, one_tile=one_tile
-        )
-    else:
-        wide_PF = grouped_matmul(x_TD, layer.inner_EFD.data, pairs, gather=True, one_tile=one_tile)
-        inner_PF = layer.gate.fast(_biased(wide_PF, layer, chosen_TK, pairs))
+        pairs = sort_pairs(chosen_TK.contiguous(), layer.matrices()[0].shape[0])
+    one_tile, (inner, down) = kernels.invariant, layer.matrices()
+    inner_bias_EF, down_bias_ED = layer.biases()
+    gating = _gating(layer.gate)
+    inner_PF = grouped_matmul(
+        _entering(x_TD.contiguous(), inner),
+        inner,
+        pairs,
+        gather=True,
+        gating=gating,
+        bias_EN=inner_bias_EF,
+        one_tile=one_tile,
+    )
+    rows = _entering(inner_PF if gating else layer.gate.fast(inner_PF), down)
     if isinstance(pairs, FewPairs) or left_in_parts:
         return Parts(
-            grouped_parts(inner_PF, layer.down_EDF.data, pairs, weights_TK, one_tile=one_tile)
+            grouped_parts(rows, down, pairs, weights_TK, bias_EN=down_bias_ED, one_tile=one_tile)
         )
-    results_PD = grouped_matmul(inner_PF, layer.down_EDF.data, pairs, one_tile=one_tile)
-    y_TD = combine(results_PD, pairs.places_P, weights_TK)
-    if layer.down_bias_ED is None:
-        return y_TD
-    visited_TK = chosen_TK.clamp(min=0).long()  # of padding, whatever: nobody reads it
-    return y_TD + layer.weighed_bias(layer.down_bias_ED, weights_TK.to(x_TD.dtype), visited_TK)
+    results_PD = grouped_matmul(rows, down, pairs, bias_EN=down_bias_ED, one_tile=one_tile)
+    return layer.shards.reduce(combine(results_PD, pairs.places_P, weights_TK))
 
 
-def _biased(
-    wide_PF: Tensor, layer: ExpertLayer, chosen_TK: Tensor, pairs: Pairs | FewPairs
-) -> Tensor:
-    """The first products plus the biases of their experts, where those have any."""
-    if layer.inner_bias_EF is None:
-        return wide_PF
-    chosen_P = chosen_TK.flatten()
-    if isinstance(pairs, FewPairs):
-        expert_P = chosen_P
-    else:  # behind the pairs of experts lie those of padding, whose order is not written
-        expert_P = chosen_P[pairs.order_P.long().clamp(0, chosen_P.numel() - 1)]
-    return wide_PF + layer.inner_bias_EF.data[expert_P.clamp(min=0).long()]
+def _gating(gate: Gate) -> Gating | None:
+    """What the kernel does on its way out; None: the activation has a launch of its own."""
+    if gate.is_swiglu:
+        return Gating()
+    clamped = gate.gated and gate.activation == "clamped_silu"
+    return Gating(gate.limit) if clamped else None
+
+
+def _entering(x: Tensor, w: ExpertMatrices) -> Rows:
+    return quantize(x) if isinstance(w, Fp8Experts) else x
 
 
 def _routed(

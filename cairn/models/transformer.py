@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cairn.models.attend import Attend
 from cairn.models.attention import Attention
 from cairn.models.build import Build, Holder, Slot
+from cairn.models.expert_ranks import RankExperts, spreads_experts
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import PlainResidual, PlainStep, Step, run_layer, run_layers
 from cairn.models.layers import FeedForward, Norm, input_norm, output_norm
@@ -38,7 +39,8 @@ class Layer(nn.Module):
         if experts is None:
             self.feed_forward = FeedForward(build, spec, spec.intermediate)
         else:
-            self.feed_forward = ExpertLayer(build, spec, experts)
+            make = RankExperts if spreads_experts(build.shards) else ExpertLayer
+            self.feed_forward = make(build, spec, experts)
         self.feed_forward_post_norm = output_norm(build, spec)
 
     def forward(self, residual: Any, step: Step) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cairn.core.errors import WeightsError
 from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import Source, is_left_out, sources
+from cairn.models.expert_ranks import RankExperts
 from cairn.models.gguf.kept_blocks import HasBlocks, KeptMap, give_blocks, kept_maps, on_cpu
 from cairn.models.quantized.load import (
     Kept,
@@ -23,6 +24,11 @@ from cairn.models.quantized.load import (
     dequantised_note,
     give_forms,
     packed_maps,
+)
+from cairn.models.quantized.load_experts import (
+    KeptExperts,
+    give_expert_forms,
+    packed_experts,
 )
 from cairn.models.quantized.source import HasPlanes
 from cairn.models.safetensors_file import TensorSource
@@ -75,18 +81,22 @@ def load(
 ) -> None:
     """Fill every parameter of a model on the meta device, or give its linear maps forms; see `load_model`."""
     slots = list(model.slots())
-    where = _locate(model.spec, slots, tensors)
+    where = _locate(model.spec, [*slots, *_elsewhere(model)], tensors)
     _check_tied_head(model.spec, where, tensors)
     kept: list[Kept] = []
+    experts: list[KeptExperts] = []
     blocks: list[KeptMap] = []
     if notes is not None and isinstance(tensors, HasBlocks) and on_cpu(device):
         blocks = kept_maps(model, where, tensors)
     elif notes is not None and isinstance(tensors, HasPlanes):
         source = cast(QuantizedSource, tensors)
         kept = packed_maps(model, where, source)
-        note = dequantised_note(kept, slots, where, source, model.build.dtype.itemsize)
+        experts = packed_experts(model, where, source, device)
+        held = {slot.name for part in (*kept, *experts) for slot in part.slots}
+        others = [slot for slot in slots if slot.name not in held]
+        note = dequantised_note(others, where, source, model.build.dtype.itemsize)
         notes += [note] if note else []
-    packed = {slot.parameter for part in kept for slot in part.slots}
+    packed = {slot.parameter for part in (*kept, *experts) for slot in part.slots}
     packed |= {parameter for one in blocks for parameter in one.parameters}
     modules = dict(model.named_modules())
     for path, group in _by_parameter(slots).items():
@@ -101,8 +111,16 @@ def load(
     if kept and notes is not None:
         note = give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
         notes += [note] if note else []
+    if experts:
+        give_expert_forms(experts, where, cast(QuantizedSource, tensors), device, progress)
     if blocks:
         give_blocks(blocks, cast(HasBlocks, tensors), progress)
+
+
+def _elsewhere(model: Transformer) -> list[Slot]:
+    """What only other ranks hold."""
+    layers = [(p, m) for p, m in model.named_modules() if isinstance(m, RankExperts)]
+    return [slot.under(path) for path, layer in layers for slot in layer.slots_elsewhere()]
 
 
 class HasSlots(Protocol):

@@ -99,10 +99,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """the same tokens at temperature 0, whatever else is in the batch"""
     tensor_parallel_size: int = 1
     """GPUs (or processes on a CPU) that share the model"""
+    enable_expert_parallel: bool = False
+    """with tensor_parallel_size: whole experts on each rank, instead of a slice of every expert"""
     speculate: str = "off"
     """guess several tokens and verify them in one step, with the same answers: ngram (what followed the last tokens
     before), suffix (what most often did, in finished answers too), grammar (only what a schema leaves no choice
-    about), a smaller MODEL with the same tokens, auto (suffix) or off"""
+    about), a smaller MODEL with the same tokens, a folder with an EAGLE-3 head, auto (suffix) or off"""
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses of a request in a step; auto: as many as are expected to pay"""
     kernel_cache: str | None = None

@@ -26,7 +26,7 @@ from cairn.verify.explain import (
     mean_distance,
     within,
 )
-from cairn.verify.hypotheses import ACTIVATIONS, Hypothesis, of_prompt, of_spec, of_weights
+from cairn.verify.hypotheses import EIGHT_BIT_PRODUCTS, Hypothesis, of_prompt, of_spec, of_weights
 from cairn.verify.plain_path import PlainPath
 from cairn.verify.probes import CHAT_PROBE, LONG
 
@@ -131,9 +131,9 @@ class Check:
             level: Level = one.bits or "bfloat16"
             self._sizes[level] = fit(one, first, base, under).size
         if expected in ("int8", "int4"):
-            under = self._expected(first, ACTIVATIONS)
-            entering = fit(ACTIVATIONS, first, base, under).size
-            self._sizes["int8"] = max(self._sizes["int8"], entering)
+            under = self._expected(first, EIGHT_BIT_PRODUCTS)
+            both = fit(EIGHT_BIT_PRODUCTS, first, base, under).size
+            self._sizes["int8"] = max(self._sizes["int8"], both)
         self._sizes["int8"] = max(self._sizes["int8"], self._sizes["bfloat16"])
         self._sizes["int4"] = max(self._sizes["int4"], self._sizes["int8"])
         return self._sizes

@@ -26,7 +26,7 @@ class Hypothesis(NamedTuple):
     concern: Concern
     spec: ModelSpec | None = None
     bits: Literal["int8", "int4", "bfloat16"] | None = None
-    rounds_inputs: bool = False  # of every product, to 8 bits
+    rounds_inputs: bool = False  # what enters a product has as few bits as this CPU multiplies
     probe: str = ""  # it shows only there; empty: in every text
     ids: Callable[[list[int]], list[int]] | None = None  # the tokens in place of those of the text
 
@@ -46,9 +46,9 @@ def of_weights() -> Iterator[Hypothesis]:
     )
 
 
-# How CPUs multiply with quantised weights: what enters a product has 8 bits, too.
-ACTIVATIONS = Hypothesis(
-    "quantisation", "activations rounded to 8 bits a token", "weights", rounds_inputs=True
+# How CPUs multiply with quantised weights: as 8-bit rows, and what enters a product has 8 bits, too.
+EIGHT_BIT_PRODUCTS = Hypothesis(
+    "quantisation", "weights and activations in 8 bits", "weights", bits="int8", rounds_inputs=True
 )
 
 

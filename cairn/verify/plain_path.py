@@ -14,7 +14,7 @@ from cairn.models.attend import Packed
 from cairn.models.build import Build
 from cairn.models.linear.form import Epilogue, Product
 from cairn.models.linear.maps import Linear, linears
-from cairn.models.linear.packed import GROUP, INT8_MOST, Levels
+from cairn.models.linear.packed import GROUP, INT8_MOST, Levels, saturates
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.verify.evidence import Observation, Row
@@ -46,9 +46,8 @@ class PlainPath:
     def _under(self, hypothesis: Hypothesis) -> Transformer:
         if hypothesis.spec is not None:
             return with_spec(self.model, hypothesis.spec)
-        if hypothesis.rounds_inputs:
-            return with_rounded_inputs(self.model)
-        return self.model if hypothesis.bits is None else rounded(self.model, hypothesis.bits)
+        made = self.model if hypothesis.bits is None else rounded(self.model, hypothesis.bits)
+        return with_rounded_inputs(made) if hypothesis.rounds_inputs else made
 
     def _one(
         self, model: Transformer, observed: Observation, hypothesis: Hypothesis | None
@@ -120,6 +119,7 @@ def rounded(model: Transformer, bits: str) -> Transformer:
     return made
 
 
+@torch.inference_mode()
 def with_rounded_inputs(model: Transformer) -> Transformer:
     """As CPUs multiply with weights in few bits: what enters a product has 8 bits, too."""
     made = with_spec(model, model.spec)
@@ -141,18 +141,22 @@ class RoundedInputs:
         return True
 
     def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Product:
-        return self.part._float(in_eight_bits(x_MK), epilogue, biased=True)
+        return self.part._float(in_few_bits(x_MK), epilogue, biased=True)
 
     def after(self, weight_K: Tensor) -> None:
         return None
 
 
-def in_eight_bits(x_MK: Tensor) -> Tensor:
-    """Each token by its own range, but for the columns that are much larger than the rest in every trained model."""
+def in_few_bits(x_MK: Tensor) -> Tensor:
+    """Each token by its own range, but for the columns that are much larger than the rest in every trained model.
+
+    In 8 bits, and in 7 where this CPU's sums of 8-bit products would overflow.
+    """
+    most = INT8_MOST // 2 if saturates() else INT8_MOST
     largest = x_MK.abs().amax(0).topk(min(OUTLIERS, x_MK.shape[1] // 2)).indices
     kept_MK = torch.zeros_like(x_MK).index_copy_(1, largest, x_MK[:, largest])
     rest_MK = x_MK - kept_MK
-    step_M1 = rest_MK.abs().amax(1, keepdim=True).clamp(min=1e-12) / INT8_MOST
+    step_M1 = rest_MK.abs().amax(1, keepdim=True).clamp(min=1e-12) / most
     return kept_MK + (rest_MK / step_M1).round() * step_M1
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from cairn.bench import engine_run, profile_serve, record, throughput
+from cairn.bench import context, engine_run, profile_serve, record, throughput
 from cairn.bench.engine_run import serve
 from cairn.bench.workload import requests, totals
 from cairn.cli.bench import bench as verb
@@ -31,6 +31,7 @@ def ceiling(monkeypatch):
     """Known at once: measuring it is tested elsewhere. In a large process a collection takes half a second."""
     monkeypatch.setattr(throughput, "measure_ceiling", lambda device, dtype: CEILING)
     monkeypatch.setattr(engine_run, "quiet_collector", contextlib.nullcontext)
+    monkeypatch.setattr(context, "quiet_collector", contextlib.nullcontext)
     monkeypatch.setattr(throughput, "release", lambda: None)
 
 
@@ -49,6 +50,26 @@ def test_synthetic_acceptance_brings_the_length_that_is_asked_for(capsys):
     for wrong in ([*drafts[:2], *drafts[4:]], [*drafts[:-1], "9"]):
         with pytest.raises(UsageError, match="synthetic"):
             run(*args, *wrong)
+
+
+def test_context_times_one_request_by_its_length(capsys, tmp_path):
+    out = tmp_path / "context.json"
+    small = ["--shape", "tiny-qwen3", "--device", "cpu", "--dtype", "float32", "--output-len", "4"]
+    words = ["context", *small, "--out", str(out), "--merge", "--commit", "abc", "--lengths"]
+    stretched = preset("tiny-qwen3").context + 40
+    for lengths in (["24"], ["6", str(stretched)]):
+        assert verb.run([*words, *lengths]) == 0
+    rows = context.read(out).rows
+    assert [row.length for row in rows] == [24, 6, stretched]
+    for row in rows:
+        assert row.failure is None
+        assert row.ttft_s > row.ttft_floor_s > 0
+        assert row.tpot_s > row.tpot_floor_s > 0
+    assert rows[2].ttft_floor_s > rows[0].ttft_floor_s
+    assert "per token" in capsys.readouterr().out
+    for wrong in (["--lengths", "0"], ["--output-len", "1"], ["--merge"]):
+        with pytest.raises(UsageError):
+            verb.run(["context", *small, *wrong])
 
 
 def test_json_is_one_document_with_what_is_promised(capsys):

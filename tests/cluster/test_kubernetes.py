@@ -14,7 +14,8 @@ import msgspec
 import pytest
 import yaml
 
-from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable
+from cairn.cluster import records
+from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, SubmitFailed
 from cairn.cluster.backends.k8s_status import status_of
 from cairn.cluster.backends.kubernetes import Kubernetes, node_of, objects, quantity
 from cairn.cluster.backends.slurm import Slurm
@@ -387,3 +388,33 @@ def test_the_script_for_slurm_is_golden(name):
     job = read_job(EXAMPLES / f"{name}.toml")
     plan = resolve(job, Slurm().unseen())
     same_as_golden(f"{name}.sbatch", script(plan, "LOGS", []))
+
+
+def fake_kubectl(folder, monkeypatch, **answers):
+    """A kubectl that prints `answers[verb]` on stderr and fails, or an empty list."""
+    program = folder / "kubectl"
+    cases = "".join(f"{verb}) echo '{said}' >&2; exit 1;;\n" for verb, said in answers.items())
+    empty = '{"kind": "List", "items": []}'
+    program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}*) echo '{empty}';;\nesac\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def test_an_empty_cluster_is_not_taken_for_one_that_forbids(tmp_path, monkeypatch, capsys):
+    fake_kubectl(tmp_path, monkeypatch)
+    assert not Kubernetes().look().checked
+    assert "the cluster has no nodes" in capsys.readouterr().err
+    fake_kubectl(tmp_path, monkeypatch, get="Error from server (Forbidden): nodes is forbidden")
+    with pytest.raises(EngineUnreachable):  # queues may not be listed, either
+        Kubernetes().look()
+
+
+def test_a_kind_that_the_cluster_lacks_is_named(tmp_path, monkeypatch):
+    said = 'error: resource mapping not found: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"'
+    fake_kubectl(tmp_path, monkeypatch, create=said)
+    monkeypatch.setenv("CAIRN_JOBS", str(tmp_path / "jobs"))
+    plan = plan_of("train-tiny")
+    record = records.create(plan.job, "kubernetes")
+    with pytest.raises(SubmitFailed, match="no JobSet") as refused:
+        Kubernetes().submit(plan, record)
+    assert "TrainJob" in refused.value.hint

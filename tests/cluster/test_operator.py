@@ -25,6 +25,7 @@ from operator_rig import (
 )
 
 from cairn.cluster.operator.election import DURATION_S, LeaseView
+from cairn.cluster.operator.lead import lead
 from cairn.cluster.operator.objects import API, Ref, covers
 from cairn.cluster.operator.run import Operator
 from cairn.cluster.operator.work_queue import WorkQueue
@@ -329,12 +330,23 @@ def test_any_order_of_events_and_any_crash_end_where_a_quiet_day_ends(
     assert run(end_of(api, events, crash_in, before)) == quiet_end
 
 
-def test_a_running_operator_follows_watches_through_a_gap_and_an_outage(store, api):
-    task = None
+async def until(there, seconds=5.0):
+    for _ in range(int(seconds / 0.02)):
+        if there():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come")
 
+
+async def cancelled(*tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_running_operator_follows_watches_through_a_gap(store, api):
     async def scenario():
-        operator = Operator(api, KINDS, print)
-        nonlocal task
+        operator = Operator(api, KINDS)
         task = asyncio.create_task(operator.run())
         put(store, "InferenceService", "one", SERVICE)
         await until(lambda: "one-servers-0" in store.named(DEPLOYMENTS))
@@ -344,18 +356,49 @@ def test_a_running_operator_follows_watches_through_a_gap_and_an_outage(store, a
         async with store.changed:
             store.changed.notify_all()
         await until(lambda: "two-servers-0" in store.named(DEPLOYMENTS))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    async def until(there, seconds=5.0):
-        for _ in range(int(seconds / 0.02)):
-            if there():
-                return
-            assert not task.done(), task.exception()
-            await asyncio.sleep(0.02)
-        raise AssertionError(store.named(DEPLOYMENTS).keys())
+        await cancelled(task)
 
     run(scenario())
+
+
+def test_leaders_follow_each_other_through_outages_and_make_nothing_twice(store, api):
+    """The second of two waits; the API is gone at the start and again later; the first is ended."""
+    lease = Ref("coordination.k8s.io/v1", "Lease", "default", "cairn-operator")
+    said = []
+
+    def leader(me):
+        return asyncio.create_task(
+            lead(api, lease, me, lambda: Operator(api, KINDS), 1, said.append)
+        )
+
+    def holder():
+        leases = store.named("coordination.k8s.io/v1/leases")
+        return leases[lease.name]["spec"]["holderIdentity"] if leases else None
+
+    async def scenario():
+        store.down = True
+        put(store, "InferenceService", "one", SERVICE)
+        first = leader("a")
+        await asyncio.sleep(0.3)
+        store.down = False
+        await until(lambda: "one-servers-0" in store.named(DEPLOYMENTS))
+        second = leader("b")
+        await asyncio.sleep(0.4)
+        assert holder() == "a"
+        store.down = True
+        await asyncio.sleep(0.3)
+        store.down = False
+        made = {key: one["metadata"]["uid"] for key, one in store.objects.items()}
+        await cancelled(first)
+        await until(lambda: holder() == "b")
+        put(store, "InferenceService", "two", SERVICE)
+        await until(lambda: "two-servers-0" in store.named(DEPLOYMENTS))
+        assert made.items() <= {k: v["metadata"]["uid"] for k, v in store.objects.items()}.items()
+        await cancelled(second)
+
+    run(scenario())
+    assert said[:1] == ["a leads"]
+    assert "b leads" in said
 
 
 def test_the_lease_goes_to_another_only_after_it_has_not_changed_for_its_duration():

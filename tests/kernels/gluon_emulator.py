@@ -163,10 +163,12 @@ class Pointer:
         return self.memory.as_strided((size - start,), (1,), start)
 
 
-def load(pointer: Pointer, mask=True, other=0.0, cache_modifier=""):
+def load(pointer: Pointer, mask=True, other=0.0, cache_modifier="", eviction_policy=""):
     places = np.asarray(pointer.offset)
     there = np.broadcast_to(_array(mask), places.shape)
-    found = pointer.cells()[torch.tensor(np.where(there, places, 0))]
+    cells = pointer.cells()
+    cells = cells.float() if cells.dtype == torch.float8_e4m3fn else cells  # cannot be indexed
+    found = cells[torch.tensor(np.where(there, places, 0))]
     values = (found.float() if found.is_floating_point() else found).numpy()
     return Tensor(np.where(there, values, other).astype(values.dtype), pointer.layout)
 
@@ -467,6 +469,11 @@ def warpgroup_mma_wait(outstanding, values):
     return results[0] if len(results) == 1 else results
 
 
+def mma_v2(a, b, acc):
+    with np.errstate(all="ignore"):
+        return Tensor((a.array @ b.array + acc.array).astype(np.float32), acc.layout)
+
+
 PROGRAM = types.SimpleNamespace(id=0, count=1)
 FAILED: list[str] = []
 
@@ -583,6 +590,8 @@ hopper.__dict__.update(
     ),
     fence_async_shared=lambda: None, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
 )  # fmt: skip
+ampere = types.ModuleType("triton.experimental.gluon.language.nvidia.ampere")
+ampere.mma_v2 = mma_v2
 host = types.ModuleType("triton.experimental.gluon.nvidia.hopper")
 host.TensorDescriptor = Descriptor
 language.__path__ = []
@@ -590,6 +599,7 @@ sys.modules.update({
     "triton.experimental.gluon": gluon,
     "triton.experimental.gluon.language": language,
     "triton.experimental.gluon.language.nvidia": types.ModuleType("nvidia"),
+    "triton.experimental.gluon.language.nvidia.ampere": ampere,
     "triton.experimental.gluon.language.nvidia.hopper": hopper,
     "triton.experimental.gluon.nvidia": types.ModuleType("nvidia"),
     "triton.experimental.gluon.nvidia.hopper": host,

@@ -7,17 +7,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cairn.kernels.experts.sort_pairs as sorting
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.experts.combine import combine, combine_reference
+from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
 from cairn.kernels.experts.grouped_matmul import (
+    SWIGLU,
+    Gating,
     _key,
     grouped_matmul,
     grouped_matmul_reference,
     grouped_parts,
     grouped_parts_reference,
 )
+from cairn.kernels.experts.matrices import quantize_experts, round_mxfp4
 from cairn.kernels.experts.route import Routing, route, route_reference
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
+from cairn.kernels.quantize.quantize import quantize
 from cairn.kernels.tuned import trying
 
 TALL = dict(block_m=16, block_n=32, block_k=32, warps=4, stages=2)
@@ -44,11 +50,16 @@ def test_of_equal_scores_the_lower_expert_wins():
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40), st.integers(0, 1000))
-def test_sorted_as_python_sorts(count, per_token, tokens, seed):
+@given(
+    st.integers(1, 5), st.integers(1, 4), st.integers(0, 40), st.integers(0, 1000), st.booleans()
+)
+def test_sorted_as_python_sorts(count, per_token, tokens, seed, chunked):
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(-1, count, (tokens, per_token), generator=generator).int()
-    found = sort_pairs(chosen, count, impl="triton")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorting, "CHUNK", 16 if chunked else 8192)
+        patch.setattr(sorting, "MOST_CHUNKS", 4)
+        found = sort_pairs(chosen, count, impl="triton")
     flat = chosen.flatten().tolist()
     wanted = sorted((e, p) for p, e in enumerate(flat) if e >= 0)
     assert found.order_P.tolist()[: len(wanted)] == [p for _, p in wanted]
@@ -73,8 +84,12 @@ def test_grouped(tiles, swiglu, hot):
     x = torch.randn(tokens, k).bfloat16()
     w = (torch.randn(count, n, k) * k**-0.5).bfloat16()
     with trying("grouped_matmul", _key(len(pairs.order_P), w, swiglu), tiles):
-        y = grouped_matmul(x, w, pairs, gather=True, swiglu=swiglu, impl="triton")
-    exact = grouped_matmul_reference(x.double(), w, pairs, gather=True, swiglu=swiglu)
+        y = grouped_matmul(
+            x, w, pairs, gather=True, gating=SWIGLU if swiglu else None, impl="triton"
+        )
+    exact = grouped_matmul_reference(
+        x.double(), w, pairs, gather=True, gating=SWIGLU if swiglu else None
+    )
     real = int(pairs.ends_E[-1])
     assert relative_error(y[:real], exact[:real]) < 1e-2
 
@@ -119,6 +134,52 @@ def test_a_row_is_the_same_in_any_company():
     many = grouped_matmul(x, w, together, gather=True, one_tile=True, impl="triton")
     one = grouped_matmul(x[7:8].contiguous(), w, alone, gather=True, one_tile=True, impl="triton")
     assert torch.equal(many[together.places_P[14:16].long()], one[alone.places_P.long()])
+
+
+def forms(w):
+    return {"float": w, "fp8": quantize_experts(w), "mxfp4": round_mxfp4(w)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "few"),
+    [("float", True), ("fp8", False), ("mxfp4", False), ("mxfp4", True)],
+)
+def test_forms_biases_and_the_clamped_gate(kind, few):
+    tokens, count, n, k = 3, 3, 96, 144  # neither whole tiles of rows nor of columns
+    chosen = torch.tensor([[0, 2], [-1, -1], [2, 1]], dtype=torch.int32)
+    pairs = FewPairs(chosen.flatten(), 2) if few else sort_pairs(chosen, count)
+    floats = (torch.randn(count, n, k) * k**-0.5).bfloat16()
+    w, bias = forms(floats)[kind], torch.randn(count, n).bfloat16()
+    x = torch.randn(tokens, k).bfloat16()
+    x = quantize(x) if kind == "fp8" else x
+    how = dict(gather=True, gating=Gating(1.5), bias_EN=bias)
+    tiles = TALL if kind != "mxfp4" else TALL | dict(block_k=128)
+    with trying("grouped_matmul", _key(tokens * 2, w, True), tiles):
+        y = grouped_matmul(x, w, pairs, **how, impl="triton")
+    exact = grouped_matmul_reference(x, w, pairs, **how)
+    real = chosen.flatten() >= 0 if few else slice(int(pairs.ends_E[-1]))
+    assert relative_error(y[real], exact[real]) < 1e-2
+    down = forms((torch.randn(count, 24, n // 2) * 0.2).bfloat16())[kind]
+    y = exact.nan_to_num()
+    rows, added = quantize(y) if kind == "fp8" else y, torch.randn(count, 24).bfloat16()
+    weights = torch.rand(tokens, 2) * (chosen >= 0)
+    with trying("grouped_matmul", _key(tokens * 2, down, False), tiles):
+        parts = grouped_parts(rows, down, pairs, weights, bias_EN=added, impl="triton")
+    wanted = grouped_parts_reference(rows, down, pairs, weights, added)
+    visited = chosen[:, 0] >= 0
+    assert relative_error(parts[:, visited], wanted[:, visited]) < 1e-2
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_the_persistent_form(hot):
+    tokens, count, n, k = 45, 5, 80, 72
+    pairs = routed(tokens, count, 2, hot)
+    x = torch.randn(pairs.total, k).bfloat16()
+    w = (torch.randn(count, n, k) * k**-0.5).bfloat16()
+    y = grouped_large(x, w, pairs.ends_E, LargeTiles(16, 32, 32, 4, 2))
+    exact = grouped_matmul_reference(x.double(), w, pairs)
+    real = int(pairs.ends_E[-1])
+    assert relative_error(y[:real], exact[:real]) < 1e-2
 
 
 @pytest.mark.parametrize("wrong", ["x", "w_ENK", "order_P", "ends_E", "weights_TK"])

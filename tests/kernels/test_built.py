@@ -77,7 +77,8 @@ assert not hasattr(triton.runtime.cache.triton_key, "cache_info")
 compiled = []
 triton.knobs.compilation.listener = lambda **seen: None if seen["cache_hit"] else compiled.append(seen["src"].name)
 for launch in test_built.launches_of_norms():
-    triton.compile(launch.source, target=launch.target, options=launch.options)
+    found = triton.compile(launch.source, target=launch.target, options=launch.options)
+    assert not [name for name in found.metadata_group if name.startswith("__grp__")]
 before = lookups.note()
 with test_built.absent_gpu(test_built.GPU) as more:
     test_built.norm(128)
@@ -91,6 +92,11 @@ def test_what_one_process_builds_another_finds(tmp_path: Path):
     made = write_manifest(tmp_path / "first", "sm_90", GPU, ["norms"])
     assert (made.kernels, made.launchers) == (1, 1)
     folder = (tmp_path / "first").rename(tmp_path / "moved")  # as an image's layers are
+    modules = [path.read_bytes() for path in folder.glob("*/*.so")]
+    assert len(modules) == 2
+    assert all(
+        b"libcuda.so.1" in module for module in modules
+    )  # of the driver, when they are loaded
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "own")}
     here = str(Path(__file__).parent)
     done = subprocess.run(

@@ -19,7 +19,7 @@ from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
 from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.experts.combine import combine
-from cairn.kernels.experts.grouped_matmul import grouped_matmul, grouped_parts
+from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul, grouped_parts
 from cairn.kernels.experts.route import Routing, route
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
 from cairn.kernels.layer.activation import gated_activation, gated_activation_fp8, geglu
@@ -57,9 +57,11 @@ from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, qua
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.kernels.quantize.quantize_transposed import quantize_transposed
 from cairn.kernels.sampling.accept_tokens import accept_tokens, random_draws
+from cairn.kernels.sampling.draft_ngrams import draft_ngrams, random_texts
 from cairn.kernels.sampling.logprobs import LogProbs, logprobs
 from cairn.kernels.sampling.penalties import count, penalize, random_penalties
 from cairn.kernels.sampling.sampling import random_batch, sample
+from cairn.kernels.sampling.synthetic_draws import random_rates, synthetic_draws
 from cairn.kernels.tooling import catalogue
 
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
@@ -300,7 +302,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         dict(logits_TE=random(3, 5), routing=Routing(2), bias_E=random(5), slots_T=ids(1, -1, 2)),
     ),
     (sort_pairs, dict(chosen_TK=CHOSEN, count=3)),
-    (grouped_matmul, EXPERTS | dict(x=random(3, 16), gather=True, swiglu=True)),
+    (grouped_matmul, EXPERTS | dict(x=random(3, 16), gather=True, gating=SWIGLU)),
     (
         grouped_matmul,
         dict(
@@ -318,6 +320,20 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     (step_inputs, step()),
     (keep_tokens, dict(state=step()["state"], tokens_B=ids(1, 2), rows_B=ids(0, 2))),
     (accept_tokens, dict(zip(("drawn", "state"), seeded(random_draws, 3, 2, "cpu"), strict=True))),
+    (
+        draft_ngrams,
+        dict(
+            zip(
+                ("rows_B", "bounds_B1", "tokens_T", "positions_T", "text_NC"),
+                seeded(random_texts, 3, 20, 2, "cpu"),
+                strict=True,
+            )
+        ),
+    ),
+    (
+        synthetic_draws,
+        dict(zip(("drawn", "rates_K", "steps_N"), seeded(random_rates, 3, 2, "cpu"), strict=True)),
+    ),
 ]
 
 
@@ -412,6 +428,16 @@ ANY_RANK = {
 }
 
 
+BY_ROWS = {
+    "accept_tokens",
+    "count",
+    "draft_ngrams",
+    "keep_tokens",
+    "step_inputs",
+    "synthetic_draws",
+}
+
+
 def must_refuse(argument: tuple[str, str], mistakes: set[str]) -> set[str]:
     """Other types, devices and numbers of dimensions are refused for every argument, not for some."""
     wanted = {mistake for mistake in mistakes if mistake.startswith("torch.")}
@@ -454,11 +480,7 @@ def _answer(function: Any, arguments: dict[str, Any]) -> str:
     except ValueError as error:
         return str(error)
     except IndexError as error:  # whether a row or a page exists is a matter of values
-        return (
-            ""
-            if function.__name__ in ("accept_tokens", "count", "keep_tokens", "step_inputs")
-            else repr(error)
-        )
+        return "" if function.__name__ in BY_ROWS else repr(error)
     except Exception as error:  # noqa: BLE001
         return repr(error)
     return ""

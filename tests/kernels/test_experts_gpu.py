@@ -14,14 +14,18 @@ from cairn.kernels.cases.grouped_matmul import (
 )
 from cairn.kernels.experts.combine import combine, combine_reference
 from cairn.kernels.experts.grouped_matmul import (
+    SWIGLU,
+    Gating,
     _key,
     grouped_matmul,
     grouped_matmul_reference,
     grouped_parts,
     grouped_parts_reference,
 )
+from cairn.kernels.experts.matrices import quantize_experts, round_mxfp4
 from cairn.kernels.experts.route import Routing, route, route_reference
-from cairn.kernels.experts.sort_pairs import sort_pairs, sort_pairs_reference
+from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs, sort_pairs_reference
+from cairn.kernels.quantize.quantize import quantize
 from cairn.kernels.tuned import trying
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +76,7 @@ TILES = [
 @pytest.mark.parametrize(("shape", "tiles"), dict.fromkeys(TILES))
 def test_every_tile(shape, tiles):
     x, w, pairs = operands(shape, 300, zipf=True)
-    how = dict(gather=shape.swiglu, swiglu=shape.swiglu)
+    how = dict(gather=shape.swiglu, gating=shape.gating)
     with trying("grouped_matmul", _key(len(pairs.order_P), w, shape.swiglu), tiles._asdict()):
         y = grouped_matmul(x, w, pairs, **how, impl="triton")
         again = grouped_matmul(x, w, pairs, **how, impl="triton")
@@ -102,9 +106,47 @@ def test_a_row_is_the_same_in_any_company():
     x, w, pairs = operands(GATE_UP, 300)
     chosen = choices(300).cuda()
     alone = sort_pairs(chosen[7:8].contiguous(), COUNT)
-    how = dict(gather=True, swiglu=True, one_tile=True, impl="triton")
+    how = dict(gather=True, gating=SWIGLU, one_tile=True, impl="triton")
     many = grouped_matmul(x, w, pairs, **how)
     one = grouped_matmul(x[7:8].contiguous(), w, alone, **how)
     first = 7 * PER_TOKEN
     places = pairs.places_P[first : first + PER_TOKEN].long()
     assert torch.equal(many[places], one[alone.places_P.long()])
+
+
+def forms(w):
+    return {"bf16": w, "fp8": quantize_experts(w), "mxfp4": round_mxfp4(w)}
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "mxfp4"])
+@pytest.mark.parametrize("tokens", [1, 3, 40, 700])
+@pytest.mark.parametrize("limit", [0.0, 7.0], ids=["swiglu", "clamped"])
+def test_forms_and_biases(kind, tokens, limit):
+    count, hidden, inner = 32, 2880, 1440
+    chosen = choices(tokens)[:, :4].contiguous().cuda() % count
+    pairs = FewPairs(chosen.flatten(), 4) if tokens == 3 else sort_pairs(chosen, count)
+    w = forms((torch.randn(count, 2 * inner, hidden, device="cuda") * hidden**-0.5).to(BF16))[kind]
+    x, bias = torch.randn(tokens, hidden, device="cuda").to(BF16), torch.randn(count, 2 * inner)
+    x, bias = quantize(x) if kind == "fp8" else x, bias.cuda().to(BF16)
+    how = dict(gather=True, gating=Gating(limit), bias_EN=bias)
+    y = grouped_matmul(x, w, pairs, **how, impl="triton")
+    assert relative_error(y, grouped_matmul_reference(x, w, pairs, **how)) < 1e-2
+    down = forms((torch.randn(count, hidden, inner, device="cuda") * inner**-0.5).to(BF16))[kind]
+    rows, weights = quantize(y) if kind == "fp8" else y, torch.rand(tokens, 4, device="cuda")
+    added = torch.randn(count, hidden, device="cuda").to(BF16)
+    parts = grouped_parts(rows, down, pairs, weights, bias_EN=added, impl="triton")
+    exact = grouped_parts_reference(rows, down, pairs, weights, added)
+    assert relative_error(parts, exact) < 3e-3
+
+
+@pytest.mark.parametrize("zipf", [False, True])
+@pytest.mark.parametrize("shape", [GATE_UP, DOWN], ids=lambda shape: shape.name)
+def test_many_tokens_of_every_expert(shape, zipf):
+    x, w, pairs = operands(shape, 8192, zipf)
+    y = grouped_matmul(x, w, pairs, gather=shape.swiglu, gating=shape.gating, impl="triton")
+    sources = pairs.order_P.long() // PER_TOKEN if shape.swiglu else slice(None)
+    exact = torch.nn.functional.grouped_mm(x[sources], w.transpose(1, 2), offs=pairs.ends_E)
+    if shape.swiglu:
+        gate, up = exact.float().chunk(2, -1)
+        exact = torch.nn.functional.silu(gate) * up
+    assert relative_error(y, exact.float()) < 1e-2

@@ -6,7 +6,9 @@ import torch
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.cases.int4_matmul import plans, random_int4
 from cairn.kernels.matmul.int4_matmul import (
+    WARP_ROWS,
     Int4,
+    counted,
     dequantize_int4,
     int4_matmul,
     int4_parts,
@@ -36,17 +38,22 @@ def whole(n, k, group, shifts=False):
 @pytest.mark.parametrize("m", [5, 16, 100])
 def test_every_stage_count_is_exact(m, n, k, group, shifts):
     w = whole(n, k, group, shifts)
+    joining = counted(w)
     x = torch.randint(-1, 2, (m, k), device="cuda").to(BF16)
     exact = (x.double() @ int4_reference(w).double().T).to(BF16)
     usual = int4_plan(m, n, k, group, shifts)
     tried = [usual._replace(stages=stages) for stages in range(2, usual.stages + 1)]
     tried += [usual._replace(split=split) for split in (1, 2)]
     tried += [usual._replace(warps=8, stages=stages) for stages in (2, 3)]
+    if m <= WARP_ROWS:
+        tried += [plan._replace(kernel="int4 warps") for plan in tried]
     key = f"m={row_block(m)},n={n},k={k},group={w.group}"
     for plan in tried:
         with trying("int4_matmul", key, plan._asdict()):
-            for _ in range(3):
-                assert torch.equal(int4_matmul(x, w, prefetch=True, impl="gluon"), exact), plan
+            for one in (w, joining, joining):
+                assert torch.equal(int4_matmul(x, one, prefetch=True, impl="gluon"), exact), plan
+    assert joining.arrived is not None
+    assert not joining.arrived.any()
 
 
 @pytest.mark.parametrize("m", [1, 16])
@@ -63,8 +70,9 @@ def test_plans_for_large_matrices_are_near_the_truth(m):
 
 @pytest.mark.parametrize("m", [1, 9])
 def test_bias_and_swiglu(m):
-    x, w = torch.randn(m, 1024, device="cuda", dtype=BF16), random_int4(16384, 1024, shifts=True)
-    bias = torch.randn(16384, device="cuda", dtype=BF16)
+    x, w = torch.randn(m, 1024, device="cuda", dtype=BF16), random_int4(1024, 1024, shifts=True)
+    w = counted(w)  # gate and up of cut sums are joined, too
+    bias = torch.randn(1024, device="cuda", dtype=BF16)
     for activation in (None, "swiglu"):
         given = dict(bias_N=bias, activation=activation)
         found = int4_matmul(x, w, **given, impl="gluon")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.matmul.int4_matmul import (
+    _numbers_descriptor,
     dequantize_int4,
     int4_matmul,
     int4_plan,
@@ -75,6 +76,12 @@ def test_rounding_to_the_nearest_level():
     assert "multiples" in (W4A16.obstacle(torch.zeros(60, 256)) or "")
     group = Planes("int4", torch.zeros(64, 64, dtype=torch.uint8), torch.ones(64, 2), None, 32)
     assert "groups of 32" in (PackedInt4.obstacle(group) or "")
+
+
+def test_a_plane_of_one_group_has_the_stride_of_its_rows():
+    """What is contiguous with one row may have any stride, and a TMA descriptor is made of it."""
+    scales_GN = torch.ones(128, 1).T.contiguous()
+    assert _numbers_descriptor(scales_GN).strides == [128, 1]
 
 
 def test_plans_fit():

@@ -16,6 +16,10 @@ from cairn.kernels.matmul.skinny_fp8 import (
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.tuned import trying
+from cairn.models.linear.form import Epilogue as FormEpilogue
+from cairn.models.linear.form import Kernels
+from cairn.models.linear.fp8_planes import Fp8Blocks
+from cairn.models.quantized.planes import Planes, dequantized
 
 pytestmark = pytest.mark.gpu
 
@@ -33,6 +37,28 @@ def by_plan(plan, x, w, **parts):
     key = _default(1 if one_row else len(x.values), *w.values.shape, one_row)[0]
     with trying("skinny_fp8", key, plan._asdict()):
         return skinny_fp8(x, w, **parts, prefetch=True, impl="triton")
+
+
+def blocks(rows: int, columns: int) -> Planes:
+    """Whole numbers with a power of two for each block of 128 x 128."""
+    values = torch.randint(-2, 3, (rows, columns), device="cuda").to(E4M3)
+    scales = 2.0 ** torch.randint(-1, 2, (-(-rows // 128), columns // 128), device="cuda")
+    return Planes("fp8", values, scales, None, 128, 128)
+
+
+@pytest.mark.parametrize("m", [1, 5, 16, 64, 100, 131, 300])
+@pytest.mark.parametrize(("n", "k"), [(1040, 1024), (512, 3072)])
+def test_blocks_with_a_scale_each_are_exact(m, n, k):
+    planes = blocks(n, k)
+    assert Fp8Blocks.obstacle(planes) is None
+    form = Fp8Blocks(planes)
+    x = torch.randint(-1, 2, (m, k), device="cuda").to(BF16)
+    given = x if m == 1 else Quantized(x.to(E4M3), torch.full((m, 1), 0.5, device="cuda"))
+    exact = x.double() @ dequantized(planes).double().T * (1 if m == 1 else 0.5)
+    for onto in (None, x.new_zeros(m, n)):
+        found = form.product(given, None, FormEpilogue(None, onto, Kernels()))
+        found = found.sums_SMD.sum(0) if isinstance(found, Parts) else found
+        assert torch.equal(found.to(BF16), exact.to(BF16))
 
 
 @pytest.mark.parametrize("m", [1, 2, 16, 50])

@@ -13,7 +13,7 @@ from cairn.hw.ceilings import Ceilings, Identity
 from cairn.labs.gpu._ceiling import ceiling
 from cairn.labs.gpu.coalescing import moved_per_useful
 from cairn.labs.gpu.shape_cliff import Cache, lines_kept, read_cache
-from cairn.labs.gpu.systolic_array import cycles_of, simulate, utilisation
+from cairn.labs.gpu.systolic_array import cycles_of, over_tiles, simulate
 from cairn.labs.gpu.tiling import fetched, predicted_fetches
 from cairn.labs.gpu.wave_quantisation import efficiency, waves
 from cairn.labs.pytorch._caching import CachingAllocator, segment_size
@@ -30,11 +30,19 @@ def test_the_array_multiplies_in_as_many_cycles_as_the_formula_says(rows, height
     a, w = generator.integers(-9, 9, (rows, height)), generator.integers(-9, 9, (height, width))
     trace = simulate(a, w)
     assert (trace.product == a @ w).all()
-    assert trace.cycles == cycles_of(rows, height, width)
-    assert trace.busy == rows * height * width
-    assert trace.busy / (trace.cycles * height * width) == pytest.approx(
-        utilisation(rows, height, width)
-    )
+    assert trace.cycles == rows + height + width - 2
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=few, tall=st.integers(1, 3), wide=st.integers(1, 3), side=st.integers(1, 4))
+def test_tiles_follow_one_another_as_fast_as_rows_or_weights_come(rows, tall, wide, side):
+    generator = np.random.default_rng(rows)
+    a = generator.integers(-9, 9, (rows, tall * side))
+    w = generator.integers(-9, 9, (tall * side, wide * side))
+    found = over_tiles(a, w, side)
+    assert (found.product == a @ w).all()
+    assert found.cycles == cycles_of(rows, tall * wide, side)
+    assert found.largest >= abs(found.product).max()
 
 
 @pytest.mark.parametrize("tile", [1, 2, 4, 8])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.labs.serving import continuous_batching, fair_share, mla, multi_lora, routing
+from cairn.labs.serving import continuous_batching, fair_share, multi_lora, routing
 from cairn.labs.serving._engine import ask, words
 from cairn.labs.serving._fleet import Replica, serve, ttfts
 from cairn.labs.serving._speculate import accepted_of, expected_tokens, keep, lookup, speculate
@@ -151,19 +151,6 @@ def test_first_come_is_the_order_of_arrival():
 
 
 # -- arithmetic ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [1, 7, 130])
-def test_absorbed_attention_is_unpacked_attention(length):
-    draw = torch.Generator().manual_seed(length)
-
-    def made(*shape):
-        return torch.randn(*shape, generator=draw, dtype=torch.float64)
-
-    w = mla.Weights(made(mla.HEADS, mla.SIZE, mla.LATENT), made(mla.HEADS, mla.SIZE, mla.LATENT))
-    inputs = (made(mla.HEADS, mla.SIZE), made(mla.HEADS, mla.ROTARY), made(length, mla.LATENT),
-              made(length, mla.ROTARY))  # fmt: skip
-    assert torch.allclose(mla.unpacked(*inputs, w), mla.absorbed(*inputs, w), atol=1e-9)
 
 
 def test_adapters_in_one_batch_are_those_of_each_row_alone():

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from cairn.models.attend import Cached, KVCache, Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
+from cairn.models.linear.maps import held_bytes
+from cairn.models.quantized import load_experts
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
@@ -167,7 +169,7 @@ def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_p
 
 
 @torch.no_grad()
-def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path):
+def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path, monkeypatch):
     """Blocks and scales as openai/gpt-oss-20b stores them; the oracle has the values that they stand for."""
     config = transformers.GptOssConfig(
         **SIZES | dict(hidden_size=64, intermediate_size=32, head_dim=16, sliding_window=9),
@@ -199,3 +201,8 @@ def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path):
     for notes in (None, []):  # dequantised, and as a server asks for them
         ours = opened.load("cpu", torch.float32, notes=notes).eval()
         torch.testing.assert_close(logits(ours, tokens(20)), expected_TV, rtol=0, atol=2e-4)
+    monkeypatch.setattr(load_experts, "multiplies_packed", lambda device: True)  # as on a GPU
+    packed = opened.load("cpu", torch.float32, notes=[]).eval()
+    assert held_bytes(packed) < held_bytes(ours)
+    assert all(layer.feed_forward.forms is not None for layer in packed.layers)
+    torch.testing.assert_close(logits(packed, tokens(20)), expected_TV, rtol=0, atol=2e-4)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
+from cairn.kernels.norm.join_norm import Parts
 from cairn.models import fused_experts
 from cairn.models.activation import ACTIVATIONS
 from cairn.models.attend import Packed
@@ -154,11 +155,12 @@ def test_biases_and_a_clamped_gate_are_the_same_through_the_kernels(monkeypatch)
     for name, parameter in layer.named_parameters():
         parameter.normal_(0, 1 if "bias" in name or "router" in name else 0.3)
     x_TD = torch.randn(9, spec.hidden)
-    found_TD = experts_product(layer, x_TD, x_TD, Kernels())
-    torch.testing.assert_close(found_TD, layer(x_TD), rtol=1e-4, atol=1e-4)
+    parts = cast(Parts, experts_product(layer, x_TD, x_TD, Kernels()))
+    for found_TD in (parts.sums_SMD.sum(0), experts_product(layer, x_TD, None, Kernels())):
+        torch.testing.assert_close(found_TD, layer(x_TD), rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(fused_experts, "sort_pairs", unwritten)
     slots_T = torch.tensor([3, 4, 5, 6, 7, 8, -1, -1, -1], dtype=torch.int32)
-    padded_TD = experts_product(layer, x_TD, x_TD, Kernels(), slots_T)
+    padded_TD = experts_product(layer, x_TD, None, Kernels(), slots_T)
     torch.testing.assert_close(padded_TD[:6], layer(x_TD)[:6], rtol=1e-4, atol=1e-4)
     alone_TD = torch.cat([layer(x_1D) for x_1D in x_TD.split(1)])
     torch.testing.assert_close(alone_TD, layer(x_TD), rtol=1e-4, atol=1e-4)

@@ -19,7 +19,7 @@ from cairn.models.lean import Lean
 from cairn.models.linear.convert import convert_weights
 from cairn.models.linear.form import PLAIN, Epilogue, Kernels
 from cairn.models.linear.fp8_rows import Fp8Rows
-from cairn.models.linear.maps import Columns, Rows, linears
+from cairn.models.linear.maps import Columns, Rows, held_bytes, linears
 from cairn.models.linear.transposed import Transposed
 from cairn.models.presets import preset
 from cairn.models.transformer import Transformer
@@ -108,10 +108,23 @@ def test_a_model_in_fp8_is_near_and_smaller():
     assert all(p.is_meta for p in held)  # what was replaced is not kept
 
 
-def test_experts_have_no_fp8_form_yet():
+@pytest.mark.parametrize(("form", "error"), [("fp8", 0.1), ("mxfp4", 0.5)])
+def test_experts_in_another_form_are_near_and_smaller(form, error):
     model = random_model(preset("tiny-moe"), Build("cpu"))
-    with pytest.raises(ConfigError, match="experts"):
-        convert_weights(model, "fp8")
+    attend = Packed([15])
+    tokens, positions = torch.arange(1, 16), attend.positions_T()
+    with torch.inference_mode():
+        exact, before = model(tokens, positions, attend), held_bytes(model)
+        said = convert_weights(model, form, release=True)
+        near = model(tokens, positions, attend)
+    assert f"experts of {model.spec.layers} layers" in said
+    assert held_bytes(model) < before
+    assert 0 < (near - exact).norm() < error * exact.norm()
+
+
+def test_mxfp4_is_a_form_of_experts_alone():
+    with pytest.raises(ConfigError, match="no experts"):
+        convert_weights(tiny(), "mxfp4")
 
 
 def test_products_in_another_form_do_not_share_the_chip():

@@ -15,9 +15,10 @@ from cairn.core.errors import ConfigError
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.linear.form import Epilogue
+from cairn.models.linear.fp8_planes import Fp8Blocks, Fp8Planes
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.linear.planes_form import PlanesForm, SideBySide
-from cairn.models.quantized.cuts import cut_columns, cut_rows, joined
+from cairn.models.quantized.cuts import by_row, cut_columns, cut_rows, joined
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.scheme import quantization_of
 from cairn.models.quantized.source import QuantizedTensors
@@ -69,6 +70,17 @@ def test_joined_planes_are_the_matrices_one_under_another(parts):
     else:
         expected = torch.cat([dequantized(part) for part in parts])
         torch.testing.assert_close(dequantized(whole), expected, rtol=0, atol=0)
+
+
+def test_blocks_of_float8_multiply_as_what_they_stand_for():
+    levels = torch.randn(144, 512).to(torch.float8_e4m3fn)
+    planes = Planes("fp8", levels, torch.rand(2, 4), None, 128, 128)
+    x = torch.randn(3, 512)
+    assert Fp8Blocks.obstacle(planes) is None
+    expected = x @ dequantized(planes).T
+    torch.testing.assert_close(Fp8Blocks(planes).product(x), expected)
+    assert "a scale for each 128" in (Fp8Planes.obstacle(planes) or "")
+    assert "blocks of 1 x 128" in (Fp8Blocks.obstacle(by_row(planes)) or "")
 
 
 def test_forms_side_by_side_multiply_as_one():

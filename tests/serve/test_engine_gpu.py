@@ -301,12 +301,45 @@ def test_drafters_that_are_served_change_no_token(loaded, speculate):
         engine = engine_of(loaded, batch_invariant=True, speculate=who, draft_tokens=4)
         for _ in range(2):
             requests = submit(engine, prompts, max_tokens=48)
+            requests += submit(engine, prompts[:1], max_tokens=48, repetition_penalty=1.2)
             engine.run()
         answers[who] = [request.outputs for request in requests]
     assert answers[speculate] == answers["off"]
     counts = engine.scheduler.speculation.counts
     assert 0 < counts.accepted <= counts.drafted
     assert any(shape.layout.verifies for shape in engine.runner.graphs._captured)
+
+
+def test_a_head_drafts_in_graphs_what_it_drafts_kernel_by_kernel(loaded):
+    """With random weights: other drafts would change no token, so the drafts are compared themselves."""
+    prompts = [prompt_of(n, seed=n) for n in (9, 70)]
+    answers, drafts = {}, {}
+    for how in ("off", "graphs", "eager"):
+        who = "off" if how == "off" else "random:eagle3"
+        torch.manual_seed(0)
+        engine = engine_of(
+            loaded,
+            speculate=who,
+            draft_tokens=3,
+            batch_invariant=True,
+            enforce_eager=how == "eager",
+        )
+        seen = drafts[how] = []
+        if engine.scheduler.speculation is not None:
+            settle = engine.scheduler.speculation.accept
+            engine.scheduler.speculation.accept = (
+                lambda request, drawn, own, seen=seen, settle=settle: (
+                    seen.append((request.id, len(request.outputs), *own))
+                    or settle(request, drawn, own)
+                )
+            )
+        requests = submit(engine, prompts, max_tokens=24)
+        engine.run()
+        answers[how] = [request.outputs for request in requests]
+    assert answers["graphs"] == answers["eager"] == answers["off"]
+    assert len(set(drafts["graphs"])) > 20
+    same = set(drafts["graphs"]) & set(drafts["eager"])
+    assert len(same) > 0.8 * len(set(drafts["graphs"]))
 
 
 def test_new_weights_go_where_the_graphs_look(loaded, tmp_path):

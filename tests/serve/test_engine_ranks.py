@@ -16,6 +16,7 @@ from cairn.models.generate import Generation, Sampling
 from cairn.models.layers import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import open_model
+from cairn.models.shards import ALONE
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import worker
@@ -23,6 +24,7 @@ from cairn.serve.engine.client import EngineClient, ProcessOptions, to_blame
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import EngineFailed, Failure
 from cairn.serve.engine.process import WorkerGroup
+from cairn.serve.engine.ranks import Ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -81,6 +83,21 @@ def test_two_ranks_answer_as_one(family):
         submit(client, PROMPTS[0], SamplingParams(max_tokens=100)).abort()
         found = [[token for delta in stream for token in delta.tokens] for stream in streams]
     assert found == by_one_rank(family)
+
+
+def test_four_ranks_that_share_the_experts_answer_as_one():
+    settings = config("tiny-deepseek", tensor_parallel_size=4, enable_expert_parallel=True)
+    with EngineClient(settings, OPTIONS, forked(overlapped)) as client:
+        streams = [submit(client, prompt, params) for prompt, params in WISHES]
+        found = [[token for delta in stream for token in delta.tokens] for stream in streams]
+    assert found == by_one_rank("tiny-deepseek")
+
+
+@pytest.mark.parametrize(("family", "size"), [("tiny-qwen3", 2), ("tiny-moe", 1)])
+def test_experts_are_shared_where_there_are_some_and_others(family, size):
+    settings = config(family, tensor_parallel_size=size, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match="enable_expert_parallel"):
+        start(settings, shards=Ranks(0, size) if size > 1 else ALONE)
 
 
 def test_ranks_draw_the_same_without_a_seed():

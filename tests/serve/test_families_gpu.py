@@ -107,6 +107,7 @@ def served(model: Transformer, **switches) -> list[Answer]:
         device="cuda",
         max_model_len=512,
         max_num_seqs=8,
+        num_gpu_blocks_override=128,  # whatever else is on the card
         load_in_advance=False,
         **switches,
     )

@@ -9,6 +9,7 @@ from cairn.serve.engine.batch import Layout, most_pages, words_of
 from cairn.serve.engine.cuda_graph import (
     MOST_MIXED,
     MOST_NEW_PAGES,
+    Graphs,
     cascade_sizes,
     decode_sizes,
     mixed_shape,
@@ -16,6 +17,7 @@ from cairn.serve.engine.cuda_graph import (
     shape_of,
     token_sizes,
 )
+from cairn.serve.engine.dry_run import large_shapes
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step import Chunk
@@ -128,3 +130,34 @@ def test_rows_with_drafts_fit_a_graph_of_uniform_rows(rows, drafts, data):
     assert sum(shape.layout.sizes(1)) <= words_of(limits)
     if not any(counts):
         assert layout_decodes(shape.layout)
+
+
+@given(st.integers(1, 300), st.integers(9, 40000), st.integers(64, 9000))
+def test_large_steps_of_a_dry_run_have_room(rows, budget, context):
+    limits = Limits(rows=min(rows, budget), step_tokens=budget, context=context, pages=500, page_size=16,
+                    vocabulary=9)  # fmt: skip
+    for shape in large_shapes(limits):
+        layout = shape.layout
+        assert mixed_sizes(limits)[-1] - 5 <= layout.tokens <= budget
+        assert layout.sequences <= limits.rows
+        assert layout.max_query <= max(2, context)
+        assert sum(layout.sizes(1)) <= words_of(limits)
+        assert sum(layout.padding(0, 0)) == layout.tokens
+
+
+def test_what_hides_its_own_launches_has_no_graph():
+    """A large step is captured when it comes for the second time, unless it takes longer than its launches."""
+    limits = Limits(
+        rows=64, step_tokens=16384, context=8192, pages=5000, page_size=64, vocabulary=9
+    )
+    request = Request(0, [1], SamplingParams())
+    for largest, captured in ((0, 1), (6000, 0), (9000, 1)):
+        graphs = Graphs(limits, lambda shape: None, lambda shape: None, largest)
+        made = []
+        graphs._capture = lambda shape, made=made: made.append(shape)
+        step = [Chunk(request, 0, 4000, 0, (), 1), Chunk(request, 0, 3000, 1, (), 1)]
+        for _ in range(3):
+            graphs.ready(step)
+        assert len(made) == captured
+        graphs.ready([Chunk(request, 0, 100, 0, (), 1)])  # a common one: at once
+        assert len(made) == captured + 1

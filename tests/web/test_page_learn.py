@@ -101,6 +101,34 @@ def test_a_lab_that_has_not_run_says_how(record, open_tab, server):
     expect(tab.find(".learn")).to_contain_text("cairn lab run positions")
 
 
+def test_a_lab_runs_from_its_page(record, open_tab, server):
+    tab = open_tab(server, "/#/learn/lab:positions")
+    tab.find(".run-lab button").click()
+    expect(tab.find(".verdict").first).to_contain_text("as predicted", timeout=60_000)
+    expect(tab.find("table.checks").first).to_be_visible()
+    state = server.http.get("/cairn/learn/labs/positions/run").json()
+    assert (state["running"], state["status"]) == (False, "held")
+    assert len(state["steps"]) >= 1
+
+
+def test_only_a_page_of_ours_starts_a_lab(server):
+    """A form of another site can post text, but no JSON without asking first."""
+    path = "/cairn/learn/labs/positions/run"
+    assert (
+        server.http.post(path, content="x", headers={"content-type": "text/plain"}).status_code
+        == 415
+    )
+    assert server.http.post("/cairn/learn/labs/nothing/run", json={}).status_code == 404
+
+
+def test_a_lesson_on_the_page(record, open_tab, server):
+    tab = open_tab(server, "/#/learn/flash-attention")
+    expect(tab.find("pre.source")).to_contain_text("def attention_reference(")
+    expect(tab.find("pre.picture")).to_contain_text("FA3")
+    tab.find("label", has_text="中文").click()
+    expect(tab.find(".worked")).to_contain_text("线性")
+
+
 def test_a_topic_that_is_not_there(record, server):
     answer = server.http.get("/cairn/learn/topics/nothing")
     assert answer.status_code == 404

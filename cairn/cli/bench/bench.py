@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli.bench import bench_comm, bench_fleet, bench_serve, bench_train, throughput
+from cairn.cli.bench import (
+    bench_comm,
+    bench_context,
+    bench_fleet,
+    bench_serve,
+    bench_train,
+    throughput,
+)
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError
@@ -108,6 +115,9 @@ SUBVERBS = {
     ),
     "throughput": Subverb(
         throughput.run, "the serving engine on five workloads, beside the limit of this machine"
+    ),
+    "context": Subverb(
+        bench_context.run, "time to the first token and per token, as the prompt grows"
     ),
     "train": Subverb(
         bench_train.run, "whole training steps: tokens per second, MFU and memory on one device"

@@ -10,6 +10,7 @@ from cairn.labs.code_place import find_place
 from cairn.labs.exercises.exercise import exercises_of
 from cairn.labs.lab import Language
 from cairn.labs.learner import Learner
+from cairn.labs.lesson import Lesson, lesson_of, snippet_of
 from cairn.labs.progress import Standing
 from cairn.labs.quiz import Asked
 from cairn.labs.roadmap import Heading, Topic
@@ -45,18 +46,42 @@ def topic(learner: Learner, one: Topic, language: Language, answers: bool) -> li
     labs = [_lab_line(learner, name, language) for name in one.labs]
     lines = [f"{text.title}  ({one.id}, {_word(state, language)})", *wrapped(text.what, "  ")]
     lines += _titled("problem", wrapped(text.problem, "  "), language)
+    lesson = lesson_of(one.id)
+    lines += [] if lesson is None else _lesson(lesson, language)
     lines += _titled("debug", wrapped(text.debug, "  "), language)
     lines += _titled("code", [f"  {find_place(written)}" for written in one.code], language)
     lines += _titled("labs", labs, language)
     written = [f"  cairn exercise start {name}" for name in exercises_of(one.id)]
     lines += _titled("exercises", written, language)
     lines += _titled("commands", [f"  {command}" for command in one.commands], language)
-    lines += _titled("reading", [f"  {title}" for title in one.reading], language)
+    reading = [*one.reading, *([] if lesson is None else lesson.reading)]
+    lines += _titled("reading", [f"  {title}" for title in reading], language)
     if one.requires:
         lines += ["", f"{_word('requires', language)}: {', '.join(one.requires)}"]
     lines += _titled("ask", wrapped(text.ask, "  "), language)
     hidden = [f"  ({_word('hidden', language)})"]
-    return [*lines, *(wrapped(text.answer, "  > ") if answers else hidden)]
+    lines += wrapped(text.answer, "  > ") if answers else hidden
+    return lines if lesson is None else [*lines, *_interview(lesson, language, answers)]
+
+
+def _lesson(lesson: Lesson, language: Language) -> list[str]:
+    """Picture, worked number, the real code, and what goes wrong."""
+    lines = _titled("picture", [f"  {line}" for line in lesson.picture.splitlines()], language)
+    paragraphs = lesson.worked.of(language).strip().split("\n")
+    worked = [line for paragraph in paragraphs for line in wrapped(paragraph, "  ")]
+    lines += _titled("worked", worked, language)
+    shown = snippet_of(lesson)
+    lines += _titled("snippet", [f"  {shown.place}", *(f"  | {x}" for x in shown.lines)], language)
+    mistakes = [line for one in lesson.mistakes for line in wrapped(f"- {one.of(language)}", "  ")]
+    return [*lines, *_titled("mistakes", mistakes, language)]
+
+
+def _interview(lesson: Lesson, language: Language, answers: bool) -> list[str]:
+    lines = []
+    for asked in lesson.interview:
+        lines += wrapped(f"? {asked.ask.of(language)}", "  ")
+        lines += wrapped(asked.answer.of(language), "  > ") if answers else []
+    return _titled("asked", lines, language)
 
 
 def plan(learner: Learner, which: str, language: Language) -> list[str]:

@@ -7,6 +7,7 @@ or a LeaderWorkerSet. Restarts, quotas and placement are theirs, never done here
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -61,11 +62,14 @@ class Kubernetes:
                 "kubectl is not installed here",
                 hint="install it, or look at the objects with --dry-run",
             )
-        nodes = [node_of(item) for item in self._get("nodes", forbidden=[])]
+        forbidden: list[Object] = []
+        found = self._get("nodes", forbidden=forbidden)
+        nodes = [node_of(item) for item in found]
         queues = self._get(QUEUES[self.target], missing=[])
         names = [queue["metadata"]["name"] for queue in queues]
         if not nodes:
-            print("note: nodes cannot be listed, so the job's size is not checked", file=sys.stderr)
+            why = "nodes may not be listed" if found is forbidden else "the cluster has no nodes"
+            print(f"note: {why}, so the job's size is not checked", file=sys.stderr)
         return Cluster(
             engine=self.name,
             nodes=nodes,
@@ -95,6 +99,12 @@ class Kubernetes:
                 )
             self._kubectl("delete", "--ignore-not-found", "--filename=-", given=to_yaml(made))
             said = done.stderr.strip().splitlines()
+            if missing := _missing_kind(done.stderr):
+                raise SubmitFailed(
+                    f"this cluster has no {missing}, which the target {self.target} needs",
+                    hint="install its CRD and controller, choose another --target, or give the job to `cairn operator` "
+                    "as a TrainJob, which needs neither",
+                )
             raise SubmitFailed(
                 f"Kubernetes refused the job: {said[-1] if said else done.returncode}",
                 hint=f"the objects are in {record.folder / 'objects.yaml'}",
@@ -248,6 +258,12 @@ def quantity(text: str) -> float:
         if text.endswith(suffix):
             return float(text.removesuffix(suffix)) * factor
     return float(text)
+
+
+def _missing_kind(said: str) -> str | None:
+    """The kind that the API server does not know, as kubectl names it."""
+    found = re.search(r'no matches for kind "(\w+)" in version "([^"]+)"', said)
+    return f"{found[1]} ({found[2]})" if found else None
 
 
 def _id(made: list[Object]) -> str:

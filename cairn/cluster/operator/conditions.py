@@ -45,7 +45,7 @@ def written(
                 "type": part.type,
                 "status": part.status,
                 "reason": part.reason,
-                "message": part.message,
+                "message": part.message or part.reason,  # some servers make null of an empty one
                 "observedGeneration": generation,
                 "lastTransitionTime": last["lastTransitionTime"] if same else now,
             }

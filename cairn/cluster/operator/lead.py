@@ -36,7 +36,11 @@ async def lead(
                 await _end(task)
                 task = None
             if task is not None and task.done():
-                task.result()
+                error = task.exception()
+                if error is not None and not isinstance(error, ApiRefused | Unreachable):
+                    raise error
+                say(f"begins again: {error}")
+                task = None
             await asyncio.sleep(duration_s / 3 if held else duration_s / 9)
     finally:
         if task is not None:

@@ -4,20 +4,29 @@ Tokens choose uniformly, as random weights do, and by Zipf's law, as trained rou
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
+from cairn.kernels.experts.grouped_kernel import _grouped_kernel
+from cairn.kernels.experts.grouped_large import LargeTiles, _large_kernel
+from cairn.kernels.experts.grouped_large import constants as large_constants
 from cairn.kernels.experts.grouped_matmul import (
     FEW,
+    FP8_FEW,
+    FP8_MANY,
+    LARGE,
     MANY,
     MORE,
+    MXFP4_FEW,
+    MXFP4_MANY,
     SINGLE,
     SOME,
+    SWIGLU,
+    Gating,
     GroupTiles,
-    _grouped_kernel,
     _key,
     constants,
     cost,
@@ -38,9 +47,15 @@ class Shape(NamedTuple):
     k: int
     swiglu: bool
 
+    @property
+    def gating(self) -> Gating | None:
+        return SWIGLU if self.swiglu else None
+
 
 # Qwen3-30B-A3B: 128 experts, 8 for each token.
 COUNT, PER_TOKEN = 128, 8
+OSS_GATE_UP = Shape("gate_up gpt-oss", 5760, 2880, True)
+OSS_DOWN = Shape("down gpt-oss", 2880, 2880, False)
 GATE_UP, DOWN = Shape("gate_up", 1536, 2048, True), Shape("down", 2048, 768, False)
 
 CANDIDATES = {
@@ -57,17 +72,36 @@ CANDIDATES = {
 }  # fmt: skip
 
 
-def _variant(tiles: GroupTiles, shape: Shape, parts: bool = False) -> Variant:
+Kind = Literal["bf16", "fp8", "mxfp4"]
+
+
+def _variant(
+    tiles: GroupTiles,
+    shape: Shape,
+    parts: bool = False,
+    kind: Kind = "bf16",
+    gating: Gating | None = None,
+    per_token: int = PER_TOKEN,
+) -> Variant:
+    stored, across = {"bf16": ("bf16", 1), "fp8": ("fp8e4nv", 1), "mxfp4": ("u8", 2)}[kind]
     types: dict[str, str] = {
-        "x": "*bf16",
-        "w": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>",
+        "x": "*fp8e4nv" if kind == "fp8" else "*bf16",
+        "w": f"tensordesc<{stored}[{tiles.block_n}, {tiles.block_k // across}]>",
         "y": "*fp32" if parts else "*bf16",
         "order": "*i32",
         "ends": "*i32",
         **dict.fromkeys(("stride_x", "tokens", "N", "K"), "i32"),
+        "limit": "fp32",
     }
+    types |= {"fp8": {"x_scales": "*fp32", "w_scales": "*fp32"}, "mxfp4": {"w_scales": "*u8"}}.get(
+        kind, {}
+    )
+    types |= {"bias": "*bf16"} if gating else {}
+    chosen = gating or shape.gating
+    packed = kind == "mxfp4"
     fixed: dict[str, Any] = {
-        **constants(tiles, COUNT, PER_TOKEN, shape.k, shape.swiglu, shape.swiglu),
+        **constants(tiles, COUNT, per_token, shape.k, shape.swiglu, chosen, packed),
+        **{name: None for name in ("x_scales", "w_scales", "bias") if name not in types},
         "OVERLAP": True,
     }
     if parts:
@@ -75,22 +109,46 @@ def _variant(tiles: GroupTiles, shape: Shape, parts: bool = False) -> Variant:
     else:
         fixed["weights"] = None
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    aligned = tuple(name for name in types if name not in ("w", "tokens"))
-    name = f"grouped {shape.name} {tiles.name()}{', parts' if parts else ''}"
+    aligned = tuple(name for name in types if name not in ("w", "tokens", "limit"))
+    marks = [kind] * (kind != "bf16") + ["parts"] * parts
+    name = ", ".join((f"grouped {shape.name} {tiles.name()}", *marks))
     expect = "wgmma" if max(tiles.block_m, tiles.block_n) >= 64 and tiles.warps >= 4 else "mma"
     return Variant(name, _grouped_kernel, types, fixed, options, aligned, expect)
+
+
+def _large_variant(tiles: LargeTiles, shape: Shape) -> Variant:
+    types = {
+        "x": f"tensordesc<bf16[{tiles.block_m}, {tiles.block_k}]>",
+        "w": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>",
+        "y": "*bf16",
+        "ends": "*i32",
+        "N": "i32",
+        "K": "i32",
+    }
+    fixed = {**large_constants(tiles, COUNT), "OVERLAP": True}
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    name = f"grouped {shape.name} persistent {tiles.name()}"
+    return Variant(name, _large_kernel, types, fixed, options, ("y", "ends", "N", "K"), "wgmma")
 
 
 VARIANTS = [
     *(_variant(tiles, GATE_UP) for tiles in (SINGLE, FEW, SOME, MORE, MANY)),
     *(_variant(tiles, DOWN, parts=True) for tiles in (FEW, SOME, MORE)),
     _variant(MANY, DOWN),
+    *(_variant(tiles, GATE_UP, kind="fp8") for tiles in (FP8_FEW, FP8_MANY)),
+    _variant(FP8_FEW, DOWN, parts=True, kind="fp8"),
+    *(
+        _variant(tiles, OSS_GATE_UP, kind="mxfp4", gating=Gating(7.0), per_token=4)
+        for tiles in (MXFP4_FEW, MXFP4_MANY)
+    ),
+    _variant(MXFP4_FEW, OSS_DOWN, parts=True, kind="mxfp4", per_token=4),
+    _large_variant(LARGE, DOWN),
 ]
 
 
 def tuned_variants() -> Iterator[Variant]:
     for entry, how in shipped("grouped_matmul"):
-        numbers, swiglu = numbers_of(entry), entry.endswith("swiglu")
+        numbers, swiglu = numbers_of(entry), "swiglu" in entry
         shape = Shape("gate_up" if swiglu else "down", numbers["n"], numbers["k"], swiglu)
         yield _variant(GroupTiles(**how), shape, parts=not swiglu and numbers["pairs"] <= 4096)
 
@@ -128,7 +186,7 @@ def tuning() -> Iterator[Tuning]:
             def prepare(tokens: int = tokens, shape: Shape = shape) -> Callable[[], Tensor]:
                 x, w_ENK, pairs = _operands(shape, tokens, zipf=False)
                 return lambda: grouped_matmul(
-                    x, w_ENK, pairs, gather=shape.swiglu, swiglu=shape.swiglu
+                    x, w_ENK, pairs, gather=shape.swiglu, gating=shape.gating
                 )
 
             tiles = [tiles._asdict() for tiles in candidates(shape, tokens)]
@@ -154,7 +212,7 @@ def _prepare(shape: Shape, tokens: int, zipf: bool) -> Prepared:
 
     def ours() -> Tensor:
         if shape.swiglu:
-            return grouped_matmul(x, w_ENK, pairs, gather=True, swiglu=True, impl="triton")
+            return grouped_matmul(x, w_ENK, pairs, gather=True, gating=SWIGLU, impl="triton")
         if tokens <= 512:
             return grouped_parts(x, w_ENK, pairs, weights_TK, impl="triton")
         return grouped_matmul(x, w_ENK, pairs, impl="triton")
@@ -169,10 +227,10 @@ def _prepare(shape: Shape, tokens: int, zipf: bool) -> Prepared:
 
     def error() -> float:
         exact = grouped_matmul_reference(
-            x.float(), w_ENK, pairs, gather=shape.swiglu, swiglu=shape.swiglu
+            x.float(), w_ENK, pairs, gather=shape.swiglu, gating=shape.gating
         )
         found = grouped_matmul(
-            x, w_ENK, pairs, gather=shape.swiglu, swiglu=shape.swiglu, impl="triton"
+            x, w_ENK, pairs, gather=shape.swiglu, gating=shape.gating, impl="triton"
         )
         return relative_error(found, exact)
 

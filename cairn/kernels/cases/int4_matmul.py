@@ -13,9 +13,11 @@ from cairn.kernels.attention.attention_rings import described
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.matmul.int4_matmul import (
     ROW_BYTES,
+    WARP_ROWS,
     Int4,
     _dequantize_kernel,
     cost,
+    counted,
     int4_matmul,
     int4_plan,
     int4_reference,
@@ -24,12 +26,13 @@ from cairn.kernels.matmul.int4_matmul import (
     stage_bytes,
     stages_of,
     unit_of,
+    uses_wgmma,
 )
 from cairn.kernels.matmul.int4_stream import int4_kernel
 from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES, packed_tiles
 from cairn.kernels.matmul.projections import QWEN3_8B
 from cairn.kernels.matmul.skinny_plans import Plan
-from cairn.kernels.tuned import Tuning
+from cairn.kernels.tuned import Tuning, numbers_of, shipped
 
 KERNEL = "cairn.kernels.matmul.int4_matmul"
 GROUP = 128
@@ -38,7 +41,13 @@ PROJECTIONS = QWEN3_8B[:4]
 
 
 def _variant(
-    plan: Plan, m: int, k: int, group: int = GROUP, shifts: bool = False, swiglu: bool = False
+    plan: Plan,
+    m: int,
+    k: int,
+    group: int = GROUP,
+    shifts: bool = False,
+    swiglu: bool = False,
+    joins: bool = True,
 ) -> Variant:
     split, kernel = plan.parts(k), cast(Any, int4_kernel)
     unit = unit_of(plan.block_k, group)
@@ -47,7 +56,9 @@ def _variant(
         "x": described([row_block(m), unit]),
         "w": described([unit // 4, ROW_BYTES], torch.int8),
     }
+    joins = joins and split > 1
     pointers = {"y": "*bf16"} | ({"parts": "*fp32"} if split > 1 else {})
+    pointers |= {"arrived": "*i32"} if joins else {}
     types = {**tiles, "scales": numbers, **({"shifts": numbers} if shifts else {}), **pointers}
     types |= dict.fromkeys(("stride_y", "M", "N", "K"), "i32")
     constants: dict[str, Any] = dict(
@@ -55,19 +66,20 @@ def _variant(
     )
     registers = registers_of(m, plan)
     constants |= dict(GROUPS=plan.warps // 4, REGISTERS=registers.multiplying)
+    constants |= dict(WGMMA=uses_wgmma(m, plan), **({} if joins else {"arrived": None}))
     constants |= dict(STAGES=stages_of(plan), SWIGLU=swiglu, OVERLAP=True)
     constants |= {"EARLY": True, **({} if split > 1 else {"parts": None})}
     constants |= {} if shifts else {"shifts": None}
-    more = f"{', shifts' * shifts}{', swiglu' * swiglu}"
+    more = f"{', shifts' * shifts}{', swiglu' * swiglu}{', joins' * joins}"
     return Variant(
-        f"int4 {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages, "
+        f"{plan.kernel} {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages, "
         f"{plan.warps} warps{more}",
         int4_kernel,
         {name: types[name] for name in kernel.arg_names if name in types},
         {name: constants[name] for name in kernel.arg_names if name in constants},
         {"num_warps": 4, "maxnreg": registers.average},
         (*pointers, "stride_y", "N", "K"),
-        "wgmma",
+        "wgmma" if uses_wgmma(m, plan) else "mma",
         gluon=True,
     )
 
@@ -75,6 +87,9 @@ def _variant(
 _SHIPPED = [
     *(_variant(int4_plan(m, p.n, p.k, GROUP), m, p.k) for p in PROJECTIONS for m in BATCHES),
     _variant(int4_plan(8, 24576, 4096, GROUP), 8, 4096, swiglu=True),
+    _variant(Plan("int4 warps", TILE, 256, 4, 4, 4), 8, 4096),
+    _variant(Plan("int4 warps", TILE, 256, 2, 4, 3), 16, 4096, 64, shifts=True, swiglu=True),
+    _variant(int4_plan(8, 4096, 4096, GROUP), 8, 4096, joins=False),
     _variant(int4_plan(8, 6144, 4096, GROUP)._replace(split=1, warps=8, stages=8), 8, 4096),
     _variant(int4_plan(8, 24576, 4096, 64, True), 8, 4096, 64, shifts=True),
     Variant(
@@ -96,6 +111,12 @@ _SHIPPED = [
 VARIANTS = list({variant.name: variant for variant in _SHIPPED}.values())
 
 
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("int4_matmul"):
+        numbers = numbers_of(entry)
+        yield _variant(Plan(**how), numbers["m"], numbers["k"], numbers["group"])
+
+
 def random_int4(
     n: int, k: int, group: int = GROUP, shifts: bool = False, device: str = "cuda"
 ) -> Int4:
@@ -114,7 +135,7 @@ def cases() -> Iterator[Case]:
 
 
 def _prepare(m: int, n: int, k: int) -> Prepared:
-    x_MK, w = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), random_int4(n, k)
+    x_MK, w = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), counted(random_int4(n, k))
     wide_NK = int4_reference(w, torch.bfloat16)
 
     def error() -> float:
@@ -129,16 +150,18 @@ def _prepare(m: int, n: int, k: int) -> Prepared:
 
 
 def plans(m: int, n: int, k: int, group: int = GROUP) -> list[Plan]:
-    """Around the default: more and fewer parts, one warpgroup or two, narrower steps, deeper and flatter rings."""
-    found = [int4_plan(m, n, k, group)]
-    for split, warps, width in product((1, 2, 4, 8), (4, 8), (128, 256)):
+    """Around the default: more and fewer parts, one warpgroup or two, wider and narrower steps, and rings."""
+    default, found = int4_plan(m, n, k, group), []
+    kinds = ("int4", "int4 warps") if row_block(m) <= WARP_ROWS else ("int4",)
+    for split, warps, width in product((1, 2, 4, 8, 16), (4, 8), (128, 256, 512)):
         groups = n // TILE * split * warps // 4
-        if k % width or not 60 <= groups <= 1600 or k < split * 512:
+        if k % width or not 190 <= groups <= 1600 or k < split * 512:
             continue
         for kib in (40, 54, 72) if warps == 4 else (72, 108):
-            stages = min((kib << 10) // stage_bytes(m, width, group), 16)
-            found += [Plan("int4", TILE, width, split, warps, stages)] if stages >= 2 else []
-    return list(dict.fromkeys(found))
+            most = min((kib << 10) // stage_bytes(m, width, group), 16, k // (width * split))
+            if most >= 2:
+                found += [Plan(kind, TILE, width, split, warps, most) for kind in kinds]
+    return list(dict.fromkeys([default, *found]))
 
 
 def tuning() -> Iterator[Tuning]:
@@ -147,7 +170,7 @@ def tuning() -> Iterator[Tuning]:
 
             def prepare(m: int = m, n: int = p.n, k: int = p.k) -> Callable[[], Tensor]:
                 x_MK = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-                w = random_int4(n, k)
+                w = counted(random_int4(n, k))
                 return lambda: int4_matmul(x_MK, w, prefetch=True)
 
             key = f"m={row_block(m)},n={p.n},k={p.k},group={GROUP}"

@@ -7,7 +7,9 @@ import torch
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.paged.latent_attention import (
+    MANY_HEADS,
     Latents,
+    _add_up_kernel,
     _latent_kernel,
     cost,
     latent_attention,
@@ -25,7 +27,7 @@ def _variant(what: str, heads: int, tile_heads: int, queries: int, parts: int) -
     numbers |= dict.fromkeys(("q_token", "q_head", "page_stride", "token_stride"), "i32")
     constants = dict(
         HEADS=heads, TILE_HEADS=tile_heads, TILE_QUERIES=queries, RANK=RANK, R=RANK, ROTATED=ROTATED, P=ROTATED,
-        PAGE=PAGE, BLOCK=32, PARTS=parts, SEQUENCES=16, STARTS=queries > 1, EXACT=False,
+        PAGE=PAGE, BLOCK=max(32, tile_heads), PARTS=parts, SEQUENCES=16, STARTS=queries > 1, EXACT=False,
     )  # fmt: skip
     aligned = (*pointers, "q_token", "q_head", "page_stride", "token_stride")
     options = {"num_warps": 4 if tile_heads * queries <= 16 else 8, "num_stages": 2}
@@ -34,10 +36,19 @@ def _variant(what: str, heads: int, tile_heads: int, queries: int, parts: int) -
     )
 
 
+_ADDED_UP = Variant(
+    "latent attention, parts added up",
+    _add_up_kernel,
+    dict(parts="*fp32", lse="*fp32", out="*bf16", rows="i32"),
+    dict(RANK=RANK, R=RANK, PARTS=8),
+    {"num_warps": 4},
+    ("parts", "lse", "out", "rows"),
+)
 VARIANTS = [
     _variant("decode 16 heads", 16, 16, 1, 8),
-    _variant("decode 128 heads", 128, 16, 1, 1),
+    _variant("decode 128 heads", 128, MANY_HEADS, 1, 1),
     _variant("prefill 16 heads", 16, 16, 2, 1),
+    _ADDED_UP,
 ]
 
 
@@ -81,7 +92,7 @@ def _prepare(sequences: int, length: int, heads: int) -> Prepared:
 
 
 def cases() -> Iterator[Case]:
-    for sequences, length, heads in ((1, 2048, 16), (64, 2048, 16), (32, 4096, 128)):
+    for sequences, length, heads in ((1, 2048, 16), (64, 8192, 16), (128, 4096, 128)):
         yield Case(
             "latent_attention",
             f"{sequences} x {length}, {heads} heads",

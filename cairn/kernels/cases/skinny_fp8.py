@@ -12,9 +12,17 @@ from cairn.kernels.accuracy import relative_error
 from cairn.kernels.attention.attention_rings import described
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.matmul.projections import QWEN3_06B, QWEN3_8B
-from cairn.kernels.matmul.skinny_fp8 import E4M3, _default, cost, fp8_plan, skinny_fp8
+from cairn.kernels.matmul.skinny_fp8 import (
+    E4M3,
+    _default,
+    block_plan,
+    cost,
+    fp8_plan,
+    skinny_fp8,
+)
 from cairn.kernels.matmul.skinny_matmul import KERNELS
 from cairn.kernels.matmul.skinny_plans import PIECE, Plan, candidates, row_block
+from cairn.kernels.matmul.skinny_row import one_row_kernel
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.tuned import Tuning, numbers_of, shipped
 
@@ -22,12 +30,13 @@ KERNEL = "cairn.kernels.matmul.skinny_fp8"
 BATCHES = (1, 8, 16, 64)  # one row is not quantised
 
 
-def _variant(plan: Plan, m: int, k: int, swiglu: bool = False) -> Variant:
-    kernel = KERNELS[plan.kernel]
+def _variant(plan: Plan, m: int, k: int, swiglu: bool = False, blocks: bool = False) -> Variant:
+    kernel: Any = one_row_kernel if plan.kernel == "row" else KERNELS[plan.kernel]
     constants: dict[str, Any] = dict(bias=None, residual=None, SWIGLU=swiglu, OVERLAP=True, EARLY=True)  # fmt: skip
     if plan.kernel == "row":
         types = {"x": "*bf16", "w": "*fp8e4nv", "scale_w": "*fp32", "y": "*bf16"}
         constants |= dict(BN=plan.block_n, BK=plan.block_k, CHUNKS=triton.cdiv(k, plan.block_k))
+        constants |= dict(WARPS=plan.warps)
     else:
         box = [PIECE // 16, 2, 8, plan.block_k] if swiglu else [PIECE, plan.block_k]
         rows = described([row_block(m), plan.block_k], E4M3)
@@ -36,20 +45,21 @@ def _variant(plan: Plan, m: int, k: int, swiglu: bool = False) -> Variant:
         types |= {"parts": "*fp32"} if plan.parts(k) > 1 else {}
         constants |= {} if plan.parts(k) > 1 else {"parts": None}
         constants |= dict(PIECES=plan.block_n // PIECE, SPLIT=plan.parts(k), STAGES=plan.stages)
+    constants |= dict(BLOCKS=blocks)
     known = types | constants
     types |= {name: "i32" for name in kernel.arg_names if name not in known}
     aligned = {"y", "parts", "scale_x", "scale_w", "stride_w", "stride_y", "N", "K"}
     aligned |= {"x", "w"} if plan.kernel == "row" else set()
     return Variant(
         f"skinny fp8 {plan.kernel} {m} x {plan.block_n} x {plan.block_k}, {plan.parts(k)} parts, "
-        f"{plan.warps} warps, {plan.stages} stages{', swiglu' if swiglu else ''}",
+        f"{plan.warps} warps, {plan.stages} stages{', swiglu' * swiglu}{', blocks' * blocks}",
         kernel,
         {name: types[name] for name in kernel.arg_names if name in types},
         {name: constants[name] for name in kernel.arg_names if name in constants},
         {"num_warps": plan.warps},
         tuple(name for name in kernel.arg_names if name in aligned & types.keys()),
         "none" if plan.kernel == "row" else "wgmma",
-        gluon=plan.kernel == "stream",
+        gluon=True,
     )
 
 
@@ -57,6 +67,8 @@ _SHIPPED = [
     *(_variant(fp8_plan(m, p.n, p.k, m == 1), m, p.k) for p in QWEN3_8B for m in BATCHES),
     _variant(fp8_plan(1, 24576, 4096, True), 1, 4096, swiglu=True),
     _variant(fp8_plan(8, 24576, 4096, False), 8, 4096, swiglu=True),
+    _variant(fp8_plan(1, 6144, 4096, True), 1, 4096, blocks=True),
+    *(_variant(block_plan(m, 4096, 12288), m, 12288, blocks=True) for m in (8, 64)),
 ]
 VARIANTS = list({variant.name: variant for variant in _SHIPPED}.values())
 

@@ -58,6 +58,7 @@ def _variant(plan: Plan, m: int, k: int, swiglu: bool = False) -> Variant:
         types |= {"parts": "*fp32"} if plan.parts(k) > 1 else {}
         constants |= {} if plan.parts(k) > 1 else {"parts": None}
         constants |= dict(PIECES=plan.block_n // PIECE, SPLIT=plan.parts(k), STAGES=plan.stages)
+        constants |= dict(BLOCKS=False)
     types |= _numbers(kernel, types | constants)
     shape = f"{m} x {plan.block_n} x {plan.block_k if plan.kernel == 'stream' else k}"
     aligned = {"y", "parts", "stride_w", "stride_y", "N", "K"}

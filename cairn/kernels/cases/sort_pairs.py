@@ -1,10 +1,15 @@
 """The variants of `sort_pairs` that are compiled and the shapes at which it is measured."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from cairn.kernels.experts.sort_pairs import (
+    MOST_AT_ONCE,
+    MOST_CHUNKS,
+    _count_kernel,
+    _place_kernel,
     _sort_pairs_kernel,
     block_of,
     cost,
@@ -28,7 +33,24 @@ def _variant(pairs: int) -> Variant:
     )
 
 
-VARIANTS = [_variant(8), _variant(65536)]
+def _chunked(what: str, function: Any, names: tuple[str, ...], **constants: int) -> Variant:
+    types = dict.fromkeys(names, "*i32") | dict(pairs="i32", chunk="i32")
+    fixed = dict(BLOCK=MOST_AT_ONCE, OVERLAP=True, **constants)
+    options = {"num_warps": warps_of(MOST_AT_ONCE)}
+    return Variant(f"sort pairs in chunks, {what}", function, types, fixed, options, names)
+
+
+VARIANTS = [
+    _variant(8),
+    _variant(8192),
+    _chunked("counting", _count_kernel, ("chosen", "counts")),
+    _chunked(
+        "placing",
+        _place_kernel,
+        ("chosen", "order", "places", "ends", "counts"),
+        WIDTH=MOST_CHUNKS * 128,
+    ),
+]
 
 
 def cases() -> Iterator[Case]:

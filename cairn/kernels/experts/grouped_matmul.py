@@ -8,8 +8,8 @@ its grid has room for the worst case, and programs without a tile leave at once.
 which the norm that follows sums in a fixed order (`grouped_parts`): no atomics, and no pass that permutes rows.
 
 A few pairs need not be sorted (`FewPairs`): each is a tile of its own, and two that share an expert read it twice.
-Few tokens per expert are bound by the bytes of w: w's rows are then the tall side of the product, so that 16 tokens
-waste nothing. With `one_tile` a row's result depends on that row alone. Forward only; bfloat16 and float16.
+Many tokens of every expert go through `grouped_large`. With `one_tile` a row's result depends on that row alone.
+Forward only. Weights are in 16 bits, in float8 or in MXFP4 (`matrices`); the kernel is in `grouped_kernel`.
 """
 
 import itertools
@@ -18,17 +18,28 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from cairn.kernels.arguments import FLOATS, check, require, short
-from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dependent import pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.experts.grouped_kernel import _grouped_kernel
+from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
+from cairn.kernels.experts.matrices import (
+    TILE,
+    ExpertMatrices,
+    Fp8Experts,
+    Mxfp4Experts,
+    dequantized,
+)
 from cairn.kernels.experts.sort_pairs import FewPairs, Pairs
 from cairn.kernels.kernel import Cost
+from cairn.kernels.quantize.quantize import Quantized
 from cairn.kernels.tiles import tma_obstacle
 from cairn.kernels.tuned import tuned
+
+Rows = Tensor | Quantized  # float8 rows where the matrices are float8
 
 
 class GroupTiles(NamedTuple):
@@ -48,20 +59,56 @@ FEW = GroupTiles(16, 64, 128, 4, 3)
 SOME = GroupTiles(32, 64, 128, 4, 4)
 MORE = GroupTiles(64, 128, 64, 4, 4)
 MANY = GroupTiles(128, 128, 64, 8, 4)
+FP8_FEW = GroupTiles(16, 64, 256, 4, 3)
+FP8_MANY = GroupTiles(128, 128, 128, 8, 3)
+MXFP4_FEW = GroupTiles(16, 64, 128, 8, 4)
+MXFP4_MANY = GroupTiles(128, 128, 128, 8, 2)
+LARGE = LargeTiles()
+LEAST_LARGE = 128  # pairs of an expert on average, from which on the persistent form is faster
 MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration
 
 
+class Gating(NamedTuple):
+    """What becomes of a product whose first rows are a gate: silu(gate) * up, or its clamped form."""
+
+    limit: float = 0.0  # above 0: min(gate, limit) * sigmoid(1.702 gate) * (clamp(up, limit) + 1)
+
+
+SWIGLU = Gating()
+
+
 def grouped_matmul_reference(
-    x: Tensor, w_ENK: Tensor, pairs: Pairs | FewPairs, *, gather: bool = False, swiglu: bool = False
+    x: Rows,
+    w: ExpertMatrices,
+    pairs: Pairs | FewPairs,
+    *,
+    gather: bool = False,
+    gating: Gating | None = None,
+    bias_EN: Tensor | None = None,
 ) -> Tensor:
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    y = torch.zeros(pairs.total, w_ENK.shape[1], dtype=wide, device=x.device)
-    for expert, rows, sources in _groups(pairs):
-        y[rows] = x[sources if gather else rows].to(wide) @ w_ENK[expert].to(wide).T
-    if swiglu:
+    rows = x if isinstance(x, Tensor) else x.values.float() * x.scale
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    w_ENK = dequantized(w, wide)
+    y = torch.zeros(pairs.total, w_ENK.shape[1], dtype=wide, device=rows.device)
+    for expert, mine, sources in _groups(pairs):
+        y[mine] = rows[sources if gather else mine].to(wide) @ w_ENK[expert].T
+        if bias_EN is not None:
+            y[mine] += bias_EN[expert].to(wide)
+    if gating is not None:
         gate, up = y.chunk(2, dim=-1)
-        y = torch.nn.functional.silu(gate) * up
-    return y.to(x.dtype)
+        y = gated_reference(gate, up, gating)
+    return y.to(_result_type(x))
+
+
+def gated_reference(gate: Tensor, up: Tensor, gating: Gating) -> Tensor:
+    if not gating.limit:
+        return torch.nn.functional.silu(gate) * up
+    gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+def _result_type(x: Rows) -> torch.dtype:
+    return x.dtype if isinstance(x, Tensor) else torch.bfloat16
 
 
 def _groups(pairs: Pairs | FewPairs) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -77,232 +124,263 @@ def _groups(pairs: Pairs | FewPairs) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def grouped_parts_reference(
-    x_PK: Tensor, w_ENK: Tensor, pairs: Pairs | FewPairs, weights_TK: Tensor
+    x: Rows,
+    w: ExpertMatrices,
+    pairs: Pairs | FewPairs,
+    weights_TK: Tensor,
+    bias_EN: Tensor | None = None,
 ) -> Tensor:
-    wide = x_PK.double() if x_PK.dtype == torch.float64 else x_PK.float()
-    rows_PN = grouped_matmul_reference(wide, w_ENK, pairs)
+    rows = x if isinstance(x, Tensor) else x.values.float() * x.scale
+    wide = rows.double() if rows.dtype == torch.float64 else rows.float()
+    rows_PN = grouped_matmul_reference(wide, w, pairs, bias_EN=bias_EN)
     if isinstance(pairs, Pairs):
         rows_PN = rows_PN[pairs.places_P.long().clamp(0, len(rows_PN) - 1)]
     weighed_PN = rows_PN * weights_TK.flatten()[:, None]
     return weighed_PN.unflatten(0, weights_TK.shape).transpose(0, 1).contiguous()
 
 
-@triton.jit
-def _tile_of(ends, tile, COUNT: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
-    """The expert of a tile, the tile's first row, and where the expert's rows end. Expert COUNT: no such tile."""
-    e = tl.arange(0, WIDTH)
-    end = tl.load(ends + e, mask=e < COUNT, other=0)
-    start = tl.load(ends + e - 1, mask=(e > 0) & (e < COUNT), other=0)
-    blocks = tl.where(e < COUNT, (end - start + BM - 1) // BM, 0)
-    behind = tl.cumsum(blocks, axis=0)
-    expert = tl.sum(((behind <= tile) & (e < COUNT)).to(tl.int32), axis=0)
-    mine = e == expert
-    first = tl.sum(tl.where(mine, start + (tile - behind + blocks) * BM, 0), axis=0)
-    return expert, first, tl.sum(tl.where(mine, end, 0), axis=0)
-
-
-@triton.jit
-def _dot(w, x, sums, TALL: tl.constexpr):
-    if TALL:
-        return tl.dot(w, x.T, sums)
-    else:
-        return tl.dot(x, w.T, sums)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _grouped_kernel(
-    x, w, y, order, ends, weights, stride_x, tokens, N, K,
-    COUNT: tl.constexpr, WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, GATHER: tl.constexpr,
-    SWIGLU: tl.constexpr, EVEN: tl.constexpr, TALL: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """N columns of y. With SwiGLU each expert's matrix has 2 * N rows. `weights`: y is parts [PER_TOKEN, tokens, N].
-
-    Without an `order`, `ends` has the expert of each pair.
-    """
-    begin(OVERLAP)
-    n0 = tl.program_id(0) * BN
-    tile = tl.program_id(1)
-    if order is None:
-        expert, first, end = tl.load(ends + tile), tile, tile + 1
-    else:
-        expert, first, end = _tile_of(ends, tile, COUNT, WIDTH, BM)
-    if (expert >= 0) & (expert < COUNT):
-        row = first + tl.arange(0, BM)
-        real = row < end
-        pair = row if order is None else tl.load(order + row, mask=real, other=0)
-        source = pair // PER_TOKEN if GATHER else row
-        rows = x + source.to(tl.int64)[:, None] * stride_x
-        at = expert * (2 * N if SWIGLU else N) + n0
-        sums = tl.zeros([BN, BM] if TALL else [BM, BN], tl.float32)
-        up = tl.zeros([BN, BM] if TALL else [BM, BN], tl.float32)
-        for k0 in range(0, K, BK):
-            k = k0 + tl.arange(0, BK)
-            known = real[:, None] if EVEN else real[:, None] & (k < K)[None, :]
-            part = tl.load(rows + k[None, :], mask=known, other=0.0)
-            sums = _dot(w.load([at, k0]), part, sums, TALL)
-            if SWIGLU:
-                up = _dot(w.load([at + N, k0]), part, up, TALL)
-        if SWIGLU:
-            sums = sums / (1.0 + tl.exp(-sums)) * up
-        result = sums.T if TALL else sums
-        n = n0 + tl.arange(0, BN)
-        inside = real[:, None] & (n < N)[None, :]
-        if weights is None:
-            out = y + row.to(tl.int64)[:, None] * N + n[None, :]
-        else:
-            result *= tl.load(weights + pair, mask=real, other=0.0)[:, None]
-            place = pair % PER_TOKEN * tokens + pair // PER_TOKEN
-            out = y + place.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(out, result.to(y.dtype.element_ty), mask=inside)
-
-
 def grouped_matmul(
-    x: Tensor,
-    w_ENK: Tensor,
+    x: Rows,
+    w_ENK: ExpertMatrices,
     pairs: Pairs | FewPairs,
     *,
     gather: bool = False,
-    swiglu: bool = False,
+    gating: Gating | None = None,
+    bias_EN: Tensor | None = None,
     one_tile: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
     """Rows in the order of `pairs` [T * k, N]. `gather`: x has a row for each token, else for each pair in that order.
 
-    With `swiglu` the first half of each matrix is the gate, and there are N / 2 columns.
+    With `gating` the first half of each matrix is the gate, and there are N / 2 columns.
     """
     tokens = pairs.total // pairs.per_token
-    _check(x, w_ENK, pairs, tokens if gather else pairs.total, swiglu)
+    _check(x, w_ENK, pairs, tokens if gather else pairs.total, gating, bias_EN)
     offers = {"triton": obstacle(x, w_ENK), "reference": None}
     if choose("grouped_matmul", impl, offers).impl == "reference":
-        return grouped_matmul_reference(x, w_ENK, pairs, gather=gather, swiglu=swiglu)
-    columns = w_ENK.shape[1] // 2 if swiglu else w_ENK.shape[1]
-    y_PN = x.new_empty(pairs.total, columns)
-    tiles = FEW if one_tile else tiles_for(pairs.total, w_ENK, swiglu)
-    _launch(x, w_ENK, y_PN, pairs, None, tiles, gather=gather, swiglu=swiglu)
+        return grouped_matmul_reference(
+            x, w_ENK, pairs, gather=gather, gating=gating, bias_EN=bias_EN
+        )
+    if isinstance(x, Tensor) and isinstance(w_ENK, Tensor) and isinstance(pairs, Pairs):
+        # A gathered product would need its rows copied first, which costs more than the form gains.
+        plain = not gather and gating is None and bias_EN is None and not one_tile
+        if plain and pairs.total >= LEAST_LARGE * len(w_ENK):
+            return grouped_large(x, w_ENK, pairs.ends_E, LARGE)
+    columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
+    device = _values(x).device
+    y_PN = torch.empty(pairs.total, columns, dtype=_result_type(x), device=device)
+    tiles = one_tile_of(w_ENK) if one_tile else tiles_for(pairs.total, w_ENK, gating is not None)
+    _launch(x, w_ENK, y_PN, pairs, None, tiles, bias_EN, gather=gather, gating=gating)
     return y_PN
 
 
 def grouped_parts(
-    x_PK: Tensor,
-    w_ENK: Tensor,
+    x_PK: Rows,
+    w_ENK: ExpertMatrices,
     pairs: Pairs | FewPairs,
     weights_TK: Tensor,
     *,
+    bias_EN: Tensor | None = None,
     one_tile: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
     """Weighed results by choice and token, [k, T, N] float32. Rows of tokens without experts are not written."""
-    _check(x_PK, w_ENK, pairs, pairs.total, swiglu=False)
+    _check(x_PK, w_ENK, pairs, pairs.total, None, bias_EN)
     shape = (pairs.total // pairs.per_token, pairs.per_token)
-    check("weights_TK", weights_TK, dtypes=(torch.float32,), shape=shape, beside=x_PK, packed=True)
+    values = _values(x_PK)
+    check(
+        "weights_TK", weights_TK, dtypes=(torch.float32,), shape=shape, beside=values, packed=True
+    )
     offers = {"triton": obstacle(x_PK, w_ENK), "reference": None}
     if choose("grouped_matmul", impl, offers).impl == "reference":
-        return grouped_parts_reference(x_PK, w_ENK, pairs, weights_TK)
-    sums_KTN = x_PK.new_empty(*reversed(shape), w_ENK.shape[1], dtype=torch.float32)
-    tiles = FEW if one_tile else tiles_for(pairs.total, w_ENK, False)
-    _launch(x_PK, w_ENK, sums_KTN, pairs, weights_TK, tiles)
+        return grouped_parts_reference(x_PK, w_ENK, pairs, weights_TK, bias_EN)
+    sums_KTN = torch.empty(
+        *reversed(shape), w_ENK.shape[1], dtype=torch.float32, device=values.device
+    )
+    tiles = one_tile_of(w_ENK) if one_tile else tiles_for(pairs.total, w_ENK, False)
+    _launch(x_PK, w_ENK, sums_KTN, pairs, weights_TK, tiles, bias_EN)
     return sums_KTN
 
 
-def _check(x: Tensor, w_ENK: Tensor, pairs: Pairs | FewPairs, rows: int, swiglu: bool) -> None:
-    check("w_ENK", w_ENK, dtypes=FLOATS, shape=(None, None, None), packed=True)
-    count, columns, inner = w_ENK.shape
-    require(min(count, columns, inner) > 0, "w_ENK", "experts, rows and columns", list(w_ENK.shape))
-    check("x", x, dtypes=(w_ENK.dtype,), shape=(rows, inner), beside=w_ENK, packed=True)
+def _values(x: Rows) -> Tensor:
+    return x if isinstance(x, Tensor) else x.values
+
+
+def _check(
+    x: Rows,
+    w: ExpertMatrices,
+    pairs: Pairs | FewPairs,
+    rows: int,
+    gating: Gating | None,
+    bias_EN: Tensor | None,
+) -> None:
+    count, columns, inner = _check_matrices(w)
+    values = _values(x)
+    kinds = (torch.float8_e4m3fn,) if isinstance(w, Fp8Experts) else FLOATS
+    kinds = (w.dtype,) if isinstance(w, Tensor) else kinds
+    check("x", values, dtypes=kinds, shape=(rows, inner), beside=_stored(w), packed=True)
+    if isinstance(x, Quantized):
+        check(
+            "x.scale", x.scale, dtypes=(torch.float32,), shape=(rows, 1), beside=values, packed=True
+        )
+    fine = isinstance(x, Quantized) == isinstance(w, Fp8Experts)
+    require(fine, "x", "float8 rows with scales where the matrices are float8", type(x).__name__)
+    if bias_EN is not None:
+        check("bias_EN", bias_EN, dtypes=FLOATS, shape=(count, columns), beside=values, packed=True)
     whole = (torch.int32,)
     if isinstance(pairs, FewPairs):
-        check("experts_P", pairs.experts_P, dtypes=whole, shape=(None,), beside=x, packed=True)
+        check("experts_P", pairs.experts_P, dtypes=whole, shape=(None,), beside=values, packed=True)
     else:
-        check("order_P", pairs.order_P, dtypes=whole, shape=(None,), beside=x, packed=True)
+        check("order_P", pairs.order_P, dtypes=whole, shape=(None,), beside=values, packed=True)
         size = (pairs.total,)
-        check("places_P", pairs.places_P, dtypes=whole, shape=size, beside=x, packed=True)
-        check("ends_E", pairs.ends_E, dtypes=whole, shape=(count,), beside=x, packed=True)
+        check("places_P", pairs.places_P, dtypes=whole, shape=size, beside=values, packed=True)
+        check("ends_E", pairs.ends_E, dtypes=whole, shape=(count,), beside=values, packed=True)
     fine = pairs.total % pairs.per_token == 0
     require(fine, "order_P", f"{pairs.per_token} pairs of each token", pairs.total)
-    require(not swiglu or columns % 2 == 0, "w_ENK", "as many rows of gate as of up", columns)
+    even = gating is None or columns % 2 == 0
+    require(even, "w_ENK", "as many rows of gate as of up", columns)
 
 
-def obstacle(x: Tensor, w_ENK: Tensor) -> str | None:
+def _check_matrices(w: ExpertMatrices) -> tuple[int, int, int]:
+    three = (None, None, None)
+    if isinstance(w, Tensor):
+        check("w_ENK", w, dtypes=FLOATS, shape=three, packed=True)
+    elif isinstance(w, Fp8Experts):
+        check("w_ENK", w.values_ENK, dtypes=(torch.float8_e4m3fn,), shape=three, packed=True)
+        check("w_ENK scales", w.scale_EN, dtypes=(torch.float32,), shape=w.shape[:2], packed=True)
+    else:
+        check("w_ENK", w.packed_ENB, dtypes=(torch.uint8,), shape=three, packed=True)
+        count, rows, half = w.packed_ENB.shape
+        groups = (count, half * 2 // 32, rows)
+        check("w_ENK scales", w.scale_EGN, dtypes=(torch.uint8,), shape=groups, packed=True)
+    count, columns, inner = w.shape
+    require(min(count, columns, inner) > 0, "w_ENK", "experts, rows and columns", list(w.shape))
+    return count, columns, inner
+
+
+def _stored(w: ExpertMatrices) -> Tensor:
+    """What TMA reads."""
+    if isinstance(w, Tensor):
+        return w
+    return w.values_ENK if isinstance(w, Fp8Experts) else w.packed_ENB
+
+
+def _scales(w: ExpertMatrices) -> Tensor | None:
+    if isinstance(w, Tensor):
+        return None
+    return w.scale_EN if isinstance(w, Fp8Experts) else w.scale_EGN
+
+
+def obstacle(x: Rows, w: ExpertMatrices) -> str | None:
     """Why the kernel cannot run these, or None."""
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        return f"it multiplies bfloat16 and float16, not {short(x.dtype)}"
-    if torch.is_grad_enabled() and (x.requires_grad or w_ENK.requires_grad):
+    values, stored = _values(x), _stored(w)
+    wanted = (torch.bfloat16,) if isinstance(w, Mxfp4Experts) else (torch.bfloat16, torch.float16)
+    if isinstance(w, Fp8Experts):
+        wanted = (torch.float8_e4m3fn, torch.bfloat16)  # rows, or what they will be quantised from
+    if values.dtype not in wanted:
+        return f"it multiplies {' and '.join(map(short, wanted))}, not {short(values.dtype)}"
+    if torch.is_grad_enabled() and (values.requires_grad or stored.requires_grad):
         return "it has no backward, and a gradient is wanted"
-    off = needs_cuda(x, w_ENK) or (needs_hopper(x) if x.is_cuda else None)
-    return off or tma_obstacle("w_ENK", w_ENK.flatten(0, 1))
+    off = needs_cuda(values, stored) or (needs_hopper(values) if values.is_cuda else None)
+    return off or tma_obstacle("w_ENK", stored.flatten(0, 1))
 
 
-def _key(pairs: int, w_ENK: Tensor, swiglu: bool) -> str:
-    count, n, k = w_ENK.shape
+def _key(pairs: int, w: ExpertMatrices, swiglu: bool) -> str:
+    count, n, k = w.shape
     bucket = min(1 << max(pairs - 1, 7).bit_length(), MOST_PAIRS)
-    return f"pairs={bucket},e={count},n={n},k={k},{'swiglu' if swiglu else 'plain'}"
+    kind = "" if isinstance(w, Tensor) else ",fp8" if isinstance(w, Fp8Experts) else ",mxfp4"
+    return f"pairs={bucket},e={count},n={n},k={k},{'swiglu' if swiglu else 'plain'}{kind}"
 
 
-def tiles_for(pairs: int, w_ENK: Tensor, swiglu: bool) -> GroupTiles:
-    each = pairs / len(w_ENK)
-    if (
-        pairs <= 16 and swiglu
-    ):  # so few that narrow tiles are needed to give every multiprocessor one
+def one_tile_of(w: ExpertMatrices) -> GroupTiles:
+    return MXFP4_FEW if isinstance(w, Mxfp4Experts) else FEW
+
+
+def tiles_for(pairs: int, w: ExpertMatrices, swiglu: bool) -> GroupTiles:
+    each = pairs / w.shape[0]
+    if isinstance(w, Mxfp4Experts):
+        default = MXFP4_FEW if each <= 48 else MXFP4_MANY
+    elif isinstance(w, Fp8Experts):
+        default = (
+            FP8_FEW if each <= 12 else SOME if each <= 24 else MORE if each <= 64 else FP8_MANY
+        )
+    elif pairs <= 16 and swiglu:  # so few that narrow tiles give every multiprocessor one
         default = SINGLE
     else:
         default = FEW if each <= 12 else SOME if each <= 24 else MORE if each <= 64 else MANY
-    return GroupTiles(**tuned("grouped_matmul", _key(pairs, w_ENK, swiglu), default._asdict()))
+    return GroupTiles(**tuned("grouped_matmul", _key(pairs, w, swiglu), default._asdict()))
 
 
 def _launch(
-    x: Tensor,
-    w_ENK: Tensor,
+    x: Rows,
+    w: ExpertMatrices,
     y: Tensor,
     pairs: Pairs | FewPairs,
     weights_TK: Tensor | None,
     tiles: GroupTiles,
+    bias_EN: Tensor | None,
     *,
     gather: bool = False,
-    swiglu: bool = False,
+    gating: Gating | None = None,
 ) -> None:
-    total, count, columns = pairs.total, len(w_ENK), y.shape[-1]
+    total, count, columns = pairs.total, w.shape[0], y.shape[-1]
     if not total:
         return
-    few = isinstance(pairs, FewPairs)
+    few, packed = isinstance(pairs, FewPairs), isinstance(w, Mxfp4Experts)
     most = total if few else min(total, count) + total // tiles.block_m
+    values, stored = _values(x), _stored(w)
+    inner, across = w.shape[2], tiles.block_k // 2 if packed else tiles.block_k
     kernel: Any = _grouped_kernel
     kernel[(triton.cdiv(columns, tiles.block_n), min(most, total))](
-        x,
-        TensorDescriptor.from_tensor(w_ENK.flatten(0, 1), [tiles.block_n, tiles.block_k]),
+        values,
+        TensorDescriptor.from_tensor(stored.flatten(0, 1), [tiles.block_n, across]),
         y,
         None if isinstance(pairs, FewPairs) else pairs.order_P,
         pairs.experts_P if isinstance(pairs, FewPairs) else pairs.ends_E,
         weights_TK,
-        x.stride(0),
+        x.scale if isinstance(x, Quantized) else None,
+        _scales(w),
+        bias_EN,
+        values.stride(0),
         total // pairs.per_token,
         columns,
-        x.shape[1],
-        **constants(tiles, count, pairs.per_token, x.shape[1], gather, swiglu),
+        inner,
+        gating.limit if gating else 0.0,
+        **constants(tiles, count, pairs.per_token, inner, gather, gating, packed),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **pdl(x.device),
+        **pdl(values.device),
     )
 
 
 def constants(
-    tiles: GroupTiles, count: int, per_token: int, inner: int, gather: bool, swiglu: bool
+    tiles: GroupTiles,
+    count: int,
+    per_token: int,
+    inner: int,
+    gather: bool,
+    gating: Gating | None,
+    packed: bool = False,
 ) -> dict[str, int | bool]:
     return {
         "COUNT": count,
         "WIDTH": 1 << (count - 1).bit_length(),
         "PER_TOKEN": per_token,
         "GATHER": gather,
-        "SWIGLU": swiglu,
+        "SWIGLU": gating is not None,
+        "CLAMPED": gating is not None and gating.limit > 0,
+        "MXFP4": packed,
         "EVEN": inner % tiles.block_k == 0,
-        "TALL": tiles.block_m < 64,
+        "TALL": packed or tiles.block_m < 64,
         "BM": tiles.block_m,
         "BN": tiles.block_n,
-        "BK": tiles.block_k,
+        "BK": TILE if packed else tiles.block_k,
     }
 
 
-def cost(pairs: int, active: int, n: int, k: int, *, swiglu: bool = False) -> Cost:
-    """Of 16-bit values; `active`: experts that have tokens; n counts gate and up."""
+def cost(
+    pairs: int, active: int, n: int, k: int, *, swiglu: bool = False, weight_bytes: float = 2.0
+) -> Cost:
+    """Of 16-bit activations; `active`: experts that have tokens; n counts gate and up."""
     columns = n // 2 if swiglu else n
-    return Cost(2.0 * pairs * n * k, 2.0 * (active * n * k + pairs * (k + columns)))
+    return Cost(2.0 * pairs * n * k, weight_bytes * active * n * k + 2.0 * pairs * (k + columns))

@@ -31,6 +31,7 @@ WIDEST = 256  # columns at a time
 ROW_BYTES = 128  # of tiles as TMA sees them
 PROGRAMS = 256  # fewer leave multiprocessors waiting
 SHORTEST_PART = 1024  # columns
+WARP_ROWS = 16  # of x that warps multiply on their own, at most
 UNIT = 128  # columns that are multiplied before they are scaled, at most
 
 
@@ -40,6 +41,9 @@ class Int4(NamedTuple):
     tiles: Tensor  # uint8 [N / 64, K / 64, 2048]
     scales_GN: Tensor  # float32 [K / group, N]
     shifts_GN: Tensor | None  # like the scales: what is added to scale * (level - 8); None: 0
+    arrived: Tensor | None = (
+        None  # int32 zeros [at least 2 * N / 64]: parts of a tile that are ready
+    )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,6 +62,12 @@ def int4_reference(w: Int4, dtype: torch.dtype = torch.float32) -> Tensor:
     if w.shifts_GN is not None:
         w_NK = w_NK + w.shifts_GN.T.repeat_interleave(w.group, 1)
     return w_NK.to(dtype)
+
+
+def counted(w: Int4) -> Int4:
+    """With counters, so that the last program of a tile joins its parts: no second kernel is launched for that."""
+    tiles = len(w.tiles) * (MOST_ROWS // FEW_ROWS)
+    return w._replace(arrived=torch.zeros(tiles, dtype=torch.int32, device=w.tiles.device))
 
 
 @triton.jit
@@ -148,7 +158,7 @@ def int4_parts(x_MK: Tensor, w: Int4, *, prefetch: bool = False) -> Tensor | Non
     if split == 1 or m == 0 or (needs_cuda(x) or needs_hopper(x)) is not None:
         return None
     parts = x.new_empty(split, m, n, dtype=torch.float32)
-    _launch_stream(x, w, parts, parts, Epilogue(), plan, prefetch)
+    _launch_stream(x, w._replace(arrived=None), parts, parts, Epilogue(), plan, prefetch)
     return parts
 
 
@@ -177,6 +187,10 @@ def _check_weight(w: Int4) -> None:
     if w.shifts_GN is not None:
         shape = tuple(scales.shape)
         check("w.shifts", w.shifts_GN, dtypes=(torch.float32,), shape=shape, beside=w.tiles, packed=True)  # fmt: skip
+    if w.arrived is not None:
+        check("w.arrived", w.arrived, dtypes=(torch.int32,), beside=w.tiles, packed=True)
+        fewest = len(w.tiles) * (MOST_ROWS // FEW_ROWS)
+        require(w.arrived.numel() >= fewest, "w.arrived", f"{fewest} counters", w.arrived.numel())
 
 
 def int4_plan(m: int, n: int, k: int, group: int, shifts: bool = False) -> Plan:
@@ -204,6 +218,11 @@ def stage_bytes(m: int, width: int, group: int, shifts: bool = False) -> int:
 def unit_of(width: int, group: int) -> int:
     """Columns of a step that have one scale and are multiplied at once."""
     return UNIT if width % UNIT == 0 and group % UNIT == 0 else TILE
+
+
+def uses_wgmma(m: int, plan: Plan) -> bool:
+    """Whether a warpgroup multiplies together, or for few rows each warp on its own."""
+    return plan.kernel == "int4" or row_block(m) > WARP_ROWS
 
 
 def stages_of(plan: Plan) -> int:
@@ -236,13 +255,18 @@ def launch(
 ) -> None:
     """Run the kernels on checked operands."""
     (m, k), n = x.shape, w.shape[0]
-    if epilogue.activation is not None:  # which needs whole sums of gate and up in one program
+    if (
+        epilogue.activation is not None and w.arrived is None
+    ):  # which needs whole sums of gate and up
         plan = plan._replace(split=1)
     split = plan.parts(k)
     if split == 1:
-        _launch_stream(x, w, y, None, epilogue, plan, prefetch)
+        _launch_stream(x, w._replace(arrived=None), y, None, epilogue, plan, prefetch)
         return
     parts = y.new_empty(split, m, n, dtype=torch.float32)
+    if w.arrived is not None:
+        _launch_stream(x, w, y, parts, epilogue, plan, prefetch)
+        return
     _launch_stream(x, w, y, parts, Epilogue(), plan, prefetch)
     common = launch_constants(plan, prefetch)
     KERNELS["join"][triton.cdiv(n, JOINED), m](
@@ -268,24 +292,30 @@ def _launch_stream(
     (m, k), n = x.shape, w.shape[0]
     rows, split, unit = row_block(m), plan.parts(k), unit_of(plan.block_k, w.group)
     bytes_ = w.tiles.view(torch.int8).view(-1, ROW_BYTES)
-    shifts = None if w.shifts_GN is None else tile_descriptor(w.shifts_GN, [1, TILE])
+    shifts = None if w.shifts_GN is None else _numbers_descriptor(w.shifts_GN)
     registers = registers_of(m, plan)
     kernel: Any = int4_kernel
     kernel[(n // TILE * split * triton.cdiv(m, rows),)](
         tile_descriptor(x, [rows, unit]),
         tile_descriptor(bytes_, [unit // 4, ROW_BYTES]),
-        *(tile_descriptor(w.scales_GN, [1, TILE]), shifts),
-        *(epilogue.bias_N, y, parts, y.stride(-2), m, n, k),
+        *(_numbers_descriptor(w.scales_GN), shifts),
+        *(epilogue.bias_N, y, parts, w.arrived, y.stride(-2), m, n, k),
         GROUP=w.group,
         UNITS=plan.block_k // unit,
         SPLIT=split,
         STAGES=stages_of(plan),
+        WGMMA=uses_wgmma(m, plan),
         SWIGLU=epilogue.activation is not None,
         GROUPS=plan.warps // 4,
         REGISTERS=registers.multiplying,
         maxnreg=registers.average,
         **launch_constants(plan, prefetch) | {"num_warps": 4},
     )
+
+
+def _numbers_descriptor(plane_GN: Tensor) -> Any:
+    """A plane of one group is contiguous whatever the stride of its rows is, and TMA reads that stride."""
+    return tile_descriptor(plane_GN.reshape(-1).view(plane_GN.shape), [1, TILE])
 
 
 def cost(m: int, n: int, k: int, group: int = 128) -> Cost:

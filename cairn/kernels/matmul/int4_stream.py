@@ -5,15 +5,22 @@
     step    UNITS of at most one group of columns: unpack -> multiply -> sums += scale * product
 
 One warp copies; one warpgroup multiplies, or two take turns and join their sums in the end. Unpacking takes half of
-the instructions that a multiprocessor can issue while weights arrive, and leaves none for all warps to copy, too. While
-the tensor cores multiply one unit, the next is unpacked: one shift, one mask and one subtraction for two weights. A
-level in the low bits of bfloat16's 128 is 128 + level, and 136 less leaves the whole number level - 8 exactly. Shifts
-that are not -8 * scale multiply the unit's sum of x, which the tensor cores compute beside it with a matrix of ones.
-The order of work is that of skinny_stream.
+the instructions that a multiprocessor can issue while weights arrive, and leaves none for all warps to copy, too: one
+shift, one mask and one subtraction for two weights. A level in the low bits of bfloat16's 128 is 128 + level, and 136
+less leaves the whole number level - 8 exactly.
+
+    WGMMA        while the tensor cores multiply one unit, the next is unpacked
+    otherwise    for up to 16 rows: warps multiply on their own, and instead of the subtraction the tensor cores add
+                 -136 times the unit's sum of x, which leaves them free a second time as often
+
+Shifts that are not -8 * scale multiply the unit's sum of x, which the tensor cores compute beside it with a matrix of
+ones. Where K is cut, the program that is the last of its tile to store its sums joins all of them in their order
+(JOINS), or whoever comes next does. The order of work is that of skinny_stream.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
@@ -26,33 +33,42 @@ from cairn.kernels.matmul.skinny_stream import _deliver
 
 PIECE = gl.constexpr(64)  # rows of w that a warpgroup multiplies at once
 ROW_BYTES = gl.constexpr(128)  # of a tile as TMA sees it: 16 such rows are 64 x 64 weights
+OFFSET = gl.constexpr(-136.0)  # from 128 + level to level - 8
+_MASK = """{
+    .reg .b32 t1, t2, t3, c;
+    shr.b32 t1, $4, 4;
+    shr.b32 t2, $4, 8;
+    shr.b32 t3, $4, 12;
+    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $1, t1, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $2, t2, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $3, t3, 0x000f000f, 0x43004300, 0xea;
+"""
+_SUBTRACT = """    mov.b32 c, 0x43084308;
+    sub.rn.bf16x2 $0, $0, c;
+    sub.rn.bf16x2 $1, $1, c;
+    sub.rn.bf16x2 $2, $2, c;
+    sub.rn.bf16x2 $3, $3, c;
+"""
+UNPACK = gl.constexpr(_MASK + "}")  # 128 + level
+UNPACK_CENTRED = gl.constexpr(_MASK + _SUBTRACT + "}")  # level - 8
+WORDS = gl.constexpr("=&r,=&r,=&r,=&r,r")
 
 
 @gluon.jit
-def _unpacked(raw, layout: gl.constexpr):
-    """Tiles of 2,048 bytes, 16 for each thread -> [64, UNIT] of level - 8 in the registers of the operand."""
+def _unpacked(raw, layout: gl.constexpr, CENTRED: gl.constexpr):
+    """Tiles of 2,048 bytes, 16 for each thread -> [64, UNIT] in the registers of the operand.
+
+    The numbers are level - 8, or 128 + level where they are not CENTRED.
+    """
     TILES: gl.constexpr = raw.shape[0] // 16
     # tile, warp, r, pair, step of 16, odd, half -> warp, row + 8, r | tile, step, pair, odd: `odd` and `row + 8` change
     # places in a word, because the numbers that come out of it lie in the order of the operand
     bytes_ = raw.reshape([TILES, 4, 8, 4, 4, 2, 2]).permute((1, 5, 2, 0, 4, 3, 6))
     words = bytes_.reshape([PIECE, TILES * 32])
     low, high = gl.inline_asm_elementwise(
-        """{
-        .reg .b32 t1, t2, t3, c;
-        mov.b32 c, 0x43084308;
-        shr.b32 t1, $4, 4;
-        shr.b32 t2, $4, 8;
-        shr.b32 t3, $4, 12;
-        lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $1, t1, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $2, t2, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $3, t3, 0x000f000f, 0x43004300, 0xea;
-        sub.rn.bf16x2 $0, $0, c;
-        sub.rn.bf16x2 $1, $1, c;
-        sub.rn.bf16x2 $2, $2, c;
-        sub.rn.bf16x2 $3, $3, c;
-        }""",
-        "=&r,=&r,=&r,=&r,r",
+        UNPACK_CENTRED if CENTRED else UNPACK,
+        WORDS,
         [words],
         dtype=(gl.bfloat16, gl.bfloat16),
         is_pure=True,
@@ -145,48 +161,142 @@ def _sums_of_x(values, turn, UNITS: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _scaled(total, going, of_x, scale, shift, outstanding: gl.constexpr, SHIFTS: gl.constexpr):
-    """Waits for a unit's product and adds it to the sums."""
-    of_row: gl.constexpr = gl.SliceLayout(1, total.type.layout)
-    product, _weights = warpgroup_mma_wait(outstanding, going)
-    total += product * scale.reshape([PIECE]).load(of_row)[:, None]
+def _scaled(total, product, of_x, scale, shift, SHIFTS: gl.constexpr):
+    """A unit's product, and what its shifts make of the sum of x, are added to the sums."""
+    total += product * scale[:, None]
     if SHIFTS:
-        total += of_x * shift.reshape([PIECE]).load(of_row)[:, None]
+        total += of_x * shift[:, None]
     return total
 
 
 @gluon.jit
+def _by_wgmma(
+    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr
+):  # fmt: skip
+    """One step by the warpgroup: a unit is unpacked while the one before is multiplied."""
+    BM: gl.constexpr = values[0].shape[1]
+    layout: gl.constexpr = total.type.layout
+    of_row: gl.constexpr = gl.SliceLayout(1, layout)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    of_x = (total,) * UNITS
+    if SHIFTS:
+        of_x = _sums_of_x(values, turn, UNITS, layout)
+    going = (total, total)
+    for unit in gl.static_range(UNITS):
+        before = going
+        weights = _unpacked(packed[unit].index(turn).load(read), operand, True)
+        across = values[unit].index(turn).permute((1, 0))
+        product = gl.zeros([PIECE, BM], gl.float32, layout)
+        product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
+        going = (product, weights)
+        if unit > 0:
+            scale = factors[unit - 1].index(turn).reshape([PIECE]).load(of_row)
+            shift = added[unit - 1].index(turn).reshape([PIECE]).load(of_row)
+            last, _weights = warpgroup_mma_wait(1, before)
+            total = _scaled(total, last, of_x[unit - 1], scale, shift, SHIFTS)
+    scale = factors[UNITS - 1].index(turn).reshape([PIECE]).load(of_row)
+    shift = added[UNITS - 1].index(turn).reshape([PIECE]).load(of_row)
+    last, _weights = warpgroup_mma_wait(0, going)
+    return _scaled(total, last, of_x[UNITS - 1], scale, shift, SHIFTS)
+
+
+@gluon.jit
+def _by_warps(
+    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr
+):  # fmt: skip
+    """One step by each warp on its own: x enters through registers, too, and nothing is waited for."""
+    BM: gl.constexpr = values[0].shape[1]
+    UNIT: gl.constexpr = values[0].shape[2]
+    layout: gl.constexpr = total.type.layout
+    of_row: gl.constexpr = gl.SliceLayout(1, layout)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    across: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
+    for unit in gl.static_range(UNITS):
+        x = values[unit].index(turn).permute((1, 0)).load(across)
+        none = gl.zeros([PIECE, BM], gl.float32, layout)
+        if SHIFTS:
+            ones = gl.full([PIECE, UNIT], 1.0, gl.bfloat16, operand)
+            of_x = mma_v2(ones, x, none)
+            offset = of_x * OFFSET
+        else:
+            of_x = none
+            offset = mma_v2(gl.full([PIECE, UNIT], OFFSET, gl.bfloat16, operand), x, none)
+        weights = _unpacked(packed[unit].index(turn).load(read), operand, False)
+        product = mma_v2(weights, x, none) + offset
+        scale = factors[unit].index(turn).reshape([PIECE]).load(of_row)
+        shift = added[unit].index(turn).reshape([PIECE]).load(of_row)
+        total = _scaled(total, product, of_x, scale, shift, SHIFTS)
+    return total
+
+
+@gluon.jit
+def _is_last(arrived, SPLIT: gl.constexpr):
+    """Whether all other programs of this tile have stored their sums; the counter is ready for the next launch then."""
+    gl.thread_barrier()
+    last = gl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+    if last:
+        gl.store(arrived, 0)
+    return last
+
+
+@gluon.jit
+def _join(
+    bias, y, parts, arrived, row, m0, stride_y, M, N, BM: gl.constexpr, layout: gl.constexpr, SPLIT: gl.constexpr,
+    SWIGLU: gl.constexpr,
+):  # fmt: skip
+    """The last program of a tile adds the sums of all parts in their order, and stores the result."""
+    if _is_last(arrived, SPLIT):
+        n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
+        m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+        inside = (n < N) & (m < M)
+        whole = gl.zeros([PIECE, BM], gl.float32, layout)
+        for part in gl.static_range(SPLIT):
+            at = parts + (part * M + m) * N + n
+            whole += gl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        _deliver(whole, bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
+
+
+@gluon.jit
+def _finish(
+    total, bias, y, parts, arrived, tile, part, m0, stride_y, M, N, SPLIT: gl.constexpr, SWIGLU: gl.constexpr
+):  # fmt: skip
+    """Store the result; or the sums of a part, which the last program of the tile joins, or another kernel."""
+    layout: gl.constexpr = total.type.layout
+    BM: gl.constexpr = total.type.shape[1]
+    row = tile * PIECE
+    if parts is None:
+        _deliver(total, bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
+    else:
+        n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
+        m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+        gl.store(parts + (part * M + m) * N + n, total, mask=(n < N) & (m < M))
+        if arrived is not None:
+            counter = arrived + tile * gl.cdiv(M, BM) + m0 // BM
+            _join(bias, y, parts, counter, row, m0, stride_y, M, N, BM, layout, SPLIT, SWIGLU)
+
+
+@gluon.jit
 def _multiply(
-    bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0, count, stride_y, M, N,
-    UNITS: gl.constexpr, STAGES: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr, GROUPS: gl.constexpr,
-    ME: gl.constexpr,
+    bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part, m0, count, stride_y,
+    M, N, UNITS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr,
+    WGMMA: gl.constexpr, GROUPS: gl.constexpr, ME: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup of GROUPS: every GROUPS-th step. The first one has the sums of both in the end."""
     BM: gl.constexpr = values[0].shape[1]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    if WGMMA:
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    else:
+        layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     # 16 bytes of each tile for a thread
     read: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     total = gl.zeros([PIECE, BM], gl.float32, layout)
     for step in range(ME, count, GROUPS):
         turn = step % STAGES
         mbarrier.wait(full.index(turn), step // STAGES % 2)
-        of_x = (total,) * UNITS
-        if SHIFTS:
-            of_x = _sums_of_x(values, turn, UNITS, layout)
-        going = (total, total)
-        for unit in gl.static_range(UNITS):
-            before = going
-            weights = _unpacked(packed[unit].index(turn).load(read), operand)
-            across = values[unit].index(turn).permute((1, 0))
-            product = gl.zeros([PIECE, BM], gl.float32, layout)
-            product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
-            going = (product, weights)
-            if unit > 0:
-                scale, shift = factors[unit - 1].index(turn), added[unit - 1].index(turn)
-                total = _scaled(total, before, of_x[unit - 1], scale, shift, 1, SHIFTS)
-        scale, shift = factors[UNITS - 1].index(turn), added[UNITS - 1].index(turn)
-        total = _scaled(total, going, of_x[UNITS - 1], scale, shift, 0, SHIFTS)
+        if WGMMA:
+            total = _by_wgmma(total, values, packed, factors, added, turn, read, UNITS, SHIFTS)
+        else:
+            total = _by_warps(total, values, packed, factors, added, turn, read, UNITS, SHIFTS)
         gl.thread_barrier()  # all warps have read the buffer
         mbarrier.arrive(free.index(turn), count=1)
     if ME == 1:
@@ -197,20 +307,14 @@ def _multiply(
         if GROUPS == 2:
             mbarrier.wait(done.index(0), 0)
             total += joined.load(layout)
-        row = tile * PIECE
-        if parts is None:
-            _deliver(total, bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
-        else:
-            n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
-            m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
-            gl.store(parts + (part * M + m) * N + n, total, mask=(n < N) & (m < M))
+        _finish(total, bias, y, parts, arrived, tile, part, m0, stride_y, M, N, SPLIT, SWIGLU)
 
 
 @gluon.jit
 def int4_kernel(
-    x, w, scales, shifts, bias, y, parts, stride_y, M, N, K,
-    GROUP: gl.constexpr, UNITS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-    REGISTERS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+    x, w, scales, shifts, bias, y, parts, arrived, stride_y, M, N, K,
+    GROUP: gl.constexpr, UNITS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, WGMMA: gl.constexpr,
+    GROUPS: gl.constexpr, REGISTERS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     BM: gl.constexpr = x.block_type.shape[0]
     SHIFTS: gl.constexpr = shifts is not None
@@ -238,17 +342,17 @@ def int4_kernel(
     joined = gl.allocate_shared_memory(gl.float32, [PIECE, BM], flat) if GROUPS == 2 else full
     if GROUPS == 1:
         gl.warp_specialize([
-            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
-                         count, stride_y, M, N, UNITS, STAGES, SHIFTS, SWIGLU, 1, 0)),
+            (_multiply, (bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part,
+                         m0, count, stride_y, M, N, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU, WGMMA, 1, 0)),
             (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
                      K // PIECE, GROUP, UNITS, STAGES, OVERLAP, EARLY)),
         ], [1], [24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
-                         count, stride_y, M, N, UNITS, STAGES, SHIFTS, SWIGLU, 2, 0)),
-            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
-                         count, stride_y, M, N, UNITS, STAGES, SHIFTS, SWIGLU, 2, 1)),
+            (_multiply, (bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part,
+                         m0, count, stride_y, M, N, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU, WGMMA, 2, 0)),
+            (_multiply, (bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part,
+                         m0, count, stride_y, M, N, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU, WGMMA, 2, 1)),
             (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
                      K // PIECE, GROUP, UNITS, STAGES, OVERLAP, EARLY)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip

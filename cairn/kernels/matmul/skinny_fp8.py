@@ -4,6 +4,7 @@
     2 to 256    x is float8 with a scale for each row, too; the tensor cores multiply in float8, as in matmul_fp8
 
 Then + bias -> SwiGLU -> y, or the float32 parts of a K that was cut, for `join_add_rmsnorm`. Scales multiply the sums.
+w may have a scale for each block of 128 x 128 instead of one for each row; then K has whole blocks.
 `prefetch` is that of skinny_matmul. Bytes moved: N*K + M*K, and M*N elements.
 """
 
@@ -28,16 +29,21 @@ from cairn.kernels.matmul.skinny_matmul import (
 from cairn.kernels.matmul.skinny_plans import (
     MOST_ROWS,
     PIECE,
+    SHORTEST_PART,
+    SMALL_RING,
     Plan,
     default_plan,
     padded_rows,
     row_block,
 )
+from cairn.kernels.matmul.skinny_row import one_row_kernel
 from cairn.kernels.quantize.quantize import Quantized
 from cairn.kernels.tiles import tma_obstacle
 from cairn.kernels.tuned import tuned
 
 E4M3 = torch.float8_e4m3fn
+BLOCK = 128  # rows and columns that share a scale
+BLOCK_PROGRAMS = 192  # fewer leave multiprocessors waiting
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -45,7 +51,20 @@ def skinny_fp8_reference(x: Tensor | Quantized, w: Quantized, epilogue: Epilogue
     """In float32; y in bfloat16, or in the type of x where that has 16 bits."""
     kind = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     wide = x.float() if isinstance(x, Tensor) else x.values.float() * x.scale
-    return matmul_reference(wide, w.values.float() * w.scale, epilogue, kind)
+    return matmul_reference(wide, w.values.float() * row_scales(w), epilogue, kind)
+
+
+def is_blocked(w: Quantized) -> bool:
+    """Whether blocks of 128 x 128 have the scales, and not rows."""
+    n, k = w.values.shape
+    return tuple(w.scale.shape) == (-(-n // BLOCK), k // BLOCK) != (n, 1) and k % BLOCK == 0
+
+
+def row_scales(w: Quantized) -> Tensor:
+    """A scale for each row [N, 1], or for each weight [N, K] where blocks have them."""
+    if not is_blocked(w):
+        return w.scale
+    return w.scale.repeat_interleave(BLOCK, 0)[: len(w.values)].repeat_interleave(BLOCK, 1)
 
 
 def skinny_fp8(
@@ -57,12 +76,12 @@ def skinny_fp8(
     prefetch: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """One row x [1, K] in 16 bits, or up to 256 quantised rows; w [N, K] quantised by rows."""
+    """One row x [1, K] in 16 bits, or up to 256 quantised rows; w [N, K] quantised by rows or blocks."""
     values = _checked(x, w)
     epilogue = Epilogue(bias_N, activation)
     epilogue.check(values, w.values)
-    (m, k), n = values.shape, len(w.values)
-    plan = plan_of(x, n, k)
+    m, n = len(values), len(w.values)
+    plan = plan_of(x, w)
     offers = {"triton": _obstacle(values, w, plan), "reference": None}
     if choose("skinny_fp8", impl, offers).impl == "reference":
         return skinny_fp8_reference(x, w, epilogue)
@@ -77,7 +96,7 @@ def skinny_fp8_parts(x: Quantized, w: Quantized, *, prefetch: bool = False) -> T
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
     values = _checked(x, w)
     (m, k), n = values.shape, len(w.values)
-    plan = plan_of(x, n, k)
+    plan = plan_of(x, w)
     split = plan.parts(k)
     if split == 1 or m == 0 or _obstacle(values, w, plan) is not None:
         return None
@@ -90,7 +109,8 @@ def _checked(x: Tensor | Quantized, w: Quantized) -> Tensor:
     """The values of x, if both operands are what the kernels were written for."""
     check("w.values", w.values, dtypes=(E4M3,), shape=(None, None), packed=True)
     n, k = w.values.shape
-    check("w.scale", w.scale, dtypes=(torch.float32,), shape=(n, 1), beside=w.values, packed=True)
+    shape = tuple(w.scale.shape) if is_blocked(w) else (n, 1)
+    check("w.scale", w.scale, dtypes=(torch.float32,), shape=shape, beside=w.values, packed=True)
     if isinstance(x, Tensor):
         check("x", x, dtypes=(*HALVES, torch.float32), shape=(1, k), beside=w.values)
         return as_rows("x", x)
@@ -127,8 +147,20 @@ def _default(m: int, n: int, k: int, one_row: bool) -> tuple[str, dict[str, Any]
     return f"{rows},n={n},k={k},{short(E4M3)}", fp8_plan(m, n, k, one_row)._asdict()
 
 
-def plan_of(x: Tensor | Quantized, n: int, k: int) -> Plan:
+def block_plan(m: int, n: int, k: int) -> Plan:
+    """A block is a step. Several programs share a multiprocessor: while one scales, others read."""
+    split, tiles = 1, -(-n // PIECE)
+    while tiles * split < BLOCK_PROGRAMS and k >= 2 * split * SHORTEST_PART:
+        split *= 2
+    stages = SMALL_RING // (BLOCK * (PIECE + row_block(m)))
+    return Plan("stream", PIECE, BLOCK, split, 4, min(stages, -(-k // (BLOCK * split))))
+
+
+def plan_of(x: Tensor | Quantized, w: Quantized) -> Plan:
+    n, k = w.values.shape
     one_row = isinstance(x, Tensor)
+    if is_blocked(w) and not one_row:
+        return block_plan(len(x.values), n, k)
     return Plan(**tuned("skinny_fp8", *_default(1 if one_row else len(x.values), n, k, one_row)))
 
 
@@ -147,7 +179,8 @@ def launch(
     (m, k), n = x.values.shape, len(w.values)
     swiglu = epilogue.activation is not None
     split = plan.parts(k)
-    if split == 1 and (not swiglu or n % 16 == 0):
+    # Gate and up of one tile are in different blocks: their sums are joined by another kernel.
+    if split == 1 and not (swiglu and (n % 16 or is_blocked(w))):
         _launch_stream(x, w, y, None, epilogue, plan, prefetch)
         return
     parts = y.new_empty(split, m, n, dtype=torch.float32)
@@ -168,11 +201,14 @@ def _launch_row(
     x: Tensor, w: Quantized, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool
 ) -> None:
     n, k = w.values.shape
-    KERNELS["row"][(triton.cdiv(n, plan.block_n),)](
+    kernel: Any = one_row_kernel
+    kernel[(triton.cdiv(n, plan.block_n),)](
         *(x, w.values, w.scale, epilogue.bias_N, None, y, w.values.stride(0), n, k),
         BN=plan.block_n,
         BK=plan.block_k,
         CHUNKS=triton.cdiv(k, plan.block_k),
+        WARPS=plan.warps,
+        BLOCKS=is_blocked(w),
         SWIGLU=epilogue.activation is not None,
         **launch_constants(plan, prefetch),
     )
@@ -201,6 +237,7 @@ def _launch_stream(
         PIECES=plan.block_n // PIECE,
         SPLIT=split,
         STAGES=plan.stages,
+        BLOCKS=is_blocked(w),
         SWIGLU=swiglu,
         **launch_constants(plan, prefetch),
     )

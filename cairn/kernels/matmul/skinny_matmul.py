@@ -206,7 +206,7 @@ def _launch_tiles(
         tile_descriptor(x, [row_block(m), plan.block_k]),
         tile_descriptor_of_pairs(w, plan.block_k) if swiglu else tile_descriptor(w, [PIECE, plan.block_k]),
         *(None, None, epilogue.bias_N, residual, y, parts, stride_r, y.stride(0), m, n, k),
-        PIECES=plan.block_n // PIECE, SPLIT=split, STAGES=plan.stages, SWIGLU=swiglu, **common,
+        PIECES=plan.block_n // PIECE, SPLIT=split, STAGES=plan.stages, BLOCKS=False, SWIGLU=swiglu, **common,
     )  # fmt: skip
 
 

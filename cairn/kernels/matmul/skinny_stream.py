@@ -11,7 +11,8 @@ for one step, whose float32 sums a second kernel joins. Programs that share rows
 from memory, the others from the L2 cache.
 
 With SwiGLU every 16 rows of a piece are 8 of the gate and the 8 of up that belong to them: a thread has both.
-Operands of float8 have a scale for each of their rows, which multiplies the sums.
+Operands of float8 have a scale for each of their rows, which multiplies the sums. Where w has one for each block of
+128 x 128 instead (BLOCKS), a step is one block wide, and its product is scaled before it is added.
 """
 
 from triton.experimental import gluon
@@ -25,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PIECE = gl.constexpr(64)  # rows of w that a warpgroup multiplies at once
+BLOCK = gl.constexpr(128)  # rows and columns of w that may share a scale
 
 
 @gluon.jit
@@ -55,15 +57,18 @@ def _rows(n0, N, layout: gl.constexpr, SWIGLU: gl.constexpr):
 
 
 @gluon.jit
-def _scaled(sums, scale_x, scale_w, n0, m0, M, N, SWIGLU: gl.constexpr):
-    """Sums of float8 products times the scales of their rows."""
+def _scaled(sums, scale_x, scale_w, n0, m0, M, N, BLOCKS: gl.constexpr, SWIGLU: gl.constexpr):
+    """Sums of float8 products times the scales of their rows; blocks of w have been scaled on the way."""
     layout: gl.constexpr = sums.type.layout
     BM: gl.constexpr = sums.type.shape[1]
     rows = _rows(n0, N, gl.SliceLayout(1, layout), SWIGLU)
     m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
-    of_w = gl.load(scale_w + rows, mask=rows < N, other=0.0)
     of_x = gl.load(scale_x + m, mask=m < M, other=0.0)
-    return sums * of_w[:, None] * of_x[None, :]
+    if BLOCKS:
+        return sums * of_x[None, :]
+    else:
+        of_w = gl.load(scale_w + rows, mask=rows < N, other=0.0)
+        return sums * of_w[:, None] * of_x[None, :]
 
 
 @gluon.jit
@@ -102,7 +107,7 @@ def _deliver(sums, bias, residual, y, n0, m0, stride_r, stride_y, M, N, SWIGLU: 
 @gluon.jit
 def stream_kernel(
     x, w, scale_x, scale_w, bias, residual, y, parts, stride_r, stride_y, M, N, K,
-    PIECES: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
+    PIECES: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
     SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     BM: gl.constexpr = x.block_type.shape[0]
@@ -140,15 +145,27 @@ def stream_kernel(
     sums = ()
     for _ in gl.static_range(PIECES):
         sums = sums + (gl.zeros([PIECE, BM], gl.float32, layout),)  # noqa: RUF005
+    if BLOCKS:  # a step is one of them
+        of_blocks = scale_w + n0 // BLOCK * steps + begin
+        ahead = gl.load(of_blocks)
     for step in range(count):
+        if BLOCKS:
+            factor = ahead
+            ahead = gl.load(of_blocks + gl.minimum(step + 1, count - 1))
         turn = step % STAGES
         mbarrier.wait(full.index(turn), step // STAGES % 2)
         across = values.index(turn).permute((1, 0))
         going = ()
         for piece in gl.static_range(PIECES):
             rows = weights.index(turn * PIECES + piece).reshape([PIECE, BK])
-            going = going + (warpgroup_mma(rows, across, sums[piece], is_async=True),)  # noqa: RUF005
-        if PIECES == 1:
+            if BLOCKS:
+                none = gl.zeros([PIECE, BM], gl.float32, layout)
+                going = (warpgroup_mma(rows, across, none, use_acc=False, is_async=True),)
+            else:
+                going = going + (warpgroup_mma(rows, across, sums[piece], is_async=True),)  # noqa: RUF005
+        if BLOCKS:
+            sums = (sums[0] + warpgroup_mma_wait(0, going) * factor,)
+        elif PIECES == 1:
             sums = (warpgroup_mma_wait(0, going),)
         else:
             sums = warpgroup_mma_wait(0, going)
@@ -161,7 +178,7 @@ def stream_kernel(
         row = n0 + piece * PIECE
         result = sums[piece]
         if scale_w is not None:
-            result = _scaled(result, scale_x, scale_w, row, m0, M, N, SWIGLU)
+            result = _scaled(result, scale_x, scale_w, row, m0, M, N, BLOCKS, SWIGLU)
         if parts is None:
             _deliver(result, bias, residual, y, row, m0, stride_r, stride_y, M, N, SWIGLU)
         else:

@@ -31,6 +31,7 @@ from cairn.kernels.paged.paged_tiles import (
 
 MOST_PARTS = 32  # of the rows that a tile sees
 LEAST_ROWS = 16  # queries x heads of a tile: what a product takes
+MANY_HEADS = 64  # that share a tile of decode: what the tensor cores of a warpgroup take
 MOST_ROWS = 32  # queries x heads of a tile: more would not fit the registers
 
 
@@ -61,6 +62,7 @@ class Plan(NamedTuple):
     block: int  # rows of the cache in a step
     parts: int
     warps: int
+    stages: int = 2
 
     @property
     def rows(self) -> int:
@@ -212,11 +214,12 @@ def _launch(call: Latents) -> Tensor:
     tokens, heads, width = call.q_THE.shape
     plan = plan_of(heads, call.max_query, tokens, call.sequences, call.q_THE)
     kind = torch.float32 if plan.parts > 1 else call.q_THE.dtype
-    # Rows behind the last sequence belong to nobody: they stay zero.
-    out = torch.zeros(plan.parts, tokens, heads, call.rank, dtype=kind, device=call.q_THE.device)
+    # Rows behind the last sequence belong to nobody: they become zero.
+    make = torch.empty if plan.parts > 1 else torch.zeros
+    out = make(plan.parts, tokens, heads, call.rank, dtype=kind, device=call.q_THE.device)
     lse = torch.full(out.shape[:3], -torch.inf, device=out.device) if plan.parts > 1 else out
     starts = call.lengths if call.starts is None else call.starts
-    tiles = tokens // plan.queries + call.sequences
+    tiles = _tiles(tokens, call.sequences, call.max_query, plan.queries)
     kernel: Any = _latent_kernel
     kernel[(tiles * (heads // plan.heads), plan.parts)](
         call.q_THE, call.cache, call.block_tables, call.lengths, starts, out, lse,
@@ -225,28 +228,57 @@ def _launch(call: Latents) -> Tensor:
         HEADS=heads, TILE_HEADS=plan.heads, TILE_QUERIES=plan.queries, RANK=call.rank,
         R=max(16, power_of_2(call.rank)), ROTATED=width - call.rank, P=max(16, power_of_2(width - call.rank)),
         PAGE=call.page_size, BLOCK=plan.block, PARTS=plan.parts, SEQUENCES=bucket(call.sequences),
-        STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32, num_warps=plan.warps, num_stages=2,
+        STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32,
+        num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
     return _added_up(out, lse, call.q_THE.dtype) if plan.parts > 1 else out[0]
 
 
+@triton.jit
+def _add_up_kernel(parts, lse, out, rows, RANK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr):
+    """One row of one head: its parts, weighed by their log-sum-exp (base 2); one that saw nothing is 0."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    column = tl.arange(0, R)
+    level = tl.load(lse + part * rows + row)
+    top = tl.max(level, 0)
+    weight = tl.math.exp2(level - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    wanted = (weight > 0.0)[:, None] & (column < RANK)[None, :]  # others may not be written
+    at = parts + (part * rows + row)[:, None] * RANK + column[None, :]
+    values = tl.load(at, mask=wanted, other=0.0)
+    result = tl.sum(values * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + row * RANK + column, result.to(out.dtype.element_ty), mask=column < RANK)
+
+
 def _added_up(out_STHR: Tensor, lse_STH: Tensor, dtype: torch.dtype) -> Tensor:
-    """Parts, weighed by their log-sum-exp (base 2); a row that saw nothing is 0."""
-    top_TH = lse_STH.amax(0).clamp(min=-1e30)
-    weights_STH = torch.exp2(lse_STH - top_TH)
-    weights_STH = weights_STH / weights_STH.sum(0).clamp(min=1e-30)
-    return torch.einsum("sthr,sth->thr", out_STHR, weights_STH).to(dtype)
+    parts, tokens, heads, rank = out_STHR.shape
+    y_THR = torch.empty(tokens, heads, rank, dtype=dtype, device=out_STHR.device)
+    kernel: Any = _add_up_kernel
+    kernel[(tokens * heads,)](
+        out_STHR, lse_STH, y_THR, tokens * heads,
+        RANK=rank, R=max(16, power_of_2(rank)), PARTS=parts, num_warps=4,
+    )  # fmt: skip
+    return y_THR
 
 
 def plan_of(heads: int, max_query: int, tokens: int, sequences: int, on: Tensor) -> Plan:
-    """Few tiles are cut into parts, so that every multiprocessor has one."""
-    tile_heads = next(size for size in (16, 8, 4, 2, 1) if heads % size == 0)
-    queries = (LEAST_ROWS if max_query == 1 else MOST_ROWS) // tile_heads
-    tiles = (tokens // queries + sequences) * (heads // tile_heads)
+    """Few tiles are cut into parts, so that every multiprocessor has two."""
+    wide = heads % MANY_HEADS == 0 and max_query == 1 and on.dtype != torch.float32
+    sizes = (MANY_HEADS,) if wide else (16, 8, 4, 2, 1)
+    tile_heads = next(size for size in sizes if heads % size == 0)
+    queries = max(1, (LEAST_ROWS if max_query == 1 else MOST_ROWS) // tile_heads)
+    tiles = _tiles(tokens, sequences, max_query, queries) * (heads // tile_heads)
     chip = multiprocessors(on.device) if on.is_cuda else 4
-    parts = min(MOST_PARTS, power_of_2(max(1, chip // max(tiles, 1))))
-    block = 16 if on.dtype == torch.float32 else 32
-    return Plan(tile_heads, queries, block, parts, warps=4 if max_query == 1 else 8)
+    each = chip if wide else 2 * chip  # one of the wide tiles fills a multiprocessor
+    parts = min(MOST_PARTS, power_of_2(max(1, each // max(tiles, 1))))
+    block = 16 if on.dtype == torch.float32 else MANY_HEADS if wide else 32
+    return Plan(tile_heads, queries, block, parts, warps=8 if wide or max_query > 1 else 4)
+
+
+def _tiles(tokens: int, sequences: int, max_query: int, queries: int) -> int:
+    """Room for the tiles of queries: one of each sequence may be partly filled."""
+    return sequences if max_query == 1 else tokens // queries + sequences
 
 
 def _checked(

@@ -13,7 +13,8 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from cairn.kernels.built import MANIFEST, Manifest, triton_files
 from cairn.kernels.tooling.absent_gpu import Launch
 
 LAUNCHER = "__triton_launcher"
+# The empty library that stands for the driver's has nothing that is needed, and is to be loaded all the same.
+LINKED = ["-Wl,--no-as-needed", "-l:libcuda.so.1"]
 
 See = Callable[[], list[Launch]]  # what is launched; a worker process gets it by name
 
@@ -136,8 +139,9 @@ _seen: dict[str, Launch] = {}  # of a worker process
 
 
 def _begin(see: See, out: str) -> None:
-    """In a worker process, once."""
-    _seen.update(by_hash(see()))
+    """In a worker process, once. What it has to say, the first process has said."""
+    with redirect_stderr(StringIO()):
+        _seen.update(by_hash(see()))
     _set_cache(Path(out))
 
 
@@ -170,7 +174,7 @@ def _store_module(source: str, name: str) -> None:
             nvidia.library_dirs(),
             nvidia.include_dirs,
             nvidia.libraries,
-            [],
+            LINKED,
         )
         cache.put(Path(made).read_bytes(), file, binary=True)
 

@@ -41,12 +41,12 @@ def run(bench: Workbench) -> Outcome:
         checks=[_same(one, two), *_sooner(pace_of(one), pace_of(two), reduce_s)],
         plots=[
             Plot(
-                title=Words("The same training", "同一个训练过程"),
+                title=Words("The same training, sooner", "同一个训练过程，更快"),
                 x=Words("step", "步"),
-                y=Words("loss", "loss"),
+                y=Words("ms per step", "每步毫秒"),
                 lines={
-                    "one process": [(step, row.loss) for step, row in enumerate(one, 1)],
-                    "two processes": [(step, row.loss) for step, row in enumerate(two, 1)],
+                    "one process": [(step, row.seconds * 1e3) for step, row in enumerate(one, 1)],
+                    "two processes": [(step, row.seconds * 1e3) for step, row in enumerate(two, 1)],
                 },
             )
         ],

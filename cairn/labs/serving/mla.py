@@ -1,144 +1,168 @@
-"""Keys and values as one small latent per token: what is cached, and why the answer stays the same.
+"""Keys and values as one small latent per token: what the engine keeps, whether the answer stays, what a step costs.
 
     MHA    cache k, v of every head                      2 x heads x size
-    GQA    cache k, v of a few heads                     2 x kv_heads x size
-    MLA    cache c = W_down x (and one rotary key)       latent + rotary
+    MLA    cache c = W_down x (and one rotary key)       rank + rotated
            k_h = U_h c, so q_h . k_h = (U_h^T q_h) . c   the up-projection moves to the query: nothing is unpacked
 
-Both ways to compute it are here (unpack everything; absorb), in float64, and have to agree. No rotation is applied to
-the latent part, which is why absorbing is allowed at all.
+Three predictions about this project's own engine and `models/latent.py`: bytes of a page, tokens that differ between
+decoding over cached rows (absorbed) and a forward pass without a cache (expanded), and the time of one token.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
+from cairn.labs.serving._engine import ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
+from cairn.models.cache import cache_groups
+from cairn.models.spec import Latent, ModelSpec
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
-HEADS, SIZE, LATENT, ROTARY = 16, 64, 128, 32
+    from cairn.models.latent import LatentTokens
 
-
-# heads, KV heads, size of a head, latent, rotary
-MODELS = {
-    "DeepSeek-V3 (128 heads of 128)": (128, 8, 128, 512, 64),
-    "this lab": (HEADS, 4, SIZE, LATENT, ROTARY),
-}
-
-
-class Weights(NamedTuple):
-    up_k_HCL: "Tensor"  # latent -> keys of a head
-    up_v_HCL: "Tensor"
-
-
-def unpacked(
-    q_HC: "Tensor", turned_HR: "Tensor", c_NL: "Tensor", key_NR: "Tensor", w: Weights
-) -> "Tensor":
-    """Keys and values of every head are made from the latents first, as in training."""
-    import torch
-
-    k_HNC = torch.einsum("hcl,nl->hnc", w.up_k_HCL, c_NL)
-    v_HNC = torch.einsum("hcl,nl->hnc", w.up_v_HCL, c_NL)
-    scores_HN = torch.einsum("hc,hnc->hn", q_HC, k_HNC) + turned_HR @ key_NR.t()
-    weights_HN = (scores_HN * (SIZE + ROTARY) ** -0.5).softmax(-1)
-    return torch.einsum("hn,hnc->hc", weights_HN, v_HNC)
-
-
-def absorbed(
-    q_HC: "Tensor", turned_HR: "Tensor", c_NL: "Tensor", key_NR: "Tensor", w: Weights
-) -> "Tensor":
-    """Queries go down to the latent, values come up once at the end: only the latents are read."""
-    import torch
-
-    low_HL = torch.einsum("hc,hcl->hl", q_HC, w.up_k_HCL)
-    scores_HN = low_HL @ c_NL.t() + turned_HR @ key_NR.t()
-    weights_HN = (scores_HN * (SIZE + ROTARY) ** -0.5).softmax(-1)
-    return torch.einsum("hl,hcl->hc", weights_HN @ c_NL, w.up_v_HCL)
-
-
-def values_of(kind: str, heads: int, kv_heads: int, size: int, latent: int, rotary: int) -> int:
-    """Numbers cached for one token in one layer."""
-    return {"MHA": 2 * heads * size, "GQA": 2 * kv_heads * size, "MLA": latent + rotary}[kind]
+HEADS, SIZE, RANK, ROTARY = 16, 64, 128, 32
+LATENT = ModelSpec(
+    family="deepseek_v2",
+    vocab=512,
+    hidden=64,
+    layers=2,
+    heads=HEADS,
+    kv_heads=HEADS,
+    head_dim=SIZE + ROTARY,
+    intermediate=128,
+    context=4096,
+    mixer="latent",
+    latent=Latent(rank=RANK, unrotated=SIZE, rotated=ROTARY, value=SIZE),
+)
+# The same heads with a key and a value each.
+PLAIN = msgspec.structs.replace(LATENT, family="llama", mixer="attention", latent=None)
+PAGE, PAGES = 16, 8
+PROMPT = 40
 
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    import torch
-
-    draw = torch.Generator().manual_seed(1)
-    w = Weights(*(drawn(draw, HEADS, SIZE, LATENT) / 8 for _ in range(2)))
-    inputs = inputs_of(draw, 300)
-    apart = float((unpacked(*inputs, w) - absorbed(*inputs, w)).abs().max())
-    small = Weights(*(part.float() for part in w))
+    bench.step("pages of both caches")
+    ratio = page_bytes_of(PLAIN) / page_bytes_of(LATENT)
+    bench.step("the engine over latents, and a pass without a cache")
+    outputs = bench.pick(32, 12)
+    answered, again = decoded(LATENT, outputs)
     slow, fast = [], []
     for length in bench.pick((512, 2048, 8192), (512, 2048)):
         bench.step(f"one token over {length} latents")
-        given = [(*(one.float() for one in inputs_of(draw, length)), small)]
-        for line, form in ((slow, unpacked), (fast, absorbed)):
-            timing = bench.time(form, given, device="cpu", budget_ms=150)
-            line.append((float(length), timing.p10_s * 1e3))
+        expanded_s, absorbed_s = one_token(bench, length)
+        slow.append((float(length), expanded_s * 1e3))
+        fast.append((float(length), absorbed_s * 1e3))
     return Outcome(
-        checks=[*_same(apart, shrunk(inputs, w)), _faster(slow[-1], fast[-1])],
+        checks=[_bytes(ratio), _same(answered, again), _faster(slow[-1], fast[-1])],
         plots=[_plot(slow, fast)],
         table=_table(),
     )
 
 
-def drawn(draw: "Generator", *shape: int) -> "Tensor":
+def page_bytes_of(spec: ModelSpec) -> int:
+    """What the engine's pool really allocates for a page."""
     import torch
 
-    return torch.randn(*shape, generator=draw, dtype=torch.float64)
+    from cairn.serve.engine.pages import PagePool
+
+    return PagePool(cache_groups(spec), PAGES, PAGE, torch.float32, "cpu").page_bytes
 
 
-def inputs_of(draw: "Generator", length: int) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """A query's two parts, and the latents and rotary keys of so many tokens."""
-    query_HC, turned_HR = drawn(draw, HEADS, SIZE), drawn(draw, HEADS, ROTARY)
-    return query_HC, turned_HR, drawn(draw, length, LATENT), drawn(draw, length, ROTARY)
-
-
-def shrunk(inputs: "tuple[Tensor, Tensor, Tensor, Tensor]", w: Weights) -> float:
-    """Bytes of the keys and values that were unpacked over those that are kept."""
+def decoded(spec: ModelSpec, outputs: int) -> tuple[list[int], list[int]]:
+    """Tokens by the engine, and what a pass over the whole text without a cache would have chosen at each place."""
     import torch
 
-    k_HNC, v_HNC = (torch.einsum("hcl,nl->hnc", up, inputs[2]) for up in w)
-    return (k_HNC.nbytes + v_HNC.nbytes) / (inputs[2].nbytes + inputs[3].nbytes)
+    from cairn.models.attend import Packed
+
+    engine = small_engine(spec, block_size=PAGE, num_gpu_blocks_override=64)
+    request = ask(0, words(PROMPT, spec.vocab, seed=3), outputs)
+    drain(engine, [request])
+    answered = list(request.outputs)
+    text = torch.tensor([*request.prompt, *answered])
+    whole = Packed([len(text)])
+    with torch.inference_mode():
+        model = engine.runner.model
+        hidden_TD = model(text, whole.positions_T(), whole)
+        best_T = model.logits(hidden_TD[PROMPT - 1 : -1]).argmax(-1)
+    return answered, best_T.tolist()
 
 
-def _same(apart: float, ratio: float) -> list[Check]:
-    shape = MODELS["this lab"]
-    return [
-        Check(
-            what=Words("difference between unpacked and absorbed", "展开与吸收两种算法之差"),
-            predicted=1e-10,
-            measured=apart,
-            unit="",
-            kind="at_most",
+def one_token(bench: Workbench, length: int) -> tuple[float, float]:
+    """Seconds of one query over so many cached rows: expanded, and absorbed."""
+    import torch
+
+    from cairn.models.attend import Rule, attention
+
+    tokens, rows_N1E = _inputs(length)
+    rule = Rule(0, (SIZE + ROTARY) ** -0.5, 0, 0.0)
+
+    def expanded() -> "Tensor":
+        return attention(tokens.q_THC, *tokens.expansion.expanded(rows_N1E[:, 0]), rule)
+
+    def absorbed() -> "Tensor":
+        return tokens.attended(slice(0, 1), rows_N1E, rule)
+
+    with torch.inference_mode():
+        found = [
+            bench.time(form, device="cpu", budget_ms=150).p10_s for form in (expanded, absorbed)
+        ]
+    return found[0], found[1]
+
+
+def _inputs(length: int) -> "tuple[LatentTokens, Tensor]":
+    """The model's own expansion, a query, and rows of so many tokens."""
+    import torch
+
+    from cairn.models.build import Build
+    from cairn.models.latent import Expansion, LatentTokens
+
+    assert LATENT.latent is not None
+    draw = torch.Generator().manual_seed(1)
+    expansion = Expansion(Build(device="cpu", dtype=torch.float32), LATENT, LATENT.latent)
+    with torch.no_grad():
+        expansion.weight.normal_(std=0.1, generator=draw)
+    q_THC = torch.randn(1, HEADS, SIZE + ROTARY, generator=draw)
+    rows_N1E = torch.randn(length, 1, RANK + ROTARY, generator=draw)
+    return LatentTokens(q_THC, rows_N1E[-1:, 0], expansion), rows_N1E
+
+
+def _bytes(ratio: float) -> Check:
+    return Check(
+        what=Words("bytes of a page: MHA over MLA", "每页字节：MHA 比 MLA"),
+        predicted=2 * HEADS * (SIZE + ROTARY) / (RANK + ROTARY),
+        measured=ratio,
+        unit="x",
+        within=1e-9,
+    )
+
+
+def _same(answered: list[int], again: list[int]) -> Check:
+    return Check(
+        what=Words(
+            "tokens that a pass without a cache would have chosen otherwise",
+            "不用 cache 重算会选得不同的 token 数",
         ),
-        Check(
-            what=Words(
-                "bytes of unpacked keys and values over those that MLA keeps",
-                "展开后的 K、V 与 MLA 实际缓存的字节之比",
-            ),
-            predicted=values_of("MHA", *shape) / values_of("MLA", *shape),
-            measured=ratio,
-            unit="x",
-            within=1e-9,
-        ),
-    ]
+        predicted=0,
+        measured=sum(a != b for a, b in zip(answered, again, strict=True)),
+        unit="tokens",
+    )
 
 
 def _faster(slow: tuple[float, float], fast: tuple[float, float]) -> Check:
-    """FLOPs of one token: unpacking every key and value again, against two products with the latents."""
-    flops_slow = 2 * 2 * HEADS * SIZE * LATENT + 4 * HEADS * SIZE
-    flops_fast = 4 * HEADS * LATENT
+    """FLOPs of one token: making every key and value again, against two products with the rows."""
+    flops_slow = 2 * 2 * HEADS * SIZE * RANK + 4 * HEADS * SIZE
+    flops_fast = 4 * HEADS * (RANK + ROTARY)
     return Check(
         what=Words(
-            f"unpacked over absorbed, time at {slow[0]:.0f} tokens",
+            f"expanded over absorbed, time at {slow[0]:.0f} tokens",
             f"{slow[0]:.0f} token 时展开/吸收的时间比，至少",
         ),
-        predicted=0.2 * flops_slow / flops_fast,
+        predicted=0.1 * flops_slow / flops_fast,
         measured=slow[1] / fast[1],
         unit="x",
         kind="at_least",
@@ -150,28 +174,25 @@ def _plot(slow: Points, fast: Points) -> Plot:
         title=Words("One decoded token, one layer", "单 token、单层"),
         x=Words("tokens of context", "上下文 token 数"),
         y=Words("milliseconds", "毫秒"),
-        lines={"unpacked": slow, "absorbed": fast},
+        lines={"expanded": slow, "absorbed": fast},
         log_x=True,
         log_y=True,
     )
 
 
 def _table() -> Table:
+    """Numbers cached for one token in one layer."""
+    shapes = {"DeepSeek-V3 (128 heads of 128)": (128, 128, 512, 64), "this lab": (16, 96, 128, 32)}
     return Table(
         columns=[
             Words("shape", "形状"),
             Words("MHA", "MHA"),
-            Words("GQA, 8 or 4 KV heads", "GQA（8 或 4 个 KV 头）"),
             Words("MLA", "MLA"),
             Words("MHA over MLA", "MHA/MLA"),
         ],
         rows=[
-            [
-                name,
-                *(values_of(kind, *shape) for kind in ("MHA", "GQA", "MLA")),
-                values_of("MHA", *shape) / values_of("MLA", *shape),
-            ]
-            for name, shape in MODELS.items()
+            [name, 2 * heads * size, rank + rotated, 2 * heads * size / (rank + rotated)]
+            for name, (heads, size, rank, rotated) in shapes.items()
         ],
     )
 

@@ -1,35 +1,66 @@
-"""Gives all matrices of a model another form, one after another, but for lookup and output projection."""
+"""Gives all matrices of a model another form, one after another, but for lookup and output projection.
+
+Experts have forms of their own: `mxfp4` is one of experts alone, as gpt-oss stores them.
+"""
 
 import torch
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
-from cairn.models.linear.maps import Vocabulary, linears
-from cairn.models.linear.registry import FORMS, form_class
+from cairn.models.experts import ExpertLayer
+from cairn.models.fused_experts import has_kernels
+from cairn.models.linear.maps import Linear, Vocabulary, linears
+from cairn.models.linear.registry import EXPERT_FORMS, FORMS, expert_form, form_class
 from cairn.models.transformer import Transformer
 
 
 @torch.inference_mode()
 def convert_weights(model: Transformer, name: str, *, release: bool = False) -> str:
     """Says what was done. `release`: nobody else uses the model, so the numbers as they were are not kept."""
-    if model.spec.experts is not None:
-        raise ConfigError(
-            f"no {name} weights: this {model.spec.family} model has experts",
-            hint="leave out --weights: only dense models have this form",
-        )
-    form, parts = form_class(name), [p for p in linears(model) if not isinstance(p, Vocabulary)]
-    for part in parts:
-        if why_not := form.obstacle(part.matrices()[0]):
-            raise ConfigError(f"no {name} weights: {why_not}", hint="leave out --weights")
+    layers = [part for part in model.modules() if isinstance(part, ExpertLayer)]
+    parts = [p for p in linears(model) if not isinstance(p, Vocabulary)] if name in FORMS else []
+    _check(model, name, parts, layers)
     nbytes = 0
     for part in parts:
-        made = form(part.joined())
+        made = form_class(name)(part.joined())
         part.take(made)
         nbytes += made.nbytes
         if release:
             part.release()
+    for layer in layers:
+        make = expert_form(name)
+        forms = make(layer.inner_EFD.data), make(layer.down_EDF.data)
+        layer.take(forms, release=release)
+        nbytes += sum(form.nbytes for form in forms)
+    what = [f"{len(parts)} matrices"] if parts else []
+    what += [f"experts of {len(layers)} layers"] if layers else []
+    about = (FORMS.get(name) or EXPERT_FORMS[name]).about
     size = format_bytes(nbytes, "binary")
-    return f"weights: {len(parts)} matrices as {FORMS[name].about}, {size}; exact: --weights float"
+    return f"weights: {' and '.join(what)} as {about}, {size}; exact: --weights float"
+
+
+def _check(model: Transformer, name: str, parts: list[Linear], layers: list[ExpertLayer]) -> None:
+    """Refuse what has no such form, before anything is changed."""
+    for part in parts:
+        if why_not := form_class(name).obstacle(part.matrices()[0]):
+            raise ConfigError(f"no {name} weights: {why_not}", hint="leave out --weights")
+    if name not in FORMS and not layers:
+        raise ConfigError(
+            f"no {name} weights: this {model.spec.family} model has no experts",
+            hint="leave out --weights, or use --weights fp8",
+        )
+    if layers and name not in EXPERT_FORMS:
+        raise ConfigError(
+            f"no {name} weights: this {model.spec.family} model has experts",
+            hint=f"forms of experts: {', '.join(EXPERT_FORMS)}",
+        )
+    for layer in layers:
+        x_TD = layer.router.weight.data
+        if x_TD.is_cuda and not has_kernels(layer, x_TD):
+            raise ConfigError(
+                f"no {name} weights: the experts of this {model.spec.family} model have no kernel here",
+                hint="leave out --weights: groups of experts and tensor-parallel shards multiply in floating point",
+            )
 
 
 @torch.inference_mode()

@@ -24,6 +24,8 @@ LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes
 
 
 class Fp8Rows:
+    few = FEW_ROWS  # of x: those of the kernel that reads weights at the memory's speed
+
     def __init__(self, weight_NK: Tensor) -> None:
         self.quantized = quantize(weight_NK.detach().contiguous())
 
@@ -55,13 +57,17 @@ class Fp8Rows:
     ) -> Product:
         if not self.quantized.values.is_cuda:
             x = cast(Tensor, x_MK)
-            return finished(F.linear(x, dequantize(self.quantized, x.dtype)), bias_N, epilogue)
+            return finished(F.linear(x, self.dequantised(x.dtype)), bias_N, epilogue)
         kernels = epilogue.kernels or Kernels()
         if isinstance(x_MK, Tensor) and self.quantizes(len(x_MK), kernels):
             x_MK = quantize(x_MK.contiguous())
         if isinstance(x_MK, Tensor):
             return self._one_row(x_MK, bias_N, epilogue)
         return self._quantized_rows(x_MK, bias_N, epilogue, kernels)
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """The matrix that is meant."""
+        return dequantize(self.quantized, dtype)
 
     def _one_row(self, x_1K: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
         gate = epilogue.gate
@@ -78,7 +84,7 @@ class Fp8Rows:
     def _quantized_rows(
         self, x: Quantized, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
     ) -> Product:
-        few = len(x.values) <= FEW_ROWS and not kernels.invariant
+        few = len(x.values) <= self.few and not kernels.invariant
         prefetch = epilogue.kernels is not None
         if few and epilogue.onto_MN is not None and bias_N is None:
             sums_SMN = skinny_fp8_parts(x, self.quantized, prefetch=prefetch)

@@ -297,5 +297,7 @@ def held_bytes(model: nn.Module) -> int:
     storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
     held.pop(0, None)  # the meta device
-    forms = (part.form for part in model.modules() if isinstance(part, Linear))
+    forms = [part.form for part in model.modules() if isinstance(part, Linear)]
+    for part in model.modules():  # of experts
+        forms += getattr(part, "forms", None) or ()
     return sum(held.values()) + sum(form.nbytes for form in forms if form is not None)

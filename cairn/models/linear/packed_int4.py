@@ -15,6 +15,7 @@ from torch import Tensor
 from cairn.kernels.matmul.int4_matmul import (
     MOST_ROWS,
     Int4,
+    counted,
     dequantize_int4,
     int4_matmul,
     int4_parts,
@@ -40,13 +41,13 @@ class PackedInt4:
             shifts_GN = None if symmetric else around_GN.contiguous()
         else:
             shifts_GN = 8 * scales_GN
-        self.weight = Int4(packed_tiles(planes.levels_NK), scales_GN, shifts_GN)
+        self.weight = counted(Int4(packed_tiles(planes.levels_NK), scales_GN, shifts_GN))
         self.order_K = planes.order_K
         self.paired = False  # rows of gate and up lie as the kernel with SwiGLU wants them
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.weight if part is not None)
+        return sum(part.nbytes for part in self.weight[:3] if part is not None)
 
     @staticmethod
     def obstacle(planes: Planes) -> str | None:
@@ -106,7 +107,8 @@ class PackedInt4:
         order_N = paired_rows(w.shape[0], w.tiles.device)
         levels_NK = unpacked_tiles(w.tiles)[order_N]
         shifts_GN = None if w.shifts_GN is None else w.shifts_GN[:, order_N].contiguous()
-        self.weight = Int4(packed_tiles(levels_NK), w.scales_GN[:, order_N].contiguous(), shifts_GN)
+        scales_GN = w.scales_GN[:, order_N].contiguous()
+        self.weight = Int4(packed_tiles(levels_NK), scales_GN, shifts_GN, w.arrived)
         self.paired = True
 
 

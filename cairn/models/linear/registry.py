@@ -33,9 +33,23 @@ FORMS = {
         "4-bit levels in groups of 128, rounded to nearest; activations as they are",
     ),
 }
+# Of the matrices of experts, made of all of a layer at once.
+EXPERT_FORMS = {
+    "fp8": Registration(
+        "cairn.kernels.experts.matrices",
+        "quantize_experts",
+        "float8 rows with a scale each; activations by token",
+    ),
+    "mxfp4": Registration(
+        "cairn.kernels.experts.matrices",
+        "round_mxfp4",
+        "4-bit floats, 32 of which share a power of two",
+    ),
+}
 # Made with what is seen of the activations, on a CPU: `serve.engine.cpu_weights` chooses between them.
 PACKED = ("int8", "int4", "packed")
-NAMES = ("auto", "float", *PACKED, *FORMS)
+CONVERTED = tuple(dict.fromkeys((*FORMS, *EXPERT_FORMS)))
+NAMES = ("auto", "float", *PACKED, *CONVERTED)
 # Made of planes, by the kind of device: the first class whose `obstacle(planes)` is None.
 OF_PLANES: dict[str, tuple[Registration, ...]] = {
     "cuda": (
@@ -43,6 +57,11 @@ OF_PLANES: dict[str, tuple[Registration, ...]] = {
             "cairn.models.linear.fp8_planes",
             "Fp8Planes",
             "float8 rows as the checkpoint stores them; activations by token",
+        ),
+        Registration(
+            "cairn.models.linear.fp8_planes",
+            "Fp8Blocks",
+            "float8 blocks of 128 x 128 as the checkpoint stores them; activations by token",
         ),
         Registration(
             "cairn.models.linear.packed_int4",
@@ -59,6 +78,11 @@ PLANES = Registration(
 
 def form_class(name: str) -> Any:
     return _class(FORMS[name])
+
+
+def expert_form(name: str) -> Any:
+    """The function that makes a form of matrices [E, N, K]."""
+    return _class(EXPERT_FORMS[name])
 
 
 def form_of_planes(planes: "Planes", device: "torch.device | str") -> "Form":

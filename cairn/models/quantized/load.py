@@ -1,8 +1,8 @@
 """Gives the linear maps of a model forms made of a checkpoint's planes, so that weights stay as small as in the file.
 
 Each map's matrices are read onto the device, cut to this rank's share and joined. What has no planes, or whose planes
-cannot be cut or transposed, stays with the parameters in floating point: tensors of experts, embeddings, and columns in
-act order that tensor parallelism splits. What was dequantised is said in a note.
+cannot be cut or transposed, stays with the parameters in floating point: embeddings, and columns in act order that
+tensor parallelism splits. Experts are kept by `load_experts`. What was dequantised is said in a note.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -85,15 +85,10 @@ def give_forms(
 
 
 def dequantised_note(
-    kept: list[Kept], slots: list[Slot], where: Where, tensors: QuantizedSource, itemsize: int
+    slots: list[Slot], where: Where, tensors: QuantizedSource, itemsize: int
 ) -> str | None:
-    """What is quantised in the file and held in floating point."""
-    packed = {slot.name for part in kept for slot in part.slots}
-    others = [
-        slot
-        for slot in slots
-        if slot.name not in packed and tensors.bits(where[slot.name].tensor) < FLOAT_BITS
-    ]
+    """Which of the slots, all of which become parameters, are quantised in the file."""
+    others = [s for s in slots if tensors.bits(where[s.name].tensor) < FLOAT_BITS]
     if not others:
         return None
     values = sum(_count(slot) for slot in others)

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
+from cairn.kernels.sampling.draft_ngrams import draft_ngrams
 from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 from cairn.serve.engine.pieces import words_of_pieces
-from cairn.serve.engine.request import Limits
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.step import Chunk
 
 TURNS = 4  # pinned arrays: more than there are steps in flight
@@ -126,11 +128,22 @@ class Batch:
             integers(2 * rows),
             integers(groups, 2 * rows, table),
         )
+        self.head_drafts: HeadDrafts | None = None  # who drafts; None: n-grams
+        self.text_NC = integers(rows, limits.context) if limits.device_drafts else None
         most = words_of(limits)
         pinned = self.device.type == "cuda"
         self._host = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(TURNS)]
         self._device = integers(most) if pinned else None
         self._turn = 0
+
+    def admit(self, request: Request) -> None:
+        """The request has got a row: where the device drafts, its text is there before its first step."""
+        if self.text_NC is None:
+            return
+        text = torch.tensor([*request.prompt, *request.outputs], dtype=torch.int32)
+        if self.device.type == "cuda":
+            text = text.pin_memory()
+        self.text_NC[request.row, : len(text)].copy_(text, non_blocking=True)
 
     def stage(
         self, chunks: Sequence[Chunk], layout: Layout | None = None, shared: int = 0
@@ -159,9 +172,15 @@ class Batch:
 
     def make_inputs(self, staged: Staged) -> Inputs:
         """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
-        make = step_inputs if self.device.type == "cuda" else inputs_on_cpu
-        make(staged.decided, self.state, self.limits.page_size, self.inputs)
-        return self.inputs_of(staged)
+        make, decided = step_inputs if self.device.type == "cuda" else inputs_on_cpu, staged.decided
+        make(decided, self.state, self.limits.page_size, self.inputs)
+        inputs = self.inputs_of(staged)
+        if self.head_drafts is not None and staged.verifies:
+            self.head_drafts.fill(staged, inputs.tokens_T)
+        if self.text_NC is not None:
+            rows_B, bounds_B1 = decided.rows_B, decided.bounds_B1
+            draft_ngrams(rows_B, bounds_B1, inputs.tokens_T, inputs.positions_T, self.text_NC)
+        return inputs
 
     def inputs_of(self, staged: Staged) -> Inputs:
         """Where the inputs of this step lie once they have been made."""

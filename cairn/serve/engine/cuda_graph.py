@@ -10,8 +10,9 @@ there are is pure arithmetic (`shape_of`): close together, so that little is com
     large      more tokens than that, as when many prompts come at once: a shape for each kind of step
 
 Decode and mixed graphs are captured in advance, or when first needed; a large one when its shape comes up for the
-second time, because most never do. Where steps that share the device with decoding have a budget of time, what is
-larger takes longer than its launches, and no graph would make it faster.
+second time, because most never do. What takes the device longer than its launches take the host (`largest`) has no
+graph, which would not make it faster: whoever waits for such a step never waits for a capture. The same is true where
+steps that share the device with decoding have a budget of time.
 
 All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.
 """
@@ -33,6 +34,7 @@ from cairn.serve.engine.step import Chunk
 WARM_RUNS = 1  # before a capture: what is compiled or allocated lazily is so by then
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
 MOST_MIXED = 4096  # tokens
+FEW_ROWS = 4  # of steps for which every number of drafts is captured in advance
 SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a large step
 
 
@@ -141,9 +143,13 @@ class Graphs:
         limits: Limits,
         blank: Callable[[Shape], object],
         step: Callable[[Shape], Forward],
+        largest: int = 0,
     ) -> None:
-        """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there."""
-        self.limits = limits
+        """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there.
+
+        `largest`: tokens of a large step that still gains by a graph; 0: any.
+        """
+        self.limits, self.largest = limits, largest
         self._blank, self._step = blank, step
         self._captured: dict[Shape, tuple[torch.cuda.CUDAGraph, Forward] | None] = {}
         self._seen: set[Shape] = set()
@@ -158,11 +164,21 @@ class Graphs:
             return None
         shape = shape._replace(adapters=adapters)
         if shape not in self._captured:
-            if shape.layout.tokens > mixed_sizes(self.limits)[-1] and shape not in self._seen:
-                self._seen.add(shape)
+            if not self._gains(shape):
                 return None
             self.capture(shape)
         return shape if self._captured[shape] is not None else None
+
+    def _gains(self, shape: Shape) -> bool:
+        """Is it common, or, if it is large, short enough to gain by a graph and here for the second time?"""
+        tokens = shape.layout.tokens
+        if tokens <= mixed_sizes(self.limits)[-1]:
+            return True
+        if self.largest and tokens > self.largest:
+            return False
+        seen = shape in self._seen
+        self._seen.add(shape)
+        return seen
 
     def replay(self, shape: Shape) -> Forward:
         """Run the step that lies on the device; what it leaves is in the same tensors each time."""
@@ -188,6 +204,11 @@ class Graphs:
             sizes, width = decode_sizes(limits.rows), 1 + limits.drafts
             fitting = [size for size in sizes if size * width <= 2 * limits.step_tokens]
             mixed += [verify_shape(size, width, limits) for size in fitting]
+            if limits.device_drafts:  # without drafts, but at lengths that only the device knows
+                mixed += [verify_shape(size, 1, limits) for size in sizes]
+                few = [size for size in fitting if size <= FEW_ROWS]
+                widths = verify_widths(limits.drafts)
+                mixed += [verify_shape(size, some, limits) for size in few for some in widths]
         return [*reversed(mixed), *reversed(decode)]
 
     def capture_common(self) -> None:

@@ -7,11 +7,13 @@ by nobody. Graphs hold everything from the inputs to the sampled token. A step t
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from cairn.core.errors import ConfigError
 from cairn.kernels.paged.cascade import split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
+from cairn.models.eagle import EagleHead
 from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapter_slots import AdapterSlots
@@ -21,11 +23,14 @@ from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cuda_graph import Graphs, Shape
 from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
+from cairn.serve.engine.pages import Paged
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.shared_prefix import SharedPrefix
 from cairn.serve.engine.step import Chunk, Step
+from cairn.serve.engine.step_budget import mixed_step_tokens
 
+LAUNCH_S = 0.015  # what the host needs at most to launch a step kernel by kernel
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 
 
@@ -39,8 +44,9 @@ class GPURunner(Runner):
         fused: bool = True,
         invariant: bool = False,
         scales: CacheScales | None = None,
+        head: EagleHead | None = None,
     ) -> None:
-        super().__init__(model, limits, dtype, scales=scales)
+        super().__init__(model, limits, dtype, scales=scales, head=head)
         self.invariant = invariant
         if invariant:
             self.adapters.obstacle = VARIES
@@ -66,10 +72,18 @@ class GPURunner(Runner):
         if model.spec.latent:  # its kernel has parts of its own
             rows, columns = 16, 16
         self.workspace = lasting_workspace(self.device, rows, columns)
-        self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
         spec = model.spec
+        largest = mixed_step_tokens(
+            spec,
+            model.embedding.weight,
+            model.build.shards.size,
+            1e3 * LAUNCH_S,
+            limits.rows,
+            limits.step_tokens,
+        )
+        self.graphs = Graphs(limits, self._blank, self._step, largest) if graphs else None
         self.halves = None
-        if self.fused is not None and suits(spec, self.fused):
+        if self.fused is not None and head is None and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
             self.halves = Halves(self.fused, (self.workspace, other))
         self.shared = SharedPrefix(limits.page_size, keys.heads * keys.width)
@@ -149,6 +163,20 @@ class GPURunner(Runner):
         """Whatever lies where the words of such a step lie."""
         extent = Extent(shape.layout.max_query, shape.fresh, self.invariant, shape.shared)
         return self._forward(self.batch.views(shape.layout), extent)
+
+    def attend_rows(
+        self, slots_GB: Tensor, positions_B: Tensor, lengths_B: Tensor, tables_GBP: Tensor
+    ) -> Paged:
+        return PagedOnGPU(
+            self.pool,
+            slots_GB,
+            positions_B,
+            lengths_B,
+            tables_GBP,
+            None,
+            Extent(1),
+            self.workspace,
+        )
 
     def forward(self, staged: Staged, chunks: Sequence[Chunk], shared: bool = False) -> Forward:
         most = max(chunk.count for chunk in chunks)

@@ -304,6 +304,8 @@ class Engine:
         for request, part in landed.pooled.items():
             if request.state != "finished":
                 self.pools.add(request, part)
+        if landed.drafts is not None:
+            step.drafts = landed.drafts
         advances = self.scheduler.update(step, landed.tokens)
         if step.drafts:  # those that held, which `_spend` could not know
             more = sum(len(advance.tokens) for advance in advances) - len(step.sampling)

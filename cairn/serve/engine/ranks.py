@@ -25,8 +25,8 @@ MOST_RANKS = 8
 class Ranks:
     """This process as one of `size`."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, whole_experts: bool = False) -> None:
+        self.rank, self.size, self.whole_experts = rank, size, whole_experts
 
     def enter(self, x: Tensor) -> Tensor:
         return x
@@ -76,7 +76,7 @@ def join_ranks(config: EngineConfig, rank: int, folder: str) -> Shards:
         rank=rank,
         world_size=size,
     )
-    return Ranks(rank, size)
+    return Ranks(rank, size, config.enable_expert_parallel)
 
 
 def device_of(shards: Shards, device: str) -> str:

@@ -32,6 +32,9 @@ Policy = Literal["fcfs", "shortest"]
 Answers = Literal["text", "vectors", "transcripts"]
 LARGEST_VOCABULARY = 2**31
 MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
+DRAFTED = -(
+    2**31
+)  # a draft that the device makes; `kernels.draft_ngrams` puts a token in its place
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
 
 
@@ -52,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
     drafts: int = 0  # most drafted tokens of one request that a step verifies
+    device_drafts: bool = False  # rows keep their texts on the device, which drafts from them
     answers: Answers = "text"  # what comes of a request; a text encoder has vectors
 
     def __post_init__(self) -> None:
@@ -255,6 +259,18 @@ class Request:
             f"<Request {self.id} {self.finish or self.state}: prompt {len(self.prompt)}, "
             f"outputs {len(self.outputs)}+{self.pending}, computed {self.computed}>"
         )
+
+
+def special(request: Request) -> bool:
+    """Do its draws need more than one kernel gives, such as what the host knows about the tokens before?"""
+    asked = bool(request.params.logit_bias) or request.constraint is not None
+    return asked or len(request.outputs) < request.min_tokens or is_penalised(request)
+
+
+def is_penalised(request: Request) -> bool:
+    params = request.params
+    additive = params.presence_penalty != 0 or params.frequency_penalty != 0
+    return additive or params.repetition_penalty != 1
 
 
 def check_request(request: Request, limits: Limits) -> None:

@@ -9,7 +9,7 @@ and a flight has landed when it is launched. The runner knows no queue and frees
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
+from cairn.models.eagle import EagleHead
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.batch import Batch, Staged
@@ -25,8 +26,9 @@ from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
-from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.sampler import Sampler, special
+from cairn.serve.engine.request import Limits, Request, special
+from cairn.serve.engine.sampler import Sampler
+from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.engine.weights_in_place import replace_weights
@@ -55,6 +57,7 @@ class Landed(NamedTuple):
     logprobs: dict[Request, list[TokenLogprobs]]  # of requests that asked, for all that was drawn
     prompt_logprobs: dict[Request, PromptLogprobs]
     pooled: dict[Request, Part] = {}  # noqa: RUF012  of requests that want a vector of their prompt
+    drafts: list[Sequence[int]] | None = None  # as `Step.drafts`, where the device has made some
 
 
 class Forward(NamedTuple):
@@ -76,8 +79,9 @@ class Runner:
         dtype: torch.dtype | None = None,
         lean: bool = False,
         scales: CacheScales | None = None,
+        head: EagleHead | None = None,
     ) -> None:
-        """`dtype`: of the cache, with `scales` if that is float8; by default the model's.
+        """`dtype`: of the cache, with `scales` if that is float8; by default the model's. `head`: drafts.
 
         `lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded`.
         """
@@ -88,11 +92,17 @@ class Runner:
             groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device, scales
         )
         self.batch = Batch(limits, self.device)
+        self.head = HeadDrafts(head, model, limits) if head is not None else None
+        self.batch.head_drafts = self.head
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         if limits.arena_rows:
             model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
         self.lean = serving_form(model, self.pool) if lean else None
         self.adapters = Adapters(model)
+        self.alter_draws: Callable[[Drawn], None] | None = None  # of steps that verify, for benches
+
+    def warm_up(self) -> None:
+        """Prepare in advance what the first steps would; on a CPU there is nothing."""
 
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""
@@ -112,6 +122,7 @@ class Runner:
     def launch(self, step: Step) -> "Flight":
         for request in step.admitted:
             self.sampler.admit(request)
+            self.batch.admit(request)
         self.sampler.flush()
         with self.adapters.routed(step.chunks):
             staged, done = self._run(step)
@@ -149,7 +160,8 @@ class Runner:
         staged: Staged,
     ) -> Forward:
         """Everything between a step's inputs and its sampled tokens."""
-        hidden_TD = model(inputs.tokens_T, inputs.positions_T, attend)
+        taps = self.head.taps if self.head is not None else ()
+        hidden_TD, tapped = computed(model, inputs, attend, taps)
         at_S = staged.sample_at_S
         all_of_them = attend.bounds_B1 is None and len(at_S) == len(hidden_TD)
         position_S = inputs.positions_T if all_of_them else inputs.positions_T[at_S]
@@ -157,7 +169,18 @@ class Runner:
         position_S = position_S + 1
         tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
         self.keep(staged, tokens_S)
+        if self.head is not None and self.batch.text_NC is not None:
+            state, text_NC = self.batch.state, self.batch.text_NC
+            self.head.propose(
+                staged, inputs, tapped, tokens_S, state, text_NC, attend, self.attend_rows
+            )
         return Forward(hidden_TD, logits_SV, position_S, tokens_S)
+
+    def attend_rows(
+        self, slots_GB: Tensor, positions_B: Tensor, lengths_B: Tensor, tables_GBP: Tensor
+    ) -> Paged:
+        """The attention of rows with one token each."""
+        return Paged(self.pool, slots_GB, positions_B, lengths_B, tables_GBP, None)
 
     def keep(self, staged: Staged, tokens_S: Tensor) -> None:
         """What the next step begins with: the last tokens, and of rows with drafts how many of them held."""
@@ -173,6 +196,8 @@ class Runner:
             inputs.positions_T,
             tokens_S,
         )
+        if self.alter_draws is not None:
+            self.alter_draws(drawn)
         accept_tokens(drawn, self.batch.state)
 
     def _sample_special(self, step: Step, staged: Staged, done: Forward) -> Tensor:
@@ -188,6 +213,10 @@ class Runner:
     def _flight(self, step: Step, done: Forward) -> "Flight":
         count = step.draws
         flight = Flight(self._to_host(done.tokens_S[:count]), step)
+        if step.drafts_on_device:
+            computed_T = self.batch.inputs.tokens_T[: step.tokens]  # the next step overwrites it
+            on_host = computed_T.device.type == "cpu"
+            flight.tokens_T = computed_T.clone() if on_host else self._to_host(computed_T)
         wanted = [r.params.logprobs for r in step.sampling if r.params.logprobs is not None]
         if wanted:
             found = self.sampler.logprobs(
@@ -233,6 +262,9 @@ class Flight:
         self.logprobs: LogProbs | None = None
         self.prompts: list[tuple[Chunk, list[LogProbs]]] = []
         self.pooled: list[tuple[Chunk, Tensor]] = []
+        self.tokens_T: Tensor | None = (
+            None  # that the step has computed, if the device drafted some
+        )
         self.event: torch.cuda.Event | None = None
 
     def sent(self, device: torch.device) -> None:
@@ -264,7 +296,27 @@ class Flight:
             chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
             for chunk, part_D in self.pooled
         }
-        return Landed(self.tokens_S.tolist(), chosen, prompts, pooled)
+        return Landed(self.tokens_S.tolist(), chosen, prompts, pooled, self._drafts())
+
+    def _drafts(self) -> list[Sequence[int]] | None:
+        if self.tokens_T is None:
+            return None
+        computed, ends = self.tokens_T.tolist(), 0
+        found: list[Sequence[int]] = []
+        for chunk in self.step.chunks:
+            ends += chunk.count
+            if chunk.samples:
+                found.append(computed[ends - len(chunk.drafts) : ends])
+        return found
+
+
+def computed(
+    model: Any, inputs: Inputs, attend: Paged, taps: Sequence[int]
+) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states behind the last norm, and behind the layers that somebody taps."""
+    if not taps:
+        return model(inputs.tokens_T, inputs.positions_T, attend), []
+    return model.tapped(inputs.tokens_T, inputs.positions_T, attend, taps)
 
 
 def pool_groups(model: Transformer, limits: Limits) -> tuple[CacheGroup, ...]:

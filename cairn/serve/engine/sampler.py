@@ -21,7 +21,7 @@ from cairn.kernels.sampling.penalties import Penalties, count, penalize, words
 from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.cpu_sampling import sample_on_cpu
-from cairn.serve.engine.request import Request
+from cairn.serve.engine.request import Request, is_penalised
 
 TURNS = 4  # pinned mirrors, as of the batch
 
@@ -110,7 +110,7 @@ class Sampler:
         mirror.temperature_N[row], mirror.top_p_N[row] = params.temperature, params.top_p
         mirror.min_p_N[row], mirror.top_k_N[row] = params.min_p, params.top_k
         mirror.seed_N[row] = secrets.randbits(63) if params.seed is None else params.seed
-        if _penalised(request):
+        if is_penalised(request):
             self._start_counts(request)
         elif self._penalties is not None:  # the row's last user may have had some
             self._penalties.repetition_N[row] = 1.0
@@ -173,7 +173,7 @@ class Sampler:
     ) -> Tensor:
         """One draw for each row; `counted_S`: rows whose penalties count it, -1 elsewhere."""
         scores_SV = self._biased(logits_SV, draws)
-        wanted = [_penalised(draw.request) for draw in draws]
+        wanted = [is_penalised(draw.request) for draw in draws]
         penalties = self._penalties if any(wanted) else None
         allowed_SW = self._allowed(draws)
         if scores_SV.is_cuda:
@@ -245,12 +245,6 @@ class Sampler:
             tables.prompt_NW[row] = _bits(request.prompt, self.vocabulary).to(self.device)
 
 
-def special(request: Request) -> bool:
-    """Does it want more than one kernel gives?"""
-    asked = bool(request.params.logit_bias) or request.constraint is not None
-    return asked or len(request.outputs) < request.min_tokens or _penalised(request)
-
-
 def _without(words_W: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
     """A grammar's mask less some tokens; where they are all that it allows, the mask as it is."""
     fewer_W = words_W.copy()
@@ -267,12 +261,6 @@ def _drawn_last(request: Request) -> int:
 
 def _mask(constraint: Constraint | None) -> np.ndarray | None:
     return None if constraint is None else constraint.mask()
-
-
-def _penalised(request: Request) -> bool:
-    params = request.params
-    additive = params.presence_penalty != 0 or params.frequency_penalty != 0
-    return additive or params.repetition_penalty != 1
 
 
 def _mirror(rows: int, pinned: bool) -> Mirror:

@@ -142,6 +142,8 @@ class Scheduler:
         """Its last token is known or on the device, it is not the last of its answer, and nothing depends on it."""
         if request.computed < request.prefill_until or request.total >= request.end:
             return False
+        if self.speculation is not None and self.speculation.must_land(request):
+            return False
         return request.constraint is None or not request.pending
 
     def _continue_running(self, step: Step, budget: int) -> int:
@@ -229,6 +231,8 @@ class Scheduler:
 
     def _verify(self, request: Request, speculation: Speculation, budget: int, step: Step) -> int:
         """A decoding request's last token and the drafts behind it; returns how many tokens that is."""
+        if speculation.must_land(request):
+            return 0
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
         total, size = request.total, self.limits.page_size

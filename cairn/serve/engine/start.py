@@ -15,10 +15,11 @@ from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
 from cairn.kernels.built import use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
-from cairn.models.cache import cache_groups, page_bytes
+from cairn.models.cache import cache_groups, page_bytes, with_draft_layer
+from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_head, convert_weights
-from cairn.models.linear.registry import FORMS, PACKED
+from cairn.models.linear.registry import CONVERTED, PACKED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
@@ -76,6 +77,7 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
         )
     began = time.monotonic()
     opened = open_model(config.model, config.context)
+    _check_experts(config, opened.spec)
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
@@ -97,7 +99,7 @@ def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
     found = opened.checkpoint.method() if opened.checkpoint else None
     if asked is None or asked == found:
         return config
-    if found is None and asked in FORMS:
+    if found is None and asked in CONVERTED:
         if config.weights not in ("auto", asked):
             raise ConfigError(
                 f"quantization is {asked}, and weights is {config.weights}",
@@ -137,36 +139,41 @@ def start_with(
     sole: bool = False,
     drafter: Drafter | None = None,
     drafts: int = 0,
+    device_drafts: bool = False,
     arena_rows: int = 0,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
-    verify. `arena_rows`: of embeddings, for prompts with pieces.
+    verify; with `device_drafts` only where the device cannot. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
-    kernels = use_configured(config.kernel_cache) if model.embedding.weight.is_cuda else None
-    chosen = choose_drafter(config, opened) if drafter is None else None
+    on_gpu = model.embedding.weight.is_cuda
+    kernels = use_configured(config.kernel_cache) if on_gpu else None
+    chosen = choose_drafter(config, opened, model) if drafter is None else None
+    head = chosen.head if chosen is not None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
-    if config.weights in FORMS:  # before the memory that is left is counted
+    if config.weights in CONVERTED:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
     if config.head == "8bit":
         converted.append(convert_head(model, release=sole))
-    limits, sizes = choose_limits(runnable, config)
-    drafts = chosen.drafts if chosen is not None else drafts
+    limits, sizes = choose_limits(runnable, config, head is not None)
+    if chosen is not None:
+        drafts, device_drafts = chosen.drafts, chosen.on_device
     if runnable.tower is not None:
         most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
         arena_rows = arena_rows or min(limits.context, most)
-    limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
+    limits = msgspec.structs.replace(
+        limits, drafts=drafts, device_drafts=device_drafts, arena_rows=arena_rows
+    )
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
     if sole:
         model.requires_grad_(False)
-    on_gpu = model.embedding.weight.is_cuda
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
-    runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
+    runner = _runner(runnable, limits, config, head)  # which takes the weights as they are by now
     runner.adapters.keep(config.max_loras)
     blocks = TimedBlocks(
         limits.pages,
@@ -174,7 +181,9 @@ def start_with(
         prefix_caching=config.enable_prefix_caching,
         groups=limits.groups,
     )
-    speculation = Speculation(drafter) if drafter is not None else None
+    speculation = None
+    if drafter is not None:
+        speculation = Speculation(drafter, on_device=device_drafts)
     if chosen is not None:
         speculation = make_speculation(
             chosen, config, runnable, _row_widths(config, limits, on_gpu)
@@ -246,7 +255,10 @@ def groups_note(limits: Limits) -> str:
     return f"{len(limits.groups)} cache groups: {', '.join(kept)}"
 
 
-def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Sizes]:
+def choose_limits(
+    runnable: Runnable, config: EngineConfig, with_head: bool = False
+) -> tuple[Limits, Sizes]:
+    """`with_head`: the layer of a head keeps keys and values, too."""
     model = runnable.model
     spec, weight = model.spec, model.embedding.weight
     on_gpu = weight.is_cuda
@@ -257,6 +269,7 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
     groups = cache_groups(
         spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
     )
+    groups = with_draft_layer(groups, spec.layers) if with_head else groups
     cache_dtype = cache_type(config, on_gpu) or weight.dtype
     of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
     if config.num_gpu_blocks_override is not None:
@@ -341,16 +354,27 @@ def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
         )
 
 
+def _check_experts(config: EngineConfig, spec: ModelSpec) -> None:
+    if config.enable_expert_parallel and (spec.experts is None or config.tensor_parallel_size == 1):
+        why = "has no experts" if spec.experts is None else "runs on one rank"
+        raise ConfigError(
+            f"enable_expert_parallel is given, and this {spec.family} model {why}",
+            hint="leave it out, or give a model with experts and tensor_parallel_size",
+        )
+
+
 def _check_form(config: EngineConfig, on_gpu: bool) -> None:
     """A form of the weights that was asked for, and does not go with the rest."""
     if config.weights in PACKED and on_gpu:
         raise ConfigError(
             f"weights is {config.weights}, which is for a CPU",
-            hint=f"use --weights {' or '.join(FORMS)}, or leave it out",
+            hint=f"use --weights {' or '.join(CONVERTED)}, or leave it out",
         )
-    invariant_too = on_gpu and config.weights in FORMS  # which have one tile for any number of rows
+    invariant_too = (
+        on_gpu and config.weights in CONVERTED
+    )  # which have one tile for any number of rows
     exact = config.plain or (config.batch_invariant and not invariant_too)
-    if config.weights in (*PACKED, *FORMS) and exact:
+    if config.weights in (*PACKED, *CONVERTED) and exact:
         mode = "plain" if config.plain else "batch_invariant"
         raise ConfigError(
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
@@ -368,12 +392,15 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
     return notes
 
 
-def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
+def _runner(
+    runnable: Runnable, limits: Limits, config: EngineConfig, head: EagleHead | None
+) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
         if config.batch_invariant:
             return InvariantRunner(model, limits)
-        return Runner(model, limits, lean=not config.plain and lean_obstacle(model) is None)
+        lean = not config.plain and lean_obstacle(model) is None
+        return Runner(model, limits, lean=lean, head=head)
     from cairn.serve.engine.gpu_runner import GPURunner
 
     eager = config.enforce_eager or config.plain
@@ -388,6 +415,7 @@ def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
         scales=None
         if dtype is None
         else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
+        head=head,
     )
     if config.load_in_advance:
         runner.warm_up()

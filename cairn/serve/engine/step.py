@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cairn.serve.engine.request import Request
+from cairn.serve.engine.request import DRAFTED, Request
 
 NO_TOKENS: tuple[int, ...] = ()
 
@@ -48,6 +48,11 @@ class Step(msgspec.Struct, eq=False):
     filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
     restores: list[tuple[int, int]] = []  # pages of states to copy before it, from and to
     saves: list[tuple[int, int]] = []  # and behind it
+
+    @property
+    def drafts_on_device(self) -> bool:
+        """Are there drafts that only the device knows?"""
+        return any(DRAFTED in drafts for drafts in self.drafts)
 
     @property
     def draws(self) -> int:

@@ -1,11 +1,9 @@
 """How often drafts of a request hold: a decaying mean of each request, and counts by position of all. Pure Python."""
 
-START = 0.6  # believed of a request before the first draft
-START_WEIGHT = 4.0  # drafts that this belief counts as
+START = 0.5  # believed of a request before the first draft
+START_WEIGHT = 1.5  # drafts that this belief counts as
 DECAY = 0.9  # what an earlier step's drafts count for
-REST = (
-    0.97  # the same for a step without drafts: what was seen is slowly forgotten, and tried again
-)
+REST = 0.985  # the same for a step without drafts: slowly forgotten, so that drafts are tried again
 
 
 class Acceptance:

@@ -3,6 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from cairn.core.errors import ConfigError
 from cairn.serve.engine.speculate.draft_model import open_draft_model
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.grammar_tokens import GrammarDrafter
@@ -14,12 +15,19 @@ from cairn.serve.engine.speculate.suffix import SuffixDrafter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cairn.models.eagle import EagleHead
     from cairn.models.runnable import OpenModel, Runnable
+    from cairn.models.spec import ModelSpec
+    from cairn.models.transformer import Transformer
     from cairn.serve.config import EngineConfig
     from cairn.serve.engine.speculate.controller import Seconds
 
 AUTO_DRAFTS = 7  # with the token before them, rows of 8
-WAIT_S = 500e-6  # of the host for a step that verifies, on an H200: nothing overlaps with it
+HEAD_DRAFTS = 3  # each is a further pass of the head
+RANDOM_HEAD = "random:eagle3"  # to measure what a head costs
+WAIT_S = 500e-6  # of the host for a step that verifies, on an H200, where nothing overlaps with it
+VERIFY_LAYER_S = 5e-6  # that a layer takes longer in a step that verifies, on an H200
+OWN_DRAFTERS = ("off", "grammar", "ngram", "suffix", "auto")
 log = logging.getLogger("cairn")
 
 
@@ -27,17 +35,27 @@ class Chosen(NamedTuple):
     drafter: Drafter
     drafts: int  # most of a request in a step
     note: str
+    on_device: bool = False  # the device drafts, and nothing waits for it
+    head: "EagleHead | None" = None
 
 
-def choose_drafter(config: "EngineConfig", target: "OpenModel") -> Chosen | None:
-    """None: nothing is drafted. A draft model is loaded here, before the memory that is left is counted."""
+def choose_drafter(
+    config: "EngineConfig", target: "OpenModel", model: "Transformer"
+) -> Chosen | None:
+    """None: nothing is drafted. A draft model or a head is loaded here, before the memory that is left is counted."""
     if config.speculate == "off":
         return None
+    if (head := open_head(config, target.spec, model)) is not None:
+        drafts = HEAD_DRAFTS if config.draft_tokens == "auto" else config.draft_tokens
+        note = f"drafts: what the head {config.speculate} guesses; {drafts} in a step"
+        return Chosen(GrammarDrafter(), drafts, note, True, head)
+    on_gpu = model.embedding.weight.is_cuda
     auto = config.draft_tokens == "auto"
     drafts = AUTO_DRAFTS if config.draft_tokens == "auto" else config.draft_tokens
     drafter, what = _drafter(config, target)
     many = f"up to {drafts}, as many as are expected to pay" if auto else f"up to {drafts}"
-    return Chosen(drafter, drafts, f"drafts: {what}; {many}, in a step")
+    on_device = on_gpu and config.speculate == "ngram" and not config.plain
+    return Chosen(drafter, drafts, f"drafts: {what}; {many}, in a step", on_device)
 
 
 def _drafter(config: "EngineConfig", target: "OpenModel") -> tuple[Drafter, str]:
@@ -54,19 +72,62 @@ def _drafter(config: "EngineConfig", target: "OpenModel") -> tuple[Drafter, str]
     return GrammarDrafter(others), what
 
 
+def open_head(
+    config: "EngineConfig", target: "ModelSpec", model: "Transformer"
+) -> "EagleHead | None":
+    """The EAGLE-3 head that `config.speculate` names, on the model's device; None: it names none."""
+    name = config.speculate
+    if name in OWN_DRAFTERS:
+        return None
+    from cairn.models.build import Build
+    from cairn.models.eagle import is_eagle, load_head, random_head
+    from cairn.models.hub import resolve
+    from cairn.models.safetensors_file import read_json
+
+    folder = None if name == RANDOM_HEAD else resolve(name)
+    described = None if folder is None else folder / "config.json"
+    if described is not None and not (described.is_file() and is_eagle(read_json(described))):
+        return None
+    _check_head(config, model)
+    weight = model.embedding.weight
+    build = Build(weight.device, weight.dtype, fused=weight.is_cuda)
+    return random_head(target, build) if folder is None else load_head(folder, target, build)
+
+
+def _check_head(config: "EngineConfig", model: "Transformer") -> None:
+    spec = model.spec
+    obstacles = {
+        "tensor parallelism": model.build.shards.size > 1,
+        "windows or latent attention": any(spec.windows) or bool(spec.latent),
+        "a float8 cache": config.kv_cache_dtype != "auto",
+        "batch_invariant on a CPU": config.batch_invariant and not model.embedding.weight.is_cuda,
+    }
+    for what, given in obstacles.items():
+        if given:
+            raise ConfigError(
+                f"speculate is {config.speculate}, a head, and there is {what}",
+                hint="use --speculate ngram",
+            )
+
+
 def make_speculation(
     chosen: Chosen, config: "EngineConfig", runnable: "Runnable", widths: "Sequence[int]"
 ) -> Speculation:
     """`widths`: of rows in CUDA graphs; none on a CPU."""
     model = runnable.model
     ranks, on_gpu = model.build.shards.size, model.embedding.weight.is_cuda
-    seconds = None if config.draft_tokens != "auto" else _seconds(runnable, ranks)
+    chooses = config.draft_tokens == "auto" and chosen.head is None
+    seconds = _seconds(runnable, ranks) if chooses else None
+    wait_s = 0.0
+    if on_gpu and seconds is not None:
+        wait_s = VERIFY_LAYER_S * model.spec.layers + (0.0 if chosen.on_device else WAIT_S)
     return Speculation(
         chosen.drafter,
         seconds=seconds,
         widths=widths,
-        wait_s=WAIT_S if on_gpu else 0.0,
-        waits=True,
+        wait_s=wait_s,
+        waits=not chosen.on_device,
+        on_device=chosen.on_device,
         on_failure=None if ranks > 1 else _say_failed,  # ranks would not draft the same any more
     )
 

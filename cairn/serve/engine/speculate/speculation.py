@@ -8,6 +8,10 @@ than hoped, drafts that follow it are most likely rejected, and the drafter star
 `waits`, no step follows one with drafts before that has landed: few tokens in flight are known well enough to draft
 behind them, and those of a step without drafts still overlap.
 
+With `on_device`, the device drafts in the step that verifies (`kernels.draft_ngrams`), and the host only chooses how
+many: nothing is waited for, and the host learns the drafts when they land. Requests that are `special` are still
+drafted by the host, each when its own drafts in flight have landed.
+
 A drafter that raises is asked no more: requests go on without drafts, and their answers are the same.
 """
 
@@ -15,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.core.errors import ConfigError
+from cairn.serve.engine.request import DRAFTED, special
 from cairn.serve.engine.speculate.acceptance import Acceptance, Counts
 from cairn.serve.engine.speculate.controller import Prospect, Seconds, choose_drafts
 from cairn.serve.engine.speculate.drafter import Ask, Drafter, accepted
@@ -47,6 +52,7 @@ class Speculation:
         widths: Sequence[int] = (),
         wait_s: float = 0.0,
         waits: bool = False,
+        on_device: bool = False,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         """`seconds`: of a step, by which the number of drafts is chosen; None: as many as are proposed.
@@ -54,7 +60,7 @@ class Speculation:
         `widths` and `wait_s`: as `choose_drafts` takes them. `on_failure`: is called with what the drafter raised;
         None: it is raised.
         """
-        self.drafter, self.waits = drafter, waits
+        self.drafter, self.waits, self.on_device = drafter, waits, on_device
         self.seconds, self.widths, self.wait_s = seconds, widths, wait_s
         self.counts = Counts()
         self.accept: Accept = _drawn_as_drafted
@@ -79,15 +85,29 @@ class Speculation:
             return
         if not any(self._choose(decoding, [most] * len(decoding))):
             return  # whatever is proposed
-        asks = [_ask(request, most) for request in decoding]
-        proposed = self._propose(asks)
-        guesses = [_behind(ask.request, tokens) for ask, tokens in zip(asks, proposed, strict=True)]
+        guesses = self._guesses(decoding, most)
         rooms = [min(most, request.end - request.total - 1) for request in decoding]
         counts = [max(min(len(g), room), 0) for g, room in zip(guesses, rooms, strict=True)]
         counts = self._choose(decoding, counts)
         for request, own, count in zip(decoding, guesses, counts, strict=True):
             if own:
                 self._planned[request] = Planned(own, count)
+
+    def _guesses(self, decoding: Sequence["Request"], most: int) -> list[Sequence[int]]:
+        """Of each request the next tokens, or in place of those that the device drafts as many of DRAFTED."""
+        if self.on_device and not any(map(special, decoding)):
+            return [(DRAFTED,) * most] * len(decoding)
+        asks = [_ask(request, most) for request in decoding if self.drafts_on_host(request)]
+        proposed = self._propose(asks)
+        found = {a.request: _behind(a.request, own) for a, own in zip(asks, proposed, strict=True)}
+        return [found.get(request, (DRAFTED,) * most) for request in decoding]
+
+    def drafts_on_host(self, request: "Request") -> bool:
+        return not self.on_device or special(request)
+
+    def must_land(self, request: "Request") -> bool:
+        """Is it scheduled only when its drafts in flight have landed?"""
+        return self.on_device and request.drafted > 0 and special(request)
 
     def _choose(self, decoding: Sequence["Request"], proposed: Sequence[int]) -> Sequence[int]:
         """How many drafts of each are worth their time; where nothing says how long a step takes, all."""
@@ -104,8 +124,9 @@ class Speculation:
         return self._acceptance.setdefault(request, Acceptance()).rate
 
     def launch(self, request: "Request", drafts: int, guesses: Sequence[int] = ()) -> None:
-        """A step draws a token for the request, and one behind each draft; `guesses` of all of them."""
-        request.hoped += guesses[: 1 + drafts]
+        """A step draws a token for the request, and one behind each draft; `guesses` of all, as far as known."""
+        if DRAFTED not in guesses:
+            request.hoped += guesses[: 1 + drafts]
         request.expected += 1 + drafts
         request.drafted += drafts
         request.steps_in_flight += 1

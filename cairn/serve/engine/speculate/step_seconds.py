@@ -6,6 +6,7 @@ modelled    weights through memory or products, whichever is longer, and each la
             The same in every rank, so that all of them choose the same drafts
 """
 
+import functools
 from typing import TYPE_CHECKING
 
 from cairn.core.errors import HardwareError
@@ -62,6 +63,7 @@ def modelled_seconds(
     """`weight_bytes`: of one weight. Keys and values are left out: verifying reads them once, as decoding does."""
     bandwidth, rate = _bandwidth(device_name), matmul_rate(device_name, dtype)
 
+    @functools.cache  # asked for in every step
     def seconds(tokens: int) -> float:
         read = weights_read(spec, tokens) * weight_bytes / ranks
         multiplied = 2 * spec.matmul_parameters() * tokens / ranks

@@ -4,7 +4,8 @@
     a length    tokens that a step brings on average, the one that is always drawn included; becomes such rates
 
 An answer then consists of drafts as far as those "hold", so it means nothing. Everything else is as it is served: the
-drafter is asked, its drafts are computed, draws are brought to the host. Only where nothing runs ahead of drafts.
+drafter is asked, its drafts are computed, draws are brought to the host. Where the device drafts, the draws are changed
+there (`kernels.synthetic_draws`), and what runs ahead of them goes on from those; else nothing may run ahead of drafts.
 """
 
 import itertools
@@ -16,7 +17,10 @@ from cairn.core.errors import UsageError
 from cairn.serve.engine.speculate.drafter import Ask, Drafter
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from cairn.serve.engine.request import Request
+    from cairn.serve.engine.runner import Runner
     from cairn.serve.engine.speculate.speculation import Speculation
 
 
@@ -54,8 +58,21 @@ class SyntheticAcceptance:
 
 
 def make_synthetic(speculation: "Speculation", rates: Sequence[float], vocabulary: int) -> None:
+    """On the host: what the scheduler takes for drawn."""
     speculation.drafter = PaddedDrafter(speculation.drafter, vocabulary)
     speculation.accept = SyntheticAcceptance(rates)
+
+
+def make_synthetic_on_device(runner: "Runner", rates: Sequence[float]) -> "Tensor":
+    """Call it before graphs are captured. Returns the rows' counts of steps: at zero, runs come again as they were."""
+    import torch
+
+    from cairn.kernels.sampling.synthetic_draws import synthetic_draws
+
+    rates_K = torch.tensor(rates, dtype=torch.float32, device=runner.device)
+    steps_N = torch.zeros(runner.limits.rows, dtype=torch.int32, device=runner.device)
+    runner.alter_draws = lambda drawn: synthetic_draws(drawn, rates_K, steps_N)
+    return steps_N
 
 
 def read_rates(text: str, drafts: int) -> list[float]:

@@ -150,6 +150,7 @@ class Guarded(NamedTuple):
 
     path: str
     handle: Handle
+    methods: tuple[str, ...] = ("GET",)
 
 
 More = Sequence[BaseRoute | Guarded]  # what a floor above adds
@@ -317,6 +318,9 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
     def delete(path: str, handle: Handle) -> Route:
         return Route(path, Endpoint(service, handle), methods=["DELETE"])
 
+    def above(one: Guarded) -> Route:
+        return Route(one.path, Endpoint(service, one.handle), methods=[*one.methods])
+
     routes = [
         post("/v1/chat/completions", chat_completions),
         post("/v1/completions", completions),
@@ -377,7 +381,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         get("/version", version, guarded=False),
         get("/metrics", metrics, guarded=not service.config.public_metrics),
         get("/openapi.json", openapi, guarded=False),
-        *(get(*one) if isinstance(one, Guarded) else one for one in more),
+        *(above(one) if isinstance(one, Guarded) else one for one in more),
     ]
 
     if (folder := service.config.batch_folder) is not None:

@@ -1,4 +1,4 @@
-/** The interview: seven rounds; an answer is typed, graded by the rubric, and shown beside the model answer. */
+/** The interview, round by round; an answer is typed, graded by the rubric, and shown beside the model answer. */
 
 import { h } from "../dom.js";
 import { getJSON } from "../server.js";
@@ -14,12 +14,12 @@ export function interviewPage(rounds) {
   ].flat();
 }
 
-function form(round, { topic, ask, evidence }) {
+function form(round, { topic, number, ask, evidence }) {
   const field = h("textarea", { rows: "3", "aria-label": word("your answer") });
   const result = h("div", { role: "status" });
   const grade = async (event) => {
     event.preventDefault();
-    const query = new URLSearchParams({ round, topic, answer: field.value });
+    const query = new URLSearchParams({ round, topic, number, answer: field.value });
     result.replaceChildren(...shown(await getJSON(`/cairn/learn/grade?${query}`)));
   };
   return h("form", { class: "question", onsubmit: grade }, evidence ? h("pre", { class: "code", tabindex: "0" }, evidence.trim()) : null, h("p", {}, said(ask)), field,

@@ -2,20 +2,49 @@
 
 import { h } from "../dom.js";
 import { figure } from "../format.js";
+import { ask, getJSON } from "../server.js";
 import { drawPlot } from "./plot.js";
 import { said, word } from "./words.js";
 
-export function labReport({ about, run, shown }) {
+const LOOK_MS = 400; // between two looks at a lab that runs
+
+/** `again` draws this report anew when a run has ended. */
+export function labReport({ about, run, shown }, again) {
   return [
     h("p", {}, h("a", { href: "#/learn" }, `← ${word("back")}`)),
     h("div", { class: "head" }, h("h1", {}, said(about.title)), h("p", { class: "soft" }, `${about.area}/${about.name}`)),
     h("h2", {}, word("hypothesis")), h("p", {}, said(about.hypothesis)),
     run ? measured(about, run, shown) : h("p", { class: "soft" }, `${word("not run")}. ${word("run it")}: `, h("code", {}, `cairn lab run ${about.name}`)),
+    runner(about.name, again),
     h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, h("code", {}, place)))),
     h("h2", {}, word("reading")), h("ul", { class: "notes" }, about.reading.map((title) => h("li", {}, title))),
     h("h2", {}, word("questions")), about.questions.map((one) =>
       h("details", {}, h("summary", {}, said(one.ask)), h("p", {}, said(one.answer)))),
   ].flat(2);
+}
+
+/** A button that starts the lab on the server's machine, and the steps that it goes through. */
+function runner(name, again) {
+  const steps = h("ol", { class: "notes", role: "status" });
+  const path = `/cairn/learn/labs/${encodeURIComponent(name)}/run`;
+  const button = h("button", { type: "button" }, word("run here"));
+  button.onclick = async () => {
+    button.disabled = true;
+    try {
+      await ask(path, { body: {} });
+      for (let state = { running: true }; state.running;) {
+        await new Promise((done) => setTimeout(done, LOOK_MS));
+        state = await getJSON(path);
+        steps.replaceChildren(...state.steps.map((step) => h("li", {}, step)));
+        if (!state.running && state.status !== "failed") again();
+        else if (!state.running) steps.append(h("li", {}, word("failed")));
+      }
+    } catch (error) {
+      steps.replaceChildren(h("li", {}, error.message));
+    }
+    button.disabled = false;
+  };
+  return h("div", { class: "run-lab" }, button, steps);
 }
 
 function measured(about, run, shown) {

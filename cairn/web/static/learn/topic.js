@@ -11,17 +11,32 @@ export function topicPage(topic) {
     h("div", { class: "head" }, h("h1", {}, text.title), h("p", { class: "soft" }, `${topic.id} · ${word(topic.standing.state)}`)),
     h("p", {}, text.what),
     titled("problem", h("p", {}, text.problem)),
+    ...(topic.lesson ? lessonParts(topic.lesson) : []),
     titled("debug", h("p", {}, text.debug)),
     titled("code", lines(topic.places)),
     topic.labs.length ? titled("labs", h("ul", { class: "notes" }, topic.labs.map((name) => labLine(name, topic.lab_titles[name], runs.get(name))))) : null,
     topic.exercises.length ? titled("exercises", h("ul", { class: "notes" }, topic.exercises.map((one) =>
       h("li", {}, h("a", { href: `#/learn/exercise:${one.name}` }, said(one.title)))))) : null,
     topic.commands.length ? titled("commands", lines(topic.commands)) : null,
-    topic.reading.length ? titled("reading", h("ul", { class: "notes" }, topic.reading.map((title) => h("li", {}, title)))) : null,
+    readings(topic).length ? titled("reading", h("ul", { class: "notes" }, readings(topic).map((title) => h("li", {}, title)))) : null,
     topic.requires.length ? titled("requires", h("p", {}, topic.requires.map((id) => [h("a", { href: `#/learn/${id}` }, id), " "]))) : null,
     titled("ask", h("p", {}, text.ask), h("details", {}, h("summary", {}, word("answer")), h("p", {}, text.answer)),
       h("p", { class: "hint" }, h("code", {}, `cairn learn quiz --topic ${topic.id}`))),
+    topic.lesson ? titled("asked", topic.lesson.interview.map((one) =>
+      h("details", {}, h("summary", {}, said(one.ask)), h("p", {}, said(one.answer))))) : null,
   ].filter(Boolean);
+}
+
+const readings = (topic) => [...topic.reading, ...(topic.lesson?.reading ?? [])];
+
+/** Picture, worked number, the lines of code that do it, common mistakes. */
+function lessonParts(lesson) {
+  return [
+    titled("picture", h("pre", { class: "picture" }, lesson.picture)),
+    titled("worked", h("p", { class: "worked" }, said(lesson.worked))),
+    titled("snippet", h("p", {}, h("code", {}, lesson.snippet.place)), h("pre", { class: "source" }, lesson.snippet.lines.join("\n"))),
+    titled("mistakes", h("ul", { class: "notes" }, lesson.mistakes.map((one) => h("li", {}, said(one))))),
+  ];
 }
 
 const titled = (name, ...children) => [h("h2", {}, word(name)), ...children].reduce((all, one) => (all.append(one), all), h("div", { class: "part" }));

@@ -3,7 +3,7 @@
  *
  *     #/learn   #/learn/TOPIC   #/learn/lab:NAME   #/learn/graph:   #/learn/exercises:   #/learn/exercise:NAME   #/learn/interview:
  *
- * Labs and exercises run in the terminal, and the commands for it are on the page; an answer of the interview is graded here.
+ * A lab can be run from its page; exercises run in the terminal; an answer of the interview is graded here.
  */
 
 import { troubleNotice } from "../chat/trouble.js";
@@ -27,7 +27,7 @@ export function makeView() {
     place = rest;
     const mine = ++turn;
     try {
-      const drawn = await draw(rest);
+      const drawn = await draw(rest, () => show(rest));
       if (mine !== turn) return;
       body.lang = chosenLanguage() === "zh" ? "zh-CN" : "en";
       body.replaceChildren(languageSwitch(() => show(place)), ...drawn);
@@ -39,10 +39,10 @@ export function makeView() {
   return { element, show, hide: () => turn++ };
 }
 
-async function draw(rest) {
+async function draw(rest, again) {
   await loadWords();
   if (rest === "") return mapOf(await getJSON("/cairn/learn"));
-  if (rest.startsWith("lab:")) return labReport(await getJSON(`/cairn/learn/labs/${encodeURIComponent(rest.slice(4))}`));
+  if (rest.startsWith("lab:")) return labReport(await getJSON(`/cairn/learn/labs/${encodeURIComponent(rest.slice(4))}`), again);
   if (rest === "graph:") return topicGraph(await getJSON("/cairn/learn"));
   if (rest === "exercises:") return exerciseList(await getJSON("/cairn/learn/exercises"));
   if (rest.startsWith("exercise:")) return exercisePage(await getJSON(`/cairn/learn/exercises/${encodeURIComponent(rest.slice(9))}`));

@@ -1,0 +1,137 @@
+"""How does one request fare as its prompt grows? Time to the first token and per token, by length.
+
+    for each length: a prompt of so many tokens into an idle engine with an empty prefix cache -> one Row
+
+Beside both times stands the least that this machine needs for them: the prompt's FLOPs or bytes at the measured
+ceilings, and for a token the weights and the cache that it reads. A length beyond what the model was made for needs
+`--context`-style stretching, which `prepare` does. Prints nothing.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cairn.bench import record
+from cairn.bench.engine_run import submit
+from cairn.bench.prompted import Prompted
+from cairn.bench.record import Origin, all_commands, grouped, not_again
+from cairn.bench.throughput import Bench
+from cairn.bench.workload import LARGEST_TOKEN
+from cairn.core.collector import quiet_collector
+from cairn.core.errors import UsageError
+from cairn.kernels.tooling.measure import Ceiling
+from cairn.models.step_cost import SequenceWork, step_cost
+
+GPU_LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536, 131072)
+CPU_LENGTHS = (64, 128, 256)
+STEP = 7919  # a prime: no two prompts of these lengths begin alike
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One length of one model; seconds. `failure` says why a row has no times."""
+
+    shape: str
+    dtype: str
+    length: int
+    output_tokens: int
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    ttft_floor_s: float = 0.0
+    tpot_floor_s: float = 0.0
+    quantization: str = ""
+    kv_cache: str = ""
+    failure: str | None = None
+    commit: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """benchmarks/h200/context.json."""
+
+    command: str
+    commit: str
+    date: str
+    device: str
+    versions: dict[str, str]
+    ceilings: dict[str, Ceiling]
+    rows: list[Row]
+
+
+def check_lengths(lengths: Sequence[int], output: int) -> None:
+    if not lengths or min(lengths) < 1:
+        raise UsageError(f"the lengths are {list(lengths)}", hint="each is at least 1 token")
+    if output < 2:
+        raise UsageError(
+            f"--output-len is {output}", hint="at least 2: the time per token is between two tokens"
+        )
+
+
+def measure(bench: Bench, length: int, output: int) -> Row:
+    """A short run first, so that every kernel and graph of this length has been made."""
+    blank = Row(
+        shape=bench.setup.shape,
+        dtype=bench.dtype,
+        length=length,
+        output_tokens=output,
+        ttft_floor_s=_floor(bench, SequenceWork(length, 0, 1)),
+        tpot_floor_s=_floor(bench, SequenceWork(1, length + output // 2, 1)),
+        quantization=bench.setup.quantization,
+        kv_cache=bench.setup.kv_cache,
+    )
+    vocabulary = min(bench.spec.vocab, LARGEST_TOKEN)
+    prompt = [(length + place * STEP) % vocabulary for place in range(length)]
+    for _ in range(2):  # a prefill shape is captured when it comes up for the second time
+        _timed(bench, Prompted(prompt, 2))
+    first_s, whole_s, failure = _timed(bench, Prompted(prompt, output))
+    if failure is not None:
+        return msgspec.structs.replace(blank, failure=failure)
+    per_token = (whole_s - first_s) / (output - 1)
+    return msgspec.structs.replace(blank, ttft_s=first_s, tpot_s=per_token)
+
+
+def _timed(bench: Bench, one: Prompted) -> tuple[float, float, str | None]:
+    """Seconds to the first token and to the last one, and why there was none."""
+    engine = bench.engine
+    engine.scheduler.blocks.reset()
+    with quiet_collector():
+        began = time.perf_counter()
+        request = submit(engine, [one])[0]
+        first = 0.0
+        while engine.has_work:
+            engine.step()
+            if not first and request.outputs:
+                first = time.perf_counter() - began
+        whole = time.perf_counter() - began
+    done = len(request.outputs) == one.output
+    return first, whole, None if done else request.error or "it ended early"
+
+
+def _floor(bench: Bench, work: SequenceWork) -> float:
+    return bench.ceiling.floor_s(step_cost(bench.spec, [work], *reversed(bench.each)), bench.rate)
+
+
+def report(
+    origin: Origin, ceilings: dict[str, Ceiling], rows: Sequence[Row], old: Report | None = None
+) -> Report:
+    """The new rows, and of an old report those that were not measured again."""
+    kept = not_again(old.rows, rows, _key) if old else []
+    together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
+    return Report(
+        command=all_commands(old.command if old and kept else None, origin.command),
+        commit=origin.commit,
+        date=origin.date,
+        device=origin.device,
+        versions=origin.versions,
+        ceilings={**(old.ceilings if old else {}), **ceilings},
+        rows=grouped(together, lambda row: row.shape),
+    )
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    form = (row.dtype, row.quantization, row.kv_cache)
+    return row.shape, row.length, row.output_tokens, *form
+
+
+def read(path: Path) -> Report:
+    return record.read(path, Report, "context")

@@ -1,0 +1,189 @@
+"""Drafts by prompt lookup, made on the GPU: what followed the last tokens of a row when they stood in its text before.
+
+    text of the row     .. a b c d e .. x a b c      the longest match decides, of equally long ones the newest
+                             match d e       ^last
+    tokens of the step  c ? ?  -->  c d e            behind the end of the text the drafts repeat from the match on
+
+Every row has its text on the device. A step enters the tokens that it computes there, drafts included: those that do
+not hold lie behind the row's length and are overwritten. The host decides how many drafts a row has and need not know
+them: it writes DRAFTED in their place, behind one token of the row. A row without a match drafts token 0. Whatever is
+drafted is verified, so no draft changes an answer. Bytes moved: one word for each token of the text, twice that for
+those that match.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.arguments import apart, check, require
+from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Cost
+from cairn.kernels.sampling.accept_tokens import LANES
+
+DRAFTED = -(2**31)  # in place of a token: the device drafts it
+SHORTEST = 2  # tokens of a match
+LONGEST = 24  # compared backwards
+SEARCHED = 32768  # tokens of the text: the last ones
+BLOCK = 1024  # places compared at once
+PLACE_BITS = 24  # a place in a text has so many
+
+
+def draft_ngrams_reference(
+    rows_B: Tensor, bounds_B1: Tensor, tokens_T: Tensor, positions_T: Tensor, text_NC: Tensor
+) -> None:
+    bounds = bounds_B1.tolist()
+    for b, row in enumerate(rows_B.tolist()):
+        tokens, first = tokens_T[bounds[b] : bounds[b + 1]], bounds[b]
+        if row < 0 or not len(tokens):
+            continue
+        start, text_C = int(positions_T[first]), text_NC[row]
+        drafts = int((tokens == DRAFTED).sum())
+        if drafts:
+            text_C[start] = tokens[0]
+            found = drafts_of(text_C[: start + 1].tolist(), drafts)
+            tokens[1:] = torch.tensor(found, dtype=tokens.dtype)
+        there = tokens >= 0
+        text_C[start : start + len(tokens)][there] = tokens[there]
+
+
+def drafts_of(text: list[int], count: int) -> list[int]:
+    """The definition: what follows the best match with the end of the text."""
+    length = len(text)
+    best = (0, 0)
+    for at in range(max(SHORTEST, length - SEARCHED), length):
+        match = 0
+        while match < min(at, LONGEST) and text[at - 1 - match] == text[-1 - match]:
+            match += 1
+        if match >= SHORTEST:
+            best = max(best, (match, at))
+    at = best[1]
+    return [text[at + i % (length - at)] for i in range(count)] if at else [0] * count
+
+
+@triton.jit
+def _draft_kernel(
+    rows, bounds, tokens, positions, text, text_stride,
+    DRAFTED: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr, SEARCHED: tl.constexpr,
+    PLACE_BITS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program for each sequence. It reads no word of the text that it writes."""
+    begin(OVERLAP)
+    b = tl.program_id(0)
+    row = tl.load(rows + b).to(tl.int64)
+    opens = tl.load(bounds + b)
+    count = tl.load(bounds + b + 1) - opens
+    if (row < 0) | (count == 0):
+        return
+    start = tl.load(positions + opens)
+    text += row * text_stride
+    lane = tl.arange(0, BLOCK)
+    for i in tl.range(0, count, BLOCK, num_stages=1):
+        token = tl.load(tokens + opens + i + lane, mask=i + lane < count, other=-1)
+        tl.store(text + start + i + lane, token, mask=token >= 0)
+    draft = tl.arange(0, LANES)
+    given = tl.load(tokens + opens + 1 + draft, mask=1 + draft < count, other=0)
+    drafts = tl.sum(tl.where(given == DRAFTED, 1, 0), 0)
+    if drafts == 0:
+        return
+    last = tl.load(tokens + opens)
+    length = start + 1
+    best = start * 0  # length of the match, and its place below
+    for i in tl.range(tl.maximum(SHORTEST, length - SEARCHED), length, BLOCK, num_stages=1):
+        at = i + lane
+        same = tl.load(text + at - 1, mask=at < length, other=-1) == last
+        match = tl.where(same, 1, 0)
+        back = start * 0 + 1
+        matching = tl.max(match, 0)
+        while (matching > 0) & (back < LONGEST):
+            wanted = tl.load(text + tl.maximum(start - back, 0))
+            there = same & (at - 1 - back >= 0)
+            same = there & (tl.load(text + at - 1 - back, mask=there, other=-1) == wanted)
+            match += tl.where(same, 1, 0)
+            matching = tl.max(tl.where(same, 1, 0), 0)
+            back += 1
+        score = tl.where(match >= SHORTEST, (match << PLACE_BITS) + at, 0)
+        best = tl.maximum(best, tl.max(score, 0))
+    at = best - (best >> PLACE_BITS << PLACE_BITS)
+    source = at + draft % (length - at)
+    inside = (draft < drafts) & (best > 0)
+    found = tl.load(text + source, mask=inside & (source < start), other=0)
+    found = tl.where(inside & (source == start), last, found)
+    tl.store(tokens + opens + 1 + draft, found, mask=draft < drafts)
+    tl.store(text + length + draft, found, mask=draft < drafts)
+
+
+def draft_ngrams(
+    rows_B: Tensor,
+    bounds_B1: Tensor,
+    tokens_T: Tensor,
+    positions_T: Tensor,
+    text_NC: Tensor,
+    impl: Impl = "auto",
+) -> None:
+    """Enter the step's tokens into the rows' texts, and put drafts in place of DRAFTED. Row -1 is padding.
+
+    A sequence with drafts has one token before them.
+    """
+    first = check("rows_B", rows_B, dtypes=(torch.int32,), shape=(None,), packed=True)
+    sequences = len(first)
+    shapes = {"bounds_B1": (sequences + 1,), "tokens_T": (None,), "positions_T": tokens_T.shape}
+    given = {"bounds_B1": bounds_B1, "tokens_T": tokens_T, "positions_T": positions_T}
+    for name, tensor in given.items():
+        check(name, tensor, dtypes=(torch.int32,), shape=shapes[name], beside=first, packed=True)
+    check("text_NC", text_NC, dtypes=(torch.int32,), shape=(None, None), beside=first, packed=True)
+    for name, tensor in (("tokens_T", tokens_T), ("text_NC", text_NC)):
+        apart(name, tensor)
+    longest = text_NC.shape[1]
+    require(longest < 1 << PLACE_BITS, "text_NC", f"rows shorter than {1 << PLACE_BITS}", longest)
+    offers = {"triton": needs_cuda(rows_B), "reference": None}
+    if choose("draft_ngrams", impl, offers).impl == "reference":
+        draft_ngrams_reference(rows_B, bounds_B1, tokens_T, positions_T, text_NC)
+    elif sequences:
+        kernel: Any = _draft_kernel
+        kernel[(sequences,)](
+            rows_B,
+            bounds_B1,
+            tokens_T,
+            positions_T,
+            text_NC,
+            text_NC.stride(0),
+            **CONSTANTS,
+            num_warps=8,
+            **pdl(first.device),
+        )
+
+
+CONSTANTS = {
+    "DRAFTED": DRAFTED,
+    "SHORTEST": SHORTEST,
+    "LONGEST": LONGEST,
+    "SEARCHED": SEARCHED,
+    "PLACE_BITS": PLACE_BITS,
+    "BLOCK": BLOCK,
+    "LANES": LANES,
+}
+
+
+def cost(sequences: int, length: int, drafts: int) -> Cost:
+    return Cost(flops=0.0, bytes=4.0 * sequences * (2 * length + 4 * drafts))
+
+
+def random_texts(
+    sequences: int, length: int, drafts: int, device: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows that repeat themselves here and there, in a step that drafts for each of them."""
+    width = 1 + drafts
+
+    def integers(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, shape, dtype=torch.int32, device=device)
+
+    rows_B = torch.randperm(sequences, device=device).int()
+    bounds_B1 = width * torch.arange(sequences + 1, dtype=torch.int32, device=device)
+    tokens_T = torch.full((sequences * width,), DRAFTED, dtype=torch.int32, device=device)
+    tokens_T[::width] = integers(9, sequences)
+    place_T = torch.arange(sequences * width, dtype=torch.int32, device=device) % width
+    return rows_B, bounds_B1, tokens_T, place_T + length - 1, integers(9, sequences, length + width)

@@ -1,0 +1,82 @@
+"""Labs that the page started: one at a time, each a process of its own, with the steps it has gone through so far.
+
+    start(name) ──> python -m cairn.labs.live NAME        state(name) ──> steps, verdict, whether it still runs
+
+Belongs to the event loop of the server. Knows nothing about HTTP. A run ends with the server, or after `LIMIT_S`.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from cairn.core.errors import RequestError
+
+LIMIT_S = 240.0
+
+
+class LiveRun:
+    """One run: what it has said, and how it ended."""
+
+    def __init__(self, lab: str) -> None:
+        self.lab = lab
+        self.steps: list[str] = []
+        self.end: dict[str, Any] | None = None  # status and verdict
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.end is None
+
+    async def follow(self) -> None:
+        """Starts the process and reads it to its end; one that takes too long is killed."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "cairn.labs.live",
+            self.lab,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await self._read(process)
+        except TimeoutError:
+            self.steps.append(f"did not end within {LIMIT_S:g} s")
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            self.end = self.end or {"status": "failed", "verdict": None}
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            said = json.loads(line)
+            if "step" in said:
+                self.steps.append(said["step"])
+            else:
+                self.end = said
+
+
+class LiveRuns:
+    """The newest run of each lab that the page started."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, LiveRun] = {}
+
+    def start(self, lab: str) -> None:
+        busy = next((one.lab for one in self.runs.values() if one.running), None)
+        if busy is not None:
+            raise RequestError(
+                f"lab {busy} is running", hint="labs measure time: one runs at a time; wait for it"
+            )
+        run = self.runs[lab] = LiveRun(lab)
+        run.task = asyncio.get_running_loop().create_task(run.follow())
+
+    def state(self, lab: str) -> dict[str, Any]:
+        run = self.runs.get(lab)
+        if run is None:
+            return {"running": False, "steps": [], "status": None, "verdict": None}
+        end = run.end or {"status": None, "verdict": None}
+        return {"running": run.running, "steps": run.steps, **end}

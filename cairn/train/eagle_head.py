@@ -1,0 +1,150 @@
+"""Train an EAGLE-3 head for a model that stays as it is: the head is unrolled as it will draft (arXiv:2503.01840).
+
+    pass 0    the target's hidden state at i, token i+1          -> distribution of token i+2
+    pass s    the head's own hidden state of pass s-1, token i+1+s -> distribution of token i+2+s
+
+Each pass is held against what the target says there (Kullback-Leibler divergence). A query of pass s sees the keys of
+pass 0 up to its place, and behind them one key of each later pass of its own chain: just what it sees in the engine.
+Rows of one length, one device, torch's AdamW: a head is small, and its target is only read.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cairn.models.attend import Packed, Rule
+from cairn.models.eagle import EagleHead
+from cairn.models.layer_loop import PlainStep
+from cairn.models.transformer import Transformer, rotations_of
+
+PASSES = 3
+DECAY = 0.8  # what a further pass counts for
+
+
+class Schedule(NamedTuple):
+    steps: int = 1000
+    lr: float = 1e-3
+    warmup: int = 50
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+    def at(self, step: int) -> float:
+        """Linear up, then a cosine down to a tenth."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        share = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+class Taught(NamedTuple):
+    """What the target says about rows of tokens."""
+
+    tapped: list[Tensor]  # [B * N, D] behind each tapped layer
+    logits_BNV: Tensor
+
+
+class EqualRows(Packed):
+    """Documents of one length, which attend all at once where attention is of the common kind."""
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        if rule.window or rule.by_scores:
+            return super().__call__(q_THC, k_TKC, v_TKC, rule)
+        q, k, v = (
+            x.unflatten(0, (len(self.lengths), -1)).transpose(1, 2) for x in (q_THC, k_TKC, v_TKC)
+        )
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+class Unrolled:
+    """The attention of a head's passes over B rows of N tokens."""
+
+    def __init__(self, rows: int, tokens: int) -> None:
+        self.rows, self.tokens = rows, tokens
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def lengths_T(self) -> Tensor:
+        raise NotImplementedError("the rotation of a head does not depend on lengths")
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        heads, groups = q_THC.shape[1], q_THC.shape[1] // k_TKC.shape[1]
+        q, k, v = (x.unflatten(0, (self.rows, self.tokens)) for x in (q_THC, k_TKC, v_TKC))
+        self.keys.append(k.repeat_interleave(groups, 2))
+        self.values.append(v.repeat_interleave(groups, 2))
+        scores = [torch.einsum("bqhc,bkhc->bhqk", q, self.keys[0])]
+        later = torch.ones(self.tokens, self.tokens, dtype=torch.bool, device=q.device).triu(1)
+        scores[0] = scores[0].masked_fill(later, -torch.inf)
+        scores += [torch.einsum("bqhc,bqhc->bhq", q, own)[..., None] for own in self.keys[1:]]
+        weights = (torch.cat(scores, -1).float() * rule.scale).softmax(-1).to(q.dtype)
+        out = torch.einsum("bhqk,bkhc->bqhc", weights[..., : self.tokens], self.values[0])
+        for at, own in enumerate(self.values[1:]):
+            out = out + weights[..., self.tokens + at].transpose(1, 2)[..., None] * own
+        return out.reshape(-1, heads, q.shape[-1])
+
+
+@torch.no_grad()
+def teach(model: Transformer, tokens_BN: Tensor, taps: tuple[int, ...]) -> Taught:
+    rows, tokens = tokens_BN.shape
+    attend = EqualRows([tokens] * rows, tokens_BN.device)
+    hidden_TD, tapped = model.tapped(tokens_BN.flatten(), attend.positions_T(), attend, taps)
+    return Taught(tapped, model.logits(hidden_TD).unflatten(0, (rows, tokens)))
+
+
+def head_losses(
+    head: EagleHead, model: Transformer, tokens_BN: Tensor, taught: Taught, passes: int = PASSES
+) -> list[Tensor]:
+    """Of each pass the mean divergence from the target, over the head's vocabulary."""
+    rows, tokens = tokens_BN.shape
+    attend, h_TD = Unrolled(rows, tokens), head.fuse(taught.tapped)
+    known_K = torch.arange(head.spec.draft_vocab, device=head.d2t.device) + head.d2t
+    embedding, losses = head.embedding or model.embedding, []
+    for done in range(passes):
+        following_BN = tokens_BN.roll(-1 - done, 1)  # what it rolls around is not counted
+        positions_N = torch.arange(done, tokens + done, device=tokens_BN.device)
+        positions_T = positions_N.repeat(rows)
+        rotations = rotations_of(head.spec.layer, range(1), positions_T, attend, h_TD.dtype)
+        h_TD = head(embedding(following_BN.flatten()), h_TD, PlainStep(attend, rotations))
+        counted = tokens - 1 - done
+        guessed = head.logits(h_TD).unflatten(0, (rows, tokens))[:, :counted]
+        wanted = taught.logits_BNV[:, 1 + done :, known_K]
+        loss = F.kl_div(
+            guessed.float().log_softmax(-1),
+            wanted.float().log_softmax(-1),
+            reduction="none",
+            log_target=True,
+        )
+        losses.append(loss.sum(-1).mean())
+    return losses
+
+
+def train_head(
+    head: EagleHead,
+    model: Transformer,
+    batches: Iterator[Tensor],
+    schedule: Schedule,
+    passes: int = PASSES,
+) -> Iterator[list[float]]:
+    """One step for each batch [B, N]; yields the losses of its passes. The target is not changed."""
+    trained = [p.requires_grad_() for name, p in head.named_parameters() if "embedding" not in name]
+    optimizer = torch.optim.AdamW(
+        trained, schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.weight_decay
+    )
+    for step, tokens_BN in zip(range(schedule.steps), batches, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.at(step)
+        taught = teach(model, tokens_BN, head.spec.taps)
+        losses = head_losses(head, model, tokens_BN, taught, passes)
+        total = sum((DECAY**at * loss for at, loss in enumerate(losses)), losses[0] * 0)
+        optimizer.zero_grad()
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(trained, schedule.clip)
+        optimizer.step()
+        yield [float(loss.detach()) for loss in losses]
+    head.requires_grad_(False)

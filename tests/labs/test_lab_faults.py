@@ -1,0 +1,60 @@
+"""A lab that cannot fail shows nothing: with a small fault in the code it runs, one of its checks has to be off.
+
+Quick ones run here; `CAIRN_ALL_FAULTS=1 pytest tests/labs/test_lab_faults.py` runs all of them, a few minutes.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from lab_samples import ceilings_here
+
+from cairn.labs.catalogue import all_labs
+from cairn.labs.fault_search import once
+from cairn.labs.planted_fault import mutants, planted
+
+FAULTS = tomllib.loads(Path(__file__).with_name("lab_faults.toml").read_text(encoding="utf-8"))
+QUICK_S = 2.0  # of the recorded time, which was taken on a busy machine
+ALL = bool(os.environ.get("CAIRN_ALL_FAULTS"))
+CHOSEN = sorted(name for name, fault in FAULTS.items() if ALL or fault["seconds"] <= QUICK_S)
+
+
+def test_every_recorded_fault_can_still_be_planted():
+    """Where this fails, a function has changed: find a fault anew with `python -m cairn.labs.fault_search LAB`."""
+    gone = {}
+    for name, fault in FAULTS.items():
+        found = {mutant.number: mutant.what for mutant in mutants(fault["place"])}
+        if name not in all_labs() or found.get(fault["number"]) != fault["what"]:
+            gone[name] = (fault["place"], fault["what"])
+    assert gone == {}
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """Labs set threads and gradients; each finds torch as the first one did."""
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_planted_fault_flips_a_check(name):
+    fault = FAULTS[name]
+    with planted(fault["place"], fault["number"]):
+        checks, _ = once(all_labs()[name], ceilings_here(), 60.0)
+    assert not checks[fault["flips"]], f"{name} holds although {fault['place']}: {fault['what']}"
+
+
+def test_a_fault_is_taken_out_again():
+    from cairn.cluster import reliability
+
+    before = reliability.young
+    place = "cairn/cluster/reliability.py:young"
+    (twice,) = [mutant for mutant in mutants(place) if "returned twice" in mutant.what]
+    with planted(place, twice.number):
+        assert reliability.young(1.0, 2.0) == 4.0
+    assert reliability.young is before
+    assert reliability.young(1.0, 2.0) == 2.0

@@ -1,0 +1,57 @@
+"""A lesson is complete in both languages, shows code that exists, and its papers can be found."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cairn.cli.main import main
+from cairn.labs.coverage import coverage, read_lines
+from cairn.labs.lesson import lessons, snippet_of
+from cairn.labs.roadmap import load
+
+LINES = Path(__file__).with_name("roadmap_lines.txt")
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+# "Title (Authors, 2024), where", or "Title, part (Publisher, 2025), where".
+PAPER = re.compile(r"^.{8,}\([^()]*(19|20)\d\d\)[,.:]? ?\S+")
+
+
+@pytest.mark.parametrize("topic", sorted(lessons()))
+def test_a_lesson_is_complete(topic):
+    lesson = lessons()[topic]
+    assert topic in load().topics
+    assert len(lesson.picture.strip().splitlines()) >= 4
+    assert max(len(line) for line in lesson.picture.splitlines()) <= 140
+    assert len(lesson.mistakes) >= 3
+    assert len(re.findall(r"\d", lesson.worked.en)) >= 10  # a worked number has numbers
+    for words in (lesson.worked, *lesson.mistakes, *(a.ask for a in lesson.interview)):
+        assert not CHINESE.search(words.en)
+        assert CHINESE.search(words.zh)
+    shown = snippet_of(lesson)
+    assert len(shown.lines) >= 3
+    assert lesson.snippet.partition(":")[0] in shown.place
+    assert len(lesson.reading) >= 2
+    assert [paper for paper in lesson.reading if not PAPER.match(paper)] == []
+
+
+def test_a_lesson_is_shown_with_its_code(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("CAIRN_DATA", str(tmp_path))
+    for language, heading in (("en", "Worked out"), ("zh", "推导与算例")):
+        assert main(["learn", "flash-attention", "--lang", language]) == 0
+        shown = capsys.readouterr().out
+        assert heading in shown
+        assert "| def attention_reference(" in shown
+        assert "arXiv:2205.14135" in shown
+
+
+def test_every_line_of_the_roadmap_has_text_code_and_a_lab():
+    rows = coverage(list(read_lines(LINES.read_text(encoding="utf-8"))))
+    assert len(rows) > 200
+    assert {row.line: row.lacks for row in rows if row.lacks} == {}
+
+
+def test_a_line_that_nothing_covers_is_found():
+    lines = list(read_lines("quantum annealing of llamas\nroofline | flux capacitor"))
+    absent, half = coverage(lines)
+    assert "text" in absent.lacks
+    assert half.lacks == ["'flux capacitor'"]

@@ -1,0 +1,157 @@
+"""EAGLE-3 heads: both formats of their files, drafts of the engine against a pass over the whole text, and answers."""
+
+import json
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_engines import VOCABULARY, at_rest, greedy, model, prompt_of, submit, tiny_engine
+
+from cairn.core.errors import ConfigError
+from cairn.models import eagle
+from cairn.models.attend import Cached, KVCache
+from cairn.models.build import Build
+from cairn.models.family_config import config_of
+from cairn.models.layer_loop import PlainStep
+from cairn.models.transformer import rotations_of
+
+FAMILY = "llama"
+DRAFTS = 3
+KNOWN = 150  # tokens of the head's vocabulary
+
+
+def make_head(number: int | None = None, **changed) -> eagle.EagleHead:
+    """With random weights, whose guesses vary."""
+    target = model(FAMILY).spec
+    spec = msgspec.structs.replace(eagle.random_spec(target), draft_vocab=KNOWN, **changed)
+    head = eagle.EagleHead(spec, Build("cpu"), target.layers if number is None else number)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5, generator=generator)
+        head.d2t.copy_(torch.arange(KNOWN) % (VOCABULARY - KNOWN))
+    return head.requires_grad_(False)
+
+
+def write(head: eagle.EagleHead, folder, kind: str):
+    target = model(FAMILY).spec
+    layer = "midlayer" if kind == "original" else "layers.0"
+    parameters = dict(head.named_parameters())
+    tensors = {
+        eagle._file_name(slot.name, layer): parameters[slot.parameter][slot.index].clone()
+        for slot in head.slots()
+    }
+    known = torch.zeros(VOCABULARY, dtype=torch.bool)
+    known[torch.arange(KNOWN) + head.d2t] = True
+    tensors |= {"d2t": head.d2t.clone(), "t2d": known}
+    described = config_of(head.spec.layer) | {"vocab_size": VOCABULARY}
+    numbers = [tap + 1 for tap in head.spec.taps]
+    own = {
+        "draft_vocab_size": KNOWN,
+        "norm_before_residual": head.spec.norm_before_residual,
+        "eagle_aux_hidden_state_layer_ids": numbers,
+    }
+    if kind == "original":
+        config = described | own | {"architectures": ["LlamaForCausalLMEagle3"]}
+    else:
+        config = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": described,
+            "target_hidden_size": target.hidden,
+            **own,
+        }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["original", "speculators"])
+@pytest.mark.parametrize("before", [False, True])
+def test_both_formats_give_the_same_head(tmp_path, kind, before):
+    written = make_head(norm_before_residual=before)
+    read = eagle.load_head(write(written, tmp_path, kind), model(FAMILY).spec, Build("cpu"))
+    assert read.spec.taps == written.spec.taps
+    assert (read.spec.norm_before_residual, read.spec.draft_vocab) == (before, KNOWN)
+    wanted = written.state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read.state_dict().items())
+
+
+@torch.inference_mode()
+def drafts_behind(text: list[int]) -> list[int]:
+    """By one pass over the whole text; its last token is not computed by the target."""
+    net, head = model(FAMILY), make_head(number=0)
+    weight = net.embedding.weight
+    attend = Cached([KVCache(net.spec, len(text), weight.dtype, weight.device)], [len(text) - 1])
+    tokens = torch.tensor(text)
+    _, tapped = net.tapped(tokens[:-1], attend.positions_T(), attend, head.spec.taps)
+    cache = KVCache(head.spec.layer, len(text) + DRAFTS, weight.dtype, weight.device)
+    following, g_TD, found = tokens[1:], head.fuse(tapped), []
+    while len(found) < DRAFTS:
+        attend = Cached([cache], [len(following)])
+        positions_T = attend.positions_T()
+        rotations = rotations_of(head.spec.layer, range(1), positions_T, attend, g_TD.dtype)
+        h_TD = head(net.embedding(following), g_TD, PlainStep(attend, rotations))
+        attend.commit()
+        following, g_TD = head.likeliest(h_TD[-1:]).long(), h_TD[-1:]
+        found.append(int(following))
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_engine_drafts_as_a_pass_over_the_whole_text_does(tmp_path, monkeypatch, overlap):
+    """In chunks, over pages, behind drafts that held and did not; where the pages have room for all passes."""
+    folder = write(make_head(), tmp_path, "speculators")
+    engine = tiny_engine(
+        FAMILY, speculate=str(folder), draft_tokens=DRAFTS, overlap=overlap, budget=24
+    )
+    seen = []
+    settle = engine.scheduler.speculation.accept
+
+    def note(request, drawn, drafts):
+        run = settle(request, drawn, drafts)
+        seen.append(([*request.prompt, *request.outputs], list(drafts)))
+        return run
+
+    engine.scheduler.speculation.accept = note
+    prompts = [prompt_of(40, seed=3), prompt_of(7, seed=1)]
+    requests = submit(engine, prompts, max_tokens=20)
+    engine.run()
+    assert [r.outputs for r in requests] == [greedy(FAMILY, p, 20) for p in prompts]
+    compared = [
+        (drafts, drafts_behind(text))
+        for text, drafts in seen
+        if drafts and (len(text) - 2) % 16 + DRAFTS <= 16
+    ]
+    assert len(compared) > 15
+    assert all(found == wanted[: len(found)] for found, wanted in compared)
+    at_rest(engine)
+
+
+def test_a_head_of_another_model_is_refused(tmp_path):
+    folder = write(make_head(), tmp_path, "original")
+    config = json.loads((folder / "config.json").read_text())
+    for change, what in (
+        ({"target_hidden_size": 99}, "99 wide"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 900]}, "900"),
+        ({"head_dim": 8}, "heads of 8 columns"),
+        ({"norm_output": True}, "norm_output"),
+        ({"intermediate_size": 40}, "configuration says"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ConfigError, match=what):
+            eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
+
+
+def test_a_saved_head_is_read_back(tmp_path):
+    head = make_head()
+    eagle.save_head(head, tmp_path / "head", VOCABULARY, "llama")
+    read = eagle.load_head(tmp_path / "head", model(FAMILY).spec, Build("cpu"))
+    assert (read.spec.taps, read.spec.draft_vocab) == (head.spec.taps, KNOWN)
+    wanted = head.state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read.state_dict().items())
