@@ -46,6 +46,11 @@ def write_model(folder: Path, model: Any, base: Checkpoint, curve: dict[str, obj
     _write(folder / "preprocessor_config.json", _preprocessor(model.tower.spec.tower.image))
     _write(folder / "curve.json", curve)
     _write(folder / "generation_config.json", {"eos_token_id": list(base.eos_ids)})
+    write_tokenizer(folder, base)
+
+
+def write_tokenizer(folder: Path, base: Checkpoint) -> None:
+    """That of cairn-tiny, with another name for the token that stands for a row."""
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     told = (
         (base.path / "tokenizer.json")

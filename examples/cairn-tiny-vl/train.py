@@ -32,7 +32,7 @@ from cairn.models.weights import fill_random
 
 PATCH = 16
 IMAGE_TOKEN = 3  # <|pad|> of cairn-tiny, which its conversations never hold
-QUESTIONS = 2  # for each picture
+QUESTIONS = 4  # for each picture
 HELD_OUT_SEED = 10**9
 
 
@@ -60,19 +60,28 @@ def vision_spec(text: ModelSpec) -> VisionSpec:
     return VisionSpec("llava", tower, ProjectorSpec("mlp", text.hidden), IMAGE_TOKEN)
 
 
-class Causal:
-    """Equally long sequences side by side, padded behind their ends. An `Attend`."""
+class Asking:
+    """Equally long sequences: a picture, then blocks of a question and its answer, each behind the picture alone.
 
-    def __init__(self, sequences: int) -> None:
+    An `Attend`. Questions do not see each other, so each is as if it were asked first, and the picture is read once.
+    """
+
+    def __init__(self, sequences: int, picture: int, block: int, device: torch.device) -> None:
         self.sequences = sequences
+        at_S = torch.arange(picture + QUESTIONS * block, device=device)
+        block_S = ((at_S - picture) // block).clamp(min=-1)
+        same = (block_S[:, None] == block_S) | (block_S == -1)
+        self.mask_SS = same & (at_S[:, None] >= at_S)
+        inside = torch.where(block_S < 0, at_S, picture + (at_S - picture) % block)
+        self.positions_T = inside.repeat(sequences)
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         q, k, v = (
             x.unflatten(0, (self.sequences, -1)).transpose(1, 2) for x in (q_THC, k_TKC, v_TKC)
         )
-        y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
-        )
+        groups = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask_SS, scale=rule.scale)
         return y.transpose(1, 2).flatten(0, 1)
 
     def lengths_T(self) -> Tensor:
@@ -96,20 +105,22 @@ class Trained(nn.Module):
         patches, grids = patches_of(scaled, PATCH)
         rows = self.tower(patches, grids).unflatten(0, (-1, self.rows))
         x_BSD = self.text.embedding(tokens_BS.flatten()).unflatten(0, tokens_BS.shape)
-        rows = rows.repeat_interleave(len(tokens_BS) // len(rows), 0).to(x_BSD.dtype)
         head, tail = x_BSD[:, : self.head], x_BSD[:, self.head + self.rows :]
-        x_TD = torch.cat((head, rows, tail), dim=1).flatten(0, 1)
+        x_TD = torch.cat((head, rows.to(x_BSD.dtype), tail), dim=1).flatten(0, 1)
         count, length = tokens_BS.shape
-        positions_T = torch.arange(length, device=x_TD.device).repeat(count)
-        attend = Causal(count)
-        step = PlainStep(attend, self.text.rotations(positions_T, attend, torch.bfloat16))
+        before = len(self.before)
+        attend = Asking(count, before, (length - before) // QUESTIONS, x_TD.device)
+        step = PlainStep(attend, self.text.rotations(attend.positions_T, attend, x_TD.dtype))
         hidden_TD, _ = self.text.through(PlainResidual(x_TD), step)
         hidden_BSD = hidden_TD.unflatten(0, (count, length))
         picked = hidden_BSD.gather(1, at_BA[..., None].expand(-1, -1, hidden_BSD.shape[-1]))
         return self.text.logits(picked.flatten(0, 1)), wanted_BA.flatten(), counts_BA.flatten()
 
     def _sequences(self, asked: Asked) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens [B, S]; of each token of an answer where it is predicted, itself, and whether it is one."""
+        """Tokens [B, S]; of each token of an answer where it is predicted, itself, and whether it is one.
+
+        `asked` has QUESTIONS questions for each picture, one behind the other.
+        """
         q, a = self.questions.asked, self.questions.answered
         question, answer = q.ids_RL[asked.question_B], a.ids_RL[asked.answer_B]
         q_len, a_len = q.length_R[asked.question_B, None], a.length_R[asked.answer_B, None]
@@ -117,23 +128,24 @@ class Trained(nn.Module):
         at = torch.arange(longest, device=question.device)[None].expand(len(question), -1)
         inside = question.gather(1, at.clamp(max=question.shape[1] - 1))
         behind = answer.gather(1, (at - q_len).clamp(0, answer.shape[1] - 1))
-        tail = torch.where(at < q_len, inside, behind)
+        tail = torch.where(at < q_len, inside, behind).view(-1, QUESTIONS * longest)
         tokens = torch.cat((self.before.expand(len(tail), -1), tail), dim=1)
         places = torch.arange(answer.shape[1], device=question.device)[None]
-        at_BA = len(self.before) + q_len - 1 + places
-        return tokens, at_BA, answer, places < a_len
+        begin = longest * (torch.arange(len(question), device=question.device) % QUESTIONS)
+        at_QA = len(self.before) + begin[:, None] + q_len - 1 + places
+        several = (-1, QUESTIONS * answer.shape[1])
+        return tokens, at_QA.view(several), answer, places < a_len
 
 
 def trainable(model: Trained) -> list[dict[str, object]]:
     """Everything of the tower; of the decoder its attention."""
     model.text.requires_grad_(False)
-    attention = [
-        parameter
-        for name, parameter in model.text.named_parameters()
-        if ".attention." in name and "norm" not in name
-    ]
-    for parameter in attention:
-        parameter.requires_grad_(True)
+    attention = []
+    for name, parameter in model.text.named_parameters():
+        if ".attention." in name and "norm" not in name:
+            attention.append(parameter.requires_grad_(True))
+        elif torch.cuda.is_available():
+            parameter.data = parameter.data.bfloat16()  # as it is stored
     model.tower.requires_grad_(True)
     return [
         {"params": list(model.tower.parameters()), "share": 1.0},
@@ -173,7 +185,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=200)
     options.add_argument("--steps", type=int, default=10**9)
     options.add_argument("--pictures", type=int, default=384)
-    options.add_argument("--lr", type=float, default=1e-3)
+    options.add_argument("--lr", type=float, default=1.2e-3)
     options.add_argument("--out", type=Path, default=Path("work/cairn-tiny-vl"))
     options.add_argument("--measured", type=int, default=2048, help="held-out pictures")
     options.add_argument("--every", type=float, default=15.0, help="seconds between measurements")
@@ -221,13 +233,14 @@ def run(
             print(json.dumps(points[-1]), flush=True)
         if done >= 1:
             break
-        rate = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * done))
+        rate = min(1.0, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = given.lr * group["share"] * max(rate, 0.01)
         pixels, asked = batch(model.questions, given.pictures, generator)
         with torch.autocast(device.type, torch.bfloat16):
             scores, wanted, counts = model(pixels, asked)
-        loss = F.cross_entropy(scores.float()[counts], wanted[counts])
+        losses = F.cross_entropy(scores.float(), wanted, reduction="none")
+        loss = (losses * counts).sum() / counts.sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)

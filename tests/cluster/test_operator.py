@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 pytest.importorskip("lightkube", reason="needs lightkube (pip install 'cairn-stack[kubernetes]')")
@@ -29,6 +30,7 @@ from cairn.cluster.operator.lead import lead
 from cairn.cluster.operator.objects import API, Ref, covers
 from cairn.cluster.operator.run import Operator
 from cairn.cluster.operator.work_queue import WorkQueue
+from cairn.fleet.service import INFERENCE_SERVICE
 
 SERVICE = {"servers": [{"model": "Qwen/Qwen3-8B", "count": 2, "gpus": 1}]}
 JOB = {
@@ -361,6 +363,28 @@ def test_a_running_operator_follows_watches_through_a_gap(store, api):
     run(scenario())
 
 
+def test_a_bug_with_one_object_does_not_end_the_work_for_others(store, api):
+    def render(seen):
+        if seen.name == "bad":
+            raise ValueError("a bug")
+        return INFERENCE_SERVICE.render(seen)
+
+    async def scenario():
+        said = []
+        kind = msgspec.structs.replace(INFERENCE_SERVICE, render=render)
+        task = asyncio.create_task(Operator(api, [kind], said.append).run())
+        put(store, "InferenceService", "bad", SERVICE)
+        await until(lambda: said)
+        put(store, "InferenceService", "good", SERVICE)
+        async with store.changed:
+            store.changed.notify_all()
+        await until(lambda: "good-servers-0" in store.named(DEPLOYMENTS))
+        assert "InferenceService default/bad: this is a bug" in said[0]
+        await cancelled(task)
+
+    run(scenario())
+
+
 def test_leaders_follow_each_other_through_outages_and_make_nothing_twice(store, api):
     """The second of two waits; the API is gone at the start and again later; the first is ended."""
     lease = Ref("coordination.k8s.io/v1", "Lease", "default", "cairn-operator")
@@ -455,5 +479,6 @@ def test_what_the_api_wrote_in_its_own_way_is_the_same():
         "list": [{"name": "x"}, {"name": "a", "v": 1, "w": 2}],
     }
     assert covers(live, wanted)
+    assert covers(live, wanted | {"stringData": {"TOKEN": "x"}})  # which a Secret keeps as data
     assert not covers({**live, "list": [{"name": "a", "v": 2}]}, wanted)
     assert not covers({**live, "resources": {"limits": {"memory": "2Gi", "cpu": "1"}}}, wanted)

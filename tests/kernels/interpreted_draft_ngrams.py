@@ -39,7 +39,7 @@ def steps(draw):
     return *integers, text_NC
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=15)
 @given(steps())
 def test_drafts_like_the_reference(step):
     rows_B, bounds_B1, tokens_T, positions_T, text_NC = step

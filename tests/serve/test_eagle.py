@@ -155,3 +155,17 @@ def test_a_saved_head_is_read_back(tmp_path):
     assert (read.spec.taps, read.spec.draft_vocab) == (head.spec.taps, KNOWN)
     wanted = head.state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("family", "how", "what"),
+    [("gemma3", {}, "windows"), (FAMILY, dict(invariant=True), "batch_invariant")],
+)
+def test_where_a_head_does_not_serve_it_says_why(family, how, what):
+    with pytest.raises(ConfigError, match=what):
+        tiny_engine(family, speculate="random:eagle3", **how)
+
+
+def test_a_random_draft_model_is_no_head():
+    with pytest.raises(ConfigError, match="cannot draft for"):
+        tiny_engine(FAMILY, speculate="random:tiny")

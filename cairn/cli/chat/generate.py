@@ -70,7 +70,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: Path | None = None
     """with --chat: a file with the template to use instead of the model's"""
     speculate: str = "off"
-    """guess several tokens and verify them in one step, with the same answer: ngram, suffix, auto or off"""
+    """guess several tokens and verify them in one step, with the same answer: ngram, suffix, MODEL, HEAD, auto, off"""
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses in a step; auto: as many as are expected to pay"""
     plain: bool = False

@@ -21,6 +21,7 @@ DIGEST = f"{GROUP}/digest"
 MANAGED = f"{GROUP}/managed-by"  # label by which children are watched
 IMMUTABLE = ("Pod", "Job")  # changed by deleting and making them again
 BUDGETS = ("policy/v1", "policy/v1beta1")
+WRITE_ONLY = ("stringData",)  # of a Secret: the API keeps it in another form
 MERGE_KEYS = ("uid", "name", "type", "containerPort", "port", "key")
 
 
@@ -105,7 +106,7 @@ def covers(live: Any, wanted: Any) -> bool:
     """Everything of `wanted` is in `live`; the API writes quantities in its own way, and others may add entries."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(
-            covers(live.get(key), value) for key, value in wanted.items()
+            covers(live.get(key), value) for key, value in wanted.items() if key not in WRITE_ONLY
         )
     if isinstance(wanted, list):
         return isinstance(live, list) and _covers_list(live, wanted)

@@ -96,6 +96,8 @@ class Operator:
             failed = True
             try:
                 failed = not await self.handle(key)
+            except Exception as error:  # noqa: BLE001  a bug with one object must not end the work for all
+                self._say(f"{key}: this is a bug: {error!r}")
             finally:
                 self.queue.done(key, time.monotonic(), failed)
 

@@ -77,7 +77,7 @@ def open_head(
 ) -> "EagleHead | None":
     """The EAGLE-3 head that `config.speculate` names, on the model's device; None: it names none."""
     name = config.speculate
-    if name in OWN_DRAFTERS:
+    if name in OWN_DRAFTERS or (name.startswith("random:") and name != RANDOM_HEAD):
         return None
     from cairn.models.build import Build
     from cairn.models.eagle import is_eagle, load_head, random_head

@@ -176,4 +176,5 @@ def model_card(serving: Serving, floors: Floors, source: str) -> ModelView:
         kv_bytes_per_token=round(facts.kv_bytes_per_token * facts.ranks) or None, pages=limits.pages - 1,
         cache_bytes=facts.page_bytes * facts.ranks * (limits.pages - 1) or None, cache_groups=len(limits.groups),
         page_size=limits.page_size, notes=notes, version=__version__, ceilings=floors.view(),
+        sees=serving.sight is not None,
     )  # fmt: skip

@@ -240,3 +240,4 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     version: str
     ceilings: CeilingsView
+    sees: bool = False  # whether it takes pictures

@@ -1,22 +1,25 @@
 /** Where the person writes. Enter sends, Shift+Enter is a new line; while an answer runs, the button stops it. */
 
 import { h, icon, iconButton } from "../dom.js";
+import { makePictures } from "./pictures.js";
 
-/** `does` is {send(text), stop(), parameters()}. */
+/** `does` is {send(text, pictures), stop(), parameters(), refuse(text)}. */
 export function makeComposer(does) {
   const area = h("textarea", {
     rows: 1, placeholder: "Write to the model", "aria-label": "Message", enterkeyhint: "send", dir: "auto",
   });
   const button = h("button", { type: "submit", class: "send", "aria-label": "Send" }, icon("send"));
   const tune = iconButton("sliders", "Parameters (p)", does.parameters, { "data-does": "parameters" });
+  const pictures = makePictures(() => grow(), does.refuse);
   const form = h("form", { class: "composer" }, tune, area, button);
+  const element = h("div", { class: "writing" }, pictures.element, form);
   let running = false;
   let off = false;
 
   const grow = () => {
     area.style.height = "auto";
     area.style.height = `${Math.min(area.scrollHeight, 220)}px`;
-    button.disabled = off || (!running && !area.value.trim());
+    button.disabled = off || (!running && !area.value.trim() && !pictures.count);
   };
   area.addEventListener("input", grow);
   area.addEventListener("keydown", (event) => {
@@ -28,15 +31,16 @@ export function makeComposer(does) {
     event.preventDefault();
     const text = area.value.trim();
     if (running) return does.stop();
-    if (!text || off) return;
+    if ((!text && !pictures.count) || off) return;
     area.value = "";
-    grow();
-    does.send(text);
+    does.send(text, pictures.take());
   });
   grow();
 
   return {
-    element: form,
+    element,
+    pictures,
+    listen: (place) => pictures.listen(area, place),
     focus: () => area.focus({ preventScroll: true }),
     setRunning(now) {
       if (now === running) return;

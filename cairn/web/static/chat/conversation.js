@@ -50,12 +50,18 @@ export function messagesBefore(conversation, node) {
   const said = path(conversation, node.parent);
   const refused = (at) => said[at + 1]?.error?.kind === "refused" && !said[at + 1].content;
   const sent = said.filter(({ role, content }, at) => (role === "user" ? !refused(at) : content));
-  const messages = sent.map(({ role, content }) => ({ role, content }));
+  const messages = sent.map(({ role, content, images }) => ({ role, content: images ? withPictures(content, images) : content }));
   const system = conversation.parameters.system?.trim();
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
+/** The parts of a message, pictures first. */
+function withPictures(text, images) {
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
 function titleOf(text) {
-  const line = text.trim().split("\n")[0];
+  const line = text.trim().split("\n")[0] || "A picture";
   return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
 }

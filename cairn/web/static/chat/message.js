@@ -19,7 +19,8 @@ export function messageView(node, does) {
 
 function userMessage(node, does) {
   const turner = versionTurner(does);
-  const bubble = h("div", { class: "bubble" }, node.content);
+  const pictures = (node.images ?? []).map((url) => h("img", { src: url, alt: "Picture of the message" }));
+  const bubble = h("div", { class: "bubble" }, pictures, node.content);
   const tools = h("div", { class: "tools" },
     turner.element, copyButton("Copy", () => node.content), iconButton("edit", "Edit", () => edit(), { "data-does": "edit" }));
   const element = h("article", { class: "message user", "aria-label": "You" }, bubble, tools);

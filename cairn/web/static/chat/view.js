@@ -44,7 +44,8 @@ class ChatView {
   constructor(feed) {
     this.feed = feed;
     this.composer = makeComposer({
-      send: (text) => this.send(text),
+      send: (text, pictures) => this.send(text, pictures),
+      refuse: (text) => this.say(text),
       stop: () => this.stop(),
       parameters: () => this.openParameters(),
     });
@@ -61,6 +62,7 @@ class ChatView {
     const element = h("section", { class: "chat", "aria-label": "Chat" },
       this.list.scrim, this.list.element,
       h("div", { class: "talk" }, drawer, this.scroller, dock, this.live));
+    this.composer.listen(element);
     this.view = { element, show: (id) => this.show(id), hide: () => {} };
     this.shelf.onFull = () => this.say("This browser stores nothing more, so new messages are forgotten when the page is left.");
     window.addEventListener("storage", (event) => this.shelf.takeOver(event) && !this.talks.size && this.reload());
@@ -103,15 +105,16 @@ class ChatView {
 
   // -- what the person does ----------------------------------------------------------------------
 
-  send(text) {
+  send(text, images = []) {
     if (this.talks.has(this.current.id)) return;
-    const asked = grow(this.current, this.current.leaf, { role: "user", content: text });
+    const asked = grow(this.current, this.current.leaf, { role: "user", content: text, ...(images.length && { images }) });
     this.answer(asked.id);
   }
 
   edit(node, text) {
     if (this.talks.has(this.current.id)) return;
-    this.answer(grow(this.current, node.parent, { role: "user", content: text }).id);
+    const { images } = node;
+    this.answer(grow(this.current, node.parent, { role: "user", content: text, ...(images && { images }) }).id);
   }
 
   again(node) {
@@ -222,7 +225,8 @@ class ChatView {
 
   /** A small model gets other parameters, and the greeting says so. */
   async readSize() {
-    const { parameters } = await getJSON("/cairn/model");
+    const { parameters, sees } = await getJSON("/cairn/model");
+    this.composer.pictures.setSees(sees);
     this.first = firstParameters(parameters);
     if (!this.current.leaf && !this.shelf.parameters) this.current.parameters = { ...this.first };
     this.greeting.setMode(this.ability.mode, isSmall(parameters));

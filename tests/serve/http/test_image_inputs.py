@@ -1,0 +1,201 @@
+"""Images through every chat interface: the same prompt, counted and refused with reasons; hosts are judged."""
+
+import base64
+import http.server
+import io
+import random
+import socket
+import struct
+import threading
+import zlib
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("PIL", reason="pictures are decoded by Pillow")
+import live_server
+import tiny_vision as tiny
+
+from cairn.core.errors import RequestError
+from cairn.models.vision.picture import MOST_BYTES, open_image
+from cairn.serve.media.fetch import MediaLoader, is_public
+
+
+def png(seed: int = 0) -> bytes:
+    written = io.BytesIO()
+    tiny.photograph(40, 30, seed).save(written, "PNG")
+    return written.getvalue()
+
+
+URL = "data:image/png;base64," + base64.b64encode(png()).decode()
+GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 8}
+TEXT = {"type": "text", "text": "What?"}
+
+
+@pytest.fixture(scope="module")
+def seeing():
+    with live_server.live(tiny.folder("llava"), num_gpu_blocks_override=128) as made:
+        yield made
+        made.at_rest()
+
+
+def test_every_interface_gives_the_same_answer(seeing):
+    chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}, TEXT]}]
+    answer = seeing.client.chat.completions.create(messages=chat, **GREEDY)
+    text, usage = answer.choices[0].message.content, answer.usage
+    assert usage.prompt_tokens_details.to_dict()["image_tokens"] == 16
+    assert usage.prompt_tokens == 16 + len("user: What?\n")
+    given = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "What?"}]
+    response = seeing.client.responses.create(
+        model="tiny", input=[{"role": "user", "content": given}], temperature=0, max_output_tokens=8
+    )
+    assert response.output_text == text
+    source = {"type": "base64", "media_type": "image/png", "data": URL.partition(",")[2]}
+    blocks = [{"type": "image", "source": source}, TEXT]
+    asked = GREEDY | {"messages": [{"role": "user", "content": blocks}]}
+    message = seeing.http.post("/v1/messages", json=asked).json()
+    assert message["content"][0]["text"] == text
+    ollama = {"role": "user", "content": "What?", "images": [URL.partition(",")[2]]}
+    options = {"temperature": 0, "num_predict": 8}
+    asked = {"model": "tiny", "messages": [ollama], "stream": False, "options": options}
+    assert seeing.http.post("/api/chat", json=asked).json()["message"]["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1/a.png", "are not fetched"),
+        ("file:///etc/passwd", "is not loaded"),
+        ("data:image/png;base64,AAAA", "cannot be read"),
+        ("data:text/plain,hello", "has no base64"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_400_with_the_reason(seeing, url, said):
+    content = [{"type": "image_url", "image_url": {"url": url}}, TEXT]
+    asked = GREEDY | {"messages": [{"role": "user", "content": content}]}
+    response = seeing.http.post("/v1/chat/completions", json=asked)
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+
+
+# -- hosts ----------------------------------------------------------------------------------------
+
+
+PRIVATE = (
+    "127.0.0.1", "10.1.2.3", "169.254.169.254", "192.168.0.1", "172.16.9.9", "100.64.0.1", "0.0.0.0",
+    "::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "224.0.0.1",
+    "not an address",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_addresses_are_never_dialled(address):
+    dialled = []
+    loader = MediaLoader(["*"], lambda host, port: ["93.184.215.14", address], dialled.append)
+    with pytest.raises(RequestError, match="no public address"):
+        loader.load("http://pictures.example/a.png", "here")
+    assert not is_public(address)
+    assert not dialled
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://other.example/a", "http://good.example:8080/a", "http://u:p@good.example/a",
+     "ftp://good.example/a", "http://good.example.evil.net/a", "http://[::1", "http://%00/"],
+)  # fmt: skip
+def test_other_hosts_ports_and_schemes_are_refused(url):
+    loader = MediaLoader(["good.example", "*.cdn.example"], lambda host, port: ["93.184.215.14"])
+    loader._dial = lambda *_: pytest.fail("dialled")
+    with pytest.raises(RequestError):
+        loader.load(url, "here")
+
+
+def test_redirects_are_judged_again_and_bodies_are_bounded():
+    """A public name that leads to itself, to a private one, and to a body without end."""
+    addresses = {"good.example": "93.184.215.14", "inside.example": "10.0.0.7"}
+    with Pictures() as port:
+        loader = MediaLoader(["*"], lambda host, _: [addresses[host]], to_port(port))
+        assert loader.load("http://good.example/moved", "here") == png()
+        with pytest.raises(RequestError, match=r"'inside\.example' has no public address"):
+            loader.load("http://good.example/inside", "here")
+        with pytest.raises(RequestError, match="redirects"):
+            loader.load("http://good.example/round", "here")
+        with pytest.raises(RequestError, match="more than"):
+            loader.load("http://good.example/endless", "here")
+        with pytest.raises(RequestError, match="status 404"):
+            loader.load("http://good.example/nothing", "here")
+
+
+def to_port(port: int):
+    return lambda address, _, timeout: socket.create_connection(("127.0.0.1", port), timeout)
+
+
+class Pictures:
+    """A server on loopback, for whoever is told that it is a public one."""
+
+    def __enter__(self) -> int:
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self.server.server_address[1]
+
+    def __exit__(self, *error: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    moves: ClassVar = {"/moved": "/a.png", "/inside": "http://inside.example/", "/round": "/round"}
+
+    def do_GET(self) -> None:
+        if self.path in self.moves:
+            self.send_response(302)
+            self.send_header("Location", self.moves[self.path])
+            self.end_headers()
+            return
+        self.send_response(404 if self.path == "/nothing" else 200)
+        self.end_headers()
+        if self.path == "/a.png":
+            self.wfile.write(png())
+        elif self.path == "/endless":
+            block = bytes(1 << 20)
+            for _ in range(MOST_BYTES // len(block) + 2):
+                try:
+                    self.wfile.write(block)
+                except OSError:
+                    return
+
+    def log_message(self, *words: object) -> None:
+        return None
+
+
+# -- hostile files --------------------------------------------------------------------------------
+
+
+def test_damaged_files_are_refused_or_read_and_nothing_else():
+    """Two hundred files of five formats with bytes changed, cut or repeated."""
+    draw, read = random.Random(1), 0
+    whole = []
+    for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP"):
+        written = io.BytesIO()
+        tiny.photograph(24, 18).save(written, kind)
+        whole.append(written.getvalue())
+    for _ in range(200):
+        damaged = bytearray(draw.choice(whole))
+        for _ in range(draw.randint(1, 12)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        damaged = damaged[: draw.randint(1, len(damaged))] if draw.random() < 0.4 else damaged
+        try:
+            read += open_image(bytes(damaged)).mode == "RGB"
+        except RequestError:
+            continue
+    assert 0 < read < 200
+
+
+@pytest.mark.parametrize(
+    ("size", "why"), [((40000, 40000), "1600000000|bomb|pixels"), ((9000, 3), "times as long")]
+)
+def test_bombs_are_refused_before_they_are_decoded(size, why):
+    header = b"IHDR" + struct.pack(">IIBBBBB", *size, 1, 0, 0, 0, 0)
+    checked = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    with pytest.raises(RequestError, match=why):
+        open_image(b"\x89PNG\r\n\x1a\n" + checked + png()[33:])
