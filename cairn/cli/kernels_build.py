@@ -15,6 +15,8 @@ from cairn.core.errors import UsageError
 from cairn.core.units import format_bytes, format_duration
 from cairn.report.progress import progress
 
+# What `cairn serve` sets on a GPU; `LLM` and the benchmarks leave the engine's own defaults.
+SERVER = {"max_num_batched_tokens": 4096, "step_ms": 25.0}
 MODELS = ["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b"]
 
 
@@ -65,7 +67,8 @@ def run_build(args: list[str]) -> int:
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
         )
-        engines.append(Engine(spec, config, options.gpu, options.architecture))
+        for one in (config, msgspec.structs.replace(config, **SERVER)):
+            engines.append(Engine(spec, one, options.gpu, options.architecture))
     see = partial(launches_of_all, engines)
     launches = by_hash(see())
     failures = []

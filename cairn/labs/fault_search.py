@@ -28,6 +28,7 @@ from cairn.labs.workbench import Workbench
 
 OF_A_FUNCTION = 6  # mutants that are tried
 MOST_TRIES = 24
+MOST_S = 40.0  # of searching for one lab
 SHOWS = ("_table", "_plot", "_note")  # functions that only lay out
 
 
@@ -52,7 +53,10 @@ def once(lab: Lab, ceilings: Ceilings, limit_s: float) -> tuple[dict[str, bool],
 
 def search(lab: Lab, ceilings: Ceilings) -> Found | None:
     before, seconds = once(lab, ceilings, 60.0)
+    deadline = time.perf_counter() + MOST_S
     for place, mutant in list(candidates(lab))[:MOST_TRIES]:
+        if time.perf_counter() > deadline:
+            break
         try:
             with planted(place, mutant.number):
                 after, took = once(lab, ceilings, 3 * seconds + 5)

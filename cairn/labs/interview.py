@@ -2,6 +2,7 @@
 
     interview.toml   seven rounds; questions of each with the facts that a good answer has, and a follow-up
     drills.toml      the round `diagnose`: evidence to read, graded by the cause that was found
+    evidence/*.txt   what real runs left: profiles and the errors of ranks
     lessons/*.toml   the round `topics`: two questions of each lesson
     due(answers)     topics whose last right answer is older than their interval: 1, 3, 7, 16, 35 days ...
 
@@ -24,6 +25,7 @@ from cairn.labs.rubric import Point
 
 FILE = Path(__file__).with_name("interview.toml")
 DRILLS = Path(__file__).with_name("drills.toml")
+RECORDS = Path(__file__).with_name("evidence")
 LESSONS = "topics"
 INTERVALS_DAYS = (1, 3, 7, 16, 35, 90)  # after the first right answer in a row, the second, ...
 
@@ -37,6 +39,7 @@ class Drilled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     answer: Words
     follow: Words  # what an interviewer asks next
     evidence: str = ""  # a log, a table or a trace to read first
+    records: list[str] = []  # files of `evidence/` that belong to it: what a real run left
 
 
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,9 +62,26 @@ def rounds() -> dict[str, Round]:
             read = msgspec.toml.decode(file.read_bytes(), type=Interview)
         except msgspec.DecodeError as error:
             raise ValueError(f"{file.name}: {error}") from error
-        found |= {one.id: one for one in read.round}
+        found |= {one.id: _with_records(one) for one in read.round}
     found[LESSONS] = _lesson_round()
     return found
+
+
+def _with_records(one: Round) -> Round:
+    """Questions whose evidence is in files have it as text."""
+    questions = [
+        msgspec.structs.replace(question, evidence=_evidence(question)) for question in one.question
+    ]
+    return msgspec.structs.replace(one, question=questions)
+
+
+def _evidence(question: Drilled) -> str:
+    """Each record under its name."""
+    texts = [
+        f"--- {name}\n{(RECORDS / name).with_suffix('.txt').read_text(encoding='utf-8')}"
+        for name in question.records
+    ]
+    return "\n".join([question.evidence, *texts]) if texts else question.evidence
 
 
 def _lesson_round() -> Round:

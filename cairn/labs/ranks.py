@@ -87,7 +87,7 @@ def process_context(function: Callable[..., Any]) -> Any:
 
     needed = NEEDED.get(function.__module__.rpartition(".")[0], ())
     if os.environ.get("OMP_NUM_THREADS") == "1" and not torch.cuda.is_available():
-        for module in needed:  # once here, instead of in every fork
+        for module in (*BASE, *needed):  # once here, instead of in every fork
             importlib.import_module(module)
         return multiprocessing.get_context("fork")
     clean = multiprocessing.get_context("forkserver")

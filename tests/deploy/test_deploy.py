@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cairn.cli.kernels_build import MODELS, Build
+from cairn.cli.kernels_build import MODELS, SERVER, Build
 from cairn.cli.main import main
 from cairn.core.config import load
 from cairn.kernels.built import ENVIRONMENT
 from cairn.models.presets import preset
-from cairn.serve.http.server.lifecycle import MARGIN_S
+from cairn.serve.http.server.lifecycle import GPU_STEP_TOKENS, MARGIN_S
 from cairn.serve.http.server.settings import ServerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +118,10 @@ def test_kernels_are_built_ahead_where_the_image_looks_for_them():
     options = load(Build, args=args, env_prefix="CAIRN_KERNELS_BUILD_").value
     assert f"{ENVIRONMENT}={options.out}" in of("cuda", "ENV")[0]
     assert options.models == MODELS
+    assert {
+        "max_num_batched_tokens": GPU_STEP_TOKENS,
+        "step_ms": ServerConfig(model="m").step_ms,
+    } == SERVER
     assert all(preset(name).layers for name in options.models)
 
 

@@ -201,7 +201,7 @@ def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path, mo
     for notes in (None, []):  # dequantised, and as a server asks for them
         ours = opened.load("cpu", torch.float32, notes=notes).eval()
         torch.testing.assert_close(logits(ours, tokens(20)), expected_TV, rtol=0, atol=2e-4)
-    monkeypatch.setattr(load_experts, "multiplies_packed", lambda device: True)  # as on a GPU
+    monkeypatch.setattr(load_experts, "stays_packed", lambda device, size: True)  # a small GPU
     packed = opened.load("cpu", torch.float32, notes=[]).eval()
     assert held_bytes(packed) < held_bytes(ours)
     assert all(layer.feed_forward.forms is not None for layer in packed.layers)

@@ -1,11 +1,20 @@
 """Which kernels an engine launches, seen without a GPU."""
 
 import msgspec
+import pytest
+import torch
 
+from cairn.kernels.tooling.absent_gpu import absent_gpu
 from cairn.kernels.tooling.build_ahead import by_hash
+from cairn.models.build import Build
 from cairn.models.presets import preset
+from cairn.models.runnable import OpenModel, Runnable
+from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import dry_run
+from cairn.serve.engine.batch import Layout
+from cairn.serve.engine.cuda_graph import Shape
+from cairn.serve.engine.start import start_with
 
 CONFIG = EngineConfig(
     model="tiny", device="cuda", max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512
@@ -25,6 +34,23 @@ def test_every_part_of_a_step_is_launched_and_layers_that_are_alike_are_not_repe
     assert any(type(launch.source).__name__ == "GluonASTSource" for launch in few.values())
     monkeypatch.setattr(dry_run, "fewer_layers", lambda spec: spec)
     assert launched(4).keys() == few.keys()
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(5, 3), (130, 7), (77, 1), (200, 5)])
+def test_a_step_of_any_size_needs_nothing_that_was_not_seen(tokens, sequences):
+    """Kernels of step inputs and draws are the same whatever the step's sizes, but for one token and one sequence."""
+    spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=2, vocab=2048)
+    opened = OpenModel("tiny", spec, None, (), None)
+    with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
+        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        runner = start_with(opened, Runnable("tiny", model, ""), CONFIG, sole=True).engine.runner
+        dry_run.dry_run(runner)
+        known = set(by_hash(launches))
+        longest = -(-tokens // sequences)
+        for pages in (1, 2, 3):
+            runner.run_blank(Shape(Layout(sequences, tokens, pages, sequences, longest)))
+        new = {one.source.name for name, one in by_hash(launches).items() if name not in known}
+    assert not new & {"_inputs_kernel", "_keep_kernel", "_schedule_kernel", "sample_kernel"}
 
 
 def test_layers_that_differ_are_all_run():

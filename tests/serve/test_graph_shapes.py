@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tiny_engines import greedy, prompt_of, submit, tiny_engine
 
 from cairn.models.cache import CacheGroup
-from cairn.serve.engine.batch import Layout, most_pages, words_of
+from cairn.serve.engine.batch import Layout, aligned, most_pages, words_of
 from cairn.serve.engine.cuda_graph import (
     MOST_MIXED,
     MOST_NEW_PAGES,
@@ -57,7 +57,7 @@ def test_a_shape_holds_its_step_and_has_room(step, shared):
     limits, chunks = step
     tables = limits.page_tables
     exact = Layout.of(chunks, tables)
-    assert sum(exact.sizes(tables)) <= words_of(limits)
+    assert sum(map(aligned, exact.sizes(tables))) <= words_of(limits)
     shape = shape_of(chunks, limits, shared)
     if shape is None:
         decodes = exact.one_each and exact.samples == exact.sequences
@@ -72,7 +72,7 @@ def test_a_shape_holds_its_step_and_has_room(step, shared):
     most = limits.mixed_step_tokens
     assert not 0 < most < min(exact.tokens, MOST_MIXED)  # takes longer than its launches
     layout = shape.layout
-    assert sum(layout.sizes(tables)) <= words_of(limits)
+    assert sum(map(aligned, layout.sizes(tables))) <= words_of(limits)
     assert all(room >= need for room, need in zip(layout, exact, strict=True))
     padding = layout.padding(exact.sequences, exact.tokens)
     assert sum(padding) == layout.tokens - exact.tokens
@@ -141,7 +141,7 @@ def test_large_steps_of_a_dry_run_have_room(rows, budget, context):
         assert mixed_sizes(limits)[-1] - 5 <= layout.tokens <= budget
         assert layout.sequences <= limits.rows
         assert layout.max_query <= max(2, context)
-        assert sum(layout.sizes(1)) <= words_of(limits)
+        assert sum(map(aligned, layout.sizes(1))) <= words_of(limits)
         assert sum(layout.padding(0, 0)) == layout.tokens
 
 

@@ -112,7 +112,8 @@ def _variant(
     aligned = tuple(name for name in types if name not in ("w", "tokens", "limit"))
     marks = [kind] * (kind != "bf16") + ["parts"] * parts
     name = ", ".join((f"grouped {shape.name} {tiles.name()}", *marks))
-    expect = "wgmma" if max(tiles.block_m, tiles.block_n) >= 64 and tiles.warps >= 4 else "mma"
+    tall = tiles.block_n if kind == "mxfp4" else max(tiles.block_m, tiles.block_n)
+    expect = "wgmma" if tall >= 64 and tiles.warps >= 4 else "mma"
     return Variant(name, _grouped_kernel, types, fixed, options, aligned, expect)
 
 

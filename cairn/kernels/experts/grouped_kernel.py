@@ -71,9 +71,8 @@ def _factors(scales, k0, K, row, N):
 
 @triton.jit
 def _dot_mxfp4(raw, first, second, third, fourth, low, high, sums):
-    left = _unpacked(raw & 15, _factor(first), _factor(second))
-    right = _unpacked(raw >> 4, _factor(third), _factor(fourth))
-    return tl.dot(right, high.T, tl.dot(left, low.T, sums))
+    sums = tl.dot(_unpacked(raw & 15, _factor(first), _factor(second)), low.T, sums)
+    return tl.dot(_unpacked(raw >> 4, _factor(third), _factor(fourth)), high.T, sums)
 
 
 @triton.jit

@@ -61,8 +61,9 @@ MORE = GroupTiles(64, 128, 64, 4, 4)
 MANY = GroupTiles(128, 128, 64, 8, 4)
 FP8_FEW = GroupTiles(16, 64, 256, 4, 3)
 FP8_MANY = GroupTiles(128, 128, 128, 8, 3)
-MXFP4_FEW = GroupTiles(16, 64, 128, 8, 4)
-MXFP4_MANY = GroupTiles(128, 128, 128, 8, 2)
+# 32 rows: wgmma takes 64, and would wait for every unpacked tile of gate and up.
+MXFP4_FEW = GroupTiles(16, 32, 128, 4, 4)
+MXFP4_MANY = GroupTiles(64, 32, 128, 4, 3)
 LARGE = LargeTiles()
 LEAST_LARGE = 128  # pairs of an expert on average, from which on the persistent form is faster
 MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration

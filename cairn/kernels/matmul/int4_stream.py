@@ -11,11 +11,11 @@ less leaves the whole number level - 8 exactly.
 
     WGMMA        while the tensor cores multiply one unit, the next is unpacked
     otherwise    for up to 16 rows: warps multiply on their own, and instead of the subtraction the tensor cores add
-                 -136 times the unit's sum of x, which leaves them free a second time as often
+                 -136 times the unit's sum of x: a fifth fewer instructions
 
 Shifts that are not -8 * scale multiply the unit's sum of x, which the tensor cores compute beside it with a matrix of
-ones. Where K is cut, the program that is the last of its tile to store its sums joins all of them in their order
-(JOINS), or whoever comes next does. The order of work is that of skinny_stream.
+ones. Where K is cut, the program that is the last of its tile to store its sums joins all of them in their order, if
+there are counters (`arrived`); otherwise another kernel does. The order of work is that of skinny_stream.
 """
 
 from triton.experimental import gluon

@@ -148,10 +148,10 @@ def _latent_kernel(
         pages = pages_of(table, tile, limit, PAGE, BLOCK)
         at = cache + rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)[:, None]
         there = (key < limit)[:, None]  # behind the end there may be anything, NaN too
-        tile_l = tl.load(at + latent[None, :], mask=there & (latent < RANK)[None, :], other=0.0)
-        tile_r = tl.load(
-            at + RANK + rotated[None, :], mask=there & (rotated < ROTATED)[None, :], other=0.0
-        )
+        whole_l = there if R == RANK else there & (latent < RANK)[None, :]
+        whole_r = there if P == ROTATED else there & (rotated < ROTATED)[None, :]
+        tile_l = tl.load(at + latent[None, :], mask=whole_l, other=0.0)
+        tile_r = tl.load(at + RANK + rotated[None, :], mask=whole_r, other=0.0)
         scores = tl.dot(tile_ql, tl.trans(tile_l), input_precision="ieee" if EXACT else "tf32")
         scores = tl.dot(
             tile_qr, tl.trans(tile_r), scores, input_precision="ieee" if EXACT else "tf32"

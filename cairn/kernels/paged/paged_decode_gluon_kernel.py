@@ -30,6 +30,15 @@ NOTHING = gl.constexpr(-1.0e30)  # a finite minus infinity: no NaN from the diff
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = gl.constexpr(1.4426950408889634)
 ROWS = gl.constexpr(16)  # heads of a group, padded to what the tensor cores take
+# Two columns of float8 of two keys -> float16 of both keys: the first column, and the second.
+SORTED = gl.constexpr("""{
+    .reg .b32 t;
+    .reg .b16 first, second;
+    prmt.b32 t, $2, 0, 0x3120;
+    mov.b32 {first, second}, t;
+    cvt.rn.f16x2.e4m3x2 $0, first;
+    cvt.rn.f16x2.e4m3x2 $1, second;
+}""")
 
 
 @aggregate
@@ -171,9 +180,28 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
 
 
 @gluon.jit
-def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2, BLOCK: gl.constexpr):
-    """Scores, softmax and values of one tile."""
-    layout: gl.constexpr = acc.type.layout
+def _column_pairs(memory, layout: gl.constexpr, BLOCK: gl.constexpr, D: gl.constexpr):
+    """Values of float8 as two operands of float16: the even columns and the odd ones.
+
+    The tensor cores want two keys of a column side by side, and memory has two columns of a key: those are read as one
+    number of 16 bits, which is the width that a transposing read has, and sorted in registers.
+    """
+    wide: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=min(128, D), element_bitwidth=16, rank=2
+    )
+    pairs = memory._reinterpret(gl.int16, [BLOCK, D // 2], wide).load(layout)
+    return gl.inline_asm_elementwise(
+        SORTED, "=r,=r,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def _tile(
+    q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2, BLOCK: gl.constexpr, D: gl.constexpr,
+    PAIRS: gl.constexpr,
+):  # fmt: skip
+    """Scores, softmax and values of one tile. `acc` is one tensor, or two of the even and the odd columns (PAIRS)."""
+    layout: gl.constexpr = acc[0].type.layout
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
     k_ring.wait(step)
@@ -192,13 +220,35 @@ def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2, BLO
     sums = (
         sums * shrink + weights
     )  # added up at the end of the pair, which spares a meeting of the warps
+    weights = gl.convert_layout(weights.to(q.dtype), left)
     v_ring.wait(step)
-    values = v_ring.at(step).load(right).to(q.dtype)
-    acc = mma_v2(gl.convert_layout(weights.to(q.dtype), left), values, acc * shrink)
+    if PAIRS:
+        even, odd = _column_pairs(v_ring.at(step), right, BLOCK, D)
+        acc = (mma_v2(weights, even, acc[0] * shrink), mma_v2(weights, odd, acc[1] * shrink))
+    else:
+        acc = (mma_v2(weights, v_ring.at(step).load(right), acc[0] * shrink),)
     gl.thread_barrier()  # all warps have read the buffers
     k_ring.release(step)
     v_ring.release(step)
     return acc, sums, new_top
+
+
+@gluon.jit
+def _nothing(D: gl.constexpr, layout: gl.constexpr, PAIRS: gl.constexpr):
+    """What `_tile` adds to."""
+    if PAIRS:
+        half = gl.zeros([ROWS, D // 2], gl.float32, layout)
+        return (half, half)
+    else:
+        return (gl.zeros([ROWS, D], gl.float32, layout),)
+
+
+@gluon.jit
+def _all_columns(acc, D: gl.constexpr, layout: gl.constexpr, PAIRS: gl.constexpr):
+    if PAIRS:
+        return gl.convert_layout(gl.join(acc[0], acc[1]).reshape([ROWS, D]), layout)
+    else:
+        return acc[0]
 
 
 @gluon.jit
@@ -227,6 +277,7 @@ def _add_up(partial, partial_lse, owner, parts, row, column, D: gl.constexpr):
 def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2, q_token,
              q_head, out_token, out_head, k_scale, v_scale, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
              D: gl.constexpr, BLOCK: gl.constexpr, OVERLAP: gl.constexpr, SCALES: gl.constexpr):  # fmt: skip
+    PAIRS: gl.constexpr = SCALES > 0
     layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     # A thread takes 4 bytes of a key at once: with float8 these are four columns of both operands.
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 4 if SCALES else 2)
@@ -257,26 +308,16 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, li
             else:
                 sharpness = scale_log2
             tile_q = gl.convert_layout(rows_q, left)
-            acc = gl.zeros([ROWS, D], gl.float32, layout)
+            going = _nothing(D, layout, PAIRS)
             sums = gl.zeros([ROWS, BLOCK], gl.float32, layout)
             top = gl.full([ROWS], NOTHING, gl.float32, gl.SliceLayout(1, layout))
             for tile in range(done, done + count):
-                acc, sums, top = _tile(
-                    tile_q,
-                    acc,
-                    sums,
-                    top,
-                    k_ring,
-                    v_ring,
-                    step,
-                    tile * BLOCK,
-                    length,
-                    sharpness,
-                    BLOCK,
-                )
+                going, sums, top = _tile(
+                    tile_q, going, sums, top, k_ring, v_ring, step, tile * BLOCK, length, sharpness, BLOCK, D, PAIRS
+                )  # fmt: skip
                 step += 1
             total = gl.sum(sums, 1)
-            acc = acc / total[:, None]
+            acc = _all_columns(going, D, layout, PAIRS) / total[:, None]
             if SCALES:
                 acc = acc * growth
             there = out + token * out_token + (heads * out_head)[:, None] + column[None, :]

@@ -48,6 +48,7 @@ def compile_variant(variant: Variant, kernel: str = "") -> Compiled:
         kernel=kernel,
         variant=variant.name,
         expect=variant.expect,
+        allowed_spills=variant.allowed_spills,
         tools=tools(),
         sources=[source for source, _ in _parts(variant)],
     )
@@ -69,7 +70,7 @@ def fingerprint(variant: Variant) -> str:
         sorted((name, repr(value)) for name, value in variant.constants.items()),
         sorted(variant.options.items()),
         sorted(variant.aligned),
-        (variant.expect, variant.gluon, variant.name),
+        (variant.expect, variant.gluon, variant.name, variant.allowed_spills),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -22,6 +22,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     variant: str
     expect: Expect = "none"
+    allowed_spills: int = 0  # bytes, as the variant says
     error: str | None = None
     registers: int = 0
     stack_bytes: int = 0

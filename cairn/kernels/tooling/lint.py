@@ -27,7 +27,7 @@ def compiles(kernel: Compiled) -> str | None:
 
 
 def spills(kernel: Compiled) -> str | None:
-    if not kernel.spill_store_bytes and not kernel.spill_load_bytes:
+    if max(kernel.spill_store_bytes, kernel.spill_load_bytes) <= kernel.allowed_spills:
         return None
     return (
         f"spills {kernel.spill_store_bytes} bytes to memory and reads {kernel.spill_load_bytes} back, "

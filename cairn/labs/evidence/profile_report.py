@@ -46,6 +46,8 @@ def events_of(trace: dict[str, Any]) -> list[Event]:
 
 def report(events: Sequence[Event], steps: int, head: str) -> str:
     """The tables a person reads first, per step where that makes sense."""
+    if not any(event.kind == KERNEL for event in events):
+        return _host_report(events, steps, head)
     on_gpu = [event for event in events if event.kind in (KERNEL, COPY, "gpu_memset")]
     host = [event for event in events if event.kind in (*OPERATORS, RUNTIME)]
     wall_us = _span(host or on_gpu)
@@ -61,6 +63,38 @@ def report(events: Sequence[Event], steps: int, head: str) -> str:
     outer = outermost([e for e in events if e.kind in OPERATORS])
     lines += ["", *_table("operators on the host, outermost", outer, steps, wall_us)]
     return "\n".join([*lines, "", *_gaps(on_gpu, host)]) + "\n"
+
+
+def _host_report(events: Sequence[Event], steps: int, head: str) -> str:
+    """Of a CPU: where the time went by operator, without what its inner operators took."""
+    host = [event for event in events if event.kind in OPERATORS]
+    wall_us = _span(host)
+    covered = sum(end - begin for begin, end in merged(host))
+    lines = [
+        head,
+        f"steps {steps}   wall {wall_us / steps / 1e3:.2f} ms a step   inside of operators "
+        f"{covered / wall_us:.0%}   operators {len(host) / steps:.0f} a step",
+    ]
+    lines += ["", *_table("operators, without what they call", self_times(host), steps, wall_us)]
+    lines += ["", *_table("operators, outermost", outermost(host), steps, wall_us)]
+    return "\n".join(lines) + "\n"
+
+
+def self_times(events: Sequence[Event]) -> list[Event]:
+    """Each with its own time only: an operator's duration less those that run directly inside of it."""
+    found: list[Event] = []
+    open_: list[
+        tuple[float, int]
+    ] = []  # end, and place in `found`, of those that are still running
+    for event in sorted(events, key=lambda one: (one.start_us, -one.us)):
+        while open_ and event.start_us >= open_[-1][0]:
+            open_.pop()
+        if open_:
+            place = open_[-1][1]
+            found[place] = found[place]._replace(us=max(0.0, found[place].us - event.us))
+        open_.append((event.end_us, len(found)))
+        found.append(event)
+    return found
 
 
 def merged(events: Iterable[Event]) -> list[tuple[float, float]]:

@@ -67,7 +67,7 @@ def step_of(model: "nn.Module", x: "Tensor", labels: "Tensor", amp: bool) -> Ste
         loss = F.cross_entropy(model(x), labels)
     loss.backward()
     flat = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
-    return Step(float(loss), flat)
+    return Step(float(loss.detach()), flat)
 
 
 def on_rank(rank: int, count: int, batch: int, amp: bool) -> dict[str, Step]:

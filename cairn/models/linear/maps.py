@@ -165,7 +165,7 @@ class Columns(Linear):
 
     def forward(self, x_TD: Tensor) -> list[Tensor]:
         x_TD = self.shards.enter(x_TD)
-        if self.fused is None and self.addend is None and not self._has_form(len(x_TD)):
+        if self.fused is None and self.addend is None and not self._has_form(x_TD.shape[0]):
             return [F.linear(x_TD, *_weights(owner)) for owner in self.owners()]
         y_TN = cast(Tensor, self.product(x_TD))
         return list(y_TN.split(list(self.rows.values()), dim=-1))

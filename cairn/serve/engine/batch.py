@@ -27,6 +27,7 @@ TURNS = 4  # pinned arrays: more than there are steps in flight
 SAMPLED_LAST = -1  # a token that only the device knows
 LENGTH_ON_DEVICE = -1  # a start that only the device knows
 NOBODY = -1  # a row of padding
+ALIGNED = 4  # words
 NO_BOUNDS: tuple[int, ...] = ()
 
 
@@ -88,7 +89,13 @@ def words_of(limits: Limits) -> int:
     rows, tokens = 2 * limits.rows, 2 * limits.step_tokens
     samples = limits.rows * (1 + limits.drafts)
     layout = Layout(rows, tokens, most_pages(limits), samples, 1, limits.drafts > 0)
-    return sum(layout.sizes(limits.page_tables))
+    return sum(map(aligned, layout.sizes(limits.page_tables)))
+
+
+def aligned(size: int) -> int:
+    """Words up to where the next part begins. Kernels are compiled for addresses that 16 bytes divide or that they do
+    not divide: with parts that lie wherever the last one ends, a step of a new size would wait for the compiler."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 class Staged(NamedTuple):
@@ -166,7 +173,7 @@ class Batch:
         parts, start = [], 0
         for size in layout.sizes(self._groups):
             parts.append(words[start : start + size])
-            start += size
+            start += aligned(size)
         *decided, sample_at, sample_rows, shared, sample_bounds = parts
         return Staged(Decided(*decided), sample_at, sample_rows, shared, sample_bounds)
 
@@ -239,7 +246,7 @@ def _write(
     for part, size in zip(parts, layout.sizes(groups), strict=True):
         if size:
             words[start : start + size] = part
-            start += size
+            start += aligned(size)
     return start
 
 

@@ -214,7 +214,7 @@ def test_a_key_that_has_used_its_day_is_refused_and_others_are_not(metered):
 
 def test_a_screen_fits_a_small_terminal():
     step = {"total_s": 0.02, "floor_s": 0.01, "limited_by": "memory"}
-    percentiles = {"p50": 0.01, "p99": 0.2, "count": 3}
+    percentiles = {"p50": 0.1234, "p99": 0.5678, "count": 3}
     engine = {
         "model": "m" * 50, "status": "ok", "running": 3, "waiting": 1, "preempted": 0,
         "rate": {"output_tokens_per_s": 12345.6, "prompt_tokens_per_s": 99999.0},
@@ -232,4 +232,5 @@ def test_a_screen_fits_a_small_terminal():
     assert max(map(len, lines)) <= 80
     assert "[############:::::::::.........]" in lines[2]
     assert "50% of 20 ms" in "\n".join(lines)
+    assert any(line.endswith("request 123.4ms/567.8ms") for line in lines)  # whole
     assert sum(line.startswith("r" * 20) for line in lines) >= 5

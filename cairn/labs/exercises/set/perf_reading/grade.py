@@ -1,0 +1,61 @@
+from cairn.labs.exercises.grading import Attempt, case, close, require
+
+# perf stat -x, -e task-clock,page-faults,context-switches,cpu-migrations of four small programs, as it printed them.
+IDLE = """\
+298.91,msec,task-clock,298911884,100.00,0.241,CPUs utilized
+9350,,page-faults,298911884,100.00,31.280,K/sec
+360,,context-switches,298911884,100.00,1.204,K/sec
+6,,cpu-migrations,298911884,100.00,20.073,/sec
+"""
+MEMORY = """\
+273.02,msec,task-clock,273016898,100.00,0.282,CPUs utilized
+25774,,page-faults,273016898,100.00,94.404,K/sec
+148,,context-switches,273016898,100.00,542.091,/sec
+0,,cpu-migrations,273016898,100.00,0.000,/sec
+"""
+COMPUTING = """\
+1001.02,msec,task-clock,1001020130,100.00,0.309,CPUs utilized
+9362,,page-faults,1001020130,100.00,9.352,K/sec
+377,,context-switches,1001020130,100.00,376.616,/sec
+3,,cpu-migrations,1001020130,100.00,2.997,/sec
+<not supported>,,cycles,0,100.00,,
+"""
+
+
+@case("numbers are read by event", "按事件读出数字")
+def numbers(attempt: Attempt) -> None:
+    found = attempt.read_counters(IDLE)
+    close(found["task-clock"], 298.91)
+    close(found["page-faults"], 9350)
+    require(len(found) == 4, f"{len(found)} events of 4", f"读出 {len(found)} 个事件，应为 4 个")
+
+
+@case("a counter that is not there is not zero", "没有的计数器不是零")
+def absent(attempt: Attempt) -> None:
+    found = attempt.read_counters(COMPUTING)
+    require(
+        found.get("cycles", 0) is None,
+        "cycles were not counted: None",
+        "cycles 没有计数：应为 None",
+    )
+
+
+@case("64 MiB show as page faults", "64 MiB 表现为缺页")
+def memory(attempt: Attempt) -> None:
+    idle, after = attempt.read_counters(IDLE), attempt.read_counters(MEMORY)
+    close(attempt.touched_bytes(after["page-faults"], idle["page-faults"]), 64 << 20, 0.01)
+
+
+@case("why each run is slower", "每次运行变慢的原因")
+def causes(attempt: Attempt) -> None:
+    idle = attempt.read_counters(IDLE)
+    waiting = {**idle, "context-switches": 2000.0}
+    cases = (
+        (attempt.read_counters(MEMORY), 0.1, "memory"),
+        (attempt.read_counters(COMPUTING), 0.9, "computing"),
+        (waiting, 0.5, "waiting"),
+        ({**idle, "task-clock": 400.0}, 3.0, "waiting"),
+    )
+    for after, wall_s, expected in cases:
+        found = attempt.cause(idle, after, wall_s)
+        require(found == expected, f"{found}, not {expected}", f"{found}，应为 {expected}")
