@@ -60,7 +60,7 @@ class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Reinforcement learning on tasks that a program can check: RECIPE is a name (tiny-sort, ...) or a TOML file.
+    """Reinforcement learning on tasks that a program can check: RECIPE is a name (tiny-sort) or a TOML file.
 
     `cairn align RECIPE --print` writes the recipe as TOML; edit it and run `cairn align my.toml`. The engine that
     samples reads the weights that are trained, where they lie: there is one copy of them.

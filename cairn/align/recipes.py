@@ -1,11 +1,10 @@
 """Recipes of reinforcement learning by name. No torch."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from cairn.align.config import Algorithm, Align, Rollout, Task
 from cairn.core.errors import ConfigError, did_you_mean
-from cairn.train.config import Adapter, Checkpoint, Data, Log, Model, Optim, Schedule
+from cairn.train.config import Checkpoint, Data, Log, Model, Optim, Schedule
 
 
 def recipe(name: str) -> Align:
@@ -44,24 +43,4 @@ def _tiny_sort() -> Align:
     )
 
 
-def _tiny_sums_lora() -> Align:
-    """An adapter for cairn-tiny that works out sums more often; some minutes on a laptop."""
-    return Align(
-        steps=40,
-        model=Model(checkpoint=Path("cairn-tiny")),
-        data=Data(sequence=128, sequences=64, microbatch=16),
-        optim=Optim(lr=3e-4, weight_decay=0.0),
-        schedule=Schedule(kind="constant", warmup=2),
-        adapter=Adapter(rank=8, alpha=16.0),
-        task=Task(kind="arithmetic", held_out=64, every=10),
-        rollout=Rollout(group=8, max_tokens=48),
-        algorithm=Algorithm(kind="grpo"),
-        checkpoint=Checkpoint(every=0),
-        log=Log(every=1),
-    )
-
-
-RECIPES: dict[str, Callable[[], Align]] = {
-    "tiny-sort": _tiny_sort,
-    "tiny-sums-lora": _tiny_sums_lora,
-}
+RECIPES: dict[str, Callable[[], Align]] = {"tiny-sort": _tiny_sort}

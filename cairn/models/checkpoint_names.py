@@ -8,6 +8,7 @@ neighbours, or rotates only some columns, the rows of q and k change their order
 between them. Only names and orders; no files and no torch.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -198,6 +199,7 @@ STYLES = {
 LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$")
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def source(family: str, slot: str) -> Source:
     style = STYLES.get(family, LLAMA)
     path, _, kind = slot.rpartition(".")  # kind: weight or bias

@@ -30,7 +30,8 @@ ENTRY = (
 NO_TILE = -1
 FEW_TOKENS = 512  # steps up to here have small tiles, and cut K to fill the chip
 SMALL_TILE, LARGE_TILE = 16, 64
-SPLITS = 8
+SPLITS = 16
+PART = 512  # columns of K that a part has at least
 BLOCK_N = 128
 WIDEST_RANK = 64  # columns of h that a program of shrink holds at a time
 
@@ -56,7 +57,7 @@ def tile_block(tokens: int) -> int:
 
 def splits_of(tokens: int, width_k: int) -> int:
     """Parts that K is cut into."""
-    return min(SPLITS, blocks_of(width_k, 256)) if tokens <= FEW_TOKENS else 1
+    return min(SPLITS, blocks_of(width_k, PART)) if tokens <= FEW_TOKENS else 1
 
 
 def lora_add_reference(

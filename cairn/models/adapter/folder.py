@@ -46,8 +46,8 @@ def read_addends(
     """The adapter in a folder, checked against this model and loaded, which nobody adds yet."""
     spec, _ = read_config(folder)
     stored = read_tensors(folder)
-    device = model.embedding.weight.device
-    blank = model.build._replace(device="meta", dtype=dtype or model.build.dtype)
+    device = str(model.embedding.weight.device)
+    blank = model.build._replace(device=device, dtype=dtype or model.build.dtype)
     made = addends(model, model.spec, spec, blank, map_names(model, model.spec))
     needed = {
         PREFIX + peft_name(model.spec, f"{path}.adapter.{slot.name}"): (one.lora, slot)
@@ -55,8 +55,6 @@ def read_addends(
         for slot in one.lora.slots()
     }
     _check(stored, {name: slot for name, (_, slot) in needed.items()}, folder)
-    for one in made.values():
-        one.lora.to_empty(device=device)
     with torch.no_grad():
         for name, (lora, slot) in needed.items():
             lora.get_parameter(slot.parameter)[slot.index].copy_(slot.share(stored[name]))

@@ -22,7 +22,8 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.step import Chunk
 
 SLOTS = 512  # slot 0 is the model itself
-MOST_IN_A_STEP = 64  # adapters of one captured step; more run kernel by kernel
+# Adapters that a captured step has tiles for: the fewer, the less of its grid is idle. More run kernel by kernel.
+BUCKETS = (1, 4, 16, 64)
 
 
 class AdapterSlots:
@@ -54,17 +55,18 @@ class AdapterSlots:
         if not self._free or not all(map(_fits, addends.values())):
             return False
         slot = self._slots[number] = self._free.pop()
-        entries_ME = torch.zeros(len(self.maps), ENTRY, dtype=torch.int64)
-        scales_MP = torch.zeros(len(self.maps), PARTS)
+        entries, scales = [[0] * ENTRY] * len(self.maps), [[0.0] * PARTS] * len(self.maps)
         for at, home in enumerate(self.maps):
             if (lora := addends.get(home)) is None:
                 continue
             parts = [(lora.b_of(part) if part.rank else None, part.scale) for part in lora.parts]
-            words, scales = entry_of(lora.a_RK, parts)
-            entries_ME[at], scales_MP[at] = torch.tensor(words), torch.tensor(scales)
+            entries[at], scales[at] = entry_of(lora.a_RK, parts)
             self._cover(home, at, len(lora.a_RK))
-        self.table.entries_SME[slot].copy_(_pinned(entries_ME, self.device), non_blocking=True)
-        self.table.scales_SMP[slot].copy_(_pinned(scales_MP, self.device), non_blocking=True)
+        for there, here in (
+            (self.table.entries_SME, torch.tensor(entries)),
+            (self.table.scales_SMP, torch.tensor(scales)),
+        ):
+            there[slot].copy_(_pinned(here, self.device), non_blocking=True)
         return True
 
     def _cover(self, home: Linear, at: int, rank: int) -> None:
@@ -83,19 +85,19 @@ class AdapterSlots:
     def hold(self, numbers: Iterable[int]) -> bool:
         return all(number in self._slots for number in numbers)
 
-    def fit(self, adapters: int) -> bool:
-        """Whether a captured step has tiles enough for so many adapters."""
-        return adapters <= MOST_IN_A_STEP
+    def bucket(self, adapters: int) -> int | None:
+        """The kind of captured step that has tiles enough for so many adapters."""
+        return next((most for most in BUCKETS if adapters <= most), None)
 
-    def stage(self, chunks: Sequence[Chunk], tokens: int | None = None) -> None:
-        """Sends which rows are whose. `tokens`: of a captured step, which has room for any mix."""
+    def stage(self, chunks: Sequence[Chunk], tokens: int | None = None, most: int = 0) -> None:
+        """Sends which rows are whose. `tokens`: of a captured step, which has tiles for any `most` adapters."""
         runs = tuple((self._slots.get(chunk.request.adapter, 0), chunk.count) for chunk in chunks)
-        if self._staged == (runs, tokens):
+        if self._staged == (runs, tokens, most):
             return
         slots = [slot for slot, count in runs for _ in range(count)]
         total = len(slots) if tokens is None else tokens
         rows, tiles, block = tiles_of(slots + [0] * (total - len(slots)))
-        room = len(tiles) if tokens is None else most_tiles(tokens, MOST_IN_A_STEP + 1)
+        room = len(tiles) if tokens is None else most_tiles(tokens, most + 1)
         tiles += [(-1, 0, 0)] * (room - len(tiles))
         self._turn = (self._turn + 1) % TURNS
         host, end = self._host[self._turn], self._rows + 3 * room
@@ -104,7 +106,7 @@ class AdapterSlots:
         self._words[:total].copy_(host[:total], non_blocking=True)
         self._words[self._rows : end].copy_(host[self._rows : end], non_blocking=True)
         self._tiles = Tiles(self._words[:total], self._words[self._rows : end].view(room, 3), block)
-        self._staged = (runs, tokens)
+        self._staged = (runs, tokens, most)
 
     def staged(self) -> Tiles:
         if self._tiles is None:

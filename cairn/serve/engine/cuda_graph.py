@@ -44,7 +44,9 @@ class Shape(NamedTuple):
     layout: Layout
     fresh: bool = False  # no sequence has computed anything before
     shared: bool = False  # all sequences begin with the same pages
-    adapters: bool = False  # rows add what their slots add (`engine.adapter_slots`)
+    adapters: int = (
+        0  # most that rows may have, each in its slot (`engine.adapter_slots`); 0: none has one
+    )
 
 
 @functools.cache
@@ -154,7 +156,7 @@ class Graphs:
         self._pool: Any = None  # torch's handle of a pool of memory
 
     def ready(
-        self, chunks: Sequence[Chunk], shared: bool = False, adapters: bool = False
+        self, chunks: Sequence[Chunk], shared: bool = False, adapters: int = 0
     ) -> Shape | None:
         """The shape whose graph can run these chunks, captured by now. Call it before staging the step."""
         shape = shape_of(chunks, self.limits, shared)

@@ -103,7 +103,7 @@ class GPURunner(Runner):
             return self._run_first(step, self.pool.scales)
         shared = self._shared_tokens(step)
         shape = self._captured(step, shared > 0)
-        self._stage_adapters(step.chunks, None if shape is None else shape.layout.tokens)
+        self._stage_adapters(step.chunks, shape)
         if self.graphs is None or shape is None:
             staged = self.batch.stage(step.chunks, shared=shared)
             return staged, self.forward(staged, step.chunks, shared > 0)
@@ -116,16 +116,21 @@ class GPURunner(Runner):
         if self.graphs is None or not adapters.active:
             return None if self.graphs is None else self.graphs.ready(step.chunks, shared)
         slots, numbers = adapters.slots, {chunk.request.adapter for chunk in step.chunks} - {0}
-        if slots is None or not adapters.in_slots or not slots.fit(len(numbers)):
+        most = slots.bucket(len(numbers)) if slots is not None and adapters.in_slots else None
+        if slots is None or most is None:
             return None
         if slots.layouts != self._layouts:
             self.graphs.forget_adapters()
             self._layouts = slots.layouts
-        return self.graphs.ready(step.chunks, shared, adapters=True)
+        return self.graphs.ready(step.chunks, shared, most)
 
-    def _stage_adapters(self, chunks: Sequence[Chunk], tokens: int | None) -> None:
-        if self.adapters.in_slots and self.adapters.slots is not None:
-            self.adapters.slots.stage(chunks, tokens)
+    def _stage_adapters(self, chunks: Sequence[Chunk], shape: Shape | None) -> None:
+        if not self.adapters.in_slots or self.adapters.slots is None:
+            return
+        if shape is None:
+            self.adapters.slots.stage(chunks)
+        else:
+            self.adapters.slots.stage(chunks, shape.layout.tokens, shape.adapters)
 
     def _run_first(self, step: Step, scales: CacheScales) -> tuple[Staged, Forward]:
         """The first prompts, kernel by kernel: each layer sets the scales of its cache before it stores anything."""
@@ -152,7 +157,7 @@ class GPURunner(Runner):
     def _blank(self, shape: Shape) -> None:
         self.batch.stage([], shape.layout)
         if shape.adapters:
-            self._stage_adapters([], shape.layout.tokens)
+            self._stage_adapters([], shape)
 
     def _step(self, shape: Shape) -> Forward:
         """Whatever lies where the words of such a step lie."""
