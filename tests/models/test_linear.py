@@ -139,6 +139,7 @@ MULTIPLIES = {"linear", "matmul", "mm", "addmm", "addmm_"}
 ALLOWED = (
     "models/linear/",  # the forms
     "models/experts.py",  # the router, which is part of a mixture
+    "models/vision/tower.py",  # patches, whose weight is a convolution's
     "models/latent.py",  # the map from latents to keys and values, which is multiplied from either side
     "kernels/", "labs/", "train/parallel/pipeline/deferred.py",
 )  # fmt: skip

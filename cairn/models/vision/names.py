@@ -70,9 +70,7 @@ PIXTRAL = TowerStyle(
 TOWERS = {"siglip": SIGLIP, "clip": SIGLIP, "pixtral": PIXTRAL}
 PROJECTORS = {
     "mlp": {"first": "linear_1", "second": "linear_2"},
-    "pooled": {"norm": "mm_soft_emb_norm", "map.weight": "mm_input_projection_weight"},
     "shuffled": {"map": "modality_projection.proj"},
-    "linear": {"map": "linear"},
 }
 TRANSPOSED = frozenset({"mm_input_projection_weight"})  # stored as [in, out]
 

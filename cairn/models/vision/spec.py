@@ -11,7 +11,7 @@ import msgspec
 
 from cairn.models.spec import Activation, ModelSpec
 
-ProjectorKind = Literal["mlp", "pooled", "shuffled", "linear"]
+ProjectorKind = Literal["mlp", "shuffled"]
 TowerPositions = Literal["learned", "rotary"]
 
 
@@ -35,9 +35,7 @@ class ProjectorSpec(msgspec.Struct, frozen=True):
     """How hidden states of patches become rows of the decoder.
 
     mlp        two linear maps with an activation between                      LLaVA, Pixtral
-    pooled     means of `merge` x `merge` patches, a norm, a linear map         Gemma 3
     shuffled   `merge` x `merge` patches side by side, a linear map             Idefics 3, SmolVLM
-    linear     one linear map                                                   PaliGemma
     """
 
     kind: ProjectorKind
