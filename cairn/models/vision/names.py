@@ -29,7 +29,6 @@ class TowerStyle(NamedTuple):
     outside: dict[str, str]  # slots and what stands for them, kind included where it differs
     layer: str
     inside: dict[str, str]
-    transposed: frozenset[str] = frozenset()
 
 
 SIGLIP = TowerStyle(
@@ -72,7 +71,6 @@ PROJECTORS = {
     "mlp": {"first": "linear_1", "second": "linear_2"},
     "shuffled": {"map": "modality_projection.proj"},
 }
-TRANSPOSED = frozenset({"mm_input_projection_weight"})  # stored as [in, out]
 
 
 def part_of(name: str) -> tuple[Part, str]:
@@ -101,4 +99,4 @@ def tower_source(style: str, projector: str, slot: str) -> tuple[Part, Source]:
 def _named(slot: str, names: dict[str, str]) -> Source:
     path, _, kind = slot.rpartition(".")
     stored = names[slot] if slot in names else f"{names[path]}.{kind}"
-    return Source(stored, transposed=stored in TRANSPOSED)
+    return Source(stored)
