@@ -92,7 +92,8 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
             )
         if self.objective.kind != "sft" or self.distill.teacher or self.validation.on:
             raise ConfigError(
-                "[objective], [distill] and [validation] are for cairn train and cairn tune",
+                f"objective.kind is {self.objective.kind!r}, distill.teacher {str(self.distill.teacher or '')!r}, "
+                f"[validation] {'on' if self.validation.on else 'off'}: they are for cairn train and cairn tune",
                 hint="leave them out; task.held_out measures here",
             )
         if self.rollout.max_tokens >= self.data.sequence:
@@ -103,7 +104,8 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
             )
         if self.algorithm.kl and not self.adapter.rank and self.model.checkpoint is None:
             raise ConfigError(
-                "algorithm.kl needs a model to stay close to", hint="name model.checkpoint"
+                f"algorithm.kl is {self.algorithm.kl:g}, and this run begins with random weights",
+                hint="name model.checkpoint, or set algorithm.kl = 0",
             )
 
     @property

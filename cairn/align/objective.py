@@ -64,9 +64,9 @@ class Mismatch:
             self.count += len(apart_T)
             self.largest = max(self.largest, float(apart_T.max()))
 
-    def read(self) -> tuple[float, float]:
-        """Mean and largest."""
-        found = (self.total / max(self.count, 1), self.largest)
+    def read(self) -> tuple[float | None, float | None]:
+        """Mean and largest; None where no token was seen."""
+        found = (self.total / self.count, self.largest) if self.count else (None, None)
         self.total, self.count, self.largest = 0.0, 0, 0.0
         return found
 

@@ -83,7 +83,10 @@ class Policy:
                 sampled.logp.extend(one.logprob for one in output.logprobs or ())
         for request in found:
             if request.error is not None:
-                raise RequestError(f"a rollout has failed: {request.error}")
+                raise RequestError(
+                    f"a rollout has failed: {request.error}",
+                    hint="make rollout.max_tokens or data.sequence smaller if memory is short",
+                )
         return [one._replace(stopped=request.finish == "stop") for request, one in found.items()]
 
     def updated(self, version: int) -> None:

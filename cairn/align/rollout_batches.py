@@ -126,7 +126,9 @@ class RolloutBatches:
         config, step = self.config, state.step
         if self._warm_at is None and (step % LOOK_EVERY == 0 or step >= config.warm_up):
             self.policy.updated(step)
-            groups = roll_out(self.policy, config, state.samples, LOOKED_AT // config.rollout.group)
+            groups = roll_out(
+                self.policy, config, state.samples, max(1, LOOKED_AT // config.rollout.group)
+            )
             reward = sum(one.reward for group in groups for one in group) / sum(map(len, groups))
             if reward >= config.warm_up_until or step >= config.warm_up:
                 self._warm_at = step
@@ -165,7 +167,6 @@ class RolloutBatches:
         all_of_them = [one for group in groups for one in group]
         tokens = sum(len(one.sampled.tokens) for one in all_of_them)
         mean, largest = self.objective.watch.read()
-        measured = step != self._warm_at
         held_out = self.held_out() if self._is_due(step) else None
         made = Round(
             step=step,
@@ -176,8 +177,8 @@ class RolloutBatches:
             stopped=sum(one.sampled.stopped for one in all_of_them) / len(all_of_them),
             seconds=seconds,
             tokens_per_s=tokens / max(seconds, 1e-9),
-            mismatch=mean if measured else None,
-            largest=largest if measured else None,
+            mismatch=mean,
+            largest=largest,
             held_out=held_out,
             shown=[Shown(one.problem.prompt, one.text, one.reward) for one in all_of_them[:SHOWN]],
         )

@@ -182,6 +182,7 @@ def _container(config: FleetConfig, argv: list[str], resources: Object) -> Objec
             "capabilities": {"drop": ["ALL"]},
             "runAsNonRoot": True,
             "runAsUser": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
 
@@ -205,6 +206,8 @@ def _deployment(config: FleetConfig, name: str, part: str, count: int, container
                     "containers": [container],
                     "terminationGracePeriodSeconds": 45,  # a server finishes what it answers
                     "automountServiceAccountToken": False,
+                    # A Service called cairn-serve would otherwise set variables that look like settings.
+                    "enableServiceLinks": False,
                 },
             },
         },

@@ -149,7 +149,7 @@ INFERENCE_SERVICE = Kind(
 )
 DEFINITION = Definition(
     kind="InferenceService",
-    short="isvc",
+    short="cisvc",
     spec=FleetConfig,
     more=ServiceScale,
     without=("name",),

@@ -73,6 +73,8 @@ class Lookups:
 def use(folder: Path) -> Lookups:
     """From now on Triton looks into this folder first. A folder that was not built is a ConfigError."""
     manifest = read_manifest(folder)
+    if _BuiltCache.lookups is not None and _BuiltCache.lookups.folder == folder:
+        return _BuiltCache.lookups  # of another engine of this process, such as a draft model's
     lookups = Lookups(folder, manifest)
     _BuiltCache.lookups = lookups
     knobs.cache.manager_class = _BuiltCache

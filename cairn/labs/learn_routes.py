@@ -15,7 +15,7 @@ Exercises run in the terminal; a graded answer is not kept. Each document is rea
 has keys, these paths ask for one as well.
 """
 
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from msgspec.structs import asdict
 from starlette.concurrency import run_in_threadpool
@@ -40,6 +40,7 @@ from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.service import Service
 
+FORWARDED = {b"forwarded", b"x-forwarded-for", b"x-real-ip"}  # what proxies add
 RUNS = LiveRuns()  # of this process, which has one server
 
 
@@ -85,7 +86,7 @@ async def learn_lab_run(service: Service, call: Call, body: bytes) -> JSON:
         try:
             RUNS.start(name)
         except RequestError as error:
-            raise Refusal(409, error.message) from error
+            raise Refusal(409, f"{error.message}; {error.hint}") from error
     return JSON(RUNS.state(name))
 
 
@@ -94,9 +95,17 @@ def _check_starter(call: Call) -> None:
     kinds = [value for name, value in call.scope["headers"] if name == b"content-type"]
     if not kinds or not kinds[0].startswith(b"application/json"):
         raise Refusal(415, "a lab is started with content-type: application/json")
+    headers = dict(call.scope["headers"])
     host = (call.scope.get("client") or ("", 0))[0]
-    if call.holder == ANYBODY and not is_loopback(host):
-        raise Refusal(403, "labs run for a browser of this machine, or with a key of the server")
+    asked = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+    # Behind a proxy everybody comes from here, and a name that was bound to 127.0.0.1 is another site's.
+    near = is_loopback(host) and is_loopback(asked) and not FORWARDED & headers.keys()
+    if call.holder == ANYBODY and not near:
+        raise Refusal(
+            403,
+            f"{host} asked for {asked or 'no host'}: labs run for a browser of this machine, or with a key of "
+            "the server; in a terminal: cairn lab run",
+        )
 
 
 async def learn_words(service: Service, call: Call, body: bytes) -> JSON:

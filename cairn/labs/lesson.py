@@ -1,4 +1,4 @@
-"""The hour behind a topic: a picture, a worked number, code to read, common mistakes, two questions, papers.
+"""The lesson of a topic: a picture, a worked number, code to read, common mistakes, two questions, papers.
 
     lessons/TOPIC.toml  ──lesson_of(topic)──>  Lesson, or None where a topic has only its short text
 

@@ -7,6 +7,8 @@ Belongs to the event loop of the server. Knows nothing about HTTP. A run ends wi
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from typing import Any
 
@@ -37,6 +39,7 @@ class LiveRun:
             self.lab,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # so that what the lab has started ends with it
         )
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -45,14 +48,17 @@ class LiveRun:
             self.steps.append(f"did not end within {LIMIT_S:g} s")
         finally:
             if process.returncode is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
             self.end = self.end or {"status": "failed", "verdict": None}
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            said = json.loads(line)
+            try:
+                said = json.loads(line)
+            except ValueError:  # printed by something that the lab uses
+                continue
             if "step" in said:
                 self.steps.append(said["step"])
             else:

@@ -3,9 +3,9 @@
     mutants("cairn/cluster/reliability.py:young")  ──>  [Mutant(number=0, what="line 3: * -> /"), ...]
     with planted("cairn/cluster/reliability.py:young", 0): lab.run(bench)      a check of the lab should be off
 
-A mutant swaps one operator, comparison, constant or pair of arguments of the function's source. The changed function
-replaces the original in its module or class, and in every module that imported it by name. Forked processes have the
-fault, too. Runs no lab.
+A mutant changes one operator, comparison, constant, sign, returned value or builtin (min and max) of the function's
+source. The changed function replaces the original in its module or class, and in every module that imported it by
+name. Forked processes have the fault, too. Runs no lab.
 """
 
 import ast

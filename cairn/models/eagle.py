@@ -254,6 +254,13 @@ def _check(config: Mapping[str, Any], spec: EagleSpec, target: ModelSpec) -> Non
             f"the head reads hidden states {spec.target_hidden} wide, those of the model are {target.hidden} wide",
             hint="is it a head for this model?",
         )
+    if list(spec.taps) != sorted(
+        set(spec.taps)
+    ):  # hidden states come in the order of the layers, each once
+        raise ConfigError(
+            f"the head reads what enters layers {[tap + 1 for tap in spec.taps]}, which do not ascend",
+            hint="eagle_aux_hidden_state_layer_ids names each once, in order",
+        )
     if not all(0 <= tap < target.layers for tap in spec.taps):
         raise ConfigError(
             f"the head reads what enters layers {[tap + 1 for tap in spec.taps]}, the model has {target.layers}",

@@ -131,6 +131,7 @@ def open_model(name: str, context: int | None = None) -> OpenModel:
     if context is not None:
         checkpoint.spec = stretched(checkpoint.spec, context)
     tokenizer = checkpoint.tokenizer()
+    tokenizer.reads_parts = checkpoint.vision is not None
     eos_ids = checkpoint.eos_ids or tokenizer.eos_ids
     return OpenModel(name, checkpoint.spec, tokenizer, eos_ids, checkpoint)
 

@@ -16,6 +16,7 @@ import msgspec
 from cairn.core.errors import RequestError, TokenizerError
 from cairn.models.chat_template import ChatTemplates
 from cairn.models.incremental_decode import IncrementalDecoder, PieceTables
+from cairn.models.vision.conversation import with_parts
 
 if TYPE_CHECKING:
     import tokenizers
@@ -35,6 +36,8 @@ class SpecialTokens(msgspec.Struct, frozen=True):
 
 class Tokenizer:
     """Text to ids and back. Safe to share between threads."""
+
+    reads_parts = False  # the chat template iterates over the parts of a content, as those of models that see do
 
     def __init__(
         self,
@@ -159,7 +162,8 @@ class Tokenizer:
         **template_kwargs: Any,
     ) -> str:
         """The conversation as the model was taught to read it, ending where the assistant begins."""
-        return self.templates.render(messages, tools, add_generation_prompt, **template_kwargs)
+        given = with_parts(messages) if self.reads_parts else messages
+        return self.templates.render(given, tools, add_generation_prompt, **template_kwargs)
 
     def encode_chat(
         self,

@@ -14,7 +14,7 @@ from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
 from cairn.serve.engine.request import MOST_DRAFTS
 
 DEFAULT_SEQUENCES = 256
-SPECULATE = "ngram, suffix, grammar, auto, off or a model"
+SPECULATE = "ngram, suffix, grammar, auto, off, a model or the folder of an EAGLE-3 head"
 # What other engines take under names that are not here, and what does it instead.
 INSTEAD = {
     "seed": "SamplingParams(seed=...) makes an answer repeat",
@@ -53,8 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: str = "auto"
     """bfloat16, float16 or float32"""
     weights: str = "auto"
-    """form of the weights: float (exact), fp8 or w4a16 (dense models), on a CPU int8, int4 or packed; auto: as few bits
-    as the file has"""
+    """form of the weights: float (exact), fp8, w4a16 (dense models), mxfp4 (experts), on a CPU int8, int4 or packed;
+    auto: as few bits as the file has"""
     quantization: str | None = None
     """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 and w4a16 make
     one of floating point so. Default: what its config.json says"""
@@ -106,7 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     before), suffix (what most often did, in finished answers too), grammar (only what a schema leaves no choice
     about), a smaller MODEL with the same tokens, a folder with an EAGLE-3 head, auto (suffix) or off"""
     draft_tokens: int | Literal["auto"] = "auto"
-    """most guesses of a request in a step; auto: as many as are expected to pay"""
+    """most guesses of a request in a step; auto: as many as are expected to save time (a head: 3)"""
     kernel_cache: str | None = None
     """folder of kernels that `cairn kernels build` compiled ahead, for a GPU; default: what CAIRN_KERNEL_CACHE says.
     What it lacks is compiled when first needed"""

@@ -107,11 +107,16 @@ def test_the_account_may_do_what_the_operator_does_and_no_more():
         for resource in rule["resources"]
     }
     for api, kind in (*CHILDREN, *OPTIONAL):
-        assert {"list", "watch", "patch", "delete"} <= may[api.rpartition("/")[0], plural(kind)]
+        verbs = may[api.rpartition("/")[0], plural(kind)]
+        assert {"list", "watch", "patch", "delete"} <= verbs
+        assert "update" not in verbs
     for kind in DEFINITIONS:
         assert "patch" in may["cairn.dev", f"{plural(kind)}/status"]
         assert not {"delete", "create", "update"} & may["cairn.dev", plural(kind)]
-    assert not any("*" in pair for pair in may)
+    assert not any("*" in pair or "leases" in pair for pair in may)
+    (own,) = [one for one in yaml.safe_load_all(text) if one["kind"] == "Role"]
+    assert own["metadata"]["namespace"] == Values().namespace
+    assert [one.get("resourceNames") for one in own["rules"]] == [None, ["cairn-operator"]]
 
 
 def test_helm_and_kustomize_install_the_same():
@@ -144,6 +149,8 @@ def test_kustomize_reads_the_folder(tmp_path, capsys):
         "CustomResourceDefinition",
         "Deployment",
         "Namespace",
+        "Role",
+        "RoleBinding",
         "ServiceAccount",
     ]
     assert "kustomize" in capsys.readouterr().out

@@ -58,7 +58,7 @@ class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculate: str = ""
     """who drafts: ngram, suffix or auto; answers stay the same"""
     draft_tokens: int | Literal["auto"] = "auto"
-    """most drafts of a request in a step; auto: as many as are expected to pay"""
+    """most drafts of a request in a step; auto: as many as are expected to save time"""
     synthetic_acceptance: str = ""
     """drafts hold by chance, for random weights: rates by position (0.8,0.6,0.4), or one length such as 3.0"""
     max_num_seqs: int = 256

@@ -72,7 +72,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculate: str = "off"
     """guess several tokens and verify them in one step, with the same answer: ngram, suffix, MODEL, HEAD, auto, off"""
     draft_tokens: int | Literal["auto"] = "auto"
-    """most guesses in a step; auto: as many as are expected to pay"""
+    """most guesses in a step; auto: as many as are expected to save time"""
     plain: bool = False
     """compute with the plain generator, which everything else is held against, instead of the engine"""
     config: Path | None = None

@@ -25,7 +25,7 @@ ABOUT = (
 
 
 class OperatorRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work for the cluster that KUBECONFIG names, or that this pod is in, until stopped.
+    """Work for the cluster that this pod is in, or that KUBECONFIG names, until stopped.
 
     Several may run: the holder of a Lease acts, the others wait. `cairn operator manifests` has what installs it.
     """
@@ -57,7 +57,7 @@ def run(args: list[str]) -> int:
 
 def run_operator(args: list[str]) -> int:
     options = load(
-        OperatorRun, args=args, env_prefix="CAIRN_OPERATOR_", prog="cairn operator run"
+        OperatorRun, args=args, env_prefix="CAIRN_OPERATOR_RUN_", prog="cairn operator run"
     ).value
     asyncio.run(_lead(options))
     return 0
@@ -91,7 +91,10 @@ async def _lead(options: OperatorRun) -> None:
 
 def run_manifests(args: list[str]) -> int:
     options = load(
-        OperatorManifests, args=args, env_prefix="CAIRN_OPERATOR_", prog="cairn operator manifests"
+        OperatorManifests,
+        args=args,
+        env_prefix="CAIRN_OPERATOR_MANIFESTS_",
+        prog="cairn operator manifests",
     ).value
     from cairn.cluster.operator.manifests import Values, helm_files, kustomize_files
 
@@ -104,7 +107,7 @@ def run_manifests(args: list[str]) -> int:
     print(f"wrote {options.folder}")
     if options.form == "helm":
         print(
-            f"  helm install cairn-operator {options.folder} --namespace cairn-system --create-namespace"
+            f"  helm install cairn-operator {options.folder} --namespace {options.namespace} --create-namespace"
         )
     else:
         print(f"  kubectl apply --server-side --kustomize {options.folder}")

@@ -11,6 +11,7 @@ import msgspec
 import tyro
 
 from cairn.core.config import load
+from cairn.core.errors import UsageError
 
 if TYPE_CHECKING:
     from cairn.fleet.config import FleetConfig
@@ -44,6 +45,9 @@ def run(args: list[str]) -> int:
     from cairn.fleet.apply import check_for
     from cairn.fleet.config import read_fleet
 
+    if options.on != "kubernetes" and (options.operator or options.namespace):
+        given = "--operator" if options.operator else "--namespace"
+        raise UsageError(f"{given} is given, and --on is {options.on}", hint="use --on kubernetes")
     config = read_fleet(options.file)
     check_for(config, options.on)
     return _kubernetes(config, options) if options.on == "kubernetes" else _job(config, options)

@@ -4,7 +4,7 @@
     cairn learn next            a few topics that are ready now
     cairn learn kv-cache        one topic: what, why, how to debug it, code, labs, reading, a self-check
     cairn learn quiz            questions of the topics, with evidence from this machine
-    cairn learn interview       seven rounds; typed answers are graded by a rubric
+    cairn learn interview       nine rounds; typed answers are graded by a rubric
     cairn learn story           project stories (STAR) from your own record, as Markdown
     cairn learn plan week       hours, commands, output and check for each day; also 12-weeks, year
     cairn learn week | year     which sections of the map come when
@@ -53,7 +53,8 @@ class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int = 5
     """quiz and next: how many"""
     round: str | None = None
-    """interview: one round: systems, kernels, training, networking, inference, cluster, project, diagnose"""
+    """interview: one round: systems, kernels, training, networking, inference, cluster, project, diagnose,
+    topics"""
     seed: int | None = None
     """quiz and interview: the same questions again"""
     answers: bool = False

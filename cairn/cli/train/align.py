@@ -48,12 +48,12 @@ def run(args: list[str]) -> int:
         display.close()
     if verb.json:
         print(msgspec.json.encode(aligned).decode())
-        return 0
-    before = "" if aligned.first is None else f"{aligned.first:.3f} -> "
-    took = format_duration(aligned.finished.outcome.seconds)
-    print(f"held-out reward {before}{aligned.last:.3f} in {took}; report: {aligned.page}")
-    if aligned.finished.model:
-        print(f"serve it: cairn serve {aligned.finished.model}")
+    else:
+        before = "" if aligned.first is None else f"{aligned.first:.3f} -> "
+        took = format_duration(aligned.finished.outcome.seconds)
+        print(f"held-out reward {before}{aligned.last:.3f} in {took}; report: {aligned.page}")
+        if aligned.finished.model:
+            print(f"serve it: cairn serve {aligned.finished.model}")
     return 130 if aligned.finished.outcome.stopped_early else 0
 
 

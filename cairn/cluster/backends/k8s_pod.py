@@ -125,6 +125,8 @@ def pod(
     spec: Object = {
         "restartPolicy": "Always" if job.kind == "serve" else "Never",
         "terminationGracePeriodSeconds": math.ceil(parse_duration(job.restart.grace)) + 20,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # whose variables could look like settings
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,

@@ -155,14 +155,21 @@ class Api:
 
 
 def connect(namespace: str = "*", context: str = "", transport: Any = None) -> Api:
-    """As kubectl connects: KUBECONFIG, ~/.kube/config, or the service account of a pod."""
+    """To the cluster of this pod's service account; outside of a pod KUBECONFIG, then ~/.kube/config."""
     try:
         from lightkube import AsyncClient, KubeConfig
+        from lightkube.core.exceptions import ConfigError
     except ModuleNotFoundError:
         raise CairnError(
             "lightkube is not installed", hint="pip install 'cairn-stack[kubernetes]'"
         ) from None
-    config = KubeConfig.from_env().get(context or None)
+    try:
+        config = KubeConfig.from_env().get(context or None)
+    except ConfigError as error:
+        raise CairnError(
+            f"no cluster to connect to: {error}",
+            hint="set KUBECONFIG, or name one of `kubectl config get-contexts` with --context",
+        ) from None
     more = {"transport": transport} if transport is not None else {}
     return Api(AsyncClient(config=config, **more), namespace)
 

@@ -15,6 +15,11 @@ MODEL = Definition(
             "self == oldSelf",
             "source cannot change: servers may be reading it; make another Model",
         ),
+        Rule(
+            "revision",
+            "self == oldSelf",
+            "revision cannot change: servers may be reading it; make another Model",
+        ),
     ),
     status={"source": {"type": "string"}, "claim": {"type": "string"}},
     columns=(("Source", ".spec.source"),),

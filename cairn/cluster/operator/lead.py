@@ -19,11 +19,12 @@ async def lead(
 ) -> None:
     """For ever: waits for the Lease, runs an operator while it is held, begins again when it is lost."""
     view = LeaseView(me=me)
+    refusals = Refusals(say)
     task: asyncio.Task[None] | None = None
     renewed_s = 0.0
     try:
         while True:
-            held = await _hold(api, lease, view, duration_s)
+            held = await _hold(api, lease, view, duration_s, refusals)
             now = time.monotonic()
             if held:
                 renewed_s = now
@@ -48,7 +49,22 @@ async def lead(
             await _give_up(api, lease, me)
 
 
-async def _hold(api: Api, lease: Ref, view: LeaseView, duration_s: int) -> bool | None:
+class Refusals:
+    """Says why the API refuses the Lease, once for each reason: an operator without rights does not wait in silence."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.last = say, ""
+
+    def note(self, lease: Ref, error: ApiRefused) -> None:
+        said = f"Lease {lease.namespace}/{lease.name} is refused: {error}"
+        if said != self.last:
+            self.say(said)
+        self.last = said
+
+
+async def _hold(
+    api: Api, lease: Ref, view: LeaseView, duration_s: int, refusals: Refusals
+) -> bool | None:
     """Whether the Lease is ours now; None: the API does not answer."""
     try:
         there = await api.get(lease)
@@ -59,7 +75,10 @@ async def _hold(api: Api, lease: Ref, view: LeaseView, duration_s: int) -> bool 
         made = lease_of(lease, view.me, there, step, now, duration_s)
         await (api.create(made) if there is None else api.replace(made))
     except ApiRefused as error:
-        return False if error.code == CONFLICT else None
+        if error.code == CONFLICT:
+            return False
+        refusals.note(lease, error)
+        return None
     except Unreachable:
         return None
     return True

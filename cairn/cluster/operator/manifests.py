@@ -15,7 +15,7 @@ from cairn.cluster.operator.objects import GROUP, Object, plural
 
 NAME = "cairn-operator"
 READ = ["get", "list", "watch"]
-WRITE = [*READ, "create", "update", "patch", "delete"]
+WRITE = [*READ, "create", "patch", "delete"]  # server-side apply is a patch
 CHILDREN = {  # by group
     "": ("configmaps", "services", "secrets", "pods", "persistentvolumeclaims"),
     "apps": ("deployments",),
@@ -25,6 +25,17 @@ CHILDREN = {  # by group
     "batch.volcano.sh": ("jobs",),
     "ray.io": ("rayjobs",),
 }
+RBAC = "rbac.authorization.k8s.io"
+# Its own Lease and no other: those of the cluster's controllers and nodes are none of its business.
+LEASE_RULES: list[Object] = [
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+    {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [NAME],
+        "verbs": ["get", "update"],
+    },
+]
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,23 +95,31 @@ def operator_objects(definitions: Sequence[Definition], values: Values) -> list[
     """An account with the rights that the operator uses and no others, and the operator itself."""
     where = {"name": NAME, "namespace": values.namespace}
     subject = {"kind": "ServiceAccount", **where}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": where},
+        *_rights("Cluster", {"name": NAME}, _rules(definitions), subject),
+        *_rights("", where, LEASE_RULES, subject),
+        _deployment(where, values),
+    ]
+
+
+def _rights(scope: str, where: Object, rules: list[Object], subject: Object) -> list[Object]:
+    """A role and its binding, of the whole cluster or of the namespace in `where`."""
+    role = {"apiGroup": RBAC, "kind": f"{scope}Role", "name": NAME}
+    return [
         {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": NAME},
-            "rules": _rules(definitions),
+            "apiVersion": f"{RBAC}/v1",
+            "kind": f"{scope}Role",
+            "metadata": where,
+            "rules": rules,
         },
         {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": NAME},
+            "apiVersion": f"{RBAC}/v1",
+            "kind": f"{scope}RoleBinding",
+            "metadata": where,
             "roleRef": role,
             "subjects": [subject],
         },
-        _deployment(where, values),
     ]
 
 
@@ -114,11 +133,6 @@ def _rules(definitions: Sequence[Definition]) -> list[Object]:
             "apiGroups": [GROUP],
             "resources": [f"{one}/finalizers" for one in own],
             "verbs": ["update"],
-        },
-        {
-            "apiGroups": ["coordination.k8s.io"],
-            "resources": ["leases"],
-            "verbs": ["get", "create", "update"],
         },
     ]
     return rules + [
@@ -145,7 +159,12 @@ def _deployment(where: Object, values: Values) -> Object:
     }
     pod = {
         "serviceAccountName": NAME,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "enableServiceLinks": False,
         "containers": [container],
     }
     return {

@@ -20,9 +20,9 @@ FOLDER = "/models"  # where its volume is mounted
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    source: Annotated[str, Meta(min_length=1)]
+    source: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
     """a repository of Hugging Face's hub, such as Qwen/Qwen3-8B"""
-    revision: str = "main"
+    revision: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w./-]*$")] = "main"
     """a branch, a tag or a commit"""
     size: Annotated[str, Meta(pattern=r"^[0-9]+(Mi|Gi|Ti)$")] = "100Gi"
     """of the volume"""
@@ -98,7 +98,14 @@ def _download(name: str, spec: ModelSpec) -> Object:
     volume = {"name": "models", "persistentVolumeClaim": {"claimName": claim_name(name)}}
     pod = {
         "restartPolicy": "OnFailure",
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER},
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "containers": [container],
         "volumes": [volume],
     }

@@ -115,9 +115,8 @@ def reconcile(kind: Kind, seen: Seen) -> list[Action]:
     try:
         rendered = kind.render(seen)
     except CairnError as error:
-        refused = Condition(
-            type="Valid", ok=False, reason="Refused", message=f"{error.message}; {error.hint or ''}"
-        )
+        why = "; ".join(filter(None, (error.message, error.hint)))
+        refused = Condition(type="Valid", ok=False, reason="Refused", message=why)
         return status_actions(seen, [refused])
     valid = Condition(type="Valid", ok=True, reason="Accepted")
     conditions = [valid, *rendered.conditions]

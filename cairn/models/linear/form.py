@@ -64,6 +64,13 @@ class Form(Protocol):
 
 
 @runtime_checkable
+class Pairs(Protocol):
+    """A form that orders its rows for SwiGLU when it first meets one."""
+
+    def pair(self) -> None: ...
+
+
+@runtime_checkable
 class HasRows(Protocol):
     """A form that single rows can be read of: the lookup of an embedding."""
 

@@ -27,6 +27,7 @@ from cairn.models.linear.form import (
     Fp8Form,
     HasRows,
     Kernels,
+    Pairs,
     Product,
     finished,
 )
@@ -114,6 +115,8 @@ class Linear(Holder):
         """x @ weight.T of all parts side by side, with their biases, and what the epilogue asks for."""
         if self.addend is None:
             return self._multiply(x_MK, epilogue)
+        if isinstance(self.form, Pairs) and epilogue.gate is not None and epilogue.gate.is_swiglu:
+            self.form.pair()  # now: a graph with adapters must find the weights where they stay
         if isinstance(self.addend, AddsInPlace):
             return self._with_addend(self.addend, cast(Tensor, x_MK), epilogue)
         y_MN = self._multiply(x_MK, Epilogue(kernels=epilogue.kernels))

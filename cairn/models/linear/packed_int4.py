@@ -76,7 +76,7 @@ class PackedInt4:
         kernels, gate = epilogue.kernels or Kernels(), epilogue.gate
         swiglu = gate is not None and gate.is_swiglu
         if swiglu:
-            self._pair()
+            self.pair()
         few = len(x_MK) <= MOST_ROWS and x_MK.dtype == torch.bfloat16 and not kernels.invariant
         if not few or self.paired != swiglu:
             return self._dequantised(x_MK, bias_N, epilogue, kernels)
@@ -99,9 +99,9 @@ class PackedInt4:
             return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
         return finished(F.linear(x_MK, w_NK), bias_N, epilogue)
 
-    def _pair(self) -> None:
+    def pair(self) -> None:
         """Order the rows for SwiGLU, in the first product: a captured graph must find the weights as they stay."""
-        if self.paired:
+        if self.paired or not self.weight.tiles.is_cuda:
             return
         w = self.weight
         order_N = paired_rows(w.shape[0], w.tiles.device)

@@ -193,6 +193,8 @@ class Graphs:
         """Steps with adapters have become other ones."""
         for shape in [shape for shape in self._captured if shape.adapters]:
             del self._captured[shape]
+        if not any(self._captured.values()):
+            self._pool = None  # it ended with the last graph
 
     def common_shapes(self) -> list[Shape]:
         """Every shape that is not large, the largest first: the graphs of the others then fit into its memory."""
@@ -236,7 +238,9 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # The end of an earlier engine's graph, when it is collected just now, would break off this capture.
-        with held_collector(), torch.cuda.graph(graph, pool=self._pool):
+        # Adapters are read in other threads, which may allocate meanwhile: only this thread's calls may break it off.
+        mode = "thread_local"
+        with held_collector(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
             left = self._step(shape)
         self._pool = self._pool or graph.pool()
         return graph, left

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cairn.core.errors import CairnError, RequestError
+from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.core.events import span
 from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.media import MediaFailed, WaitingForRows
@@ -96,7 +96,8 @@ class Engine:
         """End a request at once; what is in flight for it is dropped. A stop string is a reason, too."""
         request = self.media.remove(id) if self.media is not None else None
         if request is not None:
-            request.finish, request.stop_reason = reason, stop_reason
+            request.state, request.finish, request.stop_reason = "finished", reason, stop_reason
+            self._close(request, self.clock())
             return request
         request = self.scheduler.abort(id, reason, stop_reason)
         if request is not None:
@@ -179,8 +180,17 @@ class Engine:
         """
         if version < 1:
             raise RequestError(f"version is {version}", hint="versions are counted from 1")
+        if self.media is not None:
+            raise ConfigError(
+                "this model sees, and its tower cannot be replaced while it runs",
+                hint="start another engine with the new weights",
+            )
         self.runner.load_weights(version, source)
         self.weights_changed(version)
+
+    def _held(self) -> list[Request]:
+        """Requests under way, those whose pictures wait for rows included."""
+        return [*self.scheduler.requests.values(), *(self.media.waiting if self.media else ())]
 
     def weights_changed(self, version: int) -> None:
         """The weights are others, which somebody has written where they lie; nobody finds pages of another version."""
@@ -197,7 +207,7 @@ class Engine:
 
     def unload_adapter(self, number: int) -> None:
         """Requests that have it go on; no other may come."""
-        self.runner.adapters.retire(number, self.scheduler.requests.values())
+        self.runner.adapters.retire(number, self._held())
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix; refused while pages are in use."""
@@ -339,7 +349,7 @@ class Engine:
         ledger = request.ledger
         ledger.finished = now
         if self.runner.adapters.retired:
-            self.runner.adapters.sweep(self.scheduler.requests.values())
+            self.runner.adapters.sweep(self._held())
         if ledger.requeued < 0:  # it ended without a row
             ledger.requeued += now
         if ledger.first_token:

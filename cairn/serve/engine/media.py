@@ -76,7 +76,7 @@ class WaitingForRows:
         return found
 
     def admit(self) -> list[Request]:
-        """Requests whose rows are all in the arena now, or None of them where the tower failed: see `MediaFailed`."""
+        """Requests whose rows are all in the arena now, `MediaFailed` where the tower failed."""
         admitted: list[Request] = []
         new: list[NewRows] = []
         patches = 0
@@ -109,7 +109,8 @@ class WaitingForRows:
             if found is None:
                 for one, fresh in reversed(held):
                     self.arena.release(one.digest, keep=not fresh)
-                return None
+                # Rows that were found may lie so that no gap is long enough: begin again without them.
+                return self._hold(request) if self.arena.forget() else None
             row, fresh = found
             held.append((piece, fresh))
             rows.append(row)

@@ -74,6 +74,13 @@ class ArenaRows:
         """Rows of requests that have not ended."""
         return sum(span.length for span in self._spans.values() if span.holders)
 
+    def forget(self) -> bool:
+        """Drop all rows if none is held; whether there were any."""
+        if not self._spans or any(span.holders for span in self._spans.values()):
+            return False
+        self._spans.clear()
+        return True
+
     def _room(self, length: int) -> int | None:
         """The first gap of so many rows."""
         at = 0
@@ -100,6 +107,12 @@ def check_pieces(pieces: Sequence[Piece], rows: Sequence[int], prompt: int, aren
                 hint="hold rows of the engine's arena first",
             )
         end = piece.end
+    total = sum(piece.length for piece in pieces)
+    if not rows and total > arena:
+        raise RequestError(
+            f"the pictures have {total} tokens, and there is room for {arena}",
+            hint="send fewer pictures, or smaller ones",
+        )
 
 
 def words_of_pieces(request: "Request", start: int, tokens: list[int]) -> list[int]:

@@ -149,6 +149,11 @@ def start_with(
     """
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
+    if config.kernel_cache and not on_gpu:
+        raise ConfigError(
+            f"kernel_cache is {config.kernel_cache}, and the device is a CPU",
+            hint="leave it out: it holds kernels of GPUs",
+        )
     kernels = use_configured(config.kernel_cache) if on_gpu else None
     chosen = choose_drafter(config, opened, model) if drafter is None else None
     head = chosen.head if chosen is not None else None

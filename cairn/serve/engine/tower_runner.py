@@ -10,7 +10,7 @@ from cairn.models.vision.rules import ImageRules
 from cairn.models.vision.tower import Grid, Tower, patches_of
 from cairn.serve.engine.media import NewRows
 
-MOST_PATCHES = {"cpu": 2048, "cuda": 32768}  # of one step, unless a single picture has more
+MOST_PATCHES = {"cpu": 2048, "cuda": 32768}  # of one call
 
 
 class TowerRunner:
@@ -29,7 +29,20 @@ class TowerRunner:
 
     @torch.inference_mode()
     def encode(self, new: Sequence[NewRows]) -> None:
-        """All pictures in one call."""
+        """In calls of at most `MOST_PATCHES`, unless a single picture has more."""
+        batch: list[NewRows] = []
+        patches, most = 0, MOST_PATCHES[self.device.type]
+        for one in new:
+            own = self.patches(one.picture)
+            if batch and patches + own > most:
+                self._encode(batch)
+                batch, patches = [], 0
+            batch.append(one)
+            patches += own
+        if batch:
+            self._encode(batch)
+
+    def _encode(self, new: Sequence[NewRows]) -> None:
         rows = self.rows([one.picture for one in new])
         for one, rows_RD in zip(new, rows, strict=True):
             for row, piece in one.parts:

@@ -18,6 +18,7 @@ from cairn.comm.transfer.weight_sync import WeightSink
 from cairn.core.errors import CairnError, ConfigError
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
+from cairn.models.experts import ExpertLayer
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import linears
 from cairn.models.linear.transposed import Transposed
@@ -57,6 +58,8 @@ def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> No
 def _check_forms(model: Transformer) -> None:
     """Refuse forms of weights that cannot follow."""
     forms = {type(part.form).__name__ for part in linears(model)} - {"NoneType", "Transposed"}
+    experts = [part for part in model.modules() if isinstance(part, ExpertLayer)]
+    forms |= {type(one).__name__ for part in experts for one in part.forms or ()}
     if forms:
         raise ConfigError(
             f"the weights of this engine were packed when it started ({', '.join(sorted(forms))}), and cannot be "

@@ -5,6 +5,7 @@
 Processes start when they are first needed and stay; one that fails is replaced by the next call.
 """
 
+import os
 import queue
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from cairn.serve.media.decode_process import (
     write_message,
 )
 
+# A thread for each core, with its own memory, would go beyond what the process may have.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 PROCESSES = 2
 PATIENCE_S = 20.0  # for one picture, the start of the process included
 
@@ -77,6 +80,7 @@ class ImageDecoder:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, **ONE_THREAD},
             )
             self._all.add(process)
             return process

@@ -11,8 +11,10 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from cairn.core.errors import RequestError
@@ -68,7 +70,10 @@ class MediaLoader:
             moved = headers.get("location")
             if status not in REDIRECTS or not moved:
                 raise RequestError(f"{where}: the image's server answered with status {status}")
-            url = urljoin(url, moved)
+            try:
+                url = urljoin(url, moved)
+            except ValueError:
+                raise RequestError(f"{where}: the image's server leads to no URL") from None
         raise RequestError(f"{where}: more than {MOST_REDIRECTS} redirects")
 
     def _judged(self, url: str, where: str) -> tuple[SplitResult, str]:
@@ -92,7 +97,7 @@ class MediaLoader:
             raise RequestError(f"{where}: a port or a password in the URL of an image")
         try:
             addresses = self._resolve(host, PORTS[parts.scheme])
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a name that cannot be one, such as a..b
             addresses = []
         if not addresses or not all(map(is_public, addresses)):
             raise RequestError(f"{where}: {host[:100]!r} has no public address")
@@ -112,10 +117,18 @@ class MediaLoader:
         with plain:
             wrapped = plain
             if parts.scheme == "https":
-                wrapped = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+                wrapped = ssl.create_default_context().wrap_socket(
+                    plain, server_hostname=host, do_handshake_on_connect=False
+                )
             connection = http.client.HTTPConnection(host)
             connection.sock = wrapped
+            # A socket's timeout is of one call: a server that sends a byte now and then would have for ever.
+            timer = threading.Timer(_left(deadline), _cut, (wrapped,))
+            timer.daemon = True
+            timer.start()
             try:
+                if isinstance(wrapped, ssl.SSLSocket):
+                    wrapped.do_handshake()
                 target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 connection.request("GET", target, headers={"Host": host, "Accept": "image/*"})
                 wrapped.settimeout(_left(deadline))
@@ -123,7 +136,13 @@ class MediaLoader:
                 body = _read(answer, wrapped, deadline) if answer.status == 200 else b""
                 return answer.status, answer.headers, body
             finally:
+                timer.cancel()
                 connection.close()
+
+
+def _cut(wrapped: socket.socket) -> None:
+    with suppress(OSError):
+        socket.socket.shutdown(wrapped, socket.SHUT_RDWR)
 
 
 def is_public(address: str) -> bool:
@@ -139,10 +158,13 @@ def is_public(address: str) -> bool:
             return False
         if found in NAT64:
             return ipaddress.ip_address(int(found) & 0xFFFFFFFF).is_global
+        if found not in UNICAST:
+            return False
     return found.is_global and not found.is_multicast
 
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+UNICAST = ipaddress.ip_network("2000::/3")  # all that has been given out for the internet
 
 
 def read_data_url(url: str, where: str) -> bytes:
@@ -170,12 +192,14 @@ def _left(deadline: float) -> float:
 
 def _read(answer: http.client.HTTPResponse, wrapped: socket.socket, deadline: float) -> bytes:
     parts, size = [], 0
-    while True:
+    while not answer.isclosed():  # Python may close it with the last byte
         wrapped.settimeout(_left(deadline))
         part = answer.read1(CHUNK)
         if not part:
-            return b"".join(parts)
+            _left(deadline)  # where the timer has cut it, it is not whole
+            break
         size += len(part)
         if size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES} bytes")
         parts.append(part)
+    return b"".join(parts)

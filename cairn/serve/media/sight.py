@@ -4,6 +4,7 @@ messages -split_images-> text parts and sources -load, decode-> pictures -templa
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cairn.core.errors import RequestError
@@ -18,6 +19,7 @@ from cairn.serve.media.decoder import ImageDecoder
 from cairn.serve.media.fetch import MediaLoader
 
 MOST_PICTURES = 64  # of one request
+THREADS = 4
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 
@@ -27,6 +29,8 @@ class Sight:
     def __init__(self, rules: ImageRules, placeholders: Placeholders) -> None:
         self.rules, self.placeholders = rules, placeholders
         self.decoder, self.loader = ImageDecoder(), MediaLoader()
+        # Of its own: slow pictures must not keep other requests, or the end of the server, waiting.
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="cairn pictures")
 
     def read(
         self, messages: Sequence[Mapping[str, Any]], render: Render
@@ -47,6 +51,7 @@ class Sight:
         return pieces_of(pictures, self.placeholders.spans(prompt, pictures))
 
     def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
         self.decoder.close()
 
     def _picture(self, source: ImageSource) -> Picture:

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+import time
 import zlib
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ import tiny_vision as tiny
 
 from cairn.core.errors import RequestError
 from cairn.models.vision.picture import MOST_BYTES, open_image
+from cairn.serve.media import fetch
 from cairn.serve.media.fetch import MediaLoader, is_public
 
 
@@ -78,12 +80,27 @@ def test_what_cannot_be_loaded_is_a_400_with_the_reason(seeing, url, said):
     assert said in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("<image> is a word", "stands for pictures"),
+        ([{"type": "input_audio", "input_audio": {}}], "input_audio"),
+    ],
+)
+def test_messages_without_pictures_are_judged_alike(seeing, content, said):
+    asked = GREEDY | {"messages": [{"role": "user", "content": content}]}
+    response = seeing.http.post("/v1/chat/completions", json=asked)
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+
+
 # -- hosts ----------------------------------------------------------------------------------------
 
 
 PRIVATE = (
     "127.0.0.1", "10.1.2.3", "169.254.169.254", "192.168.0.1", "172.16.9.9", "100.64.0.1", "0.0.0.0",
     "::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "224.0.0.1",
+    "64:ff9b:1::a00:1", "fec0::1", "::93.184.215.14",
     "not an address",
 )  # fmt: skip
 
@@ -124,6 +141,24 @@ def test_redirects_are_judged_again_and_bodies_are_bounded():
             loader.load("http://good.example/endless", "here")
         with pytest.raises(RequestError, match="status 404"):
             loader.load("http://good.example/nothing", "here")
+        with pytest.raises(RequestError, match="leads to no URL"):
+            loader.load("http://good.example/astray", "here")
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_left(monkeypatch):
+    monkeypatch.setattr(fetch, "MOST_SECONDS", 0.4)
+    with Pictures() as port:
+        loader = MediaLoader(["*"], lambda host, _: ["93.184.215.14"], to_port(port))
+        for path in ("trickle", "trickled-body"):
+            began = time.monotonic()
+            with pytest.raises(RequestError, match="could not be fetched"):
+                loader.load(f"http://good.example/{path}", "here")
+            assert time.monotonic() - began < 5
+
+
+def test_a_name_that_cannot_be_one_has_no_address():
+    with pytest.raises(RequestError, match="has no public address"):
+        MediaLoader(["*"]).load("http://a..b/", "here")
 
 
 def to_port(port: int):
@@ -144,7 +179,8 @@ class Pictures:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    moves: ClassVar = {"/moved": "/a.png", "/inside": "http://inside.example/", "/round": "/round"}
+    moves: ClassVar = {"/moved": "/a.png", "/inside": "http://inside.example/", "/round": "/round",
+                       "/astray": "http://[x"}  # fmt: skip
 
     def do_GET(self) -> None:
         if self.path in self.moves:
@@ -152,9 +188,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Location", self.moves[self.path])
             self.end_headers()
             return
+        if self.path == "/trickle":
+            self.trickle(b"HTTP/1.0 200 OK\r\nX-Slow: " + b"x" * 100)
+            return
         self.send_response(404 if self.path == "/nothing" else 200)
-        self.end_headers()
         if self.path == "/a.png":
+            self.send_header("Content-Length", str(len(png())))
+        self.end_headers()
+        if self.path == "/trickled-body":
+            self.trickle(bytes(100))
+        elif self.path == "/a.png":
             self.wfile.write(png())
         elif self.path == "/endless":
             block = bytes(1 << 20)
@@ -163,6 +206,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     self.wfile.write(block)
                 except OSError:
                     return
+
+    def trickle(self, content: bytes) -> None:
+        for at in range(len(content)):
+            try:
+                self.wfile.write(content[at : at + 1])
+            except OSError:
+                return
+            time.sleep(0.1)
 
     def log_message(self, *words: object) -> None:
         return None

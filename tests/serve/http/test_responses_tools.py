@@ -174,7 +174,7 @@ def test_shapes(agent):
          "text.format.schema cannot be followed"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input[0].type is"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input",
-         "content[0] is a part of type 'input_image'"),
+         "input[0].content[0] is a part of type 'input_image'"),
         ({"input": [{"role": "king", "content": "Hi"}]}, "input", "input[0].role is 'king'"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input", "input[0].arguments is missing"),
         ({"input": []}, "input", "input is empty"),

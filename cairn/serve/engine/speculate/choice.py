@@ -53,7 +53,7 @@ def choose_drafter(
     auto = config.draft_tokens == "auto"
     drafts = AUTO_DRAFTS if config.draft_tokens == "auto" else config.draft_tokens
     drafter, what = _drafter(config, target)
-    many = f"up to {drafts}, as many as are expected to pay" if auto else f"up to {drafts}"
+    many = f"up to {drafts}, as many as are expected to save time" if auto else f"up to {drafts}"
     on_device = on_gpu and config.speculate == "ngram" and not config.plain
     return Chosen(drafter, drafts, f"drafts: {what}; {many}, in a step", on_device)
 

@@ -57,11 +57,13 @@ async def read_conversation(
 
     def render(given: Sequence[Mapping[str, Any]]) -> str:
         source = templates.sources[templates.choose(with_tools=tools is not None)]
-        flat = flat_messages(given, None if _NULL.search(source) else "", joins=sight is None)
+        generic = tools is not None and format_of(source) is None
+        joins = sight is None or (generic and not has_images(given))
+        flat = flat_messages(given, None if _NULL.search(source) else "", joins=joins)
         if "message.thinking" in source:
             flat = [_with_thinking(message) for message in flat]
         parts = with_parts if sight is not None else list
-        if tools is None or format_of(source) is not None:
+        if not generic:
             return templates.render(parts(flat), tools, begin, **extra)
         try:
             return templates.render(parts(in_system_message(flat, tools)), None, begin, **extra)
@@ -70,8 +72,11 @@ async def read_conversation(
 
     large = is_longer([messages, tools, extra], LONG_TEXT)
     pictures: Sequence[Picture] = ()
-    if sight is not None and has_images(messages):
-        text, pictures = await asyncio.to_thread(sight.read, messages, render)
+    if sight is not None and (large or has_images(messages)):
+        loop = asyncio.get_running_loop()
+        text, pictures = await loop.run_in_executor(sight.pool, sight.read, messages, render)
+    elif sight is not None:
+        text, pictures = sight.read(messages, render)  # nothing to load
     else:
         text = await asyncio.to_thread(render, messages) if large else render(messages)
     if not any_length:

@@ -44,7 +44,8 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     model = service.check_model(asked.model)
     most = asked.max_output_tokens
     before = _earlier(service, call, asked.previous_response_id)
-    prepared = await prepare_chat(service, as_chat(asked, before), guide_of(asked), most)
+    chat = as_chat(asked, before, sees=service.serving.sight is not None)
+    prepared = await prepare_chat(service, chat, guide_of(asked), most)
     blocks = Blocks(prepared.readers[0])
     made = _begun(asked, model, prepared.request.params, call)
     made.store = service.responses.most > 0 and asked.store is not False

@@ -25,7 +25,9 @@ ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develope
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def as_chat(asked: ResponsesRequest, before: Sequence[dict[str, Any]] = ()) -> ChatRequest:
+def as_chat(
+    asked: ResponsesRequest, before: Sequence[dict[str, Any]] = (), sees: bool = False
+) -> ChatRequest:
     """Refusal or RequestError names what is wrong, and where. `before`: the items that the input goes on from."""
     for name in UNSUPPORTED:
         if getattr(asked, name):
@@ -35,8 +37,8 @@ def as_chat(asked: ResponsesRequest, before: Sequence[dict[str, Any]] = ()) -> C
     if not items:
         raise RequestError("input is empty", hint="it has to be text, or a list of items")
     first = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    earlier = translated(before) if before else []
-    chat = ChatRequest(messages=first + earlier + translated(items))
+    earlier = translated(before, sees) if before else []
+    chat = ChatRequest(messages=first + earlier + translated(items, sees))
     chat.temperature, chat.top_p = asked.temperature, asked.top_p
     if asked.tools:
         chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
@@ -65,15 +67,18 @@ def guide_of(asked: ResponsesRequest) -> Guide | None:
     return schema_guide(shape.schema, "text.format.schema")
 
 
-def translated(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as messages; what the assistant thought, said and called in one turn is one message."""
+def translated(items: Sequence[dict[str, Any]], sees: bool) -> list[dict[str, Any]]:
+    """The items as messages; what the assistant thought, said and called in one turn is one message.
+
+    `sees`: the model reads images, whose parts are kept.
+    """
     messages: list[dict[str, Any]] = []
     for at, item in enumerate(items):
         where = f"input[{at}]"
         kind = item.get("type", "message")
         match kind:
             case "message":
-                _add_message(messages, item, where)
+                _add_message(messages, item, where, sees)
             case "reasoning":
                 thought = _texts(item.get("content") or item.get("summary") or [], f"{where}.content")  # fmt: skip
                 _assistant_message(messages, fresh=True)["reasoning_content"] = thought
@@ -91,13 +96,16 @@ def translated(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+def _add_message(
+    messages: list[dict[str, Any]], item: dict[str, Any], where: str, sees: bool
+) -> None:
     given = item.get("role")
     role = ROLES.get(given) if isinstance(given, str) else None
     if role is None:
         said = f"{where}.role is {str(given)[:40]!r}"
         raise RequestError(said, hint=f"it has to be {', '.join(ROLES)}")
-    text = _parts(item.get("content"), f"{where}.content")
+    content = item.get("content")
+    text = (_parts if sees else _texts)(content, f"{where}.content")
     if role == "assistant" and messages and messages[-1].get("content", "") is None:
         messages[-1]["content"] = text  # behind its thought
     else:
@@ -125,7 +133,7 @@ def _parts(content: object, where: str) -> str | list[dict[str, Any]]:
     if not isinstance(content, list) or not images:
         return _texts(content, where)
     return [
-        part if _is_image(part) else {"type": "text", "text": _texts([part], f"{where}[{at}]")}
+        part if _is_image(part) else {"type": "text", "text": _texts([part], where, at)}
         for at, part in enumerate(content)
     ]
 
@@ -134,14 +142,14 @@ def _is_image(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "input_image"
 
 
-def _texts(content: object, where: str) -> str:
+def _texts(content: object, where: str, first: int = 0) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         shown = "missing" if content is None else type(content).__name__
         raise RequestError(f"{where} is {shown}", hint="it has to be text or a list of text parts")
     found = []
-    for at, part in enumerate(content):
+    for at, part in enumerate(content, first):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if not isinstance(part, dict) or kind not in TEXTS:
             raise RequestError(
