@@ -305,7 +305,7 @@ def test_a_size_of_the_wrong_type_is_named(kind, value):
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        ("llama", {"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'"),
+        ("llama", {"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function is 'tanh'"),
         ("gemma2", {"hidden_activation": "mish"}, "hidden_activation is 'mish'"),
         ("llama", {"rope_scaling": {"type": "longrope"}}, "rotary positions of type 'longrope'"),

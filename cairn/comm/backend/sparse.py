@@ -101,7 +101,10 @@ def share_of_dense(present: np.ndarray) -> float:
     owner = np.arange(blocks) % ranks
     alive = present.any(axis=0)
     mine = owner == np.arange(ranks)[:, None]
-    first = np.maximum((present & ~mine).sum(1), [present[:, own].sum() for own in mine])
+    received = (present[None] & mine[:, None]).sum((1, 2)) - (present & mine).sum(
+        1
+    )  # by each owner, of others
+    first = np.maximum((present & ~mine).sum(1), received)
     second = (alive & mine).sum(1) * (ranks - 1)
     busiest = int((first + np.maximum(second, alive.sum() - (alive & mine).sum(1))).max())
     return busiest / (2 * (ranks - 1) / ranks * blocks)
