@@ -101,9 +101,8 @@ def share_of_dense(present: np.ndarray) -> float:
     owner = np.arange(blocks) % ranks
     alive = present.any(axis=0)
     mine = owner == np.arange(ranks)[:, None]
-    received = (present[None] & mine[:, None]).sum((1, 2)) - (present & mine).sum(
-        1
-    )  # by each owner, of others
+    # By each owner, of the others.
+    received = (present[None] & mine[:, None]).sum((1, 2)) - (present & mine).sum(1)
     first = np.maximum((present & ~mine).sum(1), received)
     second = (alive & mine).sum(1) * (ranks - 1)
     busiest = int((first + np.maximum(second, alive.sum() - (alive & mine).sum(1))).max())
