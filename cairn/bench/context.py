@@ -16,7 +16,7 @@ import msgspec
 from cairn.bench import record
 from cairn.bench.engine_run import submit
 from cairn.bench.prompted import Prompted
-from cairn.bench.record import Origin, all_commands, grouped, not_again
+from cairn.bench.record import Origin, merged
 from cairn.bench.throughput import Bench
 from cairn.bench.workload import LARGEST_TOKEN
 from cairn.core.collector import quiet_collector
@@ -114,17 +114,9 @@ def _floor(bench: Bench, work: SequenceWork) -> float:
 def report(
     origin: Origin, ceilings: dict[str, Ceiling], rows: Sequence[Row], old: Report | None = None
 ) -> Report:
-    """The new rows, and of an old report those that were not measured again."""
-    kept = not_again(old.rows, rows, _key) if old else []
-    together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
     return Report(
-        command=all_commands(old.command if old and kept else None, origin.command),
-        commit=origin.commit,
-        date=origin.date,
-        device=origin.device,
-        versions=origin.versions,
         ceilings={**(old.ceilings if old else {}), **ceilings},
-        rows=grouped(together, lambda row: row.shape),
+        **merged(origin, rows, old, _key, lambda row: row.shape),
     )
 
 

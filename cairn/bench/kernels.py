@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cairn.bench import record
-from cairn.bench.record import Origin, all_commands, grouped, not_again
+from cairn.bench.record import Origin, merged
 from cairn.bench.record import write as write
 from cairn.core.errors import HardwareError
 from cairn.kernels.kernel import Case
@@ -57,18 +57,7 @@ def measure_all(cases: Sequence[Case], ceiling: Ceiling, budget_ms: float) -> It
 def report(
     origin: Origin, ceiling: Ceiling, rows: Sequence[Row], old: Report | None = None
 ) -> Report:
-    """The new rows, and of an old report those that were not measured again, kernel by kernel."""
-    kept = not_again(old.rows, rows, _key) if old else []
-    together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
-    return Report(
-        command=all_commands(old.command if old and kept else None, origin.command),
-        commit=origin.commit,
-        date=origin.date,
-        device=origin.device,
-        versions=origin.versions,
-        ceiling=ceiling,
-        rows=grouped(together, lambda row: row.kernel),
-    )
+    return Report(ceiling=ceiling, **merged(origin, rows, old, _key, lambda row: row.kernel))
 
 
 def read(path: Path) -> Report:

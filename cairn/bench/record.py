@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -118,6 +118,24 @@ def not_again(
     """The old rows that have not been measured again."""
     measured = {key(row) for row in fresh}
     return [row for row in old if key(row) not in measured]
+
+
+def merged(
+    origin: Origin,
+    rows: Sequence[Kept],
+    old: Any,
+    key: Callable[[Kept], object],
+    group: Callable[[Kept], object],
+) -> dict[str, Any]:
+    """Fields of a report: its origin, the new rows, and of an old report those that were not measured again."""
+    kept = not_again(old.rows, rows, key) if old else []
+    fresh = [msgspec.structs.replace(row, commit=origin.commit) for row in rows]  # type: ignore[bad-specialization]
+    before = old.command if old and kept else None
+    fields = msgspec.structs.asdict(origin)
+    return fields | {
+        "command": all_commands(before, origin.command),
+        "rows": grouped([*kept, *fresh], group),
+    }
 
 
 def grouped(rows: Sequence[Kept], group: Callable[[Kept], object]) -> list[Kept]:

@@ -18,7 +18,7 @@ import msgspec
 
 from cairn.bench import record
 from cairn.bench.limit import device_name, measure_ceiling
-from cairn.bench.record import Origin, all_commands, grouped, not_again
+from cairn.bench.record import Origin, merged
 from cairn.core.collector import quiet_collector
 from cairn.core.errors import ConfigError
 
@@ -291,17 +291,7 @@ def check(setup: Setup) -> None:
 
 
 def report(origin: Origin, rows: Sequence[Row], old: Report | None = None) -> Report:
-    """The new rows, and of an old report those that were not measured again."""
-    kept = not_again(old.rows, rows, _key) if old else []
-    together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
-    return Report(
-        command=all_commands(old.command if old and kept else None, origin.command),
-        commit=origin.commit,
-        date=origin.date,
-        device=origin.device,
-        versions=origin.versions,
-        rows=grouped(together, lambda row: row.model),
-    )
+    return Report(**merged(origin, rows, old, _key, lambda row: row.model))
 
 
 def read(path: Path) -> Report:

@@ -4,6 +4,7 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 """
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -13,7 +14,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
-from cairn.kernels.built import use_configured
+from cairn.kernels.built import Lookups, use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes, with_draft_layer
 from cairn.models.eagle import EagleHead
@@ -149,12 +150,7 @@ def start_with(
     """
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
-    if config.kernel_cache and not on_gpu:
-        raise ConfigError(
-            f"kernel_cache is {config.kernel_cache}, and the device is a CPU",
-            hint="leave it out: it holds kernels of GPUs",
-        )
-    kernels = use_configured(config.kernel_cache) if on_gpu else None
+    kernels = _built_kernels(config, on_gpu)
     chosen = choose_drafter(config, opened, model) if drafter is None else None
     head = chosen.head if chosen is not None else None
     _check_form(config, model.embedding.weight.is_cuda)
@@ -194,24 +190,7 @@ def start_with(
             chosen, config, runnable, _row_widths(config, limits, on_gpu)
         )
     scheduler = Scheduler(limits, blocks=blocks, speculation=speculation)
-    notes = [
-        runnable.summary(),
-        f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
-        f"{sizes.why}",
-        f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
-        *runnable.notes,
-    ]
-    if len(limits.groups) > 1:
-        notes.insert(2, groups_note(limits))
-    if config.max_model_len == "auto":
-        made_for = f"the model was made for {opened.spec.context}"
-        notes.append(
-            f"requests of up to {limits.context} tokens: {AT_ONCE} fit at once; {made_for}"
-        )
-    if limits.mixed_step_tokens:
-        notes.append(
-            f"at most {limits.mixed_step_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
-        )
+    notes = [*_limit_notes(opened, runnable, config, limits, sizes.why)]
     if runner.pool.scales is not None:
         notes.append(runner.pool.scales.note())
     notes += arranged
@@ -225,6 +204,35 @@ def start_with(
     media = _media(opened, runnable, runner, scheduler)
     engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
     return Started(engine, opened, notes)
+
+
+def _built_kernels(config: EngineConfig, on_gpu: bool) -> Lookups | None:
+    """Where kernels that were compiled ahead are looked up; None: they are compiled as they are needed."""
+    if config.kernel_cache and not on_gpu:
+        raise ConfigError(
+            f"kernel_cache is {config.kernel_cache}, and the device is a CPU",
+            hint="leave it out: it holds kernels of GPUs",
+        )
+    return use_configured(config.kernel_cache) if on_gpu else None
+
+
+def _limit_notes(
+    opened: OpenModel, runnable: Runnable, config: EngineConfig, limits: Limits, why: str
+) -> Iterator[str]:
+    """What the model is, and how much of it can be served at once; `why`: there are so many pages."""
+    yield runnable.summary()
+    count = format_count(limits.capacity)
+    yield f"{limits.pages - 1} pages of {limits.page_size} tokens ({count} tokens): {why}"
+    if len(limits.groups) > 1:
+        yield groups_note(limits)
+    yield f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step"
+    yield from runnable.notes
+    if config.max_model_len == "auto":
+        made_for = f"the model was made for {opened.spec.context}"
+        yield f"requests of up to {limits.context} tokens: {AT_ONCE} fit at once; {made_for}"
+    if limits.mixed_step_tokens:
+        most = limits.mixed_step_tokens
+        yield f"at most {most} tokens where somebody decodes: about {config.step_ms:g} ms"
 
 
 def _media(

@@ -308,7 +308,9 @@ class Application:
         await endpoint(scope, receive, send)
 
 
-def starlette_application(service: Service, more: More = ()) -> Starlette:
+def _routes(service: Service, more: More) -> list[BaseRoute]:
+    """Every path; those of other floors, `more`, come last."""
+
     def get(path: str, handle: Handle, guarded: bool = True) -> Route:
         return Route(path, Endpoint(service, handle, guarded=guarded), methods=["GET"])
 
@@ -321,7 +323,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
     def above(one: Guarded) -> Route:
         return Route(one.path, Endpoint(service, one.handle), methods=[*one.methods])
 
-    routes = [
+    return [
         post("/v1/chat/completions", chat_completions),
         post("/v1/completions", completions),
         post("/v1/embeddings", embeddings),
@@ -384,6 +386,8 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         *(above(one) if isinstance(one, Guarded) else one for one in more),
     ]
 
+
+def starlette_application(service: Service, more: More = ()) -> Starlette:
     if (folder := service.config.batch_folder) is not None:
         service.batches = batch_runner(service, folder)
 
@@ -396,7 +400,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
             await service.stop()
 
     return Starlette(
-        routes=routes,
+        routes=_routes(service, more),
         middleware=_middleware(service),
         lifespan=lifespan,
         exception_handlers={HTTPException: _outside},
