@@ -51,6 +51,8 @@ from cairn.comm.transfer.wire import MOST_HELLO, Frame, Gone, Wire
 from cairn.core.doorman import Doorman
 from cairn.core.shared_secret import Secret
 
+DRAIN_S = 1.0  # how long close() waits for a peer that does not read
+
 
 class Endpoint:
     def __init__(
@@ -129,6 +131,7 @@ class Endpoint:
         self._cut(peer, "we cut the connection")
 
     def close(self) -> None:
+        """What was said before still reaches a peer that reads: its last word may be that all has arrived."""
         self._closed.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -136,8 +139,12 @@ class Endpoint:
             self._listener.close()
         with self._lock:
             known = list(self.peers.values())
+        deadline = time.monotonic() + DRAIN_S
         for peer in known:
             peer.reason = "we closed"
+            peer.wire.finish()
+        for peer in known:
+            peer.wire.drain(deadline)
             peer.wire.close()
         for thread in list(self._threads):
             thread.join(timeout=5)

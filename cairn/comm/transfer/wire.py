@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -72,6 +73,14 @@ class Wire:
 
     def send(self, frame: Frame, payload: Scattered | None = None) -> None:
         self._queue.put((frame, payload))
+
+    def finish(self) -> None:
+        """What waits to be sent is the last of it."""
+        self._queue.put(None)
+
+    def drain(self, deadline: float) -> None:
+        """After finish(): returns when all of it is sent, or at `deadline` of the monotonic clock."""
+        self._writer.join(timeout=max(deadline - time.monotonic(), 0))
 
     def close(self) -> None:
         """At once, on both sides; whatever waits to be sent is dropped."""

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from transfer_ends import KINDS, closing, make_end, settle
+from transfer_ends import KINDS, closing, make_end, settle, wait_for
 
 from cairn.comm.transfer.plan import make_plan
 from cairn.comm.transfer.runs import Runs
+from cairn.comm.transfer.transport import Joined, Lost, Note
 from cairn.comm.transfer.weights import REGION, Held, pack, rows_of, share_of
 
 
@@ -104,3 +105,19 @@ def test_an_empty_transfer_is_done_at_once():
             ends[1],
             {ends[1].read("a", "kv", "kv", nothing), ends[1].write("a", "kv", "kv", nothing)},
         )
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+def test_what_was_said_before_closing_arrives(kind):
+    here, there = make_end(kind, "here"), make_end(kind, "there")
+    with closing(here, there):
+        there.listen()
+        address = here.listen()
+        there.connect(address)
+        wait_for(here, lambda event: isinstance(event, Joined))
+        for number in range(500):
+            there.notify("here", str(number).encode())
+        there.close()
+        seen = wait_for(here, lambda event: isinstance(event, Lost))
+    heard = [event.payload for event in seen if isinstance(event, Note)]
+    assert heard == [str(number).encode() for number in range(500)]
