@@ -172,6 +172,21 @@ class Engine:
     def resume(self) -> None:
         self.paused = False
 
+    def sleep(self) -> None:
+        """Give the memory of the device back until `wake`; what was cached is lost. A CairnError: it goes on."""
+        if running := len(self.scheduler.requests):
+            raise RequestError(
+                f"{running} requests are under way, and would lose their pages",
+                hint="pause with keep=false, or wait for their end",
+            )
+        self.runner.sleep()
+        self.reset_prefix_cache()
+        self.paused = True
+
+    def wake(self) -> None:
+        self.runner.wake()
+        self.paused = False
+
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with other weights from the next step on. A CairnError: the old ones go on serving.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cairn.core.errors import ConfigError
 from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
@@ -80,6 +81,7 @@ class Runner:
         lean: bool = False,
         scales: CacheScales | None = None,
         head: EagleHead | None = None,
+        pool: PagePool | None = None,
     ) -> None:
         """`dtype`: of the cache, with `scales` if that is float8; by default the model's. `head`: drafts.
 
@@ -87,10 +89,7 @@ class Runner:
         """
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device
-        groups = pool_groups(model, limits)
-        self.pool = PagePool(
-            groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device, scales
-        )
+        self.pool = pool or self.make_pool(model, limits, dtype, scales)
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
         self.batch.head_drafts = self.head
@@ -103,6 +102,25 @@ class Runner:
 
     def warm_up(self) -> None:
         """Prepare in advance what the first steps would; on a CPU there is nothing."""
+
+    @staticmethod
+    def make_pool(
+        model: Transformer, limits: Limits, dtype: torch.dtype | None, scales: CacheScales | None
+    ) -> PagePool:
+        weight, groups = model.embedding.weight, pool_groups(model, limits)
+        return PagePool(
+            groups, limits.pages, limits.page_size, dtype or weight.dtype, weight.device, scales
+        )
+
+    def sleep(self) -> int:
+        """Give the memory of weights and pages back; the bytes that were. Nobody runs meanwhile."""
+        raise ConfigError(
+            "this engine cannot sleep",
+            hint="start it on a GPU with enable_sleep_mode (--enable-sleep-mode)",
+        )
+
+    def wake(self) -> None:
+        """After `sleep`: weights as they were, pages empty."""
 
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""

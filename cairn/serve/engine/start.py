@@ -4,6 +4,7 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 """
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -24,6 +25,7 @@ from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cpu_layout import transpose_weights
@@ -46,6 +48,7 @@ from cairn.serve.engine.sizing import (
     size_pages,
     step_bytes,
 )
+from cairn.serve.engine.sleep_memory import GpuMemory, gpu_memory
 from cairn.serve.engine.speculate.choice import choose_drafter, make_speculation
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
@@ -81,9 +84,12 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
-    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device, opened))
+    memory = _sleep_memory(config, device)
+    with memory.weights() if memory is not None else nullcontext():
+        packed_stays = stays_packed(config, device, opened)
+        runnable = opened.load(device, config.dtype, shards, packed_stays)
     loaded = time.monotonic()
-    started = start_with(opened, runnable, config, sole=True)
+    started = start_with(opened, runnable, config, sole=True, memory=memory)
     made = time.monotonic() - loaded
     started.notes.extend([threads] if threads else [])
     started.notes.append(
@@ -140,11 +146,13 @@ def start_with(
     drafts: int = 0,
     device_drafts: bool = False,
     arena_rows: int = 0,
+    memory: GpuMemory | None = None,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
     verify; with `device_drafts` only where the device cannot. `arena_rows`: of embeddings, for prompts with pieces.
+    `memory`: of a model that may sleep.
     """
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
@@ -152,11 +160,8 @@ def start_with(
     chosen = choose_drafter(config, opened, model) if drafter is None else None
     head = chosen.head if chosen is not None else None
     _check_form(config, model.embedding.weight.is_cuda)
-    converted = []
-    if config.weights in FORMS:  # before the memory that is left is counted
-        converted.append(convert_weights(model, config.weights, release=sole))
-    if config.head == "8bit":
-        converted.append(convert_head(model, release=sole))
+    with memory.weights() if memory is not None else nullcontext():
+        converted = _convert(model, config, sole)  # before the memory that is left is counted
     limits, sizes = choose_limits(runnable, config, head is not None)
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
@@ -172,7 +177,7 @@ def start_with(
     if sole:
         model.requires_grad_(False)
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
-    runner = _runner(runnable, limits, config, head)  # which takes the weights as they are by now
+    runner = _runner(runnable, limits, config, head, memory)  # with the weights as they are by now
     runner.adapters.keep(config.max_loras)
     blocks = TimedBlocks(
         limits.pages,
@@ -231,6 +236,27 @@ def _media(
     tower = TowerRunner(runnable.tower, rules, runner.write_piece)
     most = MOST_PATCHES[tower.device.type]
     return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
+
+
+def _convert(model: Transformer, config: EngineConfig, sole: bool) -> list[str]:
+    """Into the forms that were asked for; what was done."""
+    converted = []
+    if config.weights in FORMS:
+        converted.append(convert_weights(model, config.weights, release=sole))
+    if config.head == "8bit":
+        converted.append(convert_head(model, release=sole))
+    return converted
+
+
+def _sleep_memory(config: EngineConfig, device: str) -> GpuMemory | None:
+    if not config.enable_sleep_mode:
+        return None
+    if device_kind(device) != "cuda" or config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"enable_sleep_mode is on, the device is {device} and tensor_parallel_size {config.tensor_parallel_size}",
+            hint="it is for one GPU; leave it out",
+        )
+    return gpu_memory(device)
 
 
 def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:
@@ -381,7 +407,11 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
 
 
 def _runner(
-    runnable: Runnable, limits: Limits, config: EngineConfig, head: EagleHead | None
+    runnable: Runnable,
+    limits: Limits,
+    config: EngineConfig,
+    head: EagleHead | None,
+    memory: GpuMemory | None,
 ) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
@@ -404,6 +434,7 @@ def _runner(
         if dtype is None
         else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
         head=head,
+        memory=memory,
     )
     if config.load_in_advance:
         runner.warm_up()

@@ -39,6 +39,9 @@ def test_new_weights_serve_after_a_pause(tiny_folder, other_folder, engine_in):
         post = server.http.post
         before = text(server)
         assert before != wanted
+        asleep = post("/sleep")
+        assert (asleep.status_code, asleep.json()["error"]["code"]) == (409, "not_asleep")
+        assert text(server) == before  # it goes on
         assert post("/pause", json={}).json() == {"status": "paused", "kept": True}
         found = []
         waiting = threading.Thread(target=lambda: found.append(text(server)))

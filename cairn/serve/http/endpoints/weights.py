@@ -1,6 +1,7 @@
-"""Other weights for a running server: POST /pause, /resume, /update_weights, /reset_prefix_cache.
+"""Other weights for a running server, or none: POST /pause, /resume, /update_weights, /sleep, /wake_up.
 
     pause (requests stay, or are aborted) -> update_weights {version, source} -> resume
+    sleep (the GPU's memory is given back; requests wait) -> wake_up
 
 Only with `--admin-endpoints`: whoever may call these decides what everybody else is answered with. Each returns when
 the engine has done it, between two steps; when weights cannot be loaded, the old ones go on serving.
@@ -61,6 +62,28 @@ async def resume(service: Service, call: Call, body: bytes) -> JSON:
     await asyncio.to_thread(service.serving.engine.resume)
     service.paused = False
     return JSON({"status": "running"})
+
+
+async def sleep(service: Service, call: Call, body: bytes) -> JSON:
+    check_admin(service)
+    began = time.monotonic()
+    try:
+        await asyncio.to_thread(service.serving.engine.sleep)
+    except CairnError as error:
+        raise Refusal(409, str(error), code="not_asleep") from None
+    service.paused = True
+    return JSON({"status": "asleep", "seconds": round(time.monotonic() - began, 6)})
+
+
+async def wake_up(service: Service, call: Call, body: bytes) -> JSON:
+    check_admin(service)
+    began = time.monotonic()
+    try:
+        await asyncio.to_thread(service.serving.engine.wake)
+    except CairnError as error:
+        raise Refusal(503, str(error), code="still_asleep") from None
+    service.paused = False
+    return JSON({"status": "running", "seconds": round(time.monotonic() - began, 6)})
 
 
 async def update_weights(service: Service, call: Call, body: bytes) -> JSON:

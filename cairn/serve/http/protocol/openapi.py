@@ -102,6 +102,8 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/v1/unload_lora_adapter": (UnloadAdapterRequest, "serve it no more; with --admin-endpoints"),
     "/pause": (PauseRequest, "take no step until /resume; with --admin-endpoints"),
     "/resume": (None, "go on after /pause; with --admin-endpoints"),
+    "/sleep": (None, "give the GPU's memory back until /wake_up; with --admin-endpoints"),
+    "/wake_up": (None, "go on after /sleep; with --admin-endpoints"),
     "/update_weights": (UpdateRequest, "serve with other weights; with --admin-endpoints"),
     "/reset_prefix_cache": (None, "find no earlier prompt again; with --admin-endpoints"),
     "/cairn/prefill": (

@@ -75,7 +75,14 @@ from cairn.serve.http.endpoints.rerank import (
 from cairn.serve.http.endpoints.responses import delete_response, response, responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
 from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
-from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
+from cairn.serve.http.endpoints.weights import (
+    pause,
+    reset_prefix_cache,
+    resume,
+    sleep,
+    update_weights,
+    wake_up,
+)
 from cairn.serve.http.ledger.endpoints import (
     engine,
     engine_events,
@@ -351,6 +358,8 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/cairn/prefill", prefill),
         post("/pause", pause),
         post("/resume", resume),
+        post("/sleep", sleep),
+        post("/wake_up", wake_up),
         post("/update_weights", update_weights),
         post("/reset_prefix_cache", reset_prefix_cache),
         post("/v1/load_lora_adapter", load_adapter),
