@@ -125,7 +125,7 @@ def _headless(config: FleetConfig, name: str) -> Object:
         "spec": {
             "clusterIP": "None",
             "selector": {"cairn/fleet": config.name, "cairn/part": name},
-            "ports": [{"name": "http", "port": PORT}],
+            "ports": [{"name": "http", "port": PORT, "protocol": "TCP"}],
         },
     }
 
@@ -174,7 +174,7 @@ def _container(config: FleetConfig, argv: list[str], resources: Object) -> Objec
         "name": "cairn",
         "image": config.image,
         "command": argv,
-        "ports": [{"name": "http", "containerPort": PORT}],
+        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
         "readinessProbe": _probe("/health"),
         "resources": resources,
         "securityContext": {
@@ -228,6 +228,6 @@ def _front(config: FleetConfig) -> Object:
         "metadata": _meta(config, config.name, "router"),
         "spec": {
             "selector": {"cairn/fleet": config.name, "cairn/part": "router"},
-            "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
+            "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": "http"}],
         },
     }

@@ -53,6 +53,14 @@ def test_services_and_budgets_select_the_pods_that_deployments_make():
     assert deployments["chat-servers-0"]["spec"]["replicas"] == 3
 
 
+def test_every_port_says_its_protocol():
+    """By which older API servers know the entries of the list: they refuse to apply one without."""
+    ports = [port for one in named("Service").values() for port in one["spec"]["ports"]]
+    for one in named("Deployment").values():
+        ports += one["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert [port["protocol"] for port in ports] == ["TCP"] * 4
+
+
 def test_a_job_asks_for_everything_that_the_fleet_starts():
     (role,) = job_of(CONFIG, "/fleet.toml").roles
     assert (role.gpus, role.cpus, role.argv[-1]) == (6, 13.0, "/fleet.toml")
