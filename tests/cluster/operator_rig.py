@@ -1,7 +1,5 @@
 """What tests of the operator share: a client of an API in memory, controllers of two lines, and the kinds."""
 
-import asyncio
-
 from lightkube import AsyncClient, KubeConfig
 from lightkube.config import models
 
@@ -83,7 +81,3 @@ async def settle(store, operator: Operator, rounds: int = 30) -> int:
         if store.version == before:
             return number
     raise AssertionError(f"not settled after {rounds} rounds")
-
-
-def run(coroutine):
-    return asyncio.run(coroutine)
