@@ -101,8 +101,10 @@ class Transformer(nn.Module):
 
     def deep_rows(self, tokens_T: Tensor) -> Sequence[Tensor]:
         """Of given embeddings, what is added behind the first layers: zero for other tokens, nothing for none."""
+        if not self.spec.deep_rows or self.arena_RD is None:
+            return ()
         given_T = tokens_T < 0
-        if not self.spec.deep_rows or self.arena_RD is None or not bool(given_T.any()):
+        if not bool(given_T.any()):
             return ()
         planes_TE = self.arena_RD[(-2 - tokens_T).clamp(min=0), self.spec.hidden :]
         return (planes_TE * given_T[:, None]).split(self.spec.hidden, dim=-1)
