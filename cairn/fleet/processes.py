@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cairn.core.die_with_parent import die_with_parent
@@ -31,8 +31,13 @@ class ServerProcess:
         name: str,
         say: Callable[[str], None],
         gpus: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`gpus`: those that it sees, as CUDA_VISIBLE_DEVICES names them; empty: it is left to the server."""
+        """`gpus`: those that it sees, as CUDA_VISIBLE_DEVICES names them; empty: it is left to the server.
+
+        `environment`: more variables of its own.
+        """
+        self._variables = dict(environment or {})
         self.name, self._say, self._group = name, say, group
         self.gpus = list(gpus)
         self.port = _free_port()
@@ -52,6 +57,7 @@ class ServerProcess:
     def _environment(self) -> dict[str, str]:
         return {
             **os.environ,
+            **self._variables,
             **({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}),
         }
 
