@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError
-from cairn.fleet.config import FleetConfig, ServerGroup
+from cairn.fleet.config import ServerGroup
 
 LAST_LINES = 12
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
@@ -47,6 +47,11 @@ class ServerProcess:
         self._stopping = False
         self._was_ready = False
         self._last: deque[str] = deque(maxlen=LAST_LINES)
+
+    @property
+    def is_ready(self) -> bool:
+        """It has been, since it was first started."""
+        return self._was_ready
 
     @property
     def command(self) -> list[str]:
@@ -130,23 +135,6 @@ class Gpus:
 
     def give_back(self, names: Sequence[str]) -> None:
         self._free += names
-
-
-def processes_of(
-    config: FleetConfig, say: Callable[[str], None], gpus: Gpus
-) -> list[ServerProcess]:
-    """Of groups with a fixed number; those that are scaled are `autoscale`'s."""
-    fixed = [group for group in config.servers if group.model and not group.scaled]
-    made: list[ServerProcess] = []
-    for group in [one for one in fixed for _ in range(one.count)]:
-        own = gpus.take(group.gpus)
-        if own is None:
-            raise CairnError(
-                f"server-{len(made)} needs {group.gpus} GPUs, and so many are not left",
-                hint="fewer servers, or fewer `gpus`",
-            )
-        made.append(ServerProcess(group, f"server-{len(made)}", say, own))
-    return made
 
 
 def _free_port() -> int:
