@@ -21,9 +21,9 @@ def sampling_defaults(model: str, generation: Mapping[str, Any]) -> Defaults:
     """Of a model by its name and its generation_config.json, which is empty where there is none."""
     if model.lower() in SMALL or generation.get("do_sample") is False:
         return dict(GREEDY)
-    given = {name: generation.get(name) for name in NAMES}
-    return {name: value for name, value in given.items() if _is_number(value)}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    found: Defaults = {}
+    for name in NAMES:
+        value = generation.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = value
+    return found
