@@ -283,7 +283,8 @@ def _routes(service: Service, more: More) -> list[BaseRoute]:
         return Route(path, Endpoint(service, handle), methods=["DELETE"])
 
     def above(one: Guarded) -> Route:
-        return Route(one.path, Endpoint(service, one.handle), methods=[*one.methods])
+        posted = one.methods == ("POST",)
+        return Route(one.path, Endpoint(service, one.handle, body=posted), methods=[*one.methods])
 
     return [
         post("/v1/chat/completions", chat_completions),
