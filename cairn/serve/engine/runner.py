@@ -29,6 +29,7 @@ from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request, special
 from cairn.serve.engine.sampler import Sampler
 from cairn.serve.engine.speculate.head_drafts import HeadDrafts
+from cairn.serve.engine.state_slots import StateSlots
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.engine.weights_in_place import replace_weights
@@ -91,6 +92,11 @@ class Runner:
         self.pool = PagePool(
             groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device, scales
         )
+        if limits.states:
+            held = [group for group in groups if group.kind == "state"]
+            self.pool.states = StateSlots(
+                held, limits.states, limits.pages, weight.dtype, self.device
+            )
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
         self.batch.head_drafts = self.head
@@ -124,8 +130,13 @@ class Runner:
             self.sampler.admit(request)
             self.batch.admit(request)
         self.sampler.flush()
+        states = self.pool.states
+        if states is not None:
+            states.begin(step)
         with self.adapters.routed(step.chunks):
             staged, done = self._run(step)
+        if states is not None:
+            states.end(step)
         if any(map(special, step.sampling)):
             done = done._replace(tokens_S=self._sample_special(step, staged, done))
         return self._flight(step, done)
