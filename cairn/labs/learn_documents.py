@@ -1,14 +1,22 @@
-"""Exercises, the interview and a graded answer as JSON documents for the page. Both languages are in each."""
+"""Exercises, the quiz, the interview, graded answers and source files as JSON documents for the page.
 
+Both languages are in each. Reads the journal and source files of this package; decides nothing.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import asdict
 
-from cairn.labs.code_place import find_place
+from cairn.labs.code_place import ROOT, find_place
 from cairn.labs.exercises import journal
 from cairn.labs.exercises.exercise import Exercise, all_exercises
 from cairn.labs.interview import Drilled, Round
-from cairn.labs.rubric import grade_answer
+from cairn.labs.quiz import Typed
+from cairn.labs.roadmap import load
+from cairn.labs.rubric import Graded, grade_answer
+
+SHOWN = (".py", ".c", ".cpp", ".cu", ".go", ".js", ".css", ".toml")  # suffixes of source files
 
 
 def exercises_document() -> list[dict[str, Any]]:
@@ -71,4 +79,46 @@ def graded_document(question: Drilled, answer: str) -> dict[str, Any]:
         "missing": graded.missing,
         "answer": asdict(question.answer),
         "follow": asdict(question.follow),
+    }
+
+
+def quiz_document(asked: Sequence[Typed]) -> list[dict[str, Any]]:
+    """Questions without their answers."""
+    topics = load().topics
+    return [
+        {
+            "topic": one.topic,
+            "title": {"en": topics[one.topic].en.title, "zh": topics[one.topic].zh.title},
+            "number": one.number,
+            "ask": asdict(one.ask),
+            "graded": bool(one.points),
+        }
+        for one in asked
+    ]
+
+
+def quiz_answer(question: Typed, graded: Graded | None) -> dict[str, Any]:
+    """The model answer; with a rubric also which points were there."""
+    document: dict[str, Any] = {"answer": asdict(question.answer), "graded": graded is not None}
+    if graded is not None:
+        document |= {
+            "share": graded.share,
+            "right": graded.right,
+            "found": graded.found,
+            "missing": graded.missing,
+        }
+    return document
+
+
+def code_document(written: str) -> dict[str, Any]:
+    """A source file of this package and the line that is meant; ValueError where there is none."""
+    place = find_place(written)
+    file = (ROOT / place.path).resolve()
+    if not file.is_relative_to((ROOT / "cairn").resolve()) or file.suffix not in SHOWN:
+        raise ValueError(f"{written}: only source files of this package are shown")
+    return {
+        "path": place.path,
+        "line": place.line,
+        "name": place.name,
+        "lines": file.read_text(encoding="utf-8").splitlines(),
     }

@@ -3,45 +3,47 @@
     GET /cairn/learn                    the map, with what is done
     GET /cairn/learn/topics/{topic}     one topic, with the newest run of each of its labs
     GET /cairn/learn/labs/{lab}         a lab and its newest run
-    POST /cairn/learn/labs/{lab}/run    starts its quick form; GET: the steps so far and the verdict
     GET /cairn/learn/words              the words around them, in both languages
     GET /cairn/learn/exercises          all exercises, and which of them were passed here
     GET /cairn/learn/exercises/{name}   one: what is wanted, its hints, the skeleton
+    GET /cairn/learn/quiz               ?course=&topic=&count=&seed=  questions; due ones and unanswered ones first
+    GET /cairn/learn/code               ?place=cairn/x.py:name  a source file of this package, and the line
     GET /cairn/learn/interview          the rounds and their questions, without answers
     GET /cairn/learn/grade              ?round=&topic=&number=&answer=  a typed answer beside its rubric
 
-A lab runs for a browser of this machine, or for one that has shown a key; one at a time, in a process of its own.
-Exercises run in the terminal; a graded answer is not kept. Each document is read from the record anew. Where the server
+These only read; what a learner sends is in `learn_posts`. Each document is read from the record anew. Where the server
 has keys, these paths ask for one as well.
 """
 
-from urllib.parse import parse_qs, urlsplit
+import secrets
+from datetime import UTC, datetime
+from urllib.parse import parse_qs
 
 from msgspec.structs import asdict
 from starlette.concurrency import run_in_threadpool
 
-from cairn.core.errors import RequestError
-from cairn.core.shared_secret import is_loopback
+from cairn.labs import learn_posts
 from cairn.labs.catalogue import all_labs
 from cairn.labs.exercises.exercise import all_exercises
-from cairn.labs.interview import rounds
+from cairn.labs.interview import due, rounds
 from cairn.labs.learn_documents import (
+    code_document,
     exercise_document,
     exercises_document,
     graded_document,
     interview_round,
+    quiz_document,
 )
-from cairn.labs.learner import Learner, lab_document, look, map_document, topic_document
-from cairn.labs.live_runs import LiveRuns
+from cairn.labs.learner import Learner, answers, lab_document, look, map_document, topic_document
+from cairn.labs.quiz import choose_typed
+from cairn.labs.roadmap import load
 from cairn.labs.wording import WORDS
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.api import Guarded
 from cairn.serve.http.server.call import Call
-from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.service import Service
 
-FORWARDED = {b"forwarded", b"x-forwarded-for", b"x-real-ip"}  # what proxies add
-RUNS = LiveRuns()  # of this process, which has one server
+MOST_QUESTIONS = 50
 
 
 def routes() -> list[Guarded]:
@@ -49,12 +51,14 @@ def routes() -> list[Guarded]:
         Guarded("/cairn/learn", learn_map),
         Guarded("/cairn/learn/topics/{topic}", learn_topic),
         Guarded("/cairn/learn/labs/{lab}", learn_lab),
-        Guarded("/cairn/learn/labs/{lab}/run", learn_lab_run, ("GET", "POST")),
         Guarded("/cairn/learn/words", learn_words),
         Guarded("/cairn/learn/exercises", learn_exercises),
         Guarded("/cairn/learn/exercises/{name}", learn_exercise),
+        Guarded("/cairn/learn/quiz", learn_quiz),
+        Guarded("/cairn/learn/code", learn_code),
         Guarded("/cairn/learn/interview", learn_interview),
         Guarded("/cairn/learn/grade", learn_grade),
+        *learn_posts.routes(),
     ]
 
 
@@ -76,38 +80,6 @@ async def learn_lab(service: Service, call: Call, body: bytes) -> JSON:
     return JSON(lab_document(learner, name))
 
 
-async def learn_lab_run(service: Service, call: Call, body: bytes) -> JSON:
-    """Starts it, or says how far it is."""
-    name = call.scope["path_params"]["lab"]
-    if name not in all_labs():
-        raise Refusal(404, f"there is no lab '{name}'")
-    if call.scope["method"] == "POST":
-        _check_starter(call)
-        try:
-            RUNS.start(name)
-        except RequestError as error:
-            raise Refusal(409, f"{error.message}; {error.hint}") from error
-    return JSON(RUNS.state(name))
-
-
-def _check_starter(call: Call) -> None:
-    """A page of another site cannot send JSON here unasked, nor a stranger on the network use these cores."""
-    kinds = [value for name, value in call.scope["headers"] if name == b"content-type"]
-    if not kinds or not kinds[0].startswith(b"application/json"):
-        raise Refusal(415, "a lab is started with content-type: application/json")
-    headers = dict(call.scope["headers"])
-    host = (call.scope.get("client") or ("", 0))[0]
-    asked = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
-    # Behind a proxy everybody comes from here, and a name that was bound to 127.0.0.1 is another site's.
-    near = is_loopback(host) and is_loopback(asked) and not FORWARDED & headers.keys()
-    if call.holder == ANYBODY and not near:
-        raise Refusal(
-            403,
-            f"{host} asked for {asked or 'no host'}: labs run for a browser of this machine, or with a key of "
-            "the server; in a terminal: cairn lab run",
-        )
-
-
 async def learn_words(service: Service, call: Call, body: bytes) -> JSON:
     return JSON({name: asdict(words) for name, words in WORDS.items()})
 
@@ -123,14 +95,38 @@ async def learn_exercise(service: Service, call: Call, body: bytes) -> JSON:
     return JSON(await run_in_threadpool(exercise_document, all_exercises()[name]))
 
 
+async def learn_quiz(service: Service, call: Call, body: bytes) -> JSON:
+    asked = _query(call)
+    topics = list(load().topics.values())
+    if "topic" in asked:
+        topics = [one for one in topics if one.id == asked["topic"]]
+    if "course" in asked:
+        sections = {one.id for one in load().map.section if one.course == asked["course"]}
+        topics = [one for one in topics if one.section in sections]
+    numbers = {name: asked[name] for name in ("count", "seed") if name in asked}
+    if not topics or not all(value.isdecimal() for value in numbers.values()):
+        raise Refusal(404, "there are no such questions: give topic or course, count and seed")
+    seed = int(numbers.get("seed", secrets.randbelow(1 << 31)))
+    count = min(int(numbers.get("count", 5)), MOST_QUESTIONS)
+    kept = (await run_in_threadpool(answers().read)).values
+    waiting = due(kept, datetime.now(UTC))
+    chosen = choose_typed(topics, waiting, {one.topic for one in kept}, count, seed)
+    return JSON({"seed": seed, "questions": quiz_document(chosen)})
+
+
+async def learn_code(service: Service, call: Call, body: bytes) -> JSON:
+    try:
+        return JSON(await run_in_threadpool(code_document, _query(call).get("place", "")))
+    except ValueError as error:
+        raise Refusal(404, str(error)) from error
+
+
 async def learn_interview(service: Service, call: Call, body: bytes) -> JSON:
     return JSON([interview_round(one) for one in rounds().values()])
 
 
 async def learn_grade(service: Service, call: Call, body: bytes) -> JSON:
-    asked = {
-        name: values[-1] for name, values in parse_qs(call.scope["query_string"].decode()).items()
-    }
+    asked = _query(call)
     one = rounds().get(asked.get("round", ""))
     found = [q for q in one.question if q.topic == asked.get("topic")] if one is not None else []
     number = asked.get("number", "0")  # of those of one topic
@@ -139,6 +135,11 @@ async def learn_grade(service: Service, call: Call, body: bytes) -> JSON:
             404, "there is no such question: give round, topic, answer and perhaps number"
         )
     return JSON(graded_document(found[int(number)], asked.get("answer", "")))
+
+
+def _query(call: Call) -> dict[str, str]:
+    given = parse_qs(call.scope["query_string"].decode())
+    return {name: values[-1] for name, values in given.items()}
 
 
 async def _learner() -> Learner:

@@ -2,6 +2,8 @@
 
     topics and labs ──pool──> Asked ──choose──> a few of them, those not yet answered first
 
+    questions_of(topic) ──> Typed ──choose_typed──> what the page asks: typed, graded where there is a rubric
+
 Evidence is the newest verdict of a lab on the person's own machine: an answer with a number from there is a good one.
 Pure: nobody is asked here, and nothing is written.
 """
@@ -16,7 +18,9 @@ from cairn.labs.entry import Entry
 from cairn.labs.figures import with_unit
 from cairn.labs.lab import Words
 from cairn.labs.learner import Learner
-from cairn.labs.roadmap import Topic
+from cairn.labs.lesson import lesson_of
+from cairn.labs.roadmap import Topic, load
+from cairn.labs.rubric import Point
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +29,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     ask: Words
     answer: Words
     evidence: list[Words]  # measured on this machine
+
+
+class Typed(msgspec.Struct, frozen=True, kw_only=True):
+    """A question whose answer is typed: number 0 is the topic's own, which has no rubric; 1 and 2 are the lesson's."""
+
+    topic: str
+    number: int
+    ask: Words
+    answer: Words
+    points: list[Point] = []
 
 
 def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
@@ -60,6 +74,41 @@ def choose(
     wanted = min(count, len(mixed))
     first = fresh[: max(wanted - wanted // 3, wanted - len(rest))]  # a third from the labs
     return [*first, *rest][:wanted]
+
+
+def questions_of(topic: Topic) -> list[Typed]:
+    """The topic's own self-check, and the two questions of its lesson."""
+    own = Typed(
+        topic=topic.id,
+        number=0,
+        ask=Words(topic.en.ask, topic.zh.ask),
+        answer=Words(topic.en.answer, topic.zh.answer),
+    )
+    lesson = lesson_of(topic.id)
+    asked = lesson.interview if lesson is not None else ()
+    return [
+        own,
+        *(
+            Typed(topic=topic.id, number=number, ask=one.ask, answer=one.answer, points=one.points)
+            for number, one in enumerate(asked, start=1)
+        ),
+    ]
+
+
+def find_question(topic: str, number: int) -> Typed | None:
+    if topic not in load().topics:
+        return None
+    return next((one for one in questions_of(load().topics[topic]) if one.number == number), None)
+
+
+def choose_typed(
+    topics: Sequence[Topic], due: Sequence[str], answered: Collection[str], count: int, seed: int
+) -> list[Typed]:
+    """One question of each topic: first due, then never answered; with a rubric where there is one."""
+    dice = random.Random(seed)
+    mixed = dice.sample(list(topics), len(topics))
+    mixed.sort(key=lambda topic: (topic.id not in due, topic.id in answered))  # stable
+    return [dice.choice(questions_of(one)[1:] or questions_of(one)) for one in mixed[:count]]
 
 
 def _of_lab(topic: str, name: str, learner: Learner) -> list[Asked]:

@@ -110,6 +110,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kernel_cache: str | None = None
     """folder of kernels that `cairn kernels build` compiled ahead, for a GPU; default: what CAIRN_KERNEL_CACHE says.
     What it lacks is compiled when first needed"""
+    enable_sleep_mode: bool = False
+    """on one GPU: POST /sleep gives the memory back and /wake_up takes it again, in place of loading; a CPU needs no
+    flag for it"""
     load_in_advance: bool = False
     """capture all common graphs before the first request, instead of when first needed; LLM and the server do"""
 

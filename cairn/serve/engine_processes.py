@@ -88,6 +88,13 @@ class EngineProcesses:
     def resume(self) -> None:
         self.client.resume()
 
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake`; refused while requests are under way."""
+        self.client.sleep(level)
+
+    def wake(self) -> None:
+        self.client.wake()
+
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
         self.client.load_weights(version, source)

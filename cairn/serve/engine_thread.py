@@ -94,6 +94,13 @@ class EngineThread:
     def resume(self) -> None:
         self._call(self.engine.resume)
 
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake`; refused while requests are under way."""
+        self._call(lambda: self.engine.sleep(level))
+
+    def wake(self) -> None:
+        self._call(self.engine.wake)
+
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
         self._call(lambda: self.engine.load_weights(version, source))

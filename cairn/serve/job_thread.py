@@ -100,6 +100,12 @@ class JobThread:
     def resume(self) -> None:
         self._call(self._resume)
 
+    def sleep(self, level: int = 1) -> None:
+        raise ConfigError(f"a {self.what} does not sleep", hint="stop the server instead")
+
+    def wake(self) -> None:
+        return None  # it never slept
+
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         raise ConfigError(
             f"the weights of a {self.what} are not replaced while it runs",

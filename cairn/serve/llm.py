@@ -63,6 +63,16 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return self.serving.tokenizer
 
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory of the device back until `wake_up` or the next prompt; what was cached is lost.
+
+        On a GPU (with enable_sleep_mode) weights wait in pinned host memory; on a CPU level 2 drops them, too.
+        """
+        self.serving.sleep(level)
+
+    def wake_up(self) -> None:
+        self.serving.wake()
+
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 

@@ -70,6 +70,12 @@ class EngineHost(Protocol):
 
     def resume(self) -> None: ...
 
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake`; refused while requests are under way."""
+        ...
+
+    def wake(self) -> None: ...
+
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with these weights from the next step on."""
         ...
@@ -161,6 +167,7 @@ class Serving:
         self._ids = itertools.count()
         self._adapters = itertools.count(1)
         self._loading = threading.Lock()
+        self.asleep = False  # the engine has given its memory back
         self._reported: str | None = None
         self.sight = sight_of(opened)  # how it takes pictures; None: it reads text alone
 
@@ -255,6 +262,9 @@ class Serving:
         return jobs
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        """An engine that sleeps is woken first."""
+        if self.asleep:
+            self.wake()
         self.engine.submit(jobs)
 
     def abort(self, jobs: Sequence[Job]) -> None:
@@ -327,6 +337,18 @@ class Serving:
         return None if guide is None else self.grammars.compile(guide)
 
     # -- life ------------------------------------------------------------------------------------
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake` or the next request; refused while requests are under way.
+
+        At level 2, on a CPU, the weights are dropped as well, and read again when it wakes.
+        """
+        self.engine.sleep(level)
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.engine.wake()
+        self.asleep = False
 
     def dead(self) -> str | None:
         """Why the engine takes no requests any more. The reason goes to the log, once."""

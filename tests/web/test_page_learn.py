@@ -11,6 +11,7 @@ from cairn.hw.ceilings import Ceilings, identify, machine_file, save
 from cairn.hw.probe import probe
 from cairn.labs import learner
 from cairn.labs.exercises.exercise import all_exercises, find_exercise
+from cairn.labs.exercises.journal import passed, read
 from cairn.labs.interview import rounds
 from cairn.labs.roadmap import load
 
@@ -90,19 +91,57 @@ def test_in_chinese_and_kept(record, open_tab, server):
     expect(tab.find("h1")).to_have_text("学习路线")
 
 
-def test_graph_exercise_and_interview_in_both_languages(record, open_tab, server):
-    tab = open_tab(server, "/#/learn/graph:")
-    expect(tab.find(".topic-graph a")).to_have_count(len(load().topics))
-    edges = sum(len(topic.requires) for topic in load().topics.values())
-    expect(tab.find(".topic-graph path")).to_have_count(edges)
+def test_the_graph_at_both_sizes(open_tab, server):
+    for size in ({"width": 1280, "height": 800}, {"width": 390, "height": 844}):
+        tab = open_tab(server, "/#/learn/graph:", viewport=size)
+        expect(tab.find(".topic-graph .chip")).to_have_count(len(load().topics))
+        edges = sum(len(topic.requires) for topic in load().topics.values())
+        expect(tab.find(".topic-graph path")).to_have_count(edges)
+        assert not tab.is_wider_than_its_window()
+    title = load().topics["flash-attention"].en.title
+    tab.find(".topic-graph .chip", has_text=title).click()
+    required = load().topics["flash-attention"].requires
+    expect(tab.find(".topic-graph path.near")).to_have_count(
+        len(required) + sum("flash-attention" in one.requires for one in load().topics.values())
+    )
+    expect(tab.find(".chosen")).to_contain_text(load().topics[required[0]].en.title)
+    tab.find(".chosen a").click()
+    expect(tab.find("h1")).to_have_text(title)
 
+
+def test_an_exercise_is_written_checked_and_passed(record, open_tab, server):
+    """In both languages; the journal of this machine knows that it was passed."""
+    one = find_exercise("young-daly")
     tab = open_tab(server, "/#/learn/exercises:")
     expect(tab.find("[data-figure=passed]")).to_have_text(f"0/{len(all_exercises())} passed")
-    tab.find("a", has_text=find_exercise("online-softmax").about.title.en).click()
-    expect(tab.find("pre.code")).to_contain_text("raise NotImplementedError")
+    tab.find("a", has_text=one.about.title.en).click()
+    editor = tab.find("textarea.editor")
+    expect(editor).to_have_value(re.compile("NotImplementedError"))
     expect(tab.find("details p").first).to_be_hidden()
+    tab.button("Check it").click()
+    expect(tab.find(".graded .verdict")).to_have_text("not yet", timeout=60_000)
+    tab.find(".cases .plain-button").first.click()  # the line that raised
+    assert "raise" in tab.page.evaluate("getSelection().toString()")
+
     tab.find("label", has_text="中文").click()
-    expect(tab.find("h1")).to_have_text(find_exercise("online-softmax").about.title.zh)
+    expect(tab.find("h1")).to_have_text(one.about.title.zh)
+    editor.fill(one.answer)
+    tab.button("评测").click()
+    expect(tab.find(".graded .verdict")).to_have_text("通过", timeout=60_000)
+    tab.page.reload()
+    expect(editor).to_have_value(one.answer)  # a draft stays in this browser
+    assert passed(read()) == {"young-daly"}
+
+
+def test_quiz_and_interview(record, open_tab, server):
+    tab = open_tab(server, "/#/learn/quiz:flash-attention")
+    form = tab.find("form.question")
+    form.locator("textarea").fill("nothing of it")
+    form.locator("button").click()
+    expect(form.locator(".verdict")).to_have_text("0%")
+    assert [one.right for one in learner.answers().read().values] == [False]
+    tab.find("label", has_text="中文").click()
+    expect(tab.find("h1")).to_have_text("测验")
 
     tab = open_tab(server, "/#/learn/interview:")
     expect(tab.find("form.question")).to_have_count(
@@ -113,6 +152,40 @@ def test_graph_exercise_and_interview_in_both_languages(record, open_tab, server
     first.locator("button").click()
     expect(first.locator(".verdict")).to_have_text("50%")
     expect(first).to_contain_text("Lacks: 200")
+
+
+def test_code_opens_at_the_named_line(open_tab, server):
+    tab = open_tab(server, "/#/learn/code:cairn/cluster/reliability.py:young")
+    expect(tab.find(".numbered .at")).to_contain_text("def young(")
+    for place in ("../etc/passwd", "cairn/../README.md", "cairn/web/static/icon.svg", "tests/x.py"):
+        answer = server.http.get("/cairn/learn/code", params={"place": place})
+        assert answer.status_code == 404, place
+
+
+def test_code_runs_only_for_the_learner_at_this_machine(record, server):
+    """Another site, a name bound to this address, a proxy, and a form cannot make this machine run code."""
+    path = "/cairn/learn/exercises/young-daly/check"
+    refused = {
+        403: [
+            {"origin": "https://elsewhere.example"},
+            {"sec-fetch-site": "cross-site"},
+            {"host": "rebound.example"},
+            {"x-forwarded-for": "203.0.113.9"},
+        ],
+        415: [{"content-type": "text/plain"}],
+    }
+    for status, headers in refused.items():
+        for one in headers:
+            answer = server.http.post(path, json={"code": "raise SystemExit"}, headers=one)
+            assert answer.status_code == status, one
+            sent = server.http.post(
+                "/cairn/learn/quiz/answer", json={"topic": "kv-cache"}, headers=one
+            )
+            assert sent.status_code == status, one
+    assert server.http.post(path, json={"code": "x" * 300_000}).status_code == 413
+    assert server.http.post(path, json={"file": "x"}).status_code == 400
+    assert read() == []
+    assert learner.answers().read().values == []
 
 
 def test_a_lab_that_has_not_run_says_how(record, open_tab, server):

@@ -80,7 +80,8 @@ class Wire:
 
     def drain(self, deadline: float) -> None:
         """After finish(): returns when all of it is sent, or at `deadline` of the monotonic clock."""
-        self._writer.join(timeout=max(deadline - time.monotonic(), 0))
+        if self._writer.ident is not None:  # a connection that is just being made has no writer yet
+            self._writer.join(timeout=max(deadline - time.monotonic(), 0))
 
     def close(self) -> None:
         """At once, on both sides; whatever waits to be sent is dropped."""

@@ -25,9 +25,11 @@ class Counting:
     """A backend: how many graphs there were, and how many operations in each."""
 
     def __init__(self) -> None:
+        self.graphs = 0
         self.sizes: list[int] = []
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
         self.sizes.append(sum(node.op.startswith("call_") for node in graph.graph.nodes))
         return graph.forward
 
@@ -54,16 +56,15 @@ def run(bench: Workbench) -> Outcome:
             ("dynamic=True", norm, True),
         ):
             bench.step(f"six sizes, {name}")
-            graphs, seconds = _graphs(function, dynamic, SIZES)
-            counted[name] = len(graphs)
-            rows.append(
-                [f"norm of {len(SIZES)} sizes, {name}", len(graphs), graphs[0], seconds * 1e3]
-            )
+            found, seconds = _graphs(function, dynamic, SIZES)
+            counted[name] = found.graphs
+            what = f"norm of {len(SIZES)} sizes, {name}"
+            rows.append([what, found.graphs, found.sizes[0], seconds * 1e3])
         bench.step("a number that leaves the graph")
-        graphs, seconds = _graphs(looks, None, SIZES[:1])
-        rows.append(["a branch on .item()", len(graphs), graphs[0], seconds * 1e3])
+        broken, seconds = _graphs(looks, None, SIZES[:1])
+        rows.append(["a branch on .item()", broken.graphs, broken.sizes[0], seconds * 1e3])
     return Outcome(
-        checks=_checks(counted, graphs),
+        checks=_checks(counted, broken.graphs),
         table=Table(
             columns=[
                 Words("what", "情形"),
@@ -76,7 +77,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(counted: dict[str, int], graphs: list[int]) -> list[Check]:
+def _checks(counted: dict[str, int], broken: int) -> list[Check]:
     return [
         Check(
             what=Words("graphs for six sizes, dynamic=False", "六种形状、dynamic=False 的图数"),
@@ -101,7 +102,7 @@ def _checks(counted: dict[str, int], graphs: list[int]) -> list[Check]:
                 "graphs of a function with .item() in the middle", "中间有 .item() 的函数的图数"
             ),
             predicted=2.0,
-            measured=float(len(graphs)),
+            measured=float(broken),
             unit="",
         ),
     ]
@@ -109,8 +110,8 @@ def _checks(counted: dict[str, int], graphs: list[int]) -> list[Check]:
 
 def _graphs(
     function: Callable[..., Any], dynamic: bool | None, sizes: tuple[int, ...]
-) -> tuple[list[int], float]:
-    """Operations of each graph that the calls caused, and how long they took together."""
+) -> tuple[Counting, float]:
+    """The graphs that the calls caused, and how long they took together."""
     import torch
 
     torch._dynamo.reset()
@@ -122,7 +123,7 @@ def _graphs(
         torch.testing.assert_close(compiled(x), function(x))
     seconds = time.perf_counter() - start
     torch._dynamo.reset()
-    return backend.sizes, seconds
+    return backend, seconds
 
 
 @contextmanager

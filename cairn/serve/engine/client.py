@@ -45,12 +45,14 @@ from cairn.serve.engine.messages import (
     ResetPrefixCache,
     Resume,
     Returned,
+    Sleep,
     Stats,
     Stop,
     Stopped,
     Submit,
     Tokens,
     UnloadAdapter,
+    Wake,
     Watch,
 )
 from cairn.serve.engine.page_events import PageEvents
@@ -167,6 +169,15 @@ class EngineClient:
 
     def resume(self) -> None:
         self._call(Resume)
+        self.paused = False
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake`; refused while requests are under way."""
+        self._call(lambda call: Sleep(call, level))
+        self.paused = True
+
+    def wake(self) -> None:
+        self._call(Wake)
         self.paused = False
 
     def load_weights(self, version: int, source: WeightsFrom) -> None:

@@ -5,6 +5,7 @@ by nobody. Graphs hold everything from the inputs to the sampled token. A step t
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from cairn.serve.engine.pages import Paged
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.shared_prefix import SharedPrefix
+from cairn.serve.engine.sleep_memory import GpuMemory
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.step_budget import mixed_step_tokens
 
@@ -45,8 +47,13 @@ class GPURunner(Runner):
         invariant: bool = False,
         scales: CacheScales | None = None,
         head: EagleHead | None = None,
+        memory: GpuMemory | None = None,
     ) -> None:
-        super().__init__(model, limits, dtype, scales=scales, head=head)
+        """`memory`: where weights lie and pages will, if the model may sleep."""
+        with memory.pages() if memory is not None else nullcontext():
+            pool = self.make_pool(model, limits, dtype, scales)
+        super().__init__(model, limits, dtype, scales=scales, head=head, pool=pool)
+        self.memory = memory
         self.invariant = invariant
         if invariant:
             self.adapters.obstacle = VARIES
@@ -99,6 +106,23 @@ class GPURunner(Runner):
         kinds = [group.kind for group in limits.groups]
         self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
         self.can_share = self.can_share and not spec.latent and not spec.is_recurrent
+
+    def sleep(self, level: int) -> None:
+        if self.memory is None:
+            raise ConfigError(
+                "this engine cannot sleep: its memory was not prepared for it",
+                hint="start it with enable_sleep_mode (--enable-sleep-mode)",
+            )
+        if level > 1:
+            raise ConfigError(
+                f"level is {level}, and on a GPU weights that sleep are kept in the host's memory",
+                hint="use level 1",
+            )
+        self.memory.sleep()
+
+    def wake(self) -> None:
+        if self.memory is not None:
+            self.memory.wake()
 
     def warm_up(self) -> None:
         """Capture the graphs of all common steps now, instead of when each is first needed."""

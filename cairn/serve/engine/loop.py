@@ -68,6 +68,7 @@ class Engine:
         self.pools = Pools()  # prompts as vectors; whoever reads the outputs takes them
         self._flying: Flight | None = None
         self.paused = False  # no further step is scheduled
+        self.asleep = False  # its memory was given back
         self.version = 0  # of the weights; 0: those that the engine was started with
 
     @property
@@ -171,13 +172,38 @@ class Engine:
         return [request for request in aborted if request is not None]
 
     def resume(self) -> None:
+        self.wake()
         self.paused = False
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory of the device back until `wake`; what was cached is lost. A CairnError: it goes on.
+
+        At level 2 the weights are dropped as well, and read again by `wake`.
+        """
+        if self.asleep:
+            return
+        if running := len(self._held()):
+            raise RequestError(
+                f"{running} requests are under way, and would lose their pages",
+                hint="wait for their end, or abort them (mode=abort)",
+            )
+        self._land_last()  # of requests that have ended
+        self.reset_prefix_cache()
+        self.runner.sleep(level)
+        self.paused = self.asleep = True
+
+    def wake(self) -> None:
+        """A CairnError: it sleeps on."""
+        if self.asleep:
+            self.runner.wake()
+            self.paused = self.asleep = False
 
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with other weights from the next step on. A CairnError: the old ones go on serving.
 
         Requests under way go on with the keys and values that they have. Nobody finds pages of another version.
         """
+        self.wake()
         if version < 1:
             raise RequestError(f"version is {version}", hint="versions are counted from 1")
         if self.media is not None:

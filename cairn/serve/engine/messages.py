@@ -99,6 +99,17 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
     call: int
 
 
+class Sleep(msgspec.Struct, frozen=True, array_like=True, tag="sleep"):
+    """Give the device's memory back until `Wake`; at level 2 that of dropped weights, too."""
+
+    call: int
+    level: int = 1
+
+
+class Wake(msgspec.Struct, frozen=True, array_like=True, tag="wake"):
+    call: int
+
+
 class LoadWeights(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Serve with these weights from the next step on."""
 
@@ -131,7 +142,17 @@ class FollowPages(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
 
 
 # Each is answered by a `Returned`.
-Call = Pause | Resume | LoadWeights | LoadAdapter | UnloadAdapter | ResetPrefixCache | FollowPages
+Call = (
+    Pause
+    | Resume
+    | Sleep
+    | Wake
+    | LoadWeights
+    | LoadAdapter
+    | UnloadAdapter
+    | ResetPrefixCache
+    | FollowPages
+)
 Command = Submit | Admit | Abort | Stop | Watch | Call
 
 

@@ -77,6 +77,12 @@ class PagePool:
                 hint="lower gpu_memory_utilization, or num_gpu_blocks_override",
             ) from error
 
+    def release(self) -> None:
+        """Give the memory back; whoever wants pages again makes another pool."""
+        self.cache, self._room, self.states = self.cache.new_empty(0), None, None
+        for view in ("by_slot", "slots", "layers", "rows"):
+            self.__dict__.pop(view, None)
+
     @property
     def page_bytes(self) -> int:
         return self.cache.nbytes // self.pages

@@ -32,7 +32,7 @@ from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.state_slots import StateSlots
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
-from cairn.serve.engine.weights_in_place import replace_weights
+from cairn.serve.engine.weights_in_place import drop_weights, replace_weights
 
 PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
 
@@ -81,6 +81,7 @@ class Runner:
         lean: bool = False,
         scales: CacheScales | None = None,
         head: EagleHead | None = None,
+        pool: PagePool | None = None,
     ) -> None:
         """`dtype`: of the cache, with `scales` if that is float8; by default the model's. `head`: drafts.
 
@@ -88,27 +89,55 @@ class Runner:
         """
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device
-        groups = pool_groups(model, limits)
-        self.pool = PagePool(
-            groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device, scales
-        )
-        if limits.states:
-            held = [group for group in groups if group.kind == "state"]
-            self.pool.states = StateSlots(
-                held, limits.states, limits.pages, weight.dtype, self.device
-            )
+        self.pool = pool or self.make_pool(model, limits, dtype, scales)
+        self.source: WeightsFrom | None = None  # of the weights, if they can be read again
+        self.version = 0
+        self._slept: int | None = None  # the level of its sleep
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
         self.batch.head_drafts = self.head
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         if limits.arena_rows:
             model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
+        self._lean = lean
         self.lean = serving_form(model, self.pool) if lean else None
         self.adapters = Adapters(model)
         self.alter_draws: Callable[[Drawn], None] | None = None  # of steps that verify, for benches
 
     def warm_up(self) -> None:
         """Prepare in advance what the first steps would; on a CPU there is nothing."""
+
+    @staticmethod
+    def make_pool(
+        model: Transformer, limits: Limits, dtype: torch.dtype | None, scales: CacheScales | None
+    ) -> PagePool:
+        weight, groups = model.embedding.weight, pool_groups(model, limits)
+        pool = PagePool(
+            groups, limits.pages, limits.page_size, dtype or weight.dtype, weight.device, scales
+        )
+        if limits.states:
+            held = [group for group in groups if group.kind == "state"]
+            pool.states = StateSlots(held, limits.states, limits.pages, weight.dtype, weight.device)
+        return pool
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of the pages back, and at level 2 that of the weights. Nobody runs meanwhile."""
+        if level >= 2:
+            drop_weights(self.model, self.source)
+            self.adapters.forget_forms()
+        self.pool.release()
+        self.lean, self._slept = None, level
+
+    def wake(self) -> None:
+        """After `sleep`: weights as they were, read again if they were dropped; pages empty."""
+        if self._slept is None:
+            return
+        if self._slept >= 2 and self.source is not None:
+            replace_weights(self.model, self.version, self.source)
+        pool = self.pool
+        self.pool = self.make_pool(self.model, self.limits, pool.cache.dtype, pool.scales)
+        self._slept = None
+        self.lean = serving_form(self.model, self.pool) if self._lean else None
 
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""
@@ -120,6 +149,7 @@ class Runner:
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Replace the weights, and make again what was made of them. A CairnError: nothing has changed."""
         replace_weights(self.model, version, source)
+        self.source, self.version = source, version
         self.adapters.forget_forms()
         if self.lean is not None:
             self.lean = serving_form(self.model, self.pool)

@@ -5,8 +5,9 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -19,17 +20,14 @@ from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes, state_bytes, with_draft_layer
 from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
-from cairn.models.linear.convert import convert_head, convert_weights
-from cairn.models.linear.registry import CONVERTED, PACKED
+from cairn.models.linear.registry import CONVERTED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
-from cairn.serve.engine.cpu_layout import transpose_weights
 from cairn.serve.engine.cpu_threads import limit_threads
-from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.media import WaitingForRows
@@ -48,12 +46,14 @@ from cairn.serve.engine.sizing import (
     size_states,
     step_bytes,
 )
+from cairn.serve.engine.sleep_memory import GpuMemory, sleep_memory
 from cairn.serve.engine.speculate.choice import choose_drafter, make_speculation
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
+from cairn.serve.engine.weight_forms import arrange_weights, check_form, convert
 
 MOST_ROWS = {"cpu": 8192, "cuda": 16384}  # of pictures, in the arena
 AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
@@ -84,9 +84,12 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
-    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device, opened))
+    memory = sleep_memory(config.enable_sleep_mode, device, config.tensor_parallel_size)
+    with memory.weights() if memory is not None else nullcontext():
+        packed_stays = stays_packed(config, device, opened)
+        runnable = opened.load(device, config.dtype, shards, packed_stays)
     loaded = time.monotonic()
-    started = start_with(opened, runnable, config, sole=True)
+    started = start_with(opened, runnable, config, sole=True, memory=memory)
     made = time.monotonic() - loaded
     started.notes.extend([threads] if threads else [])
     started.notes.append(
@@ -143,23 +146,22 @@ def start_with(
     drafts: int = 0,
     device_drafts: bool = False,
     arena_rows: int = 0,
+    memory: GpuMemory | None = None,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
     verify; with `device_drafts` only where the device cannot. `arena_rows`: of embeddings, for prompts with pieces.
+    `memory`: of a model that may sleep.
     """
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
     kernels = _built_kernels(config, on_gpu)
     chosen = choose_drafter(config, opened, model) if drafter is None else None
     head = chosen.head if chosen is not None else None
-    _check_form(config, model.embedding.weight.is_cuda)
-    converted = []
-    if config.weights in CONVERTED:  # before the memory that is left is counted
-        converted.append(convert_weights(model, config.weights, release=sole))
-    if config.head == "8bit":
-        converted.append(convert_head(model, release=sole))
+    check_form(config, on_gpu)
+    with memory.weights() if memory is not None else nullcontext():
+        converted = convert(model, config, sole)  # before the memory that is left is counted
     limits, sizes = choose_limits(runnable, config, head is not None)
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
@@ -174,9 +176,10 @@ def start_with(
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
     if sole:
         model.requires_grad_(False)
-    arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
-    runner = _runner(runnable, limits, config, head)  # which takes the weights as they are by now
+    arranged = converted if on_gpu or converted else arrange_weights(runnable, config, sole)
+    runner = _runner(runnable, limits, config, head, memory)  # with the weights as they are by now
     runner.adapters.keep(config.max_loras)
+    runner.source = config.model if opened.checkpoint is not None else None
     blocks = TimedBlocks(
         limits.pages,
         limits.page_size,
@@ -382,37 +385,12 @@ def _check_experts(config: EngineConfig, spec: ModelSpec) -> None:
         )
 
 
-def _check_form(config: EngineConfig, on_gpu: bool) -> None:
-    """A form of the weights that was asked for, and does not go with the rest."""
-    if config.weights in PACKED and on_gpu:
-        raise ConfigError(
-            f"weights is {config.weights}, which is for a CPU",
-            hint=f"use --weights {' or '.join(CONVERTED)}, or leave it out",
-        )
-    invariant_too = (
-        on_gpu and config.weights in CONVERTED
-    )  # which have one tile for any number of rows
-    exact = config.plain or (config.batch_invariant and not invariant_too)
-    if config.weights in (*PACKED, *CONVERTED) and exact:
-        mode = "plain" if config.plain else "batch_invariant"
-        raise ConfigError(
-            f"weights is {config.weights}, and {mode} computes with the weights as they are",
-            hint=f"leave out --weights, or --{mode.replace('_', '-')}",
-        )
-
-
-def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:
-    """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
-    exact = config.plain or config.batch_invariant
-    choice = cast(Choice, "float" if exact else config.weights)
-    notes = [pack_weights(runnable.model, choice, runnable.bits, release=sole)]
-    if not exact and not packed(runnable.model):
-        notes.append(transpose_weights(runnable.model))
-    return notes
-
-
 def _runner(
-    runnable: Runnable, limits: Limits, config: EngineConfig, head: EagleHead | None
+    runnable: Runnable,
+    limits: Limits,
+    config: EngineConfig,
+    head: EagleHead | None,
+    memory: GpuMemory | None,
 ) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
@@ -435,6 +413,7 @@ def _runner(
         if dtype is None
         else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
         head=head,
+        memory=memory,
     )
     if config.load_in_advance:
         runner.warm_up()

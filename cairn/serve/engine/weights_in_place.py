@@ -55,6 +55,22 @@ def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> No
             part.take(Transposed(part.joined()))
 
 
+@torch.no_grad()
+def drop_weights(model: Transformer, source: WeightsFrom | None) -> None:
+    """Give the memory of the weights back; `replace_weights` reads them again. A CairnError: nothing has changed."""
+    _check_forms(model)
+    if not isinstance(source, str):
+        why = "were made up" if source is None else "came from the ranks of a trainer"
+        raise ConfigError(
+            f"the weights {why}, and cannot be read again", hint="use level 1, which keeps them"
+        )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.new_empty(0)
+    for part in linears(model):
+        if isinstance(part.form, Transposed):
+            part.form.weight_NK = part.form.weight_NK.new_empty(0)
+
+
 def _check_forms(model: Transformer) -> None:
     """Refuse forms of weights that cannot follow."""
     forms = {type(part.form).__name__ for part in linears(model)} - {"NoneType", "Transposed"}

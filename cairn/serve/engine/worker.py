@@ -53,11 +53,13 @@ from cairn.serve.engine.messages import (
     ResetPrefixCache,
     Resume,
     Returned,
+    Sleep,
     Stop,
     Stopped,
     Submit,
     Tokens,
     UnloadAdapter,
+    Wake,
     Watch,
     decode_boot,
     decode_commands,
@@ -180,15 +182,7 @@ class Worker:
                 ended = self._admit(*self._compiling.pop(id))
             case Submit():
                 ended = self._submit(command)
-            case (
-                Pause()
-                | Resume()
-                | LoadWeights()
-                | LoadAdapter()
-                | UnloadAdapter()
-                | ResetPrefixCache()
-                | FollowPages()
-            ):
+            case _ if isinstance(command, Call):
                 return self._call(command)
         return [] if ended is None else [ended]
 
@@ -204,6 +198,10 @@ class Worker:
                         ended = [one for one in found if one is not None]
                 case Resume():
                     self.engine.resume()
+                case Sleep(level=level):
+                    self.engine.sleep(level)
+                case Wake():
+                    self.engine.wake()
                 case LoadWeights(version=version, source=source):
                     self.engine.load_weights(version, source)
                 case LoadAdapter(number=number, folder=folder):

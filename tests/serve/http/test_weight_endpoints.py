@@ -36,9 +36,15 @@ def test_new_weights_serve_after_a_pause(tiny_folder, other_folder, engine_in):
     with live_server.live(
         tiny_folder, admin_endpoints=True, engine_in=engine_in, plain=True
     ) as server:
-        post = server.http.post
+        post, get = server.http.post, server.http.get
         before = text(server)
         assert before != wanted
+        for level in (1, 2):
+            assert post(f"/sleep?level={level}").json()["status"] == "asleep"
+            assert get("/is_sleeping").json()["is_sleeping"]
+            assert get("/health").json()["status"] == "asleep"
+            assert text(server) == before  # the request has woken it
+            assert not get("/is_sleeping").json()["is_sleeping"]
         assert post("/pause", json={}).json() == {"status": "paused", "kept": True}
         found = []
         waiting = threading.Thread(target=lambda: found.append(text(server)))
@@ -65,8 +71,38 @@ def test_new_weights_serve_after_a_pause(tiny_folder, other_folder, engine_in):
             assert post("/update_weights", json=body).status_code == 400
 
 
+def test_a_server_that_streams_does_not_sleep_unless_it_may_abort(tiny_folder):
+    with live_server.live(tiny_folder, admin_endpoints=True) as server:
+        post = server.http.post
+        assert post("/pause").status_code == 200  # so that the stream does not end meanwhile
+        ends = []
+
+        def stream():
+            answer = server.http.post("/v1/completions", json={**ASKED, "stream": True})
+            ends.append(answer.text)
+
+        reader = threading.Thread(target=stream)
+        reader.start()
+        live_server.wait_until(lambda: server.service.open)
+        refused = post("/sleep")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_asleep")
+        assert "mode=abort" in refused.json()["error"]["message"]
+        assert post("/sleep?mode=abort").json()["status"] == "asleep"
+        reader.join(30)
+        assert "abort" in ends[0]
+        waiting = [threading.Thread(target=text, args=(server,)) for _ in range(3)]
+        for one in waiting:
+            one.start()
+        for one in waiting:
+            one.join(30)
+        assert not server.http.get("/is_sleeping").json()["is_sleeping"]
+        wrong = ("/sleep?level=3", "/sleep?mode=x", "/sleep?lvel=1", "/wake_up?tags=weights")
+        assert [post(path).status_code for path in wrong] == [400] * 4
+        assert post("/wake_up").json()["status"] == "running"
+
+
 def test_they_are_absent_without_the_flag(server):
-    for path in ("/pause", "/resume", "/update_weights", "/reset_prefix_cache"):
+    for path in ("/pause", "/resume", "/update_weights", "/reset_prefix_cache", "/sleep"):
         refused = server.http.post(path, json={"version": 1, "source": "x"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (
             404,

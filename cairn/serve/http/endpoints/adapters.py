@@ -39,7 +39,7 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
 
 
 async def load_adapter(service: Service, call: Call, body: bytes) -> JSON:
-    check_admin(service)
+    check_admin(service, call)
     asked = decode(body, LoadAdapterRequest)
     load = service.serving.load_adapter
     try:
@@ -51,7 +51,7 @@ async def load_adapter(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def unload_adapter(service: Service, call: Call, body: bytes) -> JSON:
-    check_admin(service)
+    check_admin(service, call)
     asked = decode(body, UnloadAdapterRequest)
     try:
         await asyncio.to_thread(service.serving.unload_adapter, asked.lora_name)

@@ -1,4 +1,4 @@
-"""Other weights for a running server: POST /pause, /resume, /update_weights, /reset_prefix_cache.
+"""Other weights for a running server: POST /pause, /update_weights, /resume.
 
     pause (requests stay, or are aborted) -> update_weights {version, source} -> resume
 
@@ -7,6 +7,8 @@ the engine has done it, between two steps; when weights cannot be loaded, the ol
 """
 
 import asyncio
+import hmac
+import os
 import time
 from typing import Annotated
 
@@ -19,6 +21,8 @@ from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
+
+HOST_SECRET = "CAIRN_HOST_SECRET"  # the host of several models proves itself with it
 
 
 class PauseRequest(msgspec.Struct, kw_only=True):
@@ -42,14 +46,21 @@ class UpdateRequest(msgspec.Struct, kw_only=True):
     source: str | RanksOfTrainer  # a folder or file that the server can read, or ranks of a trainer
 
 
-def check_admin(service: Service) -> None:
-    if not service.config.admin_endpoints:
+def check_admin(service: Service, call: Call) -> None:
+    if not service.config.admin_endpoints and not of_host(call):
         said = "this path is for servers that were started with --admin-endpoints"
         raise Refusal(404, said, code="admin_endpoints_off")
 
 
+def of_host(call: Call) -> bool:
+    """Does it come from the process that has started this server beside others?"""
+    secret = os.environ.get(HOST_SECRET, "").encode()
+    given = (value for name, value in call.scope["headers"] if name == b"x-cairn-host")
+    return bool(secret) and hmac.compare_digest(next(given, b""), secret)
+
+
 async def pause(service: Service, call: Call, body: bytes) -> JSON:
-    check_admin(service)
+    check_admin(service, call)
     asked = decode(body or b"{}", PauseRequest)
     service.paused = True  # first, because a kept request then makes no progress
     await asyncio.to_thread(service.serving.engine.pause, asked.keep)
@@ -57,14 +68,14 @@ async def pause(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def resume(service: Service, call: Call, body: bytes) -> JSON:
-    check_admin(service)
+    check_admin(service, call)
     await asyncio.to_thread(service.serving.engine.resume)
-    service.paused = False
+    service.paused = service.serving.asleep = False
     return JSON({"status": "running"})
 
 
 async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
-    check_admin(service)
+    check_admin(service, call)
     asked = decode(body, UpdateRequest)
     source = asked.source
     if isinstance(source, RanksOfTrainer):
@@ -77,10 +88,12 @@ async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
             f"version {asked.version} was not loaded, and the weights before it serve on: {error}"
         )
         raise Refusal(400, said, param="source", code="weights_not_loaded") from None
+    finally:
+        service.serving.asleep = False  # who loads weights wakes up for it
     return JSON({"version": asked.version, "seconds": round(time.monotonic() - began, 6)})
 
 
 async def reset_prefix_cache(service: Service, call: Call, body: bytes) -> JSON:
-    check_admin(service)
+    check_admin(service, call)
     await asyncio.to_thread(service.serving.engine.reset_prefix_cache)
     return JSON({"status": "ok"})

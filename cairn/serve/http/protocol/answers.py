@@ -174,7 +174,7 @@ class Version(msgspec.Struct):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    status: Literal["ok", "stalled", "dead", "starting", "draining"]
+    status: Literal["ok", "asleep", "stalled", "dead", "starting", "draining"]
     reason: str | None = None
     running: int = 0
     waiting: int = 0

@@ -19,6 +19,7 @@ from cairn.serve.http.endpoints.rerank import (
     ScoreList,
     ScoreRequest,
 )
+from cairn.serve.http.endpoints.sleep import SleepState
 from cairn.serve.http.endpoints.weights import PauseRequest, UpdateRequest
 from cairn.serve.http.ledger.views import (
     EngineView,
@@ -82,6 +83,7 @@ GETS: dict[str, tuple[type, str]] = {
     "/health": (Health, "whether the engine makes progress"),
     "/live": (Health, "whether the server may still get well by itself"),
     "/version": (Version, "the version of Cairn"),
+    "/is_sleeping": (SleepState, "whether its memory was given back; with --admin-endpoints"),
     "/cairn/engine": (EngineView, "what the engine is doing now"),
     "/cairn/usage": (UsageView, "tokens, device-seconds and joules of each API key"),
     "/cairn/requests": (RequestList, "where the time of the last requests went"),
@@ -102,6 +104,8 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/v1/unload_lora_adapter": (UnloadAdapterRequest, "serve it no more; with --admin-endpoints"),
     "/pause": (PauseRequest, "take no step until /resume; with --admin-endpoints"),
     "/resume": (None, "go on after /pause; with --admin-endpoints"),
+    "/sleep": (None, "give the memory back until a request or /wake_up; with --admin-endpoints"),
+    "/wake_up": (None, "go on after /sleep; with --admin-endpoints"),
     "/update_weights": (UpdateRequest, "serve with other weights; with --admin-endpoints"),
     "/reset_prefix_cache": (None, "find no earlier prompt again; with --admin-endpoints"),
     "/cairn/prefill": (
@@ -121,6 +125,10 @@ QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/cairn/requests": {
         "order": {"enum": ["newest", "slowest"], "default": "newest"},
         "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+    },
+    "/sleep": {
+        "level": {"type": "integer", "minimum": 1, "maximum": 2, "default": 1},
+        "mode": {"enum": ["refuse", "abort"], "default": "refuse"},
     },
     "/cairn/trace": {
         "seconds": {"type": "number", "minimum": 0.001, "maximum": 3600, "default": 30}
@@ -177,14 +185,12 @@ def document() -> dict[str, Any]:
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", path)
-        ] + [
-            {"name": name, "in": "query", "schema": schema}
-            for name, schema in QUERIES.get(path, {}).items()
-        ]
+        ] + _query(path)
         paths[path] = {"get": operation}
     _add_files(paths, named[FileObject], named[Batch], named[ErrorBody])
     for path, (asked, about) in OTHER_POSTS.items():
         operation = _operation(about, ANY, ANY, [*MISTAKES])
+        operation["parameters"] = _query(path)
         if asked is not None:
             operation["requestBody"] = {"required": True, "content": _json(named[asked])}
         operation["responses"]["200"]["content"] = {"*/*": {}}
@@ -239,6 +245,12 @@ def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None
     content = _operation("what is in a file", {}, error, [401, 404])
     content["responses"]["200"]["content"] = {"application/octet-stream": {}}
     paths["/v1/files/{id}/content"] = {"get": content | {"parameters": [id]}}
+
+
+def _query(path: str) -> list[dict[str, Any]]:
+    """What may stand behind the question mark."""
+    fields = QUERIES.get(path, {}).items()
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in fields]
 
 
 def _operation(about: str, answer: Any, error: Any, mistakes: list[int]) -> dict[str, Any]:

@@ -24,13 +24,20 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cairn import __version__
 from cairn.core.errors import CairnError
-from cairn.core.metrics import CONTENT_TYPE
 from cairn.serve.http.batches.files import FileStore
 from cairn.serve.http.batches.perform import HOLDER, performer
 from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.batches.store import BatchStore
+from cairn.serve.http.endpoints.about import (
+    health,
+    live,
+    metrics,
+    model,
+    models,
+    openapi,
+    version,
+)
 from cairn.serve.http.endpoints.adapters import load_adapter, unload_adapter
 from cairn.serve.http.endpoints.batches import (
     cancel_batch,
@@ -73,6 +80,7 @@ from cairn.serve.http.endpoints.rerank import (
     score,
 )
 from cairn.serve.http.endpoints.responses import delete_response, response, responses
+from cairn.serve.http.endpoints.sleep import is_sleeping, sleep, wake_up
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
 from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
 from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
@@ -88,11 +96,9 @@ from cairn.serve.http.ledger.endpoints import (
 )
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import put_into
-from cairn.serve.http.protocol.answers import ModelCard, ModelList, Version
 from cairn.serve.http.protocol.body import Gone, read_bytes
 from cairn.serve.http.protocol.messages import MessagesRequest
-from cairn.serve.http.protocol.openapi import document
-from cairn.serve.http.protocol.refusal import JSON, Refusal, refusal_of
+from cairn.serve.http.protocol.refusal import Refusal, refusal_of
 from cairn.serve.http.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -101,11 +107,9 @@ from cairn.serve.http.protocol.requests import (
 from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.continuation import ROUTED, header, split_body
-from cairn.serve.http.server.health import HOPELESS
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.model_kinds import check_kind
 from cairn.serve.http.server.service import Service
-from cairn.serve.serving import ServedModel
 
 Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
 FIELDS = tuple({
@@ -246,48 +250,6 @@ def request_id(scope: Scope) -> str:
     return text if fine else secrets.token_hex(12)
 
 
-# -- small endpoints ------------------------------------------------------------------------------
-
-
-async def models(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(ModelList(data=[_card(service, one) for one in [*service.serving.models.values()]]))
-
-
-async def model(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(_card(service, service.served(call.scope["path_params"]["name"])))
-
-
-def _card(service: Service, served: ServedModel) -> ModelCard:
-    card = ModelCard(
-        id=served.name, created=service.created, max_model_len=service.serving.limits.context
-    )
-    if served.adapter:
-        card.parent, card.root = served.parent, Path(served.root).name
-    return card
-
-
-async def health(service: Service, call: Call, body: bytes) -> JSON:
-    found = service.health()
-    return JSON(found, 200 if found.status == "ok" else 503)
-
-
-async def live(service: Service, call: Call, body: bytes) -> JSON:
-    found = service.health()
-    return JSON(found, 503 if found.status in HOPELESS else 200)
-
-
-async def version(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(Version(__version__))
-
-
-async def metrics(service: Service, call: Call, body: bytes) -> Response:
-    return Response(service.metrics_text(), media_type=CONTENT_TYPE)
-
-
-async def openapi(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(document())
-
-
 # -- assembly -------------------------------------------------------------------------------------
 
 
@@ -321,7 +283,8 @@ def _routes(service: Service, more: More) -> list[BaseRoute]:
         return Route(path, Endpoint(service, handle), methods=["DELETE"])
 
     def above(one: Guarded) -> Route:
-        return Route(one.path, Endpoint(service, one.handle), methods=[*one.methods])
+        posted = one.methods == ("POST",)
+        return Route(one.path, Endpoint(service, one.handle, body=posted), methods=[*one.methods])
 
     return [
         post("/v1/chat/completions", chat_completions),
@@ -353,6 +316,9 @@ def _routes(service: Service, more: More) -> list[BaseRoute]:
         post("/cairn/prefill", prefill),
         post("/pause", pause),
         post("/resume", resume),
+        post("/sleep", sleep),
+        post("/wake_up", wake_up),
+        get("/is_sleeping", is_sleeping),
         post("/update_weights", update_weights),
         post("/reset_prefix_cache", reset_prefix_cache),
         post("/v1/load_lora_adapter", load_adapter),

@@ -125,6 +125,8 @@ class Exchange:
                 503, f"the engine is not available: {reason}", code="engine_dead", retry_after_s=10
             )
         service.accounts.check_budget(self._call.holder)
+        if service.asleep or service.waking.locked():  # or falls asleep at this moment
+            await service.wake()
         self._ticket = service.admission.admit(self._call.holder, len(self.jobs))
         service.open.add(self)
         self._entry = self._begin()

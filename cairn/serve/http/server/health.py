@@ -5,6 +5,7 @@
     the engine has ended                       dead      503      503
     it has failed, and is being started again  starting  503      200
     SIGTERM has come                           draining  503      200
+    its memory was given back (POST /sleep)    asleep    200      200      a request wakes it
     else                                       ok        200      200
 
 `/health` is for who sends requests; `/live` for who would end the process: to do so while its engine is being started
@@ -19,6 +20,7 @@ from cairn.serve.engine.messages import Stats
 from cairn.serve.http.protocol.answers import Health
 
 HOPELESS = ("stalled", "dead")  # it will not get well by itself
+READY = ("ok", "asleep")  # it takes requests
 
 
 class Progress:
@@ -35,7 +37,13 @@ class Progress:
         return now - self._since
 
     def verdict(
-        self, stats: Stats, busy: bool, dead: str | None, restarting: str | None, draining: bool
+        self,
+        stats: Stats,
+        busy: bool,
+        dead: str | None,
+        restarting: str | None,
+        draining: bool,
+        asleep: bool = False,
     ) -> Health:
         still = self.look(stats.steps, busy)
         counts = dict(running=stats.running, waiting=stats.waiting, steps=stats.steps)
@@ -48,4 +56,4 @@ class Progress:
             return Health(status="stalled", reason=reason, **counts)
         if draining:
             return Health(status="draining", reason="the server is stopping", **counts)
-        return Health(status="ok", **counts)
+        return Health(status="asleep" if asleep else "ok", **counts)

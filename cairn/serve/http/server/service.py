@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
 
+from cairn.core.errors import CairnError
 from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.adapter_folder import AdapterFolder, read_module
@@ -97,6 +98,7 @@ class Service:
         self.pulse = Followers(serving, lambda: self.health().status, config.role)
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
+        self.waking = asyncio.Lock()
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: list[asyncio.Task[None]] = []
@@ -163,6 +165,22 @@ class Service:
 
     # -- what endpoints ask ----------------------------------------------------------------------
 
+    @property
+    def asleep(self) -> bool:
+        """The memory was given back; the next request wakes it."""
+        return self.serving.asleep
+
+    async def wake(self) -> None:
+        """Before a request is taken; those that come meanwhile wait for the same."""
+        async with self.waking:
+            if not self.asleep:
+                return
+            try:
+                await asyncio.to_thread(self.serving.wake)
+            except CairnError as error:
+                said = f"{self.model} sleeps and cannot wake up: {error}"
+                raise Refusal(503, said, code="still_asleep", retry_after_s=5) from None
+
     def has_free_row(self) -> bool:
         """Is there a row of the engine that nobody uses or waits for?"""
         return self.admission.inside < self.serving.limits.rows
@@ -179,6 +197,7 @@ class Service:
             self.serving.dead(),
             self.serving.engine.restarting(),
             self.admission.draining,
+            self.asleep,
         )
 
     def metrics_text(self) -> str:

@@ -50,8 +50,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     lora_modules: list[str] = msgspec.field(default_factory=list)
     """adapters as NAME=PATH, each served under its name"""
     admin_endpoints: bool = False
-    """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /v1/load_lora_adapter and
-    /v1/unload_lora_adapter to whoever may generate"""
+    """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /sleep, /wake_up,
+    /v1/load_lora_adapter and /v1/unload_lora_adapter to whoever may generate"""
     store_responses: int = 0
     """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
     capture: Path | None = None

@@ -1,6 +1,14 @@
-/** Exercises: the list by course, and one with what is wanted, hints that open one by one, and its skeleton. */
+/**
+ * Exercises: the list by course, and one with what is wanted, an editor, its graded cases and hints that open one by one.
+ *
+ * The code runs on the server's machine, which takes it only from a browser of the same machine.
+ */
 
 import { h } from "../dom.js";
+import { figure } from "../format.js";
+import { getJSON } from "../server.js";
+import { placeLink } from "./code.js";
+import { makeEditor } from "./editor.js";
 import { said, word } from "./words.js";
 
 export function exerciseList(exercises) {
@@ -23,10 +31,39 @@ export function exercisePage(one) {
     h("p", {}, h("a", { href: "#/learn/exercises:" }, `← ${word("exercises")}`)),
     h("div", { class: "head" }, h("h1", {}, said(one.title)), h("p", { class: "soft" }, `${one.course} · ${one.minutes} ${word("minutes")}`)),
     h("p", {}, said(one.wanted)),
-    h("h2", {}, word("commands")), h("ul", { class: "notes" }, ["start", "check", "hint", "solution"].map(command)),
+    h("h2", {}, word("your code")), workplace(one),
     h("h2", {}, word("hint")), one.hints.map((hint, at) =>
       h("details", {}, h("summary", {}, `${word("hint")} ${at + 1}/${one.hints.length}`), h("p", {}, said(hint)))),
-    h("h2", {}, word("skeleton")), h("pre", { class: "code", tabindex: "0" }, h("code", {}, one.skeleton)),
-    h("h2", {}, word("code")), h("ul", { class: "notes" }, one.places.map((place) => h("li", {}, h("code", {}, place)))),
+    h("h2", {}, word("code")), h("ul", { class: "notes" }, one.places.map((place) => h("li", {}, placeLink(place)))),
+    h("h2", {}, word("commands")), h("ul", { class: "notes" }, ["start", "check", "hint", "solution"].map(command)),
   ].flat(2);
 }
+
+/** The editor, its buttons, and what the grader said last. */
+function workplace(one) {
+  const editor = makeEditor(one.name, one.skeleton, one.file);
+  const results = h("div", { class: "graded", role: "status" });
+  const check = h("button", { type: "button", class: "strong-button" }, word("check it"));
+  check.onclick = async () => {
+    check.disabled = true;
+    results.replaceChildren(h("p", { class: "soft" }, word("grading")));
+    try {
+      const graded = await getJSON(`/cairn/learn/exercises/${encodeURIComponent(one.name)}/check`, { body: { code: editor.text } });
+      results.replaceChildren(...shown(graded, editor));
+    } catch (error) {
+      results.replaceChildren(h("p", { class: "verdict off" }, error.message));
+    }
+    check.disabled = false;
+  };
+  const reset = h("button", { type: "button", class: "plain-button", onclick: () => editor.reset() }, word("reset"));
+  return h("div", {}, editor.element, h("div", { class: "actions" }, reset, check), results);
+}
+
+const shown = (graded, editor) => [
+  h("p", { class: `verdict ${graded.passed ? "held" : "off"}` }, h("b", {}, word(graded.passed ? "passed" : "not yet"))),
+  h("ul", { class: "cases" }, graded.results.map((result) => h("li", { class: result.passed ? "held" : "off" },
+    h("span", {}, `${result.passed ? "✓" : "✗"} ${said(result.what)}`),
+    result.figure ? h("span", { class: "soft number" }, ` · ${figure(result.figure.measured)} / ${figure(result.figure.limit)} ${result.figure.unit}`) : null,
+    result.said ? h("pre", {}, said(result.said)) : null,
+    result.line ? h("button", { type: "button", class: "plain-button", onclick: () => editor.show(result.line) }, `${word("line")} ${result.line}`) : null))),
+];

@@ -20,7 +20,7 @@ function form(round, { topic, number, ask, evidence }) {
   const grade = async (event) => {
     event.preventDefault();
     const query = new URLSearchParams({ round, topic, number, answer: field.value });
-    result.replaceChildren(...shown(await getJSON(`/cairn/learn/grade?${query}`)));
+    result.replaceChildren(...graded(await getJSON(`/cairn/learn/grade?${query}`)));
   };
   return h("form", { class: "question", onsubmit: grade }, evidence ? h("pre", { class: "code", tabindex: "0" }, evidence.trim()) : null, h("p", {}, said(ask)), field,
     h("button", { type: "submit" }, word("grade")), result);
@@ -33,10 +33,11 @@ function worded(point) {
   return (wanted.length ? wanted : wordings).join(" / ");
 }
 
-const shown = ({ share, right, found, missing, answer, follow }) => [
+/** What an answer has and lacks, beside the model answer. */
+export const graded = ({ share, right, found, missing, answer, follow }) => [
   h("p", { class: `verdict ${right ? "held" : "off"}` }, h("b", {}, `${Math.round(share * 100)}%`)),
   found.length ? h("p", {}, `${word("has")}: ${found.map(worded).join("; ")}`) : "",
   missing.length ? h("p", {}, `${word("lacks")}: ${missing.map(worded).join("; ")}`) : "",
   h("p", {}, h("b", {}, `${word("answer")}: `), said(answer)),
-  h("p", { class: "soft" }, `${word("follow-up")}: ${said(follow)}`),
+  follow ? h("p", { class: "soft" }, `${word("follow-up")}: ${said(follow)}`) : "",
 ];

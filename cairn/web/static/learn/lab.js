@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import { figure } from "../format.js";
 import { ask, getJSON } from "../server.js";
+import { namedLink } from "./code.js";
 import { drawPlot } from "./plot.js";
 import { said, word } from "./words.js";
 
@@ -16,7 +17,7 @@ export function labReport({ about, run, shown }, again) {
     h("h2", {}, word("hypothesis")), h("p", {}, said(about.hypothesis)),
     run ? measured(about, run, shown) : h("p", { class: "soft" }, `${word("not run")}. ${word("run it")}: `, h("code", {}, `cairn lab run ${about.name}`)),
     runner(about.name, again),
-    h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, h("code", {}, place)))),
+    h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, namedLink(place)))),
     h("h2", {}, word("reading")), h("ul", { class: "notes" }, about.reading.map((title) => h("li", {}, title))),
     h("h2", {}, word("questions")), about.questions.map((one) =>
       h("details", {}, h("summary", {}, said(one.ask)), h("p", {}, said(one.answer)))),

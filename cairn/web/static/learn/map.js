@@ -12,8 +12,8 @@ export function mapOf(map) {
       h("p", { class: "soft", "data-figure": "done" }, `${map.done}/${map.topics} ${word("of")}`)),
     h("ul", { class: "legend" }, STATES.map((state) => h("li", {}, h("i", { class: `state ${state}` }), word(state)))),
     h("div", { class: "topic-chips next" }, h("span", {}, word("next")), map.next.map((id) => chip(names.get(id)))),
-    h("p", { class: "topic-chips" }, [["graph", "graph"], ["exercises", "exercises"], ["interview", "interview"]].map(([place, name]) =>
-      h("a", { class: "chip", href: `#/learn/${place}:` }, word(name)))),
+    h("p", { class: "topic-chips" }, ["graph", "exercises", "quiz", "interview"].map((place) =>
+      h("a", { class: "chip", href: `#/learn/${place}:` }, word(place)))),
     map.courses.map(course),
     plan("week", map.plans.week), plan("year", map.plans.year),
   ].flat();
@@ -22,8 +22,11 @@ export function mapOf(map) {
 function course({ id, en, zh, months, requires, sections }) {
   const when = months ? ` · ${word("months").replace("{0}", months[0]).replace("{1}", months[1])}` : "";
   const needs = requires.length ? ` · ${word("requires")}: ${requires.join(", ")}` : "";
+  const topics = sections.flatMap((one) => one.topics);
+  const done = topics.filter(({ state }) => state === "done").length;
   return h("section", { class: "card course", "aria-label": id },
-    h("h2", {}, `${id} ${said({ en, zh })}`), h("p", { class: "soft" }, `${when}${needs}`.slice(3)),
+    h("h2", {}, `${id} ${said({ en, zh })}`),
+    h("progress", { max: topics.length, value: done, "aria-label": `${id}: ${done}/${topics.length} ${word("of")}` }), h("p", { class: "soft" }, `${when}${needs}`.slice(3)),
     sections.map(section));
 }
 

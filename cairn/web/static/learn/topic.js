@@ -1,6 +1,7 @@
 /** One topic: what, why, how to debug it, the code here, its labs with their newest verdict, a self-check. */
 
 import { h } from "../dom.js";
+import { placeLink } from "./code.js";
 import { said, word } from "./words.js";
 
 export function topicPage(topic) {
@@ -13,7 +14,7 @@ export function topicPage(topic) {
     titled("problem", h("p", {}, text.problem)),
     ...(topic.lesson ? lessonParts(topic.lesson) : []),
     titled("debug", h("p", {}, text.debug)),
-    titled("code", lines(topic.places)),
+    titled("code", h("ul", { class: "notes" }, topic.places.map((place) => h("li", {}, placeLink(place))))),
     topic.labs.length ? titled("labs", h("ul", { class: "notes" }, topic.labs.map((name) => labLine(name, topic.lab_titles[name], runs.get(name))))) : null,
     topic.exercises.length ? titled("exercises", h("ul", { class: "notes" }, topic.exercises.map((one) =>
       h("li", {}, h("a", { href: `#/learn/exercise:${one.name}` }, said(one.title)))))) : null,
@@ -21,7 +22,7 @@ export function topicPage(topic) {
     readings(topic).length ? titled("reading", h("ul", { class: "notes" }, readings(topic).map((title) => h("li", {}, title)))) : null,
     topic.requires.length ? titled("requires", h("p", {}, topic.requires.map((id) => [h("a", { href: `#/learn/${id}` }, id), " "]))) : null,
     titled("ask", h("p", {}, text.ask), h("details", {}, h("summary", {}, word("answer")), h("p", {}, text.answer)),
-      h("p", { class: "hint" }, h("code", {}, `cairn learn quiz --topic ${topic.id}`))),
+      h("p", { class: "hint" }, h("a", { href: `#/learn/quiz:${topic.id}` }, word("quiz")), " · ", h("code", {}, `cairn learn quiz --topic ${topic.id}`))),
     topic.lesson ? titled("asked", topic.lesson.interview.map((one) =>
       h("details", {}, h("summary", {}, said(one.ask)), h("p", {}, said(one.answer))))) : null,
   ].filter(Boolean);
@@ -34,7 +35,7 @@ function lessonParts(lesson) {
   return [
     titled("picture", h("pre", { class: "picture" }, lesson.picture)),
     titled("worked", h("p", { class: "worked" }, said(lesson.worked))),
-    titled("snippet", h("p", {}, h("code", {}, lesson.snippet.place)), h("pre", { class: "source" }, lesson.snippet.lines.join("\n"))),
+    titled("snippet", h("p", {}, placeLink(lesson.snippet.place)), h("pre", { class: "source" }, lesson.snippet.lines.join("\n"))),
     titled("mistakes", h("ul", { class: "notes" }, lesson.mistakes.map((one) => h("li", {}, said(one))))),
   ];
 }

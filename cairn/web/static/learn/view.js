@@ -1,19 +1,22 @@
 /**
  * The roadmap: the map with what is done, one topic, the report of a lab.
  *
- *     #/learn   #/learn/TOPIC   #/learn/lab:NAME   #/learn/graph:   #/learn/exercises:   #/learn/exercise:NAME   #/learn/interview:
+ *     #/learn   #/learn/TOPIC   #/learn/lab:NAME   #/learn/graph:   #/learn/exercises:   #/learn/exercise:NAME
+ *     #/learn/quiz:   #/learn/quiz:TOPIC   #/learn/interview:   #/learn/code:cairn/x.py:name
  *
- * A lab can be run from its page; exercises run in the terminal; an answer of the interview is graded here.
+ * A lab is run, an exercise is written and checked, and answers are graded from here.
  */
 
 import { troubleNotice } from "../chat/trouble.js";
 import { h } from "../dom.js";
 import { getJSON } from "../server.js";
+import { codePage } from "./code.js";
 import { exerciseList, exercisePage } from "./exercises.js";
 import { topicGraph } from "./graph.js";
 import { interviewPage } from "./interview.js";
 import { labReport } from "./lab.js";
 import { mapOf } from "./map.js";
+import { quizPage } from "./quiz.js";
 import { topicPage } from "./topic.js";
 import { chosenLanguage, languageSwitch, loadWords } from "./words.js";
 
@@ -46,6 +49,8 @@ async function draw(rest, again) {
   if (rest === "graph:") return topicGraph(await getJSON("/cairn/learn"));
   if (rest === "exercises:") return exerciseList(await getJSON("/cairn/learn/exercises"));
   if (rest.startsWith("exercise:")) return exercisePage(await getJSON(`/cairn/learn/exercises/${encodeURIComponent(rest.slice(9))}`));
+  if (rest.startsWith("quiz:")) return quizPage(await getJSON(`/cairn/learn/quiz${rest.length > 5 ? `?topic=${encodeURIComponent(rest.slice(5))}` : ""}`), again);
+  if (rest.startsWith("code:")) return codePage(await getJSON(`/cairn/learn/code?place=${encodeURIComponent(rest.slice(5))}`));
   if (rest === "interview:") return interviewPage(await getJSON("/cairn/learn/interview"));
   return topicPage(await getJSON(`/cairn/learn/topics/${encodeURIComponent(rest)}`));
 }

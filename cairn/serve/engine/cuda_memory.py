@@ -1,0 +1,115 @@
+"""The virtual memory of CUDA's driver, through ctypes: addresses are reserved apart from the memory behind them."""
+
+import ctypes
+
+from cairn.core.errors import HardwareError
+
+_DEVICE, _PINNED, _READ_WRITE = (
+    1,
+    1,
+    3,
+)  # CU_MEM_LOCATION_TYPE_DEVICE, .._ALLOCATION_TYPE_PINNED, .._PROT_READWRITE
+_OUT_OF_MEMORY = 2
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+class CudaMemory:
+    """Of one device; the calling thread has its context."""
+
+    def __init__(self, device: int) -> None:
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise HardwareError(f"the CUDA driver cannot be opened: {error}") from None
+        where = _Location(_DEVICE, device)
+        self._properties = _Properties(_PINNED, 0, where, None)
+        self._access = _Access(where, _READ_WRITE)
+        found = ctypes.c_size_t()
+        self._call(
+            "cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(self._properties), 0
+        )
+        self.granularity = found.value
+
+    def reserve(self, size: int) -> int:
+        address = ctypes.c_uint64()
+        self._call(
+            "cuMemAddressReserve", ctypes.byref(address), _size(size), _size(0), _at(0), _at(0)
+        )
+        return address.value
+
+    def free(self, address: int, size: int) -> None:
+        self._call("cuMemAddressFree", _at(address), _size(size))
+
+    def map(self, address: int, size: int) -> int:
+        handle = ctypes.c_uint64()
+        properties = ctypes.byref(self._properties)
+        self._call("cuMemCreate", ctypes.byref(handle), _size(size), properties, _at(0))
+        try:
+            self._call("cuMemMap", _at(address), _size(size), _size(0), handle, _at(0))
+            self._call(
+                "cuMemSetAccess", _at(address), _size(size), ctypes.byref(self._access), _size(1)
+            )
+        except HardwareError:
+            self._cuda.cuMemRelease(handle)
+            raise
+        return handle.value
+
+    def unmap(self, address: int, size: int, handle: int) -> None:
+        self._call("cuMemUnmap", _at(address), _size(size))
+        self._call("cuMemRelease", _at(handle))
+
+    def pin(self, size: int) -> int:
+        host = ctypes.c_void_p()
+        self._call("cuMemAllocHost_v2", ctypes.byref(host), _size(size))
+        return host.value or 0
+
+    def save(self, host: int, address: int, size: int) -> None:
+        self._call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(host), _at(address), _size(size), None)
+
+    def load(self, address: int, host: int, size: int) -> None:
+        self._call("cuMemcpyHtoDAsync_v2", _at(address), ctypes.c_void_p(host), _size(size), None)
+
+    def zero(self, address: int, size: int) -> None:
+        self._call("cuMemsetD8Async", _at(address), ctypes.c_ubyte(0), _size(size), None)
+
+    def synchronize(self) -> None:
+        self._call("cuCtxSynchronize")
+
+    def _call(self, name: str, *given: object) -> None:
+        status = getattr(self._cuda, name)(*given)
+        if status == 0:
+            return
+        said = ctypes.c_char_p()
+        self._cuda.cuGetErrorName(status, ctypes.byref(said))
+        word = (said.value or b"?").decode()
+        hint = "another model may have taken the memory" if status == _OUT_OF_MEMORY else None
+        raise HardwareError(f"{name} of the CUDA driver failed: {word} ({status})", hint=hint)
+
+
+def _at(address: int) -> ctypes.c_uint64:
+    return ctypes.c_uint64(address)
+
+
+def _size(size: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(size)

@@ -1,0 +1,99 @@
+"""A server that gives its memory back while nobody asks: POST /sleep, /wake_up, GET /is_sleeping, as vLLM has them.
+
+    /sleep?level=1   on a GPU weights go to pinned host memory; on a CPU they stay; the cache is dropped
+    /sleep?level=2   on a CPU the weights are dropped, too, and read again by waking up
+    &mode=abort      requests under way are ended; by default they are a reason to refuse
+
+A request for a model that sleeps wakes it and waits for that. Only with `--admin-endpoints`.
+"""
+
+import asyncio
+import time
+from typing import Annotated, Literal
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Meta
+
+from cairn.core.errors import CairnError, did_you_mean
+from cairn.serve.http.endpoints.weights import check_admin
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.service import Service
+
+PARTS = {"weights", "kv_cache"}
+
+
+class SleepQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Behind the question mark of POST /sleep."""
+
+    level: Annotated[int, Meta(ge=1, le=2)] = 1
+    mode: Literal["refuse", "abort"] = "refuse"
+
+
+class SleepState(msgspec.Struct, kw_only=True):
+    """GET /is_sleeping"""
+
+    is_sleeping: bool
+    weights_bytes: int  # of all ranks, while it is awake
+    cache_bytes: int
+
+
+async def sleep(service: Service, call: Call, body: bytes) -> JSON:
+    check_admin(service, call)
+    asked = _query(call)
+    if service.config.role != "both":
+        said = f"a server of the role {service.config.role} has pages that others read, and does not sleep"
+        raise Refusal(409, said, code="not_asleep")
+    began, engine = time.monotonic(), service.serving.engine
+    if service.open and asked.mode == "refuse":
+        said = f"{len(service.open)} requests are under way; wait for their end, or use mode=abort"
+        raise Refusal(409, said, code="not_asleep")
+    try:
+        async with service.waking:
+            if asked.mode == "abort":
+                await asyncio.to_thread(engine.pause, False)
+            await asyncio.to_thread(service.serving.sleep, asked.level)
+    except CairnError as error:
+        if asked.mode == "abort":
+            await asyncio.to_thread(engine.resume)
+        raise Refusal(409, str(error), code="not_asleep") from None
+    return JSON({"status": "asleep", "seconds": round(time.monotonic() - began, 6)})
+
+
+async def wake_up(service: Service, call: Call, body: bytes) -> JSON:
+    check_admin(service, call)
+    if (tags := set(_words(call).get("tags", PARTS))) != PARTS:
+        said = f"tags are {', '.join(sorted(tags))}; weights and kv_cache wake up together"
+        raise Refusal(400, said, param="tags", code="bad_tags")
+    began = time.monotonic()
+    await service.wake()
+    return JSON({"status": "running", "seconds": round(time.monotonic() - began, 6)})
+
+
+async def is_sleeping(service: Service, call: Call, body: bytes) -> JSON:
+    check_admin(service, call)
+    facts, limits = service.serving.facts, service.serving.limits
+    return JSON(
+        SleepState(
+            is_sleeping=service.asleep,
+            weights_bytes=facts.weights_bytes * facts.ranks,
+            cache_bytes=facts.page_bytes * limits.pages * facts.ranks,
+        )
+    )
+
+
+def _words(call: Call) -> dict[str, list[str]]:
+    return parse_qs(call.scope["query_string"].decode("latin-1"))
+
+
+def _query(call: Call) -> SleepQuery:
+    given = {name: values[-1] for name, values in _words(call).items()}
+    try:
+        return msgspec.convert(given, SleepQuery, strict=False)
+    except msgspec.ValidationError as error:
+        unknown = [name for name in given if name not in SleepQuery.__struct_fields__]
+        known = SleepQuery.__struct_fields__
+        near = did_you_mean(unknown[0], known, otherwise="level and mode") if unknown else ""
+        said = f"/sleep?{call.scope['query_string'].decode('latin-1')[:200]}: {error}"
+        raise Refusal(400, f"{said}; {near}" if near else said, code="bad_query") from None
