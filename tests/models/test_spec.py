@@ -186,7 +186,10 @@ def test_forward_flops_are_those_that_torch_counts(spec, tokens, cached, data):
     assert spec.forward_flops(tokens, cached, logits) == seen - masked
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("tiny")])
+# A state's FLOPs are those of single tokens; several at once are other products.
+@pytest.mark.parametrize(
+    "name", [n for n in PRESETS if n.startswith("tiny") and not preset(n).is_recurrent]
+)
 def test_forward_flops_of_the_tiny_presets(name):
     spec = preset(name)
     seen = counted_flops(spec, 20, 0, 20)

@@ -10,6 +10,7 @@ from cairn.core.errors import CairnError, ConfigError
 from cairn.kernels.delta.delta_chunk import CHUNK, delta_chunk_reference
 from cairn.kernels.delta.delta_step import delta_step_reference, unit_length
 from cairn.models.cache import cache_groups, state_bytes
+from cairn.models.presets import preset
 from cairn.serve.separation.prefill import hold_pages
 
 SWITCHES = {
@@ -89,3 +90,13 @@ def test_chunks_of_the_delta_rule_equal_its_steps():
         y, one = delta_step_reference(*(x[t : t + 1] for x in (q, k, v, g, beta)), one)
         torch.testing.assert_close(found[t], y[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(last, one[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "active"),
+    [("qwen3-next-80b-a3b", 79.7e9, 3.9e9), ("lfm2-1.2b", 1.17e9, 1.17e9)],
+)
+def test_shapes_have_as_many_parameters_as_their_names_say(name, parameters, active):
+    spec = preset(name)
+    assert spec.parameters() == pytest.approx(parameters, rel=0.005)
+    assert spec.active_parameters() == pytest.approx(active, rel=0.05)
