@@ -216,7 +216,7 @@ def test_training_costs_three_forward_passes():
 
 @given(tokens=st.integers(1, 40), cached=st.integers(0, 40), window=st.integers(0, 50))
 def test_pairs_are_those_that_the_mask_leaves(tokens, cached, window):
-    mask_SN = _visible(tokens, tokens + cached, window, torch.device("cpu"))
+    mask_SN = _visible(tokens, tokens + cached, window, torch.device("cpu"), None)
     by_hand = sum(
         1
         for query in range(cached, cached + tokens)
