@@ -29,7 +29,7 @@ from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool
 from cairn.fleet.views import Choice, Views
-from cairn.fleet.wire import HttpRequest
+from cairn.fleet.wire import HeadCache, HttpRequest
 from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
@@ -44,7 +44,8 @@ class Router:
         self.config = config
         self.policy = POLICIES[config.policy]
         self.workers: list[Worker] = []
-        self.index, self.pool = KeyIndex(), Pool()
+        self.heads = HeadCache()
+        self.index, self.pool = KeyIndex(), Pool(self.heads)
         self.open: set[Exchange] = set()
         self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
         self.views = Views(self)
@@ -66,7 +67,7 @@ class Router:
         loop = asyncio.get_running_loop()
         config = self.config
         self._listening = await loop.create_server(
-            lambda: Front(self.handle, config.max_body_bytes),
+            lambda: Front(self.handle, config.max_body_bytes, self.heads),
             config.host,
             config.port,
             backlog=2048,
