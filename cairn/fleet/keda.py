@@ -14,12 +14,12 @@ import msgspec
 from cairn.core.errors import ConfigError, did_you_mean
 from cairn.fleet.keda_messages import (
     ScaledObject,
-    WireError,
     read_metrics_request,
     read_scaled_object,
     write_active,
     write_metric,
 )
+from cairn.fleet.protobuf_wire import WireError
 from cairn.fleet.router import Router
 from cairn.fleet.scale import Rules, ScaledModel, Seen, decide
 from cairn.fleet.worker import TOKEN_S

@@ -16,6 +16,7 @@ from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.keda import start_keda
 from cairn.fleet.own_servers import OwnServers
+from cairn.fleet.picker import start_picker
 from cairn.fleet.processes import Gpus
 from cairn.fleet.router import Router
 
@@ -36,16 +37,18 @@ async def serve_fleet(
     read: Reload,
     gpus: Gpus,
     keda: str | None = None,
+    picker: str | None = None,
 ) -> None:
     """Until `stop` is set; raises when a server of its own cannot be started at all.
 
-    `keda`: the address where its external scaler is answered.
+    `keda`, `picker`: addresses where KEDA's external scaler and a gateway's endpoint picker are answered.
     """
     own = OwnServers(config, say, gpus)
     router = Router(config.router, own.urls)
     discovery = Discovery(config, own.urls, router.use)
     address = await router.start()
-    scaler = await start_keda(router, keda) if keda is not None else None
+    answering = [await start_keda(router, keda)] if keda is not None else []
+    answering += [await start_picker(router, picker)] if picker is not None else []
     await discovery.look()
     say(f"router at {address}, {len(router.workers)} servers, policy {config.router.policy}")
     running = [asyncio.create_task(own.run()), asyncio.create_task(_wait(stop))]
@@ -67,8 +70,8 @@ async def serve_fleet(
         for task in done:
             task.result()
     finally:
-        if scaler is not None:
-            await scaler[0].stop(None)
+        for server, _ in answering:
+            await server.stop(None)
         await router.stop()
         await asyncio.gather(*(one.stop() for one in (own, *scalers)))
         for task in [*running, *beside]:
@@ -119,7 +122,11 @@ async def _say_ready(router: Router, address: str, say: Say) -> None:
 
 
 def run_fleet(
-    config: FleetConfig, read: Reload, gpus: Sequence[str], keda: str | None = None
+    config: FleetConfig,
+    read: Reload,
+    gpus: Sequence[str],
+    keda: str | None = None,
+    picker: str | None = None,
 ) -> None:
     """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use."""
 
@@ -129,7 +136,7 @@ def run_fleet(
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, stop.set)
-        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus), keda)
+        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus), keda, picker)
 
     import uvloop
 

@@ -13,12 +13,12 @@ from cairn.fleet.config import RouterConfig
 from cairn.fleet.keda import KedaScaler, start_keda
 from cairn.fleet.keda_messages import (
     ScaledObject,
-    WireError,
     read_metrics_request,
     read_scaled_object,
     write_active,
     write_metric,
 )
+from cairn.fleet.protobuf_wire import WireError
 from cairn.fleet.router import Router
 from cairn.fleet.worker import Worker
 from cairn.serve.pulse import Hello
