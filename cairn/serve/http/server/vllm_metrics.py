@@ -1,5 +1,7 @@
 """The few metrics that routers read from vLLM, under its names, so that llm-d and gateways can stand in front of us."""
 
+from collections.abc import Mapping
+
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.request import Limits
 
@@ -22,7 +24,7 @@ def vllm_text(model: str, stats: Stats, limits: Limits) -> str:
     return _lines("gauge", gauges) + _lines("counter", counters)
 
 
-def _lines(kind: str, values: dict[str, float]) -> str:
+def _lines(kind: str, values: Mapping[str, float]) -> str:
     return "".join(
         f"# TYPE vllm:{name.partition('{')[0]} {kind}\nvllm:{name} {value}\n"
         for name, value in values.items()
