@@ -1,13 +1,15 @@
 """A lesson is complete in both languages, shows code that exists, and its papers can be found."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from cairn.cli.learn.learn_show import wrapped
 from cairn.cli.main import main
 from cairn.labs.coverage import coverage, read_lines
-from cairn.labs.lesson import lessons, snippet_of
+from cairn.labs.lesson import lessons, reading_of, snippet_of
 from cairn.labs.roadmap import load
 
 LINES = Path(__file__).with_name("roadmap_lines.txt")
@@ -34,6 +36,11 @@ def test_a_lesson_is_complete(topic):
     assert [paper for paper in lesson.reading if not PAPER.match(paper)] == []
 
 
+def test_no_two_lessons_ask_the_same():
+    asked = Counter(one.ask.en for lesson in lessons().values() for one in lesson.interview)
+    assert [ask for ask, count in asked.items() if count > 1] == []
+
+
 def test_a_lesson_is_shown_with_its_code(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("CAIRN_DATA", str(tmp_path))
     for language, heading in (("en", "Worked out"), ("zh", "推导与算例")):
@@ -42,6 +49,21 @@ def test_a_lesson_is_shown_with_its_code(capsys, tmp_path, monkeypatch):
         assert heading in shown
         assert "| def attention_reference(" in shown
         assert "arXiv:2205.14135" in shown
+
+
+def test_a_paper_is_listed_once_with_its_authors():
+    lesson = lessons()["occupancy"]
+    listed = reading_of(["Better Performance at Lower Occupancy (2010)", "A book (1999)"], lesson)
+    assert listed == ["A book (1999)", *lesson.reading]
+    assert reading_of(["A book (1999)"], None) == ["A book (1999)"]
+
+
+def test_a_chinese_line_does_not_break_a_number(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "每个寄存器占 2,304 个单位，共 65,536 个。"
+    lines = wrapped(text, "")
+    assert "".join(lines) == text
+    assert {"2,304", "65,536"} <= {word for line in lines for word in re.findall(r"[\d,]+", line)}
 
 
 def test_every_line_of_the_roadmap_has_text_code_and_a_lab():
