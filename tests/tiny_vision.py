@@ -24,8 +24,45 @@ VISION: dict[str, Any] = dict(
 IMAGE_TOKEN = 300
 TAGS = [f"<row_{y}_col_{x}>" for y in range(1, 7) for x in range(1, 7)][:14]
 MARKS = ["<end>", "[IMG_BREAK]", "[IMG_END]", "<fake_token_around_image>", "<global-img>", *TAGS]
-PLACEHOLDERS = {"pixtral": "[IMG]"}
-FAMILIES = ("llava", "llava-siglip", "pixtral", "idefics3", "smolvlm")
+PLACEHOLDERS = {"pixtral": "[IMG]", "mistral3": "[IMG]", "gemma3": f"<unused_{IMAGE_TOKEN - 1}>"}
+FAMILIES = (
+    "llava",
+    "llava-siglip",
+    "pixtral",
+    "idefics3",
+    "smolvlm",
+    "gemma3",
+    "paligemma",
+    "mistral3",
+    "qwen2-vl",
+    "qwen2.5-vl",
+    "qwen3-vl",
+)
+GEMMA: dict[str, Any] = TEXT | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 24,
+}
+# M-RoPE: 8 pairs of columns of a head, by frame, row and column.
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+QWEN: dict[str, Any] = {key: TEXT[key] for key in TEXT if key not in ("model_type", "head_dim")}
+QWEN |= {"hidden_size": 96, "rope_parameters": ROPE, "sliding_window": None}
+QWEN_TOWER: dict[str, Any] = dict(depth=3, num_heads=2, patch_size=7)
+
+
+def _qwen_config(name: str) -> transformers.PreTrainedConfig:
+    marks = {"image_token_id": IMAGE_TOKEN, "video_token_id": 299, "vision_start_token_id": 298}
+    if name == "qwen2-vl":
+        tower = QWEN_TOWER | {"embed_dim": 40, "hidden_size": 96, "mlp_ratio": 2}
+        return transformers.Qwen2VLConfig(vision_config=tower, text_config=QWEN, **marks)
+    tower = QWEN_TOWER | {"hidden_size": 40, "intermediate_size": 56, "out_hidden_size": 96}
+    if name == "qwen2.5-vl":
+        tower |= {"window_size": 28, "fullatt_block_indexes": [1]}
+        return transformers.Qwen2_5_VLConfig(vision_config=tower, text_config=QWEN, **marks)
+    tower |= {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]}
+    text = QWEN | {"head_dim": 16, "rope_parameters": ROPE | {"mrope_interleaved": True}}
+    text.pop("sliding_window")
+    return transformers.Qwen3VLConfig(vision_config=tower, text_config=text, **marks)
 
 
 def _config(name: str) -> transformers.PreTrainedConfig:
@@ -36,6 +73,35 @@ def _config(name: str) -> transformers.PreTrainedConfig:
             text_config=TEXT | {"rms_norm_eps": 1e-5},
             image_token_id=IMAGE_TOKEN,
             scale_factor=2,
+        )
+    if name.startswith("qwen"):
+        return _qwen_config(name)
+    siglip = VISION | {"model_type": "siglip_vision_model"}
+    if name == "gemma3":
+        marks = {"boi_token_index": IMAGE_TOKEN - 1, "eoi_token_index": IMAGE_TOKEN - 2}
+        text = GEMMA | {"layer_types": ["sliding_attention", "full_attention"]}
+        text["model_type"] = "gemma3_text"
+        return transformers.Gemma3Config(
+            text_config=text,
+            vision_config=siglip,
+            mm_tokens_per_image=4,
+            image_token_index=IMAGE_TOKEN,
+            **marks,
+        )
+    if name == "paligemma":
+        text = {key: GEMMA[key] for key in (*TEXT, "hidden_activation")} | {"model_type": "gemma"}
+        return transformers.PaliGemmaConfig(
+            vision_config=siglip,
+            text_config=text,
+            image_token_index=IMAGE_TOKEN,
+            projection_dim=48,
+            hidden_size=48,
+        )
+    if name == "mistral3":
+        vision = VISION | {"model_type": "pixtral", "image_size": 70, "hidden_act": "silu"}
+        text = TEXT | {"model_type": "mistral", "sliding_window": None}
+        return transformers.Mistral3Config(
+            vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN
         )
     kinds = {"llava": "clip_vision_model", "llava-siglip": "siglip_vision_model"}
     rest = {} if name == "llava" else {"vision_feature_layer": -1}
@@ -73,18 +139,32 @@ def image_processor(name: str) -> Any:
             from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
             return CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=side)
-        case "llava-siglip":
+        case "gemma3":
+            from transformers.models.gemma3.image_processing_pil_gemma3 import (
+                Gemma3ImageProcessorPil,
+            )
+
+            return Gemma3ImageProcessorPil(size=side)
+        case "qwen2-vl" | "qwen2.5-vl" | "qwen3-vl":
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+                Qwen2VLImageProcessorPil,
+            )
+
+            area = {"shortest_edge": 28 * 28, "longest_edge": 56 * 70}
+            return Qwen2VLImageProcessorPil(size=area, patch_size=7)
+        case "llava-siglip" | "paligemma":
             from transformers.models.siglip.image_processing_pil_siglip import (
                 SiglipImageProcessorPil,
             )
 
             return SiglipImageProcessorPil(size=side)
-        case "pixtral":
+        case "pixtral" | "mistral3":
             from transformers.models.pixtral.image_processing_pil_pixtral import (
                 PixtralImageProcessorPil,
             )
 
-            return PixtralImageProcessorPil(size={"longest_edge": 70}, patch_size=7)
+            patch = 14 if name == "mistral3" else 7  # its processor multiplies by the merge
+            return PixtralImageProcessorPil(size={"longest_edge": 70}, patch_size=patch)
         case _:
             from transformers.models.idefics3.image_processing_pil_idefics3 import (
                 Idefics3ImageProcessorPil,
@@ -101,8 +181,25 @@ def tokenizer(name: str) -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     fill = [f"<unused_{at}>" for at in range(len(letters), IMAGE_TOKEN)]
-    made.add_special_tokens([*fill, PLACEHOLDERS.get(name, "<image>"), *MARKS])
+    row = "<row>" if name == "gemma3" else PLACEHOLDERS.get(name, "<image>")
+    made.add_special_tokens([*fill, row, *MARKS])
     return made
+
+
+def features(name: str, given: Any) -> dict[str, Any]:
+    """What the tower of the oracle takes."""
+    kept = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw")
+    return {key: value for key, value in given.items() if key in kept}
+
+
+def token_types(name: str, ids: list[int]) -> dict[str, Any]:
+    """What the oracle wants to know about the tokens of a prompt with pictures."""
+    shown = torch.tensor([[int(id == IMAGE_TOKEN) for id in ids]])
+    if name == "gemma3":
+        return {"token_type_ids": shown}
+    if name == "paligemma":
+        return {"token_type_ids": torch.zeros_like(shown)}
+    return {"mm_token_type_ids": shown} if name.startswith("qwen") else {}
 
 
 @functools.cache
@@ -115,9 +212,9 @@ def folder(name: str) -> Path:
     placeholder = PLACEHOLDERS.get(name, "<image>")
     (path / "chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
-        "{{ '"
+        "{{ '("
         + placeholder
-        + "' if part.type == 'image' else part.text }}{% endfor %}{{ '\\n' }}{% endfor %}"
+        + ")' if part.type == 'image' else part.text }}{% endfor %}{{ '\\n' }}{% endfor %}"
     )
     return path
 

@@ -20,6 +20,7 @@ from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
+from cairn.serve.engine.runner import TokenLogprobs
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.sizing import CPU_PAGE, GPU_PAGE
 from cairn.serve.engine.start import start_with
@@ -28,6 +29,7 @@ from cairn.train.parallel.stage import Stage
 from cairn.train.state import TrainState
 
 SPARE_PAGES = 8
+LONGEST_STOP = 64  # tokens that a text to stop at may have
 
 
 class Sampled(NamedTuple):
@@ -35,6 +37,9 @@ class Sampled(NamedTuple):
     logp: list[float]  # of each token, as the engine computed it
     version: int  # of the weights that sampled it
     stopped: bool  # it ended by itself
+    top: list[list[tuple[int, float]]] = []  # noqa: RUF012 (replaced): of each token, the likeliest, if asked for
+    prompt: list[TokenLogprobs] | None = None  # of the prompt's tokens but the first, if asked for
+    cached: int = 0  # tokens of the prompt that were not computed again
 
 
 class Policy:
@@ -64,30 +69,62 @@ class Policy:
         self, prompts: Sequence[list[int]], most: int, seeds: Sequence[int] | None
     ) -> list[Sampled]:
         """An answer to each prompt, all in one continuous batch. `seeds`: None takes the most likely tokens."""
-        found: dict[Request, Sampled] = {}
-        for at, prompt in enumerate(prompts):
-            params = SamplingParams(
-                temperature=0.0 if seeds is None else 1.0,
-                seed=None if seeds is None else seeds[at],
-                max_tokens=most,
-                logprobs=0,
+        asked = [
+            (
+                prompt,
+                SamplingParams(
+                    temperature=0.0 if seeds is None else 1.0,
+                    seed=None if seeds is None else seeds[at],
+                    max_tokens=most,
+                    logprobs=0,
+                ),
             )
+            for at, prompt in enumerate(prompts)
+        ]
+        return self.generate(asked)
+
+    def generate(
+        self, asked: Sequence[tuple[list[int], SamplingParams]], stop: Sequence[Sequence[str]] = ()
+    ) -> list[Sampled]:
+        """An answer to each, in one continuous batch. `stop`: texts after which each one ends."""
+        found: dict[Request, Sampled] = {}
+        ends: dict[Request, Sequence[str]] = {}
+        prompts: dict[Request, list[TokenLogprobs]] = {}
+        for at, (prompt, params) in enumerate(asked):
             self._asked += 1
             request = Request(self._asked, prompt, params, eos_ids=self.eos_ids)
-            found[request] = Sampled([], [], self.engine.version, False)
+            found[request] = Sampled([], [], self.engine.version, False, [])
+            ends[request] = stop[at] if stop else ()
             self.engine.add(request)
         while self.engine.has_work:
             for output in self.engine.step():
                 sampled = found[output.request]
+                if (prompt := self.engine.prompt_logprobs.pop(output.request, None)) is not None:
+                    prompts[output.request] = prompt
                 sampled.tokens.extend(output.tokens)
                 sampled.logp.extend(one.logprob for one in output.logprobs or ())
+                sampled.top.extend(one.top for one in output.logprobs or ())
+                if ends[output.request] and not output.finished:
+                    self._stop_at(output.request, sampled, ends[output.request])
         for request in found:
             if request.error is not None:
                 raise RequestError(
                     f"a rollout has failed: {request.error}",
                     hint="make rollout.max_tokens or data.sequence smaller if memory is short",
                 )
-        return [one._replace(stopped=request.finish == "stop") for request, one in found.items()]
+        return [
+            one._replace(
+                stopped=request.finish == "stop",
+                cached=request.cached,
+                prompt=prompts.get(request),
+            )
+            for request, one in found.items()
+        ]
+
+    def _stop_at(self, request: Request, sampled: Sampled, texts: Sequence[str]) -> None:
+        tail = self.tokenizer.decode(sampled.tokens[-LONGEST_STOP:])
+        if any(text in tail for text in texts):
+            self.engine.abort(request.id, "stop")
 
     def updated(self, version: int) -> None:
         """The trainer has changed the weights, where they lie."""

@@ -42,6 +42,9 @@ VERBS = {
     "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),
     "tune": Verb("cairn.cli.train.tune", "fine-tune a model; --lora trains an adapter instead"),
     "align": Verb("cairn.cli.train.align", "reinforcement learning on tasks that a program checks"),
+    "tinker": Verb(
+        "cairn.cli.train.tinker", "train and sample over HTTP, as Tinker's clients expect"
+    ),
     "adapter": Verb("cairn.cli.train.adapter", "adapters: info, merge into the base, export"),
     "eval": Verb("cairn.cli.eval", "score a model: perplexity, multiple choice, exact match"),
     "verify": Verb("cairn.cli.verify", "does a deployment compute its model? what differs?"),

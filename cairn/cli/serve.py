@@ -31,6 +31,17 @@ class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
     """a path or a name, see above"""
+    more_models: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = (
+        msgspec.field(default_factory=list)
+    )
+    """further models behind the same address, each a server of its own: those that do not fit into the memory together
+    sleep, and wake up when somebody asks for them"""
+    pin: list[str] = msgspec.field(default_factory=list)
+    """of several models: names of those that never sleep"""
+    model_idle_s: float = 300.0
+    """of several models: one that nobody has asked for so long sleeps"""
+    models_memory: str | None = None
+    """of several models: what they may have together, such as 16GiB; default: the GPU's memory, or 0.8 of the host's"""
     slo: str | None = None
     """p99 to hold, such as ttft=500ms,tpot=25ms: sets --max-num-seqs, --step-ms and --max-waiting by simulating, on a
     GPU, and says why"""
@@ -85,6 +96,10 @@ def run(args: list[str]) -> int:
         default = default_model()
         options = msgspec.structs.replace(options, model=default.name)
         print(default.why, file=sys.stderr, flush=True)
+    if options.more_models:
+        from cairn.cli.serve_several import run_several
+
+        return run_several(options)
     if options.slo is not None:
         options = with_slo(options, options.slo)
     logging.basicConfig(

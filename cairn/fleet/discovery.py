@@ -32,6 +32,11 @@ class Discovery:
         self._found: dict[str, list[str]] = {}
         self._last: list[str] = []
 
+    def use_own(self, urls: list[str]) -> None:
+        """The fleet has exchanged its own servers for these."""
+        self._own = urls
+        self._changed()
+
     def urls(self) -> list[str]:
         given = [url for group in self.config.servers for url in group.urls]
         named = [group.dns for group in self.config.servers if group.dns]
@@ -53,6 +58,9 @@ class Discovery:
                 self._found[name] = await resolve(name)
             except OSError:  # the name server has a bad moment: what was known stays
                 continue
+        self._changed()
+
+    def _changed(self) -> None:
         if (urls := self.urls()) != self._last:
             self._last = urls
             self._use(urls)

@@ -12,12 +12,12 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError
-from cairn.fleet.config import FleetConfig, ServerGroup
+from cairn.fleet.config import ServerGroup
 
 LAST_LINES = 12
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
@@ -31,8 +31,13 @@ class ServerProcess:
         name: str,
         say: Callable[[str], None],
         gpus: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`gpus`: those that it sees, as CUDA_VISIBLE_DEVICES names them; empty: it is left to the server."""
+        """`gpus`: those that it sees, as CUDA_VISIBLE_DEVICES names them; empty: it is left to the server.
+
+        `environment`: more variables of its own.
+        """
+        self._variables = dict(environment or {})
         self.name, self._say, self._group = name, say, group
         self.gpus = list(gpus)
         self.port = _free_port()
@@ -44,6 +49,11 @@ class ServerProcess:
         self._last: deque[str] = deque(maxlen=LAST_LINES)
 
     @property
+    def is_ready(self) -> bool:
+        """It has been, since it was first started."""
+        return self._was_ready
+
+    @property
     def command(self) -> list[str]:
         place = ["--host", "127.0.0.1", "--port", str(self.port)]
         own = [self._group.model, *self._group.args, *place]
@@ -52,6 +62,7 @@ class ServerProcess:
     def _environment(self) -> dict[str, str]:
         return {
             **os.environ,
+            **self._variables,
             **({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}),
         }
 
@@ -124,23 +135,6 @@ class Gpus:
 
     def give_back(self, names: Sequence[str]) -> None:
         self._free += names
-
-
-def processes_of(
-    config: FleetConfig, say: Callable[[str], None], gpus: Gpus
-) -> list[ServerProcess]:
-    """Of groups with a fixed number; those that are scaled are `autoscale`'s."""
-    fixed = [group for group in config.servers if group.model and not group.scaled]
-    made: list[ServerProcess] = []
-    for group in [one for one in fixed for _ in range(one.count)]:
-        own = gpus.take(group.gpus)
-        if own is None:
-            raise CairnError(
-                f"server-{len(made)} needs {group.gpus} GPUs, and so many are not left",
-                hint="fewer servers, or fewer `gpus`",
-            )
-        made.append(ServerProcess(group, f"server-{len(made)}", say, own))
-    return made
 
 
 def _free_port() -> int:

@@ -33,6 +33,7 @@ class Exchange:
     worker: Worker | None = None
     upstream: Upstream | None = None
     attempts = 0
+    arrived_s = 0.0
     deadline_s = 0.0  # for as long as it may wait for a server
     new_tokens = 0  # of its prompt, to be computed where it was sent
     _begun = False  # the client has a head

@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -50,6 +50,8 @@ class Router:
         self.views = Views(self)
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
+        self.default_model: str | None = None  # of requests that name none
+        self.on_held: Callable[[], None] | None = None  # a request waits for a server
         self._numbers = itertools.count()
         self._prefix = f"{os.urandom(9).hex()}-"  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,12 +125,12 @@ class Router:
                         exchange.upstream.drop()
                         exchange.lost(pulse.worker.reason)
             else:
-                self._place_held()
+                self.place_held()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._place_held()
+            self.place_held()
 
     # -- a request -------------------------------------------------------------------------------
 
@@ -145,8 +147,10 @@ class Router:
         ask = Ask(next(self._numbers), keys.length, wanted or OUTPUT_TOKENS)
         given = request.id.decode("latin-1") if request.id is not None else ""
         id = given if given and _is_id(given) else f"{self._prefix}{ask.number:x}"
-        exchange = Exchange(self, front, request, id, ask, keys, asked.model)
-        exchange.deadline_s = time.monotonic() + self.config.hold_s
+        model = asked.model or self.default_model
+        exchange = Exchange(self, front, request, id, ask, keys, model)
+        exchange.arrived_s = time.monotonic()
+        exchange.deadline_s = exchange.arrived_s + self.config.hold_s
         self.open.add(exchange)
         self.place(exchange)
 
@@ -161,6 +165,9 @@ class Router:
             said = f"{exchange.attempts} attempts have failed"
             exchange.give_up(502, said, "no_server_answers")
             return
+        if not fresh:  # one that sleeps wakes up for it, unless its host has to make room first
+            asleep = [one for one in self.workers if one.eligible(now, model, "asleep")]
+            fresh = [one for one in asleep if one.number not in tried and not one.managed]
         if not fresh:
             if (refusal := self._unknown_model(model)) is not None:
                 exchange.give_up(404, refusal, "model_not_found")
@@ -170,6 +177,8 @@ class Router:
                 exchange.tried.clear()
                 self.held[exchange] = None
                 self._meter(exchange, now, 0.0)
+                if self.on_held is not None:
+                    self.on_held()
             return
         self._send(exchange, fresh, now)
 
@@ -209,7 +218,7 @@ class Router:
             if one.serves(exchange.model):
                 one.meter.arrived(now, prefill_s)
 
-    def _place_held(self) -> None:
+    def place_held(self) -> None:
         for exchange in list(self.held):
             del self.held[exchange]
             self.place(exchange)

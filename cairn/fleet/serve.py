@@ -14,7 +14,8 @@ from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.choose import POLICIES
 from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
-from cairn.fleet.processes import Gpus, processes_of
+from cairn.fleet.own_servers import OwnServers
+from cairn.fleet.processes import Gpus
 from cairn.fleet.router import Router
 
 Say = Callable[[str], None]
@@ -35,15 +36,13 @@ async def serve_fleet(
     gpus: Gpus,
 ) -> None:
     """Until `stop` is set; raises when a server of its own cannot be started at all."""
-    processes = processes_of(config, say, gpus)
-    own = [process.url for process in processes]
-    router = Router(config.router, own)
-    discovery = Discovery(config, own, router.use)
+    own = OwnServers(config, say, gpus)
+    router = Router(config.router, own.urls)
+    discovery = Discovery(config, own.urls, router.use)
     address = await router.start()
     await discovery.look()
     say(f"router at {address}, {len(router.workers)} servers, policy {config.router.policy}")
-    running = [asyncio.create_task(process.run()) for process in processes]
-    running.append(asyncio.create_task(_wait(stop)))
+    running = [asyncio.create_task(own.run()), asyncio.create_task(_wait(stop))]
     scalers = [
         LocalScaler(group, router, discovery, say, gpus) for group in config.servers if group.scaled
     ]
@@ -51,7 +50,7 @@ async def serve_fleet(
     beside = [
         asyncio.create_task(discovery.run()),
         asyncio.create_task(_say_ready(router, address, say)),
-        asyncio.create_task(_reload(router, discovery, reload, read, say)),
+        asyncio.create_task(_reload(router, discovery, own, reload, read, say)),
     ]
     gc.freeze()
     gc.set_threshold(
@@ -63,7 +62,7 @@ async def serve_fleet(
             task.result()
     finally:
         await router.stop()
-        await asyncio.gather(*(one.stop() for one in (*processes, *scalers)))
+        await asyncio.gather(*(one.stop() for one in (own, *scalers)))
         for task in [*running, *beside]:
             task.cancel()
         await asyncio.gather(*running, *beside, return_exceptions=True)
@@ -74,19 +73,25 @@ async def _wait(stop: asyncio.Event) -> None:
 
 
 async def _reload(
-    router: Router, discovery: Discovery, reload: asyncio.Event, read: Reload, say: Say
+    router: Router,
+    discovery: Discovery,
+    own: OwnServers,
+    reload: asyncio.Event,
+    read: Reload,
+    say: Say,
 ) -> None:
-    """After SIGHUP: addresses and the policy of the file as it is now. A wrong file changes nothing."""
+    """After SIGHUP: servers, addresses and the policy of the file as it is now. A wrong file changes nothing."""
     while True:
         await reload.wait()
         reload.clear()
         try:
             config = read()
+            await own.change(config, discovery.use_own)
         except CairnError as error:
             say(f"the file was not taken: {error}")
             continue
-        if _started(config) != _started(discovery.config):
-            say("servers that the fleet starts itself change with a restart only")
+        if _scaled(config) != _scaled(discovery.config):
+            say("servers that are scaled change with a restart only")
         discovery.config = config
         router.policy = POLICIES[config.router.policy]
         router.config = msgspec.structs.replace(router.config, policy=config.router.policy)
@@ -94,8 +99,8 @@ async def _reload(
         say(f"the file was taken: {len(router.workers)} servers, policy {config.router.policy}")
 
 
-def _started(config: FleetConfig) -> list[ServerGroup]:
-    return [group for group in config.servers if group.model]
+def _scaled(config: FleetConfig) -> list[ServerGroup]:
+    return [group for group in config.servers if group.scaled]
 
 
 async def _say_ready(router: Router, address: str, say: Say) -> None:

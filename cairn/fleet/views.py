@@ -107,10 +107,12 @@ class Views:
     def answer(self, path: bytes) -> Answer | None:
         """None: the path is not the router's own."""
         if path == b"/health":
-            up = sum(one.state == "up" for one in self._router.workers)
+            up = sum(one.state in ("up", "asleep") for one in self._router.workers)
             status = "ok" if up else "no server is up"
             body = {"status": status, "servers": up, "waiting": len(self._router.held)}
             return 200 if up else 503, JSON, msgspec.json.encode(body)
+        if path == b"/v1/models" and (models := self._models()):
+            return 200, JSON, msgspec.json.encode({"object": "list", "data": models})
         if path == b"/metrics":
             return 200, TEXT, self.metrics().encode()
         if path == b"/cairn/fleet":
@@ -129,6 +131,15 @@ class Views:
                 return 404, *error_body(404, said, "request_not_found")
             return 200, JSON, msgspec.json.encode(known.view())
         return None
+
+    def _models(self) -> list[dict[str, object]]:
+        """Of servers that do not all serve the same; empty: any of them can tell."""
+        known = [one.hello.models for one in self._router.workers if one.hello is not None]
+        if all(names == known[0] for names in known):
+            return []
+        names = dict.fromkeys(name for models in known for name in models)
+        card = {"object": "model", "created": 0, "owned_by": "cairn"}
+        return [{"id": name, **card} for name in names]
 
     def fleet(self) -> dict[str, object]:
         router = self._router

@@ -1,7 +1,8 @@
 """One server as the router sees it: is it up, how busy, how fast; what was sent there and has not ended.
 
     starting --Hello--> up --silence, lost connection--> down --Hello--> up
-                         \\--draining (it says so): takes no new requests, finishes its own
+                         |\\--draining (it says so): takes no new requests, finishes its own
+                         '---asleep: its memory was given back; a request wakes it, or its host does
 
 What the router has sent itself is counted at once; what the server tells (`Load`) includes others' requests and comes
 a moment later. The larger of the two counts. No socket, no clock.
@@ -13,7 +14,8 @@ from urllib.parse import urlsplit
 from cairn.fleet.choose import Candidate
 from cairn.serve.pulse import Hello, Load
 
-State = Literal["starting", "up", "draining", "down"]
+State = Literal["starting", "up", "asleep", "draining", "down"]
+STATES: dict[str, State] = {"ok": "up", "asleep": "asleep"}  # by what a server says of itself
 STEP_S, TOKEN_S, ROW_S = 0.02, 25e-6, 1e-4  # of a server that has not told yet
 MOST_FAILURES = 3  # in a row, after which it is given a rest
 REST_S = 1.0
@@ -33,6 +35,8 @@ class Worker:
         self.decoding = 0  # requests of ours after it
         self.failures = 0  # in a row
         self.rests_until_s = 0.0
+        self.managed = False  # a host of several models decides when it sleeps
+        self.yielding = False  # it takes nothing new, to make room for another model
         self.sent = self.lost = self.continued = 0  # since the start
 
     def up(self, hello: Hello | None) -> None:
@@ -44,9 +48,17 @@ class Worker:
 
     def told(self, load: Load) -> None:
         self.load = load
-        if self.state in ("up", "draining"):
-            self.state = "up" if load.status == "ok" else "draining"
+        if self.managed and load.status in STATES:
+            return  # its host knows better: this may have been sent before it fell asleep
+        if self.state in ("up", "asleep", "draining"):
+            self.state = STATES.get(load.status, "draining")
             self.reason = "" if load.status == "ok" else load.status
+
+    def fell_asleep(self) -> None:
+        self.state, self.reason = "asleep", "asleep"
+
+    def woke_up(self) -> None:
+        self.state, self.reason = "up", ""
 
     def failed(self, now_s: float) -> None:
         """A request could not be sent or was lost: after several in a row it is left alone for a moment."""
@@ -55,10 +67,11 @@ class Worker:
         if self.failures >= MOST_FAILURES:
             self.rests_until_s = now_s + REST_S
 
-    def eligible(self, now_s: float, model: str | None) -> bool:
+    def eligible(self, now_s: float, model: str | None, state: State = "up") -> bool:
         known = self.hello.models if self.hello is not None else []
         serves = model is None or not known or model in known
-        return self.state == "up" and now_s >= self.rests_until_s and serves
+        able = self.state == state and not self.yielding
+        return able and now_s >= self.rests_until_s and serves
 
     def candidate(self, cached_tokens: int) -> Candidate:
         load, hello = self.load, self.hello

@@ -54,9 +54,20 @@ class Attend(Protocol):
 class Packed:
     """Documents of the given lengths side by side; each is a world of its own."""
 
-    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        reach_T: Tensor | None = None,
+        axes_3T: Tensor | None = None,
+    ) -> None:
+        """`reach_T`: of each token the first position of its document that it does not see; None: the next one.
+
+        `axes_3T`: frame, row and column of each token, which `models.rope` may turn by.
+        """
         self.lengths = list(lengths)
         self.device = torch.device(device)
+        self.reach_T, self.axes_3T = reach_T, axes_3T
 
     def positions_T(self) -> Tensor:
         return torch.cat([torch.arange(n, device=self.device) for n in self.lengths])
@@ -72,7 +83,11 @@ class Packed:
             v_TKC.split(self.lengths),
             strict=True,
         )
-        return torch.cat([attention(q, k, v, rule) for q, k, v in documents])
+        if self.reach_T is None:
+            return torch.cat([attention(q, k, v, rule) for q, k, v in documents])
+        reaches = self.reach_T.split(self.lengths)
+        pairs = zip(documents, reaches, strict=True)
+        return torch.cat([attention(*document, rule, reach) for document, reach in pairs])
 
 
 class KVCache:
@@ -148,30 +163,37 @@ class Cached:
             cache.length += count
 
 
-def attention(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, rule: Rule) -> Tensor:
-    """Causal attention of the last S tokens of a sequence of N, grouped heads, window, soft-cap."""
+def attention(
+    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, rule: Rule, reach_S: Tensor | None = None
+) -> Tensor:
+    """Causal attention of the last S tokens of a sequence of N, grouped heads, window, soft-cap.
+
+    `reach_S`: of each token the first key that it does not see, where that is not the one behind it.
+    """
     q, k, v = (x.transpose(0, 1)[None] for x in (q_SHC, k_NKC, v_NKC))
     length, total = q_SHC.shape[0], k_NKC.shape[0]
     if rule.by_scores:
-        out = _by_scores(q, k, v, _visible(length, total, rule.window, q.device), rule)
-    elif length == total and not (rule.window and rule.window < total):
+        out = _by_scores(q, k, v, _visible(length, total, rule.window, q.device, reach_S), rule)
+    elif length == total and not (rule.window and rule.window < total) and reach_S is None:
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
         )
     else:
         plain = length == 1 and not (rule.window and rule.window < total)
-        mask = None if plain else _visible(length, total, rule.window, q.device)
+        mask = None if plain else _visible(length, total, rule.window, q.device, reach_S)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True
         )
     return out[0].transpose(0, 1)
 
 
-def _visible(length: int, total: int, window: int, device: torch.device) -> Tensor:
+def _visible(
+    length: int, total: int, window: int, device: torch.device, reach_S: Tensor | None
+) -> Tensor:
     """Which of N keys each of the last S tokens sees, [S, N]."""
     query_S1 = torch.arange(total - length, total, device=device)[:, None]
     key_N = torch.arange(total, device=device)
-    mask_SN = key_N <= query_S1
+    mask_SN = key_N <= query_S1 if reach_S is None else key_N < reach_S[:, None]
     return mask_SN & (key_N > query_S1 - window) if window else mask_SN
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from cairn.core.errors import HardwareError, ModelNotFound, WeightsError
@@ -51,8 +52,13 @@ class Checkpoint:
         if has_vision(config):
             config, self.vision = split_config(config)
             tensors = PartOfCheckpoint(tensors, "text")
+            if "lm_head.weight" in tensors.names():
+                config["tie_word_embeddings"] = False
         self.config = config
         self.spec: ModelSpec = from_hf(config)
+        if self.vision is not None and self.vision.tower.deep_layers:
+            deep = len(self.vision.tower.deep_layers)
+            self.spec = msgspec.structs.replace(self.spec, deep_rows=deep)
         self.quantization = quantization_of(config)
         tensors = split_experts(tensors)
         self.tensors: TensorSource = tensors

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
@@ -169,19 +170,28 @@ def _gpt2(fields: Fields) -> ModelSpec:
 
 def _gemma(fields: Fields, family: str, windows: tuple[int, ...], **rest: Any) -> ModelSpec:
     fields.take("hidden_act", str, "")  # superseded by hidden_activation in the reference
+    if "query_scale" not in rest:
+        rest["query_scale"] = fields.take_positive("query_pre_attn_scalar", float, 256.0) ** -0.5
+    if "activation" not in rest:
+        rest["activation"] = activation_of(fields, "hidden_activation", "gelu_pytorch_tanh")
     return llama_like(
         fields,
         family,
         tied=fields.take("tie_word_embeddings", bool, True),
         head_dim=fields.take("head_dim", int, 256),
-        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
         norm_plus_one=True,
-        post_norms=True,
         windows=windows,
-        query_scale=fields.take_positive("query_pre_attn_scalar", float, 256.0) ** -0.5,
         embedding_scale=fields.take_positive("hidden_size", int, 0) ** 0.5,
-        **rest,
+        **{"post_norms": True, **rest},
     )
+
+
+def _gemma1(fields: Fields) -> ModelSpec:
+    """Norms of inputs alone, and queries scaled by the head size; its activation has the older name."""
+    fields.take("hidden_activation", str, "")
+    activation = activation_of(fields, "hidden_act", "gelu_pytorch_tanh")
+    activation = "gelu_tanh" if activation == "gelu" else activation  # what its checkpoints mean
+    return _gemma(fields, "gemma", (), post_norms=False, query_scale=0.0, activation=activation)
 
 
 def _gemma2(fields: Fields) -> ModelSpec:
@@ -233,6 +243,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "gpt2": _gpt2,
+    "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }

@@ -316,6 +316,7 @@ FAMILY_CONFIGS: dict[str, Callable[[ModelSpec], Config]] = {
     "qwen2": _qwen,
     "qwen3": _qwen,
     "qwen3_moe": _qwen,
+    "gemma": lambda spec: {"attention_bias": spec.qkv_bias},
     "gemma2": _gemma,
     "gemma3": _gemma,
     "phi3": _phi3,

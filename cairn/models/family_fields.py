@@ -143,13 +143,17 @@ def rope_of(fields: Fields, context: int, theta: float = 10_000.0) -> dict[str, 
 def rope_from(fields: Fields, context: int, theta: float) -> Rope:
     kind = fields.take("type", str, "default")
     kind = fields.take("rope_type", str, kind)
+    kind = "default" if kind == "mrope" else kind  # of models that see; the sections say the same
+    sections = tuple(fields.take_list("mrope_section", int, []))
+    interleaved = fields.take("mrope_interleaved", bool, False)
     theta = fields.take("rope_theta", float, theta)
     if kind not in ROPE_READERS:
         raise UnsupportedModel(
             f"config.json: rotary positions of type {kind!r}",
             hint=f"supported types: {', '.join(ROPE_READERS)}",
         )
-    rope = Rope(theta=theta, **ROPE_READERS[kind](fields, context))
+    stretch = ROPE_READERS[kind](fields, context)
+    rope = Rope(theta=theta, sections=sections, interleaved=interleaved, **stretch)
     fields.finish()
     return rope
 

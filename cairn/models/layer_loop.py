@@ -12,7 +12,7 @@ What a part does depends on the step, not on the loop. Each form of the model br
 A step may wrap a layer (`run`: recomputation), and a stage of a pipeline runs some of the layers.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -116,12 +116,21 @@ def run_layer(layer: Any, residual: Residual, step: Step) -> Residual:
 
 
 def run_layers(
-    layers: Iterable[tuple[int, Any]], residual: Any, step: Step, taps: Collection[int] = ()
+    layers: Iterable[tuple[int, Any]],
+    residual: Any,
+    step: Step,
+    taps: Collection[int] = (),
+    deep: Sequence[Tensor] = (),
 ) -> tuple[Any, list[Tensor]]:
-    """The residual behind the last layer, and the hidden states behind each layer in `taps`, in order."""
+    """The residual behind the last layer, and the hidden states behind each layer in `taps`, in order.
+
+    `deep`: what is added behind the first layers; only the plain and the lean form take it.
+    """
     tapped = []
     for number, layer in layers:
         residual = step.run(layer, residual)
+        if number < len(deep):
+            residual = residual.plus(deep[number])
         if number in taps:
             tapped.append(residual.hidden())
     return residual, tapped
@@ -132,6 +141,9 @@ class PlainResidual(NamedTuple):
 
     def normed(self, norm: nn.Module, post_norm: nn.Module | None = None) -> "PlainInput":
         return PlainInput(norm(self.x_TD), self.x_TD, post_norm)
+
+    def plus(self, y_TD: Tensor) -> "PlainResidual":
+        return PlainResidual(self.x_TD + y_TD)
 
     def hidden(self) -> Tensor:
         return self.x_TD

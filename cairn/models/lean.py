@@ -126,7 +126,8 @@ class Lean:
         if not self.all_fused:
             rotations = self.model.rotations(positions_T, attend, x_TD.dtype)
         step = LeanStep(self, attend, self.angles(positions_T), rotations)
-        return self.model.through(LeanResidual(x_TD, self), step, taps)
+        deep = self.model.deep_rows(tokens_T)
+        return self.model.through(LeanResidual(x_TD, self), step, taps, deep)
 
     def angles(self, positions_T: Tensor) -> dict[Rope, Angles]:
         """Of each kind of rotary positions that the layers have."""
@@ -221,6 +222,10 @@ class LeanResidual(NamedTuple):
     def normed(self, norm: Norm | Unnormed, post_norm: Norm | Scaled | None = None) -> "LeanInput":
         onto = self.x_TD if post_norm is None else None
         return LeanInput(self.form.norms[norm](self.x_TD), self, post_norm, onto)
+
+    def plus(self, y_TD: Tensor) -> "LeanResidual":
+        self.x_TD.add_(y_TD)
+        return self
 
     def hidden(self) -> Tensor:
         return self.x_TD.clone()

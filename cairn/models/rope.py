@@ -33,17 +33,39 @@ class Rotation:
 
 
 def rotation(
-    rope: Rope, spec: ModelSpec, positions_T: Tensor, lengths_T: Tensor | None, dtype: torch.dtype
+    rope: Rope,
+    spec: ModelSpec,
+    positions_T: Tensor,
+    lengths_T: Tensor | None,
+    dtype: torch.dtype,
+    axes_3T: Tensor | None = None,
 ) -> Rotation:
-    """`lengths_T`: how long each token's sequence is by now; only dynamic scaling asks."""
+    """`lengths_T`: how long each token's sequence is by now; only dynamic scaling asks.
+
+    `axes_3T`: frame, row and column of each token, for a rope with sections; None: all three are the position.
+    """
     angles, amplitude = frequencies(rope, spec, positions_T.device, lengths_T)
-    angles_T1c = (positions_T[:, None].float() * angles)[:, None]
+    places_Tc = positions_T[:, None]
+    if rope.sections and axes_3T is not None:
+        places_Tc = axes_3T[axis_of_pairs(rope).to(axes_3T.device)].t()
+    angles_T1c = (places_Tc.float() * angles)[:, None]
     cos_T1c, sin_T1c = angles_T1c.cos() * amplitude, angles_T1c.sin() * amplitude
     return Rotation(
         torch.cat((cos_T1c, cos_T1c), dim=-1).to(dtype),
         torch.cat((sin_T1c, sin_T1c), dim=-1).to(dtype),
         _temperature(rope, positions_T).to(dtype) if rope.temperature else None,
     )
+
+
+def axis_of_pairs(rope: Rope) -> Tensor:
+    """By which axis each pair of columns turns: 0 frame, 1 row, 2 column (M-RoPE, arXiv:2409.12191)."""
+    pairs = sum(rope.sections)
+    if not rope.interleaved:
+        return torch.arange(3).repeat_interleave(torch.tensor(rope.sections))
+    axis_c = torch.zeros(pairs, dtype=torch.long)
+    for axis in (1, 2):
+        axis_c[axis : 3 * rope.sections[axis] : 3] = axis
+    return axis_c
 
 
 def _temperature(rope: Rope, positions_T: Tensor) -> Tensor:

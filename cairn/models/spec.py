@@ -41,13 +41,16 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()  # longrope: divisors of the frequencies up to the trained length
     long_factors: tuple[float, ...] = ()  # longrope: those of a model whose context is longer
     rotated: int = 0  # columns of a head that are rotated; 0: all
+    # Pairs of columns that turn by the frame, the row and the column of a picture's patch; (): all by the position.
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False  # sections: every third pair is of one axis, as far as its count goes
     # Queries are multiplied by 1 + temperature * log(1 + position // original_context); 0: they are not.
     temperature: float = 0.0
 
     @property
     def is_tabulated(self) -> bool:
         """Whether a table of cosines and sines by position says all: angles depend on no length, and q on no more."""
-        return self.kind != "dynamic" and not self.temperature
+        return self.kind != "dynamic" and not self.temperature and not self.sections
 
 
 class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,6 +130,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
+    deep_rows: int = 0  # layers behind which rows of given embeddings are added (DeepStack)
     residual_scale: float = 1.0  # on what a block adds to the residual
     logit_divisor: float = 1.0
     # tokens the checkpoint names
@@ -332,6 +336,11 @@ def _validate_rope(rope: Rope, head_dim: int) -> None:
             hint="an even number of them, of which there are enough",
         )
     pairs = (rope.rotated or head_dim) // 2
+    if rope.sections and (len(rope.sections) != 3 or sum(rope.sections) != pairs):
+        raise ConfigError(
+            f"rotary sections {list(rope.sections)} for {pairs} pairs of columns",
+            hint="three counts, of frames, rows and columns, that add up to the pairs",
+        )
     if rope.kind != "longrope":
         return
     for factors in (rope.short_factors, rope.long_factors):

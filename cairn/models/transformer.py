@@ -8,7 +8,7 @@ Tokens are packed: there is no batch dimension and no padding. `positions_T` say
 token stands, `attend` which tokens belong together and where earlier keys are. The model knows neither.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         self.build = build
-        self.arena_RD: Tensor | None = None  # embeddings that are given, where an engine has some
+        # Embeddings that are given, where an engine has some, and beside them what deeper layers add.
+        self.arena_RD: Tensor | None = None
         self.embedding = Vocabulary(build, spec.vocab, spec.hidden)
         self.position_embedding = (
             Positions(build, spec.context, spec.hidden) if spec.positions == "learned" else None
@@ -73,13 +74,16 @@ class Transformer(nn.Module):
         """The same, and the hidden states behind the layers in `taps`."""
         x_TD = self.embed(tokens_T, positions_T)
         step = PlainStep(attend, self.rotations(positions_T, attend, x_TD.dtype))
-        return self.through(PlainResidual(x_TD), step, taps)
+        return self.through(PlainResidual(x_TD), step, taps, self.deep_rows(tokens_T))
 
     def through(
-        self, residual: Any, step: Step, taps: Collection[int] = ()
+        self, residual: Any, step: Step, taps: Collection[int] = (), deep: Sequence[Tensor] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """From the embedded tokens to the last norm, whatever form the residual and the step have."""
-        residual, tapped = run_layers(enumerate(self.layers), residual, step, taps)
+        """From the embedded tokens to the last norm, whatever form the residual and the step have.
+
+        `deep`: what is added to the residual behind the first layers, one after another.
+        """
+        residual, tapped = run_layers(enumerate(self.layers), residual, step, taps, deep)
         return ended(residual.normed(self.norm).tensor, self.spec), tapped
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
@@ -92,8 +96,18 @@ class Transformer(nn.Module):
             return self.placed(self.embedding(tokens_T), positions_T)
         given_T = tokens_T < 0  # -2 - r: row r of the arena, which is not scaled
         x_TD = scaled(self.embedding(tokens_T.clamp(min=0)), self.spec)
-        rows_TD = self.arena_RD[(-2 - tokens_T).clamp(min=0)]
+        rows_TD = self.arena_RD[(-2 - tokens_T).clamp(min=0), : self.spec.hidden]
         return self._with_positions(torch.where(given_T[:, None], rows_TD, x_TD), positions_T)
+
+    def deep_rows(self, tokens_T: Tensor) -> Sequence[Tensor]:
+        """Of given embeddings, what is added behind the first layers: zero for other tokens, nothing for none."""
+        if not self.spec.deep_rows or self.arena_RD is None:
+            return ()
+        given_T = tokens_T < 0
+        if not bool(given_T.any()):
+            return ()
+        planes_TE = self.arena_RD[(-2 - tokens_T).clamp(min=0), self.spec.hidden :]
+        return (planes_TE * given_T[:, None]).split(self.spec.hidden, dim=-1)
 
     def placed(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
         """Looked-up rows as the first layer wants them: scaled, and with their positions where those are learned."""
@@ -134,7 +148,8 @@ def rotations_of(
     """One table per kind of rotary positions, shared by all layers of that kind."""
     kinds = spec.ropes(layers)
     lengths_T = attend.lengths_T() if any(k.kind == "dynamic" for k in kinds) else None
-    return {k: rotation(k, spec, positions_T, lengths_T, dtype) for k in kinds}
+    axes_3T = getattr(attend, "axes_3T", None)  # of prompts with pictures
+    return {k: rotation(k, spec, positions_T, lengths_T, dtype, axes_3T) for k in kinds}
 
 
 class Positions(Holder):

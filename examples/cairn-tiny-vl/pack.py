@@ -68,7 +68,8 @@ def _new_tensors(model: Any, base: Checkpoint) -> dict[str, Tensor]:
     spec = model.tower.spec
     parameters = dict(model.tower.named_parameters())
     for slot in model.tower.slots():
-        part, place = tower_source(spec.tower.shape.family, spec.projector.kind, slot.name)
+        shape = spec.tower.shape
+        part, place = tower_source(shape.family, spec.projector.kind, slot.name, shape.hidden)
         found[PREFIXES[part] + place.tensor] = parameters[slot.parameter][slot.index or ...]
     parameters = dict(model.text.named_parameters())
     for slot in model.text.slots():

@@ -457,7 +457,7 @@ def expressible(draw, family: str) -> ModelSpec:
     if rope.kind == "dynamic":
         fields["context"] = int(context * rope.factor)
     bias = draw(flag)
-    if family in ("llama", "qwen3", "qwen3_moe", "gemma2", "gemma3"):
+    if family in ("llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3"):
         fields |= {"qkv_bias": bias, "out_bias": bias}
     if family == "llama":
         fields["mlp_bias"] = draw(flag)
@@ -485,6 +485,8 @@ def expressible(draw, family: str) -> ModelSpec:
             attention_softcap=draw(st.sampled_from([0.0, 30.0])),
             logit_softcap=draw(st.sampled_from([0.0, 50.0])),
         )  # fmt: skip
+    if family == "gemma":
+        fields |= dict(norm_plus_one=True, embedding_scale=hidden**0.5, activation="gelu_tanh")
     if family == "gemma3":
         fields["rope_local"] = Rope(theta=draw(st.floats(100, 1e7)))
     return ModelSpec(**fields)

@@ -12,8 +12,13 @@ from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.vision.families import REFUSED, split_config
 from cairn.models.vision.picture import Picture, prepare_image
-from cairn.models.vision.prompt import Placeholders
+from cairn.serve.engine.media import pieces_of
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.spans import axes_of, reach_of
+from cairn.serve.engine.step import Chunk
 from cairn.serve.engine.tower_runner import TowerRunner
+from cairn.serve.media.sight import placeholders_of
 
 SIZES = [(28, 28), (61, 40), (33, 97), (200, 31)]
 
@@ -35,6 +40,11 @@ def test_pixels_are_those_of_transformers(name, size):
     rules = open_checkpoint(tiny.folder(name)).image_rules()
     ours = (picture.array() / np.float32(255) - np.float32(rules.mean)) / np.float32(rules.std)
     ours = ours.transpose(0, 3, 1, 2)
+    if name.startswith("qwen"):  # theirs are cut into patches, cell by cell, and repeated in time
+        _, _, height, width = ours.shape
+        cut = ours[0].reshape(3, height // 14, 2, 7, width // 14, 2, 7)
+        cut = cut.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        ours = np.repeat(cut, 2, axis=5).reshape(len(wanted), -1)
     np.testing.assert_allclose(ours, wanted.reshape(ours.shape), atol=2e-6)
 
 
@@ -45,22 +55,21 @@ def test_rows_are_those_of_transformers():
         checkpoint = open_checkpoint(tiny.folder(name))
         tower, rules = checkpoint.load_tower("cpu", torch.float32), checkpoint.image_rules()
         runner = TowerRunner(tower, rules, lambda row, rows: None)
-        found = runner.rows([prepared(name, size, at) for at, size in enumerate(SIZES)])
-        for at, (size, rows_RD) in enumerate(zip(SIZES, found, strict=True)):
+        rows = runner.rows([prepared(name, size, at) for at, size in enumerate(SIZES)])
+        for at, (size, rows_RD) in enumerate(zip(SIZES, rows, strict=True)):
             given = theirs(name, size, at)
-            wanted = tiny.reference(name).get_image_features(**features(given)).pooler_output
-            torch.testing.assert_close(rows_RD, torch.cat(list(wanted)), atol=2e-4, rtol=0)
-
-
-def features(given) -> dict:
-    kept = ("pixel_values", "pixel_attention_mask", "image_sizes")
-    return {key: value for key, value in given.items() if key in kept}
+            found = tiny.reference(name).get_image_features(**tiny.features(name, given))
+            wanted = torch.cat(list(found.pooler_output))
+            if name == "qwen3-vl":
+                deep = (torch.cat(list(plane)) for plane in found.deepstack_features)
+                wanted = torch.cat((wanted, *deep), dim=-1)
+            torch.testing.assert_close(rows_RD, wanted, atol=2e-4, rtol=0)
 
 
 def prompt_of(name: str, pictures: list[Picture]) -> tuple[str, list[int]]:
     vision = open_checkpoint(tiny.folder(name)).vision
-    places = Placeholders(vision, tiny.PLACEHOLDERS.get(name, "<image>"))
-    text = " and ".join(f"see {places.token}" for _ in pictures)
+    places = placeholders_of(vision, open_checkpoint(tiny.folder(name)).tokenizer())
+    text = " and ".join(f"see {places.mark}" for _ in pictures)
     whole = places.expanded(text, pictures)
     ids = tiny.tokenizer(name).encode(whole, add_special_tokens=False).ids
     spans = places.spans(ids, pictures)
@@ -100,7 +109,12 @@ def test_logits_are_those_of_transformers(name):
     pictures = [prepared(name, (61, 40)), prepared(name, (33, 97), 1)]
     _, ids = prompt_of(name, pictures)
     checkpoint = open_checkpoint(tiny.folder(name))
-    model, attend = checkpoint.load("cpu", torch.float32), Packed([len(ids)])
+    model, vision = checkpoint.load("cpu", torch.float32), checkpoint.vision
+    places = placeholders_of(vision, checkpoint.tokenizer())
+    pieces = pieces_of(pictures, places.spans(ids, pictures), vision)
+    whole = Chunk(Request(1, ids, SamplingParams(), pieces=pieces), 0, len(ids), 0, (), 1)
+    made = (make([whole], np.arange(len(ids))) for make in (reach_of, axes_of))
+    attend = Packed([len(ids)], "cpu", *(x if x is None else torch.from_numpy(x) for x in made))
     tower, rules = checkpoint.load_tower("cpu", torch.float32), checkpoint.image_rules()
     model.arena_RD = torch.cat(TowerRunner(tower, rules, lambda row, rows: None).rows(pictures))
     words, row = torch.tensor(ids), 0
@@ -111,7 +125,8 @@ def test_logits_are_those_of_transformers(name):
     both = [tiny.photograph(61, 40), tiny.photograph(33, 97, 1)]
     nested = [both] if name in ("idefics3", "smolvlm") else both
     given = tiny.image_processor(name)(nested, return_tensors="pt")
-    wanted = tiny.reference(name)(input_ids=torch.tensor([ids]), **features(given)).logits[0]
+    asked = tiny.features(name, given) | tiny.token_types(name, ids)
+    wanted = tiny.reference(name)(input_ids=torch.tensor([ids]), **asked).logits[0]
     torch.testing.assert_close(ours, wanted, atol=2e-4, rtol=0)
 
 

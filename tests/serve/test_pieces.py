@@ -15,6 +15,7 @@ from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pieces import ArenaRows, Piece
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.spans import whole_end
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 PLACEHOLDER = 3
@@ -171,3 +172,29 @@ def test_rows_of_held_pieces_never_overlap(moves):
             arena.release(digest)
             holders[digest] -= 1
     assert arena.held() == sum(3 + int(digest) for digest, count in holders.items() if count)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=4), st.data())
+def test_no_chunk_ends_inside_a_span_that_sees_both_ways(layout, data):
+    """Chunks of any size reach the end of the prompt, and a span of up to a step's tokens is in one of them."""
+    pieces, at = [], 0
+    for gap, length in layout:
+        pieces.append(Piece(at + gap, length, b"x", sees="piece"))
+        at += gap + length
+    request = Request(1, [3] * (at + 2), GREEDY, pieces=pieces)
+    start, ends = 0, []
+    while start < len(request.prompt):
+        wanted = min(start + data.draw(st.integers(1, 6)), len(request.prompt))
+        end = whole_end(request, start, wanted)
+        assert end > start
+        ends.append(end)
+        start = end
+    assert not any(piece.start < end < piece.end for piece in pieces for end in ends)
+
+
+def test_spans_longer_than_a_step_are_refused():
+    engine = tiny_engine("qwen3", arena_rows=64)
+    long = Piece(0, 40, b"a", sees="prompt")
+    tokens = engine.scheduler.limits.step_tokens + 1
+    with pytest.raises(RequestError, match=f"{tokens} tokens see each other both ways"):
+        engine.add(Request(1, [3] * tokens, GREEDY, pieces=[long], piece_rows=[0]))

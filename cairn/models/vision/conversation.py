@@ -45,19 +45,22 @@ def refuse_images(messages: object, model: str) -> None:
 
 
 def split_images(
-    messages: Sequence[Mapping[str, Any]], placeholder: str
+    messages: Sequence[Mapping[str, Any]], reserved: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[ImageSource]]:
-    """Messages with {"type": "image"} in place of their pictures, and the pictures in order."""
+    """Messages with {"type": "image"} in place of their pictures, and the pictures in order.
+
+    `reserved`: placeholders, which only a template writes.
+    """
     sources: list[ImageSource] = []
     split: list[dict[str, Any]] = []
     for at, message in enumerate(check_objects(messages)):
         content = message.get("content")
         where = f"messages[{at}].content"
         if isinstance(content, str):
-            _check_text(content, placeholder, where)
+            _check_text(content, reserved, where)
         elif isinstance(content, list):
             parts = [
-                _part(part, f"{where}[{index}]", placeholder, sources)
+                _part(part, f"{where}[{index}]", reserved, sources)
                 for index, part in enumerate(content)
             ]
             message = {**message, "content": parts}
@@ -81,7 +84,9 @@ def with_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _part(part: object, where: str, placeholder: str, sources: list[ImageSource]) -> dict[str, Any]:
+def _part(
+    part: object, where: str, reserved: Sequence[str], sources: list[ImageSource]
+) -> dict[str, Any]:
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else None
@@ -95,15 +100,16 @@ def _part(part: object, where: str, placeholder: str, sources: list[ImageSource]
             f"{where} is a part of type {shown[:60]}",
             hint="this model reads text and images: types text and image_url",
         )
-    _check_text(text, placeholder, where)
+    _check_text(text, reserved, where)
     return {"type": "text", "text": text}
 
 
-def _check_text(text: str, placeholder: str, where: str) -> None:
-    if placeholder in text:
-        raise RequestError(
-            f"{where} holds {placeholder}, which stands for pictures", hint="leave it out"
-        )
+def _check_text(text: str, reserved: Sequence[str], where: str) -> None:
+    for placeholder in reserved:
+        if placeholder in text:
+            raise RequestError(
+                f"{where} holds {placeholder}, which stands for pictures", hint="leave it out"
+            )
 
 
 def _source(part: Mapping[str, Any], where: str) -> Any:

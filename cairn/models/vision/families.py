@@ -5,13 +5,17 @@
 As in `models.families`, a reader takes the fields that it understands and refuses the others by name. No torch.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgspec
 
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.family_fields import activation_of, divide
 from cairn.models.spec import ModelSpec, Rope
+from cairn.models.vision.qwen_families import DECODERS, FLAT, QWEN_READERS, TOKENS
 from cairn.models.vision.spec import ProjectorSpec, TowerSpec, VisionSpec
 
 # What a Llama is where its config does not say, as the reference fills it in.
@@ -37,14 +41,10 @@ UNUSED |= {"size", "max_image_size", "head_dim", "tie_word_embeddings"}
 NOISE = {"_flash_attn_2_enabled", "neftune_noise_alpha", "perceiver_config", "use_resampler"}
 NOISE |= {"pixel_shuffle_factor", "qk_layer_norms"}
 REFUSED = {  # what would have to be built, where a family is known and not whole
-    "gemma3": "tokens of a picture see each other both ways",
-    "paligemma": "tokens of a picture see each other both ways",
     "gemma3n": "its tower is a convolutional network",
     "gemma4": "tokens of a picture see each other both ways",
-    "qwen2_vl": "rotary positions of three axes",
-    "qwen2_5_vl": "rotary positions of three axes",
-    "qwen3_vl": "rotary positions of three axes, and rows that are added in several layers",
-    "qwen3_vl_moe": "rotary positions of three axes, and rows that are added in several layers",
+    "qwen3_vl_moe": "experts that are stored in one tensor, beside rows for several layers",
+    "qwen3_5": "a state beside the cache",
     "llava_next": "pictures in tiles of several shapes",
     "llava_onevision": "pictures in tiles of several shapes",
     "mllama": "cross-attention to pictures",
@@ -68,20 +68,34 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], VisionSpec]
         )
     fields = Fields(config)
     fields.seen.add("_pad_token_id")
-    text = {k: v for k, v in fields.take("text_config", dict, {}).items() if k not in NOISE}
+    text = {k: v for k, v in _text_config(fields).items() if k not in NOISE}
     vision = Fields(fields.take("vision_config", dict), "vision_config")
-    if fields.take("tie_word_embeddings", bool, False):
-        text.setdefault("tie_word_embeddings", True)
+    if fields.take("tie_word_embeddings", bool, kind in TIED):
+        text["tie_word_embeddings"] = (
+            True  # the whole model's word; a head in the file says otherwise
+        )
     for name in ("quantization_config", "dtype", "torch_dtype"):
         if name in config:
             text.setdefault(name, config[name])
     if text.get("model_type", "llama") == "llama":
         text = LLAMA_SIZES | text
     spec = READERS[kind](fields, vision, text)
+    decoder = str(text.get("model_type"))
+    text["model_type"] = DECODERS.get(decoder, decoder)
     fields.finish()
     vision.seen |= UNUSED
     vision.finish()
     return text, spec
+
+
+def _text_config(fields: Fields) -> dict[str, Any]:
+    """The decoder's fields, which older checkpoints of Qwen-VL have beside `vision_config`."""
+    if "text_config" in fields.config or fields.config.get("model_type") not in FLAT:
+        return fields.take("text_config", dict, {})
+    own = ("vision_config", "model_type", "architectures", *TOKENS)
+    text = {key: value for key, value in fields.config.items() if key not in own}
+    fields.seen |= set(text)
+    return {**text, "model_type": f"{fields.config['model_type']}_text"}
 
 
 def _llava(fields: Fields, vision: Fields, text: Mapping[str, Any]) -> VisionSpec:
@@ -119,11 +133,65 @@ def _idefics3(fields: Fields, vision: Fields, text: Mapping[str, Any]) -> Vision
     return VisionSpec("idefics3", tower, projector, fields.take("image_token_id", int, 128257))
 
 
-READERS: dict[str, Callable[[Fields, Fields, Mapping[str, Any]], VisionSpec]] = {
+def _gemma3(fields: Fields, vision: Fields, text: Mapping[str, Any]) -> VisionSpec:
+    tower = msgspec.structs.replace(_siglip(vision, -1), post_norm=True)
+    rows = fields.take("mm_tokens_per_image", int, 256)
+    side = math.isqrt(max(rows, 1))
+    if side * side != rows or tower.side % side:
+        raise UnsupportedModel(
+            f"config.json: {rows} tokens for {tower.side} x {tower.side} patches",
+            hint="they have to be a square that divides the patches",
+        )
+    pooled = ProjectorSpec(
+        "pooled",
+        hidden=_hidden(text),
+        bias=False,
+        merge=tower.side // side,
+        norm_eps=tower.shape.norm_eps,
+    )
+    token = fields.take("image_token_id", int, fields.take("image_token_index", int, 262_144))
+    begin = fields.take("boi_token_id", int, fields.take("boi_token_index", int, 255_999))
+    end = fields.take("eoi_token_id", int, fields.take("eoi_token_index", int, 256_000))
+    return VisionSpec(
+        "gemma3", tower, pooled, token, sees="piece", begin_token=begin, end_token=end
+    )
+
+
+def _paligemma(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionSpec:
+    for name in ("use_bidirectional_attention", "num_image_tokens"):  # said by `sees` and the tower
+        text.pop(name, None)
+    fields.seen |= {"vocab_size", "hidden_size", "projection_dim", "ignore_index"}
+    vision.seen |= {"num_image_tokens", "projector_hidden_act"}
+    tower = msgspec.structs.replace(_siglip(vision, -1), post_norm=True)
+    linear = ProjectorSpec("linear", hidden=_hidden(text))
+    token = fields.take("image_token_id", int, fields.take("image_token_index", int, 256_000))
+    return VisionSpec("paligemma", tower, linear, token, sees="prompt")
+
+
+def _mistral3(fields: Fields, vision: Fields, text: Mapping[str, Any]) -> VisionSpec:
+    tower = _pixtral(vision, fields.take("vision_feature_layer", int, -1))
+    projector = ProjectorSpec(
+        "merged_mlp",
+        hidden=_hidden(text),
+        bias=fields.take("multimodal_projector_bias", bool, False),
+        activation=activation_of(fields, "projector_hidden_act", "gelu"),
+        merge=fields.take("spatial_merge_size", int, 2),
+        norm_eps=Fields(text, "text_config").take("rms_norm_eps", float, 1e-6),
+    )
+    token = fields.take("image_token_id", int, fields.take("image_token_index", int, 10))
+    return VisionSpec("pixtral", tower, projector, token)
+
+
+READERS: dict[str, Callable[[Fields, Fields, dict[str, Any]], VisionSpec]] = {
     "llava": _llava,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
+    "gemma3": _gemma3,
+    "paligemma": _paligemma,
+    "mistral3": _mistral3,
+    **QWEN_READERS,
 }
+TIED = ("gemma3", "paligemma", "mistral3")  # share embedding and head where nothing is said
 
 
 def _clip(fields: Fields, layer: int) -> TowerSpec:

@@ -39,10 +39,10 @@ def load_tower(spec: VisionSpec, tensors: TensorSource, build: Build) -> Tower:
     """`tensors`: of the whole checkpoint; `build` says where and in which type."""
     tower = Tower(spec, build._replace(device="meta"))
     parts = {part: PartOfCheckpoint(tensors, part) for part in ("tower", "projector")}
-    style, kind = spec.tower.shape.family, spec.projector.kind
+    style, kind, width = spec.tower.shape.family, spec.projector.kind, spec.tower.shape.hidden
     shares, used = {}, {part: set[str]() for part in parts}
     for slot in tower.slots():
-        part, place = tower_source(style, kind, slot.name)
+        part, place = tower_source(style, kind, slot.name, width)
         if place.tensor not in parts[part].names():
             raise WeightsError(
                 f"the checkpoint has no tensor {place.tensor} of its {part}",

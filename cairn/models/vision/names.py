@@ -14,9 +14,11 @@ from cairn.models.checkpoint_names import Source
 
 Part = Literal["tower", "projector", "text"]
 TOWER = re.compile(
-    r"^(?:model\.)?(?:vision_tower|vision_model|vision_encoder)\.(?:vision_model\.)?(.+)$"
+    r"^(?:model\.)?(?:vision_tower|vision_model|vision_encoder|visual)\.(?:vision_model\.)?(.+)$"
 )
-PROJECTOR = re.compile(r"^(?:model\.)?(?:multi_modal_projector|connector)\.(.+)$")
+PROJECTOR = re.compile(
+    r"^(?:model\.)?(?:multi_modal_projector\.|connector\.|visual\.(?=merger\.|deepstack_merger_list\.))(.+)$"
+)
 TEXT = re.compile(r"^(?:language_model\.model|model\.language_model|model\.text_model)\.(.+)$")
 HEAD = re.compile(r"^(?:language_model\.)?(lm_head\..+)$")
 # Of the tower alone, for pooled vectors of whole pictures, which no decoder reads.
@@ -29,6 +31,7 @@ class TowerStyle(NamedTuple):
     outside: dict[str, str]  # slots and what stands for them, kind included where it differs
     layer: str
     inside: dict[str, str]
+    joined: bool = False  # q, k and v are stored in one tensor
 
 
 SIGLIP = TowerStyle(
@@ -66,16 +69,50 @@ PIXTRAL = TowerStyle(
         "feed_forward.down": "feed_forward.down_proj",
     },
 )
-TOWERS = {"siglip": SIGLIP, "clip": SIGLIP, "pixtral": PIXTRAL}
-PROJECTORS = {
-    "mlp": {"first": "linear_1", "second": "linear_2"},
-    "shuffled": {"map": "modality_projection.proj"},
+QKV = ("attention.qkv.q", "attention.qkv.k", "attention.qkv.v")
+
+
+def _qwen(**feed_forward: str) -> TowerStyle:
+    return TowerStyle(
+        outside={"patch_embedding": "patch_embed.proj", "position_table": "pos_embed"},
+        layer="blocks.",
+        inside={
+            "attention_norm": "norm1",
+            **dict.fromkeys(QKV, "attn.qkv"),
+            "attention.out": "attn.proj",
+            "feed_forward_norm": "norm2",
+            **{f"feed_forward.{slot}": f"mlp.{name}" for slot, name in feed_forward.items()},
+        },
+        joined=True,
+    )
+
+
+GATED = {"inner.gate": "gate_proj", "inner.up": "up_proj", "down": "down_proj"}
+TOWERS = {
+    "siglip": SIGLIP,
+    "clip": SIGLIP,
+    "pixtral": PIXTRAL,
+    "qwen2_vl": _qwen(**{"inner.up": "fc1", "down": "fc2"}),
+    "qwen2_5_vl": _qwen(**GATED),
+    "qwen3_vl": _qwen(**{"inner.up": "linear_fc1", "down": "linear_fc2"}),
 }
+MLP = {"first": "linear_1", "second": "linear_2"}
+PROJECTORS = {
+    "mlp": MLP,
+    "shuffled": {"map": "modality_projection.proj"},
+    "linear": {"map": "linear"},
+    "pooled": {"map.weight": "mm_input_projection_weight", "norm": "mm_soft_emb_norm"},
+    "merged_mlp": MLP | {"merge": "patch_merger.merging_layer", "norm": "norm"},
+    "cells": {"norm": "merger.ln_q", "first": "merger.mlp.0", "second": "merger.mlp.2"},
+}
+QWEN3_CELLS = {"norm": "norm", "first": "linear_fc1", "second": "linear_fc2"}
+TRANSPOSED = ("mm_input_projection_weight",)
+DEEP = re.compile(r"deep\.(\d+)\.(.+)")
 
 
 def part_of(name: str) -> tuple[Part, str]:
     """To which part a stored tensor belongs, and its name there; a decoder's without a prefix is the text's."""
-    for pattern, part in ((TOWER, "tower"), (PROJECTOR, "projector")):
+    for pattern, part in ((PROJECTOR, "projector"), (TOWER, "tower")):
         if found := pattern.match(name):
             return part, found[1]  # type: ignore[return-value]
     if found := TEXT.match(name):
@@ -85,15 +122,31 @@ def part_of(name: str) -> tuple[Part, str]:
     return "text", name
 
 
-def tower_source(style: str, projector: str, slot: str) -> tuple[Part, Source]:
-    """The tensor of a slot of `Tower`, without the prefix of its part."""
+def tower_source(style: str, projector: str, slot: str, width: int) -> tuple[Part, Source]:
+    """The tensor of a slot of `Tower`, without the prefix of its part; `width`: of the tower's layers."""
     if slot.startswith("projector."):
-        return "projector", _named(slot.removeprefix("projector."), PROJECTORS[projector])
+        return "projector", _of_projector(style, projector, slot.removeprefix("projector."))
+    if deep := DEEP.fullmatch(slot):
+        found = _named(deep[2], QWEN3_CELLS)
+        return "projector", Source(f"deepstack_merger_list.{deep[1]}.{found.tensor}")
     names = TOWERS[style]
     if inside := LAYER.fullmatch(slot):
         found = _named(inside[2], names.inside)
-        return "tower", found._replace(tensor=f"{names.layer}{inside[1]}.{found.tensor}")
+        found = found._replace(tensor=f"{names.layer}{inside[1]}.{found.tensor}")
+        path = inside[2].rpartition(".")[0]
+        if names.joined and path in QKV:
+            part = QKV.index(path)
+            found = found._replace(part=part, parts=3, start=part * width, rows=3 * width)
+        return "tower", found
     return "tower", _named(slot, names.outside)
+
+
+def _of_projector(style: str, projector: str, slot: str) -> Source:
+    names = PROJECTORS[projector]
+    if style == "qwen3_vl":
+        names = {slot: f"merger.{name}" for slot, name in QWEN3_CELLS.items()}
+    found = _named(slot, names)
+    return found._replace(transposed=found.tensor in TRANSPOSED)
 
 
 def _named(slot: str, names: dict[str, str]) -> Source:

@@ -19,17 +19,24 @@ AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"  # of Idefics 3
 class Placeholders:
     """How one model's prompts hold pictures."""
 
-    def __init__(self, spec: VisionSpec, token: str) -> None:
-        """`token`: the text of the placeholder."""
+    def __init__(self, spec: VisionSpec, token: str, begin: str = "", end: str = "") -> None:
+        """`token`: the text of a row's placeholder; `begin`: what a template writes instead, `end`: what ends it."""
         self.spec, self.token = spec, token
+        self.begin, self.end = begin, end
+        self.mark = begin or token  # one for each picture in a rendered conversation
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """What no message may hold."""
+        return tuple(dict.fromkeys((self.mark, self.token)))
 
     def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
         """A rendered conversation with the rows of its pictures in their places."""
-        parts = text.split(self.token)
+        parts = text.split(self.mark)
         if len(parts) - 1 != len(pictures):
             raise RequestError(
                 f"the prompt has {len(parts) - 1} places for pictures, and {len(pictures)} are given",
-                hint=f"the text of a message must not hold {self.token}",
+                hint=f"the text of a message must not hold {self.mark}",
             )
         whole = [parts[0]]
         for picture, part in zip(pictures, parts[1:], strict=True):
@@ -41,7 +48,7 @@ class Placeholders:
 
     def rows(self, picture: Picture) -> int:
         """Placeholders of a whole picture."""
-        return picture.tiles * self.spec.rows(picture.height, picture.width)
+        return rows_of(self.spec, picture)
 
     def spans(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[list[range]]:
         """Of each picture the runs of placeholders in the prompt."""
@@ -70,12 +77,22 @@ class Placeholders:
         )
 
 
+def rows_of(spec: VisionSpec, picture: Picture) -> int:
+    """Rows of a whole picture, all its tiles."""
+    return spec.steps(picture.tiles) * spec.rows(picture.height, picture.width)
+
+
 def _plain(places: Placeholders, picture: Picture) -> str:
     return places.token * places.rows(picture)
 
 
+def _between_marks(places: Placeholders, picture: Picture) -> str:
+    rows = places.token * places.rows(picture)
+    return f"\n\n{places.begin}{rows}{places.end}\n\n"
+
+
 def _in_lines(places: Placeholders, picture: Picture) -> str:
-    cell = places.spec.tower.patch * places.spec.projector.merge
+    cell = places.spec.cell
     line = places.token * (picture.width // cell)
     return BREAK.join([line] * (picture.height // cell)) + END
 
@@ -96,4 +113,9 @@ EXPANSIONS: dict[str, Callable[[Placeholders, Picture], str]] = {
     "llava": _plain,
     "pixtral": _in_lines,
     "idefics3": _in_tiles,
+    "gemma3": _between_marks,
+    "paligemma": _plain,
+    "qwen2_vl": _plain,
+    "qwen2_5_vl": _plain,
+    "qwen3_vl": _plain,
 }

@@ -4,6 +4,7 @@ A field of preprocessor_config.json that nobody reads is refused by name, as in 
 to follow the rules, only to read what stands beside tensors.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from cairn.models.vision.spec import VisionSpec
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
-LANCZOS, BICUBIC = 1, 3  # numbers of Pillow
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of Pillow
 HARMLESS = {"image_processor_type", "feature_extractor_type", "processor_class", "auto_map"}
 HARMLESS |= {"_processor_class", "data_format", "input_data_format", "device", "return_tensors"}
 HARMLESS |= {"_valid_processor_keys", "return_row_col_info", "default_to_square", "do_pad"}
@@ -36,7 +37,7 @@ def read_rules(folder: Path, spec: VisionSpec) -> ImageRules:
             hint="copy it from the original checkpoint",
         )
     fields = Fields(config, "preprocessor_config.json")
-    rules = {"llava": _fixed, "pixtral": _patches, "idefics3": _tiles}[spec.family](fields, spec)
+    rules = READERS[spec.family](fields, spec)
     fields.seen |= HARMLESS
     fields.finish()
     return rules
@@ -62,7 +63,8 @@ def _common(fields: Fields, resample: int, mean: tuple[float, ...], std: tuple[f
 
 def _fixed(fields: Fields, spec: VisionSpec) -> ImageRules:
     is_clip = spec.tower.class_token
-    common = _common(fields, BICUBIC, *((CLIP_MEAN, CLIP_STD) if is_clip else (HALF, HALF)))
+    resample = BILINEAR if spec.family == "gemma3" else BICUBIC
+    common = _common(fields, resample, *((CLIP_MEAN, CLIP_STD) if is_clip else (HALF, HALF)))
     side = spec.tower.image
     size = fields.take("size", (dict, int), {"height": side, "width": side})
     crops = fields.take("do_center_crop", bool, is_clip)
@@ -108,3 +110,51 @@ def _patches(fields: Fields, spec: VisionSpec) -> ImageRules:
     height, width = most or size.get("height", 0), most or size.get("width", 0)
     cell = spec.tower.patch * spec.projector.merge
     return ImageRules("patches", height, width, cell=cell, **common)
+
+
+def _gemma3(fields: Fields, spec: VisionSpec) -> ImageRules:
+    if fields.take("do_pan_and_scan", bool, False):
+        raise UnsupportedModel(
+            "preprocessor_config.json: do_pan_and_scan is true",
+            hint="set it to false: whole pictures are supported",
+        )
+    fields.seen |= {f"pan_and_scan_{name}" for name in PAN_AND_SCAN}
+    return _fixed(fields, spec)
+
+
+def _area(fields: Fields, spec: VisionSpec) -> ImageRules:
+    common = _common(fields, BICUBIC, CLIP_MEAN, CLIP_STD)
+    size = fields.take("size", dict, {})
+    least = fields.take("min_pixels", int, size.get("shortest_edge", 56 * 56))
+    most = fields.take("max_pixels", int, size.get("longest_edge", 28 * 28 * 1280))
+    fields.seen |= {"min_pixels", "max_pixels"}
+    for name, wanted in (
+        ("patch_size", spec.tower.patch),
+        ("merge_size", spec.projector.merge),
+        ("temporal_patch_size", spec.tower.frames),
+    ):
+        found = fields.take(name, int, wanted)
+        if found != wanted:
+            raise UnsupportedModel(
+                f"preprocessor_config.json: {name} is {found}, and the tower's is {wanted}",
+                hint="the two have to be the same",
+            )
+    if not 0 < least <= most:
+        raise UnsupportedModel(
+            f"preprocessor_config.json: pictures of {least} to {most} pixels",
+            hint="min_pixels is above 0, and max_pixels is not less",
+        )
+    return ImageRules("area", 0, 0, cell=spec.cell, least_pixels=least, most_pixels=most, **common)
+
+
+PAN_AND_SCAN = ("min_crop_size", "max_num_crops", "min_ratio_to_activate")
+READERS: dict[str, Callable[[Fields, VisionSpec], ImageRules]] = {
+    "llava": _fixed,
+    "paligemma": _fixed,
+    "gemma3": _gemma3,
+    "pixtral": _patches,
+    "idefics3": _tiles,
+    "qwen2_vl": _area,
+    "qwen2_5_vl": _area,
+    "qwen3_vl": _area,
+}

@@ -2,7 +2,8 @@
 
     fixed      every picture becomes one tile of one size, cropped where that is asked for    LLaVA
     tiled      tiles of one size in rows and columns, and the whole picture once more          Idefics 3, SmolVLM
-    patches    one tile, as large as the picture in whole patches                              Pixtral
+    patches    one tile, as large as the picture in whole patches                              Pixtral, Mistral 3
+    area       one tile in whole cells, of so many pixels at least and at most                 Qwen-VL
 
 The reference is transformers' image processors with their Pillow backend. No torch and no Pillow.
 """
@@ -16,7 +17,7 @@ LARGEST_SIDE = 4096  # pixels that a tiled picture is ever resized to
 
 
 class ImageRules(msgspec.Struct, frozen=True):
-    kind: Literal["fixed", "tiled", "patches"]
+    kind: Literal["fixed", "tiled", "patches", "area"]
     height: int  # of a tile; of patches: the most
     width: int
     resample: int  # as Pillow counts
@@ -24,7 +25,9 @@ class ImageRules(msgspec.Struct, frozen=True):
     std: tuple[float, float, float]
     shortest: int = 0  # fixed: the shorter side becomes this long, and the middle is cropped
     longest: int = 0  # tiled: the longer side becomes this long before it is cut
-    cell: int = 1  # patches: sides are multiples of this
+    cell: int = 1  # patches, area: sides are multiples of this
+    least_pixels: int = 0  # area: of a picture
+    most_pixels: int = 0
 
 
 class Size(NamedTuple):
@@ -48,8 +51,9 @@ class Layout(NamedTuple):
 def layout_of(rules: ImageRules, height: int, width: int) -> Layout:
     """How a picture of so many pixels is resized and cut."""
     tile = Size(rules.height, rules.width)
-    if rules.kind == "patches":
-        resized = _in_patches(rules, height, width)
+    if rules.kind in ("patches", "area"):
+        fit = _in_patches if rules.kind == "patches" else _in_area
+        resized = fit(rules, height, width)
         return Layout((resized,), resized)
     if rules.kind == "tiled":
         return _tiled(rules, height, width)
@@ -68,6 +72,20 @@ def _in_patches(rules: ImageRules, height: int, width: int) -> Size:
         height, width = math.floor(height / ratio), math.floor(width / ratio)
     cell = rules.cell
     return Size(((height - 1) // cell + 1) * cell, ((width - 1) // cell + 1) * cell)
+
+
+def _in_area(rules: ImageRules, height: int, width: int) -> Size:
+    cell, most, least = rules.cell, rules.most_pixels, rules.least_pixels
+    tall, wide = round(height / cell) * cell, round(width / cell) * cell
+    if tall * wide > most:
+        shrink = math.sqrt(height * width / most)
+        tall = max(cell, math.floor(height / shrink / cell) * cell)
+        wide = max(cell, math.floor(width / shrink / cell) * cell)
+    elif tall * wide < least:
+        grow = math.sqrt(least / (height * width))
+        tall = math.ceil(height * grow / cell) * cell
+        wide = math.ceil(width * grow / cell) * cell
+    return Size(tall, wide)
 
 
 def _tiled(rules: ImageRules, height: int, width: int) -> Layout:

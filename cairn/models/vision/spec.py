@@ -11,8 +11,10 @@ import msgspec
 
 from cairn.models.spec import Activation, ModelSpec
 
-ProjectorKind = Literal["mlp", "shuffled"]
-TowerPositions = Literal["learned", "rotary"]
+ProjectorKind = Literal["mlp", "shuffled", "linear", "pooled", "merged_mlp", "cells"]
+# rotary: row and column have frequencies of their own; axial: the same ones
+TowerPositions = Literal["learned", "rotary", "axial"]
+Sees = Literal["before", "piece", "prompt"]
 
 
 class TowerSpec(msgspec.Struct, frozen=True):
@@ -24,6 +26,11 @@ class TowerSpec(msgspec.Struct, frozen=True):
     class_token: bool = False  # one more token in front, which the projector does not see
     pre_norm: bool = False  # in front of the first layer
     post_norm: bool = False  # behind the last
+    frames: int = 1  # of a video that one patch spans; a picture is repeated
+    window: int = 0  # patches along a side of the windows that patches see each other in; 0: all do
+    full_layers: tuple[int, ...] = ()  # that see all patches nevertheless
+    table: int = 0  # side of a square of learned positions that is stretched over the picture, too
+    deep_layers: tuple[int, ...] = ()  # behind which rows for deeper layers of the decoder are made
 
     @property
     def side(self) -> int:
@@ -34,8 +41,12 @@ class TowerSpec(msgspec.Struct, frozen=True):
 class ProjectorSpec(msgspec.Struct, frozen=True):
     """How hidden states of patches become rows of the decoder.
 
-    mlp        two linear maps with an activation between                      LLaVA, Pixtral
-    shuffled   `merge` x `merge` patches side by side, a linear map             Idefics 3, SmolVLM
+    mlp          two linear maps with an activation between                    LLaVA, Pixtral
+    shuffled     `merge` x `merge` patches side by side, a linear map           Idefics 3, SmolVLM
+    linear       a linear map                                                   PaliGemma
+    pooled       the mean of `merge` x `merge` patches, a norm, a linear map    Gemma 3
+    merged_mlp   a norm, patches side by side, a linear map, then as mlp        Mistral 3
+    cells        a norm, patches side by side, then as mlp at that width        Qwen-VL
     """
 
     kind: ProjectorKind
@@ -43,6 +54,7 @@ class ProjectorSpec(msgspec.Struct, frozen=True):
     bias: bool = True
     activation: Activation = "gelu"
     merge: int = 1  # patches along a side that become one row
+    norm_eps: float = 1e-6  # of a norm, where there is one
 
 
 class VisionSpec(msgspec.Struct, frozen=True):
@@ -50,9 +62,29 @@ class VisionSpec(msgspec.Struct, frozen=True):
     tower: TowerSpec
     projector: ProjectorSpec
     image_token: int  # the id that stands for one row
-    both_ways: bool = False  # tokens of a picture see the whole picture
+    sees: Sees = "before"  # what tokens of a picture see besides what stands before them
+    axes: bool = False  # the decoder's rotary positions know rows and columns of pictures
+    begin_token: int | None = None  # what a template writes for a picture, if not `image_token`
+    end_token: int | None = None  # what stands behind the rows of a picture then
+    video_token: int | None = None  # the id that stands for one row of a video
+    seconds_rate: float = 0.0  # positions in a second of video; 0: one for each step in time
+
+    @property
+    def cell(self) -> int:
+        """Pixels along a side of what becomes one row."""
+        return self.tower.patch * self.projector.merge
 
     def rows(self, height: int, width: int) -> int:
         """Rows of one tile of so many pixels."""
-        cell = self.tower.patch * self.projector.merge
-        return (height // cell) * (width // cell)
+        return (height // self.cell) * (width // self.cell)
+
+    def steps(self, tiles: int) -> int:
+        """Tiles that the tower sees, of so many that were prepared: several frames of a video are one."""
+        return -(-tiles // self.tower.frames)
+
+    @property
+    def obstacle_on_gpu(self) -> str | None:
+        """Why our kernels do not compute its decoder yet."""
+        if self.axes:
+            return "its rotary positions have three axes"
+        return None if self.sees == "before" else "tokens of a picture see each other both ways"

@@ -6,7 +6,7 @@ Its layers are the decoder's `Layer`; that patches see each other both ways is t
 several pictures are packed side by side, each a sequence of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.models.attend import Attend, Rule
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.layer_loop import PlainResidual, PlainStep, run_layers
@@ -21,8 +22,8 @@ from cairn.models.layers import Norm
 from cairn.models.rope import Rotation
 from cairn.models.spec import Rope
 from cairn.models.transformer import Layer, Positions
-from cairn.models.vision.projector import make_projector
-from cairn.models.vision.spec import TowerSpec, VisionSpec
+from cairn.models.vision.projector import CellMaps, make_projector
+from cairn.models.vision.spec import TowerPositions, TowerSpec, VisionSpec
 
 
 class Grid(NamedTuple):
@@ -41,7 +42,8 @@ class PatchEmbedding(Holder):
 
     def __init__(self, build: Build, spec: TowerSpec) -> None:
         super().__init__()
-        self.kernel = (spec.shape.hidden, 3, spec.patch, spec.patch)
+        frames = (spec.frames,) if spec.frames > 1 else ()
+        self.kernel = (spec.shape.hidden, 3, *frames, spec.patch, spec.patch)
         self.weight = build.parameter(*self.kernel)
         self.bias = build.parameter(spec.shape.hidden) if spec.patch_bias else None
 
@@ -76,35 +78,56 @@ class Tower(nn.Module):
         if tower.positions == "learned":
             count = tower.side**2 + tower.class_token
             self.position_embedding = Positions(build, count, shape.hidden)
+        self.position_table = (
+            Positions(build, tower.table**2, shape.hidden) if tower.table else None
+        )
         self.pre_norm = Norm(build, shape, shape.hidden) if tower.pre_norm else None
         self.layers = nn.ModuleList(Layer(build, shape, at) for at in range(shape.layers))
         self.post_norm = Norm(build, shape, shape.hidden) if tower.post_norm else None
         self.projector = make_projector(build, spec)
+        self.deep = nn.ModuleList(CellMaps(build, spec, late=True) for _ in tower.deep_layers)
 
     def forward(self, patches_PE: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Rows of all tiles, [R, D']; `patches_PE`: of the tiles one behind the other."""
-        hidden_PD = self.hidden(patches_PE, grids)
-        return torch.cat([self.projector(x_NPD, grid) for grid, x_NPD in runs(hidden_PD, grids)])
+        """Rows of all tiles, [R, D'], and beside them those for deeper layers; `patches_PE`: tile behind tile."""
+        hidden_PD, deep = self.hidden(patches_PE, grids)
+        parts = [_projected(self.projector, hidden_PD, grids)]
+        for merger, tapped_PD in zip(self.deep, deep, strict=True):
+            parts.append(_projected(merger, tapped_PD, grids))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def hidden(self, patches_PE: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """What the projector reads, [P, D]."""
+    def hidden(self, patches_PE: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[Tensor]]:
+        """What the projector reads, [P, D], and the hidden states behind `deep_layers`."""
+        tower = self.spec.tower
         x_PD = self._placed(self.patch_embedding(patches_PE), grids)
         extra = int(self.class_token is not None)
-        lengths = [grid.patches + extra for grid in grids]
-        attend = Bidirectional(lengths, x_PD.device)
+        attend: Attend = Bidirectional([grid.patches + extra for grid in grids], x_PD.device)
+        rotations = self._rotations(grids, x_PD)
+        order_P: Tensor | None = None
+        if tower.window:
+            order_P, lengths = window_order(grids, tower.window, x_PD.device)
+            windows = Bidirectional(lengths, x_PD.device)
+            attend, x_PD = ByLayer(attend, windows, tower.full_layers), x_PD[order_P]
+            rotations = {rope: _reordered(found, order_P) for rope, found in rotations.items()}
         if self.pre_norm is not None:
             x_PD = self.pre_norm(x_PD)
-        step = PlainStep(attend, self._rotations(grids, x_PD))
-        residual, _ = run_layers(enumerate(self.layers), PlainResidual(x_PD), step)
+        step, layers = PlainStep(attend, rotations), enumerate(self.layers)
+        residual, deep = run_layers(layers, PlainResidual(x_PD), step, tower.deep_layers)
         x_PD = residual.hidden()
         if self.post_norm is not None:
             x_PD = self.post_norm(x_PD)
-        if not extra:
-            return x_PD
-        return torch.cat([x_NPD[:, 1:].flatten(0, 1) for _, x_NPD in runs(x_PD, grids, extra)])
+        if order_P is not None:
+            x_PD = torch.empty_like(x_PD).index_copy(0, order_P, x_PD)
+        if extra:
+            without = [x_NPD[:, 1:].flatten(0, 1) for _, x_NPD in runs(x_PD, grids, extra)]
+            x_PD = torch.cat(without)
+        return x_PD, deep
 
     def _placed(self, x_PD: Tensor, grids: Sequence[Grid]) -> Tensor:
         """With class tokens, and with positions where those are learned."""
+        if self.position_table is not None:
+            side, table_SD = self.spec.tower.table, self.position_table.weight
+            tables = [stretched_table(table_SD, side, grid) for grid in grids]
+            return x_PD + torch.cat(tables).to(x_PD.dtype)
         if self.position_embedding is None:
             return x_PD
         tiles, places_PD = [], self.position_embedding.weight
@@ -123,9 +146,10 @@ class Tower(nn.Module):
 
     def _rotations(self, grids: Sequence[Grid], x_PD: Tensor) -> dict[Rope, Rotation]:
         shape = self.spec.tower.shape
-        if self.spec.tower.positions != "rotary":
+        kind = self.spec.tower.positions
+        if kind == "learned":
             return {}
-        return {shape.rope: grid_rotation(shape.rope, shape.head_dim, grids, x_PD)}
+        return {shape.rope: grid_rotation(shape.rope, shape.head_dim, grids, x_PD, kind)}
 
     def slots(self) -> Iterator[Slot]:
         """Every tensor this model needs, by name, and where it goes."""
@@ -143,24 +167,96 @@ def runs(x_PD: Tensor, grids: Sequence[Grid], extra: int = 0) -> Iterator[tuple[
         start += count * length
 
 
-def grid_rotation(rope: Rope, head_dim: int, grids: Sequence[Grid], x_PD: Tensor) -> Rotation:
-    """Rotary positions of a plane: even frequencies turn by the row, odd ones by the column (Pixtral)."""
+def _projected(projector: nn.Module, x_PD: Tensor, grids: Sequence[Grid]) -> Tensor:
+    return torch.cat([projector(x_NPD, grid) for grid, x_NPD in runs(x_PD, grids)])
+
+
+class ByLayer:
+    """Windows in most layers, whole pictures in some. An `Attend`."""
+
+    def __init__(self, full: Attend, windows: Attend, full_layers: Collection[int]) -> None:
+        self.full, self.windows, self.full_layers = full, windows, frozenset(full_layers)
+
+    def lengths_T(self) -> Tensor:
+        return self.full.lengths_T()
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        attend = self.full if rule.layer in self.full_layers else self.windows
+        return attend(q_THC, k_TKC, v_TKC, rule)
+
+
+def window_order(
+    grids: Sequence[Grid], side: int, device: torch.device
+) -> tuple[Tensor, list[int]]:
+    """Patches window by window, those of a tile one behind the other, and how many each window has."""
+    orders, lengths, start = [], [], 0
+    for grid in grids:
+        places = torch.arange(start, start + grid.patches, device=device)
+        for band in places.view(grid.height, grid.width).split(side, dim=0):
+            for window in band.split(side, dim=1):
+                orders.append(window.flatten())
+                lengths.append(window.numel())
+        start += grid.patches
+    return torch.cat(orders), lengths
+
+
+def _reordered(rotation: Rotation, order_P: Tensor) -> Rotation:
+    return Rotation(rotation.cos_T1C[order_P], rotation.sin_T1C[order_P])
+
+
+def stretched_table(table_SD: Tensor, side: int, grid: Grid) -> Tensor:
+    """Learned positions of a square, interpolated to a grid whose corners are the square's; [P, D]."""
+
+    def taps(count: int) -> tuple[Tensor, Tensor, Tensor]:
+        places = torch.arange(count, dtype=torch.float32, device=table_SD.device)
+        places = places * (side - 1) / max(count - 1, 1)
+        low = places.floor()
+        return low.long(), (low.long() + 1).clamp(max=side - 1), places - low
+
+    top_H, bottom_H, down_H = taps(grid.height)
+    left_W, right_W, across_W = taps(grid.width)
+    square = table_SD.view(side, side, -1).float()
+    across_W1 = across_W[:, None]
+
+    def row(at_H: Tensor) -> Tensor:
+        lines = square[at_H]
+        return lines[:, left_W] * (1 - across_W1) + lines[:, right_W] * across_W1
+
+    down_H11 = down_H[:, None, None]
+    return (row(top_H) * (1 - down_H11) + row(bottom_H) * down_H11).flatten(0, 1)
+
+
+def grid_rotation(
+    rope: Rope, head_dim: int, grids: Sequence[Grid], x_PD: Tensor, kind: TowerPositions
+) -> Rotation:
+    """Rotary positions of a plane: even frequencies turn by the row, odd ones by the column (Pixtral).
+
+    `axial`: the even ones by the row and once more by the column (Qwen-VL).
+    """
     device = x_PD.device
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     angles = 1.0 / rope.theta**exponents
+    across = angles[::2] if kind == "axial" else angles[1::2]
     parts = []
     for grid in grids:
         row_P = torch.arange(grid.height, device=device).repeat_interleave(grid.width).float()
         column_P = torch.arange(grid.width, device=device).repeat(grid.height).float()
-        parts.append(torch.cat((row_P[:, None] * angles[::2], column_P[:, None] * angles[1::2]), 1))
+        parts.append(torch.cat((row_P[:, None] * angles[::2], column_P[:, None] * across), 1))
     angles_P1c = torch.cat(parts)[:, None]
     both = torch.cat((angles_P1c, angles_P1c), dim=-1)
     return Rotation(both.cos().to(x_PD.dtype), both.sin().to(x_PD.dtype))
 
 
-def patches_of(pixels_NHWC: Tensor, patch: int) -> tuple[Tensor, list[Grid]]:
-    """Tiles of one size, cut: [P, 3 p p] in the order of a convolution's kernel, and the grid of each."""
-    tiles, height, width, channels = pixels_NHWC.shape
+def patches_of(pixels_NHWC: Tensor, patch: int, frames: int = 1) -> tuple[Tensor, list[Grid]]:
+    """Tiles of one size, cut: [P, 3 f p p] in the order of a convolution's kernel, and the grid of each.
+
+    `frames`: so many tiles become one of the tower's; the last one is repeated where they do not come out even.
+    """
+    missing = -len(pixels_NHWC) % frames
+    if missing:
+        pixels_NHWC = torch.cat((pixels_NHWC, *[pixels_NHWC[-1:]] * missing))
+    _, height, width, channels = pixels_NHWC.shape
     grid = Grid(height // patch, width // patch)
-    x = pixels_NHWC.view(tiles, grid.height, patch, grid.width, patch, channels)
-    return x.permute(0, 1, 3, 5, 2, 4).reshape(tiles * grid.patches, -1), [grid] * tiles
+    x = pixels_NHWC.view(-1, frames, grid.height, patch, grid.width, patch, channels)
+    patches_PE = x.permute(0, 2, 4, 6, 1, 3, 5).reshape(len(x) * grid.patches, -1)
+    return patches_PE, [grid] * len(x)

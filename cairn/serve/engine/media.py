@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from cairn.core.errors import RequestError
 from cairn.models.vision.picture import Picture
+from cairn.models.vision.spec import VisionSpec
 from cairn.serve.engine.pieces import ArenaRows, Piece
 from cairn.serve.engine.request import Request, RequestId
 
@@ -27,14 +28,19 @@ class NewRows:
         self.parts: list[tuple[int, Piece]] = []  # first row of the arena, and what goes there
 
 
-def pieces_of(pictures: Sequence[Picture], spans: Sequence[Sequence[range]]) -> list[Piece]:
+def pieces_of(
+    pictures: Sequence[Picture], spans: Sequence[Sequence[range]], spec: VisionSpec
+) -> list[Piece]:
     """Of the placeholders in a prompt: a piece for each run of them."""
     found = []
     for number, (picture, runs) in enumerate(zip(pictures, spans, strict=True)):
         offset = 0
         for run in runs:
             digest = _digest(picture, offset, len(run))
-            found.append(Piece(run.start, len(run), digest, number, offset))
+            columns = picture.width // spec.cell if spec.axes else 1
+            found.append(
+                Piece(run.start, len(run), digest, number, offset, spec.sees, max(columns, 1))
+            )
             offset += len(run)
     return found
 

@@ -161,6 +161,8 @@ class Paged:
         self.slots_GT, self.tables_GBP = slots_GT, tables_GBP  # of each cache group
         self.lengths_B, self.bounds_B1 = lengths_B, bounds_B1
         self._plans: dict[tuple[int, int], tuple[Singles | None, list[Several]]] = {}
+        self.reach_T: Tensor | None = None  # of prompts with pictures, as `attend.Packed` has them
+        self.axes_3T: Tensor | None = None
 
     def lengths_T(self) -> Tensor:
         if self.bounds_B1 is None:
@@ -199,7 +201,8 @@ class Paged:
             others = [*others, *singles.one_by_one()]
         for one in others:
             k_NKC, v_NKC = (gather(cache, one.pages_P)[: one.length] for cache in (keys, values))
-            out_THC[one.tokens] = attention(q_THC[one.tokens], k_NKC, v_NKC, rule)
+            reach_S = None if self.reach_T is None else self.reach_T[one.tokens] - one.before
+            out_THC[one.tokens] = attention(q_THC[one.tokens], k_NKC, v_NKC, rule, reach_S)
         return out_THC
 
     def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
@@ -269,7 +272,7 @@ class Paged:
                 continue
             first = max(0, length - count + 1 - window) // size if window else 0
             pages_P = tables_BP[b, first : -(-length // size)]
-            several.append(Several(tokens, length - first * size, pages_P))
+            several.append(Several(tokens, length - first * size, pages_P, first * size))
         if not single:
             return None, several
         tokens_B = torch.tensor([bounds[b] for b in single])
@@ -324,6 +327,7 @@ class Several(NamedTuple):
     tokens: slice
     length: int
     pages_P: Tensor
+    before: int = 0  # tokens in front of the first of these pages
 
 
 class Singles:
@@ -372,10 +376,12 @@ class Singles:
     def one_by_one(self) -> list[Several]:
         """The same sequences, for a rule that torch's attention does not know."""
         lengths_B = self.lengths_B - self.first_B * self.size
-        rows = zip(self.tokens_B.tolist(), lengths_B.tolist(), self.tables_BP, strict=True)
+        before_B = (self.first_B * self.size).tolist()
+        tokens_B = self.tokens_B.tolist()
+        rows = zip(tokens_B, lengths_B.tolist(), self.tables_BP, before_B, strict=True)
         return [
-            Several(slice(token, token + 1), length, pages_P[: -(-length // self.size)])
-            for token, length, pages_P in rows
+            Several(slice(token, token + 1), length, pages_P[: -(-length // self.size)], before)
+            for token, length, pages_P, before in rows
         ]
 
     def _hidden(self, dtype: torch.dtype) -> Tensor:

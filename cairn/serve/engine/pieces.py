@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cairn.core.errors import RequestError
+from cairn.models.vision.spec import Sees
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Request
@@ -26,6 +27,10 @@ class Piece(msgspec.Struct, frozen=True):
     digest: bytes  # of what it shows: equal digests have equal embeddings
     picture: int = 0  # which of its request's pictures it shows
     offset: int = 0  # and from which row of that on
+    sees: Sees = "before"  # what its tokens see besides what stands before them
+    columns: int = 1  # rows of the arena that lie side by side in the picture
+    frames: int = 1  # of a video, one behind the other
+    stride: float = 1.0  # positions from one frame to the next
 
     @property
     def end(self) -> int:

@@ -244,7 +244,7 @@ def _hashes(
     """Of the full pages that these tokens fill behind the pages of `known`."""
     written = array("i", tokens).tobytes()
     first, width = len(known) * page_size, TOKEN_BYTES * page_size
-    parent = known[-1] if known else _root(request.salt, request.identity)
+    parent = known[-1] if known else _root(request.salt, request.identity + _both_ways(request))
     found = []
     for at in range(0, len(written), width):
         own = written[at : at + width]
@@ -254,6 +254,13 @@ def _hashes(
         parent = blake2b(parent + own, digest_size=HASH_BYTES).digest()
         found.append(parent)
     return found
+
+
+def _both_ways(request: Request) -> bytes:
+    """The whole prompt, where its first token sees its last one: no shorter prefix has the same keys."""
+    if not any(piece.sees == "prompt" for piece in request.pieces):
+        return b""
+    return blake2b(array("i", request.prompt).tobytes(), digest_size=HASH_BYTES).digest()
 
 
 def _root(salt: str, identity: bytes) -> bytes:

@@ -13,7 +13,7 @@ being verified, both count as if all of them held; they go down again when some 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ from cairn.models.vision.picture import Picture
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.spans import longest_span
 from cairn.serve.engine.step_times import NOTHING, Spent
 
 RequestId = str | int
@@ -127,6 +128,7 @@ class Request:
     __slots__ = (
         "adapter",
         "arrival",
+        "axes",
         "blocks",
         "cached",
         "checked",
@@ -212,6 +214,7 @@ class Request:
         self.pieces = pieces  # spans of the prompt whose embeddings lie in the arena
         self.piece_rows = list(piece_rows)  # the first row of each
         self.pictures = pictures  # what the pieces show, for a model that sees
+        self.axes: Any = None  # of its prompt, once `engine.spans` was asked
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler
@@ -285,6 +288,11 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
     check_pieces(request.pieces, request.piece_rows, len(prompt), limits.arena_rows)
+    if request.pieces and longest_span(request) > limits.step_tokens:
+        raise RequestError(
+            f"{longest_span(request)} tokens see each other both ways, a step has {limits.step_tokens}",
+            hint="raise max_num_batched_tokens, or send a shorter prompt",
+        )
     if limits.answers != "text":
         _check_text(len(prompt), params, limits.context)
         request.checked = True

@@ -28,6 +28,7 @@ from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request, special
 from cairn.serve.engine.sampler import Sampler
+from cairn.serve.engine.spans import axes_of, reach_of
 from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
@@ -97,7 +98,8 @@ class Runner:
         self.batch.head_drafts = self.head
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         if limits.arena_rows:
-            model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
+            width = model.spec.hidden * (1 + model.spec.deep_rows)
+            model.arena_RD = weight.new_zeros(limits.arena_rows, width)
         self._lean = lean
         self.lean = serving_form(model, self.pool) if lean else None
         self.adapters = Adapters(model)
@@ -177,10 +179,23 @@ class Runner:
             inputs.tables_GBP,
             bounds,
         )
+        if self.limits.arena_rows:
+            self._see(attend, chunks, inputs.positions_T)
         model = self.model if self.lean is None else self.lean
         if self.adapters.active and self.lean is not None:
             model = self.adapters.lean()
         return self.compute(model, self.model.logits, inputs, attend, staged)
+
+    def _see(self, attend: Paged, chunks: Sequence[Chunk], positions_T: Tensor) -> None:
+        """What pictures of these chunks change about attention and rotary positions; on a CPU."""
+        if self.device.type != "cpu":
+            return
+        places_T = positions_T.numpy()
+        reach_T = reach_of(chunks, places_T)
+        attend.reach_T = None if reach_T is None else torch.from_numpy(reach_T)
+        if self.model.spec.rope.sections:
+            axes_3T = axes_of(chunks, places_T)
+            attend.axes_3T = None if axes_3T is None else torch.from_numpy(axes_3T)
 
     def compute(
         self,

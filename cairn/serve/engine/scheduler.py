@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from cairn.serve.engine.block_manager import BlockManager
 from cairn.serve.engine.queues import Queues
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId
+from cairn.serve.engine.spans import whole_end
 from cairn.serve.engine.speculate.speculation import Speculation, check_drafts
 from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step, joined
 
@@ -124,6 +125,8 @@ class Scheduler:
         if not step.preempted:
             budget = self._admit(step, budget)
         step.tokens = most - budget
+        if self.limits.arena_rows:  # whole spans may have taken more than the budget
+            step.tokens = sum(chunk.count for chunk in step.chunks)
         if self.speculation is not None and any(chunk.drafts for chunk in step.chunks):
             step.drafts = [chunk.drafts for chunk in step.chunks if chunk.samples]
         if self.blocks.stateful:
@@ -204,6 +207,8 @@ class Scheduler:
         start, total = request.computed, request.prefill_until
         count = min(total - start, budget, self.limits.prefill_chunk or budget)
         end, first_page = start + count, 0 if pages else len(request.blocks)
+        if request.pieces:
+            end = whole_end(request, start, end)
         if self.blocks.stateful:
             end = self.blocks.cut(request, start, end)
         if self.blocks.windowed:
@@ -227,7 +232,7 @@ class Scheduler:
             filled += self.blocks.save_state(request, end)
         if filled:
             step.filled.append((request, filled))
-        return count
+        return min(count, budget)
 
     def _verify(self, request: Request, speculation: Speculation, budget: int, step: Step) -> int:
         """A decoding request's last token and the drafts behind it; returns how many tokens that is."""
@@ -273,6 +278,9 @@ class Scheduler:
         admitted = request in step.admitted
         while True:
             ready, first, added = self.blocks.prepare(request, end)
+            if request.pieces and ready < end:  # pages for the rest of a span may be missing
+                whole = whole_end(request, request.computed, ready)
+                ready = whole if whole <= ready else request.computed
             if ready > request.computed:
                 break
             self._preempt_last(step)

@@ -25,6 +25,7 @@ from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
+from cairn.models.vision.spec import VisionSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cpu_threads import limit_threads
@@ -165,6 +166,7 @@ def start_with(
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
     if runnable.tower is not None:
+        _check_sight(runnable.tower.spec, config, on_gpu)
         most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
         arena_rows = arena_rows or min(limits.context, most)
     limits = msgspec.structs.replace(
@@ -248,6 +250,23 @@ def _media(
     tower = TowerRunner(runnable.tower, rules, runner.write_piece)
     most = MOST_PATCHES[tower.device.type]
     return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
+
+
+def _check_sight(vision: VisionSpec, config: EngineConfig, on_gpu: bool) -> None:
+    """Models whose pictures change attention or positions run by the plain or the lean form alone."""
+    why = vision.obstacle_on_gpu
+    if why is None:
+        return
+    if on_gpu:
+        raise HardwareError(
+            f"pictures of a {vision.family} model are not computed on a GPU yet: {why}",
+            hint="use --device cpu",
+        )
+    if config.batch_invariant:
+        raise ConfigError(
+            f"batch_invariant is given, and pictures of a {vision.family} model are not: {why}",
+            hint="leave it out",
+        )
 
 
 def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:

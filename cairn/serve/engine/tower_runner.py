@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cairn.models.vision.picture import Picture
+from cairn.models.vision.prompt import rows_of
 from cairn.models.vision.rules import ImageRules
 from cairn.models.vision.tower import Grid, Tower, patches_of
 from cairn.serve.engine.media import NewRows
@@ -25,7 +26,8 @@ class TowerRunner:
 
     def patches(self, picture: Picture) -> int:
         patch = self.tower.spec.tower.patch
-        return picture.tiles * (picture.height // patch) * (picture.width // patch)
+        steps = self.tower.spec.steps(picture.tiles)
+        return steps * (picture.height // patch) * (picture.width // patch)
 
     @torch.inference_mode()
     def encode(self, new: Sequence[NewRows]) -> None:
@@ -55,10 +57,11 @@ class TowerRunner:
         counts = []
         spec = self.tower.spec
         for picture in pictures:
-            cut, own = patches_of(self._normalised(picture), spec.tower.patch)
+            tower = spec.tower
+            cut, own = patches_of(self._normalised(picture), tower.patch, tower.frames)
             patches.append(cut)
             grids += own
-            counts.append(picture.tiles * spec.rows(picture.height, picture.width))
+            counts.append(rows_of(spec, picture))
         dtype = self.tower.patch_embedding.weight.dtype
         return list(self.tower(torch.cat(patches).to(dtype), grids).split(counts))
 

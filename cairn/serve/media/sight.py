@@ -9,10 +9,12 @@ from typing import Any
 
 from cairn.core.errors import RequestError
 from cairn.models.runnable import OpenModel
+from cairn.models.tokenizer import Tokenizer
 from cairn.models.vision.conversation import ImageSource, split_images
 from cairn.models.vision.picture import Picture, prepare_image
 from cairn.models.vision.prompt import Placeholders
 from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.spec import VisionSpec
 from cairn.serve.engine.media import pieces_of
 from cairn.serve.engine.pieces import Piece
 from cairn.serve.media.decoder import ImageDecoder
@@ -36,7 +38,7 @@ class Sight:
         self, messages: Sequence[Mapping[str, Any]], render: Render
     ) -> tuple[str, list[Picture]]:
         """The text of a conversation with its placeholders, and its pictures. Waits for their decoding."""
-        split, sources = split_images(messages, self.placeholders.token)
+        split, sources = split_images(messages, self.placeholders.reserved)
         if len(sources) > MOST_PICTURES:
             raise RequestError(
                 f"{len(sources)} images in a request", hint=f"send at most {MOST_PICTURES}"
@@ -48,7 +50,8 @@ class Sight:
         """Where in the prompt the rows of its pictures go."""
         if not pictures:
             return []
-        return pieces_of(pictures, self.placeholders.spans(prompt, pictures))
+        spans = self.placeholders.spans(prompt, pictures)
+        return pieces_of(pictures, spans, self.placeholders.spec)
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -76,5 +79,13 @@ def sight_of(opened: OpenModel) -> Sight | None:
     rules = checkpoint.image_rules()
     if rules is None:
         return None
-    token = opened.tokenizer.token(checkpoint.vision.image_token)
-    return Sight(rules, Placeholders(checkpoint.vision, token))
+    return Sight(rules, placeholders_of(checkpoint.vision, opened.tokenizer))
+
+
+def placeholders_of(vision: VisionSpec, tokenizer: Tokenizer) -> Placeholders:
+    """How prompts of a model hold pictures, in the words of its vocabulary."""
+    named = [
+        "" if token is None else tokenizer.token(token)
+        for token in (vision.image_token, vision.begin_token, vision.end_token)
+    ]
+    return Placeholders(vision, *named)

@@ -1,0 +1,303 @@
+"""Tinker's REST paths over a `Service`: what the public SDK calls, and nothing else of Tinker's cloud.
+
+Sessions, models and sampling sessions are names of this process; weights that were saved lie in a folder and outlive
+it. `tinker://MODEL/weights/NAME` and `tinker://MODEL/sampler_weights/NAME` are folders of that name.
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cairn.align.tinker import wire
+from cairn.align.tinker.service import Failure, Future, Service
+from cairn.align.tinker.shared_base import Run, Weights, about_of
+from cairn.core.errors import CairnError, RequestError
+
+PREFIX = "/api/v1"
+POLL_S = 20.0  # how long a question for a result is held open
+NAME = re.compile(r"[\w.-]{1,128}")
+PATH = re.compile(r"tinker://([\w.-]+)/(weights|sampler_weights)/([\w.-]+)")
+CONFIG = {"use_pyqwest_transport": False, "parallel_fwdbwd_chunks": True}
+T = TypeVar("T")
+
+
+class Frontend:
+    """What clients have made: sessions, models, sampling sessions."""
+
+    def __init__(self, service: Service, api_key: str | None = None) -> None:
+        self.service, self.base, self.api_key = service, service.base, api_key
+        self.sessions: set[str] = set()
+        self.runs: dict[str, Run] = {}
+        self.samplers: dict[str, Weights | Run] = {}
+        self.made: dict[str, Future] = {}  # models by who asked, so that asking twice makes one
+
+    # -- sessions -------------------------------------------------------------------------------
+
+    async def create_session(self, body: bytes) -> dict:
+        session = f"session-{uuid.uuid4().hex[:12]}"
+        self.sessions.add(session)
+        return {"type": "create_session", "session_id": session}
+
+    async def heartbeat(self, body: bytes) -> dict:
+        return {"type": "session_heartbeat"}
+
+    async def capabilities(self, body: bytes) -> dict:
+        name, length = self.base.settings.model, self.base.length
+        card = {"model_name": name, "max_context_length": length}
+        return {"supported_models": [{**card, "trainable": True, "sampleable": True}]}
+
+    async def config(self, body: bytes) -> dict:
+        return CONFIG
+
+    async def nothing(self, body: bytes) -> dict:
+        return {"status": "ok"}
+
+    # -- models ---------------------------------------------------------------------------------
+
+    async def create_model(self, body: bytes) -> dict:
+        asked = read(body, wire.CreateModel)
+        self._check_session(asked.session_id)
+        self._check_base(asked.base_model)
+        kind = asked.optimizer_config.get("type", "adamw")
+        if kind != "adamw":
+            raise RequestError(f"the optimizer {kind!r}", hint="adamw is what there is here")
+        if asked.lora_config is None:
+            raise RequestError("a model without lora_config", hint="low-rank adapters are trained")
+        lora, model = asked.lora_config, f"{asked.session_id}-model-{asked.model_seq_id}"
+        if model not in self.made:
+
+            def work() -> dict:
+                self.runs[model] = self.base.create(lora)
+                return {"type": "create_model", "model_id": model}
+
+            self.made[model] = self.service.now(work)
+        return future_of(self.made[model], model)
+
+    async def get_info(self, body: bytes) -> dict:
+        model = read(body, wire.ModelOnly).model_id
+        run = self._run(model)
+        about = {"arch": self.base.spec.family, "model_name": self.base.settings.model}
+        about["tokenizer_id"] = str(self.base.tokenizer_folder())
+        return {
+            "type": "get_info",
+            "model_data": about,
+            "model_id": model,
+            "is_lora": True,
+            "lora_rank": run.lora.rank,
+            "model_name": self.base.settings.model,
+        }
+
+    async def forward_backward(self, body: bytes) -> dict:
+        model, number = wire.read_turn(body)
+        run = self._run(model)
+        return self._submit(
+            model, number, lambda: wire.write_passed(self.base.run_pass(run, wire.read_pass(body)))
+        )
+
+    async def optim_step(self, body: bytes) -> dict:
+        asked = read(body, wire.OptimStep)
+        run = self._run(asked.model_id)
+
+        def work() -> dict:
+            if asked.adam_params is None:
+                raise RequestError(
+                    "an optim_step without adam_params", hint="AdamW is what we have"
+                )
+            return {"metrics": self.base.step(run, asked.adam_params)}
+
+        return self._submit(asked.model_id, asked.seq_id, work)
+
+    # -- weights --------------------------------------------------------------------------------
+
+    async def save_weights(self, body: bytes) -> dict:
+        asked = read(body, wire.SaveWeights)
+        run, name = self._run(asked.model_id), asked.path or f"step-{asked.seq_id}"
+
+        def work() -> dict:
+            path, folder = self._place(asked.model_id, "weights", name)
+            if folder.exists() and not asked.overwrite:
+                raise RequestError(f"{path} exists", hint="choose another name, or overwrite=True")
+            self.base.save(run, folder, with_optimizer=True)
+            return {"type": "save_weights", "path": path}
+
+        return self._submit(asked.model_id, asked.seq_id, work)
+
+    async def save_for_sampler(self, body: bytes) -> dict:
+        """Under a name it is written; without one it is a sampling session of this process."""
+        asked = read(body, wire.SaveWeights)
+        run, model = self._run(asked.model_id), asked.model_id
+
+        def work() -> dict:
+            kind = {"type": "save_weights_for_sampler"}
+            if asked.path is None:
+                sampler = f"{model}-sampler-{asked.sampling_session_seq_id}"
+                self.samplers[sampler] = self.base.weights_of(run)
+                return {**kind, "sampling_session_id": sampler}
+            path, folder = self._place(model, "sampler_weights", asked.path)
+            self.base.save(run, folder, with_optimizer=False)
+            return {**kind, "path": path}
+
+        return self._submit(model, asked.seq_id, work)
+
+    async def load_weights(self, body: bytes) -> dict:
+        asked = read(body, wire.LoadWeights)
+        if asked.model_id is None or asked.seq_id is None:
+            raise RequestError("load_weights without model_id and seq_id")
+        run = self._run(asked.model_id)
+
+        def work() -> dict:
+            self.base.load(run, self._saved(asked.path), asked.optimizer)
+            return {"type": "load_weights", "path": asked.path}
+
+        return self._submit(asked.model_id, asked.seq_id, work)
+
+    async def weights_info(self, body: bytes) -> dict:
+        about = about_of(self._saved(read(body, wire.WeightsInfo).tinker_path))
+        flags = {name: getattr(about.lora, name) for name in ("train_unembed", "train_mlp")}
+        known = {"base_model": about.base_model, "is_lora": True, "lora_rank": about.lora.rank}
+        return {**known, **flags, "train_attn": about.lora.train_attn}
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    async def create_sampling_session(self, body: bytes) -> dict:
+        asked = read(body, wire.CreateSamplingSession)
+        self._check_session(asked.session_id)
+        sampler = f"{asked.session_id}-sampler-{asked.sampling_session_seq_id}"
+        if asked.model_path is not None:
+            folder = self._saved(asked.model_path)
+            self.samplers[sampler] = await asyncio.to_thread(lambda: self.base.read(folder)[1])
+        else:
+            self._check_base(asked.base_model or "")
+            self.samplers[sampler] = self.base.blank
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
+
+    async def sampler(self, body: bytes, id: str) -> dict:
+        self._sampler(id)
+        return {"sampler_id": id, "base_model": self.base.settings.model}
+
+    async def sample(self, body: bytes) -> dict:
+        asked = read(body, wire.Sample)
+        if asked.sampling_session_id is None:
+            raise RequestError("a sample without sampling_session_id")
+        weights = self._sampler(asked.sampling_session_id)
+        id = f"{asked.sampling_session_id}:sample:{asked.seq_id}"
+        future = self.service.sample(id, weights, asked)
+        names = [f"{id}:{at}" for at in range(asked.num_samples)]
+        return {**future_of(future), "sample_sequence_ids": names}
+
+    # -- results --------------------------------------------------------------------------------
+
+    async def retrieve(self, body: bytes) -> Response:
+        id = read(body, wire.RetrieveFuture).request_id
+        future = self.service.futures.get(id)
+        if future is None:
+            return JSONResponse({"detail": f"there is no request {id}"}, 410)
+        if not future.done.is_set():
+            await asyncio.to_thread(future.done.wait, POLL_S)
+        answer = future.answer
+        if answer is None:
+            return JSONResponse({"type": "try_again", "queue_state": "active"}, 408)
+        if isinstance(answer, Failure):
+            return JSONResponse({"error": answer.message, "category": answer.category})
+        if isinstance(answer, bytes):
+            return Response(answer, media_type="application/x-protobuf")
+        return JSONResponse(answer)
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def _submit(self, model: str, number: int, work: Callable[[], Any]) -> dict:
+        """What is wrong with a request is said when its turn comes: its number must not be missing."""
+        return future_of(self.service.submit(model, number, work), model)
+
+    def _check_session(self, session: str) -> None:
+        if session not in self.sessions:
+            raise RequestError(f"no session {session!r}", hint="the server was started anew")
+
+    def _check_base(self, name: str) -> None:
+        served = self.base.settings.model
+        if name != served:
+            raise RequestError(f"the base model {name!r} is not here", hint=f"this is {served!r}")
+
+    def _run(self, model: str) -> Run:
+        if model not in self.runs:
+            raise RequestError(f"no model {model!r}", hint="the server was started anew")
+        return self.runs[model]
+
+    def _sampler(self, id: str) -> Weights | Run:
+        if id not in self.samplers:
+            raise RequestError(f"no sampling session {id!r}", hint="the server was started anew")
+        return self.samplers[id]
+
+    def _place(self, model: str, kind: str, name: str) -> tuple[str, Path]:
+        if not NAME.fullmatch(name) or name.startswith("."):
+            raise RequestError(
+                f"weights cannot be called {name!r}", hint="use letters, digits, . _ and -"
+            )
+        return f"tinker://{model}/{kind}/{name}", self.base.settings.out / model / kind / name
+
+    def _saved(self, path: str) -> Path:
+        found = PATH.fullmatch(path)
+        folder = self.base.settings.out.joinpath(*found.groups()) if found else None
+        if folder is None or ".." in path or not folder.is_dir():
+            raise RequestError(f"no weights under {path!r}", hint="were they saved by this server?")
+        return folder
+
+
+def read(body: bytes, type: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=type)
+    except msgspec.MsgspecError as problem:
+        raise RequestError(f"the request cannot be read: {problem}") from None
+
+
+def future_of(future: Future, model: str | None = None) -> dict:
+    return {"request_id": future.id, "model_id": model}
+
+
+def application(frontend: Frontend) -> Starlette:
+    front = frontend
+    posts: dict[str, Callable[[bytes], Awaitable[Any]]] = {
+        "client/config": front.config,
+        "client/dynamic_config": front.nothing,
+        "telemetry": front.nothing,
+        "create_session": front.create_session,
+        "session_heartbeat": front.heartbeat,
+        "create_model": front.create_model,
+        "get_info": front.get_info,
+        "forward_backward": front.forward_backward,
+        "optim_step": front.optim_step,
+        "save_weights": front.save_weights,
+        "save_weights_for_sampler": front.save_for_sampler,
+        "load_weights": front.load_weights,
+        "weights_info": front.weights_info,
+        "create_sampling_session": front.create_sampling_session,
+        "asample": front.sample,
+        "retrieve_future": front.retrieve,
+    }
+    gets = {"healthz": front.nothing, "get_server_capabilities": front.capabilities}
+    routes = [_route(front, f"{PREFIX}/{path}", handle, "POST") for path, handle in posts.items()]
+    routes += [_route(front, f"{PREFIX}/{path}", handle, "GET") for path, handle in gets.items()]
+    routes.append(_route(front, f"{PREFIX}/samplers/{{id}}", front.sampler, "GET"))
+    return Starlette(routes=routes)
+
+
+def _route(front: Frontend, path: str, handle: Callable[..., Awaitable[Any]], method: str) -> Route:
+    async def endpoint(request: HTTPRequest) -> Response:
+        if front.api_key is not None and request.headers.get("x-api-key") != front.api_key:
+            return JSONResponse({"detail": "the API key is wrong"}, 401)
+        try:
+            answer = await handle(await request.body(), **request.path_params)
+        except CairnError as problem:
+            return JSONResponse({"detail": str(problem)}, 422)
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+    return Route(path, endpoint, methods=[method])

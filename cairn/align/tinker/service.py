@@ -1,0 +1,248 @@
+"""The queue in front of the one model: who asked for what, in which order it is done, and what came of it.
+
+    submit(model, order, work) -> future      work of a model runs in the order of its numbers, however it arrives
+    sample(...)                -> future      samples of the same weights that wait together run as one batch
+
+One thread does all work, so that a sample sees the weights of whole steps. A future is kept until it was read or its
+time is over; a request that comes twice, because its answer was lost, gets the same future. Knows no HTTP.
+"""
+
+import itertools
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.align.policy import Sampled
+from cairn.align.tinker.shared_base import Run, SharedBase, Weights
+from cairn.align.tinker.wire import Sample, SampledTokens, Samples, write_samples
+from cairn.core.errors import CairnError, RequestError
+from cairn.serve.engine.sampling_params import SamplingParams
+
+KEPT_S = 3600.0  # how long an answer that nobody asks for is kept
+Answer = bytes | dict  # protobuf, or what becomes JSON
+
+
+class Failure(NamedTuple):
+    message: str
+    category: str  # user: the request was wrong; server: we were
+
+
+class Future:
+    """Of one request."""
+
+    def __init__(self, id: str) -> None:
+        self.id, self.born = id, time.monotonic()
+        self.answer: Answer | Failure | None = None
+        self.done = threading.Event()
+
+    def settle(self, answer: Answer | Failure) -> None:
+        self.answer = answer
+        self.done.set()
+
+
+class Waiting(NamedTuple):
+    future: Future
+    weights: Weights | Run
+    asked: Sample
+
+
+class Order:
+    """The work of one model, which arrives in any order and is done by number, from 1."""
+
+    def __init__(self) -> None:
+        self.next = 1
+        self.early: dict[int, tuple[Future, Callable[[], Answer]]] = {}
+        self.futures: dict[int, Future] = {}  # of every number that has come, to answer twice
+
+
+class Service:
+    """The model and its queue; `close` ends the thread."""
+
+    def __init__(self, base: SharedBase) -> None:
+        self.base = base
+        self.futures: dict[str, Future] = {}
+        self._orders: dict[str, Order] = {}
+        self._work: deque[tuple[Future, Callable[[], Answer]]] = deque()
+        self._samples: deque[Waiting] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._numbers = itertools.count(1)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="tinker")
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    # -- asking ---------------------------------------------------------------------------------
+
+    def now(self, work: Callable[[], Answer]) -> Future:
+        """Work that belongs to no order, such as making a model."""
+        with self._changed:
+            future = self._new(f"request-{next(self._numbers)}-{uuid.uuid4().hex[:8]}")
+            self._work.append((future, work))
+            self._changed.notify()
+        return future
+
+    def submit(self, model: str, number: int, work: Callable[[], Answer]) -> Future:
+        with self._changed:
+            order = self._orders.setdefault(model, Order())
+            if number in order.futures:
+                return order.futures[number]
+            if number < order.next:
+                raise RequestError(f"request {number} of {model} came after {order.next - 1}")
+            future = order.futures[number] = self._new(f"{model}:{number}")
+            order.early[number] = (future, work)
+            while order.next in order.early:
+                self._work.append(order.early.pop(order.next))
+                order.futures.pop(order.next - 1000, None)
+                order.next += 1
+            self._changed.notify()
+        return future
+
+    def sample(self, id: str, weights: Weights | Run, asked: Sample) -> Future:
+        check_sample(self.base, asked)
+        with self._changed:
+            if id in self.futures:
+                return self.futures[id]
+            future = self._new(id)
+            self._samples.append(Waiting(future, weights, asked))
+            self._changed.notify()
+        return future
+
+    def _new(self, id: str) -> Future:
+        now = time.monotonic()
+        stale = [k for k, one in self.futures.items() if now - one.born > KEPT_S and one.answer]
+        for key in stale:
+            del self.futures[key]
+        future = self.futures[id] = Future(id)
+        return future
+
+    # -- doing ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._work or self._samples or self._closed):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                work = self._work.popleft() if self._work else None
+                samples = [] if work else self._batch()
+            if work:
+                work[0].settle(attempted(work[1]))
+            elif samples:
+                self._sample(samples)
+
+    def _batch(self) -> list[Waiting]:
+        """All that wait for the weights of the first one."""
+        first = self._samples[0].weights
+        chosen = [one for one in self._samples if one.weights is first]
+        for one in chosen:
+            self._samples.remove(one)
+        return chosen
+
+    def _sample(self, batch: list[Waiting]) -> None:
+        asked, stops = [], []
+        for one in batch:
+            params, texts = sampling_of(one.asked)
+            prompt = one.asked.prompt.tokens()
+            for at in range(one.asked.num_samples):
+                asked.append((prompt, _numbered(params, at)))
+                stops.append(texts)
+        try:
+            found = iter(self.base.sample(batch[0].weights, asked, stops))
+        except Exception as problem:  # noqa: BLE001 (each asker gets it)
+            for one in batch:
+                one.future.settle(failure(problem))
+            return
+        for one in batch:
+            mine = [next(found) for _ in range(one.asked.num_samples)]
+            one.future.settle(write_samples(samples_of(one.asked, mine)))
+
+
+def attempted(work: Callable[[], Answer]) -> Answer | Failure:
+    try:
+        return work()
+    except Exception as problem:  # noqa: BLE001 (its asker gets it)
+        return failure(problem)
+
+
+def failure(problem: Exception) -> Failure:
+    """As its asker sees it: what, and what to do; a fault of ours with its kind."""
+    if isinstance(problem, CairnError):
+        return Failure(str(problem), "user")
+    return Failure(f"{type(problem).__name__}: {problem}", "server")
+
+
+def check_sample(base: SharedBase, asked: Sample) -> None:
+    """Refuses at once what could not be answered."""
+    prompt = asked.prompt.tokens()
+    if asked.target_prompt_logprobs is not None or asked.prompt_alt_tokens_k:
+        raise RequestError("target_prompt_logprobs and prompt_alt_tokens_k are not offered here")
+    if asked.num_samples < 1:
+        raise RequestError(f"num_samples is {asked.num_samples}", hint="ask for 1 or more")
+    if not 0 < len(prompt) < base.length:
+        raise RequestError(f"a prompt of {len(prompt)} tokens; 1 to {base.length - 1} are possible")
+    if min(prompt) < 0 or max(prompt) >= base.spec.vocab:
+        raise RequestError(
+            f"token ids from {min(prompt)} to {max(prompt)}, the model has {base.spec.vocab}"
+        )
+    most = asked.sampling_params.max_tokens
+    if most is not None and len(prompt) + most > base.length:
+        raise RequestError(
+            f"{len(prompt)} tokens of prompt and {most} new ones are more than {base.length}",
+            hint="ask for fewer, or start the server with a larger --max-model-len",
+        )
+    sampling_of(asked)
+
+
+def sampling_of(asked: Sample) -> tuple[SamplingParams, list[str]]:
+    """As the engine wants it, and the texts to stop at."""
+    given = asked.sampling_params
+    stop = [given.stop] if isinstance(given.stop, str) else given.stop
+    prompt = asked.topk_prompt_logprobs if asked.prompt_logprobs else None
+    params = SamplingParams(
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        seed=given.seed,
+        max_tokens=given.max_tokens,
+        ignore_eos=stop == [],
+        stop_token_ids=[one for one in stop or () if isinstance(one, int)],
+        logprobs=asked.topk_sample_logprobs,
+        prompt_logprobs=prompt,
+    )
+    return params, [one for one in stop or () if isinstance(one, str)]
+
+
+def _numbered(params: SamplingParams, at: int) -> SamplingParams:
+    """Samples of one request differ, also where it has a seed."""
+    if params.seed is None or not at:
+        return params
+    return msgspec.structs.replace(params, seed=params.seed + at)
+
+
+def samples_of(asked: Sample, found: list[Sampled]) -> Samples:
+    sequences = [
+        SampledTokens(
+            one.tokens, one.logp, one.stopped, one.top if asked.topk_sample_logprobs else []
+        )
+        for one in found
+    ]
+    first = found[0].prompt
+    if first is None:
+        return Samples(sequences, cached=found[0].cached)
+    values: list[float | None] = [None, *[one.logprob for one in first]]
+    if asked.prompt_logprobs_last_n:
+        kept = asked.prompt_logprobs_last_n
+        values = [None] * (len(values) - kept) + values[-kept:]
+    top = [[], *[one.top for one in first]] if asked.topk_prompt_logprobs else None
+    return Samples(sequences, values, top, found[0].cached)

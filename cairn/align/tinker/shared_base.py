@@ -1,0 +1,369 @@
+"""One copy of a base model for any number of training runs: each run is the values of a low-rank adapter.
+
+    run A: adapter, optimizer, gradients  ┐
+    run B: adapter, optimizer, gradients  ├── one of them lies in the model's adapter ──  trainer and engine read it
+    saved weights of A after step 7       ┘
+
+Work for another run copies its adapter in; a run alone never pays for that. The adapter in the model has the largest
+rank that is served; a run of a smaller one has zeros in the other rows, which get no gradient. All adapters count the
+same (32 / largest rank), so that a learning rate does not depend on the rank. Not for several threads.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cairn.align.policy import Policy, Sampled
+from cairn.align.rollout import PADDED
+from cairn.align.tinker.losses import AT, TinkerRule
+from cairn.align.tinker.wire import AdamParams, Datum, LoraConfig, Pass, Passed
+from cairn.core.errors import DataError, RequestError
+from cairn.models.adapter.folder import PREFIX, adapter_slots, peft_name, read_tensors
+from cairn.models.adapter.folder import write_adapter as write_folder
+from cairn.models.adapter.lora import LoRA
+from cairn.models.checkpoint import check_device, default_device, open_checkpoint
+from cairn.models.hub import resolve
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.train.config import Adapter, Checkpoint, Data, Model, Optim, Train
+from cairn.train.corpus import Corpus
+from cairn.train.data.batch import Batch, Document, pack
+from cairn.train.data.tokenizer_identity import id_limit
+from cairn.train.data.tokenizer_trainer import save_tokenizer
+from cairn.train.heads import TargetLogProbs
+from cairn.train.objective import Objective
+from cairn.train.optim.adamw import AdamW
+from cairn.train.prepare import adapter_of, assemble
+from cairn.train.random_tokens import RandomTokens
+from cairn.train.step import clip_factor
+
+ALPHA = 32.0
+PASS_TOKENS = 4096  # of a microbatch, unless one sequence is longer
+ABOUT, OPTIMIZER = "tinker.json", "optimizer.safetensors"
+Tensors = dict[str, Tensor]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the server."""
+
+    model: str
+    out: Path
+    device: str = "auto"
+    max_rank: int = 32
+    max_model_len: int = 2048
+    max_num_seqs: int = 32
+
+
+class About(msgspec.Struct, frozen=True):
+    """Beside the tensors of saved weights."""
+
+    base_model: str
+    lora: LoraConfig
+    steps: int
+
+
+class Weights(NamedTuple):
+    """Values of the adapter that do not change any more."""
+
+    tensors: Tensors
+    version: int  # the same for the same values
+
+
+class Run:
+    """One model in training."""
+
+    def __init__(self, lora: LoraConfig, tensors: Tensors, version: int) -> None:
+        self.lora, self.version, self.steps = lora, version, 0
+        self.tensors = tensors  # out of date while they lie in the model
+        self.gradients: Tensors = {}
+        self.optimizer: AdamW | None = None  # from its first step on
+
+
+class SharedBase:
+    """A base model with one adapter, whose values are those of the run that is worked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        name = default_device() if settings.device == "auto" else settings.device
+        check_device(name)
+        start = open_checkpoint(resolve(settings.model))
+        self.spec, self.tokenizer = start.spec, start.tokenizer()
+        self.length = min(settings.max_model_len, self.spec.context)
+        config = self._recipe(name)
+        corpus = Corpus(
+            RandomTokens(self.spec.vocab, self.length, 0), self.tokenizer, id_limit(self.tokenizer)
+        )
+        prepared = assemble(config, torch.device(name), corpus, self.spec, start)
+        self.state, self.fused = prepared.state, prepared.fused
+        self.parallel, self.device = self.state.parallel, self.state.device
+        self.adapter = adapter_of(config)
+        self.policy = Policy(self.state, self.tokenizer, settings.max_num_seqs, self.length)
+        self.parameters = self.parallel.parameters()
+        self._versions = itertools.count(1)
+        self.blank = Weights({n: torch.zeros_like(p) for n, p in self._now().items()}, 0)
+        self._here: Run | Weights | None = None  # whose values lie in the model
+
+    def _recipe(self, device: str) -> Train:
+        return Train(
+            steps=1,
+            device=device,
+            model=Model(checkpoint=Path(self.settings.model)),
+            data=Data(sequence=self.length, sequences=1, microbatch=1),
+            adapter=Adapter(rank=self.settings.max_rank, alpha=ALPHA),
+            checkpoint=Checkpoint(every=0, export=False),
+            out=self.settings.out,
+        )
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def create(self, lora: LoraConfig) -> Run:
+        if not 1 <= lora.rank <= self.settings.max_rank:
+            raise RequestError(
+                f"rank {lora.rank}, and this server has adapters up to rank {self.settings.max_rank}",
+                hint="ask for a smaller one, or start the server with --max-rank",
+            )
+        return Run(lora, self._drawn(lora), next(self._versions))
+
+    def _drawn(self, lora: LoraConfig) -> Tensors:
+        """A new adapter: its first matrices as torch draws those of a linear map, its second ones 0."""
+        chance = torch.Generator().manual_seed(lora.seed if lora.seed is not None else 0)
+        if lora.seed is None:
+            chance.seed()
+        made = {name: torch.zeros_like(p) for name, p in self._now().items()}
+        for name, module in self._adapters().items():
+            a_RK = made[f"{name}.a_RK"]
+            start, bound = 0, 1 / math.sqrt(a_RK.shape[1])
+            for part in module.parts:
+                rows = (min(lora.rank, part.rank), a_RK.shape[1])
+                drawn = torch.empty(rows).uniform_(-bound, bound, generator=chance)
+                a_RK[start : start + len(drawn)] = drawn.to(a_RK)
+                start += part.rank
+        return made
+
+    def _adapters(self) -> dict[str, LoRA]:
+        """By the path under which their parameters are."""
+        found = {}
+        for name in self.parameters:
+            if name.endswith(".a_RK"):
+                path = name.removesuffix(".a_RK")
+                module = self.policy.model.get_submodule(path)
+                assert isinstance(module, LoRA)
+                found[path] = module
+        return found
+
+    def frozen(self, run: Run, name: str) -> bool:
+        """Whether a run was asked to leave this part alone."""
+        if ".attention." in name:
+            return not run.lora.train_attn
+        return not run.lora.train_mlp if name.startswith("layers.") else not run.lora.train_unembed
+
+    def weights_of(self, run: Run) -> Weights:
+        """As they are now; later steps do not change them."""
+        tensors = self._now() if self._here is run else run.tensors
+        return Weights({name: one.clone() for name, one in tensors.items()}, run.version)
+
+    # -- training -------------------------------------------------------------------------------
+
+    def run_pass(self, run: Run, asked: Pass) -> Passed:
+        """Gradients are added to those of the run's passes since its last step, unless it is forward only."""
+        documents = [self._document(one, at, asked) for at, one in enumerate(asked.data)]
+        lengths = [len(one.tokens_T) for one in documents]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        rule = TinkerRule(asked.loss, asked.settings, int(starts[-1]))
+        batches = [batch.to(self.device) for batch in self._batches(documents, starts)]
+        self._put(run)
+        objective = Objective(self.spec, rule, self.fused)
+        if asked.forward_only:
+            loss = self._forward(batches, rule)
+        else:
+            one = torch.ones((), device=self.device)
+            loss = float(self.parallel.forward_backward(batches, objective, one))
+            for name, gradient in self.parallel.gradients().items():
+                before = run.gradients.get(name)
+                now = gradient.detach().float()
+                run.gradients[name] = now.clone() if before is None else before + now
+            self.parallel.zero_grad()
+        logp_T = rule.logp_T.numpy()
+        parts = [logp_T[starts[at] : starts[at + 1]] for at in range(len(documents))]
+        return Passed(parts, {"loss:sum": loss})
+
+    def _forward(self, batches: list[Batch], rule: TinkerRule) -> float:
+        head, total = TargetLogProbs(self.spec, fused=self.fused), 0.0
+        for batch, values in zip(batches, self.parallel.forward(batches, head), strict=True):
+            counts_T = batch.extra[AT] >= 0
+            loss_T, _ = rule(values["logp"], batch.extra)
+            total += float(loss_T.where(counts_T, 0.0).sum())
+        return total
+
+    def _document(self, datum: Datum, at: int, asked: Pass) -> Document:
+        kind = TinkerRule(asked.loss, asked.settings, 0).kind
+        missing = [name for name in kind.inputs if name not in datum.inputs]
+        if missing:
+            raise RequestError(
+                f"datum {at} has no {missing[0]!r}, which the loss {asked.loss} needs",
+                hint=f"it needs {', '.join(kind.inputs)}",
+            )
+        if not 0 < len(datum.tokens) <= self.length:
+            raise RequestError(
+                f"datum {at} has {len(datum.tokens)} tokens; 1 to {self.length} are possible",
+                hint="--max-model-len sets the limit",
+            )
+        targets = datum.inputs["target_tokens"]
+        for what, ids in (("token", datum.tokens), ("target", targets)):
+            if ids.min() < 0 or ids.max() >= self.spec.vocab:
+                raise RequestError(
+                    f"datum {at}: {what} ids from {ids.min()} to {ids.max()}, and the model has {self.spec.vocab}"
+                )
+        streams = {
+            name: torch.from_numpy(datum.inputs[name].astype(np.float32))
+            for name in kind.inputs
+            if name != "target_tokens"
+        }
+        tokens, wanted = (torch.from_numpy(ids.astype(np.int64)) for ids in (datum.tokens, targets))
+        return Document(tokens, wanted, streams)
+
+    def _batches(self, documents: list[Document], starts: np.ndarray) -> list[Batch]:
+        """Microbatches of whole sequences; the stream AT says where each token's answer belongs, -1 for padding."""
+        groups: list[list[int]] = [[]]
+        for at, document in enumerate(documents):
+            tokens = sum(len(documents[other].tokens_T) for other in groups[-1])
+            if groups[-1] and tokens + len(document.tokens_T) > PASS_TOKENS:
+                groups.append([])
+            groups[-1].append(at)
+        pad, made = self.tokenizer.pad_id or 0, []
+        for group in groups:
+            chosen = []
+            for at in group:
+                place_T = torch.arange(int(starts[at]), int(starts[at + 1])) + 1
+                extra = {**documents[at].extra, AT: place_T}
+                chosen.append(documents[at]._replace(extra=extra))
+            tokens = sum(len(one.tokens_T) for one in chosen)
+            batch = pack(chosen, -(-tokens // PADDED) * PADDED, pad, group)
+            made.append(batch._replace(extra={**batch.extra, AT: batch.extra[AT] - 1}))
+        return made
+
+    def step(self, run: Run, params: AdamParams) -> dict[str, float]:
+        """One update with the gradients that have come together."""
+        self._put(run)
+        gradients = {name: one for name, one in run.gradients.items() if not self.frozen(run, name)}
+        settings = Optim(
+            lr=params.learning_rate or 1e-30,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+            max_norm=max(params.grad_clip_norm, 0.0),
+        )
+        if run.optimizer is None:
+            run.optimizer = AdamW(self.parameters, settings, masters=True)
+        run.optimizer.settings = settings
+        norm = torch.stack([one.square().sum() for one in gradients.values()] or [torch.zeros(())])
+        norm = norm.sum().sqrt().to(self.device)
+        factor = clip_factor(norm, settings.max_norm)
+        cast = {n: one.to(self.parameters[n].dtype) for n, one in gradients.items()}
+        run.optimizer.update(cast, run.steps + 1, params.learning_rate, factor)
+        run.gradients = {}
+        if not bool(norm.isfinite()):
+            raise RequestError(
+                f"the gradients have norm {float(norm)}: the step changed nothing",
+                hint="look at the weights, advantages and log-probabilities of the data",
+            )
+        run.steps += 1
+        run.version = next(self._versions)
+        self.policy.updated(run.version)
+        return {"grad_norm:mean": float(norm)}
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    def sample(
+        self, weights: Weights | Run, asked: Sequence[tuple[list[int], SamplingParams]], stop: list
+    ) -> list[Sampled]:
+        self._put(weights)
+        return self.policy.generate(asked, stop)
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    def tokenizer_folder(self) -> Path:
+        """Where clients of this machine find the tokenizer, as transformers reads it."""
+        folder = self.settings.out / "tokenizer"
+        if not folder.is_dir():
+            save_tokenizer(self.tokenizer, folder)
+        return folder.resolve()
+
+    def save(self, run: Run, folder: Path, with_optimizer: bool) -> None:
+        """A PEFT adapter of the largest rank, and beside it what a run needs to go on."""
+        self._put(run)
+        assert self.adapter is not None
+        write_folder(self.policy.model, self.adapter, folder, self.settings.model)
+        if with_optimizer and run.optimizer is not None:
+            roles = run.optimizer.tensors().items()
+            kept = {f"{role}/{n}": one.cpu() for role, all_ in roles for n, one in all_.items()}
+            save_file(kept, folder / OPTIMIZER)
+        about = About(self.settings.model, run.lora, run.steps)
+        (folder / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
+
+    def read(self, folder: Path) -> tuple[About, Weights]:
+        """Saved weights; also those that another program has saved, if they fit."""
+        stored = read_tensors(folder)
+        made = {name: torch.zeros_like(one) for name, one in self._now().items()}
+        for slot in adapter_slots(self.policy.model):
+            name = PREFIX + peft_name(self.spec, slot.name)
+            if name not in stored or tuple(stored[name].shape) != slot.shape:
+                found = list(stored[name].shape) if name in stored else "nothing"
+                raise DataError(
+                    f"{folder}: {name} is {found}, this server wants {list(slot.shape)}"
+                )
+            made[slot.parameter][slot.index] = stored[name].to(made[slot.parameter])
+        return about_of(folder), Weights(made, next(self._versions))
+
+    def load(self, run: Run, folder: Path, with_optimizer: bool) -> None:
+        about, weights = self.read(folder)
+        if about.lora.rank > run.lora.rank:
+            raise RequestError(f"{folder} has rank {about.lora.rank}, the model {run.lora.rank}")
+        run.tensors, run.version, run.gradients = weights.tensors, weights.version, {}
+        run.optimizer, run.steps = None, 0
+        self._here = (
+            None if self._here is run else self._here
+        )  # what lies there is not the run any more
+        if with_optimizer and (folder / OPTIMIZER).is_file():
+            self._put(run)
+            run.optimizer, run.steps = AdamW(self.parameters, Optim(), masters=True), about.steps
+            kept = load_file(folder / OPTIMIZER)
+            for role, tensors in run.optimizer.tensors().items():
+                for name, one in tensors.items():
+                    one.copy_(kept[f"{role}/{name}"])
+
+    # -- what lies in the model -----------------------------------------------------------------
+
+    def _now(self) -> Tensors:
+        return {name: one.detach() for name, one in self.parameters.items()}
+
+    @torch.no_grad()
+    def _put(self, wanted: Run | Weights) -> None:
+        """The trainer and the engine read these values from now on."""
+        if self._here is wanted or (
+            isinstance(wanted, Weights)
+            and self._here is not None
+            and self._here.version == wanted.version
+        ):
+            return
+        if isinstance(self._here, Run):
+            self._here.tensors = {name: one.clone() for name, one in self._now().items()}
+        for name, parameter in self.parameters.items():
+            parameter.copy_(wanted.tensors[name])
+        self._here = wanted
+        self.policy.engine.weights_changed(wanted.version)
+
+
+def about_of(folder: Path) -> About:
+    file = folder / ABOUT
+    if not file.is_file():
+        raise DataError(f"{folder} has no {ABOUT}", hint="it was not saved by this server")
+    return msgspec.json.decode(file.read_bytes(), type=About)

@@ -1,0 +1,91 @@
+"""`cairn serve A B` as a person starts it: two models that have no room beside each other take turns."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from cairn.models.hub import resolve
+
+PATIENCE_S = 90
+MEMORY = "200MiB"
+ASKED = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
+
+
+class Host:
+    def __init__(self, folder, *flags: str) -> None:
+        self.log = folder / "host.log"
+        models = [folder / name for name in ("a", "b")]
+        for model in models:
+            shutil.copytree(resolve("cairn-tiny"), model)
+        command = [sys.executable, "-m", "cairn", "serve", *map(str, models), *flags]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "CAIRN_API_KEYS": "sk-test"}
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(command, stderr=out, env=env)
+
+    def wait_for(self, pattern: str) -> str:
+        ends = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends:
+            if found := re.search(pattern, self.log.read_text(), re.MULTILINE):
+                return found[1]
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
+        raise TimeoutError(self.log.read_text())
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    flags = ["--port", "0", "--device", "cpu", "--num-gpu-blocks-override", "256"]
+    # Each needs about 118 MiB: one fits, two do not.
+    made = Host(tmp_path_factory.mktemp("host"), *flags, "--models-memory", MEMORY)
+    made.url = made.wait_for(r"^ready: a, b at (http://\S+)$")
+    made.client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="sk-test", max_retries=0)
+    yield made
+    made.client.close()
+    made.process.send_signal(signal.SIGTERM)
+    assert made.process.wait(PATIENCE_S) == 0
+
+
+def text(host, model):
+    return host.client.completions.create(model=model, **ASKED).choices[0].text
+
+
+def states(host):
+    shown = httpx.get(f"{host.url}/cairn/fleet").json()["servers"]
+    return {one["models"][0]: one["state"] for one in shown}
+
+
+def test_models_take_turns_and_answer_the_same(host):
+    assert [one.id for one in host.client.models.list()] == ["a", "b"]
+    first = text(host, "a")
+    assert text(host, "b") == first
+    assert states(host) == {"a": "asleep", "b": "up"}
+    assert text(host, "a") == first
+    assert states(host) == {"a": "up", "b": "asleep"}
+
+
+def test_a_stream_ends_before_its_model_sleeps_for_another(host):
+    alone, found = text(host, "a"), []
+    stream = host.client.completions.create(model="a", stream=True, **ASKED)
+    pieces = [next(iter(stream)).choices[0].text]
+    other = threading.Thread(target=lambda: found.append(text(host, "b")))
+    other.start()
+    pieces += [one.choices[0].text for one in stream if one.choices]
+    other.join(PATIENCE_S)
+    assert "".join(pieces) == alone == found[0]
+
+
+def test_unknown_models_and_strangers_are_refused(host):
+    with pytest.raises(openai.NotFoundError, match="no server has the model 'c'"):
+        text(host, "c")
+    headers = {"authorization": "Bearer sk-test", "x-cairn-host": "guessed"}
+    refused = httpx.post(f"{host.url}/sleep", headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "admin_endpoints_off")
