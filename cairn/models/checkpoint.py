@@ -47,6 +47,7 @@ class Checkpoint:
         self, path: Path, config: dict[str, Any], tensors: TensorSource, eos_ids: Sequence[int]
     ) -> None:
         self.path = path
+        self.generation: dict[str, Any] = {}  # generation_config.json
         self.vision: VisionSpec | None = None  # of a model that sees
         self.whole: TensorSource = tensors  # with the tower's tensors, where there is one
         if has_vision(config):
@@ -181,7 +182,9 @@ def _open(path: Path) -> Checkpoint:
     generation = path / "generation_config.json"
     settings = read_json(generation) if generation.is_file() else {}
     eos_ids = eos_ids_of(Fields(settings, generation.name))
-    return Checkpoint(path, config, SafetensorsFolder(path), eos_ids)
+    checkpoint = Checkpoint(path, config, SafetensorsFolder(path), eos_ids)
+    checkpoint.generation = settings
+    return checkpoint
 
 
 def check_device(device: str) -> None:

@@ -20,6 +20,7 @@ from cairn.models.hub import resolve
 from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.presets import preset
 from cairn.models.room import check_fits
+from cairn.models.sampling_defaults import Defaults, sampling_defaults
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.stretch import stretched
@@ -83,6 +84,8 @@ class OpenModel:
     ) -> None:
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         self.eos_ids, self.checkpoint = eos_ids, checkpoint
+        generation = {} if checkpoint is None else checkpoint.generation
+        self.sampling: Defaults = sampling_defaults(name, generation)
 
     @property
     def vision(self) -> VisionSpec | None:

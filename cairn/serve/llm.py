@@ -90,7 +90,7 @@ class LLM:
         """
         opened = self.serving.opened
         read = read_prompts(prompts, opened.tokenizer, opened.name)
-        params = read_params(sampling_params, len(read))
+        params = self._params(sampling_params, len(read))
         return self._answer(read, params, use_tqdm, read_priorities(priority, len(read)))
 
     def chat(
@@ -109,9 +109,8 @@ class LLM:
             self._read_chat(one, tools, add_generation_prompt, chat_template_kwargs)
             for one in several
         ]
-        return self._answer(
-            read, read_params(sampling_params, len(read)), use_tqdm, [0] * len(read)
-        )
+        params = self._params(sampling_params, len(read))
+        return self._answer(read, params, use_tqdm, [0] * len(read))
 
     def stream(
         self,
@@ -125,9 +124,14 @@ class LLM:
         read = read_prompts(prompt, opened.tokenizer, opened.name)
         if len(read) != 1:
             raise RequestError(f"{len(read)} prompts for one stream", hint="make a stream for each")
-        params = read_params(sampling_params, 1)[0]
+        params = self._params(sampling_params, 1)[0]
         request = GenerateRequest(read[0].token_ids, params, priority, read[0].salt)
         return Stream(self.serving, read[0], request)
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        return read_params(given, count, self.serving.sampling)
 
     def embed(
         self,

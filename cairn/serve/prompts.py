@@ -66,11 +66,13 @@ def read_prompts(given: object, tokenizer: "Tokenizer | None", owner: str) -> li
 
 
 def read_params(
-    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    given: SamplingParams | Sequence[SamplingParams] | None,
+    count: int,
+    defaults: Mapping[str, Any],
 ) -> list[SamplingParams]:
-    """The parameters of each of `count` prompts."""
+    """The parameters of each of `count` prompts; `defaults`: of the model, where none are given."""
     if given is None:
-        given = SamplingParams()
+        given = SamplingParams(**defaults)
     if isinstance(given, SamplingParams):
         return [given] * count
     if not isinstance(given, list | tuple) or not all(

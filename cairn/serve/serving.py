@@ -22,6 +22,7 @@ from cairn.models.checkpoint import default_device
 from cairn.models.encoder.open import open_encoder
 from cairn.models.hub import resolve
 from cairn.models.runnable import RANDOM, OpenModel, open_model
+from cairn.models.sampling_defaults import Defaults
 from cairn.models.speech.load import is_whisper
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.vision.picture import Picture
@@ -163,6 +164,10 @@ class Serving:
         # A request that outgrew the whole cache would fail half way, so it is refused before it starts.
         context = min(limits.context, limits.capacity)
         self.limits = msgspec.structs.replace(limits, context=context)
+        self.sampling = checked_defaults(opened)  # of requests that do not say
+        if self.sampling:
+            said = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
+            self.notes.append(f"requests that do not say how they are sampled: {said}")
         self._grammars = grammars_for(opened, limits.vocabulary)
         self._ids = itertools.count()
         self._adapters = itertools.count(1)
@@ -365,6 +370,18 @@ class Serving:
         if self.sight is not None:
             self.sight.close()
         self.engine.close()
+
+
+def checked_defaults(opened: OpenModel) -> Defaults:
+    """How the model is sampled where a request does not say."""
+    try:
+        SamplingParams(**opened.sampling)
+    except RequestError as error:
+        raise ConfigError(
+            f"generation_config.json of {opened.name}: {error.message}",
+            hint=error.hint,
+        ) from None
+    return opened.sampling
 
 
 def open_serving(

@@ -1,12 +1,12 @@
 """Weights in few bits, for a CPU: what is kept of their numbers, and how they are multiplied with.
 
     Int4   32 values of a row share a scale and an offset: 16 levels     x rounded to 8 bits per token
-    Int8   a row shares a scale: 255 levels                              x rounded to 8 bits per token
+    Int8   a row shares a scale: 255 levels                              x rounded to 16 bits per token
 
 A matrix whose groups of 32 have 16 evenly spaced levels, as GGUF's Q4_1 stores them, is kept by Int4 as it is, up to a
-scale in bfloat16. Both round the activations, each token by its own range, so no token pays for another in its batch.
-A few columns of x are much larger than the rest in every trained model, and would leave few of the 255 levels to the
-others: these `outliers` are multiplied in float32 and are zero in the rounded part (LLM.int8, arXiv:2208.07339).
+scale in bfloat16. Both round the activations of each token by its own range, so no token depends on its batch. A few
+columns of x are much larger than the rest in every trained model, and would leave few of the levels to the others:
+these `outliers` are multiplied in float32 and are zero in the rounded part (LLM.int8, arXiv:2208.07339).
 
     y = packed(x without outliers) + [sums of groups, outliers] @ [offsets of groups; their columns of the weight]
 
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.models.linear.form import PLAIN, Epilogue
@@ -30,6 +31,10 @@ GROUP = 32  # values that share a scale in Int4
 LEVELS = 15  # steps between the smallest and the largest of a group
 MIDDLE = 8  # the packed product reads a level as level - 8
 INT8_MOST = 127
+LOWER = 2.0 * INT8_MOST  # steps of the second digit of an activation in one of the first
+PINS = (-127.0, 128.0)  # the ends of the range: 255 steps of 1
+PAIR_MOST = 2**15 // 256  # levels of two neighbours, where their products are added in 16 bits
+DIGIT_ROWS = 32  # of x, up to which two digits are faster than floats on a CPU that adds so
 # Steps: bfloat16 keeps 8 bits of a scale, so it errs by up to 1/256, and a level is less than 15 steps from the mean.
 SCALE_ERROR = LEVELS / 256
 
@@ -111,25 +116,38 @@ class Int4:
 
 
 class Int8:
-    """Rows scaled to -127..127; x scaled to -1..1 per token, so that one scale fits the whole step."""
+    """Rows of 8-bit levels; x in two digits of 8 bits each, by its token's largest value; outliers in float32.
+
+    With one digit, a difference in the last bit of a float32 decides here and there what a value is rounded to, and
+    thirty layers make another answer of it: what a request gets would depend on what else is in the batch.
+
+    torch's product takes one range for all rows that it is given. Two columns that have no weights in it, since they
+    are outliers, are therefore pinned to the ends of the range: it is the same for every batch, and its step is 1.
+    """
 
     def __init__(self, weight_NK: Tensor, outliers_O: Tensor) -> None:
         weight_NK = weight_NK.detach().float()
-        self.columns, self.outliers_O = weight_NK.shape[1], outliers_O
+        self.columns = weight_NK.shape[1]
+        self.outliers_O = outliers_O = _at_least(len(PINS), outliers_O, self.columns)
         self.apart_ON = weight_NK[:, outliers_O].t().contiguous()
         self.inlier_K = torch.ones(self.columns).index_fill_(0, outliers_O, 0.0)
         inlier_NK = weight_NK * self.inlier_K
-        largest_N1 = inlier_NK.abs().amax(-1, keepdim=True)
-        self.scale_N = largest_N1[:, 0] / INT8_MOST
-        level_NK = inlier_NK.mul_(INT8_MOST / largest_N1.where(largest_N1 > 0, 1.0)).round_()
+        in_pairs = saturates()
+        self.scale_N = row_scales(inlier_NK, in_pairs)
+        level_NK = inlier_NK.div_(self.scale_N[:, None]).round_().to(torch.int8)
+        # Where 8-bit products are no faster than float32 once there are many rows, levels become floats there.
+        self.level_NK = level_NK if in_pairs else None
         with _engine(int8_engine()), warnings.catch_warnings():
             # How the levels are made is deprecated, the product is not.
             warnings.simplefilter("ignore", UserWarning)
-            levels = torch._make_per_tensor_quantized_tensor(level_NK.to(torch.int8), 1.0, 0)
+            levels = torch._make_per_tensor_quantized_tensor(level_NK, 1.0, 0)
             self.packed = torch.ops.quantized.linear_prepack(levels, None)
         self.multiply: Any = torch.ops.quantized.linear_dynamic.default
-        self.narrow = saturates()
-        self.nbytes = level_NK.numel() + self.scale_N.nbytes + self.apart_ON.nbytes
+        pins = torch.tensor(PINS)
+        self.pinned_K = torch.zeros(self.columns).index_copy_(0, outliers_O[: len(pins)], pins)
+        self.tiny = torch.tensor(torch.finfo(torch.float32).tiny)
+        copies = 1 if self.level_NK is None else 2
+        self.nbytes = copies * level_NK.nbytes + self.scale_N.nbytes + self.apart_ON.nbytes
 
     def covers(self, rows: int) -> bool:
         return True
@@ -141,18 +159,50 @@ class Int8:
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
     ) -> Tensor:
         inlier_MK = x_MK * self.inlier_K
-        largest_M1 = torch.linalg.vector_norm(inlier_MK, torch.inf, dim=-1, keepdim=True)
-        largest_M1.clamp_(min=torch.finfo(x_MK.dtype).tiny)
-        y_MN = self.multiply(inlier_MK.div_(largest_M1), self.packed, self.narrow)
-        y_MN.mul_(self.scale_N).mul_(largest_M1)
-        y_MN.addmm_(x_MK.index_select(1, self.outliers_O), self.apart_ON)
+        if self.level_NK is not None and len(x_MK) > DIGIT_ROWS:
+            y_MN = F.linear(inlier_MK, self.level_NK.float())
+        else:
+            largest_M1 = torch.linalg.vector_norm(inlier_MK, torch.inf, dim=-1, keepdim=True)
+            step_M1 = torch.add(self.tiny, largest_M1, alpha=1 / INT8_MOST)
+            high_MN, low_MN = self.multiply(self._digits(inlier_MK, step_M1), self.packed).chunk(2)
+            y_MN = high_MN.add_(low_MN, alpha=1 / LOWER).mul_(step_M1)
+        y_MN.mul_(self.scale_N).addmm_(x_MK.index_select(1, self.outliers_O), self.apart_ON)
         return _finished(y_MN, bias_N, epilogue)
+
+    def _digits(self, x_MK: Tensor, step_M1: Tensor) -> Tensor:
+        """Twice the rows: whole steps, and what is left over in steps that are 254 times as small."""
+        digit_2MK = x_MK.new_empty(2, *x_MK.shape)
+        high_MK, low_MK = digit_2MK
+        x_MK.div_(step_M1)
+        torch.round(x_MK, out=high_MK)
+        torch.sub(x_MK, high_MK, out=low_MK).mul_(LOWER)
+        return digit_2MK.add_(self.pinned_K).flatten(0, 1)
 
     @staticmethod
     def obstacle(rows: int, columns: int) -> str | None:
         """Why a matrix of this shape has no such form here, or None."""
+        if columns < len(PINS):
+            return f"rows of {columns} values have none to spare"
         made = hasattr(torch, "_make_per_tensor_quantized_tensor")
         return None if made and int8_engine() else "torch has no 8-bit product for this CPU"
+
+
+def _at_least(count: int, outliers_O: Tensor, columns: int) -> Tensor:
+    """The outliers, and the first of the other columns where there are too few."""
+    others = torch.ones(columns).index_fill_(0, outliers_O, 0.0).nonzero()[:, 0]
+    missing = max(0, count - len(outliers_O))
+    return torch.cat((outliers_O, others[:missing])).sort().values
+
+
+def row_scales(weight_NK: Tensor, in_pairs: bool) -> Tensor:
+    """Of a level of each row. `in_pairs`: two neighbours times the largest digit have to fit into 16 bits."""
+    scale_N = weight_NK.abs().amax(-1) / INT8_MOST
+    if in_pairs:
+        even_NP = weight_NK[:, ::2]
+        odd_NP = F.pad(weight_NK[:, 1::2], (0, weight_NK.shape[1] % 2))
+        # Rounding adds up to half a level to each of them.
+        scale_N = torch.maximum(scale_N, (even_NP + odd_NP).abs().amax(-1) / (PAIR_MOST - 1))
+    return scale_N.where(scale_N > 0, 1.0)
 
 
 def _finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
@@ -187,5 +237,5 @@ def _is_arm() -> bool:
 
 
 def saturates() -> bool:
-    """x86 without VNNI adds pairs of products in 16 bits: activations then have to stay within 7 bits."""
+    """x86 without VNNI adds pairs of products in 16 bits."""
     return not _is_arm() and not torch.cpu._is_vnni_supported()

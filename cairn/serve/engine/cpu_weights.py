@@ -7,10 +7,11 @@
     int8    all matrices as 8-bit rows
     int4    all matrices but the output projection in 4-bit groups; that one as 8-bit rows
 
-Whether packed forms pay is measured, on one thread and by its own clock, so that a busy machine decides the same. Which
-columns of the activations are outliers is seen in a pass over random tokens. Activations are rounded to 8 bits, which
-is the larger part of the error; `models.linear.packed` has the arithmetic. The embedding stays as it is: it is looked
-up, not multiplied with. Experts stay as they are, too.
+Whether packed forms pay is measured, on one thread and by its own clock, so that a busy machine decides the same.
+Which columns of the activations are outliers is seen in a pass over random tokens. The others are rounded to 8 bits for
+4-bit groups, and to 16 for 8-bit rows: an answer is then the same in any batch, but for ties.
+`models.linear.packed` has the arithmetic. The embedding stays as it is: it is looked up, not multiplied with. Experts
+stay as they are, too.
 """
 
 import time
@@ -138,7 +139,8 @@ class _Packing:
             f"{count} matrices in {name}" for name, count in self.count.items() if count
         )
         size = format_bytes(self.nbytes, "binary")
-        return f"{counts}, {size}, activations rounded to 8 bits but for {OUTLIERS} columns"
+        bits = 8 if self.count["4-bit groups"] else 16
+        return f"{counts}, {size}, activations rounded to {bits} bits but for {OUTLIERS} columns"
 
 
 def _outliers(model: Transformer, every: list[Linear]) -> dict[Linear, Tensor]:

@@ -154,3 +154,33 @@ def test_a_lower_priority_runs_first(tiny_folder):
 def _first_computed(request):
     prefill = next(span for span in request["spans"] if span["name"] == "prefill")
     return request["began"] + prefill["start_s"]
+
+
+def test_a_request_that_says_nothing_is_sampled_as_the_model_says(server, monkeypatch):
+    """Through OpenAI's client, and the doors of Ollama and llama.cpp; what a request does say counts."""
+    greedy = completions(server, temperature=0)
+    assert completions(server, temperature=1.5, seed=3) != greedy
+    said = chat(server, temperature=0)[0][0]
+    monkeypatch.setattr(server.service.serving, "sampling", {"temperature": 0.0})
+    create = server.client.chat.completions.create
+    for asked in ({}, {"temperature": None}, {"top_p": 0.9, "seed": 5}):
+        answer = create(model="tiny", messages=MESSAGES, max_tokens=12, **asked)
+        assert answer.choices[0].message.content == said
+    different = create(model="tiny", messages=MESSAGES, max_tokens=12, temperature=1.5, seed=3)
+    assert different.choices[0].message.content != said
+    assert completions(server) == greedy
+    response = server.client.responses.create(
+        model="tiny", input="Once upon a time", max_output_tokens=16
+    )
+    assert response.temperature == 0
+    llama = {"prompt": "Once upon a time", "n_predict": 12}
+    assert server.http.post("/completion", json=llama).json()["content"] == greedy[0][0]
+    shown = server.http.get("/props").json()["default_generation_settings"]["params"]
+    assert (shown["temperature"], shown["top_k"]) == (0.0, 40)
+    ollama = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "stream": False,
+        "options": {"num_predict": 12},
+    }
+    assert server.http.post("/api/chat", json=ollama).json()["message"]["content"] == said

@@ -41,7 +41,8 @@ async def prepare_chat(
     grammar = await grammar_for(service, guide, offer, thinking)
     guided = grammar is not None
     most = service.most_tokens(max_tokens, len(prompt.token_ids))
-    params = SamplingParams(**sampling_of(chat), max_tokens=most, logprobs=logprobs)
+    sampling = sampling_of(chat, service.serving.sampling)
+    params = SamplingParams(**sampling, max_tokens=most, logprobs=logprobs)
     if keeps_marks(service.tokenizer, offer, thinking, guided):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     request = GenerateRequest(

@@ -117,7 +117,7 @@ class CompletionReply:
         # A prompt that fills the context can still be scored, but not continued.
         echoed = self.top if asked.echo else None
         return SamplingParams(
-            **sampling_of(asked),
+            **sampling_of(asked, self.service.serving.sampling),
             max_tokens=max(1, most),
             logprobs=self.top,
             prompt_logprobs=echoed,

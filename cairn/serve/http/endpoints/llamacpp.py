@@ -36,15 +36,25 @@ REFUSED = {
 }
 
 
+# What llama.cpp takes where neither the request nor the model says.
+LLAMA_DEFAULTS = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repetition_penalty": 1.0,
+}
+
+
 class LlamaFields(msgspec.Struct, kw_only=True):
     """What /completion and /infill share."""
 
     n_predict: int = -1  # -1: what the context leaves
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = -1
@@ -102,7 +112,7 @@ async def _answer(service: Service, call: Call, asked: LlamaFields, prompt: Prom
     model = service.check_model(asked.model)
     grammar = await grammar_for(service, _guide_of(asked))
     most = service.most_tokens(_limit(asked), len(prompt.token_ids))
-    request = GenerateRequest(prompt.token_ids, _params(asked, most), grammar=grammar)
+    request = GenerateRequest(prompt.token_ids, _params(service, asked, most), grammar=grammar)
     exchange = Exchange(service, call, [request], model, stream=asked.stream)
     writer = LlamaWriter(asked, model, prompt.text or "", exchange)
     async with exchange:
@@ -127,14 +137,19 @@ def _limit(asked: LlamaFields) -> int | None:
     return None if asked.n_predict < 0 else max(asked.n_predict, 1)
 
 
-def _params(asked: LlamaFields, most: int | None) -> SamplingParams:
+def _params(service: Service, asked: LlamaFields, most: int | None) -> SamplingParams:
+    given = {
+        "temperature": None if asked.temperature is None else max(asked.temperature, 0.0),
+        "top_k": None if asked.top_k is None else max(asked.top_k, 0),
+        "top_p": asked.top_p,
+        "min_p": asked.min_p,
+        "repetition_penalty": asked.repeat_penalty,
+    }
+    sampling: dict[str, Any] = LLAMA_DEFAULTS | service.serving.sampling
+    sampling |= {name: value for name, value in given.items() if value is not None}
     return SamplingParams(
+        **sampling,
         max_tokens=most,
-        temperature=max(asked.temperature, 0.0),
-        top_k=max(asked.top_k, 0),
-        top_p=asked.top_p,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repeat_penalty,
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         seed=asked.seed if asked.seed >= 0 else None,
@@ -215,19 +230,9 @@ async def props(service: Service, call: Call, body: bytes) -> JSON:
     serving, tokenizer = service.serving, service.serving.opened.tokenizer
     named = {} if tokenizer is None else tokenizer.special.named
     sources = {} if tokenizer is None else tokenizer.templates.sources
-    defaults = LlamaFields()
-    params = {
-        name: getattr(defaults, name)
-        for name in (
-            "n_predict",
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "repeat_penalty",
-            "seed",
-        )
-    }
+    params: dict[str, Any] = LLAMA_DEFAULTS | serving.sampling
+    params["repeat_penalty"] = params.pop("repetition_penalty")
+    params |= {"n_predict": LlamaFields().n_predict, "seed": LlamaFields().seed}
     return JSON(
         {
             "default_generation_settings": {"n_ctx": serving.limits.context, "params": params},

@@ -137,7 +137,8 @@ async def _prepare_text(service: Service, asked: OllamaGenerate) -> PreparedChat
         [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
     grammar = await grammar_for(service, _guide_of(asked))
     most = service.most_tokens(_limit(asked), len(prompt.token_ids))
-    params = SamplingParams(**sampling_of(_chat_of(asked, [])), max_tokens=most)
+    sampling = sampling_of(_chat_of(asked, []), service.serving.sampling)
+    params = SamplingParams(**sampling, max_tokens=most)
     request = GenerateRequest(prompt.token_ids, params, grammar=grammar)
     return PreparedChat(prompt, request, [PlainText()])
 

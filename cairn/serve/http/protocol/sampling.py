@@ -1,9 +1,11 @@
 """The fields that chat and completion requests share, with their ranges; and what the engine makes of them.
 
-Names, meanings and defaults are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt)
-are vLLM's. null means the default. Unknown fields are ignored, as clients of either send many.
+Names and meanings are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt) are vLLM's.
+null means the default: the model's own (`models.sampling_defaults`), else OpenAI's. Unknown fields are ignored, as
+clients of either send many.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -81,9 +83,11 @@ DIRECT = ("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "fr
           "skip_special_tokens", "include_stop_str_in_output")  # fmt: skip
 
 
-def sampling_of(body: SamplingFields) -> dict[str, Any]:
-    """The arguments of `SamplingParams` that have the same name here; absent ones keep the engine's default."""
-    given = {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
+def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `SamplingParams` that have the same name here; absent ones are the model's `defaults`, or the
+    engine's."""
+    given = {**defaults}
+    given |= {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = _biases(body.logit_bias)
     if body.stream_options is not None and not body.stream:
