@@ -30,6 +30,7 @@ class FakeServer:
         self.die_after: int | None = None  # tokens of the next answer
         self.refuse: int | None = None  # a status instead of answers
         self.frozen = False
+        self.status = "ok"  # as its pulse says
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Server | None = None
@@ -83,7 +84,7 @@ class FakeServer:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         frames = framed(Hello(1, self.models, 16, True, 8)) + framed(Events(0))
         while True:
-            frames += framed(Load())
+            frames += framed(Load(self.status))
             if not self.frozen:
                 writer.write(b"%x\r\n%b\r\n" % (len(frames), frames))
             frames = b""
