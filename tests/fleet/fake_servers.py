@@ -29,6 +29,7 @@ class FakeServer:
         self.served: list[int] = []  # tokens that each request was continued from
         self.die_after: int | None = None  # tokens of the next answer
         self.refuse: int | None = None  # a status instead of answers
+        self.code, self.refused = "queue_full", 0
         self.frozen = False
         self.status = "ok"  # as its pulse says
         self._writers: set[asyncio.StreamWriter] = set()
@@ -72,7 +73,9 @@ class FakeServer:
         if " /cairn/pulse " in head[0]:
             await self._pulse(writer)
         elif self.refuse is not None:
-            await self._whole(writer, self.refuse, {"error": {"message": "no room"}})
+            self.refused += 1
+            document = {"error": {"message": "no room", "code": self.code}}
+            await self._whole(writer, self.refuse, document)
         else:
             count = int(headers.get("x-cairn-continue", 0))
             before = msgspec.msgpack.decode(body[-count:]) if count else []
@@ -92,7 +95,7 @@ class FakeServer:
             await asyncio.sleep(0.05)
 
     async def _whole(self, writer: asyncio.StreamWriter, status: int, document: object) -> None:
-        body = json.dumps(document).encode()
+        body = json.dumps(document, separators=(",", ":")).encode()
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
         await writer.drain()
 

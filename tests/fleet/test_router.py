@@ -154,6 +154,10 @@ def test_busy_servers_are_passed_over_and_a_stream_of_another_kind_ends_with_an_
             assert (await ask(url, f"x{at}", 3))[1] == text_of(f"x{at}", 3)
         servers[1].refuse = 429
         assert (await ask(url, "y", 3))[0] in (429, 503)
+        for server in servers:
+            server.refuse, server.code, server.refused = 429, "key_budget", 0
+        assert (await ask(url, "y", 3))[0] == 429
+        assert sum(server.refused for server in servers) == 1  # not from one to the next
         servers[0].refuse = servers[1].refuse = None
         for server in servers:
             server.marked, server.die_after = False, 2
