@@ -5,9 +5,11 @@
 
 Each key is a hash of everything before its boundary: equal keys mean equal beginnings. The server, which tokenizes
 anyway, says which of its pages ends at which key (`token_counts`); the router compares numbers. A prompt that is given
-as token ids has a key at every 64 tokens. Pure; what a chat template makes of the texts is not known here.
+as token ids has a key at every 64 tokens; a picture counts by its digest. Pure; what a chat template makes of the texts
+is not known here.
 """
 
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ import msgspec
 
 CHUNK_BYTES = 512
 CHUNK_TOKENS = 64
+LONG_CONTENT = 2048  # bytes of a list of parts that may hold a picture
 TOKEN_BYTES = 4  # what a token is taken for where nobody has counted
 _KEY = Struct("<Q8x").unpack
 _NOTHING = msgspec.Raw(b"")
@@ -53,7 +56,21 @@ class Asked(msgspec.Struct, gc=False):
     n: int | None = None
 
 
-read_asked = msgspec.json.Decoder(Asked).decode
+_decode_asked = msgspec.json.Decoder(Asked).decode
+_LONG_BASE64 = re.compile(rb"[A-Za-z0-9+/=\\]{1024,}")
+
+
+def read_asked(body: bytes) -> Asked:
+    """Pictures inside of messages are replaced by their digests: they are hashed once, and have no keys inside."""
+    asked = _decode_asked(body)
+    for message in asked.messages or ():
+        if len(message.content) > LONG_CONTENT and memoryview(message.content)[:1] == b"[":
+            message.content = msgspec.Raw(_LONG_BASE64.sub(_digest, bytes(message.content)))
+    return asked
+
+
+def _digest(run: re.Match[bytes]) -> bytes:
+    return b"blake2b:" + blake2b(run[0], digest_size=16).hexdigest().encode()
 
 
 class PromptKeys(NamedTuple):

@@ -1,6 +1,7 @@
 """A lesson is complete in both languages, shows code that exists, and its papers can be found."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def test_a_lesson_is_complete(topic):
     assert lesson.snippet.partition(":")[0] in shown.place
     assert len(lesson.reading) >= 2
     assert [paper for paper in lesson.reading if not PAPER.match(paper)] == []
+
+
+def test_no_two_lessons_ask_the_same():
+    asked = Counter(one.ask.en for lesson in lessons().values() for one in lesson.interview)
+    assert [ask for ask, count in asked.items() if count > 1] == []
 
 
 def test_a_lesson_is_shown_with_its_code(capsys, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ import textwrap
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from cairn.kernels.tooling.compiled import Compiled, Source
 
 SCHEMA = 1  # of what is kept; another number is another compiler of ours
 TARGET = GPUTarget("cuda", 90, 32)
+PROJECT = Path(__file__).parents[3]
 
 
 def compile_variant(variant: Variant, kernel: str = "") -> Compiled:
@@ -65,7 +67,10 @@ def fingerprint(variant: Variant) -> str:
     parts = (
         SCHEMA,
         tools(),
-        [(source.path, source.first_line, source.text, used) for source, used in _parts(variant)],
+        [
+            (_inside(source.path), source.first_line, source.text, used)
+            for source, used in _parts(variant)
+        ],
         sorted(variant.types.items()),
         sorted((name, repr(value)) for name, value in variant.constants.items()),
         sorted(variant.options.items()),
@@ -73,6 +78,11 @@ def fingerprint(variant: Variant) -> str:
         (variant.expect, variant.gluon, variant.name, variant.allowed_spills),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _inside(path: str) -> str:
+    """A file of this package by its place in it: two copies of the project make the same code."""
+    return path.removeprefix(f"{PROJECT}/")
 
 
 def tools() -> str:

@@ -3,6 +3,7 @@
 import base64
 import http.server
 import io
+import json
 import random
 import socket
 import struct
@@ -19,8 +20,10 @@ import tiny_vision as tiny
 
 from cairn.core.errors import RequestError
 from cairn.models.vision.picture import MOST_BYTES, open_image
+from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message
 from cairn.serve.media import fetch
 from cairn.serve.media.fetch import MediaLoader, is_public
+from cairn.serve.text_keys import prompt_keys, read_asked
 
 
 def png(seed: int = 0) -> bytes:
@@ -46,7 +49,7 @@ def test_every_interface_gives_the_same_answer(seeing):
     answer = seeing.client.chat.completions.create(messages=chat, **GREEDY)
     text, usage = answer.choices[0].message.content, answer.usage
     assert usage.prompt_tokens_details.to_dict()["image_tokens"] == 16
-    assert usage.prompt_tokens == 16 + len("user: What?\n")
+    assert usage.prompt_tokens == 16 + len("user: ()What?\n")
     given = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "What?"}]
     response = seeing.client.responses.create(
         model="tiny", input=[{"role": "user", "content": given}], temperature=0, max_output_tokens=8
@@ -61,6 +64,39 @@ def test_every_interface_gives_the_same_answer(seeing):
     options = {"temperature": 0, "num_predict": 8}
     asked = {"model": "tiny", "messages": [ollama], "stream": False, "options": options}
     assert seeing.http.post("/api/chat", json=asked).json()["message"]["content"] == text
+
+
+def test_pictures_stay_where_they_are_beside_tools_of_a_template_without_any():
+    """Such tools are described in text around the parts of a message; no part becomes its own spelling."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    shown = [{"type": "image"}, TEXT]
+    call = {"function": {"name": "look", "arguments": {}}}
+    asked = [
+        {"role": "user", "content": shown},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": shown},
+    ]
+    system, user, answer, result = in_system_message(asked, tools)
+    assert "look" in system["content"]
+    assert user["content"] == shown
+    assert "look" in answer["content"]
+    assert [part.get("type") for part in result["content"]] == ["text", "image", "text", "text"]
+    first, *_ = in_first_message(asked, tools)
+    assert "look" in first["content"][0]["text"]
+    assert first["content"][1:] == shown
+
+
+def test_a_picture_in_a_message_counts_for_a_router_by_its_digest():
+    def keys(data: str):
+        url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        body = {"model": "tiny", "messages": [{"role": "user", "content": [url, TEXT]}]}
+        return prompt_keys(read_asked(json.dumps(body).encode()))
+
+    large = "A" * 3_000_000
+    one, same, other = keys(large), keys(large), keys(large[:-1] + "B")
+    assert one.keys == same.keys != other.keys
+    assert len(one.keys) == 1
+    assert sum(map(len, one.parts)) < 300
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ def in_system_message(
     plain = [_plain(message) for message in messages]
     if plain and plain[0].get("role") in ("system", "developer"):
         first, plain = plain[0], plain[1:]
-        said = f"{first.get('content') or ''}\n\n{describe_tools(tools)}".lstrip()
+        given = first.get("content")
+        said = _around(
+            "", given, f"\n\n{describe_tools(tools)}" if given else describe_tools(tools)
+        )
         return [{**first, "content": said}, *plain]
     return [{"role": "system", "content": describe_tools(tools)}, *plain]
 
@@ -48,21 +51,32 @@ def in_first_message(
     system, *rest = in_system_message(messages, tools)
     if not rest:
         return [{**system, "role": "user"}]
-    first = rest[0]
-    return [{**first, "content": f"{system['content']}\n\n{first.get('content') or ''}"}, *rest[1:]]
+    first, said = rest[0], system["content"]
+    if isinstance(said, list):
+        said = "\n".join(part["text"] for part in said if part.get("type") == "text")
+    return [{**first, "content": _around(f"{said}\n\n", first.get("content"))}, *rest[1:]]
 
 
 def _plain(message: Message) -> Message:
     """A message without the fields and the role that only templates with tools know."""
     if message.get("role") == "tool":
-        said = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+        said = _around("<tool_response>\n", message.get("content"), "\n</tool_response>")
         return {"role": "user", "content": said}
     calls = message.get("tool_calls")
     if not calls:
         return message
-    parts = [message.get("content") or "", *(_call(call["function"]) for call in calls)]
+    written = "\n".join(_call(call["function"]) for call in calls)
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**kept, "content": "\n".join(part for part in parts if part)}
+    given = message.get("content")
+    return {**kept, "content": _around("", given, f"\n{written}" if given else written)}
+
+
+def _around(before: str, content: Any, after: str = "") -> Any:
+    """Text in front of a content and behind it; one with pictures stays a list of parts."""
+    if not isinstance(content, list):
+        return f"{before}{content or ''}{after}"
+    ends = [[{"type": "text", "text": text}] if text else [] for text in (before, after)]
+    return [*ends[0], *content, *ends[1]]
 
 
 def _call(function: Mapping[str, Any]) -> str:
