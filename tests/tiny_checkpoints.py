@@ -32,6 +32,10 @@ _LATENT: dict[str, Any] = dict(
     kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, moe_intermediate_size=24,
     first_k_dense_replace=1,
 )  # fmt: skip
+_DELTA: dict[str, Any] = dict(
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+    layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+)  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**_sizes()),
     "llama-biases": lambda: transformers.LlamaConfig(
@@ -119,9 +123,19 @@ CONFIGS: dict[str, Any] = {
             "original_max_position_embeddings": 40, "rope_theta": 150000.0,
         },
     ),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **_sizes(num_hidden_layers=4), **_DELTA, num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=24, shared_expert_intermediate_size=20, mlp_only_layers=[1],
+    ),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**_sizes(num_hidden_layers=4), **_DELTA),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **_without("head_dim", "rms_norm_eps", num_hidden_layers=4), block_multiple_of=8,
+        layer_types=["conv", "full_attention", "conv", "full_attention"], conv_bias=True,
+    ),
 }  # fmt: skip
 SPARSE_NAMES = [name for name in CONFIGS if name.startswith(("deepseek", "gpt_oss"))]
-FAMILY_NAMES = [name for name in CONFIGS if name not in SPARSE_NAMES]
+RECURRENT_NAMES = ["qwen3_next", "qwen3_5", "lfm2"]
+FAMILY_NAMES = [name for name in CONFIGS if name not in (*SPARSE_NAMES, *RECURRENT_NAMES)]
 
 
 @functools.cache

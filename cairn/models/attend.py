@@ -20,6 +20,7 @@ from torch import Tensor
 
 from cairn.core.errors import RequestError
 from cairn.models.cache import layer_planes
+from cairn.models.recurrence import Planes, Recurrence, empty_state
 from cairn.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -89,15 +90,28 @@ class Packed:
         pairs = zip(documents, reaches, strict=True)
         return torch.cat([attention(*document, rule, reach) for document, reach in pairs])
 
+    def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
+        """Every document begins with an empty state."""
+        blank = empty_state(rule.planes, inputs[0].dtype, self.device)
+        documents = zip(*(part.split(self.lengths) for part in inputs), strict=True)
+        return torch.cat([rule.several(parts, blank)[0] for parts in documents])
+
 
 class KVCache:
-    """Keys and values of one sequence, all layers, in one contiguous block of fixed capacity."""
+    """Keys and values of one sequence, all layers, in one contiguous block of fixed capacity; and its states."""
 
     def __init__(
         self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        planes = layer_planes(spec, 0)  # keys and values, or one plane that is both
-        shape = (spec.layers, len(planes), capacity, planes[0].heads, planes[0].width)
+        kept = spec.token_layers
+        planes = layer_planes(spec, kept[0])  # keys and values, or one plane that is both
+        shape = (len(kept), len(planes), capacity, planes[0].heads, planes[0].width)
+        self._place_of = {layer: place for place, layer in enumerate(kept)}
+        self.states: dict[int, Planes] = {
+            layer: empty_state(layer_planes(spec, layer), dtype, device)
+            for layer in range(spec.layers)
+            if spec.keeps_state(layer)
+        }
         self.blocks_L2NKC = torch.empty(shape, dtype=dtype, device=device)
         self.capacity = capacity
         self.length = 0
@@ -105,7 +119,8 @@ class KVCache:
     def extend(self, layer: int, k_TKC: Tensor, v_TKC: Tensor) -> tuple[Tensor, Tensor]:
         """Write behind the known tokens of a layer; returns all keys and values so far."""
         end = self.length + k_TKC.shape[0]
-        keys, values = self.blocks_L2NKC[layer, 0], self.blocks_L2NKC[layer, -1]
+        place = self._place_of[layer]
+        keys, values = self.blocks_L2NKC[place, 0], self.blocks_L2NKC[place, -1]
         keys[self.length : end] = k_TKC
         values[self.length : end] = v_TKC
         return keys[:end], values[:end]
@@ -144,6 +159,24 @@ class Cached:
             span = slice(start, start + count)
             keys, values = cache.extend(rule.layer, k_TKC[span], v_TKC[span])
             outputs.append(attention(q_THC[span], keys, values, rule))
+            start += count
+        return torch.cat(outputs)
+
+    def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
+        """One sequence after another: one token by a step, several in one go."""
+        outputs, start = [], 0
+        for cache, count in zip(self.caches, self.counts, strict=True):
+            parts, before = (
+                tuple(x[start : start + count] for x in inputs),
+                cache.states[rule.layer],
+            )
+            if count == 1:
+                y, states = rule.single(parts, tuple(plane[None] for plane in before))
+                state = tuple(plane[0] for plane in states)
+            else:
+                y, state = rule.several(parts, before)
+            cache.states[rule.layer] = state
+            outputs.append(y)
             start += count
         return torch.cat(outputs)
 

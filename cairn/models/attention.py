@@ -29,6 +29,9 @@ class Attention(Sublayer, Holder):
         self.heads = spec.heads // build.shards.size  # on this rank
         self.kv_heads = spec.kv_heads // build.shards.size
         self.qkv = Columns(build, spec.hidden, parts, spec.qkv_bias)
+        # Columns of their own: the joined heads go to the cache, the gate does not.
+        gate = {"gate": queries}
+        self.gate = Columns(build, spec.hidden, gate, spec.qkv_bias) if spec.output_gate else None
         self.norms_width, self.norms_rotated = spec.qk_norm_over == "width", spec.qk_norm_rotated
         if self.norms_width and build.shards.size > 1:
             raise ConfigError(
@@ -65,10 +68,13 @@ class Attention(Sublayer, Holder):
 
     @property
     def has_fused(self) -> bool:
-        """Whether the joined heads can be normed and rotated at once: by RMS, then at angles that can be tabulated."""
+        """Whether the joined heads can be normed and rotated at once: by RMS, then at angles that can be tabulated.
+
+        With a gate of the output another product reads the input, which no fused form has.
+        """
         tabulated = self.rope is None or self.rope.is_tabulated
         before = self.q_norm is None or (self.q_norm.is_rms and not self.norms_rotated)
-        return tabulated and before
+        return tabulated and before and self.gate is None
 
     @property
     def head_norms(self) -> tuple[Norm, Norm] | None:
@@ -91,7 +97,10 @@ class Attention(Sublayer, Holder):
                 q_THC = q_THC * rotate.temperature_T11
         if norms is not None and self.norms_rotated:
             q_THC, k_TKC = norms[0](q_THC), norms[1](k_TKC)
-        return self.out(step.attend(q_THC, k_TKC, v_TKC, self.rule).flatten(-2))
+        y_TN = step.attend(q_THC, k_TKC, v_TKC, self.rule).flatten(-2)
+        if self.gate is not None:
+            y_TN = y_TN * self.gate(x_TD)[0].sigmoid()
+        return self.out(y_TN)
 
     def fused(self, x: Input, step: Step) -> Product:
         if not self.has_fused:

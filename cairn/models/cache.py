@@ -7,8 +7,9 @@
     window   a token is read for the last time `window` - 1 tokens later
     state    one state of fixed size, whatever the length; an earlier one is known only where a snapshot was taken
 
-A page holds `page_size` tokens of one group's layers. The layers of one kind are split into groups of equal size, so
-that every page has the same bytes and one pool serves all groups: memory that windows do not need is free for long
+States lie in slots of their own, as a state is as large as the keys of hundreds of tokens. Of the other groups, a page
+holds `page_size` tokens of one group's layers. The layers of one kind are split into groups of equal size, so that
+every page has the same bytes and one pool serves all groups: memory that windows do not need is free for long
 contexts, and short requests may use all of it. Torch-free arithmetic; who holds which page is for the block manager.
 """
 
@@ -42,13 +43,13 @@ class CacheGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def pages_of(self, tokens: int, page_size: int) -> int:
         """Pages that one request holds when so many tokens are known and the last one is computed next."""
         if self.kind == "state":
-            return 1
+            return 0
         return -(-tokens // page_size) - self.first_page(tokens - 1, page_size)
 
     def most_pages(self, tokens: int, page_size: int) -> int:
         """Pages that one request of so many tokens may need at once, on its way there or at its end."""
         if self.kind == "state":
-            return 1
+            return 0
         pages = -(-tokens // page_size)
         return min(pages, -(-(self.window - 1) // page_size) + 1) if self.window else pages
 
@@ -64,9 +65,12 @@ def layer_planes(spec: ModelSpec, layer: int, shards: int = 1) -> tuple[Plane, .
 def cache_groups(
     spec: ModelSpec, shards: int = 1, *, grouped: bool = True
 ) -> tuple[CacheGroup, ...]:
-    """The groups of a model, full attention first. `grouped=False`: one that keeps every token of every layer."""
+    """The groups of a model, full attention first, states last.
+
+    `grouped=False`: one that keeps every token of every layer that keeps tokens.
+    """
     kinds: dict[int, list[int]] = {}
-    for layer in range(spec.layers):
+    for layer in spec.token_layers:
         kinds.setdefault(spec.window(layer) if grouped else 0, []).append(layer)
     size = _group_layers({window: len(layers) for window, layers in kinds.items()})
     groups = []
@@ -75,28 +79,40 @@ def cache_groups(
         kind: Kind = "window" if window else "full"
         for first in range(0, len(layers), size):
             groups.append(CacheGroup(kind, window, tuple(layers[first : first + size]), planes))
-    return tuple(groups)
+    return (*groups, *_state_groups(spec, shards))
+
+
+def _state_groups(spec: ModelSpec, shards: int) -> list[CacheGroup]:
+    """One for each mixer that keeps a state; a slot holds the states of all its layers."""
+    layers: dict[str, list[int]] = {}
+    for layer in range(spec.layers):
+        if spec.keeps_state(layer):
+            layers.setdefault(spec.mixer_of(layer), []).append(layer)
+    return [
+        CacheGroup("state", 0, tuple(found), layer_planes(spec, found[0], shards))
+        for found in layers.values()
+    ]
 
 
 def with_draft_layer(groups: Sequence[CacheGroup], layer: int) -> tuple[CacheGroup, ...]:
     """With a layer of a drafting head behind those of the model; all of them keep every token."""
-    (group,) = groups
+    (group,) = paged(groups)
     return (msgspec.structs.replace(group, layers=(*group.layers, layer)),)
 
 
 def cache_bytes_per_token(spec: ModelSpec, value_bytes: float = 2, shards: int = 1) -> float:
-    """What all layers write for one token."""
+    """What all layers that keep tokens write for one."""
     return sum(
         plane.token_bytes(value_bytes)
-        for layer in range(spec.layers)
+        for layer in spec.token_layers
         for plane in layer_planes(spec, layer, shards)
     )
 
 
 def cache_bytes(spec: ModelSpec, tokens: int, value_bytes: float = 2, shards: int = 1) -> float:
-    """What one sequence keeps; a windowed layer need not keep more than its window."""
-    kept = 0.0
-    for layer in range(spec.layers):
+    """What one sequence keeps: its state, and no more of a windowed layer than its window."""
+    kept = state_bytes(cache_groups(spec, shards), value_bytes)
+    for layer in spec.token_layers:
         planes = layer_planes(spec, layer, shards)
         of_token = sum(plane.token_bytes(value_bytes) for plane in planes)
         kept += min(tokens, spec.window(layer) or tokens) * of_token
@@ -105,12 +121,27 @@ def cache_bytes(spec: ModelSpec, tokens: int, value_bytes: float = 2, shards: in
 
 def page_layers(groups: Sequence[CacheGroup]) -> int:
     """Layers that a page has room for: as many as the largest group has."""
-    return max(len(group.layers) for group in groups)
+    return max(len(group.layers) for group in paged(groups))
+
+
+def paged(groups: Sequence[CacheGroup]) -> list[CacheGroup]:
+    """Those that have page tables."""
+    return [group for group in groups if group.kind != "state"]
+
+
+def state_bytes(groups: Sequence[CacheGroup], value_bytes: float) -> float:
+    """Bytes of one sequence's state, in all groups that have one; 0: no layer keeps a state."""
+    return sum(
+        len(group.layers) * plane.token_bytes(value_bytes)
+        for group in groups
+        if group.kind == "state"
+        for plane in group.planes
+    )
 
 
 def page_bytes(groups: Sequence[CacheGroup], page_size: int, value_bytes: float) -> int:
     """Bytes of a page, which is the same for every group."""
-    of_token = max(sum(p.token_bytes(value_bytes) for p in group.planes) for group in groups)
+    of_token = max(sum(p.token_bytes(value_bytes) for p in group.planes) for group in paged(groups))
     return int(page_size * page_layers(groups) * of_token)
 
 

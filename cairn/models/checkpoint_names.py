@@ -26,6 +26,7 @@ class Source(NamedTuple):
     parts: int = 1  # that are stored in this tensor
     start: int = 0  # the first row of this part
     rows: int = 0  # of the whole tensor
+    groups: int = 1  # of equally many rows, each of which has its piece of every part; `start` counts within one
     leading: bool = False  # stored with a dimension of 1 in front
     order: tuple[int, ...] = ()  # which stored row of a head is our row i; (): the same
 
@@ -42,6 +43,9 @@ class Style(NamedTuple):
     inside: dict[str, str]  # "*" stands for the number of an expert; a name with its kind wins
     transposed: frozenset[str] = frozenset()
     joined: tuple[tuple[str, ...], ...] = ()  # stored in one tensor, in this order
+    by_head: frozenset[str] = (
+        frozenset()
+    )  # of those tensors, which alternate between their parts head by head
     pairs: bool = False  # rotary positions pair neighbouring columns rather than halves
     leading: frozenset[str] = frozenset()  # stored with a dimension of 1 in front
     more_layers: bool = False  # layers behind the last predict further tokens, and are left out
@@ -164,6 +168,51 @@ GRANITE4 = LLAMA._replace(
     joined=(tuple(GATE_UP),),
 )
 MORE_LAYERS = LLAMA._replace(more_layers=True)
+DELTA = {
+    "attention.decay": "linear_attn.A_log",
+    "attention.dt": "linear_attn.dt_bias",
+    "attention.conv": "linear_attn.conv1d",
+    "attention.norm": "linear_attn.norm",
+    "attention.gate.gate": "self_attn.q_proj",
+    "feed_forward.shared.inner.gate": "mlp.shared_expert.gate_proj",
+    "feed_forward.shared.inner.up": "mlp.shared_expert.up_proj",
+    "feed_forward.shared.down": "mlp.shared_expert.down_proj",
+    "feed_forward.shared.output_gate.gate": "mlp.shared_expert_gate",
+}
+WITH_GATE = ("attention.qkv.q", "attention.gate.gate")
+QKVZ = {f"attention.inner.{part}": "linear_attn.in_proj_qkvz" for part in "qkvz"}
+BA = {f"attention.rates.{part}": "linear_attn.in_proj_ba" for part in "ba"}
+MIXED = {f"attention.inner.{part}": "linear_attn.in_proj_qkv" for part in "qkv"}
+APART = {f"attention.rates.{part}": f"linear_attn.in_proj_{part}" for part in "ba"}
+DELTA_STYLE = LLAMA._replace(
+    inside=LLAMA.inside | DELTA | {"attention.projection": "linear_attn.out_proj"},
+    by_head=frozenset({"self_attn.q_proj", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"}),
+)
+QWEN3_NEXT = DELTA_STYLE._replace(
+    inside=DELTA_STYLE.inside | QKVZ | BA, joined=(WITH_GATE, tuple(QKVZ), tuple(BA))
+)
+QWEN3_5 = DELTA_STYLE._replace(
+    inside=DELTA_STYLE.inside | MIXED | APART | {"attention.inner.z": "linear_attn.in_proj_z"},
+    joined=(WITH_GATE, tuple(MIXED)),
+)
+LFM2 = LLAMA._replace(
+    outside=LLAMA.outside | {"norm": "model.embedding_norm"},
+    inside=LLAMA.inside
+    | {f"attention.inner.{part}": "conv.in_proj" for part in "bcx"}
+    | {
+        "attention_norm": "operator_norm",
+        "attention.q_norm": "self_attn.q_layernorm",
+        "attention.k_norm": "self_attn.k_layernorm",
+        "attention.out": "self_attn.out_proj",
+        "attention.conv": "conv.conv",
+        "attention.projection": "conv.out_proj",
+        "feed_forward_norm": "ffn_norm",
+        "feed_forward.inner.gate": "feed_forward.w1",
+        "feed_forward.inner.up": "feed_forward.w3",
+        "feed_forward.down": "feed_forward.w2",
+    },
+    joined=(tuple(f"attention.inner.{part}" for part in "bcx"),),
+)
 MINIMAX = MIXTRAL._replace(
     inside=MIXTRAL.inside | {"feed_forward.router.bias": "block_sparse_moe.e_score_correction_bias"}
 )
@@ -192,11 +241,15 @@ STYLES = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "gpt_oss": GPT_OSS,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5": QWEN3_5,
+    "lfm2": LFM2,
 }
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
-# Masks and tables of old checkpoints, and the head of a classifier, which scores pooled states on the host.
-LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$")
+# Masks and tables of old checkpoints, the head of a classifier, which scores pooled states on the host, and layers
+# that predict further tokens.
+LEFTOVERS = re.compile(r"^mtp\.|(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$")
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -233,12 +286,21 @@ def sources(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     order = rotary_order(spec)
     for slot, place in found.items():
         if place.parts > 1:
+            groups = _groups(spec, place.tensor)
             start = filled.get(place.tensor, 0)
             filled[place.tensor] = start + shapes[slot][0]
-            found[slot] = place = place._replace(start=start)
+            found[slot] = place = place._replace(start=start // groups, groups=groups)
         if order and ROTATED.search(slot):
             found[slot] = place._replace(order=order)
     return {slot: place._replace(rows=filled.get(place.tensor, 0)) for slot, place in found.items()}
+
+
+def _groups(spec: ModelSpec, tensor: str) -> int:
+    """Heads by which a tensor alternates between its parts; 1: one part lies behind the other."""
+    style = STYLES.get(spec.family, LLAMA)
+    if not any(f".{name}." in tensor for name in style.by_head):
+        return 1
+    return spec.heads if "self_attn" in tensor or spec.delta is None else spec.delta.key_heads
 
 
 ROTATED = re.compile(r"attention\.(qkv\.[qk]|[qk]_norm)\.(weight|bias)$")

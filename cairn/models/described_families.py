@@ -36,7 +36,9 @@ def _head_dim(fields: Fields, default: int = 0) -> int:
     return fields.take("head_dim", int, default) or hidden // max(heads, 1)
 
 
-def _partial(fields: Fields, share: float, theta: float = 1e4, head_dim: int = 0) -> dict[str, Any]:
+def partial_rope(
+    fields: Fields, share: float, theta: float = 1e4, head_dim: int = 0
+) -> dict[str, Any]:
     """Rotary positions of some of a head's columns; the share stands beside the others or among them."""
     context = fields.take("max_position_embeddings", int)
     share = fields.take("partial_rotary_factor", float, share)
@@ -193,7 +195,7 @@ def _glm4(fields: Fields) -> ModelSpec:
         post_norms=True,
         qkv_bias=fields.take("attention_bias", bool, True),
         out_bias=False,
-        **_partial(fields, 0.5, head_dim=128),
+        **partial_rope(fields, 0.5, head_dim=128),
     )
 
 
@@ -232,7 +234,7 @@ def _glm4_moe(fields: Fields) -> ModelSpec:
         qk_norm=fields.take("use_qk_norm", bool, False),
         qkv_bias=fields.take("attention_bias", bool, False),
         out_bias=False,
-        **_partial(fields, 0.5),
+        **partial_rope(fields, 0.5),
     )
 
 
@@ -319,7 +321,7 @@ def _minimax_m2(fields: Fields) -> ModelSpec:
         head_dim=size,
         qk_norm=True,
         qk_norm_over="width",
-        **_partial(fields, rotated / size, 5e6, head_dim=128),
+        **partial_rope(fields, rotated / size, 5e6, head_dim=128),
     )
 
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from cairn.core.errors import ConfigError
 from cairn.models.build import Build, Slot
 from cairn.models.expert_placement import Placement, evenly
-from cairn.models.experts import ExpertLayer, Router, combined
+from cairn.models.experts import ExpertLayer, Router, SharedExpert, combined
 from cairn.models.grouped_product import sort_by_expert
-from cairn.models.layers import FeedForward
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import Experts, ModelSpec
 
@@ -44,7 +43,7 @@ class RankExperts(ExpertLayer):
         self.inner_EFD = build.parameter(len(self.here), len(self.parts) * self.width, spec.hidden)
         self.down_EDF = build.parameter(len(self.here), spec.hidden, self.width)
         shared = experts.shared_intermediate
-        self.shared = FeedForward(build, spec, shared) if shared else None
+        self.shared = SharedExpert(build, spec, experts) if shared else None
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def forward(self, x_TD: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from cairn.models.grouped_product import grouped_product, sort_by_expert
 from cairn.models.layer_loop import Input, Step, Sublayer
 from cairn.models.layers import FeedForward
 from cairn.models.linear.form import Product
-from cairn.models.shards import even_share
+from cairn.models.linear.maps import Columns
+from cairn.models.shards import ALONE, even_share
 from cairn.models.spec import Experts, ModelSpec
 
 
@@ -89,6 +90,25 @@ class Router(Holder):
             yield Slot("logit_bias", "logit_bias_E", tuple(self.logit_bias_E.shape), init="zeros")
 
 
+class SharedExpert(FeedForward):
+    """The expert that every token visits; its result may be weighed by the sigmoid of a product (Qwen3-Next)."""
+
+    def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
+        super().__init__(build, spec, experts.shared_intermediate)
+        self.output_gate: Columns | None = None
+        if experts.shared_gate:
+            self.output_gate = Columns(
+                build._replace(shards=ALONE), spec.hidden, {"gate": 1}, bias=False
+            )
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.weighed(super().forward(x_TD), x_TD)
+
+    def weighed(self, y_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """The result for these inputs, weighed where there is a gate."""
+        return y_TD if self.output_gate is None else y_TD * self.output_gate(x_TD)[0].sigmoid()
+
+
 class ExpertLayer(Sublayer, Holder):
     """The feed-forward of a mixture: every token through a few of the experts, and through the shared one."""
 
@@ -107,7 +127,7 @@ class ExpertLayer(Sublayer, Holder):
             self.down_bias_ED = build.parameter(experts.count, spec.hidden)
         self.forms: tuple[ExpertMatrices, ExpertMatrices] | None = None  # None: the parameters
         shared = experts.shared_intermediate
-        self.shared = FeedForward(build, spec, shared) if shared else None
+        self.shared = SharedExpert(build, spec, experts) if shared else None
 
     def forward(self, x_TD: Tensor) -> Tensor:
         entered_TD = self.shards.enter(x_TD)

@@ -25,6 +25,11 @@ from cairn.models.stacked_experts import STACKED_FAMILIES, stack_experts
 from cairn.models.transformer import Transformer
 
 SHARD_BYTES = 5 * 1000**3  # the size at which the hub's own tools split
+# Families whose name alone stands for a model that sees as well.
+TEXT_ONLY = {
+    "gemma3": "gemma3_text",
+    "qwen3_5": "qwen3_5_text",
+}
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
     "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
@@ -85,9 +90,16 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
         pieces = whole.setdefault(place.tensor, [])
         pieces.append(value)
         if len(pieces) == place.parts:  # slots come in the order in which the parts are stored
-            joined = torch.cat(whole.pop(place.tensor)) if place.parts > 1 else value
+            joined = _joined(whole.pop(place.tensor), place.groups)
             joined = joined[None] if place.leading else joined
             yield place.tensor, (joined.t() if place.transposed else joined).contiguous()
+
+
+def _joined(parts: list[Tensor], groups: int) -> Tensor:
+    """Parts of one tensor, one behind the other, or alternating in so many groups."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
 
 
 def _write_weights(stream: Iterator[tuple[str, Tensor]], folder: Path, shard_bytes: int) -> None:
@@ -124,7 +136,7 @@ def to_hf(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Any]
         )
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[spec.family]],
-        "model_type": "gemma3_text" if spec.family == "gemma3" else spec.family,
+        "model_type": TEXT_ONLY.get(spec.family, spec.family),
         "dtype": str(dtype).removeprefix("torch."),
         "vocab_size": spec.vocab,
         "tie_word_embeddings": spec.tied,

@@ -27,6 +27,7 @@ from cairn.models.family_fields import (
     window_if_used,
     window_of,
 )
+from cairn.models.recurrent_families import RECURRENT
 from cairn.models.sparse_families import SPARSE
 from cairn.models.spec import Experts, ModelSpec, Rope
 
@@ -59,6 +60,9 @@ ARCHITECTURES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
 }
 
 
@@ -70,6 +74,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelSpec:
         hint = f"supported model types: {', '.join(sorted(FAMILIES))}"
         if kind in ("gemma3", "gemma3n") and "text_config" in config:
             hint = "of Gemma 3, the text-only checkpoints (gemma3_text) are supported"
+        if kind == "qwen3_5" and "text_config" in config:
+            hint = "of Qwen3.5, checkpoints of the text model alone (qwen3_5_text) are supported"
         raise UnsupportedModel(
             f"unknown architecture: model_type {kind!r}, architectures {named!r}", hint=hint
         )
@@ -236,6 +242,7 @@ def _gemma3(fields: Fields) -> ModelSpec:
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     **DESCRIBED,
     **SPARSE,
+    **RECURRENT,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,

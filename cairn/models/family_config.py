@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.models.family_fields import ACTIVATION_NAMES
-from cairn.models.spec import Activation, Experts, ModelSpec, Rope
+from cairn.models.spec import (
+    Activation,
+    DeltaSizes,
+    Experts,
+    ModelSpec,
+    Rope,
+    ShortConvSizes,
+)
 
 Config = dict[str, Any]
 
@@ -309,6 +316,46 @@ def _gpt_oss(spec: ModelSpec) -> Config:
     }
 
 
+def _mixer_types(spec: ModelSpec) -> Config:
+    names = {"attention": "full_attention", "delta": "linear_attention", "short_conv": "conv"}
+    return {"layer_types": [names[spec.mixer_of(layer)] for layer in range(spec.layers)]}
+
+
+def _qwen3_next(spec: ModelSpec) -> Config:
+    delta = spec.delta or DeltaSizes(1, 1, 1, 1)
+    config = _mixer_types(spec) | {
+        "attention_bias": spec.qkv_bias,
+        "rope_parameters": _rope_parameters(spec.rope) | _partial(spec),
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_key_head_dim": delta.key_width,
+        "linear_value_head_dim": delta.value_width,
+        "linear_conv_kernel_dim": delta.kernel,
+    }
+    if spec.experts is None:
+        return config
+    return config | {
+        "num_experts": spec.experts.count,
+        "num_experts_per_tok": spec.experts.per_token,
+        "moe_intermediate_size": spec.experts.intermediate,
+        "shared_expert_intermediate_size": spec.experts.shared_intermediate,
+        "norm_topk_prob": spec.experts.renormalize,
+        "mlp_only_layers": list(spec.experts.dense_layers),
+    }
+
+
+def _lfm2(spec: ModelSpec) -> Config:
+    sizes = spec.short_conv or ShortConvSizes()
+    return _mixer_types(spec) | {
+        "norm_eps": spec.norm_eps,
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": sizes.kernel,
+        "conv_bias": sizes.bias,
+        "tie_embedding": spec.tied,
+        "rope_parameters": _rope_parameters(spec.rope),
+    }
+
+
 FAMILY_CONFIGS: dict[str, Callable[[ModelSpec], Config]] = {
     "llama": _biases,
     "mistral": lambda spec: {"sliding_window": _window(spec)},
@@ -337,4 +384,7 @@ FAMILY_CONFIGS: dict[str, Callable[[ModelSpec], Config]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gpt_oss": _gpt_oss,
+    "qwen3_next": _qwen3_next,
+    "qwen3_5": _qwen3_next,
+    "lfm2": _lfm2,
 }

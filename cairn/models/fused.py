@@ -141,7 +141,8 @@ class FusedStep:
         if shared is None:
             return y_TD
         inner_TF = self.columns(shared.inner, x, shared.gate)
-        return cast(Tensor, y_TD) + cast(Tensor, self.rows(shared.down, inner_TF, None))
+        shared_TD = cast(Tensor, self.rows(shared.down, inner_TF, None))
+        return cast(Tensor, y_TD) + shared.weighed(shared_TD, x.tensor)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
         heads, table = self.form.heads[mixer], self.form.tables.get(mixer.rope)

@@ -15,11 +15,11 @@ import msgspec
 from cairn.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cairn.models.spec import Latent, ModelSpec
+    from cairn.models.spec import DeltaSizes, Latent, ModelSpec, ShortConvSizes
 
 
 class Plane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one layer keeps of one token under one name."""
+    """What one layer keeps of one token, or of one sequence as its state, under one name."""
 
     name: str
     heads: int
@@ -45,7 +45,11 @@ class MixerShape(Protocol):
         ...
 
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
-        """What is kept of a token on one of so many tensor-parallel ranks."""
+        """What is kept of a token, or as a state, on one of so many tensor-parallel ranks."""
+        ...
+
+    def token_flops(self, spec: "ModelSpec") -> int:
+        """FLOPs for each token besides products with weights: of a state, which is as large for any length."""
         ...
 
 
@@ -55,13 +59,14 @@ class GroupedQuery:
     def parameters(self, spec: "ModelSpec") -> int:
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         biases = (queries + 2 * keys) * spec.qkv_bias + spec.hidden * spec.out_bias
-        biases += spec.heads * spec.sinks
+        biases += queries * (spec.qkv_bias and spec.output_gate) + spec.heads * spec.sinks
         normed = queries + keys if spec.qk_norm_over == "width" else 2 * spec.head_dim
         per_column = 2 if spec.norm == "layer" else 1
         return self.matmul_parameters(spec) + biases + normed * per_column * spec.qk_norm
 
     def matmul_parameters(self, spec: "ModelSpec") -> int:
-        return spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
+        projected = (2 + spec.output_gate) * spec.heads + 2 * spec.kv_heads
+        return spec.hidden * spec.head_dim * projected
 
     def pair_flops(self, spec: "ModelSpec") -> int:
         return 4 * spec.heads * spec.head_dim  # q @ k and p @ v
@@ -69,6 +74,9 @@ class GroupedQuery:
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
         heads = max(1, spec.kv_heads // shards)
         return Plane("k", heads, spec.head_dim), Plane("v", heads, spec.head_dim)
+
+    def token_flops(self, spec: "ModelSpec") -> int:
+        return 0
 
 
 class LatentShape:
@@ -97,6 +105,69 @@ class LatentShape:
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
         return (Plane("latent", 1, _latent(spec).width),)
 
+    def token_flops(self, spec: "ModelSpec") -> int:
+        return 0
+
+
+class DeltaShape:
+    """A gated delta net: the last inputs of its convolution, and a matrix for each head in float32."""
+
+    def parameters(self, spec: "ModelSpec") -> int:
+        sizes = _delta(spec)
+        convolution = (2 * sizes.keys + sizes.values) * sizes.kernel
+        rest = convolution + 2 * sizes.value_heads + sizes.value_width
+        return self.matmul_parameters(spec) + rest
+
+    def matmul_parameters(self, spec: "ModelSpec") -> int:
+        sizes = _delta(spec)
+        return spec.hidden * (2 * sizes.keys + 3 * sizes.values + 2 * sizes.value_heads)
+
+    def pair_flops(self, spec: "ModelSpec") -> int:
+        return 0
+
+    def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
+        sizes = _delta(spec)
+        last = Plane("convolution", sizes.kernel - 1, 2 * sizes.keys + sizes.values)
+        matrices = sizes.value_heads * sizes.key_width
+        return last, Plane("recurrent", matrices, sizes.value_width, value_bytes=4)
+
+    def token_flops(self, spec: "ModelSpec") -> int:
+        sizes = _delta(spec)
+        return 6 * sizes.key_width * sizes.values  # S^T k, k v^T and S^T q of every head
+
+
+class ShortConvShape:
+    """A convolution over the last few tokens, of which it keeps all but one."""
+
+    def parameters(self, spec: "ModelSpec") -> int:
+        sizes = _short_conv(spec)
+        biases = 5 * spec.hidden * sizes.bias
+        return self.matmul_parameters(spec) + spec.hidden * sizes.kernel + biases
+
+    def matmul_parameters(self, spec: "ModelSpec") -> int:
+        return 4 * spec.hidden**2
+
+    def pair_flops(self, spec: "ModelSpec") -> int:
+        return 0
+
+    def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
+        return (Plane("convolution", _short_conv(spec).kernel - 1, spec.hidden),)
+
+    def token_flops(self, spec: "ModelSpec") -> int:
+        return 2 * spec.hidden * _short_conv(spec).kernel
+
+
+def _delta(spec: "ModelSpec") -> "DeltaSizes":
+    if spec.delta is None:
+        raise ConfigError(f"a {spec.family} model with a delta net has no sizes for it")
+    return spec.delta
+
+
+def _short_conv(spec: "ModelSpec") -> "ShortConvSizes":
+    if spec.short_conv is None:
+        raise ConfigError(f"a {spec.family} model with a short convolution has no sizes for it")
+    return spec.short_conv
+
 
 def _latent(spec: "ModelSpec") -> "Latent":
     if spec.latent is None:
@@ -111,11 +182,16 @@ class Registration(NamedTuple):
     shape: MixerShape
     module: str
     name: str  # of the class
+    state: bool = False  # it keeps a state of each sequence instead of something of each token
 
 
 MIXERS = {
     "attention": Registration(GroupedQuery(), "cairn.models.attention", "Attention"),
     "latent": Registration(LatentShape(), "cairn.models.latent", "LatentAttention"),
+    "delta": Registration(DeltaShape(), "cairn.models.delta_net", "DeltaNet", state=True),
+    "short_conv": Registration(
+        ShortConvShape(), "cairn.models.short_conv", "ShortConv", state=True
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from cairn.core.errors import ConfigError
 from cairn.models.described_presets import glm45_air, glm45_whole, olmo3, phi4, smollm3
+from cairn.models.recurrent_presets import lfm2_1_2b, qwen3_next_80b, tiny_qwen3_next
 from cairn.models.sparse_presets import (
     deepseek_v2_lite,
     deepseek_v3,
@@ -198,6 +199,8 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
         128, 4, 4, 384, kv_heads=2, head_dim=32, vocab=10_240, context=4096, tied=True,
         bos_id=None, eos_ids=(),
     ),
+    "qwen3-next-80b-a3b": qwen3_next_80b,
+    "lfm2-1.2b": lfm2_1_2b,
     "tiny-llama": lambda: _tiny("llama"),
     "tiny-qwen3": lambda: _tiny("qwen3", qk_norm=True, tied=True, norm_eps=1e-6),
     "tiny-moe": lambda: _tiny(
@@ -210,6 +213,7 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     ),
     "tiny-deepseek": tiny_deepseek,
     "tiny-gpt-oss": tiny_gpt_oss,
+    "tiny-qwen3-next": tiny_qwen3_next,
     "tiny-gpt2": lambda: _tiny(
         "gpt2", kv_heads=4, hidden=64, intermediate=256, tied=True, norm="layer", qkv_bias=True,
         out_bias=True, mlp_bias=True, activation="gelu_tanh", gated=False, positions="learned",

@@ -70,6 +70,7 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logit_bias: bool = False  # the router's product has a bias
     biases: bool = False  # the experts' products have biases
     shared_intermediate: int = 0  # an expert that every token visits; 0: none
+    shared_gate: bool = False  # that expert's result is weighed by the sigmoid of a product
     dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
 
 
@@ -87,6 +88,31 @@ class Latent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def width(self) -> int:
         """Columns that are cached for a token."""
         return self.rank + self.rotated
+
+
+class DeltaSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A gated delta net (arXiv:2412.06464): heads of values share heads of keys."""
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    kernel: int = 4  # tokens that the convolution before it sees
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_width
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_width
+
+
+class ShortConvSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A gated convolution over few tokens (LFM2)."""
+
+    kernel: int = 3
+    bias: bool = False
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +145,10 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experts: Experts | None = None
     # positions and attention
     mixer: str = "attention"  # what a layer does along the sequence, by its name in `models.mixer`
+    mixers: tuple[str, ...] = ()  # per layer, where they differ; empty: `mixer` everywhere
+    delta: DeltaSizes | None = None  # of the mixer `delta`
+    short_conv: ShortConvSizes | None = None  # of the mixer `short_conv`
+    output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a product
     latent: Latent | None = None  # of the mixer `latent`
     sinks: bool = False  # each head has one more logit in its softmax, which no value belongs to
     positions: Literal["rope", "learned"] = "rope"
@@ -157,7 +187,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def rope_of(self, layer: int) -> Rope | None:
         """None: the layer does not rotate."""
-        if self.positions != "rope" or layer in self.nope_layers:
+        if self.positions != "rope" or layer in self.nope_layers or self.keeps_state(layer):
             return None
         return self.rope_local if self.rope_local and self.window(layer) else self.rope
 
@@ -165,9 +195,26 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Each kind of rotary positions in some of the layers, once."""
         return dict.fromkeys(rope for i in layers if (rope := self.rope_of(i)) is not None)
 
+    def mixer_of(self, layer: int) -> str:
+        return self.mixers[layer] if self.mixers else self.mixer
+
     def mixer_shape(self, layer: int) -> MixerShape:
-        """The counts of what a layer does along the sequence; all layers do the same."""
-        return MIXERS[self.mixer].shape
+        """The counts of what a layer does along the sequence."""
+        return MIXERS[self.mixer_of(layer)].shape
+
+    def keeps_state(self, layer: int) -> bool:
+        """Whether a layer keeps a state of each sequence instead of something of each token."""
+        return MIXERS[self.mixer_of(layer)].state
+
+    @property
+    def token_layers(self) -> list[int]:
+        """Layers that keep something of each token."""
+        return [layer for layer in range(self.layers) if not self.keeps_state(layer)]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers keep a state."""
+        return len(self.token_layers) < self.layers
 
     def experts_of(self, layer: int) -> Experts | None:
         return self.experts if self.experts and layer not in self.experts.dense_layers else None
@@ -204,7 +251,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shared = self._dense_parameters(experts.shared_intermediate)
         per_expert = ((1 + self.gated) * experts.intermediate + self.hidden) * experts.biases
         router = experts.count * (self.hidden + experts.choice_bias + experts.logit_bias)
-        return routed + shared + visited * per_expert + router
+        gate = self.hidden * experts.shared_gate
+        return routed + shared + gate + visited * per_expert + router
 
     def _dense_parameters(self, width: int) -> int:
         """A feed-forward layer of this width, dense or shared; only routed experts have no biases."""
@@ -223,15 +271,18 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 total += (2 + self.gated) * self.hidden * self.intermediate
             else:
                 width = experts.per_token * experts.intermediate + experts.shared_intermediate
-                total += (2 + self.gated) * self.hidden * width + experts.count * self.hidden
+                total += (2 + self.gated) * self.hidden * width
+                total += (experts.count + experts.shared_gate) * self.hidden
         return total
 
     def attention_flops(self, tokens: int, cached: int = 0) -> int:
-        """q @ k and p @ v of `tokens` new tokens behind `cached` ones, causal and windowed."""
-        return sum(
-            self.mixer_shape(layer).pair_flops(self) * _pairs(tokens, cached, self.window(layer))
-            for layer in range(self.layers)
-        )
+        """q @ k and p @ v of `tokens` new tokens behind `cached` ones, causal and windowed; and of states."""
+        total = 0
+        for layer in range(self.layers):
+            shape = self.mixer_shape(layer)
+            total += shape.pair_flops(self) * _pairs(tokens, cached, self.window(layer))
+            total += shape.token_flops(self) * tokens
+        return total
 
     def forward_flops(self, tokens: int, cached: int = 0, logits: int | None = None) -> int:
         """One forward pass over one sequence; `logits`: for how many tokens they are computed."""
@@ -257,8 +308,7 @@ def _pairs(tokens: int, cached: int, window: int) -> int:
 
 
 def _validate(spec: ModelSpec) -> None:
-    if spec.mixer not in MIXERS:
-        raise ConfigError(f"mixer is {spec.mixer}", hint=f"there is {', '.join(MIXERS)}")
+    _validate_mixers(spec)
     sizes = {name: getattr(spec, name) for name in SIZES}
     if spec.experts:
         sizes["width of an expert"] = spec.experts.intermediate
@@ -312,6 +362,25 @@ def _validate(spec: ModelSpec) -> None:
         )
     if spec.experts:
         _validate_groups(spec.experts)
+
+
+def _validate_mixers(spec: ModelSpec) -> None:
+    for mixer in (spec.mixer, *spec.mixers):
+        if mixer not in MIXERS:
+            raise ConfigError(f"mixer is {mixer}", hint=f"there is {', '.join(MIXERS)}")
+    if spec.mixers and len(spec.mixers) != spec.layers:
+        raise ConfigError(
+            f"{len(spec.mixers)} mixers for {spec.layers} layers", hint="give one per layer"
+        )
+    if spec.layers > 0 and not spec.token_layers:
+        raise ConfigError(
+            f"no layer of this {spec.family} model attends", hint="at least one layer has to"
+        )
+    if spec.delta is not None and spec.delta.value_heads % spec.delta.key_heads:
+        raise ConfigError(
+            f"{spec.delta.value_heads} heads of values cannot share {spec.delta.key_heads} heads of keys",
+            hint="the number of value heads is a multiple of the number of key heads",
+        )
 
 
 def _validate_groups(experts: Experts) -> None:

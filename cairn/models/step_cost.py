@@ -59,23 +59,29 @@ def total_cost(spec: ModelSpec, total: Total, weight_bytes: float, value_bytes: 
     Of a layer with a window it is known only how many tokens look, so each is given a full window at most.
     """
     head = spec.vocab * spec.hidden
-    reads, pairs = 0, 0
+    reads, pairs, updates = 0, 0, 0
     for layer in range(spec.layers):
+        shape = spec.mixer_shape(layer)
+        updates += shape.token_flops(spec) * total.tokens
+        if spec.keeps_state(layer):
+            continue
         most = (spec.window(layer) or total.read) * max(total.tokens, 1)
         reads += min(total.read, most)
-        pairs += min(total.pairs, (spec.window(layer) or total.pairs) * max(total.tokens, 1))
+        seen = min(total.pairs, (spec.window(layer) or total.pairs) * max(total.tokens, 1))
+        pairs += shape.pair_flops(spec) * seen
     flops = 2 * (spec.matmul_parameters() - head) * total.tokens + 2 * head * total.logits
-    flops += spec.mixer_shape(0).pair_flops(spec) * pairs
+    flops += pairs + updates
     each = total.tokens // max(total.steps, 1)  # tokens of a step, for the experts that they choose
     weights = weights_read(spec, each) * total.steps * weight_bytes
     return Cost(
-        float(flops), weights + cache_bytes_per_token(spec, value_bytes) / spec.layers * reads
+        float(flops),
+        weights + cache_bytes_per_token(spec, value_bytes) / len(spec.token_layers) * reads,
     )
 
 
 def attended(spec: ModelSpec, seen_R: np.ndarray) -> int:
     """Over all layers and sequences, how many tokens the newest one looks at, itself included."""
-    windows = [spec.window(layer) for layer in range(spec.layers)]
+    windows = [spec.window(layer) for layer in spec.token_layers]
     wide = windows.count(0) * int(seen_R.sum())
     return wide + sum(int(np.minimum(seen_R, window).sum()) for window in windows if window)
 

@@ -32,7 +32,7 @@ class Layer(nn.Module):
         super().__init__()
         experts = spec.experts_of(layer)
         self.attention_norm = input_norm(build, spec)
-        self.attention: Attention = make_mixer(spec.mixer, build, spec, layer)
+        self.attention: Attention = make_mixer(spec.mixer_of(layer), build, spec, layer)
         self.attention_post_norm = output_norm(build, spec)
         self.feed_forward_norm = input_norm(build, spec)
         self.feed_forward: FeedForward | ExpertLayer

@@ -202,7 +202,9 @@ def read_source(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
             hint="config.json has no quantization_config that says what it means",
         )
     tensor = tensor.t() if place.transposed else tensor
-    tensor = tensor.narrow(0, place.start, rows) if place.parts > 1 else tensor
+    if place.parts > 1:
+        by_head = tensor.unflatten(0, (place.groups, -1))
+        tensor = by_head.narrow(1, place.start, rows // place.groups).flatten(0, 1)
     return _reordered(tensor, place.order) if place.order else tensor
 
 

@@ -12,11 +12,18 @@ import random
 
 import msgspec
 
-from cairn.models.cache import cache_groups, most_pages, page_bytes
+from cairn.models.cache import cache_groups, most_pages, page_bytes, paged, state_bytes
 from cairn.plan.serve_cost import Served, step_seconds
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.sizing import GPU_PAGE, GPU_STEP_TOKENS, ROWS, SPARE, step_bytes
+from cairn.serve.engine.sizing import (
+    GPU_PAGE,
+    GPU_STEP_TOKENS,
+    ROWS,
+    SNAPSHOTS,
+    SPARE,
+    step_bytes,
+)
 from cairn.serve.engine.step_budget import tokens_within
 from cairn.serve.simulate import Arrival, simulate
 
@@ -101,8 +108,9 @@ def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -
     weights = int((inside * served.weight_bytes + outside * served.head_bytes) / tp)
     step = step_bytes(spec, step_tokens, rows, 2)
     total = served.device.memory_bytes
-    left = int(FRACTION * total) - weights - step - SPARE
     groups = cache_groups(spec, tp)
+    states = int(rows * state_bytes(groups, 2))
+    left = int(FRACTION * total) - weights - step - SPARE - states
     of_page = page_bytes(groups, GPU_PAGE, served.cache_bytes)
     pages = max(0, left // of_page)
     return Room(
@@ -111,7 +119,7 @@ def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -
         spare=SPARE,
         cache=pages * of_page,
         total=total,
-        cache_tokens=pages // len(groups) * GPU_PAGE,
+        cache_tokens=pages // len(paged(groups)) * GPU_PAGE,
         pages=pages,
         rows=rows,
     )
@@ -130,6 +138,7 @@ def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> L
         pages=max(2, min(space.pages, wanted)),
         page_size=GPU_PAGE,
         groups=groups,
+        states=(1 + SNAPSHOTS) * space.rows if state_bytes(groups, 2) else 0,
         vocabulary=served.spec.vocab,
     )
 

@@ -105,8 +105,10 @@ def _check(asked: Asked, gpus: int) -> None:
 
 
 def sizes(served: Served, gpus: int) -> list[int]:
-    """Powers of two that cut the heads evenly and stay within a node."""
+    """Powers of two that cut the heads evenly and stay within a node; layers with a state are not cut."""
     spec = served.spec
+    if spec.is_recurrent:
+        return [1]
     most = min(gpus, served.device.gpus_per_node)
     return [
         tp for tp in (1, 2, 4, 8) if tp <= most and spec.heads % tp == 0 and spec.kv_heads % tp == 0

@@ -13,6 +13,7 @@ from cairn.models.cache import (
     cache_groups,
     page_bytes,
     page_layers,
+    paged,
     pages_of,
 )
 from cairn.models.presets import PRESETS, preset
@@ -25,10 +26,12 @@ def test_every_layer_is_in_one_group_of_its_kind(name):
     assert sorted(layer for group in groups for layer in group.layers) == list(range(spec.layers))
     for group in groups:
         assert {spec.window(layer) for layer in group.layers} == {group.window}
+        assert {spec.keeps_state(layer) for layer in group.layers} == {group.kind == "state"}
+    for group in paged(groups):
         assert group.kind == ("window" if group.window else "full")
         assert len(group.layers) <= page_layers(groups)
     assert len(groups) <= MOST_GROUPS
-    assert len(cache_groups(spec, grouped=False)) == 1
+    assert len(paged(cache_groups(spec, grouped=False))) == 1
 
 
 def test_models_without_windows_have_one_group_whose_pages_hold_all_layers():

@@ -139,7 +139,9 @@ def served(model: Transformer, prompt: list[int], count: int) -> list[int]:
     return found[0]
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *tiny_checkpoints.SPARSE_NAMES])
+@pytest.mark.parametrize(
+    "name", [*CONFIGS, *tiny_checkpoints.SPARSE_NAMES, *tiny_checkpoints.RECURRENT_NAMES]
+)
 @torch.no_grad()
 def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_path):
     reference(name).save_pretrained(tmp_path / "theirs")

@@ -17,6 +17,7 @@ from cairn.models.described_families import DESCRIBED
 from cairn.models.export import to_hf
 from cairn.models.families import FAMILIES, from_hf
 from cairn.models.presets import PRESETS, preset
+from cairn.models.recurrent_families import RECURRENT
 from cairn.models.rope import frequencies
 from cairn.models.sparse_families import SPARSE
 from cairn.models.spec import Experts, ModelSpec, Rope
@@ -40,7 +41,10 @@ SIZED = {kind: fields.keys() - GRANITE4 for kind, fields in MINIMAL.items()}
 families = pytest.mark.parametrize("kind", FAMILIES)
 # Fields that most families refuse, and these read.
 UNDERSTOOD = {
-    **{kind: ["partial_rotary_factor"] for kind in ("phi3", "glm4", "glm4_moe", "minimax_m2")},
+    **{
+        kind: ["partial_rotary_factor"]
+        for kind in ("phi3", "glm4", "glm4_moe", "minimax_m2", "qwen3_next", "qwen3_5_text")
+    },
     "smollm3": ["pretraining_tp"],
 }
 
@@ -493,7 +497,7 @@ def expressible(draw, family: str) -> ModelSpec:
 
 
 DEEP = [
-    kind for kind in FAMILIES if kind not in DESCRIBED | SPARSE
+    kind for kind in FAMILIES if kind not in DESCRIBED | SPARSE | RECURRENT
 ]  # the others: test_described_families
 
 

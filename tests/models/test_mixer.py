@@ -45,6 +45,9 @@ class LatentShape:
     def planes(self, spec, shards):
         return (Plane("latent", 1, 8),)
 
+    def token_flops(self, spec):
+        return 0
+
 
 @pytest.fixture
 def latent(monkeypatch):

@@ -141,13 +141,13 @@ def test_a_window_needs_its_last_pages_only():
 
 
 def test_a_hit_is_what_all_groups_accept():
-    """The full group has ten pages, the window lacks one of them: a hit ends before it, or a window behind it."""
-    blocks = BlockManager(60, 4, groups=(FULL, NARROW, STATE))
+    """The full group has nine pages, the window lacks one of them: a hit ends before it, or a window behind it."""
+    blocks = BlockManager(60, 4, groups=(FULL, NARROW, STATE), states=9)
     talk = fill(blocks, [*range(1, 20), 0, *range(20, 40)], chunk=8, eos_ids=(0,))
     blocks.free(talk)
     same = make([*range(1, 20), 0, *range(20, 40), 77, 78], eos_ids=(0,))
-    assert blocks.prefix.find(same).pages == 10  # the snapshot behind the prompt
-    blocks.forget([blocks.prefix.find(same).tables[1][9]])
+    assert blocks.prefix.find(same).pages == 9  # the snapshot before the page with the last token
+    blocks.forget([blocks.prefix.find(same).tables[1][8]])
     found = blocks.prefix.find(same)
     assert found.pages == 5  # the snapshot behind the first turn
     assert len(found.states) == 1
@@ -162,7 +162,7 @@ def test_a_hit_is_what_all_groups_accept():
 )
 def test_what_is_found_is_what_brute_force_finds(prompts, groups, size, chunk, data):
     """Every length is tried against the pages that each group has; some were lost."""
-    blocks = BlockManager(400, size, groups=groups)
+    blocks = BlockManager(400, size, groups=groups, states=50)
     for prompt in prompts:
         request = make(prompt, eos_ids=(1,))
         found = blocks.prefix.find(request)

@@ -32,8 +32,17 @@ def steps(draw):
     budget = draw(st.integers(rows, 9000))
     context = draw(st.integers(64, 4096))
     shared = draw(st.sampled_from([0, budget, draw(st.integers(rows, budget))]))
-    limits = Limits(rows=rows, step_tokens=budget, context=context, pages=draw(st.integers(2, 5000)),
-                    page_size=page_size, vocabulary=9, mixed_step_tokens=shared, groups=draw(GROUPS))  # fmt: skip
+    limits = Limits(
+        rows=rows,
+        step_tokens=budget,
+        context=context,
+        pages=draw(st.integers(2, 5000)),
+        page_size=page_size,
+        vocabulary=9,
+        mixed_step_tokens=shared,
+        groups=draw(GROUPS),
+        states=9,
+    )
     chunks = []
     for _ in range(draw(st.integers(1, min(rows, 12)))):
         left = budget - sum(chunk.count for chunk in chunks)

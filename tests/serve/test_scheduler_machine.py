@@ -63,7 +63,8 @@ def shared(step_tokens: int, rows: int, part: float) -> int:
 
 def with_shared(part: float, drafts: int = 0, **fields: Any) -> Limits:
     """A state cannot go back behind drafts that do not hold, so there are none with one."""
-    if any(group.kind == "state" for group in fields.get("groups", ())):
+    fields["states"] *= [group.kind for group in fields["groups"]].count("state")
+    if fields["states"]:
         drafts = 0
     return Limits(
         **fields,
@@ -85,6 +86,7 @@ limits_of_any_size = st.builds(
     prefill_chunk=st.sampled_from([0, 0, 1, 3]),
     drafts=st.sampled_from([0, 0, 1, 3]),
     groups=st.sampled_from(GROUPS),
+    states=st.integers(1, 12),  # of each group that has some
 )
 accuracies = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 choices = st.sampled_from([None, lambda tokens: 1.0, lambda tokens: 1 + 0.3 * tokens])  # seconds
@@ -180,6 +182,7 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         policy=rng.choice(["fcfs", "shortest"]),
         prefill_chunk=rng.choice([0, 0, 4]),
         drafts=[0, 1, 3, 5][(seed + depth) % 4],
+        states=rng.choice([2, 8, 16]),
     )
     waits = bool(seed % 2)
     accuracy = rng.choice([0.5, 0.9])
@@ -247,7 +250,8 @@ def test_turns_of_conversations_find_what_the_turn_before_has_computed(groups) -
     for kinds in ((FULL,), groups):
         rng = random.Random(1)
         limits = Limits(
-            rows=4, step_tokens=16, context=200, pages=1000, page_size=2, vocabulary=VOCABULARY, groups=kinds
+            rows=4, step_tokens=16, context=200, pages=1000, page_size=2, vocabulary=VOCABULARY, groups=kinds,
+            states=200 if STATE in kinds else 0,
         )  # fmt: skip
         engine = CheckedScheduler(limits)
         params = SamplingParams(max_tokens=5, ignore_eos=True)

@@ -14,7 +14,7 @@ import tiny_checkpoints
 import torch
 
 from cairn.models.attend import Cached, KVCache
-from cairn.models.cache import cache_groups
+from cairn.models.cache import cache_groups, paged
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.models.runnable import OpenModel, Runnable
@@ -55,7 +55,7 @@ def tiny_engine(
     """`pages`: of one cache group; there are as many for each of the model's. `more`: as `start_with` takes it."""
     # An invariant runner changes the expert layers of its model.
     net = fixed_model(family) if invariant else model(family)
-    count = len(cache_groups(net.spec, grouped=groups and not plain))
+    count = len(paged(cache_groups(net.spec, grouped=groups and not plain)))
     config = EngineConfig(
         model=family, device="cpu", dtype="float32", block_size=PAGE, max_num_seqs=rows, plain=plain,
         max_num_batched_tokens=budget or (24 if chunked else 512),

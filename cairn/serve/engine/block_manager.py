@@ -9,12 +9,13 @@ table only grows at its end, and shared pages are full ones, which nobody writes
 
     full group     3 8 5 9 2 7          one page for every place
     window group   0 0 0 4 6 1          what lies behind the window is freed while the request runs
-    state group    one page that changes with every token; snapshots of it are free pages that can be found
+    state group    one slot that changes with every token; snapshots of it are free slots that can be found
 
-All groups share one pool, because their pages are equally large: a split that is fixed in advance would be wrong for
-every other length of requests. Free pages are taken in this order: those without a hash; those that a window has left
-behind, unless another request is likely to branch off there (`anchors`); then the pages freed longest ago, and of one
-request its tail before its head, because a head is what others share.
+Slots of states are numbered behind the pages and have a free list of their own, because a state is far larger than a
+page. All groups with pages share one pool, because their pages are equally large: a split that is fixed in advance
+would be wrong for every other length of requests. Free pages are taken in this order: those without a hash; those that
+a window has left behind, unless another request is likely to branch off there (`anchors`); then the pages freed longest
+ago, and of one request its tail before its head, because a head is what others share.
 """
 
 from collections import Counter
@@ -61,14 +62,16 @@ class BlockManager:
         *,
         prefix_caching: bool = True,
         groups: Sequence[CacheGroup] = ONE_GROUP,
+        states: int = 0,
     ) -> None:
+        """`states`: slots for states and their snapshots, where a group has some."""
         kinds = [group.kind for group in groups]
         if kinds[:1] == ["state"] or kinds != sorted(kinds, key="state".__eq__):
             raise ValueError(f"groups with a state come behind one with pages, not {kinds}")
         self.pages = pages
         self.page_size = page_size
         self.groups = tuple(groups)
-        self.prefix = PrefixCache(pages, page_size, prefix_caching, self.groups)
+        self.prefix = PrefixCache(pages + states, page_size, prefix_caching, self.groups)
         self.windowed = "window" in kinds
         self.stateful = "state" in kinds
         self.restores: list[tuple[int, int]] = []  # pages to copy before the next step, from and to
@@ -78,8 +81,9 @@ class BlockManager:
         self._full = kinds.count("full")
         self._paged = self._full + len(self._windows)  # groups that have page tables
         self._free = FreeList(pages)
-        self._holders = [0] * pages  # how many tables a page is in
-        self._group_of = [0] * pages  # of a page that is held
+        self._free_states = FreeList(pages + states, first=pages)
+        self._holders = [0] * (pages + states)  # how many tables a page is in
+        self._group_of = [0] * (pages + states)  # of a page that is held
         self._used = [0] * len(self.groups)
         self._cached = 0  # free pages that can be found
         self._tables: dict[Request, Holding] = {}  # who holds pages, in the order they got them
@@ -90,7 +94,7 @@ class BlockManager:
 
     def can_allocate(self, request: Request, upto_tokens: int) -> bool:
         found = None if request.blocks else self.prefix.find(request)
-        return self._needed(request, upto_tokens, found) <= self._available(found)
+        return self._fits(request, upto_tokens, found)
 
     def allocate(self, request: Request, upto_tokens: int) -> list[int] | None:
         """Pages until the tables hold `upto_tokens`; None if they are not there, and nothing was touched.
@@ -101,7 +105,7 @@ class BlockManager:
         found = None if request.blocks else self.prefix.find(request)
         if found is None and self.windowed:
             self._leave_behind(request)
-        if self._needed(request, upto_tokens, found) > self._available(found):
+        if not self._fits(request, upto_tokens, found):
             return None
         first = len(request.blocks)
         places = max(
@@ -201,7 +205,8 @@ class BlockManager:
         """Take a snapshot of the states if this is an anchor and there is room; returns its pages."""
         length = computed // self.page_size
         wanted = computed % self.page_size == 0 and length in self._tables[request].anchors
-        if not wanted or not self.prefix.enabled or self._free.length < len(request.states):
+        room = self._free_states.length
+        if not wanted or not self.prefix.enabled or room < len(request.states):
             return []
         snapshots = [self._take(index) for index in range(self._paged, len(self.groups))]
         self._unsaved.append((request, length, snapshots))
@@ -224,7 +229,7 @@ class BlockManager:
     def forget(self, pages: Sequence[int]) -> None:
         """These pages were published, but the step that should have filled them never ran."""
         for page in pages:
-            if page in self._free and page in self.prefix:
+            if page < self.pages and page in self._free and page in self.prefix:
                 self._cached -= 1
             self.prefix.drop(page)
 
@@ -247,13 +252,19 @@ class BlockManager:
 
     # -- what is missing, and what is there ----------------------------------------------------------
 
+    def _fits(self, request: Request, upto_tokens: int, found: Found | None) -> bool:
+        """Whether there are pages and, for a request that begins, slots for its states."""
+        if found is not None and self._free_states.length < len(self.groups) - self._paged:
+            return False
+        return self._needed(request, upto_tokens, found) <= self._available(found)
+
     def _needed(self, request: Request, upto_tokens: int, found: Found | None) -> int:
         """Pages for longer tables; of a request that begins, windows count with what they will need at once."""
         places = -(-upto_tokens // self.page_size)
         if found is None:
             return max(places - len(request.blocks), 0) * self._paged
         places = max(places - found.pages, 0)
-        needed = places * self._full + len(self.groups) - self._paged
+        needed = places * self._full
         for index, group in self._windows:
             held = sum(page > 0 for page in found.tables[index])
             needed += min(places, group.most_pages(upto_tokens, self.page_size) - held)
@@ -263,7 +274,7 @@ class BlockManager:
         """Free pages that are not themselves part of what was found."""
         if found is None or not found.pages:
             return self._free.length
-        taken = (page for table in (*found.tables, found.states) for page in table if page)
+        taken = (page for table in found.tables for page in table if page)
         return self._free.length - sum(self._holders[page] == 0 for page in taken)
 
     def _page_tables(self, request: Request) -> list[list[int]]:
@@ -281,10 +292,15 @@ class BlockManager:
         self.prefix.resume(request, found.pages)
         self._tables[request] = holding = Holding(filled=found.pages)
         if self.windowed or self.stateful:
-            holding.anchors = anchors_of(request.prompt, request.eos_ids, self.page_size)
+            # A snapshot serves exactly its length, and the same prompt needs its last token computed again.
+            prompt = request.prompt[:-1] if self.stateful else request.prompt
+            holding.anchors = anchors_of(prompt, request.eos_ids, self.page_size)
             size = self.page_size
             holding.behind = [g.first_page(request.computed, size) for _, g in self._windows]
         if self.stateful:
+            for page in found.states:  # found again: it is worth keeping
+                self._free_states.remove(page)
+                self._free_states.append(page)
             request.states = [self._take(i) for i in range(self._paged, len(self.groups))]
             self.restores += zip(found.states, request.states, strict=False)
         if request.ledger.preemptions == 0:
@@ -329,19 +345,24 @@ class BlockManager:
         if self._holders[page]:
             return
         self._used[self._group_of[page]] -= 1
+        free = self._free_list(page)
         if page not in self.prefix:
-            self._free.prepend(page)
+            free.prepend(page)
             return
-        self._cached += 1
+        self._cached += page < self.pages
         if keep:
-            self._free.append(page)
+            free.append(page)
         else:
-            self._free.recycle(page)
+            free.recycle(page)
+
+    def _free_list(self, page: int) -> FreeList:
+        """Where this page, or slot of a state, stands while nobody holds it."""
+        return self._free if page < self.pages else self._free_states
 
     def _take(self, group: int) -> int:
-        page = self._free.pop()
+        page = (self._free if group < self._paged else self._free_states).pop()
         if page in self.prefix:
-            self._cached -= 1
+            self._cached -= page < self.pages
             self.prefix.drop(page)
         self._holders[page] = 1
         self._group_of[page] = group
@@ -354,17 +375,18 @@ class BlockManager:
         """Raise with what is wrong: every page is free or held, and held as often as it is listed."""
         try:
             self._free.check_integrity()
+            self._free_states.check_integrity()
             self.prefix.check_integrity()
         except ValueError as error:
             raise IntegrityError(str(error)) from error
         listed = list(self._listed())
         counted = Counter(page for page, _ in listed)
-        for page in range(1, self.pages):
-            times, held = counted[page], self._holders[page]
-            if times != held or (page in self._free) == (held > 0):
+        for page in range(1, len(self._holders)):
+            times, held, free = counted[page], self._holders[page], page in self._free_list(page)
+            if times != held or free == (held > 0):
                 raise IntegrityError(
                     f"page {page} is in {times} tables, is counted {held} times and is "
-                    f"{'free' if page in self._free else 'not free'}"
+                    f"{'free' if free else 'not free'}"
                 )
         for page, group in listed:
             entry = self.prefix.entry(page)

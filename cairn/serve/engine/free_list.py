@@ -19,12 +19,13 @@ OUTSIDE = -1  # in `_next`: this page is not in the list
 class FreeList:
     __slots__ = ("_border", "_next", "_previous", "length")
 
-    def __init__(self, pages: int) -> None:
-        """All pages from 1 to `pages` - 1, in ascending order."""
+    def __init__(self, pages: int, first: int = 1) -> None:
+        """All pages from `first` to `pages` - 1, in ascending order."""
         self._border = pages
-        self._next = [*range(1, pages + 1), 0]
-        self._previous = [pages, *range(pages)]
-        self.length = pages - 1
+        outside = [OUTSIDE] * (first - 1)
+        self._next = [first, *outside, *range(first + 1, pages + 1), 0]
+        self._previous = [pages, *outside, 0, *range(first, pages)]
+        self.length = pages - first
 
     def __len__(self) -> int:
         return self.length

@@ -72,7 +72,14 @@ class GPURunner(Runner):
                 f"a {model.spec.family} model keeps latent rows, which are not stored in float8",
                 hint="serve it with the cache in the type of the model",
             )
-        keys = layer_planes(model.spec, 0)[0]
+        if model.spec.is_recurrent and invariant:
+            raise ConfigError(
+                f"batch_invariant is not to be had on a GPU for layers with a state ({model.spec.family})",
+                hint="run it on a CPU, or without batch_invariant",
+            )
+        # Which slots a step's states lie in is known to the host alone, so no graph can hold such a step.
+        graphs = graphs and not model.spec.is_recurrent
+        keys = layer_planes(model.spec, model.spec.token_layers[0])[0]
         group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
         columns = 1 << (keys.width - 1).bit_length()
@@ -90,14 +97,15 @@ class GPURunner(Runner):
         )
         self.graphs = Graphs(limits, self._blank, self._step, largest) if graphs else None
         self.halves = None
-        if self.fused is not None and head is None and suits(spec, self.fused):
+        whole = head is not None or spec.is_recurrent
+        if self.fused is not None and not whole and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
             self.halves = Halves(self.fused, (self.workspace, other))
         self.shared = SharedPrefix(limits.page_size, keys.heads * keys.width)
         # Of several tables, only that of the first group is compared and split.
         kinds = [group.kind for group in limits.groups]
         self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
-        self.can_share = self.can_share and not spec.latent
+        self.can_share = self.can_share and not spec.latent and not spec.is_recurrent
 
     def sleep(self, level: int) -> None:
         if self.memory is None:

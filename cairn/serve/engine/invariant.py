@@ -30,12 +30,14 @@ from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
 from cairn.models.latent import LatentTokens
 from cairn.models.layer_loop import Step, Sublayer
+from cairn.models.recurrence import Planes, Recurrence
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.pages import Paged, PagePool, gather
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
+from cairn.serve.engine.state_slots import step_states
 from cairn.serve.engine.step import Chunk
 
 ROWS = 16  # every page size is a multiple of it
@@ -91,9 +93,11 @@ class FixedPages(Paged):
         lengths_G: Tensor,
         tables_CBP: Tensor,
         blocks: list[Block],
+        owners: dict[int, int],
     ) -> None:
+        """`owners`: of each row where somebody stands, the sequence of the step; rows of one are in its order."""
         super().__init__(pool, slots_CG, positions_G, lengths_G, tables_CBP, None)
-        self.blocks = blocks
+        self.blocks, self.owners = blocks, owners
 
     def __call__(self, q_GHC: Tensor, k_GKC: Tensor, v_GKC: Tensor, rule: Rule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
@@ -110,6 +114,22 @@ class FixedPages(Paged):
         """Every row in the absorbed form: which form a token takes must not depend on its neighbours."""
         rows_G1E = tokens.rows_TE[:, None]
         return tokens.restored(self(tokens.absorbed(tokens.q_THC), rows_G1E, rows_G1E, rule))
+
+    def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
+        """Token by token and row by row: one step of one state, whatever else there is."""
+        if self.pool.states is None:
+            raise ValueError(f"layer {rule.layer} keeps a state, and the pool has no slots for any")
+        states = self.pool.states
+        group, planes = states.of_layer(rule.layer)
+        found: dict[int, Tensor] = {}
+        for row, owner in self.owners.items():
+            slot_1 = torch.tensor([states.slots[owner][group]])
+            found[row] = step_states(rule, tuple(x[row : row + 1] for x in inputs), planes, slot_1)
+        any_1 = next(iter(found.values()))
+        out = any_1.new_zeros(ROWS, *any_1.shape[1:])
+        for row, y_1 in found.items():
+            out[row] = y_1[0]
+        return out
 
 
 def _attend(
@@ -207,7 +227,13 @@ class InvariantRunner(Runner):
         for filled, given in ((tokens_G, inputs.tokens_T), (positions_G, inputs.positions_T)):
             filled[rows] = given[tokens]
         blocks = self._blocks(group, chunks, inputs, lengths_G)
-        attend = FixedPages(self.pool, slots_CG, positions_G, lengths_G, inputs.tables_GBP, blocks)
+        of_token = [b for b, chunk in enumerate(chunks) for _ in range(chunk.count)]
+        owners = {
+            row: of_token[token]
+            for row, token in sorted(zip(rows, tokens, strict=True), key=lambda pair: pair[1])
+        }
+        tables_GBP = inputs.tables_GBP
+        attend = FixedPages(self.pool, slots_CG, positions_G, lengths_G, tables_GBP, blocks, owners)
         return self.model(tokens_G, positions_G, attend)
 
     def _blocks(

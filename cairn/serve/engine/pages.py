@@ -23,9 +23,11 @@ from torch import Tensor
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
 from cairn.models.attend import Rule, attention
-from cairn.models.cache import CacheGroup, page_bytes, page_layers
+from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
 from cairn.models.latent import LatentTokens
+from cairn.models.recurrence import Planes, Recurrence
 from cairn.serve.engine.cache_scales import CacheScales
+from cairn.serve.engine.state_slots import StateSlots
 
 NULL_PAGE = 0
 
@@ -44,19 +46,23 @@ class PagePool:
     ) -> None:
         """`scales`: of a cache in float8."""
         self.scales = scales
-        heads, width = _shape_of_planes(groups)
+        with_pages = paged(groups)
+        heads, width = _shape_of_planes(with_pages)
         # A GPU reads the tokens of one head in long runs; a CPU gathers whole tokens.
         self.heads_first = torch.device(device).type == "cuda"
         inside = (heads, page_size) if self.heads_first else (page_size, heads)
-        shape = (page_layers(groups), len(groups[0].planes), pages, *inside, width)
+        shape = (page_layers(groups), len(with_pages[0].planes), pages, *inside, width)
         self.groups, self.page_size, self.pages = tuple(groups), page_size, pages
         places = {
             layer: (index, place)
             for index, group in enumerate(groups)
             for place, layer in enumerate(group.layers)
         }
+        # Of layers that keep a state, which have no place in a page.
+        states = {layer for group in groups if group.kind == "state" for layer in group.layers}
+        self.states: StateSlots | None = None  # where layers keep some, the runner gives them
         self.group_of = [places[layer][0] for layer in sorted(places)]  # of each layer of the model
-        self._place_of = [places[layer][1] for layer in sorted(places)]
+        self._place_of = [0 if layer in states else places[layer][1] for layer in sorted(places)]
         self._room: Tensor | None = None
         try:
             # Zeros, because a tile may read beyond a sequence, and what is masked must at least be finite.
@@ -73,7 +79,7 @@ class PagePool:
 
     def release(self) -> None:
         """Give the memory back; whoever wants pages again makes another pool."""
-        self.cache, self._room = self.cache.new_empty(0), None
+        self.cache, self._room, self.states = self.cache.new_empty(0), None, None
         for view in ("by_slot", "slots", "layers", "rows"):
             self.__dict__.pop(view, None)
 
@@ -136,7 +142,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
 def _shape_of_planes(groups: Sequence[CacheGroup]) -> tuple[int, int]:
     """Heads and columns of every plane. Groups share pages, and planes a tensor: they all have to be alike."""
     shapes = {(p.heads, p.width, p.value_bytes) for group in groups for p in group.planes}
-    if len(shapes) != 1 or any(group.kind == "state" for group in groups):
+    if len(shapes) != 1:
         raise ConfigError(
             f"a page pool of planes {sorted(map(str, shapes))}",
             hint="all planes of all groups have the same heads, columns and type",
@@ -205,6 +211,12 @@ class Paged:
             out_THC[one.tokens] = attention(q_THC[one.tokens], k_NKC, v_NKC, rule, reach_S)
         return out_THC
 
+    def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
+        """Advance the states of this step's sequences."""
+        if self.pool.states is None:
+            raise ValueError(f"layer {rule.layer} keeps a state, and the pool has no slots for any")
+        return self.pool.states.recur(rule, inputs)
+
     def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
         """Store rows of latent attention, and attend: one token of a sequence absorbed, several expanded."""
         rows, _ = self.pool.of_layer(rule.layer)
@@ -223,7 +235,7 @@ class Paged:
     @cached_property
     def single_token(self) -> "SingleToken | None":
         """The only sequence with its only token, where all layers have one table."""
-        if self.slots_GT.shape != (1, 1):
+        if self.slots_GT.shape != (1, 1) or self.pool.states is not None:
             return None
         (length,), ((slot,),), size = (
             self.lengths_B.tolist(),

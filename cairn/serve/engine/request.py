@@ -50,6 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     vocabulary: int
     policy: Policy = "fcfs"
     groups: tuple[CacheGroup, ...] = ONE_GROUP  # of layers, by what they keep in the cache
+    states: int = 0  # slots for states of running requests and for snapshots of them
     prefill_chunk: int = 0  # most prompt tokens of one request in a step; 0: only the budget counts
     mixed_step_tokens: int = (
         0  # most tokens of a step in which somebody decodes; 0: as in any other
@@ -63,6 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name in ("rows", "step_tokens", "context", "page_size", "vocabulary"):
             _at_least(name, getattr(self, name), 1)
         _at_least("pages", self.pages, 2)  # page 0 is never given out
+        _at_least("states", self.states, len(self.groups) - self.page_tables)
         _at_least("prefill_chunk", self.prefill_chunk, 0)
         _at_least("mixed_step_tokens", self.mixed_step_tokens, 0)
         if self.mixed_step_tokens and not self.rows <= self.mixed_step_tokens <= self.step_tokens:

@@ -30,6 +30,7 @@ from cairn.serve.engine.request import Limits, Request, special
 from cairn.serve.engine.sampler import Sampler
 from cairn.serve.engine.spans import axes_of, reach_of
 from cairn.serve.engine.speculate.head_drafts import HeadDrafts
+from cairn.serve.engine.state_slots import StateSlots
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.engine.weights_in_place import drop_weights, replace_weights
@@ -113,9 +114,13 @@ class Runner:
         model: Transformer, limits: Limits, dtype: torch.dtype | None, scales: CacheScales | None
     ) -> PagePool:
         weight, groups = model.embedding.weight, pool_groups(model, limits)
-        return PagePool(
+        pool = PagePool(
             groups, limits.pages, limits.page_size, dtype or weight.dtype, weight.device, scales
         )
+        if limits.states:
+            held = [group for group in groups if group.kind == "state"]
+            pool.states = StateSlots(held, limits.states, limits.pages, weight.dtype, weight.device)
+        return pool
 
     def sleep(self, level: int) -> None:
         """Give the memory of the pages back, and at level 2 that of the weights. Nobody runs meanwhile."""
@@ -157,8 +162,13 @@ class Runner:
             self.sampler.admit(request)
             self.batch.admit(request)
         self.sampler.flush()
+        states = self.pool.states
+        if states is not None:
+            states.begin(step)
         with self.adapters.routed(step.chunks):
             staged, done = self._run(step)
+        if states is not None:
+            states.end(step)
         if any(map(special, step.sampling)):
             done = done._replace(tokens_S=self._sample_special(step, staged, done))
         return self._flight(step, done)

@@ -51,7 +51,11 @@ class Scheduler:
         check_drafts(limits)
         self.speculation = speculation if limits.drafts else None
         self.blocks = blocks or BlockManager(
-            limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
+            limits.pages,
+            limits.page_size,
+            prefix_caching=prefix_caching,
+            groups=limits.groups,
+            states=limits.states,
         )
         self.queues = self._make_queues()
         self.step_limit = (

@@ -16,6 +16,7 @@ from cairn.models.spec import ModelSpec
 ROWS = 256  # requests that run at once, unless told
 GPU_PAGE, CPU_PAGE = 64, 16  # tokens of a page
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 16384, 2048
+SNAPSHOTS = 2  # of states, for each row: where conversations are likely to go on
 LEAST_PAGES = 2  # one that is nobody's, and one
 SPARE = 1 << 30  # of a GPU, for graphs, workspaces and what the libraries take
 
@@ -36,12 +37,22 @@ class Sizes(NamedTuple):
 
 def step_bytes(spec: ModelSpec, step_tokens: int, rows: int, value_bytes: int) -> int:
     """What a step needs at its peak: the widest activations of its tokens, and the logits of its rows."""
-    kept = cache_bytes_per_token(spec, 1) / spec.layers  # keys and values of a layer
+    kept = cache_bytes_per_token(spec, 1) / len(spec.token_layers)  # keys and values of a layer
     projected = int(spec.heads * spec.head_dim + kept)
+    if spec.delta is not None:
+        projected = max(projected, 2 * (spec.delta.keys + spec.delta.values))
     wide = max((1 + spec.gated) * spec.intermediate + spec.intermediate, 2 * projected)
     per_token = (4 * spec.hidden + wide) * value_bytes
     logits = rows * spec.vocab * (value_bytes + 4)  # once as computed, once in float32
     return step_tokens * per_token + logits
+
+
+def size_states(of_state: float, memory: Memory, fraction: float, step: int, rows: int) -> int:
+    """Slots for states of so many bytes: one for each row and room for snapshots, in at most half of what is left."""
+    if not of_state:
+        return 0
+    room = int(memory.free - (1 - fraction) * memory.total) - step - memory.spare
+    return max(1, min((1 + SNAPSHOTS) * rows, int(room / 2 / of_state)))
 
 
 def size_pages(

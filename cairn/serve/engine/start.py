@@ -17,7 +17,7 @@ from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
 from cairn.kernels.built import Lookups, use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
-from cairn.models.cache import cache_groups, page_bytes, with_draft_layer
+from cairn.models.cache import cache_groups, page_bytes, state_bytes, with_draft_layer
 from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.registry import CONVERTED
@@ -44,6 +44,7 @@ from cairn.serve.engine.sizing import (
     Memory,
     Sizes,
     size_pages,
+    size_states,
     step_bytes,
 )
 from cairn.serve.engine.sleep_memory import GpuMemory, sleep_memory
@@ -186,6 +187,7 @@ def start_with(
         limits.page_size,
         prefix_caching=config.enable_prefix_caching,
         groups=limits.groups,
+        states=limits.states,
     )
     speculation = None
     if drafter is not None:
@@ -280,13 +282,12 @@ def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int
 
 def groups_note(limits: Limits) -> str:
     """What the layers keep, where they do not all keep the same."""
-    layers: dict[int, int] = {}
+    layers: dict[str, int] = {}
     for group in limits.groups:
-        layers[group.window] = layers.get(group.window, 0) + len(group.layers)
-    kept = [
-        f"{count} layers keep {f'the last {window} tokens' if window else 'every token'}"
-        for window, count in sorted(layers.items())
-    ]
+        what = f"the last {group.window} tokens" if group.window else "every token"
+        what = f"a state, in {limits.states} slots" if group.kind == "state" else what
+        layers[what] = layers.get(what, 0) + len(group.layers)
+    kept = [f"{count} layers keep {what}" for what, count in layers.items()]
     return f"{len(limits.groups)} cache groups: {', '.join(kept)}"
 
 
@@ -307,12 +308,16 @@ def choose_limits(
     groups = with_draft_layer(groups, spec.layers) if with_head else groups
     cache_dtype = cache_type(config, on_gpu) or weight.dtype
     of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
+    of_state = state_bytes(groups, weight.dtype.itemsize)
+    memory, fraction = _memory(weight.device, config.gpu_memory_utilization)
+    step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
+    states = size_states(of_state, memory, fraction, step, rows)
+    rows = min(rows, states) if states else rows
     if config.num_gpu_blocks_override is not None:
         sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
         _check_pages(sizes.pages, of_page, weight.device)
     else:
-        memory, fraction = _memory(weight.device, config.gpu_memory_utilization)
-        step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
+        step += int(states * of_state)
         sizes = size_pages(
             groups, memory, fraction, page_size, of_page, step, rows, context, step_tokens
         )
@@ -328,6 +333,7 @@ def choose_limits(
         pages=sizes.pages,
         page_size=page_size,
         groups=groups,
+        states=states,
         vocabulary=spec.vocab,
         policy=policy,
         prefill_chunk=config.long_prefill_token_threshold,

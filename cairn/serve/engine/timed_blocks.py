@@ -20,9 +20,12 @@ class TimedBlocks(BlockManager):
         *,
         prefix_caching: bool = True,
         groups: Sequence[CacheGroup] = ONE_GROUP,
+        states: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(pages, page_size, prefix_caching=prefix_caching, groups=groups)
+        super().__init__(
+            pages, page_size, prefix_caching=prefix_caching, groups=groups, states=states
+        )
         self._clock = clock
 
     def allocate(self, request: Request, upto_tokens: int) -> list[int] | None:

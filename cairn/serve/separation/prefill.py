@@ -17,7 +17,7 @@ from cairn.comm.transfer.choose import make_transport
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.lease import TERMS, Freed, Terms
 from cairn.comm.transfer.notes import Offer
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, check_request
 from cairn.serve.engine.runner import TokenLogprobs
@@ -187,6 +187,11 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
     if engine.has_work or scheduler.blocks.usage().used:
         raise CairnError("the engine is at work already", hint="separate an engine that is new")
     limits, caching = scheduler.limits, scheduler.blocks.prefix.enabled
+    if limits.states:
+        raise ConfigError(
+            "layers of this model keep a state, which is not sent between servers",
+            hint="serve it without a role: prefill and decode in one server",
+        )
     blocks = HoldingBlocks(
         limits.pages, limits.page_size, prefix_caching=caching, groups=limits.groups
     )

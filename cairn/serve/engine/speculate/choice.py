@@ -99,6 +99,7 @@ def _check_head(config: "EngineConfig", model: "Transformer") -> None:
     obstacles = {
         "tensor parallelism": model.build.shards.size > 1,
         "windows or latent attention": any(spec.windows) or bool(spec.latent),
+        "a state in some layers": spec.is_recurrent,
         "a float8 cache": config.kv_cache_dtype != "auto",
         "batch_invariant on a CPU": config.batch_invariant and not model.embedding.weight.is_cuda,
     }

@@ -1,0 +1,83 @@
+"""A mixer that carries a state along the sequence instead of looking back at earlier tokens.
+
+    several    some tokens of one sequence, in one go      prefill, training
+    single     one token of each of several sequences      decode
+
+Both compute the same up to the order of sums. Where states live is the business of `attend`, as with keys: `Packed`
+begins each document with an empty one, `Cached` and the engine's pages keep one for each sequence. A state is as large
+after one token as after a million, and what it was before a token cannot be found out afterwards.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from cairn.core.errors import ConfigError
+from cairn.models.mixer import Plane
+
+Planes = tuple[Tensor, ...]  # of a state: [heads, width], or of several states [B, heads, width]
+
+
+class Recurrence(Protocol):
+    """One layer's rule, over inputs that begin with the dimension of tokens."""
+
+    layer: int
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """What a state consists of."""
+        ...
+
+    def several(self, inputs: Planes, state: Planes) -> tuple[Tensor, Planes]:
+        """Outputs [S, ...] of one sequence's tokens, and the state behind them."""
+        ...
+
+    def single(self, inputs: Planes, states: Planes) -> tuple[Tensor, Planes]:
+        """Outputs [B, ...] of one token of each sequence, and their states behind it."""
+        ...
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """An attend that knows where its sequences begin and end, and which state each has."""
+
+    def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
+        """Advance the state of every sequence by its tokens; outputs [T, ...]."""
+        ...
+
+
+def recur(attend: object, rule: Recurrence, inputs: Planes) -> Tensor:
+    if not isinstance(attend, KeepsStates):
+        raise ConfigError(
+            f"{type(attend).__name__} carries no state along a sequence, and layer {rule.layer} has one",
+            hint="run models with recurrent layers without context parallelism",
+        )
+    return attend.recur(rule, inputs)
+
+
+def empty_state(
+    planes: Sequence[Plane], dtype: torch.dtype, device: torch.device | str, *leading: int
+) -> Planes:
+    """Zeros; planes of four bytes are float32 whatever the model's type is."""
+    return tuple(
+        torch.zeros(
+            *leading, plane.heads, plane.width, dtype=plane_type(plane, dtype), device=device
+        )
+        for plane in planes
+    )
+
+
+def plane_type(plane: Plane, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if plane.value_bytes == 4 else dtype
+
+
+def short_convolution(x_SE: Tensor, before_WE: Tensor, weight_EW: Tensor) -> tuple[Tensor, Tensor]:
+    """Each column over its last W + 1 tokens, [S, E], and the last W inputs. Leading dimensions may be more."""
+    joined = torch.cat((before_WE.to(x_SE.dtype), x_SE), dim=-2)
+    tokens = x_SE.shape[-2]
+    y_SE = joined[..., :tokens, :] * weight_EW[:, 0]
+    for tap in range(1, weight_EW.shape[1]):
+        y_SE = y_SE + joined[..., tap : tap + tokens, :] * weight_EW[:, tap]
+    return y_SE, joined[..., tokens:, :]

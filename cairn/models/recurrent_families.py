@@ -1,0 +1,137 @@
+"""Which model does a config.json of Qwen3-Next, Qwen3.5 or LFM2 describe?
+
+Most of their layers keep a state instead of keys and values: a gated delta net, or a short convolution.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from cairn.core.errors import UnsupportedModel
+from cairn.models.config_fields import Fields
+from cairn.models.described_families import partial_rope
+from cairn.models.family_fields import llama_like, rope_of
+from cairn.models.spec import DeltaSizes, Experts, ModelSpec, ShortConvSizes
+
+MIXER_NAMES = {"full_attention": "attention", "linear_attention": "delta", "conv": "short_conv"}
+
+
+def _mixers(fields: Fields, default: list[str]) -> tuple[str, ...]:
+    kinds = fields.take_list("layer_types", str, default)
+    unknown = set(kinds) - set(MIXER_NAMES)
+    if unknown or len(kinds) != len(default):
+        raise UnsupportedModel(
+            f"config.json: layer_types {sorted(unknown)} in {len(kinds)} entries for {len(default)} layers",
+            hint=f"supported, one per layer: {', '.join(MIXER_NAMES)}",
+        )
+    return tuple(MIXER_NAMES[kind] for kind in kinds)
+
+
+def _qwen3_next(fields: Fields, family: str) -> ModelSpec:
+    layers = fields.take("num_hidden_layers", int)
+    every = fields.take_positive("full_attention_interval", int, 4)
+    kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    head_dim = fields.take("head_dim", int, 256)
+    if not fields.take("attn_output_gate", bool, True):
+        raise UnsupportedModel(
+            f"{fields.what}: attn_output_gate is false", hint="this family has gates of outputs"
+        )
+    fields.take("mamba_ssm_dtype", str, "float32")  # states are float32 here always
+    for name in (
+        "mtp_num_hidden_layers",
+        "mtp_use_dedicated_embeddings",
+        "num_nextn_predict_layers",
+    ):
+        fields.seen.add(name)  # layers that predict further tokens are left out
+    experts = None if family == "qwen3_5" else _experts(fields, range(layers))
+    intermediate = fields.take("intermediate_size", int, 0 if experts is None else 5632)
+    return llama_like(
+        fields,
+        family,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        qk_norm=True,
+        norm_plus_one=True,
+        output_gate=True,
+        mixers=_mixers(fields, kinds),
+        delta=_delta(fields),
+        experts=experts,
+        **_rope(fields, head_dim),
+    )
+
+
+def _rope(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """A quarter of the columns. Positions of three axes are the same in a text, so their sections change nothing."""
+    parameters = dict(fields.take("rope_parameters", dict, {}))
+    for name in ("mrope_section", "mrope_interleaved"):
+        parameters.pop(name, None)
+    given = Fields(dict(fields.config) | {"rope_parameters": parameters})
+    found = partial_rope(given, 0.25, 1e4, head_dim)
+    fields.seen |= given.seen
+    return found
+
+
+def _delta(fields: Fields) -> DeltaSizes:
+    return DeltaSizes(
+        key_heads=fields.take("linear_num_key_heads", int, 16),
+        value_heads=fields.take("linear_num_value_heads", int, 32),
+        key_width=fields.take("linear_key_head_dim", int, 128),
+        value_width=fields.take("linear_value_head_dim", int, 128),
+        kernel=fields.take("linear_conv_kernel_dim", int, 4),
+    )
+
+
+def _experts(fields: Fields, layers: range) -> Experts:
+    dense = set(fields.take_list("mlp_only_layers", int, []))
+    step = fields.take_positive("decoder_sparse_step", int, 1)
+    return Experts(
+        count=fields.take("num_experts", int, 512),
+        per_token=fields.take("num_experts_per_tok", int, 10),
+        intermediate=fields.take("moe_intermediate_size", int, 512),
+        renormalize=fields.take("norm_topk_prob", bool, True),
+        shared_intermediate=fields.take("shared_expert_intermediate_size", int, 512),
+        shared_gate=True,
+        dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step),
+    )
+
+
+def _lfm2(fields: Fields) -> ModelSpec:
+    layers = fields.take("num_hidden_layers", int)
+    attends = fields.take_list("full_attn_idxs", int, list(range(layers)))
+    kinds = ["full_attention" if i in attends else "conv" for i in range(layers)]
+    context = fields.take("max_position_embeddings", int, 128_000)
+    tied = fields.take("tie_word_embeddings", bool, True)
+    for name in ("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
+                 "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
+                 "conv_use_xavier_init", "num_heads", "theta"):  # fmt: skip
+        fields.seen.add(name)  # of the code that trained it; the reference reads none of them
+    return llama_like(
+        fields,
+        "lfm2",
+        intermediate=_width(fields),
+        qk_norm=True,
+        tied=fields.take("tie_embedding", bool, tied),
+        norm_eps=fields.take("norm_eps", float, 1e-5),
+        mixers=_mixers(fields, kinds),
+        short_conv=ShortConvSizes(
+            kernel=fields.take("conv_L_cache", int, 3), bias=fields.take("conv_bias", bool, False)
+        ),
+        **rope_of(fields, context, 1e6),
+    )
+
+
+def _width(fields: Fields) -> int:
+    """Two thirds of what the config says, times a factor, up to a multiple; or just what it says."""
+    width = fields.take("intermediate_size", int, 12288)
+    width = fields.take("block_ff_dim", int, width)
+    multiple = fields.take_positive("block_multiple_of", int, 256)
+    factor = fields.take("block_ffn_dim_multiplier", float, 1.0)
+    if not fields.take("block_auto_adjust_ff_dim", bool, True):
+        return width
+    return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
+
+
+RECURRENT: dict[str, Callable[[Fields], ModelSpec]] = {
+    "qwen3_next": lambda fields: _qwen3_next(fields, "qwen3_next"),
+    "qwen3_5_text": lambda fields: _qwen3_next(fields, "qwen3_5"),
+    "lfm2": _lfm2,
+}

@@ -1,0 +1,55 @@
+"""The short convolution of LFM2: a gate before it and a gate behind it, and a state of two tokens.
+
+b, c, x = in(x);   out(c * convolution(b * x))        over the last 3 tokens of each column
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cairn.core.errors import ConfigError
+from cairn.models.build import Build, Holder, Slot
+from cairn.models.layer_loop import Step, Sublayer
+from cairn.models.linear.maps import Columns, Rows
+from cairn.models.mixer import MIXERS, Plane
+from cairn.models.recurrence import Planes, recur, short_convolution
+from cairn.models.spec import ModelSpec
+
+
+class ShortConv(Sublayer, Holder):
+    def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
+        super().__init__()
+        if spec.short_conv is None:
+            raise ConfigError(f"layer {layer} is a convolution, and the spec has no sizes for it")
+        if build.shards.size > 1:
+            raise ConfigError(
+                f"a short convolution is not cut into {build.shards.size} shards",
+                hint="run it without tensor parallelism",
+            )
+        self.layer, bias = layer, spec.short_conv.bias
+        self.inner = Columns(build, spec.hidden, dict.fromkeys("bcx", spec.hidden), bias)
+        self.conv_D1W = build.parameter(spec.hidden, 1, spec.short_conv.kernel)
+        self.bias_D = build.parameter(spec.hidden) if bias else None
+        self.projection = Rows(build, spec.hidden, spec.hidden, bias)
+        self.planes: tuple[Plane, ...] = MIXERS["short_conv"].shape.planes(spec, 1)
+
+    def slots(self) -> Iterator[Slot]:
+        yield Slot("conv.weight", "conv_D1W", tuple(self.conv_D1W.shape), init="fan_in")
+        if self.bias_D is not None:
+            yield Slot("conv.bias", "bias_D", tuple(self.bias_D.shape), init="zeros")
+
+    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+        before_TD, behind_TD, x_TD = self.inner(x_TD)
+        return self.projection(behind_TD * recur(step.attend, self, (before_TD * x_TD,)))
+
+    def several(self, inputs: Planes, state: Planes) -> tuple[Tensor, Planes]:
+        y_SD, before_WD = short_convolution(inputs[0], state[0], self.conv_D1W[:, 0])
+        return self._biased(y_SD), (before_WD,)
+
+    def single(self, inputs: Planes, states: Planes) -> tuple[Tensor, Planes]:
+        y_B1D, before_BWD = short_convolution(inputs[0][:, None], states[0], self.conv_D1W[:, 0])
+        return self._biased(y_B1D[:, 0]), (before_BWD,)
+
+    def _biased(self, y_TD: Tensor) -> Tensor:
+        return y_TD if self.bias_D is None else torch.add(y_TD, self.bias_D)

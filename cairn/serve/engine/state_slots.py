@@ -1,0 +1,116 @@
+"""Where the states of recurrent layers lie: one slot for each running request, and one for each snapshot.
+
+    planes    [layer, slot, heads, width] of each plane of a state; slots are numbered behind the pages
+    step      restores: snapshot -> slot of a request that goes on from there
+              a request that begins has an empty state
+              ... the layers of the step advance the states of its chunks ...
+              saves: slot -> snapshot, where a chunk ended at an anchor
+
+Who holds which slot is for the block manager.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cairn.models.cache import CacheGroup
+from cairn.models.recurrence import Planes, Recurrence, plane_type
+from cairn.serve.engine.step import Chunk, Step
+
+
+class StateSlots:
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        slots: int,
+        first: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        """`first`: the number of the first slot; `dtype`: of planes without a type of their own."""
+        self.first, self.device = first, torch.device(device)
+        self.groups = tuple(groups)
+        self.planes: list[Planes] = [
+            tuple(
+                torch.zeros(
+                    len(group.layers), slots, plane.heads, plane.width,
+                    dtype=plane_type(plane, dtype), device=device,
+                )
+                for plane in group.planes
+            )
+            for group in groups
+        ]  # fmt: skip
+        self._places = {
+            layer: (index, place)
+            for index, group in enumerate(groups)
+            for place, layer in enumerate(group.layers)
+        }
+        self.counts: list[int] = []  # tokens of each sequence of the step
+        self.slots: list[list[int]] = []  # of each sequence, its slot in every group
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.nbytes for planes in self.planes for plane in planes)
+
+    def begin(self, step: Step) -> None:
+        """Before a step: restore snapshots in the order in which slots were given, then empty what begins."""
+        self._copy(step.restores)
+        self.set_sequences(step.chunks)
+        for chunk, slots in zip(step.chunks, self.slots, strict=True):
+            if chunk.start == 0:
+                for planes, slot in zip(self.planes, slots, strict=True):
+                    for plane in planes:
+                        plane[:, slot].zero_()
+
+    def set_sequences(self, chunks: Sequence[Chunk]) -> None:
+        self.counts = [chunk.count for chunk in chunks]
+        self.slots = [[page - self.first for page in chunk.request.states] for chunk in chunks]
+
+    def end(self, step: Step) -> None:
+        """Behind a step: take its snapshots."""
+        self._copy(step.saves)
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """A block manager lists the slots of all groups one after another, from and to."""
+        for at, (source, target) in enumerate(copies):
+            for plane in self.planes[at % len(self.groups)]:
+                plane[:, target - self.first] = plane[:, source - self.first]
+
+    def of_layer(self, layer: int) -> tuple[int, Planes]:
+        """The group of a layer, and its states in all slots."""
+        group, place = self._places[layer]
+        return group, tuple(plane[place] for plane in self.planes[group])
+
+    def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
+        """Sequences with one token all at once, the others one after another."""
+        group, planes = self.of_layer(rule.layer)
+        single, several, start = [], [], 0
+        for count, slots in zip(self.counts, self.slots, strict=True):
+            (single if count == 1 else several).append((slice(start, start + count), slots[group]))
+            start += count
+        outputs: list[tuple[Tensor | slice, Tensor]] = []
+        if single:
+            at_B = torch.tensor([tokens.start for tokens, _ in single], device=self.device)
+            slots_B = torch.tensor([slot for _, slot in single], device=self.device)
+            outputs.append(
+                (at_B, step_states(rule, tuple(x[at_B] for x in inputs), planes, slots_B))
+            )
+        for tokens, slot in several:
+            before = tuple(plane[slot] for plane in planes)
+            y, state = rule.several(tuple(x[tokens] for x in inputs), before)
+            for plane, new in zip(planes, state, strict=True):
+                plane[slot] = new
+            outputs.append((tokens, y))
+        out = outputs[0][1].new_zeros(len(inputs[0]), *outputs[0][1].shape[1:])
+        for at, y in outputs:
+            out[at] = y
+        return out
+
+
+def step_states(rule: Recurrence, inputs: Planes, planes: Planes, slots_B: Tensor) -> Tensor:
+    """One token of each of these slots; their states are replaced."""
+    y, states = rule.single(inputs, tuple(plane[slots_B] for plane in planes))
+    for plane, new in zip(planes, states, strict=True):
+        plane[slots_B] = new.to(plane.dtype)
+    return y
