@@ -15,7 +15,7 @@ from typing import cast
 import httptools
 import msgspec
 
-from cairn.fleet.wire import ID, LARGEST_HEAD, NOT_SENT, HttpRequest, lines_of, whole_request
+from cairn.fleet.wire import ID, LARGEST_HEAD, NOT_SENT, HeadCache, HttpRequest, lines_of
 
 STATUS = {status.value: status.phrase.encode() for status in HTTPStatus}
 JSON = b"content-type: application/json\r\n"
@@ -23,8 +23,8 @@ Handle = Callable[["Front", HttpRequest], None]
 
 
 class Front(asyncio.Protocol):
-    def __init__(self, handle: Handle, largest_body: int) -> None:
-        self._handle, self._largest = handle, largest_body
+    def __init__(self, handle: Handle, largest_body: int, heads: HeadCache) -> None:
+        self._handle, self._largest, self._heads = handle, largest_body, heads
         self._parser = httptools.HttpRequestParser(self)
         self._reading = False  # the parser is in the middle of a request
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
@@ -43,7 +43,7 @@ class Front(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._reading and len(data) <= self._largest:
-            request = whole_request(data)
+            request = self._heads.request(data)
             if request is not None:
                 self._came(request)
                 return

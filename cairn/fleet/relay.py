@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
 BUSY = (429, 503)  # another server may have room
+OF_KEY = (
+    b'"code":"key_'  # unless it is the client's key that has no more: nobody else is asked then
+)
 
 
 class Exchange:
@@ -143,7 +146,7 @@ class Exchange:
     def end(self, body: bytes) -> None:
         worker, status, body = self._leave(), self._status, body or self._error
         assert worker is not None
-        if status in BUSY and self.router.can_retry(self, worker):
+        if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
             self.tried.add(worker.number)
             self.router.place(self)
             return

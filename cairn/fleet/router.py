@@ -29,8 +29,8 @@ from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool
 from cairn.fleet.views import Choice, Views
-from cairn.fleet.wire import HttpRequest
-from cairn.fleet.worker import Worker
+from cairn.fleet.wire import HeadCache, HttpRequest
+from cairn.fleet.worker import TOKEN_S, Worker
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
 TICK_S = 0.25
@@ -44,7 +44,8 @@ class Router:
         self.config = config
         self.policy = POLICIES[config.policy]
         self.workers: list[Worker] = []
-        self.index, self.pool = KeyIndex(), Pool()
+        self.heads = HeadCache()
+        self.index, self.pool = KeyIndex(), Pool(self.heads)
         self.open: set[Exchange] = set()
         self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
         self.views = Views(self)
@@ -66,7 +67,7 @@ class Router:
         loop = asyncio.get_running_loop()
         config = self.config
         self._listening = await loop.create_server(
-            lambda: Front(self.handle, config.max_body_bytes),
+            lambda: Front(self.handle, config.max_body_bytes, self.heads),
             config.host,
             config.port,
             backlog=2048,
@@ -169,10 +170,10 @@ class Router:
             asleep = [one for one in self.workers if one.eligible(now, model, "asleep")]
             fresh = [one for one in asleep if one.number not in tried and not one.managed]
         if not fresh:
-            if (refusal := self._unknown_model(model)) is not None:
+            if (refusal := self.unknown_model(model)) is not None:
                 exchange.give_up(404, refusal, "model_not_found")
             elif now >= exchange.deadline_s:
-                exchange.give_up(503, self._why_nobody(), "no_server")
+                exchange.give_up(503, self.why_nobody(), "no_server")
             else:
                 exchange.tried.clear()
                 self.held[exchange] = None
@@ -182,18 +183,29 @@ class Router:
             return
         self._send(exchange, fresh, now)
 
-    def _send(self, exchange: Exchange, able: list[Worker], now: float) -> None:
-        keys = exchange.keys
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def choose(
+        self, ask: Ask, keys: PromptKeys, able: list[Worker], now: float
+    ) -> tuple[Choice, int]:
+        """The best of these servers, and the tokens of the prompt that it has to compute."""
         found = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
         candidates = [one.candidate(found.get(one.number, 0)) for one in able]
-        place, costs = best(self.policy, exchange.ask, candidates)
+        place, costs = best(self.policy, ask, candidates)
         chosen = able[place]
-        new = max(exchange.ask.prompt_tokens - candidates[place].cached_tokens, 1)
-        exchange.sent_to(chosen, new)
-        self._meter(exchange, now, new * candidates[place].token_s)
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
-        self.views.note(exchange, Choice(self.config.policy, chosen, able, candidates, costs))
+        new = max(ask.prompt_tokens - candidates[place].cached_tokens, 1)
+        return Choice(self.config.policy, chosen, able, candidates, costs), new
+
+    def _send(self, exchange: Exchange, able: list[Worker], now: float) -> None:
+        choice, new = self.choose(exchange.ask, exchange.keys, able, now)
+        chosen = choice.chosen
+        exchange.sent_to(chosen, new)
+        if self.scaled:
+            self._meter(exchange, now, new * (chosen.load.token_s or TOKEN_S))
+        self.views.note(exchange, choice)
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.connected(upstream, "")
         else:
@@ -223,7 +235,7 @@ class Router:
             del self.held[exchange]
             self.place(exchange)
 
-    def _unknown_model(self, model: str | None) -> str | None:
+    def unknown_model(self, model: str | None) -> str | None:
         """Of a name that no server has; None as long as one of them has not told its names."""
         names = {name for one in self.scaled for name in one.names}
         if model is None or model in names or not (names or self.workers):
@@ -237,7 +249,7 @@ class Router:
         )
         return f"no server has the model {model[:200]!r}; {near}"
 
-    def _why_nobody(self) -> str:
+    def why_nobody(self) -> str:
         states = "; ".join(f"{one.name} is {one.state}: {one.reason}" for one in self.workers)
         return f"no server is up after {self.config.hold_s:g} s of waiting ({states})"
 

@@ -14,7 +14,9 @@ from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.choose import POLICIES
 from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
+from cairn.fleet.keda import start_keda
 from cairn.fleet.own_servers import OwnServers
+from cairn.fleet.picker import start_picker
 from cairn.fleet.processes import Gpus
 from cairn.fleet.router import Router
 
@@ -34,12 +36,19 @@ async def serve_fleet(
     reload: asyncio.Event,
     read: Reload,
     gpus: Gpus,
+    keda: str | None = None,
+    picker: str | None = None,
 ) -> None:
-    """Until `stop` is set; raises when a server of its own cannot be started at all."""
+    """Until `stop` is set; raises when a server of its own cannot be started at all.
+
+    `keda`, `picker`: addresses where KEDA's external scaler and a gateway's endpoint picker are answered.
+    """
     own = OwnServers(config, say, gpus)
     router = Router(config.router, own.urls)
     discovery = Discovery(config, own.urls, router.use)
     address = await router.start()
+    answering = [await start_keda(router, keda)] if keda is not None else []
+    answering += [await start_picker(router, picker)] if picker is not None else []
     await discovery.look()
     say(f"router at {address}, {len(router.workers)} servers, policy {config.router.policy}")
     running = [asyncio.create_task(own.run()), asyncio.create_task(_wait(stop))]
@@ -61,6 +70,8 @@ async def serve_fleet(
         for task in done:
             task.result()
     finally:
+        for server, _ in answering:
+            await server.stop(None)
         await router.stop()
         await asyncio.gather(*(one.stop() for one in (own, *scalers)))
         for task in [*running, *beside]:
@@ -110,7 +121,13 @@ async def _say_ready(router: Router, address: str, say: Say) -> None:
     say(f"ready: {len(router.workers)} servers are up at {address}")
 
 
-def run_fleet(config: FleetConfig, read: Reload, gpus: Sequence[str]) -> None:
+def run_fleet(
+    config: FleetConfig,
+    read: Reload,
+    gpus: Sequence[str],
+    keda: str | None = None,
+    picker: str | None = None,
+) -> None:
     """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use."""
 
     async def main() -> None:
@@ -119,7 +136,7 @@ def run_fleet(config: FleetConfig, read: Reload, gpus: Sequence[str]) -> None:
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, stop.set)
-        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus))
+        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus), keda, picker)
 
     import uvloop
 

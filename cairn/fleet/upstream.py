@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from cairn.fleet.wire import NOT_ANSWERED, lines_of, whole_answer
+from cairn.fleet.wire import NOT_ANSWERED, HeadCache, lines_of
 from cairn.fleet.worker import Worker
 
 MOST_IDLE = 256  # connections kept to one server
@@ -49,7 +49,7 @@ class Upstream(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
-        if not self._reading and (answer := whole_answer(data)) is not None:
+        if not self._reading and (answer := self._pool.heads.answer(data)) is not None:
             reader, self.reader = self.reader, None
             self._pool.give_back(self)
             if reader is not None:
@@ -124,7 +124,8 @@ class Upstream(asyncio.Protocol):
 class Pool:
     """Idle connections, by server."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: HeadCache) -> None:
+        self.heads = heads
         self._idle: dict[int, list[Upstream]] = {}
 
     def take(self, worker: Worker) -> Upstream | None:

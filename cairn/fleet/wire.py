@@ -7,8 +7,10 @@ reads it (`front`, `upstream`), which gives the same. Either way headers are pas
 those that belong to one connection, and the length is written anew: what a server sees is framed by the router alone.
 """
 
-from typing import NamedTuple
+import re
+from typing import NamedTuple, TypeVar
 
+T = TypeVar("T")
 LARGEST_HEAD = 64 * 1024
 FRAMING = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length")
 ROUTERS = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
@@ -18,6 +20,10 @@ ID = b"x-request-id"
 _DROPPED = frozenset(
     (b"keep-alive", b"date", b"server", *ROUTERS)
 )  # that say nothing about the framing
+_VARYING = re.compile(
+    rb"\r\n(?:content-length: (\d{1,18})|x-request-id: ([\w-]{1,128}))(?=\r\n|\Z)", re.IGNORECASE
+)  # what differs between the heads of one client
+MOST_HEADS = 512
 _IN_NAMES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _IN_TARGETS = bytes(range(ord("!"), 127))
 
@@ -102,6 +108,70 @@ def _passed_on(
     passed = b"\r\n".join(kept)
     strange = passed.count(b"\n") != len(kept) - 1 or passed.count(b"\r") != len(kept) - 1
     return None if strange or b"\0" in passed else (passed, given)
+
+
+class HeadCache:
+    """Reads whole messages as `whole_request` and `whole_answer` do, those with a head seen before by looking it up.
+
+    Heads of one client differ in the length and the request's id alone: these are cut out, and the rest is the key.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[bytes, tuple[bytes, bytes, bytes]] = {}  # method, target, lines
+        self._answers: dict[bytes, tuple[int, bytes]] = {}  # status, lines
+
+    def request(self, data: bytes) -> HttpRequest | None:
+        end = data.find(b"\r\n\r\n", 0, LARGEST_HEAD)
+        key, length, id = _cut(data[:end])
+        known = self._requests.get(key)
+        if known is not None and end >= 0 and (length or 0) == len(data) - end - 4:
+            return HttpRequest(*known, data[end + 4 :], id)
+        found = whole_request(data)
+        if found is not None and _keeps_framing_apart(key):
+            plain = whole_request(key + b"\r\n\r\n")
+            if plain is not None:
+                _remember(self._requests, key, (plain.method, plain.target, plain.lines))
+        return found
+
+    def answer(self, data: bytes) -> HttpAnswer | None:
+        end = data.find(b"\r\n\r\n", 0, LARGEST_HEAD)
+        key, length, id = _cut(data[:end])
+        known = self._answers.get(key)
+        if known is not None and end >= 0 and length == len(data) - end - 4:
+            lines = known[1] if id is None else b"%bx-request-id: %b\r\n" % (known[1], id)
+            return HttpAnswer(known[0], lines, data[end + 4 :])
+        found = whole_answer(data)
+        if found is not None and _keeps_framing_apart(key):
+            plain = whole_answer(key + b"\r\ncontent-length: 0\r\n\r\n")
+            if plain is not None:
+                _remember(self._answers, key, (plain.status, plain.lines))
+        return found
+
+
+def _cut(head: bytes) -> tuple[bytes, int | None, bytes | None]:
+    """The head without what varies, the length that it gives, and the id; length -1: one of them is there twice."""
+    key, length, id = head, None, None
+    parts = _VARYING.split(head)
+    if len(parts) > 1:
+        key = b"".join(parts[::3])
+        sizes = [size for size in parts[1::3] if size is not None]
+        ids = [given for given in parts[2::3] if given is not None]
+        length = int(sizes[0]) if sizes else None
+        id = ids[0] if ids else None
+        length = -1 if len(sizes) > 1 or len(ids) > 1 else length
+    return key, length, id
+
+
+def _keeps_framing_apart(key: bytes) -> bool:
+    """Is what was cut out the only thing that says the length or the id?"""
+    small = key.lower()
+    return b"content-length" not in small and ID not in small
+
+
+def _remember(heads: dict[bytes, T], key: bytes, value: T) -> None:
+    if len(heads) >= MOST_HEADS:
+        heads.clear()
+    heads[key] = value
 
 
 def lines_of(headers: list[tuple[bytes, bytes]], without: frozenset[bytes]) -> bytes:

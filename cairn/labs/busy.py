@@ -1,30 +1,48 @@
-"""Do other programs hold this machine's cores? Two readings of /proc/stat, a moment apart.
+"""Did other programs hold this machine's cores while a lab ran? Two readings of /proc/stat, one before and one after.
 
-A timing that is off on a busy machine says nothing about the lab. Where there is no /proc, the answer is no.
+    before = reading()  ──lab runs──>  is_busy(before)     all work less that of this process and its children
+
+A timing that is off on a busy machine says nothing about the lab. A load that has just begun, or ends with the lab, is
+seen as well: the share is that of the whole run. Time that a hypervisor took counts as others'. Where there is no
+/proc, the answer is no.
 """
 
+import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 STAT = Path("/proc/stat")
-LOOK_S = 0.3
-BUSY_SHARE = 0.4  # of all cores; this process sleeps while it looks
+LOOK_S = 0.3  # where nothing was read before
+BUSY_SHARE = 0.2  # of all cores: on two, less than half of one
 
 
-def is_busy(look_s: float = LOOK_S) -> bool:
-    before = _ticks()
-    time.sleep(look_s)
-    after = _ticks()
-    if before is None or after is None or after[1] <= before[1]:
-        return False
-    return (after[0] - before[0]) / (after[1] - before[1]) > BUSY_SHARE
+class Reading(NamedTuple):
+    working: float  # seconds of all cores since the machine started
+    total: float
+    own: float  # of this process and of its children that have ended
 
 
-def _ticks() -> tuple[int, int] | None:
-    """(working, all) ticks of all cores since the machine started."""
+def reading() -> Reading | None:
     try:
         fields = [int(word) for word in STAT.read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return None
+    tick = os.sysconf("SC_CLK_TCK")
     idle = fields[3] + fields[4]  # idle, and waiting for a disk
-    return sum(fields) - idle, sum(fields)
+    return Reading((sum(fields) - idle) / tick, sum(fields) / tick, sum(os.times()[:4]))
+
+
+def is_busy(before: Reading | None = None) -> bool:
+    """Whether others held more than `BUSY_SHARE` of the cores since `before`, or in a moment from now."""
+    if before is None:
+        before = reading()
+        time.sleep(LOOK_S)
+    after = reading()
+    return before is not None and after is not None and others_share(before, after) > BUSY_SHARE
+
+
+def others_share(before: Reading, after: Reading) -> float:
+    """Of all cores' time between two readings, what neither this process nor its children worked."""
+    working, total, own = (b - a for a, b in zip(before, after, strict=True))
+    return max(0.0, working - own) / total if total > 0 else 0.0

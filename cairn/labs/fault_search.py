@@ -80,14 +80,14 @@ def candidates(lab: Lab) -> Iterator[tuple[str, Mutant]]:
     named = [place for place in lab.code if ":" in place]
     for place in dict.fromkeys([*named, *mine]):
         with contextlib.suppress(ValueError, AttributeError, KeyError, OSError, TypeError):
-            found = sorted(mutants(place), key=lambda mutant: _rank(mutant.what))
+            found = sorted(mutants(place), key=lambda mutant: _rank(mutant.change))
             yield from ((place, mutant) for mutant in found[:OF_A_FUNCTION])
 
 
-def _rank(what: str) -> int:
-    if "returned" in what:
+def _rank(change: str) -> int:
+    if "returned" in change:
         return 0
-    return 1 if any(word in what for word in ("Add", "Sub", "Mult", "Div", "min", "max")) else 2
+    return 1 if any(word in change for word in ("Add", "Sub", "Mult", "Div", "min", "max")) else 2
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ Need = Literal[
     "triton",
     "nixl",
     "compiler",
+    "go",
     "gpu or compiler",
 ]
 Kind = Literal["near", "at_least", "at_most"]

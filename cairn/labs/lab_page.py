@@ -1,6 +1,6 @@
 """Lab runs as one self-contained page, in two languages: open the file, press "中文".
 
-    title, machine, summary (many runs)
+    title, summary with a filter by verdict (many runs), machine
     for each lab: hypothesis, plots, checks (predicted | measured | gap), table, verdict, code, reading, questions
 
 Both languages are in the page and a switch shows one of them, with style alone: it works without a script and without a
@@ -34,16 +34,28 @@ def render(entries: Sequence[Entry], labs: Mapping[str, Lab], language: Language
     title = first.title if first is not None else Words("Lab report", "实验报告")
     body = [switch(language)]
     if first is None:
-        body += [both(totals(entries), "p"), _summary(entries, labs)]
+        body += [both(totals(entries), "p"), _filter(entries), _summary(entries, labs)]
     if entries:
         body += [_machine(entries[-1].where)]
     body += [_lab(entry, labs.get(entry.lab), alone=first is not None) for entry in entries]
     return page(
         title.of(language),
         *body,
-        style=plot.STYLE + two_languages.STYLE + STYLE,
+        style=plot.STYLE + two_languages.STYLE + STYLE + FILTER,
         language=language_tag(language),
     )
+
+
+def _filter(entries: Sequence[Entry]) -> Markup:
+    """Radio buttons: all runs, or those with one verdict; the style sheet hides the others."""
+    found = [name for name in LEVELS if any(entry.status == name for entry in entries)]
+    names = {"all": Words("all", "全部"), **{name: WORDS[name] for name in found}}
+    parts = []
+    for name, words in names.items():
+        checked = " checked" if name == "all" else ""
+        button = Markup(f'<input type="radio" name="verdict" id="only-{name}"{checked}>')
+        parts.append(join([button, element("label", both(words), for_=f"only-{name}")]))
+    return element("p", *parts, class_="switch filter")
 
 
 def _summary(entries: Sequence[Entry], labs: Mapping[str, Lab]) -> Markup:
@@ -56,7 +68,11 @@ def _summary(entries: Sequence[Entry], labs: Mapping[str, Lab]) -> Markup:
                 element("a", entry.lab, href=f"#{entry.lab}"),
                 both(AREAS.get(entry.area, Words(entry.area, entry.area))),
                 title,
-                element("b", both(WORDS[entry.status]), class_=LEVELS[entry.status]),
+                element(
+                    "b",
+                    both(WORDS[entry.status]),
+                    class_=f"{LEVELS[entry.status]} is-{entry.status}",
+                ),
                 f"{entry.seconds:.1f} s" if entry.seconds else "–",
             ]
         )
@@ -108,7 +124,7 @@ def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
         parts += _around(lab)
     when = f"{entry.at}{', quick' if entry.quick else ''}, {entry.seconds:.1f} s"
     parts.append(element("p", when, class_="when"))
-    return element("section", *parts, id=entry.lab)
+    return element("section", *parts, id=entry.lab, class_=entry.status)
 
 
 def _verdict(entry: Entry) -> Markup:
@@ -201,3 +217,10 @@ details { max-width: 75ch; margin: .3rem 0; }
 summary { cursor: pointer; } pre { overflow-x: auto; } .when { color: var(--soft); font-size: .8rem; }
 .summary :is(td, th):is(:nth-child(2), :nth-child(3)) { text-align: left; font-family: inherit; }
 """
+
+# A run that the filter leaves out: its section, and its line of the summary.
+FILTER = "".join(
+    f"body:has(#only-{name}:checked) :is(section:not(.{name}), .summary tbody tr:not(:has(.is-{name}))) "
+    "{ display: none; }\n"
+    for name in LEVELS
+)

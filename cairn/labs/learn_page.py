@@ -11,7 +11,7 @@ from cairn.labs.catalogue import all_labs
 from cairn.labs.code_place import find_place
 from cairn.labs.lab import Language, Words
 from cairn.labs.learner import Learner
-from cairn.labs.lesson import Lesson, lesson_of, snippet_of
+from cairn.labs.lesson import Lesson, lesson_of, reading_of, snippet_of
 from cairn.labs.roadmap import Heading, Topic
 from cairn.labs.two_languages import both, language_tag, switch
 from cairn.labs.wording import STATE_SIGNS, WORDS
@@ -92,7 +92,7 @@ def _about(learner: Learner, topic: Topic) -> list[Markup]:
     if topic.commands:
         commands = (element("li", element("code", command)) for command in topic.commands)
         parts.append(_titled("commands", element("ul", *commands)))
-    reading = [*topic.reading, *(lesson.reading if lesson is not None else [])]
+    reading = reading_of(topic.reading, lesson)
     if reading:
         titles = (element("li", title) for title in reading)
         parts.append(_titled("reading", element("ul", *titles)))

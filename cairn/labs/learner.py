@@ -21,7 +21,14 @@ from cairn.labs.exercises.exercise import all_exercises, exercises_of
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
 from cairn.labs.lesson import lesson_of, snippet_of
 from cairn.labs.needs import unmet
-from cairn.labs.progress import Answers, Standing, answered_right, next_topics, standing
+from cairn.labs.progress import (
+    Answers,
+    Standing,
+    answered_right,
+    next_topics,
+    placed_topics,
+    standing,
+)
 from cairn.labs.roadmap import Heading, Roadmap, Topic, load
 
 ANSWERS = "answers.jsonl"
@@ -57,7 +64,13 @@ def look() -> Learner:
         if (reasons := unmet(lab.needs, machine))
     }
     right = answered_right(said.values)
-    standings = standing(roadmap, labs_run=runs, labs_impossible=impossible, answered=right)
+    standings = standing(
+        roadmap,
+        labs_run=runs,
+        labs_impossible=impossible,
+        answered=right,
+        placed=placed_topics(said.values),
+    )
     return Learner(roadmap, standings, runs, [*kept.trouble, *said.trouble])
 
 

@@ -6,6 +6,7 @@ The code is shown from the source itself, so that a lesson cannot show what the 
 written "Title (Authors, Year), arXiv:NNNN.NNNNN" or ends with the place where it is found. Both languages are complete.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def lessons() -> dict[str, Lesson]:
 
 def lesson_of(topic: str) -> Lesson | None:
     return lessons().get(topic)
+
+
+def reading_of(titles: Sequence[str], lesson: Lesson | None) -> list[str]:
+    """A topic's own titles, less those that its lesson names with authors and place, and then the lesson's."""
+    full = [] if lesson is None else lesson.reading
+    names = [title.casefold() for title in full]
+    own = [
+        title
+        for title in titles
+        if not any(name.startswith(title.partition(" (")[0].casefold()) for name in names)
+    ]
+    return [*own, *full]
 
 
 def snippet_of(lesson: Lesson) -> Snippet:

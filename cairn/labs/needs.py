@@ -99,12 +99,23 @@ def _compiler(machine: Machine) -> Words | None:
     return Words(f"no C compiler on the PATH ({names})", f"PATH 中没有 C 编译器（{names}）")
 
 
+def _go(machine: Machine) -> Words | None:
+    del machine
+    if shutil.which("go") is not None:
+        return None
+    return Words(
+        "Go is not on the PATH; install it: apt-get install golang-go",
+        "PATH 中没有 Go；安装：apt-get install golang-go",
+    )
+
+
 _CHECKS: dict[Need, Callable[[Machine], Words | None]] = {
     "2 cores": _cores,
     "2 processes": _processes,
     "root": _root,
     "linux": _linux,
     "compiler": _compiler,
+    "go": _go,
     "triton": _package("triton"),
     "nixl": _package("nixl"),
 }

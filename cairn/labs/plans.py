@@ -71,20 +71,21 @@ def find_plan(name: str) -> Plan:
 def markdown(plan: Plan, language: Language) -> str:
     """The plan as a list to tick off, with the capstones behind it."""
     words = WORDS_ZH if language == "zh" else WORDS_EN
+    colon = words["colon"]
     lines = [f"# {plan.title.of(language)}", "", words["hours"].format(plan.hours), ""]
     for stage in plan.stage:
-        lines += [f"## {stage.when.of(language)}: {stage.theme.of(language)}", ""]
-        lines += [f"- {words['time']}: {stage.hours} h"]
+        lines += [f"## {stage.when.of(language)}{colon}{stage.theme.of(language)}", ""]
+        lines += [f"- {words['time']}{colon}{stage.hours} {words['h']}"]
         lines += [f"- [ ] `{command}`" for command in stage.commands]
-        lines += [f"- [ ] {words['output']}: {stage.output.of(language)}"]
-        lines += [f"- [ ] {words['check']}: {stage.check.of(language)}", ""]
+        lines += [f"- [ ] {words['output']}{colon}{stage.output.of(language)}"]
+        lines += [f"- [ ] {words['check']}{colon}{stage.check.of(language)}", ""]
     lines += [f"# {words['capstones']}", ""]
     for capstone in load().capstone:
-        lines += [f"## {capstone.course}: {capstone.title.of(language)}", ""]
+        lines += [f"## {capstone.course}{colon}{capstone.title.of(language)}", ""]
         lines += [capstone.build.of(language), ""]
         lines += [f"- [ ] {point.of(language)}" for point in capstone.rubric]
         lines += [
-            f"- {words['reference']}: {', '.join(f'`{one}`' for one in capstone.reference)}",
+            f"- {words['reference']}{colon}{', '.join(f'`{one}`' for one in capstone.reference)}",
             "",
         ]
     return "\n".join(lines)
@@ -92,6 +93,8 @@ def markdown(plan: Plan, language: Language) -> str:
 
 WORDS_EN = {
     "hours": "{0} hours in all.",
+    "h": "h",
+    "colon": ": ",
     "time": "time",
     "output": "hand in",
     "check": "done when",
@@ -100,6 +103,8 @@ WORDS_EN = {
 }
 WORDS_ZH = {
     "hours": "共 {0} 小时。",
+    "h": "小时",
+    "colon": "：",
     "time": "时间",
     "output": "产出",
     "check": "完成标准",

@@ -1,6 +1,6 @@
 """Would a lab notice if the code were wrong? Plants one small fault in a function and takes it out again.
 
-    mutants("cairn/cluster/reliability.py:young")  ──>  [Mutant(number=0, what="line 3: * -> /"), ...]
+    mutants("cairn/cluster/reliability.py:young")  ──>  [Mutant(number=0, line="return ...", change="Mult -> Div"), ...]
     with planted("cairn/cluster/reliability.py:young", 0): lab.run(bench)      a check of the lab should be off
 
 A mutant changes one operator, comparison, constant, sign, returned value or builtin (min and max) of the function's
@@ -43,14 +43,25 @@ SWAPPED = {"min": "max", "max": "min", "sum": "max", "any": "all", "all": "any"}
 
 
 class Mutant(NamedTuple):
-    number: int
-    what: str  # "line 3: * -> /", counted from the function's first line
+    number: int  # in this function as it stands now
+    line: str  # the line of source where it is: a function may grow around it
+    change: str  # "Mult -> Div"
 
 
 def mutants(place: str) -> list[Mutant]:
     """Every fault that can be planted in this function, in the order of its lines."""
-    tree = _parsed(_found(place)[2])
-    return [Mutant(number, what) for number, (what, _) in enumerate(_changes(tree))]
+    function = _found(place)[2]
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    return [
+        Mutant(number, lines[at - 1].strip(), change)
+        for number, (at, change, _) in enumerate(_changes(_parsed(function)))
+    ]
+
+
+def find_mutant(place: str, line: str, change: str, which: int = 0) -> Mutant | None:
+    """The fault of this change in a line of this text, `which` of those that are alike; None when it is gone."""
+    alike = [one for one in mutants(place) if (one.line, one.change) == (line, change)]
+    return alike[which] if which < len(alike) else None
 
 
 @contextlib.contextmanager
@@ -99,7 +110,7 @@ def _keeps_form(decorator: ast.expr) -> bool:
 
 
 def _mutated(function: Callable[..., Any], number: int) -> tuple[str, Callable[..., Any]]:
-    what, change = list(_changes(_parsed(function)))[number]
+    _, what, change = list(_changes(_parsed(function)))[number]
     tree = _parsed(function)
     change(tree)
     ast.fix_missing_locations(tree)
@@ -125,12 +136,11 @@ def _imported(function: Callable[..., Any]) -> list[tuple[Any, str]]:
 Change = Callable[[ast.Module], None]
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[str, Change]]:
-    """What can be changed, as a function over a fresh parse of the same source."""
+def _changes(tree: ast.Module) -> Iterator[tuple[int, str, Change]]:
+    """Line, what can be changed there, and the change as a function over a fresh parse of the same source."""
     for at, node in enumerate(ast.walk(tree)):
         for what, edit in _edits(node):
-            line = getattr(node, "lineno", 1)
-            yield f"line {line}: {what}", _at(at, edit)
+            yield getattr(node, "lineno", 1), what, _at(at, edit)
 
 
 def _at(at: int, edit: Callable[[Any], None]) -> Change:

@@ -4,7 +4,8 @@
     the lab record  which labs have run here
 
 `standing` is pure; only `Answers` touches a file. A topic whose labs this machine cannot run (no GPU) is done by its
-question alone, and says so: nobody should be stuck for want of hardware.
+question alone, and says so: nobody should be stuck for want of hardware. A topic that was tested out of
+(`cairn learn placement`) is done as well.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -25,7 +26,10 @@ NAME = "the file of answers"
 class Answer(msgspec.Struct, frozen=True):
     topic: str
     at: str  # UTC, ISO 8601
-    right: bool  # in the person's own judgement, beside the model answer
+    right: bool  # by the rubric, or in the person's own judgement beside the model answer
+    placed: bool = (
+        False  # both questions of a placement test were right: nobody has to run its labs
+    )
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +47,9 @@ class Answers:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, topic: str, right: bool) -> None:
+    def add(self, topic: str, right: bool, placed: bool = False) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        kept_lines.append(self.path, Answer(topic, at, right), NAME)
+        kept_lines.append(self.path, Answer(topic, at, right, placed), NAME)
 
     def read(self) -> kept_lines.Lines[Answer]:
         """All of them, oldest first, and what is wrong with lines that cannot be read."""
@@ -63,18 +67,25 @@ def answered_right(answers: Iterable[Answer]) -> set[str]:
     return {topic for topic, right in latest.items() if right}
 
 
+def placed_topics(answers: Iterable[Answer]) -> set[str]:
+    """Topics that a placement test has shown to be known; a later wrong answer does not take that back."""
+    return {answer.topic for answer in answers if answer.placed}
+
+
 def standing(
     roadmap: Roadmap,
     *,
     labs_run: Collection[str],
     labs_impossible: Mapping[str, str],
     answered: Collection[str],
+    placed: Collection[str] = (),
 ) -> dict[str, Standing]:
     """Where a person stands with each topic, in the roadmap's order."""
     done = {
         topic.id
         for topic in roadmap.topics.values()
-        if topic.id in answered and not _labs_left(topic, labs_run, labs_impossible)
+        if topic.id in placed
+        or (topic.id in answered and not _labs_left(topic, labs_run, labs_impossible))
     }
     found = {}
     for topic in roadmap.topics.values():

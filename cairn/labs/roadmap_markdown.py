@@ -16,7 +16,8 @@ Every topic of the five courses, with the code here and what runs for it. `cairn
 you have done, `cairn learn TOPIC` the whole text (what it is, which problem it solves, how to debug it, reading, a
 self-check, and for many topics a lesson: picture, worked number, the code, mistakes, interview questions), `--lang
 zh` all of it in Chinese. `cairn learn quiz` asks and you judge; `cairn learn interview` reads a typed answer and
-grades it by a rubric, also of logs to diagnose (`--round diagnose`); `cairn learn plan week` (`12-weeks`, `year`)
+grades it by a rubric, also of logs to diagnose (`--round diagnose`); `cairn learn placement --course SYS-602` tests
+out of topics that you know (two questions each); `cairn learn plan week` (`12-weeks`, `year`)
 gives hours, commands, an output and a check for each day, as Markdown with `--markdown`; `cairn learn story` drafts
 project stories from your record; `cairn exercise list` has what you write yourself. The server's page has it under
 Learn. This page is made by `python -m cairn.labs.roadmap_markdown docs/roadmap.md`.

@@ -25,6 +25,7 @@ from cairn.core.events import span
 from cairn.hw.ceilings import Ceilings
 from cairn.hw.machine import Machine
 from cairn.labs import calibration
+from cairn.labs.busy import Reading, reading
 from cairn.labs.entry import Entry, Where, failed_entry, measured_entry, skipped_entry
 from cairn.labs.lab import Lab, judge
 from cairn.labs.needs import unmet
@@ -48,9 +49,8 @@ class Session:
     limit_s: float = LIMIT_S
     log_line: calibration.LogLine = lambda message: None
     settings: Mapping[str, float] = field(default_factory=dict)  # knobs that were set
-    is_busy: Callable[[], bool] = lambda: (
-        False
-    )  # whether others hold the cores; asked after an "off"
+    # Whether others held the cores since a reading; asked after an "off".
+    is_busy: Callable[[Reading | None], bool] = lambda before: False
 
 
 def run_lab(
@@ -63,7 +63,7 @@ def run_lab(
     quick, where = session.quick, session.where
     if reasons := unmet(lab.needs, session.machine, session.ceilings.device):
         return skipped_entry(lab, reasons, at=at, quick=quick, where=where)
-    began = time.perf_counter()
+    began, before = time.perf_counter(), reading()
     try:
         with span("lab", name=lab.name), _alone(), _limit(lab.name, session.limit_s):
             with tempfile.TemporaryDirectory(prefix=f"cairn-lab-{lab.name}-") as folder:
@@ -94,7 +94,7 @@ def run_lab(
         calibrated=learned.better,
         guess=guess,
         settings=session.settings,
-        busy=not verdict.held and session.is_busy(),
+        busy=not verdict.held and session.is_busy(before),
     )
 
 

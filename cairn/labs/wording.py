@@ -84,7 +84,7 @@ WORDS: dict[str, Words] = {
     "not yet": Words("not yet", "尚未通过"),
     "hint": Words("Hint", "提示"),
     "mistakes": Words("Mistakes that people make", "常见错误"),
-    "line": Words("line", "行"),
+    "line": Words("line {0}", "第 {0} 行"),
     # a lab and its run
     "hypothesis": Words("Hypothesis", "假设"),
     "checks": Words("Checks", "检验"),

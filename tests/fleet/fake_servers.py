@@ -29,7 +29,9 @@ class FakeServer:
         self.served: list[int] = []  # tokens that each request was continued from
         self.die_after: int | None = None  # tokens of the next answer
         self.refuse: int | None = None  # a status instead of answers
+        self.code, self.refused = "queue_full", 0
         self.frozen = False
+        self.status = "ok"  # as its pulse says
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Server | None = None
@@ -71,7 +73,9 @@ class FakeServer:
         if " /cairn/pulse " in head[0]:
             await self._pulse(writer)
         elif self.refuse is not None:
-            await self._whole(writer, self.refuse, {"error": {"message": "no room"}})
+            self.refused += 1
+            document = {"error": {"message": "no room", "code": self.code}}
+            await self._whole(writer, self.refuse, document)
         else:
             count = int(headers.get("x-cairn-continue", 0))
             before = msgspec.msgpack.decode(body[-count:]) if count else []
@@ -83,7 +87,7 @@ class FakeServer:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         frames = framed(Hello(1, self.models, 16, True, 8)) + framed(Events(0))
         while True:
-            frames += framed(Load())
+            frames += framed(Load(self.status))
             if not self.frozen:
                 writer.write(b"%x\r\n%b\r\n" % (len(frames), frames))
             frames = b""
@@ -91,7 +95,7 @@ class FakeServer:
             await asyncio.sleep(0.05)
 
     async def _whole(self, writer: asyncio.StreamWriter, status: int, document: object) -> None:
-        body = json.dumps(document).encode()
+        body = json.dumps(document, separators=(",", ":")).encode()
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
         await writer.drain()
 

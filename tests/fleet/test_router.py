@@ -154,6 +154,10 @@ def test_busy_servers_are_passed_over_and_a_stream_of_another_kind_ends_with_an_
             assert (await ask(url, f"x{at}", 3))[1] == text_of(f"x{at}", 3)
         servers[1].refuse = 429
         assert (await ask(url, "y", 3))[0] in (429, 503)
+        for server in servers:
+            server.refuse, server.code, server.refused = 429, "key_budget", 0
+        assert (await ask(url, "y", 3))[0] == 429
+        assert sum(server.refused for server in servers) == 1  # not from one to the next
         servers[0].refuse = servers[1].refuse = None
         for server in servers:
             server.marked, server.die_after = False, 2
@@ -162,6 +166,28 @@ def test_busy_servers_are_passed_over_and_a_stream_of_another_kind_ends_with_an_
         assert b"server_lost" in raw
 
     fleet(check)
+
+
+def test_a_server_that_sleeps_is_asked_where_nobody_is_awake_unless_its_host_decides():
+    async def check(url, servers, router):
+        first, second = router.workers
+        servers[0].status = "asleep"
+        while first.state != "asleep":
+            await asyncio.sleep(0.01)
+        assert (await ask(url, "x", 3))[0] == 200
+        assert [len(one.served) for one in servers] == [0, 1]
+        servers[1].status = "asleep"
+        while second.state != "asleep":
+            await asyncio.sleep(0.01)
+        assert (await ask(url, "x", 3))[0] == 200  # the server wakes up for it
+        first.managed = second.managed = True
+        status, _, raw = await ask(url, "x", 3)
+        assert (status, b"is asleep" in raw) == (503, True)
+        first.woke_up()
+        await asyncio.sleep(0.1)  # its pulse, which says what was before, changes nothing
+        assert (await ask(url, "x", 3))[0] == 200
+
+    fleet(check, hold_s=0.1)
 
 
 def test_the_router_answers_for_itself_and_explains_its_decisions():

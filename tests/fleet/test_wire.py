@@ -4,7 +4,14 @@ import httptools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.fleet.wire import NOT_ANSWERED, NOT_SENT, lines_of, whole_answer, whole_request
+from cairn.fleet.wire import (
+    NOT_ANSWERED,
+    NOT_SENT,
+    HeadCache,
+    lines_of,
+    whole_answer,
+    whole_request,
+)
 
 NAMES = st.sampled_from(
     [
@@ -118,3 +125,27 @@ def test_the_usual_ones_are_not_left_to_it():
         written("HTTP/1.1 200 OK", [("server", ": ", "x"), ("a", ": ", "b")], 3, "abc")
     )
     assert answer == (200, b"a: b\r\n", b"abc")
+
+
+LINES = """host: a|accept: b|Content-Length: 3|content-length: 0|content-length:3|content-length:0|content-length: 03|
+x-request-id: r1|X-Request-Id: r2|x-request-id: a b|x-request-id:r3|connection: keep-alive|te: x|date: now"""
+VARIED = st.lists(st.sampled_from(LINES.replace("\n", "").split("|")), max_size=4)
+MESSAGES = st.lists(st.tuples(VARIED, st.sampled_from(["", "abc"])), min_size=1, max_size=8)
+
+
+@given(MESSAGES)
+def test_heads_that_are_looked_up_say_what_reading_them_says(messages):
+    heads = HeadCache()
+    for lines, body in messages:
+        rest = "".join(f"{line}\r\n" for line in lines) + f"\r\n{body}"
+        data = f"POST /x HTTP/1.1\r\n{rest}".encode()
+        mine, plain = heads.request(data), whole_request(data)
+        assert (mine is None) == (plain is None)
+        if mine is not None and plain is not None:
+            assert (mine.lines, mine.id, mine.body) == (plain.lines, plain.id, plain.body)
+        data = f"HTTP/1.1 200 OK\r\n{rest}".encode()
+        answer, read = heads.answer(data), whole_answer(data)
+        assert (answer is None) == (read is None)
+        if answer is not None and read is not None:
+            assert (answer.status, answer.body) == (read.status, read.body)
+            assert sorted(fields(answer.lines)) == sorted(fields(read.lines))

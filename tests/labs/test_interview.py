@@ -15,6 +15,7 @@ from cairn.labs.catalogue import all_labs
 from cairn.labs.code_place import find_place
 from cairn.labs.exercises.exercise import all_exercises
 from cairn.labs.interview import INTERVALS_DAYS, choose, due, rounds
+from cairn.labs.learner import look
 from cairn.labs.plans import load as load_plans
 from cairn.labs.progress import Answer
 from cairn.labs.roadmap import load
@@ -97,6 +98,24 @@ def test_an_interview_over_a_pipe(tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["due"] == []  # answered today
     assert main(["learn", "interview", "--round", "inferenc"]) == 2
     assert "inference" in capsys.readouterr().err
+
+
+def test_a_placement_test_finishes_what_is_known(tmp_path, monkeypatch, capsys):
+    """Both answers right: done without its labs, and what needs it is unlocked; one wrong: it is not."""
+    monkeypatch.setenv("CAIRN_DATA", str(tmp_path))
+    lesson = [
+        q.answer.zh.replace("\n", " ") for q in rounds()["topics"].question if q.topic == "roofline"
+    ]
+    words = ["learn", "placement", "--topic", "roofline", "--lang", "zh"]
+    for given_answers, state in (([lesson[0], "?"], "begun"), (lesson, "done")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(given_answers) + "\n"))
+        assert main(words) == 0
+        assert ("roofline" in capsys.readouterr().out.splitlines()[-1]) == (state == "done")
+        found = look().standings
+        assert (found["roofline"].state == "done") == (state == "done")
+    assert all("roofline" not in one.missing for one in found.values())
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["questions"] == []  # nothing is left to ask
 
 
 def test_every_step_of_every_plan_can_be_followed():

@@ -15,7 +15,7 @@ from cairn.hw.probe import probe
 from cairn.labs.catalogue import all_labs
 from cairn.labs.fault_search import once
 from cairn.labs.needs import unmet
-from cairn.labs.planted_fault import mutants, planted
+from cairn.labs.planted_fault import find_mutant, mutants, planted
 
 FAULTS = tomllib.loads(Path(__file__).with_name("lab_faults.toml").read_text(encoding="utf-8"))
 QUICK_S = 0.8  # of the recorded time, which was taken on a busy machine
@@ -27,13 +27,13 @@ def test_every_lab_has_a_fault_that_it_notices():
     assert set(FAULTS) == set(all_labs())
 
 
+def mutant_of(fault):
+    return find_mutant(fault["place"], fault["line"], fault["change"], fault.get("which", 0))
+
+
 def test_every_recorded_fault_can_still_be_planted():
-    """Where this fails, a function has changed: find a fault anew with `python -m cairn.labs.fault_search LAB`."""
-    gone = {}
-    for name, fault in FAULTS.items():
-        found = {mutant.number: mutant.what for mutant in mutants(fault["place"])}
-        if name not in all_labs() or found.get(fault["number"]) != fault["what"]:
-            gone[name] = (fault["place"], fault["what"])
+    """Where this fails, a line has changed: find a fault anew with `python -m cairn.labs.fault_search LAB`."""
+    gone = {name: fault["line"] for name, fault in FAULTS.items() if mutant_of(fault) is None}
     assert gone == {}
 
 
@@ -51,9 +51,9 @@ def test_a_planted_fault_flips_a_check(name):
     fault = FAULTS[name]
     if reasons := unmet(all_labs()[name].needs, probe()):
         pytest.skip(reasons[0].en)
-    with planted(fault["place"], fault["number"]):
+    with planted(fault["place"], mutant_of(fault).number):
         checks, _ = once(all_labs()[name], ceilings_here(), 60.0)
-    assert not checks[fault["flips"]], f"{name} holds although {fault['place']}: {fault['what']}"
+    assert not checks[fault["flips"]], f"{name} holds although {fault['line']}: {fault['change']}"
 
 
 def test_a_fault_is_taken_out_again():
@@ -61,7 +61,7 @@ def test_a_fault_is_taken_out_again():
 
     before = reliability.young
     place = "cairn/cluster/reliability.py:young"
-    (twice,) = [mutant for mutant in mutants(place) if "returned twice" in mutant.what]
+    (twice,) = [mutant for mutant in mutants(place) if "returned twice" in mutant.change]
     with planted(place, twice.number):
         assert reliability.young(1.0, 2.0) == 4.0
     assert reliability.young is before

@@ -96,6 +96,12 @@ def test_in_a_browser(chromium, tmp_path):
         "✓",
     ]
     assert tab.locator("#bad pre").inner_text().endswith("ValueError: <x>")
+    tab.get_by_role("radio", name="出错").check()  # the filter: only what failed
+    shown = tab.locator("section").filter(visible=True)
+    assert [one.get_attribute("id") for one in shown.all()] == ["bad"]
+    assert tab.locator(".summary tbody tr").filter(visible=True).count() == 1
+    tab.get_by_role("radio", name="全部").check()
+    assert shown.count() == 4
     tab.set_viewport_size({"width": 360, "height": 700})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     assert asked == [path.as_uri()]

@@ -11,6 +11,7 @@ from lab_samples import both, ceilings_here, lab, measured, outcome
 from cairn.hw.ceilings import load, machine_file, save
 from cairn.hw.machine import Cpu, Gpu, Machine, Versions
 from cairn.hw.probe import probe
+from cairn.labs.busy import Reading, is_busy, others_share
 from cairn.labs.entry import Entry, where_of
 from cairn.labs.lab import Check, Outcome
 from cairn.labs.needs import unmet
@@ -50,6 +51,25 @@ def test_a_lab_that_holds(session):
     assert (entry.status, entry.verdict.en) == ("held", "exactly as predicted")
     assert steps == ["now"]
     assert not seen[0].exists()
+
+
+def test_off_while_others_hold_the_cores_says_busy(session, monkeypatch):
+    """The load of the whole run counts, also one that has ended; what the lab itself works does not."""
+    begin = Reading(working=10.0, total=100.0, own=4.0)
+    assert others_share(begin, Reading(working=17.0, total=120.0, own=5.0)) == pytest.approx(0.3)
+    assert others_share(begin, Reading(working=30.0, total=120.0, own=24.0)) == 0.0
+    assert others_share(begin, begin) == 0.0
+
+    readings = [begin, Reading(working=17.0, total=120.0, own=5.0)]
+    monkeypatch.setattr("cairn.labs.runner.reading", lambda: readings[0])
+    monkeypatch.setattr("cairn.labs.busy.reading", lambda: readings[1])
+    loaded = dataclasses.replace(session, is_busy=is_busy)
+    entry = run_lab(lab(run=outcome), loaded)
+    assert entry.status == "busy"
+    assert "measure again when it is idle" in entry.verdict.en
+    assert run_lab(lab(run=held), loaded).status == "held"
+    readings[1] = Reading(working=30.0, total=120.0, own=24.0)
+    assert run_lab(lab(run=outcome), loaded).status == "off"
 
 
 def test_a_lab_that_is_off_is_a_result_and_its_entry_survives_json(session):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cairn.cli.learn.learn_show import wrapped
 from cairn.cli.main import main
 from cairn.labs.coverage import coverage, read_lines
-from cairn.labs.lesson import lessons, snippet_of
+from cairn.labs.lesson import lessons, reading_of, snippet_of
 from cairn.labs.roadmap import load
 
 LINES = Path(__file__).with_name("roadmap_lines.txt")
@@ -48,6 +49,21 @@ def test_a_lesson_is_shown_with_its_code(capsys, tmp_path, monkeypatch):
         assert heading in shown
         assert "| def attention_reference(" in shown
         assert "arXiv:2205.14135" in shown
+
+
+def test_a_paper_is_listed_once_with_its_authors():
+    lesson = lessons()["occupancy"]
+    listed = reading_of(["Better Performance at Lower Occupancy (2010)", "A book (1999)"], lesson)
+    assert listed == ["A book (1999)", *lesson.reading]
+    assert reading_of(["A book (1999)"], None) == ["A book (1999)"]
+
+
+def test_a_chinese_line_does_not_break_a_number(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "每个寄存器占 2,304 个单位，共 65,536 个。"
+    lines = wrapped(text, "")
+    assert "".join(lines) == text
+    assert {"2,304", "65,536"} <= {word for line in lines for word in re.findall(r"[\d,]+", line)}
 
 
 def test_every_line_of_the_roadmap_has_text_code_and_a_lab():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 import tyro
 
+from cairn.cli.chat.text_to_text import complete
 from cairn.core.config import load
 from cairn.core.errors import ConfigError, HardwareError, RequestError, UsageError
 from cairn.core.events import span
@@ -119,7 +120,10 @@ def run(args: list[str]) -> int:
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.models.generate import Sampling, budget
     from cairn.models.runnable import open_model
+    from cairn.models.text_to_text.load import text_to_text_folder
 
+    if (folder := text_to_text_folder(options.model)) is not None:
+        return complete(options, folder)
     sampling = Sampling(
         temperature=options.temperature,
         top_k=options.top_k,
@@ -132,25 +136,10 @@ def run(args: list[str]) -> int:
         use_template(opened, options.chat_template)
     prompt, pictures = _read_prompt(options, opened)
     most = budget(opened.spec, prompt, options.max_tokens)  # refuse before the weights are loaded
-    show = _Shown(opened.tokenizer, prompt, options.json, pictures)
+    show = Shown(opened.tokenizer, prompt, options.json, pictures)
     generate = _with_generator if options.plain else _with_engine
     ran = generate(options, opened, msgspec.structs.replace(sampling, max_tokens=most), show)
-    result = Result(
-        model=options.model,
-        text=show.text,
-        token_ids=show.tokens,
-        prompt_tokens=len(prompt),
-        completion_tokens=len(show.tokens),
-        finish_reason=ran.finish,
-        device=ran.device,
-        dtype=ran.dtype,
-        seconds=Seconds(ran.load_s, *show.seconds),
-        speed=_speed(ran, len(show.tokens), show.seconds[1]),
-    )
-    if options.json:
-        print(msgspec.json.encode(result).decode())
-    else:
-        print(_summary(result, ran.read_bytes), file=sys.stderr)
+    report(options, show, ran)
     return 0
 
 
@@ -164,7 +153,7 @@ class Ran(NamedTuple):
     read_bytes: float  # of weights, for one decoded token
 
 
-class _Shown:
+class Shown:
     """The answer while it comes: tokens, their text as it is printed, and when the first one came."""
 
     def __init__(
@@ -205,8 +194,28 @@ class _Shown:
             print(piece, end="", flush=True)
 
 
+def report(options: Generate, show: Shown, ran: Ran) -> None:
+    """What came of it: one JSON document on stdout, or a line on stderr."""
+    result = Result(
+        model=options.model,
+        text=show.text,
+        token_ids=show.tokens,
+        prompt_tokens=len(show.prompt),
+        completion_tokens=len(show.tokens),
+        finish_reason=ran.finish,
+        device=ran.device,
+        dtype=ran.dtype,
+        seconds=Seconds(ran.load_s, *show.seconds),
+        speed=_speed(ran, len(show.tokens), show.seconds[1]),
+    )
+    if options.json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        print(_summary(result, ran.read_bytes), file=sys.stderr)
+
+
 def _with_generator(
-    options: Generate, opened: "OpenModel", sampling: "Sampling", show: _Shown
+    options: Generate, opened: "OpenModel", sampling: "Sampling", show: Shown
 ) -> Ran:
     from cairn.models.generate import Generation
 
@@ -225,7 +234,7 @@ def _with_generator(
     return Ran(finish, runnable.device, runnable.dtype, load_s, read_bytes)
 
 
-def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", show: _Shown) -> Ran:
+def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", show: Shown) -> Ran:
     """The engine that serves, with room for this one request."""
     from cairn.models.cache import cache_groups
     from cairn.serve.config import EngineConfig
@@ -256,7 +265,7 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     return Ran(finish, facts.device, facts.dtype, load_s, facts.read_bytes)
 
 
-async def _stream(llm: "LLM", opened: "OpenModel", sampling: "Sampling", show: _Shown) -> str:
+async def _stream(llm: "LLM", opened: "OpenModel", sampling: "Sampling", show: Shown) -> str:
     from cairn.serve.engine.sampling_params import SamplingParams
     from cairn.serve.prompts import Prompt
     from cairn.serve.serving import GenerateRequest
@@ -336,7 +345,7 @@ def _read_prompt(options: Generate, opened: "OpenModel") -> "tuple[list[int], li
             f"--image is given, and {options.model} reads text only",
             hint="use a model that sees, such as cairn-tiny-vl",
         )
-    text = _stdin() if options.prompt == "-" else options.prompt or ""
+    text = prompt_text(options)
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
     parts = [{"type": "image", "image": _file(path)} for path in options.image]
     user = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
@@ -366,11 +375,15 @@ def _prompt_ids(options: Generate, opened: "OpenModel") -> list[int]:
             f"{options.model} has no tokenizer, so it cannot read --prompt",
             hint="give the prompt as numbers: --token-ids 1 2 3",
         )
-    text = _stdin() if options.prompt == "-" else options.prompt or ""
+    text = prompt_text(options)
     if not options.chat:
         return opened.tokenizer.encode(text)
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
     return opened.tokenizer.encode_chat([*system, {"role": "user", "content": text}])
+
+
+def prompt_text(options: Generate) -> str:
+    return _stdin() if options.prompt == "-" else options.prompt or ""
 
 
 def _stdin() -> str:

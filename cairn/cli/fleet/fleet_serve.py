@@ -21,6 +21,10 @@ class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """a TOML file, such as examples/fleet/local.toml"""
     port: int | None = None
     """port of the router, instead of the file's; 0 takes a free one"""
+    keda: str | None = None
+    """HOST:PORT where KEDA's external scaler is answered, by gRPC; needs cairn-stack[keda]"""
+    endpoint_picker: str | None = None
+    """HOST:PORT where Envoy asks for the server of a request (ext_proc); needs cairn-stack[gateway]"""
     policy: str | None = None
     """how servers are chosen, instead of the file's: see `cairn simulate fleet --help`"""
 
@@ -42,7 +46,7 @@ def run(args: list[str]) -> int:
     config = read()
     from cairn.fleet.serve import run_fleet
 
-    run_fleet(config, read, _gpus())
+    run_fleet(config, read, _gpus(), options.keda, options.endpoint_picker)
     return 0
 
 

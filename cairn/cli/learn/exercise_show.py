@@ -61,7 +61,7 @@ def skeleton(exercise: Exercise, language: Language) -> str:
 def started(exercise: Exercise, file: Path, language: Language) -> list[str]:
     about = exercise.about
     return [
-        f"{about.title.of(language)}  ({about.course}, {about.minutes} min)",
+        f"{about.title.of(language)}  ({about.course}, {about.minutes} {_word('minutes', language)})",
         *wrapped(about.wanted.of(language), "  "),
         "",
         f"{_word('wrote', language)} {file}",
@@ -77,7 +77,7 @@ def graded(exercise: Exercise, grade: Grade, file: Path, language: Language) -> 
     said = _word("passed" if grade.passed else "not yet", language)
     lines += ["", f"{said}: {count}/{len(grade.results)}"]
     if not grade.passed:
-        lines.append(f"cairn exercise hint {exercise.name}")
+        lines.append(f"cairn exercise hint {exercise.name}{_flag(language)}")
     return lines
 
 
@@ -98,7 +98,7 @@ def _result(result: Result, language: Language) -> list[str]:
     near = f"  {_near(result.figure, language)}" if result.figure else ""
     lines = [f"{'✓' if result.passed else '✗'} {result.what.of(language)}{near}"]
     if result.said is not None:
-        where = f"{_word('line', language)} {result.line}: " if result.line else ""
+        where = f"{_word('line', language).format(result.line)}: " if result.line else ""
         lines += wrapped(f"{where}{result.said.of(language)}", "    ")
     return lines
 
@@ -110,6 +110,10 @@ def _near(found: Figure, language: Language) -> str:
         f"{figure(found.measured)} {found.unit}，为下限 {figure(found.limit)} 的 {share:.2f} 倍",
     )
     return said.of(language)
+
+
+def _flag(language: Language) -> str:
+    return "" if language == "en" else f" --lang {language}"
 
 
 def _word(name: str, language: Language) -> str:

@@ -5,6 +5,7 @@
     cairn learn kv-cache        one topic: what, why, how to debug it, code, labs, reading, a self-check
     cairn learn quiz            questions of the topics, with evidence from this machine
     cairn learn interview       nine rounds; typed answers are graded by a rubric
+    cairn learn placement       tests out of topics that you know: two questions each, both right
     cairn learn story           project stories (STAR) from your own record, as Markdown
     cairn learn plan week       hours, commands, output and check for each day; also 12-weeks, year
     cairn learn week | year     which sections of the map come when
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from cairn.labs.roadmap import Topic
 
 Language = Literal["en", "zh"]
-VIEWS = ("map", "next", "quiz", "interview", "story", "plan", "week", "year")
+VIEWS = ("map", "next", "quiz", "interview", "placement", "story", "plan", "week", "year")
 
 
 class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,19 +40,19 @@ class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     what: Annotated[
         str,
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="TOPIC|next|quiz|interview|story|plan|week|year"),
+        tyro.conf.arg(metavar="TOPIC|next|quiz|interview|placement|story|plan|week|year"),
     ] = "map"
-    """a topic by its id, or one of: next, quiz, interview, story, plan, week, year; nothing shows the map"""
+    """a topic by its id, or one of: next, quiz, interview, placement, story, plan, week, year; nothing shows the map"""
     which: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")] = ""
     """of plan: week, 12-weeks or year"""
     lang: Language = "en"
     """en or zh"""
     course: str | None = None
-    """map and quiz: this course only (SYS-601 ... SYS-605)"""
+    """map, quiz and placement: this course only (SYS-601 ... SYS-605)"""
     topic: str | None = None
-    """quiz: questions of this topic only"""
+    """quiz and placement: this topic only"""
     count: int = 5
-    """quiz and next: how many"""
+    """quiz and next: how many; placement: how many topics"""
     round: str | None = None
     """interview: one round: systems, kernels, training, networking, inference, cluster, project, diagnose,
     topics"""
@@ -85,6 +86,10 @@ def run(args: list[str]) -> int:
     match options.what:
         case "quiz":
             return run_quiz(learner, options)
+        case "placement":
+            from cairn.cli.learn.learn_interview import run_placement
+
+            return run_placement(learner, _asked_topics(learner, options), options)
         case "map" | "next" | "week" | "year":
             return show_map(learner, options)
         case name:

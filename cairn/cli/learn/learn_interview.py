@@ -1,4 +1,4 @@
-"""`cairn learn interview`: asks, reads a typed answer, grades it by the rubric, and asks the follow-up.
+"""`cairn learn interview` and `placement`: ask, read a typed answer, grade it by the rubric, ask the follow-up.
 
 Answers come from the terminal, or one per line from a pipe. What was answered goes to the file of answers, from which
 `due` says what to ask again. Chooses and prints; `cairn.labs.interview` and `cairn.labs.rubric` decide.
@@ -16,8 +16,12 @@ from cairn.labs.lab import Language, Words
 from cairn.labs.rubric import worded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cairn.cli.learn.learn import Learn
     from cairn.labs.interview import Drilled, Round
+    from cairn.labs.learner import Learner
+    from cairn.labs.roadmap import Topic
     from cairn.labs.rubric import Graded
 
 
@@ -43,6 +47,40 @@ def run_interview(options: "Learn") -> int:
         kept.add(question.topic, graded.right)
     print("\n".join(_matrix(scores, options.lang)))
     return 0
+
+
+def run_placement(learner: "Learner", topics: "Sequence[Topic]", options: "Learn") -> int:
+    """Two questions of each topic that is not done; both right: it counts as known, and what needs it is unlocked."""
+    from cairn.labs.interview import LESSONS, find_round
+    from cairn.labs.learner import answers
+
+    asked = find_round(LESSONS)
+    by_topic = {one.id: [q for q in asked.question if q.topic == one.id] for one in topics}
+    left = [name for name in by_topic if learner.standings[name].state != "done"]
+    pairs = [(name, by_topic[name]) for name in left if by_topic[name]][: options.count]
+    if options.json:
+        document = [_document(asked, question) for _, both in pairs for question in both]
+        print(msgspec.json.format(msgspec.json.encode({"questions": document})).decode())
+        return 0
+    known: list[str] = []
+    for number, (name, questions) in enumerate(pairs, 1):
+        grades = []
+        for question in questions:
+            graded = _ask(asked, question, number, len(pairs), options.lang)
+            if graded is None:
+                print(_placed(known, options.lang))
+                return 0
+            grades.append(graded.right)
+        placed = all(grades)
+        answers().add(name, placed, placed)
+        known += [name] if placed else []
+    print(_placed(known, options.lang))
+    return 0
+
+
+def _placed(known: list[str], language: Language) -> str:
+    names = ", ".join(known) or "–"
+    return Words(f"known, and done: {names}", f"已掌握，记为完成：{names}").of(language)
 
 
 def _ask(

@@ -1,5 +1,6 @@
 """How the roadmap looks in a terminal: the map, a topic, a plan, a question. Lines of text; decides nothing."""
 
+import re
 import shutil
 import textwrap
 import unicodedata
@@ -10,11 +11,13 @@ from cairn.labs.code_place import find_place
 from cairn.labs.exercises.exercise import exercises_of
 from cairn.labs.lab import Language
 from cairn.labs.learner import Learner
-from cairn.labs.lesson import Lesson, lesson_of, snippet_of
+from cairn.labs.lesson import Lesson, lesson_of, reading_of, snippet_of
 from cairn.labs.progress import Standing
 from cairn.labs.quiz import Asked
 from cairn.labs.roadmap import Heading, Topic
 from cairn.labs.wording import RUN_SIGNS, STATE_SIGNS, WORDS
+
+UNBROKEN = re.compile(r"[!-~]+|.")  # numbers and Latin words stay whole in a Chinese line
 
 
 def whole_map(learner: Learner, language: Language, course: str | None = None) -> list[str]:
@@ -54,7 +57,7 @@ def topic(learner: Learner, one: Topic, language: Language, answers: bool) -> li
     written = [f"  cairn exercise start {name}" for name in exercises_of(one.id)]
     lines += _titled("exercises", written, language)
     lines += _titled("commands", [f"  {command}" for command in one.commands], language)
-    reading = [*one.reading, *([] if lesson is None else lesson.reading)]
+    reading = reading_of(one.reading, lesson)
     lines += _titled("reading", [f"  {title}" for title in reading], language)
     if one.requires:
         lines += ["", f"{_word('requires', language)}: {', '.join(one.requires)}"]
@@ -167,7 +170,7 @@ def wrapped(text: str, before: str, whole: str | None = None) -> list[str]:
     if whole is not None:
         return [before + line for line in _filled(text.split(whole), whole, width)]
     if any(unicodedata.east_asian_width(letter) == "W" for letter in text):
-        return [before + line for line in _filled(list(text), "", width)]
+        return [before + line for line in _filled(UNBROKEN.findall(text), "", width)]
     return [before + line for line in textwrap.wrap(text, width) or [""]]
 
 
@@ -175,7 +178,7 @@ def _filled(parts: list[str], between: str, width: int) -> list[str]:
     lines = [""]
     for part in parts:
         longer = f"{lines[-1]}{between}{part}" if lines[-1] else part
-        if lines[-1] and _cells(longer) > width and part not in "，。；：、）”":
+        if lines[-1] and _cells(longer) > width and part not in "，。；：、）” ":
             lines.append(part)
         else:
             lines[-1] = longer

@@ -1,7 +1,7 @@
 """What an exercise is, where it stands, and how its skeleton comes out of its reference.
 
     set/NAME/about.toml     title, what is wanted, hints, planted mistakes: all texts in two languages
-    set/NAME/reference.py   a whole answer (.c or .cpp where the exercise is in that language)
+    set/NAME/reference.py   a whole answer (.c, .cpp, .cu or .go where it is in that language)
     set/NAME/grade.py       the cases that an answer must pass
 
     reference ──without what stands between `begin answer` and `end answer`──> skeleton
@@ -21,7 +21,7 @@ from cairn.core.errors import UsageError, did_you_mean
 from cairn.labs.lab import Need, Words
 
 SET = Path(__file__).parent / "set"
-SUFFIXES = (".py", ".c", ".cpp", ".go")
+SUFFIXES = (".py", ".c", ".cpp", ".cu", ".go")
 MARK = re.compile(r"^(?P<indent>\s*)(?:#|//) (?P<which>begin|end) answer(?:: (?P<instead>.*))?$")
 UNWRITTEN = 'raise NotImplementedError("your code here")'
 

@@ -110,9 +110,9 @@ def _table() -> Table:
             Words("reusable KV cache", "可复用的 KV cache"),
         ],
         rows=[
-            ["decoder-only", "past", "yes"],
+            ["decoder-only", "earlier tokens", "yes"],
             ["encoder", "all", "no"],
-            ["encoder-decoder", "past and source", "both"],
+            ["encoder-decoder", "earlier tokens, source", "both"],
         ],
     )
 

@@ -74,3 +74,19 @@ def test_time_per_token_counts_from_the_first_token_of_each_answer(server, monke
     server.at_rest()
     assert counted("cairn_time_per_output_token_seconds_count") == 12
     assert counted("cairn_time_per_output_token_seconds_sum") < took
+
+
+def test_routers_of_vllm_find_the_metrics_that_they_read(server):
+    body = {"prompt": "Once upon a time", "max_tokens": 2}
+    assert server.http.post("/v1/completions", json=body).status_code == 200
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    found = {one.name: one for one in families if one.name.startswith("vllm:")}
+    model = server.service.model
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        (sample,) = found[f"vllm:{name}"].samples
+        assert (sample.labels["model_name"], sample.value) == (model, 0)
+    (sample,) = found["vllm:cache_config_info"].samples
+    assert int(sample.labels["block_size"]) == server.service.serving.limits.page_size
+    (asked,) = found["vllm:prefix_cache_queries"].samples
+    assert asked.value >= found["vllm:prefix_cache_hits"].samples[0].value
+    assert asked.value > 0

@@ -39,6 +39,7 @@ from cairn.serve.http.server.keys import Keys
 from cairn.serve.http.server.loop_lag import LoopLag
 from cairn.serve.http.server.response_store import ResponseStore
 from cairn.serve.http.server.settings import ServerConfig
+from cairn.serve.http.server.vllm_metrics import vllm_text
 from cairn.serve.serving import ModelNotServed, ServedModel, Serving
 
 TICK_S = 1.0
@@ -208,7 +209,7 @@ class Service:
         self._totals.count(self.metrics, stats)
         self.accounts.count(self.metrics, self.model)
         self.metrics.set("cairn_event_loop_lag_seconds", self.lag.worst_s, model=self.model)
-        return self.metrics.render()
+        return self.metrics.render() + vllm_text(self.model, stats, self.serving.limits)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with."""

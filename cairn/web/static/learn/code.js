@@ -21,7 +21,7 @@ export function codePage({ path, line, name, lines }) {
   requestAnimationFrame(() => body.querySelector(".at")?.scrollIntoView({ block: "center" }));
   return [
     h("p", {}, h("a", { href: "#/learn", onclick: back }, `← ${word("back to it")}`)),
-    h("div", { class: "head" }, h("h1", {}, path), h("p", { class: "soft" }, name ? `${name} · ${word("line")} ${line}` : "")),
+    h("div", { class: "head" }, h("h1", {}, path), h("p", { class: "soft" }, name ? `${name} · ${word("line").replace("{0}", line)}` : "")),
     body,
   ];
 }

@@ -65,5 +65,5 @@ const shown = (graded, editor) => [
     h("span", {}, `${result.passed ? "✓" : "✗"} ${said(result.what)}`),
     result.figure ? h("span", { class: "soft number" }, ` · ${figure(result.figure.measured)} / ${figure(result.figure.limit)} ${result.figure.unit}`) : null,
     result.said ? h("pre", {}, said(result.said)) : null,
-    result.line ? h("button", { type: "button", class: "plain-button", onclick: () => editor.show(result.line) }, `${word("line")} ${result.line}`) : null))),
+    result.line ? h("button", { type: "button", class: "plain-button", onclick: () => editor.show(result.line) }, word("line").replace("{0}", result.line)) : null))),
 ];

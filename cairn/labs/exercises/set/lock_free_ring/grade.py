@@ -1,5 +1,7 @@
 import ctypes
+import mmap
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,6 +10,19 @@ from cairn.labs.exercises.grading import Attempt, case, equal, require
 from cairn.labs.needs import c_compiler
 
 LIMIT_S = 2.0
+COUNT = 300
+PRODUCER = """
+import ctypes, mmap, sys, time
+lib, file = ctypes.CDLL(sys.argv[1]), open(sys.argv[2], "r+b")
+memory = mmap.mmap(file.fileno(), 0)
+at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+sent, end = 0, time.monotonic() + 10
+while sent < int(sys.argv[3]) and time.monotonic() < end:
+    if lib.ring_push(at, ctypes.c_int64(sent)):
+        sent += 1
+    else:
+        time.sleep(0)
+"""
 BUILT: dict[Path, ctypes.CDLL] = {}
 
 
@@ -96,3 +111,33 @@ def threads(attempt: Attempt) -> None:
     require(
         out == list(range(count)), f"{len(out)} values, not in order", f"{len(out)} 个值，顺序不对"
     )
+
+
+@case("two processes pass 300 numbers through shared memory", "两个进程经共享内存按序传递 300 个数")
+def processes(attempt: Attempt) -> None:
+    file = attempt.with_suffix(".ring")
+    file.write_bytes(bytes(library(attempt).ring_bytes()))
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
+        command = [sys.executable, "-S", "-c", PRODUCER]
+        arguments = [str(attempt.with_suffix(".so")), str(file), str(COUNT)]
+        out = _popped(library(attempt), memory, subprocess.Popen([*command, *arguments]))
+    right = out == list(range(COUNT))
+    require(right, f"{len(out)} values, not in order", f"{len(out)} 个值，顺序不对")
+
+
+def _popped(lib: ctypes.CDLL, memory: mmap.mmap, producer: "subprocess.Popen[bytes]") -> list[int]:
+    """What comes until all are there or the producer has ended and nothing is left; never more than are sent."""
+    start = ctypes.c_char.from_buffer(memory)
+    at, value, out = ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_int64(-1), []
+    while len(out) < COUNT:
+        ended = producer.poll() is not None  # asked first: what it sent is there before it ends
+        if lib.ring_pop(at, ctypes.byref(value)):
+            out.append(value.value)
+        elif ended:
+            break
+        else:
+            time.sleep(0)
+    producer.kill()
+    producer.wait()
+    del start  # a map with a pointer to it cannot be closed
+    return out

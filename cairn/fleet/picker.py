@@ -1,0 +1,106 @@
+"""An endpoint picker of a Kubernetes gateway: Envoy asks where a request goes, and the router's policy answers.
+
+    Envoy --headers, body (buffered)--> picker --x-gateway-destination-endpoint: HOST:PORT--> Envoy --> server
+
+As the Gateway API's inference extension has it, for an InferencePool. The router knows caches and loads as for its own
+requests; bytes of answers never come here. Needs grpcio.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+from cairn.fleet.choose import OUTPUT_TOKENS, Ask
+from cairn.fleet.front import error_body
+from cairn.fleet.picker_messages import Processing, read_processing, write_continue, write_refusal
+from cairn.fleet.protobuf_wire import WireError
+from cairn.fleet.router import NO_KEYS, NOTHING, Router
+from cairn.fleet.worker import Worker
+from cairn.serve.text_keys import prompt_keys, read_asked
+
+METHOD = ("envoy.service.ext_proc.v3.ExternalProcessor", "Process")
+
+
+class Picked:
+    """One request of Envoy's, counted where it was sent."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._worker: Worker | None = None
+        self._tokens, self._first = 0, True
+
+    def answer(self, asked: Processing) -> bytes:
+        if asked.kind == "request_headers" and not asked.ends:
+            return write_continue("request_headers")  # the body says where to
+        if asked.kind in ("request_headers", "request_body"):
+            return self._pick(asked)
+        if asked.kind == "response_headers":
+            self._began()
+        return write_continue(asked.kind)
+
+    def _pick(self, asked: Processing) -> bytes:
+        try:
+            body = read_asked(asked.body) if asked.body else NOTHING
+        except msgspec.MsgspecError:
+            body = NOTHING  # the server's to refuse
+        now, router = time.monotonic(), self._router
+        able = [one for one in router.workers if one.eligible(now, body.model)]
+        if not able:
+            unknown = router.unknown_model(body.model)
+            status, code = (404, "model_not_found") if unknown else (503, "no_server")
+            _, said = error_body(status, unknown or router.why_nobody(), code)
+            return write_refusal(status, said)
+        keys = prompt_keys(body) if asked.body else NO_KEYS
+        wanted = body.max_completion_tokens or body.max_tokens or body.max_output_tokens
+        ask = Ask(router.next_number(), keys.length, wanted or OUTPUT_TOKENS)
+        choice, self._tokens = router.choose(ask, keys, able, now)
+        self._worker = worker = choice.chosen
+        worker.sent += 1
+        worker.waiting += 1
+        worker.queued_tokens += self._tokens
+        return write_continue(asked.kind, f"{worker.host}:{worker.port}")
+
+    def _began(self) -> None:
+        """The server answers."""
+        if self._worker is not None and self._first:
+            self._first = False
+            self._worker.waiting -= 1
+            self._worker.queued_tokens -= self._tokens
+            self._worker.decoding += 1
+
+    def ended(self) -> None:
+        self._began()
+        if self._worker is not None:
+            self._worker.decoding -= 1
+
+
+async def start_picker(router: Router, address: str) -> tuple[Any, int]:
+    """The gRPC server, in this event loop, and its port."""
+    try:
+        import grpc
+    except ImportError:
+        hint = "pip install 'cairn-stack[gateway]'"
+        raise ConfigError("an endpoint picker needs grpcio", hint=hint) from None
+
+    async def process(asked: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        picked = Picked(router)
+        try:
+            async for data in asked:
+                message = read_processing(data)
+                if message is not None:
+                    yield picked.answer(message)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            picked.ended()
+
+    service, name = METHOD
+    handlers = {name: grpc.stream_stream_rpc_method_handler(process)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = server.add_insecure_port(address)
+    await server.start()
+    return server, port

@@ -1,0 +1,82 @@
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+from cairn.labs.exercises.exercise import find_exercise
+from cairn.labs.exercises.grading import Attempt, case, close, require
+
+# What a host does around the kernel; with nvcc the call is rmsnorm<<<rows, THREADS>>>(...).
+HOST = """
+extern "C" int run(const float *x, const float *weight, float *out, int rows, int columns, float eps) {
+    return on_cpu::launch(rows, THREADS, [=] { rmsnorm(x, weight, out, columns, eps); });
+}
+"""
+BUILT: dict[Path, ctypes.CDLL] = {}
+
+
+def library(file: Path) -> ctypes.CDLL:
+    if file not in BUILT:
+        compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+        require(compiler, "there is no C++ compiler here", "本机没有 C++ 编译器")
+        header = find_exercise("cuda-operator").grade.with_name("cuda_on_cpu.h")
+        source, made = file.with_suffix(".host.cpp"), file.with_suffix(".so")
+        source.write_text(f'#include "{header}"\n#include "{file}"\n{HOST}', encoding="utf-8")
+        flags = ["-std=c++17", "-O1", "-shared", "-fPIC"]
+        command = [str(compiler), *flags, str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        said = done.stderr[:400]
+        require(done.returncode == 0, f"it does not compile: {said}", f"无法编译：{said}")
+        BUILT[file] = ctypes.CDLL(str(made))
+    return BUILT[file]
+
+
+def run(file: Path, x_MN: torch.Tensor, weight_N: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    out_MN = torch.full_like(x_MN, 7.0)
+    rows, columns = x_MN.shape
+    addresses = [ctypes.c_void_p(one.data_ptr()) for one in (x_MN, weight_N, out_MN)]
+    wrong = library(file).run(*addresses, rows, columns, ctypes.c_float(eps))
+    require(
+        wrong == 0,
+        "some threads wait at a barrier that the others never reach: a GPU would hang",
+        "部分线程在屏障处等待，其他线程不会到达：GPU 会挂起",
+    )
+    return out_MN
+
+
+def problem(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    x_MN, weight_N = torch.randn(rows, columns), torch.rand(columns) + 0.5
+    wanted_MN = x_MN * torch.rsqrt(x_MN.square().mean(-1, keepdim=True) + 1e-6) * weight_N
+    return x_MN, weight_N, wanted_MN
+
+
+@case(
+    "it compiles, and one row of one number per thread is right", "能编译；每线程一个数的一行正确"
+)
+def one_row(attempt: Attempt) -> None:
+    x_MN, weight_N, wanted_MN = problem(1, 64)
+    close(run(attempt, x_MN, weight_N), wanted_MN)
+
+
+@case("several rows, each block its own", "多行：每个 block 一行")
+def rows(attempt: Attempt) -> None:
+    x_MN, weight_N, wanted_MN = problem(5, 256)
+    close(run(attempt, x_MN, weight_N), wanted_MN)
+
+
+@case(
+    "columns that are no multiple of the threads, and fewer than them",
+    "列数不是线程数的倍数，或更少",
+)
+def ragged(attempt: Attempt) -> None:
+    for columns in (100, 17, 1):
+        x_MN, weight_N, wanted_MN = problem(3, columns)
+        close(run(attempt, x_MN, weight_N), wanted_MN)
+
+
+@case("a row of zeros stays finite", "全零行不产生非有限值")
+def zeros(attempt: Attempt) -> None:
+    close(run(attempt, torch.zeros(2, 64), torch.ones(64)), torch.zeros(2, 64))
