@@ -62,8 +62,8 @@ def _qwen2_5_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionS
             hint="a window holds at least one cell of patches",
         )
     tower = _tower(vision, shape, 14, window=side, full_layers=tuple(full))
-    rate = float(vision.take("tokens_per_second", int, 4))
-    return _vision(fields, vision, text, tower, out, rate)
+    vision.seen.add("tokens_per_second")  # of videos
+    return _vision(fields, vision, text, tower, out)
 
 
 def _qwen3_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionSpec:
@@ -142,9 +142,8 @@ def _vision(
     text: dict[str, Any],
     tower: TowerSpec,
     out: int,
-    seconds_rate: float = 0.0,
 ) -> VisionSpec:
-    fields.seen |= {"vision_start_token_id", "vision_end_token_id", "vision_token_id"}
+    fields.seen |= set(TOKENS)
     old = tower.shape.family != "qwen3_vl"
     text.setdefault("rms_norm_eps", 1e-5 if old else 1e-6)
     text.setdefault("rope_theta", 1e6 if old else 5e5)
@@ -161,6 +160,4 @@ def _vision(
         ProjectorSpec("cells", hidden=hidden, merge=merge),
         fields.take("image_token_id", int, 151655),
         axes=True,
-        video_token=fields.take("video_token_id", int, 151656),
-        seconds_rate=seconds_rate,
     )

@@ -26,7 +26,7 @@ class TowerSpec(msgspec.Struct, frozen=True):
     class_token: bool = False  # one more token in front, which the projector does not see
     pre_norm: bool = False  # in front of the first layer
     post_norm: bool = False  # behind the last
-    frames: int = 1  # of a video that one patch spans; a picture is repeated
+    frames: int = 1  # that one patch spans; a picture is repeated
     window: int = 0  # patches along a side of the windows that patches see each other in; 0: all do
     full_layers: tuple[int, ...] = ()  # that see all patches nevertheless
     table: int = 0  # side of a square of learned positions that is stretched over the picture, too
@@ -66,8 +66,6 @@ class VisionSpec(msgspec.Struct, frozen=True):
     axes: bool = False  # the decoder's rotary positions know rows and columns of pictures
     begin_token: int | None = None  # what a template writes for a picture, if not `image_token`
     end_token: int | None = None  # what stands behind the rows of a picture then
-    video_token: int | None = None  # the id that stands for one row of a video
-    seconds_rate: float = 0.0  # positions in a second of video; 0: one for each step in time
 
     @property
     def cell(self) -> int:
@@ -79,7 +77,7 @@ class VisionSpec(msgspec.Struct, frozen=True):
         return (height // self.cell) * (width // self.cell)
 
     def steps(self, tiles: int) -> int:
-        """Tiles that the tower sees, of so many that were prepared: several frames of a video are one."""
+        """Tiles that the tower sees, of so many that were prepared: those of one patch are one."""
         return -(-tiles // self.tower.frames)
 
     @property

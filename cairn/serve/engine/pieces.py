@@ -29,8 +29,6 @@ class Piece(msgspec.Struct, frozen=True):
     offset: int = 0  # and from which row of that on
     sees: Sees = "before"  # what its tokens see besides what stands before them
     columns: int = 1  # rows of the arena that lie side by side in the picture
-    frames: int = 1  # of a video, one behind the other
-    stride: float = 1.0  # positions from one frame to the next
 
     @property
     def end(self) -> int:

@@ -84,14 +84,12 @@ def prompt_axes(pieces: Sequence["Piece"], prompt: int) -> np.ndarray:
         parts.append(np.repeat(np.arange(place, place + text)[None], 3, axis=0))
         place += text
         parts.append(place + _grid(piece))
-        rows = piece.length // piece.frames // piece.columns
-        place += max(rows, piece.columns)
+        place += max(piece.length // piece.columns, piece.columns)
         at = piece.end
     parts.append(np.repeat(np.arange(place, place + prompt - at)[None], 3, axis=0))
     return np.concatenate(parts, axis=1)
 
 
 def _grid(piece: "Piece") -> np.ndarray:
-    rows = piece.length // piece.frames // piece.columns
-    frame, row, column = np.indices((piece.frames, rows, piece.columns)).reshape(3, -1)
-    return np.stack(((frame * piece.stride).astype(row.dtype), row, column))
+    """Of one picture, whose rows share a frame."""
+    return np.indices((1, piece.length // piece.columns, piece.columns)).reshape(3, -1)
