@@ -206,6 +206,10 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "tiny-moe": lambda: _tiny(
         "qwen3_moe", qk_norm=True, experts=Experts(count=6, per_token=2, intermediate=24)
     ),
+    "small-moe": lambda: _tiny(
+        "qwen3_moe", hidden=128, layers=4, head_dim=32, intermediate=256, context=256,
+        qk_norm=True, experts=Experts(count=8, per_token=2, intermediate=128),
+    ),
     "tiny-gemma3": lambda: _tiny(
         "gemma3", qk_norm=True, tied=True, norm_plus_one=True, post_norms=True,
         activation="gelu_tanh", embedding_scale=48**0.5, windows=(8, 8, 0),

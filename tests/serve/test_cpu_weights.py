@@ -153,7 +153,7 @@ def test_a_page_of_english_is_as_likely_in_the_form_that_serves(serving, exact):
 def test_an_answer_is_the_same_cold_warm_in_chunks_and_beside_others(smollm2, serving):
     """At temperature 0: with its prefix computed, cached or in parts, alone and among eight."""
     params = SamplingParams(temperature=0, max_tokens=8)
-    others = ["What is the capital of Italy?", "What do cows eat?", "What is 2 + 2?"]
+    others = ["What is the capital of Italy?", "What do cows eat?"]
     asked = [*ASKED, *({"role": "user", "content": text} for text in others)]
 
     def answers(llm: LLM, some: list) -> list[list[int]]:

@@ -165,7 +165,7 @@ def test_sigterm_ends_the_process_in_good_order(grace_s, finish):
         process.send_signal(signal.SIGTERM)
         *_, last = stream
         assert last.ended.finish == finish
-        client._thread.join(20)
+        client._thread.join(60)
         assert (process.returncode, client.alive, client.restarted) == (0, False, 0)
 
 

@@ -16,7 +16,7 @@ from cairn.models.attend import Cached, KVCache
 from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
-from cairn.models.spec import Experts, Latent, ModelSpec, Rope
+from cairn.models.spec import DeltaSizes, Experts, Latent, ModelSpec, Rope, ShortConvSizes
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
@@ -32,6 +32,13 @@ LLAMA = msgspec.structs.replace(preset("tiny-llama"), **SIZES)
 SPECS = {
     "llama": LLAMA,
     "qk norms": msgspec.structs.replace(LLAMA, qk_norm=True),
+    "delta nets": msgspec.structs.replace(
+        LLAMA, mixers=("delta", "attention", "delta"), output_gate=True, norm_plus_one=True,
+        delta=DeltaSizes(key_heads=2, value_heads=4, key_width=32, value_width=64),
+    ),
+    "short convolutions": msgspec.structs.replace(
+        LLAMA, mixers=("short_conv", "attention", "short_conv"), short_conv=ShortConvSizes()
+    ),
     "experts": msgspec.structs.replace(
         LLAMA, experts=Experts(count=8, per_token=2, intermediate=128, shared_intermediate=128)
     ),

@@ -129,11 +129,15 @@ ASKED = recipe(
 )
 
 
+REACHED = "the first record"
+
+
 def train_in_a_child(folder, steps=100_000, slow_s=0.02):
     """A parent with two ranks in a process group of its own, as a shell starts it; and its pid, once it trains."""
     config = msgspec.structs.replace(ASKED, out=folder, steps=steps)
 
     def on_record(record):
+        (folder / REACHED).touch()
         time.sleep(slow_s)
 
     def one_rank(rank, world):
@@ -190,13 +194,16 @@ def test_a_signal_to_the_parent_saves_and_resumes_exactly(tmp_path, number, grou
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    process = train_in_a_child(tmp_path, slow_s=20.0)
-    wait_for_steps(tmp_path, 0)
-    time.sleep(3)
-    os.kill(process.pid, signal.SIGINT)
-    time.sleep(0.3)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(10)
+    """Before the step is over; two that come before the process has its turn are one."""
+    process = train_in_a_child(tmp_path, slow_s=90.0)
+    until = time.monotonic() + 60
+    while not (tmp_path / REACHED).exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    until = time.monotonic() + 60
+    while process.is_alive() and time.monotonic() < until:
+        os.kill(process.pid, signal.SIGINT)
+        process.join(1)
     assert process.exitcode == 11
 
 

@@ -111,17 +111,18 @@ class _Packing:
 
     def __init__(self, choice: Choice, outliers: dict[Linear, Tensor]) -> None:
         self.choice, self.outliers, self.nbytes = choice, outliers, 0
+        self.made: dict[Linear, FewBits] = {}  # for the trials: packing the largest takes a second
         self.count = {"4-bit groups": 0, "8-bit rows": 0}
 
     def pack(self, part: Linear) -> FewBits:
-        form = self._form(part)
+        form = self.made.pop(part, None) or self._form(part)
         self.count["8-bit rows" if isinstance(form, Int8) else "4-bit groups"] += 1
         self.nbytes += form.nbytes
         return form
 
     def pair(self, part: Linear) -> tuple[Map, Map]:
         """The product with the same matrix as it is, and packed."""
-        weight_NK, form = part.joined(), self._form(part)
+        weight_NK, form = part.joined(), self.made.setdefault(part, self._form(part))
         columns = weight_NK.shape[1]
         return Map(columns, lambda x_MK: F.linear(x_MK, weight_NK)), Map(columns, form.product)
 

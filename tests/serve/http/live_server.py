@@ -67,6 +67,11 @@ def make_folder(
     )
 
 
+def reads_for(seconds: float) -> httpx.Timeout:
+    """Of a client that leaves while it waits for the answer; a slow machine may take longer to be asked."""
+    return httpx.Timeout(PATIENCE_S, read=seconds)
+
+
 class Live:
     def __init__(self, folder: Path, keys: Keys, more: More = (), **settings: Any) -> None:
         defaults: dict[str, Any] = dict(

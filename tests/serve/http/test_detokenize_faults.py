@@ -3,6 +3,7 @@
 import concurrent.futures
 
 import httpx
+import live_server
 import pytest
 
 ASKED = dict(max_tokens=20, temperature=0, ignore_eos=True)
@@ -65,7 +66,7 @@ def test_an_answer_that_is_aborted_and_cannot_be_written_breaks_nothing(poisoned
     with poisoned.held():
         body = {"prompt": "Bad!", **ASKED}
         with pytest.raises(httpx.ReadTimeout):
-            poisoned.http.post("/v1/completions", json=body, timeout=0.3)
+            poisoned.http.post("/v1/completions", json=body, timeout=live_server.reads_for(0.3))
     poisoned.at_rest()
     fine = poisoned.http.post("/v1/completions", json={"prompt": "Once", **ASKED})
     assert fine.status_code == 200

@@ -76,12 +76,12 @@ def test_a_deadline_that_passes_is_a_503(tiny_folder):
 
 
 def test_the_deadline_counts_from_the_last_step_of_the_engine(tiny_folder):
-    """A long answer before it takes many times the deadline, and every step of it is progress."""
-    with live_server.live(tiny_folder, first_token_deadline=0.5, max_num_seqs=1) as server:
+    """A long answer before it takes longer than the deadline, and every step of it is progress."""
+    with live_server.live(tiny_folder, first_token_deadline=2.0, max_num_seqs=1) as server:
         step, pause = server.engine.step, threading.Event()
 
         def slow():
-            pause.wait(0.02)
+            pause.wait(0.025)  # 120 of them take longer than the deadline
             return step()
 
         server.engine.step = slow
@@ -109,7 +109,9 @@ def test_a_client_that_leaves_before_the_answer_begins(server):
     with server.held():
         with pytest.raises(httpx.ReadTimeout):
             server.http.post(
-                "/v1/completions", json={"prompt": "Hi", "max_tokens": 100}, timeout=0.3
+                "/v1/completions",
+                json={"prompt": "Hi", "max_tokens": 100},
+                timeout=live_server.reads_for(0.3),
             )
         wait_until(lambda: not server.service.open)
     server.at_rest()

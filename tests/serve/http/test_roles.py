@@ -105,7 +105,7 @@ def test_many_streams_at_once(both, decode, prefill):
 def test_a_client_that_leaves_frees_both_sides(decode, prefill):
     body = {"prompt": LONG, "max_tokens": 200, "stream": True, "ignore_eos": True}
     with prefill.held(), pytest.raises(httpx.ReadTimeout):
-        decode.http.post("/v1/completions", json=body, timeout=1)
+        decode.http.post("/v1/completions", json=body, timeout=live_server.reads_for(1))
     with decode.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
     live_server.wait_until(lambda: not decode.engine.has_work and not decode.service.open)
