@@ -10,7 +10,6 @@ from torch import Tensor
 
 SIDE = 128  # pixels
 CELLS = 4  # at most, along a side; a shape stays in its cell, and is large where there are few
-FEWEST_CELLS = 2
 MOST = 9  # shapes
 SHAPES = ("circle", "square", "triangle")
 COLORS = {
@@ -54,7 +53,8 @@ def scenes(count: int, generator: torch.Generator) -> Scenes:
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator, device=device)
 
-    side_B1 = draw(FEWEST_CELLS, CELLS + 1, count, 1)  # cells along a side of each picture
+    # Cells along a side of each picture, 2 or 4: no shape lies across the middle, which questions ask for.
+    side_B1 = CELLS // 2 * draw(1, 3, count, 1)
     order_BC = torch.rand(count, CELLS**2, generator=generator, device=device)
     outside_BC = torch.arange(CELLS**2, device=device) >= side_B1**2
     cell_BK = order_BC.masked_fill(outside_BC, 2.0).argsort(1)[:, :MOST]
