@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import ConfigError, did_you_mean
+from cairn.core.protobuf_wire import WireError
 from cairn.fleet.keda_messages import (
     ScaledObject,
     read_metrics_request,
@@ -19,7 +20,6 @@ from cairn.fleet.keda_messages import (
     write_active,
     write_metric,
 )
-from cairn.fleet.protobuf_wire import WireError
 from cairn.fleet.router import Router
 from cairn.fleet.scale import Rules, ScaledModel, Seen, decide
 from cairn.fleet.worker import TOKEN_S

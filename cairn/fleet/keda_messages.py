@@ -9,7 +9,7 @@ Four messages do not need a compiler. Fields that are not known are passed over,
 
 import msgspec
 
-from cairn.fleet.protobuf_wire import as_bytes, fields, text, varint, write_bytes
+from cairn.core.protobuf_wire import as_bytes, fields, text, varint, write_bytes
 
 
 class ScaledObject(msgspec.Struct, frozen=True):

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import ConfigError
+from cairn.core.protobuf_wire import WireError
 from cairn.fleet.choose import OUTPUT_TOKENS, Ask
 from cairn.fleet.front import error_body
 from cairn.fleet.picker_messages import Processing, read_processing, write_continue, write_refusal
-from cairn.fleet.protobuf_wire import WireError
 from cairn.fleet.router import NO_KEYS, NOTHING, Router
 from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import prompt_keys, read_asked

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from cairn.fleet.protobuf_wire import as_bytes, fields, varint, write_bytes
+from cairn.core.protobuf_wire import as_bytes, fields, varint, write_bytes
 
 Kind = Literal[
     "request_headers",

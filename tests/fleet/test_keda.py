@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
+from cairn.core.protobuf_wire import WireError
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.keda import KedaScaler, start_keda
 from cairn.fleet.keda_messages import (
@@ -18,7 +19,6 @@ from cairn.fleet.keda_messages import (
     write_active,
     write_metric,
 )
-from cairn.fleet.protobuf_wire import WireError
 from cairn.fleet.router import Router
 from cairn.fleet.worker import Worker
 from cairn.serve.pulse import Hello

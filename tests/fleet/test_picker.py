@@ -9,10 +9,10 @@ import httpx
 import pytest
 from fake_servers import FakeServer, text_of
 
+from cairn.core.protobuf_wire import fields, write_bytes
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.picker import Picked, start_picker
 from cairn.fleet.picker_messages import Processing, read_processing, write_continue
-from cairn.fleet.protobuf_wire import fields, write_bytes
 from cairn.fleet.router import Router
 from cairn.fleet.worker import Worker
 from cairn.serve.pulse import Hello

@@ -10,7 +10,10 @@ import tiny_vision as tiny
 from cairn.core.errors import UnsupportedModel
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
+from cairn.models.families import from_hf
+from cairn.models.safetensors_file import read_json
 from cairn.models.vision.families import REFUSED, split_config
+from cairn.models.vision.names import part_of
 from cairn.models.vision.picture import Picture, prepare_image
 from cairn.serve.engine.media import pieces_of
 from cairn.serve.engine.request import Request
@@ -135,3 +138,18 @@ def test_families_that_are_not_whole_are_refused_by_name(kind):
     config = {"model_type": kind, "vision_config": {}, "text_config": {}}
     with pytest.raises(UnsupportedModel, match=f"'{kind}' are not supported: it needs"):
         split_config(config)
+
+
+def test_older_files_of_qwen_have_the_decoder_beside_the_tower():
+    """As Qwen2-VL was released: no text_config, rope_scaling of type mrope, and names without a prefix."""
+    config = read_json(tiny.folder("qwen2-vl") / "config.json")
+    text, spec = split_config(config)
+    own = {key: value for key, value in config["text_config"].items() if key != "rope_parameters"}
+    marks = {key: config[key] for key in ("image_token_id", "video_token_id", "vision_config")}
+    scaling = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    old = own | marks | {"model_type": "qwen2_vl", "rope_theta": 1e4, "rope_scaling": scaling}
+    flat, same = split_config(old)
+    assert (from_hf(flat), same) == (from_hf(text), spec)
+    assert part_of("visual.blocks.0.norm1.weight") == ("tower", "blocks.0.norm1.weight")
+    assert part_of("visual.merger.ln_q.weight") == ("projector", "merger.ln_q.weight")
+    assert part_of("model.layers.0.mlp.up_proj.weight")[0] == "text"

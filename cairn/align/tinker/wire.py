@@ -21,13 +21,10 @@ from cairn.align.tinker.protobuf import (
     number_of,
     read_fields,
     text,
-    write_all,
-    write_bytes,
-    write_double,
     write_entry,
-    write_number,
 )
 from cairn.core.errors import RequestError
+from cairn.core.protobuf_wire import write_bytes, write_double, write_number
 
 FLOAT32, INT64 = 1, 2  # of Tinker's tensors
 DTYPES = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8")}
@@ -148,16 +145,16 @@ def write_passed(passed: Passed) -> bytes:
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype("<i8")
     values = b"".join(one.astype("<f4").tobytes() for one in passed.logprobs)
     batched = write_bytes(1, values) + write_bytes(2, offsets.tobytes()) + write_number(3, FLOAT32)
-    record = write_bytes(1, "ArrayRecord") + write_entry(2, LOGPROBS, write_bytes(2, batched))
+    record = write_bytes(1, b"ArrayRecord") + write_entry(2, LOGPROBS, write_bytes(2, batched))
     record += write_number(3, len(passed.logprobs))
-    made = write_bytes(1, "ArrayRecord") + write_bytes(2, record)
+    made = write_bytes(1, b"ArrayRecord") + write_bytes(2, record)
     for name, value in passed.metrics.items():
         made += write_entry(3, name, write_double(2, value))
     return made
 
 
 def write_samples(samples: Samples) -> bytes:
-    made = write_all(1, map(_sequence, samples.sequences))
+    made = b"".join(write_bytes(1, _sequence(one)) for one in samples.sequences)
     if samples.prompt_logprobs is not None:
         values = [np.nan if one is None else one for one in samples.prompt_logprobs]
         made += write_bytes(2, np.array(values, "<f4").tobytes())

@@ -3,6 +3,7 @@
 key (number << 3 | kind)  value       kind 0: a number      kind 2: a length and bytes      kinds 1, 5: 8 or 4 bytes
 """
 
+import struct
 from collections.abc import Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -68,3 +69,11 @@ def varint(value: int) -> bytes:
 def write_bytes(number: int, data: bytes) -> bytes:
     """A text or a message as a field."""
     return varint(number << 3 | BYTES) + varint(len(data)) + data
+
+
+def write_number(number: int, value: int) -> bytes:
+    return varint(number << 3 | VARINT) + varint(value)
+
+
+def write_double(number: int, value: float) -> bytes:
+    return varint(number << 3 | FIXED64) + struct.pack("<d", value)
