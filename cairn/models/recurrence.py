@@ -52,7 +52,7 @@ def recur(attend: object, rule: Recurrence, inputs: Planes) -> Tensor:
     if not isinstance(attend, KeepsStates):
         raise ConfigError(
             f"{type(attend).__name__} carries no state along a sequence, and layer {rule.layer} has one",
-            hint="run models with recurrent layers without context parallelism",
+            hint="such layers run without context parallelism, and train with --precision.kernels plain",
         )
     return attend.recur(rule, inputs)
 

@@ -11,6 +11,7 @@ from cairn.kernels.delta.delta_chunk import CHUNK, delta_chunk_reference
 from cairn.kernels.delta.delta_step import delta_step_reference, unit_length
 from cairn.models.cache import cache_groups, state_bytes
 from cairn.models.presets import preset
+from cairn.models.recurrence import recur
 from cairn.serve.separation.prefill import hold_pages
 
 SWITCHES = {
@@ -63,6 +64,9 @@ def test_what_a_state_cannot_do_is_refused_with_a_reason():
         tiny_engine("lfm2", speculate="ngram", draft_tokens=2)
     with pytest.raises(ConfigError, match="not sent between servers"):
         hold_pages(tiny_engine("lfm2"))
+    mixer = model("lfm2").layers[0].attention
+    with pytest.raises(ConfigError, match="object carries no state along a sequence"):
+        recur(object(), mixer, ())
 
 
 def test_a_state_is_counted_once_and_not_by_tokens():
