@@ -58,6 +58,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: str | None = None
     """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 and w4a16 make
     one of floating point so. Default: what its config.json says"""
+    generation_config: str = "auto"
+    """how requests that do not say are sampled: auto (as the generation_config.json of the model says) or vllm (by the
+    API's own defaults)"""
     head: str = "auto"
     """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
     kv_cache_dtype: Annotated[str, tyro.conf.arg(aliases=["--kv-cache"])] = "auto"
@@ -137,6 +140,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         caches = ("auto", "fp8", "fp8_e4m3")
         _check("kv_cache_dtype", self.kv_cache_dtype, self.kv_cache_dtype in caches, "auto or fp8")
         _check("head", self.head, self.head in ("auto", "8bit"), "auto or 8bit")
+        fine = self.generation_config in ("auto", "vllm")
+        _check("generation_config", self.generation_config, fine, "auto or vllm")
         self._check_quantization()
         drafts = self.draft_tokens
         fine = drafts == "auto" or 1 <= drafts <= MOST_DRAFTS

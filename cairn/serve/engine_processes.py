@@ -88,6 +88,10 @@ class EngineProcesses:
     def resume(self) -> None:
         self.client.resume()
 
+    def check_sleep(self, level: int = 1) -> None:
+        """Raises what keeps it from ever sleeping at this level."""
+        self.client.check_sleep(level)
+
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory back until `wake`; refused while requests are under way."""
         self.client.sleep(level)

@@ -94,6 +94,10 @@ class EngineThread:
     def resume(self) -> None:
         self._call(self.engine.resume)
 
+    def check_sleep(self, level: int = 1) -> None:
+        """Raises what keeps it from ever sleeping at this level."""
+        self._call(lambda: self.engine.check_sleep(level))
+
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory back until `wake`; refused while requests are under way."""
         self._call(lambda: self.engine.sleep(level))

@@ -100,8 +100,11 @@ class JobThread:
     def resume(self) -> None:
         self._call(self._resume)
 
-    def sleep(self, level: int = 1) -> None:
+    def check_sleep(self, level: int = 1) -> None:
         raise ConfigError(f"a {self.what} does not sleep", hint="stop the server instead")
+
+    def sleep(self, level: int = 1) -> None:
+        self.check_sleep(level)
 
     def wake(self) -> None:
         return None  # it never slept

@@ -22,7 +22,6 @@ from cairn.models.checkpoint import default_device
 from cairn.models.encoder.open import open_encoder
 from cairn.models.hub import resolve
 from cairn.models.runnable import RANDOM, OpenModel, open_model
-from cairn.models.sampling_defaults import Defaults
 from cairn.models.speech.load import is_whisper
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.vision.picture import Picture
@@ -45,6 +44,7 @@ from cairn.serve.guide import read_guide
 from cairn.serve.job import Job
 from cairn.serve.media.sight import sight_of
 from cairn.serve.prompts import params_of_answers
+from cairn.serve.request_defaults import checked_defaults
 from cairn.serve.text_vectors import TextVectors
 
 log = logging.getLogger("cairn")
@@ -70,6 +70,10 @@ class EngineHost(Protocol):
         ...
 
     def resume(self) -> None: ...
+
+    def check_sleep(self, level: int = 1) -> None:
+        """Raises what keeps it from ever sleeping at this level."""
+        ...
 
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory back until `wake`; refused while requests are under way."""
@@ -158,13 +162,14 @@ class Serving:
         notes: Sequence[str] = (),
         facts: Facts = Facts(),  # noqa: B008 (immutable)
         names: Sequence[str] = (),
+        generation_config: str = "auto",
     ) -> None:
         self.opened, self.engine, self.notes, self.facts = opened, engine, list(notes), facts
         self.models = {name: ServedModel(name) for name in names or [opened.name]}
         # A request that outgrew the whole cache would fail half way, so it is refused before it starts.
         context = min(limits.context, limits.capacity)
         self.limits = msgspec.structs.replace(limits, context=context)
-        self.sampling = checked_defaults(opened)  # of requests that do not say
+        self.sampling = checked_defaults(opened, generation_config)  # of requests that do not say
         if self.sampling:
             said = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
             self.notes.append(f"requests that do not say how they are sampled: {said}")
@@ -173,6 +178,7 @@ class Serving:
         self._adapters = itertools.count(1)
         self._loading = threading.Lock()
         self.asleep = False  # the engine has given its memory back
+        self._sleeping = threading.RLock()  # nobody submits while it falls asleep
         self._reported: str | None = None
         self.sight = sight_of(opened)  # how it takes pictures; None: it reads text alone
 
@@ -268,9 +274,10 @@ class Serving:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """An engine that sleeps is woken first."""
-        if self.asleep:
-            self.wake()
-        self.engine.submit(jobs)
+        with self._sleeping:
+            if self.asleep:
+                self.wake()
+            self.engine.submit(jobs)
 
     def abort(self, jobs: Sequence[Job]) -> None:
         """Those that have ended already are left alone."""
@@ -348,12 +355,14 @@ class Serving:
 
         At level 2, on a CPU, the weights are dropped as well, and read again when it wakes.
         """
-        self.engine.sleep(level)
-        self.asleep = True
+        with self._sleeping:
+            self.engine.sleep(level)
+            self.asleep = True
 
     def wake(self) -> None:
-        self.engine.wake()
-        self.asleep = False
+        with self._sleeping:
+            self.engine.wake()
+            self.asleep = False
 
     def dead(self) -> str | None:
         """Why the engine takes no requests any more. The reason goes to the log, once."""
@@ -370,18 +379,6 @@ class Serving:
         if self.sight is not None:
             self.sight.close()
         self.engine.close()
-
-
-def checked_defaults(opened: OpenModel) -> Defaults:
-    """How the model is sampled where a request does not say."""
-    try:
-        SamplingParams(**opened.sampling)
-    except RequestError as error:
-        raise ConfigError(
-            f"generation_config.json of {opened.name}: {error.message}",
-            hint=error.hint,
-        ) from None
-    return opened.sampling
 
 
 def open_serving(
@@ -413,13 +410,15 @@ def open_serving(
 
             engine = with_role(engine, role)
         host = EngineThread(engine)
-        return Serving(started.opened, limits, host, started.notes, facts, names)
+        opened, notes, defaults = started.opened, started.notes, config.generation_config
+        return Serving(opened, limits, host, notes, facts, names, defaults)
     from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
 
     opened = open_model(config.model, config.context)
     processes = EngineProcesses(config, role=role)
     client = processes.client
-    return Serving(opened, client.limits, processes, client.notes, client.facts, names)
+    limits, notes, defaults = client.limits, client.notes, config.generation_config
+    return Serving(opened, limits, processes, notes, client.facts, names, defaults)
 
 
 def _open_other(config: EngineConfig, names: Sequence[str]) -> Serving | None:

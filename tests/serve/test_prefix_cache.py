@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.serve.engine.block_manager import BlockManager
+from cairn.serve.engine.pieces import Piece
 from cairn.serve.engine.prefix_cache import Entry, PrefixCache
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -64,6 +65,21 @@ def test_salts_do_not_meet():
     assert blocks.prefix.find(make(range(9), salt="somebody else")).tables == [[]]
     # The salt changes the first page; those behind it differ because their parent does.
     assert set(plain.hashes).isdisjoint(salted.hashes)
+
+
+def test_pages_of_a_prompt_that_is_seen_both_ways_belong_to_all_its_pictures():
+    blocks = BlockManager(20, SIZE)
+
+    def shown(second: bytes) -> Request:
+        request = make(range(12))
+        request.pieces = [Piece(0, 3, b"1", sees="prompt"), Piece(8, 3, second, sees="prompt")]
+        return request
+
+    first = shown(b"2")
+    assert blocks.allocate(first, 12) is not None
+    blocks.publish(first, 12)
+    assert blocks.prefix.find(shown(b"2")).tables == [first.blocks[:2]]
+    assert blocks.prefix.find(shown(b"3")).tables == [[]]
 
 
 def test_prompt_logprobs_need_every_token_computed():

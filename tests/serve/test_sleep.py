@@ -1,5 +1,7 @@
 """A model that sleeps gives its memory back and wakes with the same weights under the same addresses."""
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given
@@ -144,6 +146,59 @@ def test_sleep_is_refused_while_a_request_is_under_way(llm):
     llm.serving.abort(jobs)
     engine.resume()
     assert held_bytes(llm)[1] > 0
+
+
+def test_a_sleep_that_is_impossible_is_refused_before_anything_is_lost(llm, monkeypatch):
+    engine = llm.serving.engine.engine
+    llm.generate([list(range(300))], PARAMS, use_tqdm=False)
+    cached = engine.scheduler.blocks.usage().cached
+    monkeypatch.setattr(engine.runner, "source", None)
+    with pytest.raises(ConfigError, match="cannot be read again"):
+        llm.serving.engine.check_sleep(2)
+    with pytest.raises(ConfigError, match="cannot be read again"):
+        llm.sleep(2)
+    assert not engine.asleep
+    assert engine.scheduler.blocks.usage().cached == cached > 0
+
+
+def test_a_request_that_comes_while_the_engine_falls_asleep_wakes_it(llm, monkeypatch):
+    engine, submitted, found = llm.serving.engine, threading.Event(), []
+    sleep, submit = engine.sleep, engine.submit
+    asking = threading.Thread(target=lambda: found.append(tokens(llm)))
+
+    def falling_asleep(level):
+        sleep(level)
+        asking.start()
+        assert not submitted.wait(0.1)  # it waits until everybody knows
+
+    monkeypatch.setattr(engine, "sleep", falling_asleep)
+    monkeypatch.setattr(engine, "submit", lambda jobs: (submitted.set(), submit(jobs)))
+    llm.sleep()
+    asking.join(60)
+    assert found == [tokens(llm)]
+
+
+def test_a_pause_goes_on_behind_a_sleep_and_no_adapter_is_read_during_it(llm):
+    host = llm.serving.engine
+    host.pause()
+    llm.sleep()
+    with pytest.raises(ConfigError, match="the engine sleeps"):
+        host.load_adapter(1, "absent")
+    llm.wake_up()
+    assert host.engine.paused
+    host.resume()
+    llm.sleep()
+    llm.wake_up()
+    assert not host.engine.paused
+
+
+def test_a_stretched_model_is_dropped_and_read_again():
+    stretched = LLM("cairn-tiny", device="cpu", context=100_000, max_model_len=512)
+    before = tokens(stretched)
+    stretched.sleep(2)
+    assert held_bytes(stretched) == (0, 0)
+    assert tokens(stretched) == before
+    stretched.close()
 
 
 @pytest.mark.parametrize("weights", ["int8"])

@@ -183,9 +183,13 @@ class Adapters:
                 part.addend = addend
         return self._lean
 
+    def drop_forms(self) -> None:
+        """Give back what was made of the weights; `lean` makes it again."""
+        self._lean = None
+
     def forget_forms(self) -> None:
         """The weights have changed."""
-        self._lean = None
+        self.drop_forms()
         for number, adapter in self.loaded.items():
             self._bring([number])
             for lora in adapter.addends.values():

@@ -33,6 +33,7 @@ from cairn.serve.engine.messages import (
     Abort,
     Beat,
     Call,
+    CheckSleep,
     EngineFailed,
     Failure,
     FollowPages,
@@ -99,7 +100,7 @@ class EngineClient:
         self.restarted = 0  # since the start
         self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
         self._over: CairnError | None = None  # why nothing can be submitted any more
-        self.paused = False
+        self.paused = self.asleep = False  # neither of them hangs
         self._adapters: dict[int, str] = {}  # folders by number
         self.version = 0  # of the weights; workers that were started again have the first ones
         self._calls: dict[int, Future[None]] = {}  # that the workers have not answered yet
@@ -169,20 +170,27 @@ class EngineClient:
 
     def resume(self) -> None:
         self._call(Resume)
-        self.paused = False
+        self.paused = self.asleep = False
+
+    def check_sleep(self, level: int = 1) -> None:
+        """Raises what keeps it from ever sleeping at this level."""
+        self._call(lambda call: CheckSleep(call, level))
 
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory back until `wake`; refused while requests are under way."""
         self._call(lambda call: Sleep(call, level))
-        self.paused = True
+        self.asleep = True
 
     def wake(self) -> None:
         self._call(Wake)
-        self.paused = False
+        self.asleep = False
 
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
-        self._call(lambda call: LoadWeights(call, version, source))
+        try:
+            self._call(lambda call: LoadWeights(call, version, source))
+        finally:
+            self.asleep = False  # the engine wakes before it reads them
         self.version = version
 
     def load_adapter(self, number: int, folder: str) -> None:
@@ -309,7 +317,7 @@ class EngineClient:
             self._progress = (steps, time.monotonic())
 
     def _hangs(self) -> bool:
-        if self.paused or self._calls:  # weights may take their time
+        if self.paused or self.asleep or self._calls:  # weights may take their time
             return False
         still = time.monotonic() - self._progress[1]
         return bool(self._receivers) and still > self.options.watchdog_s
@@ -369,7 +377,8 @@ class EngineClient:
         calls, self._calls = self._calls, {}
         for done in calls.values():
             done.set_exception(problem)
-        self.paused, self.version = False, 0
+        self.paused = self.asleep = False
+        self.version = 0
         self._run(partial(fail, receivers, problem))
 
     # -- starting --------------------------------------------------------------------------------

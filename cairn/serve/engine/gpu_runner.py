@@ -107,7 +107,7 @@ class GPURunner(Runner):
         self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
         self.can_share = self.can_share and not spec.latent and not spec.is_recurrent
 
-    def sleep(self, level: int) -> None:
+    def check_sleep(self, level: int) -> None:
         if self.memory is None:
             raise ConfigError(
                 "this engine cannot sleep: its memory was not prepared for it",
@@ -118,7 +118,11 @@ class GPURunner(Runner):
                 f"level is {level}, and on a GPU weights that sleep are kept in the host's memory",
                 hint="use level 1",
             )
-        self.memory.sleep()
+
+    def sleep(self, level: int) -> None:
+        self.check_sleep(level)
+        if self.memory is not None:
+            self.memory.sleep()
 
     def wake(self) -> None:
         if self.memory is not None:

@@ -69,6 +69,7 @@ class Engine:
         self._flying: Flight | None = None
         self.paused = False  # no further step is scheduled
         self.asleep = False  # its memory was given back
+        self._paused_before = False  # when it fell asleep
         self.version = 0  # of the weights; 0: those that the engine was started with
 
     @property
@@ -187,16 +188,22 @@ class Engine:
                 f"{running} requests are under way, and would lose their pages",
                 hint="wait for their end, or abort them (mode=abort)",
             )
+        self.check_sleep(level)
         self._land_last()  # of requests that have ended
         self.reset_prefix_cache()
         self.runner.sleep(level)
-        self.paused = self.asleep = True
+        self._paused_before, self.paused, self.asleep = self.paused, True, True
+
+    def check_sleep(self, level: int = 1) -> None:
+        """A CairnError: this engine cannot sleep at this level, whoever uses it. Changes nothing."""
+        if not self.asleep:
+            self.runner.check_sleep(level)
 
     def wake(self) -> None:
-        """A CairnError: it sleeps on."""
+        """An engine that was paused when it fell asleep is paused again. A CairnError: it sleeps on."""
         if self.asleep:
             self.runner.wake()
-            self.paused = self.asleep = False
+            self.paused, self.asleep = self._paused_before, False
 
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with other weights from the next step on. A CairnError: the old ones go on serving.
@@ -225,15 +232,24 @@ class Engine:
 
     def read_adapter(self, folder: str) -> LoadedAdapter:
         """Any thread may call it; a CairnError says what is wrong with the folder."""
+        self._check_awake()
         return self.runner.adapters.read(folder)
 
     def load_adapter(self, number: int, adapter: LoadedAdapter) -> None:
         """From now on requests may have this number."""
+        self._check_awake()
         self.runner.adapters.add(number, adapter)
 
     def unload_adapter(self, number: int) -> None:
         """Requests that have it go on; no other may come."""
         self.runner.adapters.retire(number, self._held())
+
+    def _check_awake(self) -> None:
+        if self.asleep:
+            raise ConfigError(
+                "the engine sleeps, and an adapter is read beside its weights",
+                hint="wake it first (POST /wake_up, LLM.wake_up)",
+            )
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix; refused while pages are in use."""

@@ -106,6 +106,13 @@ class Sleep(msgspec.Struct, frozen=True, array_like=True, tag="sleep"):
     level: int = 1
 
 
+class CheckSleep(msgspec.Struct, frozen=True, array_like=True, tag="check sleep"):
+    """Could it sleep at this level?"""
+
+    call: int
+    level: int
+
+
 class Wake(msgspec.Struct, frozen=True, array_like=True, tag="wake"):
     call: int
 
@@ -146,6 +153,7 @@ Call = (
     Pause
     | Resume
     | Sleep
+    | CheckSleep
     | Wake
     | LoadWeights
     | LoadAdapter

@@ -257,10 +257,11 @@ def _hashes(
 
 
 def _both_ways(request: Request) -> bytes:
-    """The whole prompt, where its first token sees its last one: no shorter prefix has the same keys."""
+    """The prompt with all its pieces, where its first token sees its last one: no shorter prefix has the same keys."""
     if not any(piece.sees == "prompt" for piece in request.pieces):
         return b""
-    return blake2b(array("i", request.prompt).tobytes(), digest_size=HASH_BYTES).digest()
+    tokens = blake2b(array("i", request.prompt).tobytes(), digest_size=HASH_BYTES).digest()
+    return tokens + identity_within(request.pieces, 0, len(request.prompt))
 
 
 def _root(salt: str, identity: bytes) -> bytes:

@@ -33,7 +33,7 @@ from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.state_slots import StateSlots
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.weight_sources import WeightsFrom
-from cairn.serve.engine.weights_in_place import drop_weights, replace_weights
+from cairn.serve.engine.weights_in_place import check_source, drop_weights, replace_weights
 
 PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
 
@@ -122,11 +122,16 @@ class Runner:
             pool.states = StateSlots(held, limits.states, limits.pages, weight.dtype, weight.device)
         return pool
 
-    def sleep(self, level: int) -> None:
-        """Give the memory of the pages back, and at level 2 that of the weights. Nobody runs meanwhile."""
+    def check_sleep(self, level: int) -> None:
+        """A CairnError: it cannot sleep at this level. Changes nothing."""
         if level >= 2:
-            drop_weights(self.model, self.source)
-            self.adapters.forget_forms()
+            check_source(self.model, self.source)
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of the pages back, and at level 2 that of the weights; behind `check_sleep`."""
+        if level >= 2:
+            self.adapters.drop_forms()
+            drop_weights(self.model)
         self.pool.release()
         self.lean, self._slept = None, level
 
@@ -136,6 +141,7 @@ class Runner:
             return
         if self._slept >= 2 and self.source is not None:
             replace_weights(self.model, self.version, self.source)
+            self.adapters.forget_forms()
         pool = self.pool
         self.pool = self.make_pool(self.model, self.limits, pool.cache.dtype, pool.scales)
         self._slept = None

@@ -17,11 +17,12 @@ from cairn.comm.transfer.choose import make_transport
 from cairn.comm.transfer.weight_sync import WeightSink
 from cairn.core.errors import CairnError, ConfigError
 from cairn.models.build import Build
-from cairn.models.checkpoint import open_checkpoint
+from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.experts import ExpertLayer
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import linears
 from cairn.models.linear.transposed import Transposed
+from cairn.models.stretch import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weight_shards import held_by_rows, read_shares, wanted_by
 from cairn.models.weights import fill_shares, load_model
@@ -55,15 +56,20 @@ def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> No
             part.take(Transposed(part.joined()))
 
 
-@torch.no_grad()
-def drop_weights(model: Transformer, source: WeightsFrom | None) -> None:
-    """Give the memory of the weights back; `replace_weights` reads them again. A CairnError: nothing has changed."""
+def check_source(model: Transformer, source: WeightsFrom | None) -> None:
+    """A CairnError: weights that are dropped could not be read again."""
     _check_forms(model)
     if not isinstance(source, str):
         why = "were made up" if source is None else "came from the ranks of a trainer"
         raise ConfigError(
             f"the weights {why}, and cannot be read again", hint="use level 1, which keeps them"
         )
+    _open_same(model, source)
+
+
+@torch.no_grad()
+def drop_weights(model: Transformer) -> None:
+    """Give the memory of the weights back; `replace_weights` reads them again. First see `check_source`."""
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
     for part in linears(model):
@@ -89,14 +95,20 @@ def _stage(model: Transformer, version: int, source: WeightsFrom) -> Transformer
     build = model.build._replace(device="cpu", dtype=model.embedding.weight.dtype)
     if isinstance(source, SyncedWeights):
         return _pull(model, version, source, build)
+    return load_model(model.spec, _open_same(model, source).tensors, build)
+
+
+def _open_same(model: Transformer, source: str) -> Checkpoint:
+    """The checkpoint, if it is of the model that is served, whose context may have been stretched."""
     checkpoint = open_checkpoint(resolve(source))
-    different = _differences(model, checkpoint.spec)
+    spec, context = checkpoint.spec, model.spec.context
+    different = _differences(model, spec if spec.context == context else stretched(spec, context))
     if different:
         raise ConfigError(
             f"{source} is another model than the one that is served: {different}",
             hint="only weights of the same shape can be loaded in place; start another engine for this one",
         )
-    return load_model(model.spec, checkpoint.tensors, build)
+    return checkpoint
 
 
 def _differences(model: Transformer, spec: msgspec.Struct) -> str:

@@ -40,6 +40,7 @@ from cairn.serve.engine.messages import (
     Begun,
     Boot,
     Call,
+    CheckSleep,
     Command,
     Ended,
     Failure,
@@ -200,6 +201,8 @@ class Worker:
                     self.engine.resume()
                 case Sleep(level=level):
                     self.engine.sleep(level)
+                case CheckSleep(level=level):
+                    self.engine.check_sleep(level)
                 case Wake():
                     self.engine.wake()
                 case LoadWeights(version=version, source=source):

@@ -62,11 +62,17 @@ def test_new_weights_serve_after_a_pause(tiny_folder, other_folder, engine_in):
         waiting.join(30)
         assert found == [wanted]
         assert text(server) == wanted
+        assert post("/sleep").status_code == 200
+        again = post("/update_weights", json={"version": 2, "source": str(other_folder)})
+        assert again.status_code == 200  # it was woken for them
+        if engine_in == "process":
+            assert not server.service.serving.engine.client.asleep  # so the watchdog is awake, too
+        assert text(server) == wanted
         for body in (
             {"source": "x"},
             {"version": 0, "source": "x"},
-            {"version": 2},
-            {"version": 2, "source": {}},
+            {"version": 3},
+            {"version": 3, "source": {}},
         ):
             assert post("/update_weights", json=body).status_code == 400
 
@@ -87,12 +93,20 @@ def test_a_server_that_streams_does_not_sleep_unless_it_may_abort(tiny_folder):
         refused = post("/sleep")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_asleep")
         assert "mode=abort" in refused.json()["error"]["message"]
+        runner = server.service.serving.engine.engine.runner
+        source, runner.source = runner.source, None
+        assert post("/sleep?level=2&mode=abort").status_code == 409
+        assert not ends  # what is impossible ends nobody's request
+        assert server.service.open
+        runner.source = source
         assert post("/sleep?mode=abort").json()["status"] == "asleep"
         reader.join(30)
         assert "abort" in ends[0]
         waiting = [threading.Thread(target=text, args=(server,)) for _ in range(3)]
         for one in waiting:
             one.start()
+        live_server.wait_until(lambda: len(server.service.open) == 3 and not server.service.asleep)
+        assert post("/resume").status_code == 200  # they have woken it, and it was paused before
         for one in waiting:
             one.join(30)
         assert not server.http.get("/is_sleeping").json()["is_sleeping"]

@@ -4,7 +4,8 @@
     /sleep?level=2   on a CPU the weights are dropped, too, and read again by waking up
     &mode=abort      requests under way are ended; by default they are a reason to refuse
 
-A request for a model that sleeps wakes it and waits for that. Only with `--admin-endpoints`.
+A request for a model that sleeps wakes it and waits for that. Only with `--admin-endpoints`, or from the host of
+several models that has started this server.
 """
 
 import asyncio
@@ -51,12 +52,13 @@ async def sleep(service: Service, call: Call, body: bytes) -> JSON:
         raise Refusal(409, said, code="not_asleep")
     try:
         async with service.waking:
-            if asked.mode == "abort":
+            await asyncio.to_thread(engine.check_sleep, asked.level)  # before any request is ended
+            if asked.mode == "abort" and not service.asleep:
                 await asyncio.to_thread(engine.pause, False)
+                if not service.paused:  # else an administrator's pause goes on behind the sleep
+                    await asyncio.to_thread(engine.resume)
             await asyncio.to_thread(service.serving.sleep, asked.level)
     except CairnError as error:
-        if asked.mode == "abort":
-            await asyncio.to_thread(engine.resume)
         raise Refusal(409, str(error), code="not_asleep") from None
     return JSON({"status": "asleep", "seconds": round(time.monotonic() - began, 6)})
 

@@ -1,7 +1,7 @@
 """The fields that chat and completion requests share, with their ranges; and what the engine makes of them.
 
 Names and meanings are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt) are vLLM's.
-null means the default: the model's own (`models.sampling_defaults`), else OpenAI's. Unknown fields are ignored, as
+null means the default: the model's own (`serve.request_defaults`), else OpenAI's. Unknown fields are ignored, as
 clients of either send many.
 """
 
@@ -22,6 +22,7 @@ from cairn.serve.engine.sampling_params import (
     SHARE_ABOVE_0,
 )
 from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.request_defaults import with_defaults
 
 Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
@@ -86,8 +87,8 @@ DIRECT = ("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "fr
 def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `SamplingParams` that have the same name here; absent ones are the model's `defaults`, or the
     engine's."""
-    given = {**defaults}
-    given |= {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
+    given = {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
+    given = with_defaults(defaults, given)
     if body.logit_bias is not None:
         given["logit_bias"] = _biases(body.logit_bias)
     if body.stream_options is not None and not body.stream:

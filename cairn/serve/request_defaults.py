@@ -1,0 +1,32 @@
+"""What a request is sampled with where it does not say: the model's defaults, or the API's (generation_config=vllm)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.core.errors import ConfigError, RequestError
+from cairn.models.runnable import OpenModel
+from cairn.models.sampling_defaults import Defaults
+from cairn.serve.engine.sampling_params import SamplingParams
+
+
+def checked_defaults(opened: OpenModel, generation_config: str = "auto") -> Defaults:
+    """Of a model, in range; none with generation_config `vllm`."""
+    if generation_config == "vllm":
+        return {}
+    try:
+        SamplingParams(**opened.sampling)
+    except RequestError as error:
+        raise ConfigError(
+            f"generation_config.json of {opened.name}: {error.message}",
+            hint=error.hint or "use --generation-config vllm, which does not read it",
+        ) from None
+    return opened.sampling
+
+
+def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request gives, over the defaults. Several answers at temperature 0 would be equal, so nobody gets that
+    who has not asked for it."""
+    found = {**defaults}
+    if given.get("n", 1) > 1 and not found.get("temperature", 1):
+        del found["temperature"]
+    return found | dict(given)
