@@ -57,6 +57,7 @@ async def sleep(service: Service, call: Call, body: bytes) -> JSON:
     except CairnError as error:
         if asked.mode == "abort":
             await asyncio.to_thread(engine.resume)
+            service.paused = False
         raise Refusal(409, str(error), code="not_asleep") from None
     return JSON({"status": "asleep", "seconds": round(time.monotonic() - began, 6)})
 

@@ -181,6 +181,7 @@ class Service:
             except CairnError as error:
                 said = f"{self.model} sleeps and cannot wake up: {error}"
                 raise Refusal(503, said, code="still_asleep", retry_after_s=5) from None
+            self.paused = False  # as the engine, which runs again
 
     def has_free_row(self) -> bool:
         """Is there a row of the engine that nobody uses or waits for?"""
