@@ -95,17 +95,14 @@ class Policy:
             request = Request(self._asked, prompt, params, eos_ids=self.eos_ids)
             found[request] = Sampled([], [], self.engine.version, False, [])
             ends[request] = stop[at] if stop else ()
-            self.engine.add(request)
-        while self.engine.has_work:
-            for output in self.engine.step():
-                sampled = found[output.request]
-                if (prompt := self.engine.prompt_logprobs.pop(output.request, None)) is not None:
-                    prompts[output.request] = prompt
-                sampled.tokens.extend(output.tokens)
-                sampled.logp.extend(one.logprob for one in output.logprobs or ())
-                sampled.top.extend(one.top for one in output.logprobs or ())
-                if ends[output.request] and not output.finished:
-                    self._stop_at(output.request, sampled, ends[output.request])
+        try:
+            for request in found:
+                self.engine.add(request)
+            self._finish(found, ends, prompts)
+        except BaseException:
+            for request in found:
+                self.engine.abort(request.id)
+            raise
         for request in found:
             if request.error is not None:
                 raise RequestError(
@@ -120,6 +117,24 @@ class Policy:
             )
             for request, one in found.items()
         ]
+
+    def _finish(
+        self,
+        found: dict[Request, Sampled],
+        ends: dict[Request, Sequence[str]],
+        prompts: dict[Request, list[TokenLogprobs]],
+    ) -> None:
+        """Steps until every request has its answer."""
+        while self.engine.has_work:
+            for output in self.engine.step():
+                sampled = found[output.request]
+                if (prompt := self.engine.prompt_logprobs.pop(output.request, None)) is not None:
+                    prompts[output.request] = prompt
+                sampled.tokens.extend(output.tokens)
+                sampled.logp.extend(one.logprob for one in output.logprobs or ())
+                sampled.top.extend(one.top for one in output.logprobs or ())
+                if ends[output.request] and not output.finished:
+                    self._stop_at(output.request, sampled, ends[output.request])
 
     def _stop_at(self, request: Request, sampled: Sampled, texts: Sequence[str]) -> None:
         tail = self.tokenizer.decode(sampled.tokens[-LONGEST_STOP:])

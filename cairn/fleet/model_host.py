@@ -93,6 +93,7 @@ class ModelHost:
             model.size = msgspec.json.decode(answer, type=SleepingSize)
             if not model.pinned:
                 await self._sleep(model)
+                model.pinned = worker.state != "asleep"  # one that cannot sleep keeps its memory
             worker.yielding = False
         check_room(self._residents(), self._memory)
         for model in self.models:
@@ -153,6 +154,7 @@ class ModelHost:
             asleep_bytes=kept,
             awake=worker.state != "asleep",
             pinned=model.pinned,
+            answers=worker.state in ("up", "asleep"),
             busy=busy,
             waiting_since_s=min(waiting, default=None),
             used_s=model.used_s,
@@ -161,22 +163,34 @@ class ModelHost:
     # -- what is done ----------------------------------------------------------------------------
 
     async def _sleep(self, model: HostedModel) -> bool:
-        worker = self._worker(model)
+        """Has it given back what was planned? One that refuses is the last that is asked again."""
+        worker, planned = self._worker(model), model.level
         worker.yielding = True
+        try:
+            if busy := worker.waiting + worker.decoding:  # they came after the plan was made
+                raise CairnError(f"{busy} requests are under way")
+            model.level = await self._fall_asleep(model)
+        except CairnError as error:
+            model.used_s = time.monotonic()
+            self._say(f"{model.name} does not sleep: {error}")
+            return False
+        finally:
+            worker.yielding = False
+        worker.fell_asleep()
+        self._say(f"{model.name} sleeps: {format_bytes(self._resident(model).given_back)} are free")
+        return model.level == planned
+
+    async def _fall_asleep(self, model: HostedModel) -> int:
+        """The level of its sleep: where weights cannot be dropped they are kept."""
         level = 1 if self._on_gpu else model.level
         try:
             await self._call(model, "POST", f"/sleep?level={level}")
-        except CairnError as error:
-            if level == 2 and "packed" in str(error):
-                model.level = 1
-                return await self._sleep(model)
-            worker.yielding = False
-            self._say(f"{model.name} does not sleep: {error}")
-            return False
-        worker.fell_asleep()
-        worker.yielding = False
-        self._say(f"{model.name} sleeps: {format_bytes(self._resident(model).given_back)} are free")
-        return True
+        except CairnError:
+            if level == 1:
+                raise
+            await self._call(model, "POST", "/sleep?level=1")
+            return 1
+        return model.level
 
     async def _wake(self, model: HostedModel) -> None:
         began, worker = time.monotonic(), self._worker(model)

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +41,10 @@ class ServerProcess:
         self._variables = dict(environment or {})
         self.name, self._say, self._group = name, say, group
         self.gpus = list(gpus)
-        self.port = _free_port()
+        self._reserved = socket.socket()  # so that nobody else gets the port before it starts
+        self._reserved.bind(("127.0.0.1", 0))
+        weakref.finalize(self, self._reserved.close)
+        self.port = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.pid: int | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -86,6 +90,7 @@ class ServerProcess:
             await asyncio.sleep(wait_s)
 
     async def _once(self) -> int:
+        self._reserved.close()
         self._process = await asyncio.create_subprocess_exec(
             *self.command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -135,9 +140,3 @@ class Gpus:
 
     def give_back(self, names: Sequence[str]) -> None:
         self._free += names
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

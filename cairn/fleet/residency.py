@@ -24,9 +24,14 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     asleep_bytes: int = 0  # that it keeps while it sleeps
     awake: bool = False
     pinned: bool = False
+    answers: bool = True  # false: its server starts again, and cannot be sent to sleep
     busy: int = 0  # requests that it answers
     waiting_since_s: float | None = None  # of the oldest request that it cannot take yet
     used_s: float = 0.0  # when it was last asked
+
+    @property
+    def can_sleep(self) -> bool:
+        return self.awake and self.answers and not self.pinned
 
     @property
     def held(self) -> int:
@@ -67,7 +72,7 @@ def plan(models: Sequence[Resident], memory: int, now_s: float, idle_s: float) -
         moves.wake.extend([] if busy else [one.name])
     taken = {*moves.sleep, *moves.yielding}
     for one in models:
-        quiet = one.awake and not one.pinned and not one.busy and one.waiting_since_s is None
+        quiet = one.can_sleep and not one.busy and one.waiting_since_s is None
         if quiet and one.name not in taken and now_s - one.used_s >= idle_s:
             moves.sleep.append(one.name)
     return moves
@@ -76,7 +81,7 @@ def plan(models: Sequence[Resident], memory: int, now_s: float, idle_s: float) -
 def _victims(models: Sequence[Resident], moves: Moves, needed: int) -> tuple[list[Resident], int]:
     """Who has to sleep for so many bytes: idle ones before busy ones, and those before that were used longest ago."""
     taken = {*moves.sleep, *moves.yielding}
-    able = [one for one in models if one.awake and not one.pinned and one.name not in taken]
+    able = [one for one in models if one.can_sleep and one.name not in taken]
     chosen, room = list[Resident](), 0
     for one in sorted(able, key=lambda one: (one.busy > 0, one.used_s)):
         if room >= needed:

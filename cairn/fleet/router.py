@@ -96,6 +96,7 @@ class Router:
             for task in self._following.pop(worker.url):
                 task.cancel()
             self.index.forget(worker.number)
+            self.pool.forget(worker.url)
         known = {worker.url for worker in self.workers}
         for url in [url for url in dict.fromkeys(urls) if url not in known]:
             taken = {worker.number for worker in self.workers}

@@ -126,11 +126,11 @@ class Pool:
 
     def __init__(self, heads: HeadCache) -> None:
         self.heads = heads
-        self._idle: dict[int, list[Upstream]] = {}
+        self._idle: dict[str, list[Upstream]] = {}  # by url: numbers are given again
 
     def take(self, worker: Worker) -> Upstream | None:
         """An open connection that nobody uses."""
-        idle = self._idle.get(worker.number, ())
+        idle = self._idle.get(worker.url, ())
         while idle:
             found = idle.pop()
             if found.transport is not None and not found.transport.is_closing():
@@ -151,19 +151,23 @@ class Pool:
         ready(made, "")
 
     def give_back(self, upstream: Upstream) -> None:
-        idle = self._idle.setdefault(upstream.worker.number, [])
+        idle = self._idle.setdefault(upstream.worker.url, [])
         if len(idle) < MOST_IDLE:
             idle.append(upstream)
         elif upstream.transport is not None:
             upstream.transport.close()
 
     def discard(self, upstream: Upstream) -> None:
-        idle = self._idle.get(upstream.worker.number, [])
+        idle = self._idle.get(upstream.worker.url, [])
         if upstream in idle:
             idle.remove(upstream)
 
     def close(self) -> None:
-        for idle in self._idle.values():
-            for upstream in idle:
-                if upstream.transport is not None:
-                    upstream.transport.close()
+        for url in list(self._idle):
+            self.forget(url)
+
+    def forget(self, url: str) -> None:
+        """A server that is used no more."""
+        for upstream in self._idle.pop(url, ()):
+            if upstream.transport is not None:
+                upstream.transport.close()

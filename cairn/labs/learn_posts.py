@@ -5,7 +5,8 @@
     POST /cairn/learn/quiz/answer               {"topic", "number", "answer"}  grades an answer by its rubric and keeps
                                                 the result; without a rubric {"right"} is the learner's own judgement
 
-Labs run one at a time, and so do exercises. Code runs only for a browser of this machine, from a page of this server.
+Labs run one at a time, and so do exercises. Code runs only where the server was started with `--exercises`, for a
+browser of this machine, from a page of this server: a proxy on this machine would look like such a browser.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ GRADING = asyncio.Semaphore(1)
 MOST_CODE = 200_000  # characters of an answer
 LABS_NEAR = "labs run for a browser of this machine, or with a key of the server; in a terminal: cairn lab run"
 CODE_NEAR = "code runs only for a browser of this machine; in a terminal: cairn exercise check NAME"
+CODE_OFF = "this server does not run code: start it with --exercises; in a terminal: cairn exercise check NAME"
 ANSWERS_NEAR = (
     "answers are kept only for a browser of this machine; in a terminal: cairn learn quiz"
 )
@@ -88,6 +90,8 @@ async def learn_check(service: Service, call: Call, body: bytes) -> JSON:
     name = call.scope["path_params"]["name"]
     if name not in all_exercises():
         raise Refusal(404, f"there is no exercise '{name}'")
+    if not service.config.exercises:
+        raise Refusal(403, CODE_OFF)
     _check_writer(call, "an exercise is checked", CODE_NEAR)
     code, exercise = _read(body, Code).code, all_exercises()[name]
     if len(code) > MOST_CODE:

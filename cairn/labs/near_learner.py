@@ -5,7 +5,7 @@
     check_own_page  the page that posts came from this server
 
 A lab is this project's own code, so a key of the server starts one as well. An exercise is the learner's code: a key is
-not enough.
+not enough, and as not every proxy says that it is one, neither is this (`learn_posts`).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,14 @@ from cairn.core.shared_secret import is_loopback
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.call import Call
 
-FORWARDED = {b"forwarded", b"x-forwarded-for", b"x-real-ip"}  # what proxies add
+FORWARDED = {  # what proxies and our router add
+    b"forwarded",
+    b"via",
+    b"x-cairn-router",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-real-ip",
+}
 
 
 def check_json(call: Call, what: str) -> None:

@@ -19,16 +19,21 @@ from hypothesis import strategies as st
 from cairn.align.tinker.losses import AT, LOSSES, TinkerRule
 from cairn.align.tinker.protobuf import read_fields
 from cairn.align.tinker.routes import Frontend, application
+from cairn.align.tinker.samplers import HELD, Samplers
 from cairn.align.tinker.service import Service
-from cairn.align.tinker.shared_base import Settings, SharedBase
+from cairn.align.tinker.shared_base import Settings, SharedBase, Weights
 from cairn.align.tinker.wire import (
     AdamParams,
     Datum,
     LoraConfig,
+    ModelInput,
     Pass,
     Passed,
+    Sample,
     SampledTokens,
     Samples,
+    TextChunk,
+    TinkerSampling,
     read_pass,
     write_passed,
     write_samples,
@@ -38,6 +43,7 @@ from cairn.core.errors import RequestError
 from cairn.models.adapter.folder import read_adapter
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.hub import resolve
+from cairn.serve.engine.sampling_params import SamplingParams
 
 PROGRAM = Path(__file__).with_name("tinker_program.py")
 MODEL = "cairn-tiny"
@@ -195,6 +201,40 @@ def test_work_of_a_model_is_done_by_number(base):
     assert done == [1, 2, 3]
 
 
+def test_a_request_that_fails_leaves_nothing_behind(base):
+    service = Service(base)
+    try:
+        prompt = ModelInput([TextChunk([5, 9, 3])])
+        fine = Sample(prompt, TinkerSampling(max_tokens=3, temperature=0.0))
+        late = Sample(prompt, TinkerSampling(max_tokens=3, seed=(1 << 63) - 1), num_samples=2)
+        with pytest.raises(RequestError, match="the token 999999"):
+            service.sample("a", base.blank, Sample(prompt, TinkerSampling(stop=[999999])))
+        answers = [
+            service.sample(name, base.blank, one) for name, one in (("b", late), ("c", fine))
+        ]
+        for one in answers:
+            assert one.done.wait(60)
+            assert isinstance(one.answer, bytes), one.answer
+    finally:
+        service.close()
+    bad = (prompt.tokens(), SamplingParams(max_tokens=3, logit_bias={10**6: 1.0}))
+    with pytest.raises(RequestError):
+        base.policy.generate([(prompt.tokens(), SamplingParams(max_tokens=3)), bad])
+    assert not base.policy.engine.has_work
+
+
+def test_sessions_that_are_not_used_wait_in_files(tmp_path):
+    samplers = Samplers(tmp_path / "sessions")
+    for at in range(HELD + 3):
+        samplers.put(f"s{at}", Weights({"x": torch.full((2,), float(at))}, at))
+    assert sorted(path.stem for path in tmp_path.rglob("*.safetensors")) == ["s0", "s1", "s2"]
+    for at in (0, 5, 1, 0):
+        assert samplers.get(f"s{at}").tensors["x"].tolist() == [at, at]
+        assert samplers.get(f"s{at}").version == at
+    with pytest.raises(RequestError, match="no sampling session 'other'"):
+        samplers.get("other")
+
+
 @pytest.fixture(scope="module")
 def seen(base):
     pytest.importorskip("tinker", reason="pip install tinker: the client of the API")
@@ -210,7 +250,7 @@ def seen(base):
         try:
             ended = subprocess.run(
                 [sys.executable, str(PROGRAM), url, MODEL],
-                capture_output=True, text=True, timeout=100, env=environment, check=False,
+                capture_output=True, text=True, timeout=280, env=environment, check=False,
             )  # fmt: skip
         finally:
             server.should_exit = True
@@ -220,6 +260,7 @@ def seen(base):
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.timeout(300)  # the program runs for the first of these tests
 def test_a_program_of_the_sdk_trains_and_samples(seen):
     assert seen["models"] == [MODEL]
     assert seen["losses"][-1] < 0.2 * seen["losses"][0]

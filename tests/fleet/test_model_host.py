@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +14,8 @@ import pytest
 
 from cairn.models.hub import resolve
 
-PATIENCE_S = 90
+pytestmark = pytest.mark.timeout(400)  # the first test has the start of both
+PATIENCE_S = 300
 MEMORY = "200MiB"
 ASKED = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
 
@@ -40,18 +40,29 @@ class Host:
             time.sleep(0.05)
         raise TimeoutError(self.log.read_text())
 
+    def end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its servers die with it
+            self.process.wait()
+
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     flags = ["--port", "0", "--device", "cpu", "--num-gpu-blocks-override", "256"]
     # Each needs about 118 MiB: one fits, two do not.
     made = Host(tmp_path_factory.mktemp("host"), *flags, "--models-memory", MEMORY)
-    made.url = made.wait_for(r"^ready: a, b at (http://\S+)$")
-    made.client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="sk-test", max_retries=0)
-    yield made
-    made.client.close()
-    made.process.send_signal(signal.SIGTERM)
-    assert made.process.wait(PATIENCE_S) == 0
+    try:
+        made.url = made.wait_for(r"^ready: a, b at (http://\S+)$")
+        with openai.OpenAI(
+            base_url=f"{made.url}/v1", api_key="sk-test", max_retries=0
+        ) as made.client:
+            yield made
+    finally:
+        made.end()
+    assert made.process.returncode == 0
 
 
 def text(host, model):

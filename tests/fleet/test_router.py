@@ -209,3 +209,16 @@ def test_the_router_answers_for_itself_and_explains_its_decisions():
         assert b"did you mean 'fake'" in raw
 
     fleet(check)
+
+
+def test_a_server_that_has_the_number_of_a_removed_one_gets_its_own_requests():
+    async def check(url, servers, router):
+        first, second = servers
+        router.use([first.url])
+        assert (await ask(url, "a", 2))[0] == 200
+        router.use([])
+        router.use([second.url])
+        assert (await ask(url, "b", 2))[1] == text_of("b", 2)
+        assert [len(one.served) for one in servers] == [1, 1]
+
+    fleet(check)

@@ -41,7 +41,8 @@ def chat_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(chromium, chat_folder):
-    with live_server.live(chat_folder, more=[*site.routes(), *learn_routes.routes()]) as made:
+    more = [*site.routes(), *learn_routes.routes()]
+    with live_server.live(chat_folder, more=more, exercises=True) as made:
         yield made
         made.at_rest()
 

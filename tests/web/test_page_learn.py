@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from playwright.sync_api import expect
 
+from cairn.core.errors import ConfigError
 from cairn.hw.ceilings import Ceilings, identify, machine_file, save
 from cairn.hw.probe import probe
 from cairn.labs import learner
@@ -162,7 +164,7 @@ def test_code_opens_at_the_named_line(open_tab, server):
         assert answer.status_code == 404, place
 
 
-def test_code_runs_only_for_the_learner_at_this_machine(record, server):
+def test_code_runs_only_for_the_learner_at_this_machine(record, server, monkeypatch):
     """Another site, a name bound to this address, a proxy, and a form cannot make this machine run code."""
     path = "/cairn/learn/exercises/young-daly/check"
     refused = {
@@ -171,6 +173,7 @@ def test_code_runs_only_for_the_learner_at_this_machine(record, server):
             {"sec-fetch-site": "cross-site"},
             {"host": "rebound.example"},
             {"x-forwarded-for": "203.0.113.9"},
+            {"x-cairn-router": "1"},
         ],
         415: [{"content-type": "text/plain"}],
     }
@@ -184,6 +187,13 @@ def test_code_runs_only_for_the_learner_at_this_machine(record, server):
             assert sent.status_code == status, one
     assert server.http.post(path, json={"code": "x" * 300_000}).status_code == 413
     assert server.http.post(path, json={"file": "x"}).status_code == 400
+    off = msgspec.structs.replace(server.service.config, exercises=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service, "config", off)
+        answer = server.http.post(path, json={"code": "raise SystemExit"})
+        assert (answer.status_code, "--exercises" in answer.text) == (403, True)
+    with pytest.raises(ConfigError, match="exercises is True"):
+        msgspec.structs.replace(server.service.config, host="0.0.0.0")
     assert read() == []
     assert learner.answers().read().values == []
 

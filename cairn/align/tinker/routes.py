@@ -5,7 +5,9 @@ it. `tinker://MODEL/weights/NAME` and `tinker://MODEL/sampler_weights/NAME` are 
 """
 
 import asyncio
+import contextlib
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,12 +20,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cairn.align.tinker import wire
+from cairn.align.tinker.samplers import Samplers
 from cairn.align.tinker.service import Failure, Future, Service
-from cairn.align.tinker.shared_base import Run, Weights, about_of
+from cairn.align.tinker.shared_base import Run, about_of
 from cairn.core.errors import CairnError, RequestError
 
 PREFIX = "/api/v1"
 POLL_S = 20.0  # how long a question for a result is held open
+SILENT_S = 3600.0  # after which a client will not come back
+LOAD_S = 600.0  # for weights of a sampler, behind work that waits already
 NAME = re.compile(r"[\w.-]{1,128}")
 PATH = re.compile(r"tinker://([\w.-]+)/(weights|sampler_weights)/([\w.-]+)")
 CONFIG = {"use_pyqwest_transport": False, "parallel_fwdbwd_chunks": True}
@@ -35,19 +40,23 @@ class Frontend:
 
     def __init__(self, service: Service, api_key: str | None = None) -> None:
         self.service, self.base, self.api_key = service, service.base, api_key
-        self.sessions: set[str] = set()
+        self.sessions: dict[str, float] = {}  # when each was heard of last
         self.runs: dict[str, Run] = {}
-        self.samplers: dict[str, Weights | Run] = {}
+        self.samplers = Samplers(self.base.settings.out / "sampling_sessions")
         self.made: dict[str, Future] = {}  # models by who asked, so that asking twice makes one
 
     # -- sessions -------------------------------------------------------------------------------
 
     async def create_session(self, body: bytes) -> dict:
         session = f"session-{uuid.uuid4().hex[:12]}"
-        self.sessions.add(session)
+        self._forget_silent()
+        self.sessions[session] = time.monotonic()
         return {"type": "create_session", "session_id": session}
 
     async def heartbeat(self, body: bytes) -> dict:
+        session = read(body, wire.SessionOnly).session_id
+        self._check_session(session)
+        self.sessions[session] = time.monotonic()
         return {"type": "session_heartbeat"}
 
     async def capabilities(self, body: bytes) -> dict:
@@ -104,61 +113,64 @@ class Frontend:
         )
 
     async def optim_step(self, body: bytes) -> dict:
-        asked = read(body, wire.OptimStep)
-        run = self._run(asked.model_id)
+        turn = read(body, wire.Turn)
+        run = self._run(turn.model_id)
 
         def work() -> dict:
+            asked = read(body, wire.OptimStep)
             if asked.adam_params is None:
                 raise RequestError(
                     "an optim_step without adam_params", hint="AdamW is what we have"
                 )
             return {"metrics": self.base.step(run, asked.adam_params)}
 
-        return self._submit(asked.model_id, asked.seq_id, work)
+        return self._submit(turn.model_id, turn.seq_id, work)
 
     # -- weights --------------------------------------------------------------------------------
 
     async def save_weights(self, body: bytes) -> dict:
-        asked = read(body, wire.SaveWeights)
-        run, name = self._run(asked.model_id), asked.path or f"step-{asked.seq_id}"
+        turn = read(body, wire.Turn)
+        run = self._run(turn.model_id)
 
         def work() -> dict:
+            asked = read(body, wire.SaveWeights)
+            name = asked.path or f"step-{asked.seq_id}"
             path, folder = self._place(asked.model_id, "weights", name)
             if folder.exists() and not asked.overwrite:
                 raise RequestError(f"{path} exists", hint="choose another name, or overwrite=True")
             self.base.save(run, folder, with_optimizer=True)
             return {"type": "save_weights", "path": path}
 
-        return self._submit(asked.model_id, asked.seq_id, work)
+        return self._submit(turn.model_id, turn.seq_id, work)
 
     async def save_for_sampler(self, body: bytes) -> dict:
         """Under a name it is written; without one it is a sampling session of this process."""
-        asked = read(body, wire.SaveWeights)
-        run, model = self._run(asked.model_id), asked.model_id
+        turn = read(body, wire.Turn)
+        run, model = self._run(turn.model_id), turn.model_id
 
         def work() -> dict:
+            asked = read(body, wire.SaveWeights)
             kind = {"type": "save_weights_for_sampler"}
             if asked.path is None:
                 sampler = f"{model}-sampler-{asked.sampling_session_seq_id}"
-                self.samplers[sampler] = self.base.weights_of(run)
+                self.samplers.put(sampler, self.base.weights_of(run))
                 return {**kind, "sampling_session_id": sampler}
             path, folder = self._place(model, "sampler_weights", asked.path)
             self.base.save(run, folder, with_optimizer=False)
             return {**kind, "path": path}
 
-        return self._submit(model, asked.seq_id, work)
+        return self._submit(model, turn.seq_id, work)
 
     async def load_weights(self, body: bytes) -> dict:
-        asked = read(body, wire.LoadWeights)
-        if asked.model_id is None or asked.seq_id is None:
-            raise RequestError("load_weights without model_id and seq_id")
-        run = self._run(asked.model_id)
+        turn = read(body, wire.Turn)
+        run = self._run(turn.model_id)
 
         def work() -> dict:
+            asked = read(body, wire.LoadWeights)
             self.base.load(run, self._saved(asked.path), asked.optimizer)
             return {"type": "load_weights", "path": asked.path}
 
-        return self._submit(asked.model_id, asked.seq_id, work)
+        return self._submit(turn.model_id, turn.seq_id, work)
 
     async def weights_info(self, body: bytes) -> dict:
         about = about_of(self._saved(read(body, wire.WeightsInfo).tinker_path))
@@ -174,22 +186,30 @@ class Frontend:
         sampler = f"{asked.session_id}-sampler-{asked.sampling_session_seq_id}"
         if asked.model_path is not None:
             folder = self._saved(asked.model_path)
-            self.samplers[sampler] = await asyncio.to_thread(lambda: self.base.read(folder)[1])
+            future = self.service.now(lambda: self._load_sampler(sampler, folder))
+            await settled(future, LOAD_S)
+            if isinstance(future.answer, Failure):
+                raise RequestError(future.answer.message)
         else:
             self._check_base(asked.base_model or "")
-            self.samplers[sampler] = self.base.blank
+            self.samplers.put(sampler, self.base.blank)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
+    def _load_sampler(self, sampler: str, folder: Path) -> dict:
+        self.samplers.put(sampler, self.base.read(folder)[1])
+        return {}
+
     async def sampler(self, body: bytes, id: str) -> dict:
-        self._sampler(id)
+        self.samplers.get(id)
         return {"sampler_id": id, "base_model": self.base.settings.model}
 
     async def sample(self, body: bytes) -> dict:
         asked = read(body, wire.Sample)
         if asked.sampling_session_id is None:
             raise RequestError("a sample without sampling_session_id")
-        weights = self._sampler(asked.sampling_session_id)
-        id = f"{asked.sampling_session_id}:sample:{asked.seq_id}"
+        weights = self.samplers.get(asked.sampling_session_id)
+        number = asked.seq_id if asked.seq_id is not None else uuid.uuid4().hex
+        id = f"{asked.sampling_session_id}:sample:{number}"
         future = self.service.sample(id, weights, asked)
         names = [f"{id}:{at}" for at in range(asked.num_samples)]
         return {**future_of(future), "sample_sequence_ids": names}
@@ -201,9 +221,10 @@ class Frontend:
         future = self.service.futures.get(id)
         if future is None:
             return JSONResponse({"detail": f"there is no request {id}"}, 410)
-        if not future.done.is_set():
-            await asyncio.to_thread(future.done.wait, POLL_S)
+        await settled(future, POLL_S)
         answer = future.answer
+        if answer is not None:
+            future.read_at = time.monotonic()
         if answer is None:
             return JSONResponse({"type": "try_again", "queue_state": "active"}, 408)
         if isinstance(answer, Failure):
@@ -218,6 +239,16 @@ class Frontend:
         """What is wrong with a request is said when its turn comes: its number must not be missing."""
         return future_of(self.service.submit(model, number, work), model)
 
+    def _forget_silent(self) -> None:
+        """Clients say every few seconds that they are there; the models of those that went away are dropped."""
+        silent = [s for s, heard in self.sessions.items() if time.monotonic() - heard > SILENT_S]
+        for session in silent:
+            del self.sessions[session]
+            for model in [name for name in self.runs if name.startswith(f"{session}-model-")]:
+                del self.runs[model]
+                self.made.pop(model, None)
+                self.service.forget(model)
+
     def _check_session(self, session: str) -> None:
         if session not in self.sessions:
             raise RequestError(f"no session {session!r}", hint="the server was started anew")
@@ -231,11 +262,6 @@ class Frontend:
         if model not in self.runs:
             raise RequestError(f"no model {model!r}", hint="the server was started anew")
         return self.runs[model]
-
-    def _sampler(self, id: str) -> Weights | Run:
-        if id not in self.samplers:
-            raise RequestError(f"no sampling session {id!r}", hint="the server was started anew")
-        return self.samplers[id]
 
     def _place(self, model: str, kind: str, name: str) -> tuple[str, Path]:
         if not NAME.fullmatch(name) or name.startswith("."):
@@ -257,6 +283,21 @@ def read(body: bytes, type: type[T]) -> T:
         return msgspec.json.decode(body, type=type)
     except msgspec.MsgspecError as problem:
         raise RequestError(f"the request cannot be read: {problem}") from None
+
+
+async def settled(future: Future, seconds: float) -> None:
+    """Returns when it is, or after so many seconds; no thread waits for it."""
+    loop, happened = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the server has stopped
+            loop.call_soon_threadsafe(happened.set)
+
+    future.waiters.append(tell)
+    if not future.done.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(happened.wait(), seconds)
+    future.waiters.remove(tell)
 
 
 def future_of(future: Future, model: str | None = None) -> dict:

@@ -18,12 +18,14 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.align.policy import Sampled
-from cairn.align.tinker.shared_base import Run, SharedBase, Weights
+from cairn.align.tinker.shared_base import SharedBase, Weights
 from cairn.align.tinker.wire import Sample, SampledTokens, Samples, write_samples
 from cairn.core.errors import CairnError, RequestError
 from cairn.serve.engine.sampling_params import SamplingParams
 
 KEPT_S = 3600.0  # how long an answer that nobody asks for is kept
+READ_S = 120.0  # and one that was read: its reader may not have got it
+PURGE_S = 10.0
 Answer = bytes | dict  # protobuf, or what becomes JSON
 
 
@@ -38,16 +40,27 @@ class Future:
     def __init__(self, id: str) -> None:
         self.id, self.born = id, time.monotonic()
         self.answer: Answer | Failure | None = None
+        self.read_at: float | None = None
         self.done = threading.Event()
+        self.waiters: list[Callable[[], object]] = []  # called from the worker's thread
+
+    def stale(self, now: float) -> bool:
+        if self.answer is None:
+            return False
+        return now - self.born > KEPT_S or (
+            self.read_at is not None and now - self.read_at > READ_S
+        )
 
     def settle(self, answer: Answer | Failure) -> None:
         self.answer = answer
         self.done.set()
+        for call in self.waiters:
+            call()
 
 
 class Waiting(NamedTuple):
     future: Future
-    weights: Weights | Run
+    weights: Weights
     asked: Sample
 
 
@@ -72,6 +85,7 @@ class Service:
         self._changed = threading.Condition()
         self._closed = False
         self._numbers = itertools.count(1)
+        self._purged = time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True, name="tinker")
         self._thread.start()
 
@@ -107,7 +121,12 @@ class Service:
             self._changed.notify()
         return future
 
-    def sample(self, id: str, weights: Weights | Run, asked: Sample) -> Future:
+    def forget(self, model: str) -> None:
+        """Its client is gone."""
+        with self._changed:
+            self._orders.pop(model, None)
+
+    def sample(self, id: str, weights: Weights, asked: Sample) -> Future:
         check_sample(self.base, asked)
         with self._changed:
             if id in self.futures:
@@ -119,9 +138,9 @@ class Service:
 
     def _new(self, id: str) -> Future:
         now = time.monotonic()
-        stale = [k for k, one in self.futures.items() if now - one.born > KEPT_S and one.answer]
-        for key in stale:
-            del self.futures[key]
+        if now - self._purged > PURGE_S:
+            self._purged = now
+            self.futures = {k: one for k, one in self.futures.items() if not one.stale(now)}
         future = self.futures[id] = Future(id)
         return future
 
@@ -143,13 +162,21 @@ class Service:
 
     def _batch(self) -> list[Waiting]:
         """All that wait for the weights of the first one."""
-        first = self._samples[0].weights
-        chosen = [one for one in self._samples if one.weights is first]
-        for one in chosen:
-            self._samples.remove(one)
+        version = self._samples[0].weights.version
+        chosen = [one for one in self._samples if one.weights.version == version]
+        left = [one for one in self._samples if one.weights.version != version]
+        self._samples = deque(left)
         return chosen
 
     def _sample(self, batch: list[Waiting]) -> None:
+        try:
+            answers = self._sampled(batch)
+        except Exception as problem:  # noqa: BLE001 (each asker gets it)
+            answers = [failure(problem)] * len(batch)
+        for one, answer in zip(batch, answers, strict=True):
+            one.future.settle(answer)
+
+    def _sampled(self, batch: list[Waiting]) -> "list[Answer | Failure]":
         asked, stops = [], []
         for one in batch:
             params, texts = sampling_of(one.asked)
@@ -157,15 +184,13 @@ class Service:
             for at in range(one.asked.num_samples):
                 asked.append((prompt, _numbered(params, at)))
                 stops.append(texts)
-        try:
-            found = iter(self.base.sample(batch[0].weights, asked, stops))
-        except Exception as problem:  # noqa: BLE001 (each asker gets it)
-            for one in batch:
-                one.future.settle(failure(problem))
-            return
-        for one in batch:
-            mine = [next(found) for _ in range(one.asked.num_samples)]
-            one.future.settle(write_samples(samples_of(one.asked, mine)))
+        found = iter(self.base.sample(batch[0].weights, asked, stops))
+        return [
+            write_samples(
+                samples_of(one.asked, [next(found) for _ in range(one.asked.num_samples)])
+            )
+            for one in batch
+        ]
 
 
 def attempted(work: Callable[[], Answer]) -> Answer | Failure:
@@ -201,7 +226,10 @@ def check_sample(base: SharedBase, asked: Sample) -> None:
             f"{len(prompt)} tokens of prompt and {most} new ones are more than {base.length}",
             hint="ask for fewer, or start the server with a larger --max-model-len",
         )
-    sampling_of(asked)
+    params, _ = sampling_of(asked)
+    unknown = [one for one in params.stop_token_ids if not 0 <= one < base.spec.vocab]
+    if unknown:
+        raise RequestError(f"stop has the token {unknown[0]}, the model has {base.spec.vocab}")
 
 
 def sampling_of(asked: Sample) -> tuple[SamplingParams, list[str]]:
@@ -227,7 +255,7 @@ def _numbered(params: SamplingParams, at: int) -> SamplingParams:
     """Samples of one request differ, also where it has a seed."""
     if params.seed is None or not at:
         return params
-    return msgspec.structs.replace(params, seed=params.seed + at)
+    return msgspec.structs.replace(params, seed=(params.seed + at) % (1 << 63))
 
 
 def samples_of(asked: Sample, found: list[Sampled]) -> Samples:

@@ -11,6 +11,7 @@ same (32 / largest rank), so that a learning rate does not depend on the rank. N
 
 import itertools
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -183,16 +184,22 @@ class SharedBase:
         if asked.forward_only:
             loss = self._forward(batches, rule)
         else:
-            one = torch.ones((), device=self.device)
+            loss = self._backward(run, batches, objective)
+        logp_T = rule.logp_T.numpy()
+        parts = [logp_T[starts[at] : starts[at + 1]] for at in range(len(documents))]
+        return Passed(parts, {"loss:sum": loss})
+
+    def _backward(self, run: Run, batches: list[Batch], objective: Objective) -> float:
+        one = torch.ones((), device=self.device)
+        try:
             loss = float(self.parallel.forward_backward(batches, objective, one))
             for name, gradient in self.parallel.gradients().items():
                 before = run.gradients.get(name)
                 now = gradient.detach().float()
                 run.gradients[name] = now.clone() if before is None else before + now
-            self.parallel.zero_grad()
-        logp_T = rule.logp_T.numpy()
-        parts = [logp_T[starts[at] : starts[at + 1]] for at in range(len(documents))]
-        return Passed(parts, {"loss:sum": loss})
+        finally:
+            self.parallel.zero_grad()  # also of a pass that failed: the next one may be another run's
+        return loss
 
     def _forward(self, batches: list[Batch], rule: TinkerRule) -> float:
         head, total = TargetLogProbs(self.spec, fused=self.fused), 0.0
@@ -283,7 +290,7 @@ class SharedBase:
     # -- sampling -------------------------------------------------------------------------------
 
     def sample(
-        self, weights: Weights | Run, asked: Sequence[tuple[list[int], SamplingParams]], stop: list
+        self, weights: Weights, asked: Sequence[tuple[list[int], SamplingParams]], stop: list
     ) -> list[Sampled]:
         self._put(weights)
         return self.policy.generate(asked, stop)
@@ -301,13 +308,16 @@ class SharedBase:
         """A PEFT adapter of the largest rank, and beside it what a run needs to go on."""
         self._put(run)
         assert self.adapter is not None
-        write_folder(self.policy.model, self.adapter, folder, self.settings.model)
+        unfinished = folder.with_name(f".{folder.name}.saving")
+        write_folder(self.policy.model, self.adapter, unfinished, self.settings.model)
         if with_optimizer and run.optimizer is not None:
             roles = run.optimizer.tensors().items()
             kept = {f"{role}/{n}": one.cpu() for role, all_ in roles for n, one in all_.items()}
-            save_file(kept, folder / OPTIMIZER)
+            save_file(kept, unfinished / OPTIMIZER)
         about = About(self.settings.model, run.lora, run.steps)
-        (folder / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
+        (unfinished / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
 
     def read(self, folder: Path) -> tuple[About, Weights]:
         """Saved weights; also those that another program has saved, if they fit."""

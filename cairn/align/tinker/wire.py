@@ -212,6 +212,13 @@ class AdamParams(msgspec.Struct, frozen=True):
     grad_clip_norm: float = 0.0
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """Whose work a request is and its number: read before anything that could be wrong with the rest."""
+
+    model_id: str
+    seq_id: int
+
+
 class OptimStep(msgspec.Struct, frozen=True):
     model_id: str
     seq_id: int
@@ -232,8 +239,6 @@ class SaveWeights(msgspec.Struct, frozen=True):
 class LoadWeights(msgspec.Struct, frozen=True):
     path: str
     optimizer: bool
-    model_id: str | None = None
-    seq_id: int | None = None
 
 
 class CreateSamplingSession(msgspec.Struct, frozen=True):
@@ -283,6 +288,10 @@ class Sample(msgspec.Struct, frozen=True):
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: Any = None
     prompt_alt_tokens_k: int = 0
+
+
+class SessionOnly(msgspec.Struct, frozen=True):
+    session_id: str
 
 
 class ModelOnly(msgspec.Struct, frozen=True):

@@ -68,14 +68,13 @@ class Engine:
         self.pools = Pools()  # prompts as vectors; whoever reads the outputs takes them
         self._flying: Flight | None = None
         self.paused = False  # no further step is scheduled
-        self.asleep = False  # its memory was given back
-        self._paused_before = False  # when it fell asleep
+        self.asleep = False  # its memory was given back, and no step is scheduled, either
         self.version = 0  # of the weights; 0: those that the engine was started with
 
     @property
     def has_work(self) -> bool:
         waiting = self.scheduler.has_work or (self.media is not None and bool(self.media.waiting))
-        return (waiting and not self.paused) or self._flying is not None
+        return (waiting and not self.paused and not self.asleep) or self._flying is not None
 
     def add(self, request: Request) -> None:
         """Put a request in line, or refuse it with a RequestError. While the engine is paused, it waits."""
@@ -110,7 +109,7 @@ class Engine:
 
     def step(self) -> list[Output]:
         """One turn of the loop; what it brought, which in the overlapped form is what was launched a turn ago."""
-        if self.paused:
+        if self.paused or self.asleep:
             return self._land_last()
         failed = self._admit_media() if self.media is not None else []
         began = self.clock()
@@ -192,7 +191,7 @@ class Engine:
         self._land_last()  # of requests that have ended
         self.reset_prefix_cache()
         self.runner.sleep(level)
-        self._paused_before, self.paused, self.asleep = self.paused, True, True
+        self.asleep = True
 
     def check_sleep(self, level: int = 1) -> None:
         """A CairnError: this engine cannot sleep at this level, whoever uses it. Changes nothing."""
@@ -200,10 +199,10 @@ class Engine:
             self.runner.check_sleep(level)
 
     def wake(self) -> None:
-        """An engine that was paused when it fell asleep is paused again. A CairnError: it sleeps on."""
+        """One that is paused stays so. A CairnError: it sleeps on."""
         if self.asleep:
             self.runner.wake()
-            self.paused, self.asleep = self._paused_before, False
+            self.asleep = False
 
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with other weights from the next step on. A CairnError: the old ones go on serving.

@@ -6,6 +6,8 @@ import live_server
 import pytest
 from safetensors.torch import load_file, save_file
 
+from cairn.core.errors import CairnError
+
 ASKED = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
@@ -113,6 +115,22 @@ def test_a_server_that_streams_does_not_sleep_unless_it_may_abort(tiny_folder):
         wrong = ("/sleep?level=3", "/sleep?mode=x", "/sleep?lvel=1", "/wake_up?tags=weights")
         assert [post(path).status_code for path in wrong] == [400] * 4
         assert post("/wake_up").json()["status"] == "running"
+        assert not server.service.paused
+
+
+def test_a_server_that_cannot_wake_up_loads_no_weights_and_sleeps_on(tiny_folder, monkeypatch):
+    def refuse():
+        raise CairnError("the memory is somebody else's")
+
+    with live_server.live(tiny_folder, admin_endpoints=True) as server:
+        assert server.http.post("/sleep").json()["status"] == "asleep"
+        with monkeypatch.context() as changed:
+            changed.setattr(server.service.serving, "wake", refuse)
+            asked = {"version": 1, "source": "/absent/folder"}
+            refused = server.http.post("/update_weights", json=asked)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "still_asleep")
+            assert server.http.get("/is_sleeping").json()["is_sleeping"]
+        assert text(server)
 
 
 def test_they_are_absent_without_the_flag(server):

@@ -70,7 +70,8 @@ async def wake_up(service: Service, call: Call, body: bytes) -> JSON:
         raise Refusal(400, said, param="tags", code="bad_tags")
     began = time.monotonic()
     await service.wake()
-    return JSON({"status": "running", "seconds": round(time.monotonic() - began, 6)})
+    status = "paused" if service.paused else "running"
+    return JSON({"status": status, "seconds": round(time.monotonic() - began, 6)})
 
 
 async def is_sleeping(service: Service, call: Call, body: bytes) -> JSON:

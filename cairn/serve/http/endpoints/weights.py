@@ -81,6 +81,7 @@ async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
     if isinstance(source, RanksOfTrainer):
         source = SyncedWeights(**msgspec.structs.asdict(source))
     began = time.monotonic()
+    await service.wake()
     try:
         await asyncio.to_thread(service.serving.engine.load_weights, asked.version, source)
     except CairnError as error:
@@ -88,8 +89,6 @@ async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
             f"version {asked.version} was not loaded, and the weights before it serve on: {error}"
         )
         raise Refusal(400, said, param="source", code="weights_not_loaded") from None
-    finally:
-        service.serving.asleep = False  # who loads weights wakes up for it
     return JSON({"version": asked.version, "seconds": round(time.monotonic() - began, 6)})
 
 

@@ -161,7 +161,7 @@ class Service:
             self.pulse.collect()
             self._totals.count(self.metrics, stats)
             self.accounts.tick(stats, self.book.running())
-            if self.adapters is not None:
+            if self.adapters is not None and not self.asleep:
                 await asyncio.to_thread(self.adapters.scan)
 
     # -- what endpoints ask ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import is_loopback
 from cairn.serve.adapter_folder import read_module
 from cairn.serve.config import EngineConfig, RoleConfig
 
@@ -52,6 +53,9 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     admin_endpoints: bool = False
     """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /sleep, /wake_up,
     /v1/load_lora_adapter and /v1/unload_lora_adapter to whoever may generate"""
+    exercises: bool = False
+    """grade the code of exercises that is written on the learn page: it runs on this machine, so only for yourself,
+    on 127.0.0.1 and with no proxy in front"""
     store_responses: int = 0
     """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
     capture: Path | None = None
@@ -100,6 +104,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        safe = not self.exercises or is_loopback(self.host)
+        _check("exercises", self.exercises, safe, f"off where others reach {self.host}")
         _check("port", self.port, 0 <= self.port <= MOST_PORT, f"between 0 and {MOST_PORT}")
         for name in POSITIVE:
             value = getattr(self, name)
