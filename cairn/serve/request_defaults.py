@@ -1,15 +1,17 @@
 """What a request is sampled with where it does not say: the model's defaults, or the API's (generation_config=vllm)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cairn.core.errors import ConfigError, RequestError
-from cairn.models.runnable import OpenModel
 from cairn.models.sampling_defaults import Defaults
 from cairn.serve.engine.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from cairn.models.runnable import OpenModel
 
-def checked_defaults(opened: OpenModel, generation_config: str = "auto") -> Defaults:
+
+def checked_defaults(opened: "OpenModel", generation_config: str = "auto") -> Defaults:
     """Of a model, in range; none with generation_config `vllm`."""
     if generation_config == "vllm":
         return {}
