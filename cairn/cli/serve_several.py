@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from cairn.cli.serve import Serve
 
 HOSTS = ("model", "host", "port", "served_model_name", "enable_sleep_mode", "admin_endpoints")
-ONE_MODEL = ("served_model_name", "adapters", "lora_modules", "chat_template", "slo")
+ONE_MODEL = (
+    "served_model_name",
+    "adapters",
+    "lora_modules",
+    "chat_template",
+    "slo",
+    "capture",
+    "batch_folder",
+)
 SHARE = 0.8  # of the machine's memory, that models have together
 
 
@@ -32,7 +40,12 @@ def run_several(options: "Serve") -> int:
     config = HostConfig(
         [options.model, *options.more_models],
         [*_flags(options), *(["--enable-sleep-mode"] if on_gpu else [])],
-        RouterConfig(host=options.host, port=options.port, hold_s=options.first_token_deadline),
+        RouterConfig(
+            host=options.host,
+            port=options.port,
+            hold_s=options.first_token_deadline,
+            max_body_bytes=options.max_body_bytes,
+        ),
         memory,
         options.model_idle_s,
         options.pin,

@@ -45,6 +45,7 @@ class KedaScaler:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._models: dict[str, ScaledModel] = {}
+        self._had: dict[str, int] = {}  # servers of each, when KEDA asked last
 
     def is_active(self, asked: ScaledObject) -> bool:
         """Should there be any server?"""
@@ -56,10 +57,14 @@ class KedaScaler:
         model = self._model(wanted.model)
         workers = [one for one in self._router.workers if _serves(one.hello, wanted.model)]
         up = [one for one in workers if one.state == "up"]
+        now = time.monotonic()
+        if self._had.setdefault(wanted.model, len(workers)) != len(workers):
+            model.meter.changed_s = now
+        self._had[wanted.model] = len(workers)
         seen: Seen = model.meter.seen(
-            time.monotonic(),
+            now,
             ready=len(up),
-            starting=len(workers) - len(up),
+            starting=sum(one.state == "starting" for one in workers),
             held=sum(model.serves(one.model) for one in self._router.held),
             in_flight=sum(one.waiting + one.decoding for one in workers),
             wait_s=min(
@@ -74,10 +79,7 @@ class KedaScaler:
             start_s=wanted.start_s,
             idle_s=wanted.idle_s,
         )
-        target = decide(seen, rules)
-        if target != len(workers):
-            model.meter.changed_s = seen.now_s
-        return target
+        return decide(seen, rules)
 
     def _model(self, name: str) -> ScaledModel:
         """Metered from the first question on; its requests are held while there is no server."""

@@ -79,12 +79,13 @@ class ModelHost:
 
     async def start(self) -> None:
         """All of them, one after the other; raises what keeps one from starting."""
+        self._router.use([model.process.url for model in self.models])
+        for worker in map(self._worker, self.models):
+            worker.managed = worker.yielding = True
         for model in self.models:
             task = asyncio.create_task(model.process.run())
             self._running.append(task)
-            self._router.use([one.process.url for one in self.models[: len(self._running)]])
             worker = self._worker(model)
-            worker.managed = worker.yielding = True
             while worker.state != "up":
                 if task.done():
                     task.result()
@@ -215,8 +216,8 @@ class ModelHost:
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
             body = answer.read()
-        except OSError as error:
-            raise CairnError(f"{method} {path}: {error}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise CairnError(f"{method} {path}: {error or type(error).__name__}") from None
         finally:
             connection.close()
         if answer.status != 200:

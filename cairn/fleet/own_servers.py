@@ -70,11 +70,11 @@ class OwnServers:
                         if task.done():
                             task.result()
                     await asyncio.sleep(LOOK_S)
-            except CairnError:
+            except BaseException:  # the fleet stops meanwhile, too
                 await asyncio.gather(*(one.stop() for one in every))
                 await asyncio.gather(*tasks, return_exceptions=True)
                 raise
-        except CairnError:
+        except BaseException:
             for one in [one for processes in made.values() for one in processes]:
                 self._gpus.give_back(one.gpus)
             raise

@@ -1,6 +1,6 @@
 """An endpoint picker of a Kubernetes gateway: Envoy asks where a request goes, and the router's policy answers.
 
-    Envoy --headers, body (buffered)--> picker --x-gateway-destination-endpoint: HOST:PORT--> Envoy --> server
+    Envoy --headers, whole body--> picker --x-gateway-destination-endpoint: HOST:PORT--> Envoy --> server
 
 As the Gateway API's inference extension has it, for an InferencePool. The router knows caches and loads as for its own
 requests; bytes of answers never come here. Needs grpcio.
@@ -16,9 +16,15 @@ from cairn.core.errors import ConfigError
 from cairn.core.protobuf_wire import WireError
 from cairn.fleet.choose import OUTPUT_TOKENS, Ask
 from cairn.fleet.front import error_body
-from cairn.fleet.picker_messages import Processing, read_processing, write_continue, write_refusal
+from cairn.fleet.picker_messages import (
+    Kind,
+    Processing,
+    read_processing,
+    write_continue,
+    write_refusal,
+)
 from cairn.fleet.router import NO_KEYS, NOTHING, Router
-from cairn.fleet.worker import Worker
+from cairn.fleet.worker import TOKEN_S, Worker
 from cairn.serve.text_keys import prompt_keys, read_asked
 
 METHOD = ("envoy.service.ext_proc.v3.ExternalProcessor", "Process")
@@ -31,37 +37,51 @@ class Picked:
         self._router = router
         self._worker: Worker | None = None
         self._tokens, self._first = 0, True
+        self._body = bytearray()  # so far
 
     def answer(self, asked: Processing) -> bytes:
         if asked.kind == "request_headers" and not asked.ends:
             return write_continue("request_headers")  # the body says where to
         if asked.kind in ("request_headers", "request_body"):
-            return self._pick(asked)
+            return self._collect(asked)
         if asked.kind == "response_headers":
             self._began()
         return write_continue(asked.kind)
 
-    def _pick(self, asked: Processing) -> bytes:
+    def _collect(self, asked: Processing) -> bytes:
+        """Picks once, when the body has come whole."""
+        self._body += asked.body
+        most = self._router.config.max_body_bytes
+        if len(self._body) > most:
+            said = f"the body has more than {most} bytes"
+            return write_refusal(413, error_body(413, said, "body_too_large")[1])
+        return self._pick(asked.kind) if asked.ends else write_continue(asked.kind)
+
+    def _pick(self, kind: Kind) -> bytes:
+        data = bytes(self._body)
         try:
-            body = read_asked(asked.body) if asked.body else NOTHING
+            body = read_asked(data) if data else NOTHING
         except msgspec.MsgspecError:
             body = NOTHING  # the server's to refuse
         now, router = time.monotonic(), self._router
-        able = [one for one in router.workers if one.eligible(now, body.model)]
+        able = router.able(now, body.model)
         if not able:
             unknown = router.unknown_model(body.model)
+            if unknown is None:
+                router.meter(body.model, now, 0.0)
             status, code = (404, "model_not_found") if unknown else (503, "no_server")
             _, said = error_body(status, unknown or router.why_nobody(), code)
             return write_refusal(status, said)
-        keys = prompt_keys(body) if asked.body else NO_KEYS
+        keys = prompt_keys(body) if data else NO_KEYS
         wanted = body.max_completion_tokens or body.max_tokens or body.max_output_tokens
         ask = Ask(router.next_number(), keys.length, wanted or OUTPUT_TOKENS)
         choice, self._tokens = router.choose(ask, keys, able, now)
         self._worker = worker = choice.chosen
+        router.meter(body.model, now, self._tokens * (worker.load.token_s or TOKEN_S))
         worker.sent += 1
         worker.waiting += 1
         worker.queued_tokens += self._tokens
-        return write_continue(asked.kind, f"{worker.host}:{worker.port}")
+        return write_continue(kind, f"{worker.host}:{worker.port}")
 
     def _began(self) -> None:
         """The server answers."""

@@ -101,6 +101,8 @@ class ServerProcess:
             preexec_fn=die_with_parent,  # a router that is killed leaves no servers behind
         )
         self.pid = self._process.pid
+        if self._stopping:  # `stop` came while it was being made
+            self._process.terminate()
         assert self._process.stderr is not None
         async for line in self._process.stderr:
             text = line.decode(errors="replace").rstrip()

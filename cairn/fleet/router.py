@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -160,16 +160,11 @@ class Router:
         """To the best server, or to the waiting room while there is none."""
         now = time.monotonic()
         tried, model = exchange.tried, exchange.model
-        fresh = [
-            one for one in self.workers if one.number not in tried and one.eligible(now, model)
-        ]
         if exchange.attempts >= self.config.attempts * max(len(self.workers), 1):
             said = f"{exchange.attempts} attempts have failed"
             exchange.give_up(502, said, "no_server_answers")
             return
-        if not fresh:  # one that sleeps wakes up for it, unless its host has to make room first
-            asleep = [one for one in self.workers if one.eligible(now, model, "asleep")]
-            fresh = [one for one in asleep if one.number not in tried and not one.managed]
+        fresh = self.able(now, model, tried)
         if not fresh:
             if (refusal := self.unknown_model(model)) is not None:
                 exchange.give_up(404, refusal, "model_not_found")
@@ -178,11 +173,18 @@ class Router:
             else:
                 exchange.tried.clear()
                 self.held[exchange] = None
-                self._meter(exchange, now, 0.0)
+                self.meter(model, now, 0.0)
                 if self.on_held is not None:
                     self.on_held()
             return
         self._send(exchange, fresh, now)
+
+    def able(self, now: float, model: str | None, tried: Collection[int] = ()) -> list[Worker]:
+        """Servers that may get it. One that sleeps wakes up for it, unless its host has to make room first."""
+        untried = [one for one in self.workers if one.number not in tried]
+        if fresh := [one for one in untried if one.eligible(now, model)]:
+            return fresh
+        return [one for one in untried if one.eligible(now, model, "asleep") and not one.managed]
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -205,7 +207,7 @@ class Router:
         chosen = choice.chosen
         exchange.sent_to(chosen, new)
         if self.scaled:
-            self._meter(exchange, now, new * (chosen.load.token_s or TOKEN_S))
+            self.meter(exchange.model, now, new * (chosen.load.token_s or TOKEN_S))
         self.views.note(exchange, choice)
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.connected(upstream, "")
@@ -226,9 +228,10 @@ class Router:
         self.held.pop(exchange, None)
         self.views.ended(exchange)
 
-    def _meter(self, exchange: Exchange, now: float, prefill_s: float) -> None:
+    def meter(self, model: str | None, now: float, prefill_s: float) -> None:
+        """A request has come, with so much to compute."""
         for one in self.scaled:
-            if one.serves(exchange.model):
+            if one.serves(model):
                 one.meter.arrived(now, prefill_s)
 
     def place_held(self) -> None:

@@ -70,13 +70,16 @@ async def serve_fleet(
         for task in done:
             task.result()
     finally:
+        for task in beside:  # first: a reload ends the servers that it is starting
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         for server, _ in answering:
             await server.stop(None)
         await router.stop()
         await asyncio.gather(*(one.stop() for one in (own, *scalers)))
-        for task in [*running, *beside]:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*running, *beside, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _wait(stop: asyncio.Event) -> None:

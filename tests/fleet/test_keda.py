@@ -111,6 +111,30 @@ def test_a_busy_fleet_grows_and_an_idle_one_keeps_what_it_has():
         scaler.servers(ScaledObject("one"))
 
 
+def test_a_fleet_that_is_too_large_stays_so_only_until_keda_has_acted(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("cairn.fleet.keda.time.monotonic", lambda: now[0])
+    router = Router(RouterConfig(), [])
+    metadata = {**METADATA, "idle_s": "1e9"}
+    scaler, ref = KedaScaler(router), ScaledObject("one", "two", metadata)
+    for number in range(3):
+        worker = Worker(number, f"http://127.0.0.1:{number + 1}")
+        worker.up(Hello(1, ["m"], 16, True, 8))
+        router.workers.append(worker)
+    for _ in range(3):  # the HPA takes the largest of several answers
+        assert scaler.servers(ref) == 2
+        now[0] += 15
+    router.workers.pop()
+    assert scaler.servers(ref) == 2  # it has just become smaller
+    now[0] += 60
+    assert scaler.servers(ref) == 1
+    router.workers[1].down("gone")  # starts nothing
+    router.workers[0].decoding = 20
+    assert scaler.servers(ref) == 4
+    router.workers[0].decoding, router.workers[0].queued_tokens = 1, 10**9
+    assert scaler.servers(ref) == 2
+
+
 def test_keda_asks_over_grpc():
     grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
 

@@ -1,10 +1,12 @@
 """A host of several models that cannot have its way: servers that refuse to sleep, are busy, or start again."""
 
 import asyncio
+import http.client
 
 import pytest
 
-from cairn.core.errors import CairnError
+from cairn.cli import serve
+from cairn.core.errors import CairnError, ConfigError
 from cairn.fleet.config import RouterConfig, ServerGroup
 from cairn.fleet.model_host import ModelHost, SleepingSize
 from cairn.fleet.router import Router
@@ -27,6 +29,7 @@ class Host(ModelHost):
     def __init__(self) -> None:
         self.refuses: dict[str, str] = {}  # by the name of the model and the path
         self.called: list[str] = []
+        self.sizes = b""
         groups = [ServerGroup(model=name) for name in "abc"]
         router = Router(RouterConfig(port=0), [])
         super().__init__(
@@ -56,7 +59,7 @@ class Host(ModelHost):
         for refused, reason in self.refuses.items():
             if self.called[-1].startswith(refused):
                 raise CairnError(reason)
-        return b""
+        return self.sizes
 
     def wants(self, name: str, looks: int = 1) -> list[str]:
         self.router.held[Held(name)] = None
@@ -89,6 +92,51 @@ def test_weights_that_cannot_be_dropped_are_kept(reason):
     # It keeps its weights, so that there is no room for a third; the next one gives all of its memory back.
     assert host.wants("c", looks=2) == ["asleep", "asleep", "up"]
     assert [model.level for model in host.models] == [1, 2, 2]
+
+
+def test_a_model_whose_first_sleep_fails_is_pinned_and_all_are_known_from_the_start():
+    host, seen = Host(), []
+
+    async def run() -> None:
+        seen.append(len(host.router.workers))
+
+    for model in host.models:
+        model.process.run = run
+    workers, host._running = host.router.workers[:], []
+    host.router.workers.clear()
+    host.router.use = lambda urls: host.router.workers.extend(workers[: len(urls)])
+    for worker in workers:
+        worker.woke_up()
+    host.sizes = b'{"weights_bytes": 1073741824, "cache_bytes": 0}'
+    host.refuses["a/sleep"] = "no"
+    asyncio.run(host.start())
+    assert seen == [3, 3, 3]
+    assert [model.pinned for model in host.models] == [True, False, False]
+    assert [worker.state for worker in workers] == ["up", "up", "asleep"]
+
+
+def test_an_answer_that_is_no_http_is_a_reason_and_no_crash(monkeypatch):
+    def refuse(self):
+        raise http.client.BadStatusLine("SSH-2.0")
+
+    host = Host()
+    monkeypatch.setattr(http.client.HTTPConnection, "request", lambda *args, **fields: None)
+    monkeypatch.setattr(http.client.HTTPConnection, "getresponse", refuse)
+    with pytest.raises(CairnError, match=r"POST /sleep: SSH-2\.0"):
+        host._ask(host.router.workers[0], "POST", "/sleep")
+
+
+def test_flags_of_one_model_are_refused_and_limits_are_the_routers_too(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        "cairn.fleet.serve_models.run_models", lambda config, _: found.append(config)
+    )
+    given = ["a", "b", "--device", "cpu", "--models-memory", "1GiB"]
+    for flag in ("--capture", "--batch-folder"):
+        with pytest.raises(ConfigError, match=f"{flag} is for one model"):
+            serve.run([*given, flag, "x"])
+    assert serve.run([*given, "--max-body-bytes", "77"]) == 0
+    assert found[0].router.max_body_bytes == 77
 
 
 def test_a_request_that_comes_after_the_plan_keeps_its_model_awake():

@@ -16,11 +16,13 @@ from cairn.fleet.serve import serve_fleet
 
 HERE = str(Path(__file__).parent)
 FAKE = """
-import asyncio, sys
+import asyncio, sys, time
 sys.path.insert(0, sys.argv[1])
 from fake_servers import FakeServer
 if sys.argv[3] == "absent":
     sys.exit("error: there is no such model")
+if sys.argv[3] == "slow":
+    time.sleep(600)
 async def main():
     server = FakeServer(models=["chat"])
     server.port = int(sys.argv[2])
@@ -91,13 +93,36 @@ def test_a_changed_file_starts_new_servers_beside_the_old_and_drops_nobody():
             assert len(before & after) == 1  # the group that stayed
             assert len(after) == 2
             seen = len(statuses)
-            while len(statuses) < seen + 6:
+            while len(statuses) < seen + 6 and not any(one.done() for one in clients):
                 await asyncio.sleep(0.01)
             done.set()
             await asyncio.gather(*clients)
         assert set(statuses) == {200}
         stop.set()
         await fleet
+
+    asyncio.run(check())
+
+
+def test_a_reload_that_is_cancelled_leaves_no_server_behind():
+    async def check() -> None:
+        gpus, made = Gpus(["0"]), list[ServerProcess]()
+        own = OwnServers(config("one"), lambda text: None, gpus)
+        make = own._make
+
+        def remember(group: ServerGroup) -> list[ServerProcess]:
+            made.extend(make(group))
+            return list(made)
+
+        own._make = remember
+        change = asyncio.create_task(own.change(config("slow", gpus=1), lambda urls: None))
+        while not made or made[0].pid is None:
+            assert not change.done()
+            await asyncio.sleep(0.01)
+        change.cancel()
+        await asyncio.gather(change, return_exceptions=True)
+        assert made[0]._process.returncode is not None
+        assert gpus.take(1) == ["0"]
 
     asyncio.run(check())
 

@@ -14,6 +14,7 @@ from cairn.fleet.config import RouterConfig
 from cairn.fleet.picker import Picked, start_picker
 from cairn.fleet.picker_messages import Processing, read_processing, write_continue
 from cairn.fleet.router import Router
+from cairn.fleet.scale import ScaledModel
 from cairn.fleet.worker import Worker
 from cairn.serve.pulse import Hello
 
@@ -63,8 +64,38 @@ def test_what_nobody_serves_is_refused_at_once():
     assert b"no server has the model" in refusal
     router = router_of(1001)
     router.workers[0].down("gone")
-    ((_, refusal),) = fields(Picked(router).answer(Processing("request_body", BODY)))
+    model = ScaledModel(["fake"], 0.0)
+    router.scaled.append(model)
+    ((_, refusal),) = fields(Picked(router).answer(Processing("request_body", BODY, ends=True)))
     assert dict(fields(dict(fields(refusal))[1])) == {1: 503}
+    assert model.meter.last_s > 0  # whoever scales sees it
+
+
+def test_a_body_in_pieces_is_picked_once_and_metered_once():
+    router = router_of(1001, 1002)
+    model = ScaledModel(["fake"], 0.0)
+    router.scaled.append(model)
+    router.workers[0].decoding = 30
+    picked = Picked(router)
+    for piece in (BODY[:9], BODY[9:]):
+        answer = picked.answer(Processing("request_body", piece))
+        assert answer == write_continue("request_body")
+    answer = picked.answer(Processing("request_body", b"", ends=True))
+    assert b"127.0.0.1:1002" in answer
+    assert (router.workers[1].waiting, router.workers[1].sent) == (1, 1)
+    assert len(model.meter._arrivals) == 1
+    picked.ended()
+    assert router.workers[1].waiting == router.workers[1].decoding == 0
+
+
+def test_a_server_that_sleeps_is_picked_where_nobody_else_is_and_a_body_has_an_end():
+    router = router_of(1001)
+    router.workers[0].fell_asleep()
+    answer = Picked(router).answer(Processing("request_body", BODY, ends=True))
+    assert b"127.0.0.1:1001" in answer
+    router.config = RouterConfig(port=0, max_body_bytes=4)
+    ((number, _),) = fields(Picked(router).answer(Processing("request_body", BODY)))
+    assert number == 7
 
 
 def _envoy(port: int, picker: int) -> dict:

@@ -79,6 +79,7 @@ def test_time_per_token_counts_from_the_first_token_of_each_answer(server, monke
 def test_routers_of_vllm_find_the_metrics_that_they_read(server):
     body = {"prompt": "Once upon a time", "max_tokens": 2}
     assert server.http.post("/v1/completions", json=body).status_code == 200
+    server.at_rest()
     families = text_string_to_metric_families(server.http.get("/metrics").text)
     found = {one.name: one for one in families if one.name.startswith("vllm:")}
     model = server.service.model
