@@ -104,6 +104,24 @@ def test_packed_weights_take_adapters(made):
     assert adapted.outputs != plain.outputs
 
 
+def test_adapters_go_on_behind_a_sleep_that_drops_the_weights(made):
+    """Also one that was made of them: DoRA has the lengths of their rows."""
+    folders, merged = made
+    folder = tiny_checkpoints.folder(FAMILY)
+    net = open_checkpoint(folder).load("cpu", torch.float32)
+    config = EngineConfig(model=FAMILY, device="cpu", dtype="float32", num_gpu_blocks_override=32)
+    opened = OpenModel(FAMILY, net.spec, None, (), None)
+    engine = start_with(opened, Runnable(FAMILY, net, "a test"), config, sole=True).engine
+    engine.runner.source = str(folder)
+    engine.load_adapter(2, engine.read_adapter(folders[2]))
+    engine.sleep(2)
+    engine.wake()
+    asked = request(1, prompt_of(9, 1), 2)
+    engine.add(asked)
+    engine.run()
+    assert asked.outputs == wanted(merged[2], asked.prompt)
+
+
 def test_an_adapter_that_is_unloaded_finishes_its_requests(made):
     folders, merged = made
     engine = with_adapters(folders)

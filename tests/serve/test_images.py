@@ -10,9 +10,12 @@ pytest.importorskip("PIL", reason="pictures are decoded by Pillow")
 import tiny_vision as tiny
 
 from cairn import LLM, SamplingParams
-from cairn.core.errors import RequestError
+from cairn.core.errors import HardwareError, RequestError
 from cairn.models.checkpoint import open_checkpoint
+from cairn.models.runnable import OpenModel
 from cairn.models.vision.picture import prepare_image
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.start import start
 from cairn.serve.media.sight import placeholders_of
 
 TOKENS = 32
@@ -137,3 +140,10 @@ def test_what_is_no_picture_is_refused(asked, why):
 @functools.cache
 def tiny_llm() -> LLM:
     return engine("llava", num_gpu_blocks_override=96)
+
+
+def test_a_model_that_no_gpu_computes_is_refused_before_it_is_loaded(monkeypatch):
+    monkeypatch.setattr(OpenModel, "load", None)
+    config = EngineConfig(model=str(tiny.folder("paligemma")), device="cuda")
+    with pytest.raises(HardwareError, match="are not computed on a GPU yet"):
+        start(config)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError, HardwareError, RequestError
+from cairn.serve.engine.cuda_memory import CudaMemory, _Access, _Properties
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.sleep_memory import SleepMemory
 from cairn.serve.llm import LLM
@@ -103,6 +104,24 @@ def test_contents_survive_any_order_of_sleep_and_wake_and_memory_that_others_too
     for address, contents in wanted.items():
         assert not slept or driver.mapped[address][1] == contents
     assert set(driver.mapped) == set(driver.reserved) == set(wanted)
+
+
+@pytest.mark.parametrize(
+    ("failing", "undone"),
+    [("cuMemMap", ["cuMemRelease"]), ("cuMemSetAccess", ["cuMemUnmap", "cuMemRelease"])],
+)
+def test_memory_that_cannot_be_mapped_leaves_nothing_behind(failing, undone):
+    called = []
+
+    class Driver:
+        def __getattr__(self, name):
+            return lambda *given: (called.append(name), int(name == failing))[1]
+
+    memory = object.__new__(CudaMemory)  # without a driver there is no other way to make one
+    memory._cuda, memory._properties, memory._access = Driver(), _Properties(), _Access()
+    with pytest.raises(HardwareError, match=failing):
+        memory.map(1 << 21, 1 << 21)
+    assert called[called.index("cuGetErrorName") + 1 :] == undone
 
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -65,12 +65,16 @@ class CudaMemory:
         handle = ctypes.c_uint64()
         properties = ctypes.byref(self._properties)
         self._call("cuMemCreate", ctypes.byref(handle), _size(size), properties, _at(0))
+        mapped = False
         try:
             self._call("cuMemMap", _at(address), _size(size), _size(0), handle, _at(0))
+            mapped = True
             self._call(
                 "cuMemSetAccess", _at(address), _size(size), ctypes.byref(self._access), _size(1)
             )
         except HardwareError:
+            if mapped:  # else the address could be neither freed nor mapped again
+                self._cuda.cuMemUnmap(_at(address), _size(size))
             self._cuda.cuMemRelease(handle)
             raise
         return handle.value

@@ -84,6 +84,8 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
+    if opened.vision is not None:
+        _check_sight(opened.vision, config, device_kind(device) == "cuda")
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
     memory = sleep_memory(config.enable_sleep_mode, device, config.tensor_parallel_size)
     with memory.weights() if memory is not None else nullcontext():
@@ -157,6 +159,8 @@ def start_with(
     """
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
+    if runnable.tower is not None:
+        _check_sight(runnable.tower.spec, config, on_gpu)
     kernels = _built_kernels(config, on_gpu)
     chosen = choose_drafter(config, opened, model) if drafter is None else None
     head = chosen.head if chosen is not None else None
@@ -167,7 +171,6 @@ def start_with(
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
     if runnable.tower is not None:
-        _check_sight(runnable.tower.spec, config, on_gpu)
         most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
         arena_rows = arena_rows or min(limits.context, most)
     limits = msgspec.structs.replace(

@@ -143,6 +143,71 @@ GENERATING = (
     transcriptions,
     translations,
 )
+PATHS: tuple[tuple[str, str, Handle], ...] = (
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("POST", "/v1/embeddings", embeddings),
+    ("POST", "/v1/audio/transcriptions", transcriptions),
+    ("POST", "/v1/audio/translations", translations),
+    ("POST", "/v1/rerank", rerank),
+    ("POST", "/rerank", rerank),
+    ("POST", "/v1/score", score),
+    ("POST", "/score", score),
+    ("POST", "/classify", classify),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/responses", responses),
+    ("GET", "/v1/responses/{id}", response),
+    ("DELETE", "/v1/responses/{id}", delete_response),
+    ("POST", "/v1/files", create_file),
+    ("GET", "/v1/files", list_files),
+    ("GET", "/v1/files/{id}", get_file),
+    ("GET", "/v1/files/{id}/content", file_content),
+    ("DELETE", "/v1/files/{id}", delete_file),
+    ("POST", "/v1/batches", create_batch),
+    ("GET", "/v1/batches", list_batches),
+    ("GET", "/v1/batches/{id}", get_batch),
+    ("POST", "/v1/batches/{id}/cancel", cancel_batch),
+    ("GET", "/v1/models", models),
+    ("GET", "/v1/models/{name:path}", model),
+    ("POST", "/cairn/prefill", prefill),
+    ("POST", "/pause", pause),
+    ("POST", "/resume", resume),
+    ("POST", "/sleep", sleep),
+    ("POST", "/wake_up", wake_up),
+    ("GET", "/is_sleeping", is_sleeping),
+    ("POST", "/update_weights", update_weights),
+    ("POST", "/reset_prefix_cache", reset_prefix_cache),
+    ("POST", "/v1/load_lora_adapter", load_adapter),
+    ("POST", "/v1/unload_lora_adapter", unload_adapter),
+    ("POST", "/completion", completion),
+    ("POST", "/infill", infill),
+    ("POST", "/apply-template", apply_template),
+    ("GET", "/props", props),
+    ("GET", "/slots", slots),
+    ("POST", "/api/chat", api_chat),
+    ("POST", "/api/generate", api_generate),
+    ("POST", "/api/show", api_show),
+    ("GET", "/api/tags", api_tags),
+    ("GET", "/api/version", api_version),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+    ("GET", "/cairn/engine", engine),
+    ("GET", "/cairn/engine/events", engine_events),
+    ("GET", "/cairn/usage", usage),
+    ("GET", "/cairn/pulse", pulse),
+    ("GET", "/cairn/requests", requests),
+    ("GET", "/cairn/requests/{id}", request),
+    ("GET", "/cairn/requests/{id}/trace", request_trace),
+    ("GET", "/cairn/trace", trace),
+    ("GET", "/cairn/model", model_view),
+    ("GET", "/health", health),
+    ("GET", "/live", live),
+    ("GET", "/version", version),
+    ("GET", "/metrics", metrics),
+    ("GET", "/openapi.json", openapi),
+)
+OPEN_TO_ALL = (api_version, health, live, version, openapi)  # without a key
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
@@ -272,84 +337,16 @@ class Application:
 
 def _routes(service: Service, more: More) -> list[BaseRoute]:
     """Every path; those of other floors, `more`, come last."""
+    unguarded = (*OPEN_TO_ALL, metrics) if service.config.public_metrics else OPEN_TO_ALL
 
-    def get(path: str, handle: Handle, guarded: bool = True) -> Route:
-        return Route(path, Endpoint(service, handle, guarded=guarded), methods=["GET"])
-
-    def post(path: str, handle: Handle) -> Route:
-        return Route(path, Endpoint(service, handle, body=True), methods=["POST"])
-
-    def delete(path: str, handle: Handle) -> Route:
-        return Route(path, Endpoint(service, handle), methods=["DELETE"])
-
-    def above(one: Guarded) -> Route:
-        posted = one.methods == ("POST",)
-        return Route(one.path, Endpoint(service, one.handle, body=posted), methods=[*one.methods])
+    def route(path: str, handle: Handle, *methods: str) -> Route:
+        guarded, body = handle not in unguarded, methods == ("POST",)
+        endpoint = Endpoint(service, handle, guarded=guarded, body=body)
+        return Route(path, endpoint, methods=[*methods])
 
     return [
-        post("/v1/chat/completions", chat_completions),
-        post("/v1/completions", completions),
-        post("/v1/embeddings", embeddings),
-        post("/v1/audio/transcriptions", transcriptions),
-        post("/v1/audio/translations", translations),
-        post("/v1/rerank", rerank),
-        post("/rerank", rerank),
-        post("/v1/score", score),
-        post("/score", score),
-        post("/classify", classify),
-        post("/v1/messages", messages),
-        post("/v1/messages/count_tokens", count_tokens),
-        post("/v1/responses", responses),
-        get("/v1/responses/{id}", response),
-        delete("/v1/responses/{id}", delete_response),
-        post("/v1/files", create_file),
-        get("/v1/files", list_files),
-        get("/v1/files/{id}", get_file),
-        get("/v1/files/{id}/content", file_content),
-        delete("/v1/files/{id}", delete_file),
-        post("/v1/batches", create_batch),
-        get("/v1/batches", list_batches),
-        get("/v1/batches/{id}", get_batch),
-        post("/v1/batches/{id}/cancel", cancel_batch),
-        get("/v1/models", models),
-        get("/v1/models/{name:path}", model),
-        post("/cairn/prefill", prefill),
-        post("/pause", pause),
-        post("/resume", resume),
-        post("/sleep", sleep),
-        post("/wake_up", wake_up),
-        get("/is_sleeping", is_sleeping),
-        post("/update_weights", update_weights),
-        post("/reset_prefix_cache", reset_prefix_cache),
-        post("/v1/load_lora_adapter", load_adapter),
-        post("/v1/unload_lora_adapter", unload_adapter),
-        post("/completion", completion),
-        post("/infill", infill),
-        post("/apply-template", apply_template),
-        get("/props", props),
-        get("/slots", slots),
-        post("/api/chat", api_chat),
-        post("/api/generate", api_generate),
-        post("/api/show", api_show),
-        get("/api/tags", api_tags),
-        get("/api/version", api_version, guarded=False),
-        post("/tokenize", tokenize),
-        post("/detokenize", detokenize),
-        get("/cairn/engine", engine),
-        get("/cairn/engine/events", engine_events),
-        get("/cairn/usage", usage),
-        get("/cairn/pulse", pulse),
-        get("/cairn/requests", requests),
-        get("/cairn/requests/{id}", request),
-        get("/cairn/requests/{id}/trace", request_trace),
-        get("/cairn/trace", trace),
-        get("/cairn/model", model_view),
-        get("/health", health, guarded=False),
-        get("/live", live, guarded=False),
-        get("/version", version, guarded=False),
-        get("/metrics", metrics, guarded=not service.config.public_metrics),
-        get("/openapi.json", openapi, guarded=False),
-        *(above(one) if isinstance(one, Guarded) else one for one in more),
+        *(route(path, handle, method) for method, path, handle in PATHS),
+        *(route(*one[:2], *one.methods) if isinstance(one, Guarded) else one for one in more),
     ]
 
 
