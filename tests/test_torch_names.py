@@ -27,6 +27,8 @@ def missing(source: str) -> list[str]:
             len(names) < 2 or names[0] != "torch" or names[1] == "ops"
         ):  # operators are registered while the code runs
             continue
+        if names[1] == "_C" and names[-1].startswith("_cuda"):  # where torch was built for CUDA
+            continue
         value: object = torch
         for name in names[1:]:
             if isinstance(value, type) or not hasattr(value, name):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SIDE = 128  # pixels
-CELLS = 4  # at most, along a side; a shape stays in its cell, and is large where there are few
+CELLS = 4  # along a side; a shape stays in its cell
 MOST = 9  # shapes
 SHAPES = ("circle", "square", "triangle")
 COLORS = {
@@ -53,20 +53,15 @@ def scenes(count: int, generator: torch.Generator) -> Scenes:
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator, device=device)
 
-    # Cells along a side of each picture, 2 or 4: no shape lies across the middle, which questions ask for.
-    side_B1 = CELLS // 2 * draw(1, 3, count, 1)
-    order_BC = torch.rand(count, CELLS**2, generator=generator, device=device)
-    outside_BC = torch.arange(CELLS**2, device=device) >= side_B1**2
-    cell_BK = order_BC.masked_fill(outside_BC, 2.0).argsort(1)[:, :MOST]
-    size_B1 = SIDE / side_B1
-    radius_BK = 0.22 + 0.22 * torch.rand(count, MOST, generator=generator, device=device)
-    radius_BK = radius_BK * size_B1
-    room_BK = size_B1 / 2 - 1 - radius_BK
+    order_BC = torch.rand(count, CELLS**2, generator=generator, device=device).argsort(1)
+    cell_BK = order_BC[:, :MOST]
+    radius_BK = 7 + 7 * torch.rand(count, MOST, generator=generator, device=device)
+    size = SIDE / CELLS
+    room_BK = size / 2 - 1 - radius_BK
     shift_2BK = 2 * torch.rand(2, count, MOST, generator=generator, device=device) - 1
-    x_BK = (cell_BK % side_B1 + 0.5) * size_B1 + shift_2BK[0] * room_BK
-    y_BK = (cell_BK // side_B1 + 0.5) * size_B1 + shift_2BK[1] * room_BK
-    wanted_B1 = torch.minimum(draw(1, MOST + 1, count, 1), side_B1**2)
-    present_BK = torch.arange(MOST, device=device) < wanted_B1
+    x_BK = (cell_BK % CELLS + 0.5) * size + shift_2BK[0] * room_BK
+    y_BK = (cell_BK // CELLS + 0.5) * size + shift_2BK[1] * room_BK
+    present_BK = torch.arange(MOST, device=device) < draw(1, MOST + 1, count, 1)
     # Few kinds in a picture, so that some of them are there several times.
     palette_BP, shapes_BP = draw(0, len(COLORS), count, 3), draw(0, len(SHAPES), count, 3)
     color_BK = palette_BP.gather(1, draw(0, 3, count, MOST))

@@ -129,11 +129,13 @@ def test_rerank_order_of_a_cross_encoder_is_that_of_transformers(cross_encoder):
             float(model(**tokenizer(query, text, return_tensors="pt")).logits) for text in TEXTS
         ]
     expected = [float(torch.sigmoid(torch.tensor(one))) for one in logits]
-    assert np.ptp(expected) > 0.01  # an order that can be wrong
+    assert np.ptp(logits) > 0.01  # an order that can be wrong
     with live_server.live(cross_encoder) as server:
         body = {"query": query, "documents": TEXTS, "return_documents": False}
         results = server.http.post("/rerank", json=body).json()["results"]
-        assert [one["index"] for one in results] == list(np.argsort(expected)[::-1])
+        order = [one["index"] for one in results]
+        assert sorted(order) == list(range(len(TEXTS)))
+        assert np.all(np.diff(np.array(expected)[order]) < 1e-5)  # from the best to the worst
         assert "document" not in results[0]
         scored = server.http.post("/score", json={"text_1": query, "text_2": TEXTS}).json()
         np.testing.assert_allclose([one["score"] for one in scored["data"]], expected, atol=1e-4)
