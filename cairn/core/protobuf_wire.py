@@ -48,6 +48,15 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     raise WireError("a number of more than 64 bits")
 
 
+def varints(data: bytes) -> list[int]:
+    """The numbers of a packed field."""
+    found, at = [], 0
+    while at < len(data):
+        value, at = _read_varint(data, at)
+        found.append(value)
+    return found
+
+
 def as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise WireError("a number where a text belongs")

@@ -39,7 +39,7 @@ from cairn.align.tinker.wire import (
     write_samples,
 )
 from cairn.cli.main import main
-from cairn.core.errors import RequestError
+from cairn.core.errors import ConfigError, RequestError
 from cairn.models.adapter.folder import read_adapter
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.hub import resolve
@@ -300,3 +300,7 @@ def test_mistakes_are_answered_with_what_to_do(seen):
 def test_a_port_for_everybody_needs_a_key(capsys):
     assert main(["tinker", MODEL, "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "--api-key" in capsys.readouterr().err
+    assert main(["tinker", "no-such-model", "--port", "0"]) == 2
+    assert "no-such-model" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="sees pictures"):
+        SharedBase(Settings(model="cairn-tiny-vl", out=Path("unused"), device="cpu"))

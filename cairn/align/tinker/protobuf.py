@@ -6,7 +6,7 @@ A field may occur several times; a map is a repeated message of key and value. K
 import struct
 
 from cairn.core.errors import RequestError
-from cairn.core.protobuf_wire import WireError, fields, write_bytes
+from cairn.core.protobuf_wire import WireError, fields, varints, write_bytes
 
 Fields = dict[int, list[int | bytes]]
 
@@ -60,22 +60,11 @@ def double_of(found: Fields, number: int) -> float:
 def integers(found: Fields, number: int) -> list[int]:
     """A repeated field of integers, packed or not; small and positive ones, such as the sizes of a tensor."""
     made: list[int] = []
-    for value in found.get(number, []):
-        made.extend([value] if isinstance(value, int) else _packed(value))
-    return made
-
-
-def _packed(data: bytes) -> list[int]:
-    """Varints side by side: each as the only field of a message."""
-    made, now, shift = [], 0, 0
-    for byte in data:
-        now |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            made.append(now)
-            now, shift = 0, 0
-    if shift:
-        raise RequestError("a protobuf message ends inside a number")
+    try:
+        for value in found.get(number, []):
+            made.extend([value] if isinstance(value, int) else varints(value))
+    except WireError as problem:
+        raise RequestError(f"field {number} of a protobuf message: {problem}") from None
     return made
 
 

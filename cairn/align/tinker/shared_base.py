@@ -26,7 +26,7 @@ from cairn.align.policy import Policy, Sampled
 from cairn.align.rollout import PADDED
 from cairn.align.tinker.losses import AT, TinkerRule
 from cairn.align.tinker.wire import AdamParams, Datum, LoraConfig, Pass, Passed
-from cairn.core.errors import DataError, RequestError
+from cairn.core.errors import ConfigError, DataError, RequestError
 from cairn.models.adapter.folder import PREFIX, adapter_slots, peft_name, read_tensors
 from cairn.models.adapter.folder import write_adapter as write_folder
 from cairn.models.adapter.lora import LoRA
@@ -95,6 +95,11 @@ class SharedBase:
         name = default_device() if settings.device == "auto" else settings.device
         check_device(name)
         start = open_checkpoint(resolve(settings.model))
+        if start.vision is not None:
+            raise ConfigError(
+                f"{settings.model} sees pictures, and only text is trained here",
+                hint="serve a text model",
+            )
         self.spec, self.tokenizer = start.spec, start.tokenizer()
         self.length = min(settings.max_model_len, self.spec.context)
         config = self._recipe(name)

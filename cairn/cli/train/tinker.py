@@ -10,7 +10,7 @@ import tyro
 
 from cairn.core.config import load
 from cairn.core.errors import ConfigError
-from cairn.models.hub import TINY
+from cairn.models.hub import TINY, resolve
 
 PREFIX = "CAIRN_TINKER_"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -48,6 +48,7 @@ def run(args: list[str]) -> int:
             f"anybody who reaches {verb.host} could train and sample here",
             hint="set --api-key tml-..., or listen on 127.0.0.1",
         )
+    resolve(verb.model)  # a wrong name is said before torch is loaded
     listener = _bound(verb.host, verb.port)
     import uvicorn
 
