@@ -38,7 +38,9 @@ class Sampled(NamedTuple):
     version: int  # of the weights that sampled it
     stopped: bool  # it ended by itself
     top: list[list[tuple[int, float]]] = []  # noqa: RUF012 (replaced): of each token, the likeliest, if asked for
-    prompt: list[TokenLogprobs] | None = None  # of the prompt's tokens but the first, if asked for
+    prompt_logprobs: list[TokenLogprobs] | None = (
+        None  # of the prompt's tokens but the first, if asked for
+    )
     cached: int = 0  # tokens of the prompt that were not computed again
 
 
@@ -113,7 +115,7 @@ class Policy:
             one._replace(
                 stopped=request.finish == "stop",
                 cached=request.cached,
-                prompt=prompts.get(request),
+                prompt_logprobs=prompts.get(request),
             )
             for request, one in found.items()
         ]

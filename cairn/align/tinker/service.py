@@ -265,7 +265,7 @@ def samples_of(asked: Sample, found: list[Sampled]) -> Samples:
         )
         for one in found
     ]
-    first = found[0].prompt
+    first = found[0].prompt_logprobs
     if first is None:
         return Samples(sequences, cached=found[0].cached)
     values: list[float | None] = [None, *[one.logprob for one in first]]

@@ -266,7 +266,8 @@ class SharedBase:
         self._put(run)
         gradients = {name: one for name, one in run.gradients.items() if not self.frozen(run, name)}
         settings = Optim(
-            lr=params.learning_rate or 1e-30,
+            lr=params.learning_rate
+            or 1e-30,  # a recipe wants one above 0; the update takes its own
             beta1=params.beta1,
             beta2=params.beta2,
             eps=params.eps,
