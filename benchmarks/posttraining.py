@@ -1,20 +1,25 @@
 """What adapters and reinforcement learning cost on this machine.
 
     python benchmarks/posttraining.py decode --model qwen3-8b --out benchmarks/h200/posttraining.json
-    python benchmarks/posttraining.py train --model qwen3-0.6b qwen3-1.7b qwen3-8b --out ...
+    python benchmarks/posttraining.py train --model qwen3-8b qwen3-1.7b qwen3-0.6b --out ...
+    python benchmarks/posttraining.py train --model qwen3-8b --base nf4 --out ...
     python benchmarks/posttraining.py grpo --model qwen3-0.6b --out ...
 
     decode   a decode step with 1, 8, 32 and 64 adapters on all linear maps beside one without; loading an adapter
-    train    tokens per second of an adapter of rank 16, whole steps
+    train    tokens per second of an adapter of rank 16, whole steps; --base nf4: over weights in 4 bits
     grpo     one step: 128 prompts x 8 answers, 128 tokens in, 256 out; mismatch of trainer and engine
 
-Weights are random. Each measurement replaces its own part of the file.
+Weights are random. Each figure is written as soon as it is known, in its own part of the file; the others stay.
+`--layers 2` tries a part with fewer layers, and compiles the same kernels.
 """
 
 import argparse
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,69 +30,61 @@ from cairn.bench.record import add_arguments, record
 from cairn.bench.train import Setup, measure
 
 RANK = 16
+FROM_FOLDERS = 4  # adapters that are read from a folder; the others are made on the device
+Keep = Callable[[str, Any], None]  # writes a figure into this part of the file
 
 
-def decode(options: argparse.Namespace) -> dict[str, Any]:
+def decode(options: argparse.Namespace, keep: Keep) -> None:
+    rows, prompt, steps = options.rows, options.prompt, options.steps
+    model = options.model[0]
+    for name, value in (("model", model), ("rows", rows), ("context", prompt), ("rank", RANK)):
+        keep(name, value)
+    engine = _engine(options)
+    none = _step_ms(engine, rows, prompt, steps, [0])
+    keep("none_ms", none)
+    print(f"{none:.3f} ms a step without adapters", flush=True)
+    folders = [_load(engine, number) for number in range(1, max(options.adapters) + 1)]
+    keep("load_ms", [one for one in folders if one is not None])
+    print(f"loads {[one for one in folders if one is not None]}", flush=True)
+    for count in options.adapters:
+        took = _step_ms(engine, rows, prompt, steps, list(range(1, count + 1)))
+        keep(f"adapters_{count}", {"ms": took, "slower": took / none - 1})
+        print(f"{count} adapters: {took:.3f} ms, {100 * (took / none - 1):.1f}% slower", flush=True)
+    keep("none_again_ms", _step_ms(engine, rows, prompt, steps, [0]))
+    keep("beside_a_load", _beside_a_load(engine, options))
+
+
+def _engine(options: argparse.Namespace) -> Any:
     from cairn.models.runnable import open_model
     from cairn.serve.config import EngineConfig
+    from cairn.serve.engine.sizing import GPU_PAGE
     from cairn.serve.engine.start import start_with
 
-    rows, prompt, steps = options.rows, options.prompt, options.steps
     opened = open_model(f"random:{options.model[0]}")
+    if options.layers:
+        opened.spec = msgspec.structs.replace(opened.spec, layers=options.layers)
     runnable = opened.load(options.device, options.dtype)
+    longest = options.prompt + 3 * options.steps + 64
     config = EngineConfig(
         model="random",
         device=options.device,
         dtype=options.dtype,
-        max_model_len=prompt + 3 * steps + 64,
-        max_num_seqs=rows,
-        load_in_advance=False,
+        max_model_len=longest,
+        max_num_seqs=options.rows,
+        num_gpu_blocks_override=options.rows * (longest // GPU_PAGE + 2),
     )
-    engine = start_with(opened, runnable, config).engine
-    found: dict[str, Any] = {
-        "model": options.model[0],
-        "rows": rows,
-        "context": prompt,
-        "rank": RANK,
-    }
-    none = _step_ms(engine, rows, prompt, steps, [0])
-    found["none_ms"] = none
-    loads = [_load(engine, runnable.model, n) for n in range(1, max(options.adapters) + 1)]
-    found["load_ms"] = [one for one in loads if one is not None]
-    print(f"{none:.3f} ms a step without adapters; loads {found['load_ms']} ms", flush=True)
-    for count in options.adapters:
-        took = _step_ms(engine, rows, prompt, steps, list(range(1, count + 1)))
-        found[f"adapters_{count}"] = {"ms": took, "slower": took / none - 1}
-        print(
-            f"{count} adapters: {took:.3f} ms a step, {100 * (took / none - 1):.1f}% slower",
-            flush=True,
-        )
-    found["none_again_ms"] = _step_ms(engine, rows, prompt, steps, [0])
-    return found
+    return start_with(opened, runnable, config).engine
 
 
-def _load(engine: Any, model: Any, number: int) -> float | None:
+def _load(engine: Any, number: int) -> dict[str, float] | None:
     """Milliseconds until a folder's adapter can be asked for; None: it was made on the device."""
-    from cairn.models.adapter.folder import write_adapter
-    from cairn.models.adapter.merge import _detach
-
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as root:
-        folder = Path(root) / "a"
-        if number <= 3:  # from the page cache, as a server does
-            _attach_random(model)
-            write_adapter(model, _spec(), folder)
-            for part in list(model.modules()):
-                if getattr(part, "adapter", None) is not None:
-                    _detach(part)
-            _wait()
-            began = time.perf_counter()
-            loaded = engine.read_adapter(str(folder))
-            engine.load_adapter(number, loaded)
-            _wait()
-            return 1e3 * (time.perf_counter() - began)
     from cairn.models.adapter.attach import addends
     from cairn.serve.engine.adapters import LoadedAdapter
 
+    model = engine.runner.model
+    if number <= FROM_FOLDERS:
+        with _folder(model) as folder:
+            return _timed_load(engine, number, folder)
     made = addends(model, model.spec, _spec(), _build(model))
     for one in made.values():
         for parameter in one.lora.parameters():
@@ -95,6 +92,57 @@ def _load(engine: Any, model: Any, number: int) -> float | None:
         one.lora.settle()
     engine.load_adapter(number, LoadedAdapter(RANK, {one.home: one.lora for one in made.values()}))
     return None
+
+
+def _timed_load(engine: Any, number: int, folder: str) -> dict[str, float]:
+    _wait()
+    began = time.perf_counter()
+    loaded = engine.read_adapter(folder)
+    _wait()
+    read = time.perf_counter()
+    engine.load_adapter(number, loaded)
+    _wait()
+    done = time.perf_counter()
+    return {
+        "ms": 1e3 * (done - began),
+        "read_ms": 1e3 * (read - began),
+        "slot_ms": 1e3 * (done - read),
+    }
+
+
+@contextmanager
+def _folder(model: Any) -> Iterator[str]:
+    """A folder with a random adapter, in the page cache."""
+    from cairn.models.adapter.folder import write_adapter
+    from cairn.models.adapter.merge import _detach
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as root:
+        _attach_random(model)
+        write_adapter(model, _spec(), Path(root) / "a")
+        for part in list(model.modules()):
+            if getattr(part, "adapter", None) is not None:
+                _detach(part)
+        yield str(Path(root) / "a")
+
+
+def _beside_a_load(engine: Any, options: argparse.Namespace) -> dict[str, float]:
+    """What others wait for while an adapter is read on another thread and gets its slot between two steps."""
+    number, read = max(options.adapters) + 1, []
+    with _folder(engine.runner.model) as folder:
+        reader = threading.Thread(target=lambda: read.append(engine.read_adapter(folder)))
+
+        def before(step: int) -> None:
+            if step == options.steps // 2:
+                reader.start()
+            if read:
+                engine.load_adapter(number, read.pop())
+
+        times = _steps(engine, options.rows, options.prompt, 2 * options.steps, [0], before)
+        reader.join()
+    kept = sorted(times[len(times) // 8 :])
+    found = {"median_ms": 1e3 * statistics.median(kept), "longest_ms": 1e3 * kept[-1]}
+    print(f"a step beside a load: {found}", flush=True)
+    return found
 
 
 def _spec() -> Any:
@@ -117,27 +165,36 @@ def _attach_random(model: Any) -> None:
 
 def _step_ms(engine: Any, rows: int, prompt: int, steps: int, adapters: list[int]) -> float:
     """The median decode step of requests that use these adapters in turns; prompts are computed once for all."""
+    times = _steps(engine, rows, prompt, steps, adapters)
+    return 1e3 * statistics.median(times[len(times) // 4 :])
+
+
+def _steps(
+    engine: Any,
+    rows: int,
+    prompt: int,
+    steps: int,
+    adapters: list[int],
+    before: Callable[[int], None] = lambda step: None,
+) -> list[float]:
+    """Seconds of each step in which all requests decode."""
     from cairn.serve.engine.request import Request
     from cairn.serve.engine.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.6, max_tokens=steps, ignore_eos=True)
     vocab = engine.runner.model.spec.vocab
-    requests = [
-        Request(n, [(7 * n + 13 * at) % (vocab - 1) for at in range(prompt)], params,
-                adapter=adapters[n % len(adapters)])
-        for n in range(rows)
-    ]  # fmt: skip
-    for request in requests:  # one identity: pages of another adapter are as good for timing
-        engine.add(request)
+    for n in range(rows):  # one identity: pages of another adapter are as good for timing
+        tokens = [(7 * n + 13 * at) % (vocab - 1) for at in range(prompt)]
+        engine.add(Request(n, tokens, params, adapter=adapters[n % len(adapters)]))
     times, last = [], time.perf_counter()
     while engine.has_work:
+        before(len(times))
         outputs = engine.step()
         now = time.perf_counter()
         if len(outputs) >= rows:
             times.append(now - last)
         last = now
-    half = times[len(times) // 4 :]
-    return 1e3 * statistics.median(half)
+    return times
 
 
 def _wait() -> None:
@@ -145,98 +202,114 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def train(options: argparse.Namespace) -> dict[str, Any]:
-    found = {}
+def train(options: argparse.Namespace, keep: Keep) -> None:
     for model in options.model:
         setup = Setup(
             model=model,
             lora=RANK,
+            base=options.base,
+            layers=options.layers,
             dtype="bf16" if options.dtype == "bfloat16" else "fp32",
             seq=options.seq,
             batch=options.batch,
-            microbatch=options.microbatch or options.batch,
+            microbatch=min(options.microbatch or options.batch, options.batch),
             memory_gib=options.memory_gib,
             device=options.device,
             steps=options.steps,
             rounds=1,
-            warmup=2,
+            warmup=options.warmup,
         )
         row = measure(setup)
-        found[model] = msgspec.to_builtins(row)
+        keep(f"{model} {options.base}", msgspec.to_builtins(row))
         print(
-            f"{model} r{RANK}: {row.tokens_per_s} tokens/s, {row.peak_gib} GiB, {row.failure}",
+            f"{model} r{RANK} over {options.base}: {row.tokens_per_s} tokens/s, {row.peak_gib} GiB, "
+            f"recompute {row.recompute}, {row.failure or ''}",
             flush=True,
         )
-    return found
 
 
-def grpo(options: argparse.Namespace) -> dict[str, Any]:
-    from cairn.align.config import Algorithm, Align, Rollout
+def grpo(options: argparse.Namespace, keep: Keep) -> None:
     from cairn.align.objective import PolicyObjective
     from cairn.align.policy import Policy
-    from cairn.align.rollout import batches_of, document
-    from cairn.train.config import Data, Model, Optim, Precision
     from cairn.train.corpus import Corpus
     from cairn.train.data.tokenizer_trainer import train_tokenizer
     from cairn.train.prepare import assemble, shape_of
     from cairn.train.random_tokens import RandomTokens
-    from cairn.train.step import train_step
 
-    group, most, prompt = 8, options.answer, options.prompt
-    answers = options.prompts * group
-    config = Align(
-        steps=8,
-        model=Model(preset=options.model[0]),
-        data=Data(sequence=prompt + most, sequences=answers, microbatch=options.microbatch or 32),
-        optim=Optim(lr=1e-6, weight_decay=0.0),
-        precision=Precision(
-            kind="bfloat16" if options.dtype == "bfloat16" else "float32", recompute="none"
-        ),
-        rollout=Rollout(group=group, max_tokens=most),
-        algorithm=Algorithm(kind="grpo"),
-        device=options.device,
-    )
+    config = _recipe(options)
     spec = shape_of(config.model)
     tokenizer = train_tokenizer(["a b c"], 512, fewer=True)
     corpus = Corpus(RandomTokens(spec.vocab, 8, 0), tokenizer, spec.vocab)
     prepared = assemble(config, torch.device(options.device), corpus, spec, None)
     state = prepared.state
-    state.loss = objective = PolicyObjective(spec, config, prepared.fused)
-    policy = Policy(state, tokenizer, options.rows, prompt + most)
+    state.loss = PolicyObjective(spec, config, prepared.fused)
+    policy = Policy(state, tokenizer, options.rows, options.prompt + options.answer)
     policy.eos_ids = ()
-    found: list[dict[str, float]] = []
+    name = f"{options.model[0]} lora {options.lora}" if options.lora else options.model[0]
+    turns = []
     for turn in range(options.turns):
-        policy.updated(turn)
-        prompts = [
-            [(31 * turn + 7 * p + 13 * at) % (spec.vocab - 1) for at in range(prompt)]
-            for p in range(options.prompts)
-        ]
-        _wait()
-        began = time.perf_counter()
-        each = [one for one in prompts for _ in range(group)]
-        sampled = policy.sample(each, most, list(range(answers)))
-        rolled = time.perf_counter()
-        documents = [
-            document(asked, one.tokens, one.logp, 0.5 - (n % 2), 1 / len(one.tokens))
-            for n, (asked, one) in enumerate(zip(each, sampled, strict=True))
-        ]
-        batches = batches_of(documents, config.data.microbatch, 0, 0)
-        objective.watch.on = True
-        train_step(state, [batch.to(state.device) for batch in batches])
-        _wait()
-        done = time.perf_counter()
-        mean, largest = objective.watch.read()
-        row = {"rollouts_s": rolled - began, "train_s": done - rolled, "step_s": done - began,
-               "mismatch": mean, "largest": largest}  # fmt: skip
-        print({name: round(value, 5) for name, value in row.items()}, flush=True)
-        found.append(row)
-    return {
-        "model": options.model[0],
-        "answers": answers,
-        "prompt": prompt,
-        "answer": most,
-        "turns": found,
-    }
+        turns.append(_grpo_step(options, state, policy, turn))
+        print({key: round(value, 5) for key, value in turns[-1].items()}, flush=True)
+        about = {
+            "answers": config.data.sequences,
+            "prompt": options.prompt,
+            "answer": options.answer,
+        }
+        keep(name, about | {"rows": options.rows, "layers": options.layers, "turns": turns})
+
+
+def _recipe(options: argparse.Namespace) -> Any:
+    from cairn.align.config import Algorithm, Align, Rollout
+    from cairn.train.config import Adapter, Data, Model, Optim, Precision
+
+    return Align(
+        steps=8,
+        model=Model(preset=options.model[0], layers=options.layers),
+        data=Data(
+            sequence=options.prompt + options.answer,
+            sequences=options.prompts * options.group,
+            microbatch=options.microbatch or 32,
+        ),
+        optim=Optim(lr=1e-6, weight_decay=0.0),
+        precision=Precision(
+            kind="bfloat16" if options.dtype == "bfloat16" else "float32",
+            recompute=options.recompute,
+        ),
+        adapter=Adapter(rank=options.lora),
+        rollout=Rollout(group=options.group, max_tokens=options.answer),
+        algorithm=Algorithm(kind="grpo"),
+        device=options.device,
+    )
+
+
+def _grpo_step(options: argparse.Namespace, state: Any, policy: Any, turn: int) -> dict[str, Any]:
+    from cairn.align.rollout import batches_of, document
+    from cairn.train.step import train_step
+
+    _wait()
+    began = time.perf_counter()
+    policy.updated(turn)
+    fenced = time.perf_counter()
+    prompts = [
+        [(31 * turn + 7 * p + 13 * at) % (state.spec.vocab - 1) for at in range(options.prompt)]
+        for p in range(options.prompts)
+    ]
+    each = [one for one in prompts for _ in range(options.group)]
+    sampled = policy.sample(each, options.answer, list(range(len(each))))
+    rolled = time.perf_counter()
+    documents = [
+        document(asked, one.tokens, one.logp, 0.5 - (n % 2), 1 / len(one.tokens))
+        for n, (asked, one) in enumerate(zip(each, sampled, strict=True))
+    ]
+    batches = batches_of(documents, state.config.data.microbatch, 0, 0)
+    state.loss.watch.on = True
+    train_step(state, [batch.to(state.device) for batch in batches])
+    _wait()
+    done = time.perf_counter()
+    mean, largest = state.loss.watch.read()
+    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    return {"fence_ms": 1e3 * (fenced - began), "rollouts_s": rolled - fenced, "train_s": done - rolled,
+            "step_s": done - began, "mismatch": mean, "largest": largest, "peak_gib": peak}  # fmt: skip
 
 
 def main() -> None:
@@ -246,23 +319,34 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=["qwen3-8b"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--adapters", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--answer", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--lora", type=int, default=0)
+    parser.add_argument("--base", default="float")
+    parser.add_argument("--recompute", default="none")
     parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--microbatch", type=int, default=0)
     parser.add_argument("--memory-gib", type=float, default=0.0)
     options = parser.parse_args()
-    results: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     if options.out and options.out.is_file():
-        results = msgspec.json.decode(options.out.read_bytes())["results"]
-    results[options.what] = {"decode": decode, "train": train, "grpo": grpo}[options.what](options)
-    record(results, options)
+        before = msgspec.json.decode(options.out.read_bytes())
+    results = before.get("results", {})
+
+    def keep(name: str, value: Any) -> None:
+        results.setdefault(options.what, {})[name] = value
+        record(results, options, before.get("command"), show=False)
+
+    {"decode": decode, "train": train, "grpo": grpo}[options.what](options, keep)
 
 
 if __name__ == "__main__":

@@ -67,14 +67,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--commit", help="the commit that runs, where there is no git")
 
 
-def record(results: object, options: argparse.Namespace) -> None:
-    """Print the result of a program in benchmarks/ with its origin; write it where `--out` says."""
+def record(
+    results: object, options: argparse.Namespace, before: str | None = None, show: bool = True
+) -> None:
+    """Print the result of a program in benchmarks/ with its origin; write it where `--out` says.
+
+    `before`: the commands that measured what the file had already.
+    """
     require_commit(options.commit)
-    command = shlex.join(["python", *_without_places(sys.argv)])
+    command = all_commands(before, shlex.join(["python", *_without_places(sys.argv)]))
     made = msgspec.to_builtins(origin(command, _device(), options.commit))
     document = made | {"results": results}
     if options.out:
         write(document, options.out)
+    if not show:
+        return
     print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
 
 

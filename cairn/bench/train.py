@@ -52,6 +52,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     recompute: str = "none"
     plain: bool = False
     lora: int = 0  # rank of the adapter that is trained; 0: all weights are
+    base: str = "float"  # of the frozen weights under the adapter
+    layers: int = 0  # fewer than the model has; 0: all of them
     step_ms: float | None = None
     host_ms: float | None = (
         None  # of a step: until all of it is launched; less than step_ms, or the device waits
@@ -89,6 +91,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     optim: Literal["adamw", "muon"] = "adamw"
     plain: bool = False
     lora: int = 0  # rank of an adapter on all linear maps; 0: all weights are trained
+    base: Literal["float", "nf4"] = "float"  # of the frozen weights under the adapter
+    layers: int = 0  # fewer than the model has; 0: all of them
     device: str = "auto"
     steps: int = 10  # of a round
     rounds: int = 3
@@ -155,12 +159,12 @@ def config_of(setup: Setup) -> "Train":
     )
     return Train(
         steps=1000,
-        model=Model(preset=setup.model),
+        model=Model(preset=setup.model, layers=setup.layers),
         data=data,
         device=setup.device,
         optim=Optim(states=setup.states, kind=setup.optim),
         precision=precision,
-        adapter=Adapter(rank=setup.lora),
+        adapter=Adapter(rank=setup.lora, base=setup.base),
     )
 
 
@@ -197,6 +201,8 @@ def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
         recompute=setup.recompute,
         plain=setup.plain,
         lora=setup.lora,
+        base=setup.base,
+        layers=setup.layers,
         steps=setup.steps,
     )
     try:
@@ -309,4 +315,6 @@ def _key(row: Row) -> tuple[object, ...]:
         row.recompute,
         row.plain,
         row.lora,
+        row.base,
+        row.layers,
     )

@@ -132,14 +132,12 @@ class TrainingStep:
         return inner if gate is None else Gated(inner, gate)
 
     def rows(self, part: Rows, x: "Tensor | Gated", onto: Tensor | None) -> Tensor:
-        if part.form is not None:  # frozen, in few bits
-            x_TF = x.gate.plain(x.inner_TF) if isinstance(x, Gated) else x
-            return cast(Tensor, part.product(x_TF))
-        how, weight = self.form.settings(part.shards, self.deferred), part.matrix()
-        if isinstance(x, Gated) and x.gate.has_kernel and part.addend is None:
-            return part.summed(gated_product(x.inner_TF, weight, x.gate.activation, how))
+        how = self.form.settings(part.shards, self.deferred)
+        alone = part.form is None and part.addend is None
+        if alone and isinstance(x, Gated) and x.gate.has_kernel:
+            return part.summed(gated_product(x.inner_TF, part.matrix(), x.gate.activation, how))
         x_TF = x.gate.fast(x.inner_TF) if isinstance(x, Gated) else x
-        return part.summed(adapted_product(part, x_TF, weight, how))
+        return part.summed(adapted_product(part, x_TF, how))
 
     def experts(self, part: ExpertLayer, x: "TrainingInput") -> Tensor:
         return part.plain(x.tensor, self)
@@ -199,15 +197,13 @@ class TrainingInput:
         return normed_TD
 
     def project(self, part: Columns, how: Settings) -> Tensor:
-        if part.form is not None:  # frozen, in few bits
-            return cast(Tensor, part.product(how.shards.enter(self.tensor)))
-        (x_TD, y_TD), norm, weight = self.residual, self.norm, part.matrix()
-        if norm.is_rms and part.addend is None:
+        (x_TD, y_TD), norm = self.residual, self.norm
+        if norm.is_rms and part.addend is None and part.form is None:
             x, residual = (x_TD, None) if y_TD is None else (y_TD, x_TD)
             by = Normed(norm.weight, norm.eps, norm.plus_one)
-            out_TE, self.total_TD = norm_product(x, residual, by, weight, how)
+            out_TE, self.total_TD = norm_product(x, residual, by, part.matrix(), how)
         else:
-            out_TE = adapted_product(part, how.shards.enter(self.tensor), weight, how)
+            out_TE = adapted_product(part, how.shards.enter(self.tensor), how)
         bias = None if part.fused is None else part.fused.bias
         return out_TE if bias is None else out_TE + bias
 

@@ -4,18 +4,21 @@
     backward   dh = s dy B   dx = dy W + dh A   dA = dh' x   dB = s dy' h
 
 Composed of torch's operations the same takes a scaled copy of each part, their concatenation and a sum: four more
-passes over y. For LoRA and rsLoRA on one rank; everything else is composed (`models.adapter.lora`).
+passes over y. A frozen weight in 4 bits is dequantised in forward and again in backward, and not kept between. For LoRA
+and rsLoRA on one rank; everything else is composed (`models.adapter.lora`).
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cairn.models.adapter.lora import LoRA
+from cairn.models.linear.form import PLAIN
 from cairn.models.linear.maps import Linear
+from cairn.models.linear.nf4 import NF4Form
 from cairn.train.fused_products import Settings, plain_product
 
 
@@ -27,21 +30,25 @@ class Span(NamedTuple):
     scale: float
 
 
-def adapted_product(part: Linear, x_MK: Tensor, weight_NK: Tensor, how: Settings) -> Tensor:
-    """x W' and what hangs on this map, with gradients."""
+def adapted_product(part: Linear, x_MK: Tensor, how: Settings) -> Tensor:
+    """x W' and what hangs on this map, with gradients; without the bias."""
     adapter = getattr(part, "adapter", None)
-    if part.addend is None:
-        return plain_product(x_MK, weight_NK, how)
-    if not isinstance(adapter, LoRA) or not suits(adapter, weight_NK, how):
-        return plain_product(x_MK, weight_NK, how) + part.addend(x_MK)
+    frozen = part.form if isinstance(part.form, NF4Form) else None
+    if not isinstance(adapter, LoRA) or not suits(adapter, x_MK.dtype, how):
+        if part.form is None:
+            y_MN = plain_product(x_MK, part.matrix(), how)
+        else:
+            y_MN = cast(Tensor, part._multiply(x_MK, PLAIN, biased=False))
+        return y_MN if part.addend is None else y_MN + part.addend(x_MK)
+    weight = part.matrix() if frozen is None else frozen
     spans = list(spans_of(adapter))
     bs = [adapter.b_of(part) for part in adapter.parts if part.rank]
-    return _LoraProduct.apply(x_MK, weight_NK, adapter.a_RK, spans, how, *bs)
+    return _LoraProduct.apply(x_MK, weight, adapter.a_RK, spans, how, *bs)
 
 
-def suits(adapter: LoRA, weight_NK: Tensor, how: Settings) -> bool:
+def suits(adapter: LoRA, dtype: torch.dtype, how: Settings) -> bool:
     alone = adapter.shards.size == 1 and how.deferred is None
-    same = adapter.a_RK.dtype == weight_NK.dtype
+    same = adapter.a_RK.dtype == dtype
     return alone and same and adapter.enabled and not adapter.dora
 
 
@@ -58,17 +65,18 @@ class _LoraProduct(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any,
         x: Tensor,
-        weight: Tensor,
+        weight: Tensor | NF4Form,
         a: Tensor,
         spans: list[Span],
         settings: Settings,
         *bs: Tensor,
     ) -> Tensor:
-        y, kept = settings.products.forward(x, weight)
+        y, kept = settings.products.forward(x, _dense(weight, x))
         h = x @ a.T
         for span, b in zip(spans, bs, strict=True):
             y[:, span.rows].addmm_(h[:, span.ranks], b.T, alpha=span.scale)
-        ctx.save_for_backward(x, weight, a, h, *bs, *kept)
+        ctx.form = None if isinstance(weight, Tensor) else weight
+        ctx.save_for_backward(x, None if ctx.form else weight, a, h, *bs, *kept)
         ctx.spans, ctx.settings = spans, settings
         return y
 
@@ -79,6 +87,7 @@ class _LoraProduct(torch.autograd.Function):
         spans: list[Span] = ctx.spans
         bs, kept = rest[: len(spans)], rest[len(spans) :]
         g = grads[0].contiguous()
+        weight = _dense(ctx.form or weight, g)
         dx, of_weight = ctx.settings.products.backward(g, weight, tuple(kept))
         dh, dbs = torch.empty_like(h), []
         for span, b in zip(spans, bs, strict=True):
@@ -88,3 +97,7 @@ class _LoraProduct(torch.autograd.Function):
         dx = dx.addmm_(dh, a)
         dw = of_weight(x) if ctx.needs_input_grad[1] else None
         return dx, dw, dh.T @ x, None, None, *dbs
+
+
+def _dense(weight: Tensor | NF4Form, like: Tensor) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.dense(like.dtype)

@@ -6,6 +6,7 @@ import torch
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.norm.rows import key
+from cairn.kernels.quantize.nf4 import dequantize_nf4, dequantize_nf4_reference, quantize_nf4
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, quantize_reference
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor, quantize_tensor_reference
 from cairn.kernels.tuned import trying
@@ -87,3 +88,11 @@ def test_dequantize_int8_with_one_scale():
     scale = torch.tensor(0.25)
     found = dequantize(Quantized(values, scale), torch.float32, impl="triton")
     assert torch.equal(found, values * 0.25)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(70, 96), (5, 13)])
+def test_nf4_to_the_bit(shape, dtype):
+    packed = quantize_nf4(torch.randn(shape) * 3)
+    found = dequantize_nf4(packed, dtype, impl="triton")
+    assert torch.equal(found, dequantize_nf4_reference(packed, dtype))

@@ -15,6 +15,7 @@ from cairn.kernels.norm.layernorm import layernorm, layernorm_reference
 from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_reference
 from cairn.kernels.norm.rows import candidates, key
 from cairn.kernels.paged.kv_blocks import copy_blocks, swap_blocks
+from cairn.kernels.quantize.nf4 import dequantize_nf4, dequantize_nf4_reference, quantize_nf4
 from cairn.kernels.quantize.quantize import dequantize, quantize, quantize_reference
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor, quantize_tensor_reference
 from cairn.kernels.tuned import trying
@@ -123,6 +124,12 @@ def test_quantize_tensor_to_the_bit():
     assert relative_error(found, quantize_tensor_reference(x)) == 0
     given = quantize_tensor(2 * x, found.scale, impl="triton")
     assert relative_error(given, quantize_tensor_reference(2 * x, found.scale)) == 0
+
+
+def test_nf4_to_the_bit():
+    packed = quantize_nf4(random(1023, 4097))
+    found = dequantize_nf4(packed, BF16, impl="triton")
+    assert torch.equal(found, dequantize_nf4_reference(packed, BF16))
 
 
 def test_embedding():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from cairn.models.linear.nf4 import LEVELS, NF4Form, dequantize_nf4, dynamic_map, quantize_nf4
+from cairn.kernels.quantize.nf4 import LEVELS, dequantize_nf4, dynamic_map, quantize_nf4
+from cairn.models.linear.nf4 import NF4Form
 
 SHAPES = [(64, 64), (96, 320), (7, 64), (640, 512), (5, 13)]
 

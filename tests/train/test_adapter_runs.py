@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import folder as checkpoint
 
 from cairn.core.errors import ConfigError
-from cairn.models.linear.nf4 import dequantize_nf4, quantize_nf4
+from cairn.kernels.quantize.nf4 import dequantize_nf4, quantize_nf4
 from cairn.train.checkpoint.export import adapted_model
 from cairn.train.checkpoint.folder import newest
 from cairn.train.config import Adapter, Checkpoint, Data, Model, Optim, Precision, Schedule, Train

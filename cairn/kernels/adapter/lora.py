@@ -33,6 +33,7 @@ SMALL_TILE, LARGE_TILE = 16, 64
 SPLITS = 16
 PART = 512  # columns of K that a part has at least
 BLOCK_N = 128
+NUMBERS = ("map_number", "maps")  # one kernel for all maps and models, whatever these are
 WIDEST_RANK = 64  # columns of h that a program of shrink holds at a time
 
 
@@ -89,17 +90,17 @@ def _address(entry, like):
     return tl.load(entry).to(tl.pointer_type(like.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def _shrink_kernel(
-    x, entries, rows, tiles, h, x_stride, tokens, map_number,
-    MAPS: tl.constexpr, WORDS: tl.constexpr, K: tl.constexpr, PART_K: tl.constexpr, H_WIDTH: tl.constexpr,
+    x, entries, rows, tiles, h, x_stride, tokens, map_number, maps,
+    WORDS: tl.constexpr, K: tl.constexpr, PART_K: tl.constexpr, H_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     begin(OVERLAP, True)
     tile, split = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tiles + 3 * tile)
     if slot > 0:
-        entry = entries + (slot * MAPS + map_number) * WORDS
+        entry = entries + (slot * maps + map_number) * WORDS
         rank = _rank(entry, 0) + _rank(entry, 1) + _rank(entry, 2)
         first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
         a = _address(entry, x)
@@ -148,10 +149,10 @@ def _grown(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def _expand_kernel(
-    y, h, entries, scales, rows, tiles, like, y_stride, tokens, map_number,
-    MAPS: tl.constexpr, WORDS: tl.constexpr, N_0: tl.constexpr, N_1: tl.constexpr, N_2: tl.constexpr,
+    y, h, entries, scales, rows, tiles, like, y_stride, tokens, map_number, maps,
+    WORDS: tl.constexpr, N_0: tl.constexpr, N_1: tl.constexpr, N_2: tl.constexpr,
     H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +160,7 @@ def _expand_kernel(
     tile, block = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tiles + 3 * tile)
     if slot > 0:
-        entry = entries + (slot * MAPS + map_number) * WORDS
+        entry = entries + (slot * maps + map_number) * WORDS
         rank_0, rank_1 = _rank(entry, 0), _rank(entry, 1)
         part, offset, h_start, rank, columns = 0, 0, 0, rank_0, N_0
         if block >= tl.cdiv(N_0, BLOCK_N):
@@ -177,7 +178,7 @@ def _expand_kernel(
         if rank > 0:
             first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
             b = _address(entry + 1 + 2 * part, like)
-            scale = tl.load(scales + (slot * MAPS + map_number) * 3 + part)
+            scale = tl.load(scales + (slot * maps + map_number) * 3 + part)
             place = first + tl.arange(0, BLOCK_M)
             inside = place < end
             row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
@@ -197,10 +198,10 @@ def _expand_kernel(
         behind(OVERLAP, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def _gated_kernel(
-    y, out, h, entries, scales, rows, tiles, like, y_stride, out_stride, tokens, map_number,
-    MAPS: tl.constexpr, WORDS: tl.constexpr, F: tl.constexpr, H_WIDTH: tl.constexpr, SPLIT: tl.constexpr,
+    y, out, h, entries, scales, rows, tiles, like, y_stride, out_stride, tokens, map_number, maps,
+    WORDS: tl.constexpr, F: tl.constexpr, H_WIDTH: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Gate and up with what their adapters add, and SwiGLU of the two: y is read once and not written."""
@@ -208,7 +209,7 @@ def _gated_kernel(
     tile, block = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tiles + 3 * tile)
     if slot >= 0:
-        entry = entries + (slot * MAPS + map_number) * WORDS
+        entry = entries + (slot * maps + map_number) * WORDS
         rank_0, rank_1 = _rank(entry, 0), _rank(entry, 1)
         first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
         place = first + tl.arange(0, BLOCK_M)
@@ -221,14 +222,14 @@ def _gated_kernel(
         gate = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(y + at + F, mask=mask, other=0.0).to(tl.float32)
         if rank_0 > 0:
-            scale = tl.load(scales + (slot * MAPS + map_number) * 3)
+            scale = tl.load(scales + (slot * maps + map_number) * 3)
             b = _address(entry + 1, like)
             sums = _grown(
                 h, b, place, inside, n, tokens, 0, rank_0, F, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE
             )  # fmt: skip
             gate += scale * sums
         if rank_1 > 0:
-            scale = tl.load(scales + (slot * MAPS + map_number) * 3 + 1)
+            scale = tl.load(scales + (slot * maps + map_number) * 3 + 1)
             b = _address(entry + 3, like)
             sums = _grown(
                 h, b, place, inside, n, tokens, rank_0, rank_1, F, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE
@@ -254,7 +255,7 @@ def lora_swiglu(
     _launch(
         _gated_kernel, (len(tiles.tiles_N3), blocks_of(half, BLOCK_N)),
         y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, x_MK,
-        y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, MAPS=table.entries_SME.shape[1],
+        y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, table.entries_SME.shape[1],
         WORDS=ENTRY, F=half, H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block, BLOCK_R=16,
         BLOCK_N=BLOCK_N, IEEE=x_MK.dtype == torch.float32, num_warps=4, **pdl(x_MK.device),
     )  # fmt: skip
@@ -292,7 +293,7 @@ def _shrink(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, h_STR
     _launch(
         _shrink_kernel, (len(tiles.tiles_N3), splits),
         x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N3, h_STR, x_MK.stride(0), tokens, map_number,
-        MAPS=table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, PART_K=part_k, H_WIDTH=h_STR.shape[2],
+        table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, PART_K=part_k, H_WIDTH=h_STR.shape[2],
         BLOCK_M=tiles.block, BLOCK_R=min(h_STR.shape[2], WIDEST_RANK), BLOCK_K=block_k,
         IEEE=x_MK.dtype == torch.float32, num_warps=4, num_stages=3, **pdl(x_MK.device),
     )  # fmt: skip
@@ -307,7 +308,7 @@ def _expand(
     _launch(
         _expand_kernel, (len(tiles.tiles_N3), blocks),
         y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like, y_MN.stride(0),
-        h_STR.shape[1], map_number, MAPS=table.entries_SME.shape[1], WORDS=ENTRY,
+        h_STR.shape[1], map_number, table.entries_SME.shape[1], WORDS=ENTRY,
         N_0=sizes[0], N_1=sizes[1], N_2=sizes[2], H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR),
         BLOCK_M=tiles.block, BLOCK_R=16, BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, num_warps=4,
         **pdl(y_MN.device),

@@ -27,13 +27,12 @@ RANK, MAPS = 16, 144
 SHAPES = ((256, 4096, (4096, 1024, 1024)), (256, 12288, (4096,)))
 
 
-NUMBERS = ("tokens", "map_number")
+NUMBERS = ("tokens", "map_number", "maps")
 
 
 def _shrink_variant(block: int, width: int) -> Variant:
     types = dict(x="*bf16", entries="*i64", rows="*i32", tiles="*i32", h="*fp32", x_stride="i32")
     constants = dict(
-        MAPS=MAPS,
         WORDS=ENTRY,
         K=4096,
         PART_K=512,
@@ -53,7 +52,6 @@ def _expand_variant(block: int, y: str) -> Variant:
     types = dict(y=y, h="*fp32", entries="*i64", scales="*fp32", rows="*i32", tiles="*i32")
     types |= dict(like="*bf16", y_stride="i32")
     constants = dict(
-        MAPS=MAPS,
         WORDS=ENTRY,
         N_0=4096,
         N_1=1024,
@@ -75,7 +73,6 @@ def _gated_variant() -> Variant:
     types = dict(y="*bf16", out="*bf16", h="*fp32", entries="*i64", scales="*fp32", rows="*i32")
     types |= dict(tiles="*i32", like="*bf16", y_stride="i32", out_stride="i32")
     constants = dict(
-        MAPS=MAPS,
         WORDS=ENTRY,
         F=12288,
         H_WIDTH=32,

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from cairn.kernels.quantize.nf4 import dequantize_nf4, quantize_nf4
 from cairn.models.linear.maps import Columns, Rows
-from cairn.models.linear.nf4 import NF4Form, dequantize_nf4, quantize_nf4
+from cairn.models.linear.nf4 import NF4Form
 
 
 def quantize_base(model: nn.Module) -> int:
