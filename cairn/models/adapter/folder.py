@@ -9,7 +9,7 @@ Reading checks every tensor against the model before any of them is used; a name
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -54,7 +54,11 @@ def read_addends(
         for path, one in made.items()
         for slot in one.lora.slots()
     }
-    _check(stored, {name: slot for name, (_, slot) in needed.items()}, folder)
+    check_tensors(
+        {name: tuple(tensor.shape) for name, tensor in stored.items()},
+        {name: slot.shape for name, (_, slot) in needed.items()},
+        folder,
+    )
     with torch.no_grad():
         for name, (lora, slot) in needed.items():
             lora.get_parameter(slot.parameter)[slot.index].copy_(slot.share(stored[name]))
@@ -85,7 +89,16 @@ def adapter_slots(model: nn.Module) -> list[Slot]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     file = folder / WEIGHTS
-    if not file.is_file():
+    check_file(folder)
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise unreadable(file, error) from None
+
+
+def check_file(folder: Path) -> None:
+    if not (folder / WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         raise WeightsError(
             f"no {WEIGHTS} in {folder}",
@@ -93,14 +106,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             if pickled
             else "the folder is incomplete",
         )
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(
-            f"{file} cannot be read: {' '.join(str(error).split())}",
-            hint="the file may be truncated: compare its size with the original",
-        ) from None
+
+
+def unreadable(file: Path, error: Exception) -> WeightsError:
+    return WeightsError(
+        f"{file} cannot be read: {' '.join(str(error).split())}",
+        hint="the file may be truncated: compare its size with the original",
+    )
 
 
 def peft_name(spec: ModelSpec, slot: str) -> str:
@@ -123,7 +135,10 @@ def _slots(homes: dict[str, LoRA | EmbeddingLoRA]) -> Iterator[Slot]:
         yield from (slot.under(path) for slot in one.slots())
 
 
-def _check(stored: dict[str, Tensor], needed: dict[str, Slot], folder: Path) -> None:
+def check_tensors(
+    stored: Mapping[str, tuple[int, ...]], needed: Mapping[str, tuple[int, ...]], folder: Path
+) -> None:
+    """Refuses a file whose tensors, by name and shape, are not those that the model needs."""
     if missing := sorted(needed.keys() - stored.keys()):
         raise WeightsError(
             f"{folder} lacks {len(missing)} tensors of its own adapter_config.json, such as {missing[0]}",
@@ -134,9 +149,9 @@ def _check(stored: dict[str, Tensor], needed: dict[str, Slot], folder: Path) -> 
             f"{folder} has {len(extra)} tensors that fit no map of this model, such as {extra[0]}",
             hint="the adapter was made for another base model",
         )
-    for name, slot in needed.items():
-        if tuple(stored[name].shape) != slot.shape:
+    for name, shape in needed.items():
+        if stored[name] != shape:
             raise WeightsError(
-                f"{folder}: {name} has shape {list(stored[name].shape)}, this model wants {list(slot.shape)}",
+                f"{folder}: {name} has shape {list(stored[name])}, this model wants {list(shape)}",
                 hint="the adapter was made for another base model",
             )

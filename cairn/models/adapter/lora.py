@@ -112,6 +112,15 @@ class LoRA(Holder):
             yield part, rows_NK[start : start + part.rows]
             start += part.rows
 
+    def with_parameters(self, values: dict[str, Tensor]) -> "LoRA":
+        """The same adapter with other numbers, which are not trained."""
+        made = LoRA.__new__(LoRA)
+        made.__dict__.update(self.__dict__)
+        made.__dict__["_parameters"] = {
+            name: nn.Parameter(value, requires_grad=False) for name, value in values.items()
+        }
+        return made
+
     @torch.no_grad()
     def begin(self) -> None:
         """Magnitudes of a new DoRA adapter: the length of each row, so that nothing changes at first."""

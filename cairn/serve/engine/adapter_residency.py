@@ -6,6 +6,7 @@ The policy is pure. `HostCopy` keeps an adapter's numbers on the host, so that p
 """
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -48,18 +49,26 @@ class Residency:
 class HostCopy:
     """The parameters of an adapter on the host, and those on the device while they are there."""
 
-    def __init__(self, loras: Iterable[LoRA]) -> None:
-        self._held: list[tuple[Tensor, Tensor]] = [
-            (parameter, parameter.detach().to("cpu", copy=True))
-            for lora in loras
-            for parameter in lora.parameters()
-        ]
+    def __init__(self, loras: Iterable[LoRA], flat: Tensor | None = None) -> None:
+        """`flat`: what all of them are parts of, so that one copy moves them."""
+        parameters = [parameter for lora in loras for parameter in lora.parameters()]
+        if flat is None:
+            flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+            begins = [0, *accumulate(parameter.numel() for parameter in parameters)]
+        else:
+            first, size = flat.data_ptr(), flat.element_size()
+            begins = [(parameter.data_ptr() - first) // size for parameter in parameters]
+        self._parts = list(zip(parameters, begins, strict=False))
+        self._host = torch.empty_like(flat, device="cpu", pin_memory=flat.is_cuda)
+        self._host.copy_(flat)
 
     def put_out(self) -> None:
         """The device's memory is free for work that is launched from now on."""
-        for parameter, host in self._held:
-            parameter.data = host
+        self._point_into(self._host)
 
     def bring(self, device: torch.device) -> None:
-        for parameter, host in self._held:
-            parameter.data = host.to(device, non_blocking=True, copy=True)
+        self._point_into(self._host.to(device, non_blocking=True, copy=True))
+
+    def _point_into(self, flat: Tensor) -> None:
+        for parameter, begin in self._parts:
+            parameter.data = flat[begin : begin + parameter.numel()].view(parameter.shape)

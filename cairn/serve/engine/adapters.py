@@ -14,12 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError, RequestError, UnsupportedModel, WeightsError
-from cairn.models.adapter.folder import read_addends
+from cairn.models.adapter.attach import Addend as AdapterAddend
+from cairn.models.adapter.folder import check_file, read_addends
 from cairn.models.adapter.lora import LoRA
+from cairn.models.adapter.peft_config import read_config
+from cairn.models.adapter.prepared import PreparedAdapter
+from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.lean import Lean
 from cairn.models.linear.maps import Addend, Columns, Linear, Rows
 from cairn.models.transformer import Transformer
@@ -30,12 +35,14 @@ from cairn.serve.engine.step import Chunk
 if TYPE_CHECKING:
     from cairn.serve.engine.adapter_slots import AdapterSlots
 
+PREPARED = 16  # specs whose shapes are kept, so that the next adapter of each is read fast
 VARIES = "with batch_invariant, an adapter's products would depend on who else is in the batch"
 
 
 class LoadedAdapter(NamedTuple):
     rank: int
     addends: dict[Linear, LoRA]
+    flat: Tensor | None = None  # what all parameters are parts of; None: they lie anywhere
 
     @property
     def nbytes(self) -> int:
@@ -63,6 +70,7 @@ class Adapters:
         self._lean: Lean | None = None
         self._residency = Residency()
         self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
+        self._prepared: dict[bytes, PreparedAdapter] = {}  # by spec
 
     def keep(self, most: int) -> None:
         """From the first adapter on, at most so many lie on the device."""
@@ -72,7 +80,7 @@ class Adapters:
         """Checked against the model, and on its device. Changes nothing, so any thread may call it."""
         if self.obstacle is not None:
             raise ConfigError(f"no adapter can be served: {self.obstacle}")
-        spec, made = read_addends(self.model, Path(folder), self.model.embedding.weight.dtype)
+        spec, made, flat = self._read(Path(folder))
         found: dict[Linear, LoRA] = {}
         for path, (home, lora) in made.items():
             if not isinstance(lora, LoRA) or not isinstance(home, Columns | Rows):
@@ -85,14 +93,30 @@ class Adapters:
                     f"the DoRA adapter in {folder} needs the lengths of rows, and the weights are packed",
                     hint="serve with --weights float, or merge it (cairn adapter merge)",
                 )
-            lora.settle()
+            if flat is None or lora.dora:
+                lora.settle()
             found[home] = lora
-        return LoadedAdapter(spec.rank, found)
+        return LoadedAdapter(spec.rank, found, flat)
+
+    def _read(self, folder: Path) -> tuple[AdapterSpec, dict[str, AdapterAddend], Tensor | None]:
+        spec, _ = read_config(folder)
+        check_file(folder)
+        dtype, key = self.model.embedding.weight.dtype, msgspec.json.encode(spec)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = PreparedAdapter(self.model, spec, dtype)
+            if len(self._prepared) >= PREPARED:
+                self._prepared.clear()
+            self._prepared[key] = prepared
+        if prepared.covers and (found := prepared.read(folder)) is not None:
+            return spec, *found
+        return *read_addends(self.model, folder, dtype), None
 
     def add(self, number: int, adapter: LoadedAdapter) -> None:
         self.loaded[number] = adapter
         if self._residency.most:
-            self._hosts[number] = HostCopy(adapter.addends.values())
+            self._hosts[number] = HostCopy(adapter.addends.values(), adapter.flat)
+            self.loaded[number] = adapter._replace(flat=None)
             self._hosts[number].put_out()
         elif self.slots is not None:
             self.slots.put(number, adapter.addends)
