@@ -357,7 +357,7 @@ class EngineClient:
             self.stats = msgspec.structs.replace(self.stats, **idle)  # nobody is there to run
             self._group = self._start()
             for number, folder in self._adapters.items():
-                self._group.send(LoadAdapter(self.new_number(), number, folder))
+                self._group.send(LoadAdapter(self.new_number(), number, folder, beside=False))
             if self._followed is not None:  # the new one begins with nothing
                 self._followed.cleared()
                 self._group.send(FollowPages(self.new_number()))

@@ -131,6 +131,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load adapte
     call: int
     number: int
     folder: str
+    beside: bool = True  # read while steps go on; False: before the commands that follow
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload adapter"):

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -30,6 +30,7 @@ import msgspec
 import zmq
 
 from cairn.core.errors import CairnError, RequestError
+from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.loop import Engine, Output
@@ -76,7 +77,7 @@ from cairn.serve.grammar import Grammar, grammars_for
 WATCHED_BEAT_S = 0.25  # while somebody looks
 MOST_STEPS = 512  # of one beat
 IDLE_MS = 200  # how often an idle worker looks whether it has been told to stop
-COMPILE_MS = 2  # the same while it waits for nothing but a grammar
+COMPILE_MS = 2  # the same while it waits for nothing but a grammar or an adapter
 STACKS = "stacks"
 
 
@@ -93,6 +94,9 @@ class Worker:
         self._compiling: dict[
             int, tuple[Request, Future[Grammar]]
         ] = {}  # and those that wait for their grammar
+        # Adapters that are being read, by the number of their call, beside the steps of a rank that is alone.
+        self._reading: dict[int, tuple[LoadAdapter, Future[LoadedAdapter]]] = {}
+        self._reader = ThreadPoolExecutor(1, "adapters")
         size = boot.config.tensor_parallel_size
         folder, first = boot.folder, boot.rank == 0
         name = "commands" if first else f"orders-{boot.rank}"
@@ -143,8 +147,9 @@ class Worker:
     def _next_commands(self) -> list[Command]:
         """What has arrived; waits for it if there is nothing else to do. What is for rank 0 stays here."""
         commands: list[Command] = []
-        compiled = any(future.done() for _, future in self._compiling.values())
-        idle_ms = 0 if compiled else COMPILE_MS if self._compiling else IDLE_MS
+        waited_for = [*self._compiling.values(), *self._reading.values()]
+        ready = any(future.done() for _, future in waited_for)
+        idle_ms = 0 if ready else COMPILE_MS if waited_for else IDLE_MS
         if self.engine.has_work or self._inbox.poll(idle_ms):
             with suppress(zmq.Again):
                 while True:
@@ -159,7 +164,21 @@ class Worker:
         if self.stop_at is not None and time.monotonic() > self.stop_at:
             commands += [Abort(id) for id in self._open]
         commands += [Admit(id) for id, (_, future) in self._compiling.items() if future.done()]
-        return [command for command in commands if not isinstance(command, Stop | Watch)]
+        commands = [command for command in commands if not isinstance(command, Stop | Watch)]
+        return (
+            commands if self.boot.config.tensor_parallel_size > 1 else self._read_beside(commands)
+        )
+
+    def _read_beside(self, commands: list[Command]) -> list[Command]:
+        """A thread reads adapters while steps go on; their commands follow when it is done."""
+        others: list[Command] = []
+        for command in commands:
+            if isinstance(command, LoadAdapter) and command.beside:
+                future = self._reader.submit(self.engine.read_adapter, command.folder)
+                self._reading[command.call] = command, future
+            else:
+                others.append(command)
+        return others + [command for command, future in self._reading.values() if future.done()]
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         ended = [found for command in commands for found in self._obey(command)]
@@ -207,8 +226,10 @@ class Worker:
                     self.engine.wake()
                 case LoadWeights(version=version, source=source):
                     self.engine.load_weights(version, source)
-                case LoadAdapter(number=number, folder=folder):
-                    self.engine.load_adapter(number, self.engine.read_adapter(folder))
+                case LoadAdapter(call=call, number=number, folder=folder):
+                    read = self._reading.pop(call, None)
+                    adapter = read[1].result() if read else self.engine.read_adapter(folder)
+                    self.engine.load_adapter(number, adapter)
                 case UnloadAdapter(number=number):
                     self.engine.unload_adapter(number)
                 case ResetPrefixCache():
