@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import torch
@@ -68,7 +68,7 @@ class PreparedAdapter:
                 self.size = spans[name].end
             for slot in one.lora.slots():
                 span = spans[slot.parameter]
-                first = slot.index[0].start if slot.index else 0
+                first = cast(slice, slot.index[0]).start if slot.index else 0
                 begin = span.begin + first * prod(span.shape[1:])
                 theirs = PREFIX + peft_name(model.spec, f"{path}.adapter.{slot.name}")
                 self.places[theirs] = Span(begin, tuple(slot.shape))
@@ -99,8 +99,7 @@ class PreparedAdapter:
         if self.device.type != "cuda":
             raw = torch.empty(size, dtype=torch.uint8)
             with file.open("rb") as opened:
-                opened.seek(start)
-                opened.readinto(memoryview(raw.numpy()))
+                _read_into(raw, opened.fileno(), start, file)
             return self._cast(raw.view(dtype), stored)
         stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(stream):
@@ -145,19 +144,21 @@ def read_header(file: Path) -> tuple[int, dict[str, Stored]]:
 
 def _upload(file: Path, start: int, there: Tensor, stream: torch.cuda.Stream) -> None:
     """Reads a file behind `start` by several threads; each copies its pieces from memory that the device can read."""
-    descriptor = os.open(file, os.O_RDONLY)
 
     def move(first: int) -> None:
         piece = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
         for begin in range(first * PIECE, len(there), READERS * PIECE):
             count = min(PIECE, len(there) - begin)
-            os.preadv(descriptor, [memoryview(piece.numpy())[:count]], start + begin)
+            _read_into(piece[:count], opened.fileno(), start + begin, file)
             with torch.cuda.stream(stream):
                 there[begin : begin + count].copy_(piece[:count], non_blocking=True)
                 stream.record_event().synchronize()
 
-    try:
-        with ThreadPoolExecutor(READERS) as pool:
-            list(pool.map(move, range(READERS)))
-    finally:
-        os.close(descriptor)
+    with file.open("rb") as opened, ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(move, range(READERS)))
+
+
+def _read_into(there: Tensor, descriptor: int, start: int, file: Path) -> None:
+    buffer = memoryview(cast(Any, there.numpy()))
+    if os.preadv(descriptor, [buffer], start) != len(there):
+        raise unreadable(file, OSError("it has become shorter"))
