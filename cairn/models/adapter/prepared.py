@@ -159,6 +159,9 @@ def _upload(file: Path, start: int, there: Tensor, stream: torch.cuda.Stream) ->
 
 
 def _read_into(there: Tensor, descriptor: int, start: int, file: Path) -> None:
-    buffer = memoryview(cast(Any, there.numpy()))
-    if os.preadv(descriptor, [buffer], start) != len(there):
-        raise unreadable(file, OSError("it has become shorter"))
+    buffer, done = memoryview(cast(Any, there.numpy())), 0
+    while done < len(there):  # one call reads 2 GiB at most
+        read = os.preadv(descriptor, [buffer[done:]], start + done)
+        if not read:
+            raise unreadable(file, OSError("it has become shorter"))
+        done += read
