@@ -58,9 +58,13 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
 
 
 def _seconds(ask: Ask, one: Candidate) -> float:
-    prefill_s = max(ask.prompt_tokens - one.cached_tokens, 1) * one.token_s
-    own_s = one.queued_tokens * one.token_s + prefill_s + one.step_s
-    requests = one.running + one.waiting
+    new, token_s, requests = (
+        ask.prompt_tokens - one.cached_tokens,
+        one.token_s,
+        one.running + one.waiting,
+    )
+    prefill_s = (new if new > 1 else 1) * token_s  # `max` would cost more than the rest of the line
+    own_s = one.queued_tokens * token_s + prefill_s + one.step_s
     if requests >= one.rows:
         # It waits until one of the running ends, which happens `rows` times in the time of an answer.
         own_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows

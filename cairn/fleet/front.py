@@ -15,16 +15,26 @@ from typing import cast
 import httptools
 import msgspec
 
-from cairn.fleet.wire import ID, LARGEST_HEAD, NOT_SENT, HeadCache, HttpRequest, lines_of
+from cairn.fleet.wire import (
+    ID,
+    JOINED,
+    LARGEST_HEAD,
+    NOT_SENT,
+    HttpRequest,
+    RequestReader,
+    lines_of,
+)
 
-STATUS = {status.value: status.phrase.encode() for status in HTTPStatus}
+STATUS = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
+
 JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
 
 
 class Front(asyncio.Protocol):
-    def __init__(self, handle: Handle, largest_body: int, heads: HeadCache) -> None:
-        self._handle, self._largest, self._heads = handle, largest_body, heads
+    def __init__(self, handle: Handle, largest_body: int) -> None:
+        self._handle, self._largest = handle, largest_body
+        self._reader = RequestReader()
         self._parser = httptools.HttpRequestParser(self)
         self._reading = False  # the parser is in the middle of a request
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
@@ -43,7 +53,7 @@ class Front(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._reading and len(data) <= self._largest:
-            request = self._heads.request(data)
+            request = self._reader.read(data)
             if request is not None:
                 self._came(request)
                 return
@@ -118,8 +128,11 @@ class Front(asyncio.Protocol):
         """A whole answer; `lines` are its headers."""
         if self.transport is None:
             return
-        length = b"content-length: %d\r\n" % len(body)
-        self.transport.writelines((self._head(status, lines, length), body))
+        head = self._head(status, lines, b"content-length: %d\r\n" % len(body))
+        if len(body) <= JOINED:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
         self._over()
 
     def begin(self, status: int, lines: bytes) -> None:
@@ -137,8 +150,8 @@ class Front(asyncio.Protocol):
 
     def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
         close = b"" if self._keep_alive else b"connection: close\r\n"
-        phrase = STATUS.get(status, b"")
-        return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (status, phrase, lines, close, framing)
+        first = STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
+        return b"%b%b%b%b\r\n" % (first, lines, close, framing)
 
     def _over(self) -> None:
         """The answer is out; the next request, if there is one."""

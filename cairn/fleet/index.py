@@ -24,7 +24,7 @@ class KeyIndex:
         self._next: dict[int, int] = {}  # server -> number of the event that comes next
         self._broken: set[int] = set()  # servers of which an event is missing
         self._expected: dict[tuple[int, int], float] = {}  # (key, server) -> when it expires
-        self._expiring: deque[tuple[float, int, int]] = deque()
+        self._expiring: deque[tuple[float, int, Sequence[int]]] = deque()  # when, server, keys
         self._expected_bits: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -65,20 +65,21 @@ class KeyIndex:
         for key, other in [pair for pair in self._expected if pair[1] == server]:
             self._unexpect(key, other)
 
-    def expect(self, server: int, keys: Iterable[int], now_s: float) -> None:
+    def expect(self, server: int, keys: Sequence[int], now_s: float) -> None:
         """A prompt with these keys was just sent there."""
-        ends = now_s + EXPECTED_S
+        ends, bit = now_s + EXPECTED_S, 1 << server
+        expected, bits = self._expected, self._expected_bits
         for key in keys:
-            self._expected[key, server] = ends
-            self._expiring.append((ends, key, server))
-            self._expected_bits[key] = self._expected_bits.get(key, 0) | 1 << server
-        self._expire(now_s)
+            expected[key, server] = ends
+            bits[key] = bits.get(key, 0) | bit
+        self._expiring.append((ends, server, keys))
 
     def match(
         self, keys: Sequence[int], estimates: Sequence[int], now_s: float = 0.0
     ) -> dict[int, int]:
         """Cached tokens by server. `estimates[i]`: tokens up to key i, for keys that nobody has counted yet."""
-        self._expire(now_s)
+        if self._expiring and self._expiring[0][0] <= now_s:
+            self._expire(now_s)
         holders, expected, counted = self._holders, self._expected_bits, self._tokens
         found: dict[int, int] = {}
         bits, tokens = -1, 0  # -1: everybody, until somebody has a key
@@ -86,14 +87,15 @@ class KeyIndex:
             here = holders.get(key, 0) | expected.get(key, 0)
             if not here and bits == -1:
                 continue  # before the first full page there is nothing to store
-            if lost := (bits & ~here if bits != -1 else 0):
-                found |= dict.fromkeys(_servers(lost), tokens)
-            bits &= here
-            if not bits:
-                return found
+            if bits != here:
+                if bits != -1:
+                    _note(found, bits & ~here, tokens)
+                bits &= here
+                if not bits:
+                    return found
             tokens = counted.get(key) or estimates[at]
         if bits > 0:
-            found |= dict.fromkeys(_servers(bits), tokens)
+            _note(found, bits, tokens)
         return found
 
     # -- inside ----------------------------------------------------------------------------------
@@ -127,13 +129,15 @@ class KeyIndex:
 
     def _expire(self, now_s: float) -> None:
         while self._expiring and self._expiring[0][0] <= now_s:
-            _, key, server = self._expiring.popleft()
-            if self._expected.get((key, server), now_s + 1) <= now_s:
-                self._unexpect(key, server)
+            _, server, keys = self._expiring.popleft()
+            for key in keys:
+                if self._expected.get((key, server), now_s + 1) <= now_s:
+                    self._unexpect(key, server)
 
 
-def _servers(bits: int) -> Iterable[int]:
+def _note(found: dict[int, int], bits: int, tokens: int) -> None:
+    """The servers of these bits have so many tokens."""
     while bits:
         lowest = bits & -bits
-        yield lowest.bit_length() - 1
+        found[lowest.bit_length() - 1] = tokens
         bits ^= lowest

@@ -9,6 +9,7 @@ A stream of ours carries its token ids in comments (`serve.http.server.continuat
 another kind of server a broken stream ends with an error event, because nobody knows its tokens.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,7 @@ from cairn.serve.text_keys import PromptKeys
 
 if TYPE_CHECKING:
     from cairn.fleet.router import Router
+    from cairn.fleet.views import Remembered
 
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
 BUSY = (429, 503)  # another server may have room
@@ -39,6 +41,7 @@ class Exchange:
     arrived_s = 0.0
     deadline_s = 0.0  # for as long as it may wait for a server
     new_tokens = 0  # of its prompt, to be computed where it was sent
+    remembered: "Remembered | None" = None  # where it went, for those who ask
     _begun = False  # the client has a head
     _first = True  # no token has come from the present server
     _followed = True  # every chunk so far told its tokens
@@ -51,7 +54,7 @@ class Exchange:
         router: "Router",
         front: Front,
         request: HttpRequest,
-        id: str,
+        id: bytes,
         ask: Ask,
         keys: PromptKeys,
         model: str | None,
@@ -92,7 +95,7 @@ class Exchange:
             own = b"x-cairn-continue: %d\r\n" % len(more)
         head = b"%b %b HTTP/1.1\r\n%bx-request-id: %b\r\nx-cairn-router: 1\r\n%bcontent-length: %d\r\n\r\n"
         size = len(request.body) + len(more)
-        fields = (request.method, request.target, request.lines, self.id.encode(), own, size)
+        fields = (request.method, request.target, request.lines, self.id, own, size)
         return head % fields, request.body + more if more else request.body
 
     @property
@@ -148,7 +151,7 @@ class Exchange:
         assert worker is not None
         if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
             self.tried.add(worker.number)
-            self.router.place(self)
+            self.router.place(self, time.monotonic())
             return
         worker.failures = 0
         if not self._begun:
@@ -173,7 +176,7 @@ class Exchange:
             self._break_off(f"the server was lost in the middle of the answer: {reason}")
             self.router.done(self)
         else:
-            self.router.place(self)
+            self.router.place(self, time.monotonic())
 
     def give_up(self, status: int, message: str, code: str) -> None:
         """No server can be found for it."""
@@ -190,8 +193,8 @@ class Exchange:
         self.front.finish()
 
     def _answer_lines(self, worker: Worker | None) -> bytes:
-        name = worker.name.encode() if worker is not None else b""
-        return b"%bx-cairn-server: %b\r\n" % (self._lines, name)
+        line = worker.line if worker is not None else b""
+        return b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
 
     # -- from the client -------------------------------------------------------------------------
 

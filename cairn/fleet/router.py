@@ -29,7 +29,7 @@ from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool
 from cairn.fleet.views import Choice, Views
-from cairn.fleet.wire import HeadCache, HttpRequest
+from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import TOKEN_S, Worker
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
@@ -44,8 +44,7 @@ class Router:
         self.config = config
         self.policy = POLICIES[config.policy]
         self.workers: list[Worker] = []
-        self.heads = HeadCache()
-        self.index, self.pool = KeyIndex(), Pool(self.heads)
+        self.index, self.pool = KeyIndex(), Pool()
         self.open: set[Exchange] = set()
         self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
         self.views = Views(self)
@@ -54,7 +53,7 @@ class Router:
         self.default_model: str | None = None  # of requests that name none
         self.on_held: Callable[[], None] | None = None  # a request waits for a server
         self._numbers = itertools.count()
-        self._prefix = f"{os.urandom(9).hex()}-"  # of the ids that it gives itself
+        self._prefix = f"{os.urandom(9).hex()}-".encode()  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[str, list[asyncio.Task[None]]] = {}  # by url
         self._urls = list(urls)
@@ -67,7 +66,7 @@ class Router:
         loop = asyncio.get_running_loop()
         config = self.config
         self._listening = await loop.create_server(
-            lambda: Front(self.handle, config.max_body_bytes, self.heads),
+            lambda: Front(self.handle, config.max_body_bytes),
             config.host,
             config.port,
             backlog=2048,
@@ -147,20 +146,20 @@ class Router:
         keys = prompt_keys(asked) if request.body else NO_KEYS
         wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
         ask = Ask(next(self._numbers), keys.length, wanted or OUTPUT_TOKENS)
-        given = request.id.decode("latin-1") if request.id is not None else ""
-        id = given if given and _is_id(given) else f"{self._prefix}{ask.number:x}"
-        model = asked.model or self.default_model
-        exchange = Exchange(self, front, request, id, ask, keys, model)
-        exchange.arrived_s = time.monotonic()
-        exchange.deadline_s = exchange.arrived_s + self.config.hold_s
+        given = request.id
+        id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
+        exchange = Exchange(self, front, request, id, ask, keys, asked.model or self.default_model)
+        exchange.arrived_s = now = time.monotonic()
+        exchange.deadline_s = now + self.config.hold_s
         self.open.add(exchange)
-        self.place(exchange)
+        self.place(exchange, now)
 
-    def place(self, exchange: Exchange) -> None:
+    def place(self, exchange: Exchange, now: float) -> None:
         """To the best server, or to the waiting room while there is none."""
-        now = time.monotonic()
         tried, model = exchange.tried, exchange.model
-        if exchange.attempts >= self.config.attempts * max(len(self.workers), 1):
+        if exchange.attempts and exchange.attempts >= self.config.attempts * max(
+            len(self.workers), 1
+        ):
             said = f"{exchange.attempts} attempts have failed"
             exchange.give_up(502, said, "no_server_answers")
             return
@@ -181,10 +180,13 @@ class Router:
 
     def able(self, now: float, model: str | None, tried: Collection[int] = ()) -> list[Worker]:
         """Servers that may get it. One that sleeps wakes up for it, unless its host has to make room first."""
-        untried = [one for one in self.workers if one.number not in tried]
-        if fresh := [one for one in untried if one.eligible(now, model)]:
-            return fresh
-        return [one for one in untried if one.eligible(now, model, "asleep") and not one.managed]
+        able = [one for one in self.workers if one.eligible(now, model)]
+        if tried:
+            able = [one for one in able if one.number not in tried]
+        if able:
+            return able
+        untried = [one for one in self.workers if one.number not in tried and not one.managed]
+        return [one for one in untried if one.eligible(now, model, "asleep")]
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -225,7 +227,8 @@ class Router:
 
     def done(self, exchange: Exchange) -> None:
         self.open.discard(exchange)
-        self.held.pop(exchange, None)
+        if self.held:
+            self.held.pop(exchange, None)
         self.views.ended(exchange)
 
     def meter(self, model: str | None, now: float, prefill_s: float) -> None:
@@ -235,9 +238,10 @@ class Router:
                 one.meter.arrived(now, prefill_s)
 
     def place_held(self) -> None:
+        now = time.monotonic()
         for exchange in list(self.held):
             del self.held[exchange]
-            self.place(exchange)
+            self.place(exchange, now)
 
     def unknown_model(self, model: str | None) -> str | None:
         """Of a name that no server has; None as long as one of them has not told its names."""
@@ -268,7 +272,7 @@ def _read(request: HttpRequest) -> Asked:
         return NOTHING
 
 
-def _is_id(text: str) -> bool:
+def _is_id(text: bytes) -> bool:
     """Would a server take it?"""
-    plain = text.replace("-", "").replace("_", "")
-    return 0 < len(text) <= LONGEST_ID and text.isascii() and plain.isalnum()
+    plain = text.replace(b"-", b"").replace(b"_", b"")
+    return 0 < len(text) <= LONGEST_ID and plain.isalnum()

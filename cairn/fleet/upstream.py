@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from cairn.fleet.wire import NOT_ANSWERED, HeadCache, lines_of
+from cairn.fleet.wire import JOINED, NOT_ANSWERED, AnswerReader, lines_of
 from cairn.fleet.worker import Worker
 
 MOST_IDLE = 256  # connections kept to one server
@@ -41,6 +41,7 @@ class Upstream(asyncio.Protocol):
         self.reader: Reader | None = None
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
+        self._answers = AnswerReader()
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._chunked = self._reading = False  # reading: the parser is in the middle of an answer
@@ -49,7 +50,7 @@ class Upstream(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
-        if not self._reading and (answer := self._pool.heads.answer(data)) is not None:
+        if not self._reading and (answer := self._answers.read(data)) is not None:
             reader, self.reader = self.reader, None
             self._pool.give_back(self)
             if reader is not None:
@@ -69,7 +70,10 @@ class Upstream(asyncio.Protocol):
         if self.transport is None or self.transport.is_closing():
             asyncio.get_running_loop().call_soon(self._lose, "the connection was closed")
             return
-        self.transport.writelines((request, body))
+        if len(body) <= JOINED:
+            self.transport.write(request + body)
+        else:
+            self.transport.writelines((request, body))
 
     def drop(self) -> None:
         """Nobody reads the answer any more: the server sees that, and stops."""
@@ -124,8 +128,7 @@ class Upstream(asyncio.Protocol):
 class Pool:
     """Idle connections, by server."""
 
-    def __init__(self, heads: HeadCache) -> None:
-        self.heads = heads
+    def __init__(self) -> None:
         self._idle: dict[str, list[Upstream]] = {}  # by url: numbers are given again
 
     def take(self, worker: Worker) -> Upstream | None:

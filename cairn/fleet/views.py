@@ -3,7 +3,7 @@
 import itertools
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -43,7 +43,7 @@ class Decision(msgspec.Struct, frozen=True):
     considered: list[Considered]
 
 
-class Choice(NamedTuple):
+class Choice(msgspec.Struct, gc=False):
     """A decision as it was made; its view is only written when somebody asks."""
 
     policy: str
@@ -72,26 +72,26 @@ class RequestView(msgspec.Struct, frozen=True):
 class Remembered:
     __slots__ = ("choices", "ended", "id", "prompt_tokens")
 
-    def __init__(self, id: str, prompt_tokens: int) -> None:
+    def __init__(self, id: bytes, prompt_tokens: int) -> None:
         self.id, self.prompt_tokens, self.ended = id, prompt_tokens, False
         self.choices: list[Choice] = []
 
     def view(self) -> RequestView:
         decisions = [choice.view() for choice in self.choices]
-        return RequestView(self.id, self.prompt_tokens, self.ended, decisions)
+        return RequestView(self.id.decode("latin-1"), self.prompt_tokens, self.ended, decisions)
 
 
 class Views:
     def __init__(self, router: "Router") -> None:
         self._router = router
-        self._requests: OrderedDict[str, Remembered] = OrderedDict()
+        self._requests: OrderedDict[bytes, Remembered] = OrderedDict()
         self.total = self.moved = 0
 
     def note(self, exchange: "Exchange", choice: Choice) -> None:
-        known = self._requests.get(exchange.id)
-        if known is None or exchange.attempts == 1:
+        known = exchange.remembered
+        if known is None:
             known = Remembered(exchange.id, exchange.ask.prompt_tokens)
-            self._requests[exchange.id] = known
+            exchange.remembered = self._requests[exchange.id] = known
             self.total += 1
             if len(self._requests) > REMEMBERED:
                 self._requests.popitem(last=False)
@@ -100,9 +100,8 @@ class Views:
         known.choices.append(choice)
 
     def ended(self, exchange: "Exchange") -> None:
-        known = self._requests.get(exchange.id)
-        if known is not None:
-            known.ended = True
+        if exchange.remembered is not None:
+            exchange.remembered.ended = True
 
     def answer(self, path: bytes) -> Answer | None:
         """None: the path is not the router's own."""
@@ -125,7 +124,7 @@ class Views:
             ]
             return 200, JSON, msgspec.json.encode({"requests": newest})
         if path.startswith(REQUESTS):
-            known = self._requests.get(path[len(REQUESTS) :].decode("latin-1"))
+            known = self._requests.get(path[len(REQUESTS) :])
             if known is None:
                 said = f"this request is not remembered; the last {REMEMBERED} are"
                 return 404, *error_body(404, said, "request_not_found")

@@ -8,43 +8,43 @@ those that belong to one connection, and the length is written anew: what a serv
 """
 
 import re
-from typing import NamedTuple, TypeVar
 
-T = TypeVar("T")
+import msgspec
+
 LARGEST_HEAD = 64 * 1024
+JOINED = 16 * 1024  # bytes of a body up to which one write of head and body is cheaper than two
 FRAMING = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length")
 ROUTERS = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
 NOT_SENT = frozenset((*FRAMING, b"te", b"upgrade", b"expect", b"trailer", *ROUTERS))
-NOT_ANSWERED = frozenset((*FRAMING, b"date", b"server"))
 ID = b"x-request-id"
+NOT_ANSWERED = frozenset((*FRAMING, b"date", b"server", ID))  # the router writes the id
 _DROPPED = frozenset(
     (b"keep-alive", b"date", b"server", *ROUTERS)
 )  # that say nothing about the framing
 _VARYING = re.compile(
-    rb"\r\n(?:content-length: (\d{1,18})|x-request-id: ([\w-]{1,128}))(?=\r\n|\Z)", re.IGNORECASE
+    rb"\r\n(?:content-length: (\d{1,18})|x-request-id: ([\w-]{1,128}))(?=\r\n)", re.IGNORECASE
 )  # what differs between the heads of one client
-MOST_HEADS = 512
+LONGEST_VALUE = 130  # of what varies, with the end of its line
 _IN_NAMES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _IN_TARGETS = bytes(range(ord("!"), 127))
 
 
-class HttpRequest:
+class HttpRequest(msgspec.Struct, gc=False):
     """`lines` are the headers to pass on, as bytes; `id` is the client's own."""
 
-    __slots__ = ("body", "id", "keep_alive", "lines", "method", "target")
-
-    def __init__(
-        self, method: bytes, target: bytes, lines: bytes, body: bytes, id: bytes | None
-    ) -> None:
-        self.method, self.target, self.lines, self.body = method, target, lines, body
-        self.id, self.keep_alive = id, True
+    method: bytes
+    target: bytes
+    lines: bytes
+    body: bytes
+    id: bytes | None
+    keep_alive: bool = True
 
     @property
     def path(self) -> bytes:
         return self.target.partition(b"?")[0]
 
 
-class HttpAnswer(NamedTuple):
+class HttpAnswer(msgspec.Struct, gc=False):
     status: int
     lines: bytes
     body: bytes
@@ -110,68 +110,90 @@ def _passed_on(
     return None if strange or b"\0" in passed else (passed, given)
 
 
-class HeadCache:
-    """Reads whole messages as `whole_request` and `whole_answer` do, those with a head seen before by looking it up.
+class Template:
+    """The last head of a connection: the next one mostly differs in its length and the request's id alone."""
 
-    Heads of one client differ in the length and the request's id alone: these are cut out, and the rest is the key.
-    """
+    __slots__ = ("_first", "_rest")
+
+    def __init__(self, first: bytes, rest: tuple[tuple[bool, bytes], ...]) -> None:
+        """`rest`: is a length written here or an id, and what stands behind it, up to the next one or the body."""
+        self._first, self._rest = first, rest
+
+    def match(self, data: bytes) -> tuple[bytes, bytes | None] | None:
+        """Body and id of a whole message with the same head."""
+        if not data.startswith(self._first):
+            return None
+        at, length, id = len(self._first), 0, None
+        for is_length, after in self._rest:
+            end = data.find(b"\r\n", at, at + LONGEST_VALUE)
+            value = data[at:end]
+            if end < 0 or not data.startswith(after, end):
+                return None
+            if not is_length:
+                id = value
+                if not value.replace(b"-", b"").replace(b"_", b"").isalnum():
+                    return None
+            elif value.isdigit() and len(value) <= 18:
+                length = int(value)
+            else:
+                return None
+            at = end + len(after)
+        return (data[at:], id) if len(data) - at == length else None
+
+
+def template_of(data: bytes) -> Template | None:
+    """Of a message that was read whole; None: its length or its id is not written in the usual way."""
+    head = data[: data.find(b"\r\n\r\n") + 4]
+    found = list(_VARYING.finditer(head))
+    small = head.lower()
+    if small.count(b"content-length") + small.count(ID) != len(found) or len(found) > 2:
+        return None
+    spans = [one.span(1 if one[1] is not None else 2) for one in found]
+    ends = [begin for begin, _ in spans[1:]] + [len(head)]
+    kinds = [one[1] is not None for one in found]
+    if len(set(kinds)) != len(kinds):
+        return None
+    pieces = [head[span[1] : end] for span, end in zip(spans, ends, strict=False)]
+    first = head[: spans[0][0]] if spans else head
+    return Template(first, tuple(zip(kinds, pieces, strict=True)) if spans else ())
+
+
+class RequestReader:
+    """Whole requests of one connection, as `whole_request` reads them."""
+
+    __slots__ = ("_known", "_template")
 
     def __init__(self) -> None:
-        self._requests: dict[bytes, tuple[bytes, bytes, bytes]] = {}  # method, target, lines
-        self._answers: dict[bytes, tuple[int, bytes]] = {}  # status, lines
+        self._template: Template | None = None
+        self._known = (b"", b"", b"")
 
-    def request(self, data: bytes) -> HttpRequest | None:
-        end = data.find(b"\r\n\r\n", 0, LARGEST_HEAD)
-        key, length, id = _cut(data[:end])
-        known = self._requests.get(key)
-        if known is not None and end >= 0 and (length or 0) == len(data) - end - 4:
-            return HttpRequest(*known, data[end + 4 :], id)
+    def read(self, data: bytes) -> HttpRequest | None:
+        if self._template is not None and (same := self._template.match(data)) is not None:
+            method, target, lines = self._known
+            return HttpRequest(method, target, lines, *same)
         found = whole_request(data)
-        if found is not None and _keeps_framing_apart(key):
-            plain = whole_request(key + b"\r\n\r\n")
-            if plain is not None:
-                _remember(self._requests, key, (plain.method, plain.target, plain.lines))
+        if found is not None:
+            self._template = template_of(data)
+            self._known = (found.method, found.target, found.lines)
         return found
 
-    def answer(self, data: bytes) -> HttpAnswer | None:
-        end = data.find(b"\r\n\r\n", 0, LARGEST_HEAD)
-        key, length, id = _cut(data[:end])
-        known = self._answers.get(key)
-        if known is not None and end >= 0 and length == len(data) - end - 4:
-            lines = known[1] if id is None else b"%bx-request-id: %b\r\n" % (known[1], id)
-            return HttpAnswer(known[0], lines, data[end + 4 :])
+
+class AnswerReader:
+    """Whole answers of one connection, as `whole_answer` reads them."""
+
+    __slots__ = ("_known", "_template")
+
+    def __init__(self) -> None:
+        self._template: Template | None = None
+        self._known = (0, b"")
+
+    def read(self, data: bytes) -> HttpAnswer | None:
+        if self._template is not None and (same := self._template.match(data)) is not None:
+            return HttpAnswer(*self._known, same[0])
         found = whole_answer(data)
-        if found is not None and _keeps_framing_apart(key):
-            plain = whole_answer(key + b"\r\ncontent-length: 0\r\n\r\n")
-            if plain is not None:
-                _remember(self._answers, key, (plain.status, plain.lines))
+        if found is not None:
+            self._template, self._known = template_of(data), (found.status, found.lines)
         return found
-
-
-def _cut(head: bytes) -> tuple[bytes, int | None, bytes | None]:
-    """The head without what varies, the length that it gives, and the id; length -1: one of them is there twice."""
-    key, length, id = head, None, None
-    parts = _VARYING.split(head)
-    if len(parts) > 1:
-        key = b"".join(parts[::3])
-        sizes = [size for size in parts[1::3] if size is not None]
-        ids = [given for given in parts[2::3] if given is not None]
-        length = int(sizes[0]) if sizes else None
-        id = ids[0] if ids else None
-        length = -1 if len(sizes) > 1 or len(ids) > 1 else length
-    return key, length, id
-
-
-def _keeps_framing_apart(key: bytes) -> bool:
-    """Is what was cut out the only thing that says the length or the id?"""
-    small = key.lower()
-    return b"content-length" not in small and ID not in small
-
-
-def _remember(heads: dict[bytes, T], key: bytes, value: T) -> None:
-    if len(heads) >= MOST_HEADS:
-        heads.clear()
-    heads[key] = value
 
 
 def lines_of(headers: list[tuple[bytes, bytes]], without: frozenset[bytes]) -> bytes:

@@ -26,9 +26,11 @@ class Worker:
         parts = urlsplit(url)
         self.number, self.url, self.name = number, url, name or f"server-{number}"
         self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
+        self.line = b"x-cairn-server: %b\r\n" % self.name.encode()  # of its answers
         self.state: State = "starting"
         self.reason = "it has not answered yet"
         self.hello: Hello | None = None
+        self.models: frozenset[str] = frozenset()  # empty: it has not told, and may have any
         self.load = Load()
         self.queued_tokens = 0  # of prompts sent from here, before their first token
         self.waiting = 0  # requests of ours before their first token
@@ -41,6 +43,7 @@ class Worker:
 
     def up(self, hello: Hello | None) -> None:
         self.state, self.reason, self.hello, self.failures = "up", "", hello, 0
+        self.models = frozenset(hello.models if hello is not None else ())
         self.load, self.rests_until_s = Load(), 0.0
 
     def down(self, reason: str) -> None:
@@ -68,10 +71,9 @@ class Worker:
             self.rests_until_s = now_s + REST_S
 
     def eligible(self, now_s: float, model: str | None, state: State = "up") -> bool:
-        known = self.hello.models if self.hello is not None else []
-        serves = model is None or not known or model in known
-        able = self.state == state and not self.yielding
-        return able and now_s >= self.rests_until_s and serves
+        if self.state != state or self.yielding or now_s < self.rests_until_s:
+            return False
+        return model is None or not self.models or model in self.models
 
     def candidate(self, cached_tokens: int) -> Candidate:
         load, hello = self.load, self.hello

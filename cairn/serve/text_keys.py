@@ -17,7 +17,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -73,7 +73,7 @@ def _digest(run: re.Match[bytes]) -> bytes:
     return b"blake2b:" + blake2b(run[0], digest_size=16).hexdigest().encode()
 
 
-class PromptKeys(NamedTuple):
+class PromptKeys(msgspec.Struct, gc=False):
     """`keys[i]` stands for the first `tokens[i]` tokens; those of texts are estimated."""
 
     keys: list[int]
@@ -90,7 +90,8 @@ def prompt_keys(asked: Asked) -> PromptKeys:
     """Of a single prompt; several in one request have no keys."""
     root = _root(asked)
     if asked.messages is not None:
-        return _text_keys(root, [*_before(asked), *map(_part, asked.messages)])
+        parts = [_part(message) for message in asked.messages]
+        return _text_keys(root, _before(asked) + parts)
     given = asked.prompt if len(asked.prompt) else asked.input
     if bytes(given)[:1] == b'"':
         return _text_keys(root, [*_before(asked), (b"", _content(given))])
@@ -108,7 +109,8 @@ def with_answer(asked: Asked, answer: str) -> PromptKeys:
 
 
 def _root(asked: Asked) -> bytes:
-    return _seed(asked.model or "", asked.cache_salt or "", bytes(asked.tools))
+    tools = b"" if asked.tools is _NOTHING else bytes(asked.tools)
+    return _seed(asked.model or "", asked.cache_salt or "", tools)
 
 
 @lru_cache(1024)
@@ -117,14 +119,16 @@ def _seed(model: str, salt: str, tools: bytes) -> bytes:
 
 
 def _before(asked: Asked) -> list[tuple[bytes, bytes]]:
-    given = asked.system if len(asked.system) else asked.instructions
-    return [(b"system\0", _content(given))] if len(given) else []
+    given = asked.instructions if asked.system is _NOTHING else asked.system
+    return [(b"system\0", _content(given))] if given is not _NOTHING else []
 
 
 def _part(message: Message) -> tuple[bytes, bytes]:
     """What stands before a text, and the text."""
-    head = b"%b\0%b\0%b" % (message.role.encode(), message.name, message.tool_calls)
-    return head, _content(message.content)
+    role, name, calls = message.role.encode(), message.name, message.tool_calls
+    if name is _NOTHING and calls is _NOTHING:
+        return role + b"\0\0", _content(message.content)
+    return b"%b\0%b\0%b" % (role, name, calls), _content(message.content)
 
 
 def _content(raw: msgspec.Raw) -> bytes:
@@ -140,17 +144,14 @@ def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKey
     tokens: list[int] = []
     size = 0
     for head, text in parts:
-        before, at, length = b"%b%b\0" % (parent, head), 0, len(text)
-        while True:
-            chunk = text[at : at + CHUNK_BYTES] if length > CHUNK_BYTES else text
-            parent = blake2b(before + chunk, digest_size=16).digest()
+        before, end = parent + head + b"\0", size + len(text)
+        for at in range(0, len(text) or 1, CHUNK_BYTES):
+            parent = blake2b(before + text[at : at + CHUNK_BYTES], digest_size=16).digest()
             keys.append(_KEY(parent)[0])
-            at += CHUNK_BYTES
-            tokens.append((size + (at if at < length else length)) // TOKEN_BYTES)
-            if at >= length:
-                break
+            size += CHUNK_BYTES
+            tokens.append((size if size < end else end) // TOKEN_BYTES)
             before = parent + b"\0"
-        size += length
+        size = end
     return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
 
 

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from cairn.fleet.wire import (
     NOT_ANSWERED,
     NOT_SENT,
-    HeadCache,
+    AnswerReader,
+    HttpAnswer,
+    RequestReader,
     lines_of,
     whole_answer,
     whole_request,
@@ -124,7 +126,7 @@ def test_the_usual_ones_are_not_left_to_it():
     answer = whole_answer(
         written("HTTP/1.1 200 OK", [("server", ": ", "x"), ("a", ": ", "b")], 3, "abc")
     )
-    assert answer == (200, b"a: b\r\n", b"abc")
+    assert answer == HttpAnswer(200, b"a: b\r\n", b"abc")
 
 
 LINES = """host: a|accept: b|Content-Length: 3|content-length: 0|content-length:3|content-length:0|content-length: 03|
@@ -134,17 +136,17 @@ MESSAGES = st.lists(st.tuples(VARIED, st.sampled_from(["", "abc"])), min_size=1,
 
 
 @given(MESSAGES)
-def test_heads_that_are_looked_up_say_what_reading_them_says(messages):
-    heads = HeadCache()
+def test_heads_like_the_one_before_say_what_reading_them_says(messages):
+    requests, answers = RequestReader(), AnswerReader()
     for lines, body in messages:
         rest = "".join(f"{line}\r\n" for line in lines) + f"\r\n{body}"
         data = f"POST /x HTTP/1.1\r\n{rest}".encode()
-        mine, plain = heads.request(data), whole_request(data)
+        mine, plain = requests.read(data), whole_request(data)
         assert (mine is None) == (plain is None)
         if mine is not None and plain is not None:
             assert (mine.lines, mine.id, mine.body) == (plain.lines, plain.id, plain.body)
         data = f"HTTP/1.1 200 OK\r\n{rest}".encode()
-        answer, read = heads.answer(data), whole_answer(data)
+        answer, read = answers.read(data), whole_answer(data)
         assert (answer is None) == (read is None)
         if answer is not None and read is not None:
             assert (answer.status, answer.body) == (read.status, read.body)
