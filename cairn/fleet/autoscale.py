@@ -62,7 +62,7 @@ class LocalScaler:
             now,
             ready=len(up),
             starting=len(self._running) - len(up),
-            held=sum(self._model.serves(one.model) for one in router.held),
+            held=router.held_for(self._model),
             in_flight=sum(one.waiting + one.decoding for one in workers.values()),
             wait_s=min(waits, default=0.0),
         )

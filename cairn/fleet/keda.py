@@ -65,7 +65,7 @@ class KedaScaler:
             now,
             ready=len(up),
             starting=sum(one.state == "starting" for one in workers),
-            held=sum(model.serves(one.model) for one in self._router.held),
+            held=self._router.held_for(model),
             in_flight=sum(one.waiting + one.decoding for one in workers),
             wait_s=min(
                 (one.queued_tokens * (one.load.token_s or TOKEN_S) for one in up), default=0.0

@@ -3,9 +3,10 @@
     Envoy --headers, whole body--> picker --x-gateway-destination-endpoint: HOST:PORT--> Envoy --> server
 
 As the Gateway API's inference extension has it, for an InferencePool. The router knows caches and loads as for its own
-requests; bytes of answers never come here. Needs grpcio.
+requests; bytes of answers never come here. While no server is up, Envoy waits for its answer. Needs grpcio.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -39,36 +40,35 @@ class Picked:
         self._tokens, self._first = 0, True
         self._body = bytearray()  # so far
 
-    def answer(self, asked: Processing) -> bytes:
+    async def answer(self, asked: Processing) -> bytes:
         if asked.kind == "request_headers" and not asked.ends:
             return write_continue("request_headers")  # the body says where to
         if asked.kind in ("request_headers", "request_body"):
-            return self._collect(asked)
+            return await self._collect(asked)
         if asked.kind == "response_headers":
             self._began()
         return write_continue(asked.kind)
 
-    def _collect(self, asked: Processing) -> bytes:
+    async def _collect(self, asked: Processing) -> bytes:
         """Picks once, when the body has come whole."""
         self._body += asked.body
         most = self._router.config.max_body_bytes
         if len(self._body) > most:
             said = f"the body has more than {most} bytes"
             return write_refusal(413, error_body(413, said, "body_too_large")[1])
-        return self._pick(asked.kind) if asked.ends else write_continue(asked.kind)
+        return await self._pick(asked.kind) if asked.ends else write_continue(asked.kind)
 
-    def _pick(self, kind: Kind) -> bytes:
+    async def _pick(self, kind: Kind) -> bytes:
         data = bytes(self._body)
         try:
             body = read_asked(data) if data else NOTHING
         except msgspec.MsgspecError:
             body = NOTHING  # the server's to refuse
-        now, router = time.monotonic(), self._router
-        able = router.able(now, body.model)
+        router = self._router
+        able = await self._able(body.model)
+        now = time.monotonic()
         if not able:
             unknown = router.unknown_model(body.model)
-            if unknown is None:
-                router.meter(body.model, now, 0.0)
             status, code = (404, "model_not_found") if unknown else (503, "no_server")
             _, said = error_body(status, unknown or router.why_nobody(), code)
             return write_refusal(status, said)
@@ -82,6 +82,27 @@ class Picked:
         worker.waiting += 1
         worker.queued_tokens += self._tokens
         return write_continue(kind, f"{worker.host}:{worker.port}")
+
+    async def _able(self, model: str | None) -> list[Worker]:
+        """Servers that may get it; while there is none it waits, as long as the router's own requests do."""
+        router, now = self._router, time.monotonic()
+        ends = now + router.config.hold_s
+        if (able := router.able(now, model)) or router.unknown_model(model) is not None:
+            return able
+        router.meter(model, now, 0.0)
+        if router.on_held is not None:
+            router.on_held()
+        changed = asyncio.Event()
+        router.picking[changed] = model
+        try:
+            while not able and now < ends:
+                await changed.wait()
+                changed.clear()
+                now = time.monotonic()
+                able = router.able(now, model)
+        finally:
+            del router.picking[changed]
+        return able
 
     def _began(self) -> None:
         """The server answers."""
@@ -111,7 +132,7 @@ async def start_picker(router: Router, address: str) -> tuple[Any, int]:
             async for data in asked:
                 message = read_processing(data)
                 if message is not None:
-                    yield picked.answer(message)
+                    yield await picked.answer(message)
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:

@@ -47,6 +47,9 @@ class Router:
         self.index, self.pool = KeyIndex(), Pool()
         self.open: set[Exchange] = set()
         self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
+        self.picking: dict[
+            asyncio.Event, str | None
+        ] = {}  # models that the endpoint picker waits for
         self.views = Views(self)
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
@@ -237,7 +240,14 @@ class Router:
             if one.serves(model):
                 one.meter.arrived(now, prefill_s)
 
+    def held_for(self, one: ScaledModel) -> int:
+        """Requests for this model that wait for a server."""
+        held = sum(one.serves(exchange.model) for exchange in self.held)
+        return held + sum(map(one.serves, self.picking.values()))
+
     def place_held(self) -> None:
+        for waiting in self.picking:
+            waiting.set()
         now = time.monotonic()
         for exchange in list(self.held):
             del self.held[exchange]

@@ -37,12 +37,17 @@ class Worker:
         self.decoding = 0  # requests of ours after it
         self.failures = 0  # in a row
         self.rests_until_s = 0.0
+        self._sleeps = False  # as far as its host or its pulse has said
         self.managed = False  # a host of several models decides when it sleeps
         self.yielding = False  # it takes nothing new, to make room for another model
         self.sent = self.lost = self.continued = 0  # since the start
 
     def up(self, hello: Hello | None) -> None:
-        self.state, self.reason, self.hello, self.failures = "up", "", hello, 0
+        """It answers. The same process (by its epoch) sleeps on, if it did; a new one is awake."""
+        before, self.hello, self.failures = self.hello, hello, 0
+        if before is None or hello is None or before.epoch != hello.epoch:
+            self._sleeps = False
+        self.state, self.reason = ("asleep", "asleep") if self._sleeps else ("up", "")
         self.models = frozenset(hello.models if hello is not None else ())
         self.load, self.rests_until_s = Load(), 0.0
 
@@ -55,13 +60,14 @@ class Worker:
             return  # its host knows better: this may have been sent before it fell asleep
         if self.state in ("up", "asleep", "draining"):
             self.state = STATES.get(load.status, "draining")
+            self._sleeps = self.state == "asleep"
             self.reason = "" if load.status == "ok" else load.status
 
     def fell_asleep(self) -> None:
-        self.state, self.reason = "asleep", "asleep"
+        self.state, self.reason, self._sleeps = "asleep", "asleep", True
 
     def woke_up(self) -> None:
-        self.state, self.reason = "up", ""
+        self.state, self.reason, self._sleeps = "up", "", False
 
     def failed(self, now_s: float) -> None:
         """A request could not be sent or was lost: after several in a row it is left alone for a moment."""

@@ -21,8 +21,12 @@ from cairn.serve.pulse import Hello
 BODY = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 4, "stream": True}).encode()
 
 
-def router_of(*ports: int) -> Router:
-    router = Router(RouterConfig(port=0), [])
+def answer_of(picked: Picked, message: Processing) -> bytes:
+    return asyncio.run(picked.answer(message))
+
+
+def router_of(*ports: int, hold_s: float = 0.0) -> Router:
+    router = Router(RouterConfig(port=0, hold_s=hold_s), [])
     for number, port in enumerate(ports):
         worker = Worker(number, f"http://127.0.0.1:{port}")
         worker.up(Hello(1, ["fake"], 16, True, 64))
@@ -43,13 +47,13 @@ def test_a_request_goes_where_the_policy_says_and_is_counted_until_it_ends():
     router = router_of(1001, 1002)
     router.workers[0].decoding = 30
     picked = Picked(router)
-    assert picked.answer(Processing("request_headers")) == write_continue("request_headers")
-    answer = picked.answer(Processing("request_body", BODY, ends=True))
+    assert answer_of(picked, Processing("request_headers")) == write_continue("request_headers")
+    answer = answer_of(picked, Processing("request_body", BODY, ends=True))
     assert [number for number, _ in fields(answer)] == [3, 8]
     assert answer.count(b"127.0.0.1:1002") == 2  # the header, and the metadata
     worker = router.workers[1]
     assert (worker.waiting, worker.decoding, worker.queued_tokens) == (1, 0, 1)
-    picked.answer(Processing("response_headers"))
+    answer_of(picked, Processing("response_headers"))
     assert (worker.waiting, worker.decoding, worker.queued_tokens) == (0, 1, 0)
     picked.ended()
     assert (worker.waiting, worker.decoding, worker.queued_tokens) == (0, 0, 0)
@@ -57,7 +61,7 @@ def test_a_request_goes_where_the_policy_says_and_is_counted_until_it_ends():
 
 def test_what_nobody_serves_is_refused_at_once():
     other = BODY.replace(b"fake", b"fakes")
-    answer = Picked(router_of(1001)).answer(Processing("request_body", other, ends=True))
+    answer = answer_of(Picked(router_of(1001)), Processing("request_body", other, ends=True))
     ((number, refusal),) = fields(answer)
     assert number == 7
     assert dict(fields(dict(fields(refusal))[1])) == {1: 404}
@@ -66,9 +70,30 @@ def test_what_nobody_serves_is_refused_at_once():
     router.workers[0].down("gone")
     model = ScaledModel(["fake"], 0.0)
     router.scaled.append(model)
-    ((_, refusal),) = fields(Picked(router).answer(Processing("request_body", BODY, ends=True)))
+    ((_, refusal),) = fields(answer_of(Picked(router), Processing("request_body", BODY, ends=True)))
     assert dict(fields(dict(fields(refusal))[1])) == {1: 503}
     assert model.meter.last_s > 0  # whoever scales sees it
+
+
+def test_a_request_waits_while_no_server_is_up_and_whoever_scales_sees_it():
+    async def check() -> None:
+        router = router_of(1001, hold_s=30)
+        router.workers[0].down("gone")
+        model = ScaledModel(["fake"], 0.0)
+        waiting = asyncio.create_task(
+            Picked(router).answer(Processing("request_body", BODY, ends=True))
+        )
+        while not router.picking:
+            await asyncio.sleep(0)
+        assert router.held_for(model) == 1
+        router.place_held()  # a tick without a server
+        await asyncio.sleep(0)
+        router.workers[0].up(Hello(2, ["fake"], 16, True, 64))
+        router.place_held()
+        assert b"127.0.0.1:1001" in await waiting
+        assert not router.held_for(model)
+
+    asyncio.run(check())
 
 
 def test_a_body_in_pieces_is_picked_once_and_metered_once():
@@ -78,9 +103,9 @@ def test_a_body_in_pieces_is_picked_once_and_metered_once():
     router.workers[0].decoding = 30
     picked = Picked(router)
     for piece in (BODY[:9], BODY[9:]):
-        answer = picked.answer(Processing("request_body", piece))
+        answer = answer_of(picked, Processing("request_body", piece))
         assert answer == write_continue("request_body")
-    answer = picked.answer(Processing("request_body", b"", ends=True))
+    answer = answer_of(picked, Processing("request_body", b"", ends=True))
     assert b"127.0.0.1:1002" in answer
     assert (router.workers[1].waiting, router.workers[1].sent) == (1, 1)
     assert len(model.meter._arrivals) == 1
@@ -91,10 +116,10 @@ def test_a_body_in_pieces_is_picked_once_and_metered_once():
 def test_a_server_that_sleeps_is_picked_where_nobody_else_is_and_a_body_has_an_end():
     router = router_of(1001)
     router.workers[0].fell_asleep()
-    answer = Picked(router).answer(Processing("request_body", BODY, ends=True))
+    answer = answer_of(Picked(router), Processing("request_body", BODY, ends=True))
     assert b"127.0.0.1:1001" in answer
     router.config = RouterConfig(port=0, max_body_bytes=4)
-    ((number, _),) = fields(Picked(router).answer(Processing("request_body", BODY)))
+    ((number, _),) = fields(answer_of(Picked(router), Processing("request_body", BODY)))
     assert number == 7
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 
+import msgspec
 import pytest
 from fake_servers import FakeServer, text_of
 
@@ -186,6 +187,12 @@ def test_a_server_that_sleeps_is_asked_where_nobody_is_awake_unless_its_host_dec
         first.woke_up()
         await asyncio.sleep(0.1)  # its pulse, which says what was before, changes nothing
         assert (await ask(url, "x", 3))[0] == 200
+        assert second.hello is not None
+        second.down("its connection was lost")
+        second.up(second.hello)  # the same process, which its host has put to sleep
+        assert second.state == "asleep"
+        second.up(msgspec.structs.replace(second.hello, epoch=second.hello.epoch + 1))
+        assert second.state == "up"  # started again
 
     fleet(check, hold_s=0.1)
 
