@@ -1,19 +1,62 @@
 """How many seconds of speech are written down in a second?
 
     python benchmarks/speech.py clip.flac --model whisper-base --repeat 5 --out benchmarks/cpu/speech.json
+    python benchmarks/speech.py --shape turbo --device cuda --out benchmarks/h200/speech.json
 
-The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one.
+The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. `--shape` has
+random weights, hears noise in full windows, `--rows` at once, and writes as many tokens for each window as one may
+have: more than speech has, so its figure is a lower bound.
 """
 
 import argparse
+import statistics
 import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from cairn import LLM
 from cairn.bench.record import add_arguments, record
+from cairn.models.speech.load import OpenWhisper
+from cairn.models.speech.mel import SAMPLES
+from cairn.models.speech.model import Whisper
 from cairn.models.speech.sound_file import RATE, read_sound
+from cairn.models.speech.spec import SpeechTokens, WhisperSpec
+from cairn.models.speech.transcribe import Transcriber, Wanted
+from cairn.models.speech.windows import Window
+
+SHAPES = {
+    "base": WhisperSpec(
+        bins=80,
+        hidden=512,
+        heads=8,
+        encoder_layers=6,
+        decoder_layers=6,
+        intermediate=2048,
+        vocab=51865,
+    ),
+    "turbo": WhisperSpec(
+        bins=128,
+        hidden=1280,
+        heads=20,
+        encoder_layers=32,
+        decoder_layers=4,
+        intermediate=5120,
+        vocab=51866,
+    ),
+}
+TOKENS = SpeechTokens(
+    start=50258,
+    end=50257,
+    transcribe=50360,
+    translate=50359,
+    no_timestamps=50364,
+    no_speech=50363,
+    previous=50362,
+    languages={"en": 50259, "de": 50261},
+    suppressed=(50257,),  # the end, so that a window of noise is as long as one can be
+)
 
 
 def timed(llm: LLM, samples: np.ndarray) -> tuple[str, float]:
@@ -23,26 +66,64 @@ def timed(llm: LLM, samples: np.ndarray) -> tuple[str, float]:
     return heard.text, len(samples) / RATE / (time.perf_counter() - began)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("clip", type=Path)
-    parser.add_argument("--model", default="whisper-base")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeat", type=int, default=5)
-    add_arguments(parser)
-    options = parser.parse_args()
+def random_shape(options: argparse.Namespace) -> dict[str, object]:
+    """Noise in full windows, heard and written together as a server does it."""
+    spec, on_gpu = SHAPES[options.shape], options.device != "cpu"
+    with torch.device("meta"):
+        blank = Whisper(spec).state_dict()
+
+    def get(name: str) -> torch.Tensor:
+        return 0.02 * torch.randn(blank[name].shape, device=options.device)
+
+    opened = OpenWhisper("random", spec, TOKENS, None, get)  # type: ignore[arg-type]
+    model = opened.load(options.device, torch.float16 if on_gpu else torch.float32)
+    transcriber = Transcriber(opened, model)
+    noise = np.random.default_rng(0).normal(0, 0.1, SAMPLES).astype(np.float32)
+    given = [(Window(0, noise), Wanted(language="en", temperature=0.0))] * options.rows
+    transcriber.transcribe(given)
+    took = []
+    for _ in range(options.rounds):
+        began = time.perf_counter()
+        heard = transcriber.transcribe(given)
+        took.append(time.perf_counter() - began)
+    seconds = statistics.median(took)
+    return {
+        "shape": options.shape,
+        "windows": options.rows,
+        "tokens_per_window": len(heard[0].decoded.tokens),
+        "seconds": seconds,
+        "times_real_time": options.rows * SAMPLES / RATE / seconds,
+    }
+
+
+def real_clip(options: argparse.Namespace) -> dict[str, object]:
     samples = read_sound(options.clip.read_bytes())
     with LLM(options.model, device=options.device) as llm:
         text, short = timed(llm, samples)
         _, short = timed(llm, samples)
         _, long = timed(llm, np.tile(samples, options.repeat))
-    found = {
+    return {
         "model": options.model,
         "clip_s": len(samples) / RATE,
         "text": text,
         "times_real_time": {"clip": short, "long": long},
     }
-    record(found, options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clip", type=Path, nargs="?", help="what is heard, without --shape")
+    parser.add_argument("--model", default="whisper-base")
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=64, help="windows at once, of --shape")
+    parser.add_argument("--rounds", type=int, default=3, help="of --shape")
+    add_arguments(parser)
+    options = parser.parse_args()
+    if options.clip is None and options.shape is None:
+        parser.error("give a clip, or --shape")
+    record(random_shape(options) if options.shape else real_clip(options), options)
 
 
 if __name__ == "__main__":

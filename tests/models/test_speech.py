@@ -94,7 +94,7 @@ def test_what_may_be_said_next_is_what_transformers_allows(transcriber):
             scores[: tokens.end] += torch.rand(1, generator=draw) * 9
             given_ids = torch.tensor([[1, 2, 3, *said]])
             ours = scores.clone()
-            transcriber._mask(ours, said, tokens)
+            transcriber._mask(ours[None], [said])
             wanted = scores.clone()
             wanted[transcriber._never_V] = -torch.inf
             if not said:
@@ -126,7 +126,7 @@ def test_windows_together_alone_and_greedy_step_by_step(theirs, transcriber):
         while len(said) < 20:
             given_ids = torch.tensor([ids + said])
             scores = theirs(input_features=mel, decoder_input_ids=given_ids).logits[0, -1]
-            transcriber._mask(scores, said, tokens)
+            transcriber._mask(scores[None], [said])
             if (best := int(scores.argmax())) == tokens.end:
                 break
             said.append(best)

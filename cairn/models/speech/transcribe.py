@@ -12,7 +12,6 @@ from cairn.models.speech.load import OpenWhisper
 from cairn.models.speech.mel import log_mel
 from cairn.models.speech.model import Sound, Texts, Whisper
 from cairn.models.speech.rules import TEMPERATURES, Decoded, allowed, looks_wrong
-from cairn.models.speech.spec import SpeechTokens
 from cairn.models.speech.windows import Window
 
 Task = Literal["transcribe", "translate"]
@@ -157,8 +156,7 @@ class Transcriber:
         most = min(spec.context // 2, spec.context - len(starts[0]))
         for _ in range(most):
             logits_BV = self.model.read(given_BS, texts, sound)[:, -1]
-            for row in range(rows):
-                self._mask(logits_BV[row], said[row], tokens)
+            self._mask(logits_BV, said)
             chosen_B = _choose(logits_BV, heats, generator)
             logprobs_B = logits_BV.log_softmax(-1).gather(1, chosen_B[:, None])[:, 0].tolist()
             for row, token in enumerate(chosen_B.tolist()):
@@ -173,22 +171,32 @@ class Transcriber:
             given_BS = chosen_B[:, None]
         return [(one, total / (len(one) + 1)) for one, total in zip(said, sums, strict=True)]
 
-    def _mask(self, logits_V: Tensor, said: list[int], tokens: SpeechTokens) -> None:
-        """What may not come becomes minus infinity, in place."""
-        first, never = tokens.first_timestamp, -math.inf
-        rule = allowed(said, tokens)
-        logits_V.masked_fill_(self._never_V, never)
-        if not said:
-            logits_V[list(tokens.suppressed_first)] = never
-        if not rule.text:
-            logits_V[: tokens.end if said else first] = never
-        logits_V[first : rule.earliest if rule.timestamps else None] = never
-        if rule.latest is not None:
-            logits_V[rule.latest + 1 :] = never
-        if said and rule.timestamps:
-            logprobs_V = logits_V.log_softmax(-1)
-            if logprobs_V[first:].logsumexp(-1) > logprobs_V[:first].max():
-                logits_V[:first] = never
+    def _mask(self, logits_BV: Tensor, said: list[list[int]]) -> None:
+        """What may not come becomes minus infinity, in place: of all rows at once, as a GPU wants it."""
+        tokens, vocab, never = self.tokens, logits_BV.shape[1], -math.inf
+        first = tokens.first_timestamp
+        rules = [allowed(one, tokens) for one in said]
+        logits_BV.masked_fill_(self._never_V, never)
+        if not any(said):
+            logits_BV[:, list(tokens.suppressed_first)] = never
+        # Of each row: where text begins, where timestamps begin and end, and whether both are to be had.
+        bounds = [
+            (
+                0 if rule.text else tokens.end if one else first,
+                rule.earliest if rule.timestamps else vocab,
+                vocab if rule.latest is None else rule.latest + 1,
+                bool(one) and rule.timestamps,
+            )
+            for one, rule in zip(said, rules, strict=True)
+        ]
+        text_B1, earliest_B1, end_B1, both_B1 = torch.tensor(bounds, device=self.device).t()[
+            ..., None
+        ]
+        token_V = torch.arange(vocab, device=self.device)
+        timestamps_BV = (token_V >= first) & (token_V < earliest_B1)
+        logits_BV.masked_fill_((token_V < text_B1) | timestamps_BV | (token_V >= end_B1), never)
+        likelier_B = logits_BV[:, first:].logsumexp(-1) > logits_BV[:, :first].amax(-1)
+        logits_BV[:, :first].masked_fill_(both_B1.bool() & likelier_B[:, None], never)
 
 
 def _choose(logits_BV: Tensor, heats: list[float], generator: torch.Generator) -> Tensor:
