@@ -31,13 +31,16 @@ from cairn.models.fused_experts import experts_product, has_kernels
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.form import Entering, Epilogue, Kernels, Product
 from cairn.models.linear.maps import Columns, Linear, Rows
-from cairn.models.rope import Rotation, frequencies
+from cairn.models.rope import Rotation, axis_of_columns, frequencies, rows_by_axes
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
 
 
 class Projected(Protocol):
-    """An attend that takes the fused projection as it is: it norms, rotates and stores on the way."""
+    """An attend that takes the fused projection as it is: it norms, rotates and stores on the way.
+
+    Where it has `axes_3T`, row t of a table belongs to token t; else a row belongs to a position.
+    """
 
     def projected(
         self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule
@@ -54,6 +57,11 @@ class Fused:
         mixers = list(joined_attentions(model))
         device = model.embedding.weight.device
         self.tables = rope_tables({mixer.rope for mixer in mixers}, model.spec, context, device)
+        self.axis_of = {
+            kind: axis_of_columns(kind, table.shape[1]).to(device)
+            for kind, table in self.tables.items()
+            if kind is not None
+        }
         self.heads = {mixer: heads_of(mixer, model.spec) for mixer in mixers}
         self.all_fused = len(mixers) == len(model.layers)
 
@@ -68,7 +76,16 @@ class Fused:
         rotations: dict[Rope, Rotation] = {}
         if not self.all_fused:
             rotations = self.model.rotations(positions_T, attend, x_TD.dtype)
-        return self.model.through(FusedResidual(x_TD), FusedStep(self, attend, rotations), taps)
+        step = FusedStep(self, attend, rotations)
+        return self.model.through(FusedResidual(x_TD), step, taps, self.model.deep_rows(tokens_T))
+
+    def tables_of(self, attend: Attend) -> dict[Rope | None, Tensor]:
+        """By position; with rows and columns of pictures by token."""
+        axes_3T: Tensor | None = getattr(attend, "axes_3T", None)
+        if axes_3T is None:
+            return self.tables
+        axes = self.axis_of.items()
+        return {kind: rows_by_axes(self.tables[kind], axes_3T, axis_C) for kind, axis_C in axes}
 
     def sharing_the_chip(self) -> "Fused":
         """The same, in kernels that leave room for attention of other rows in another stream."""
@@ -113,6 +130,7 @@ class FusedStep:
 
     def __init__(self, form: Fused, attend: Attend, rotations: dict[Rope, Rotation]) -> None:
         self.form, self.attend, self.rotations = form, attend, rotations
+        self.tables = form.tables_of(attend)
 
     def run(self, layer: Any, residual: Any) -> Any:
         return layer(residual, self)
@@ -145,7 +163,7 @@ class FusedStep:
         return cast(Tensor, y_TD) + shared.weighed(shared_TD, x.tensor)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
-        heads, table = self.form.heads[mixer], self.form.tables.get(mixer.rope)
+        heads, table = self.form.heads[mixer], self.tables.get(mixer.rope)
         attend = cast(Projected, self.attend)
         return attend.projected(qkv_TE, heads, table, mixer.rule).flatten(-2)
 
@@ -158,6 +176,10 @@ class FusedResidual(NamedTuple):
 
     def normed(self, norm: Norm, post_norm: Norm | None = None) -> "FusedInput":
         return FusedInput(self.pending, self.x_TD, norm, post_norm)
+
+    def plus(self, y_TD: Tensor) -> "FusedResidual":
+        self.x_TD.add_(y_TD)
+        return self
 
     def hidden(self) -> Tensor:
         if self.pending is None:

@@ -124,7 +124,7 @@ def run_layers(
 ) -> tuple[Any, list[Tensor]]:
     """The residual behind the last layer, and the hidden states behind each layer in `taps`, in order.
 
-    `deep`: what is added behind the first layers; only the plain and the lean form take it.
+    `deep`: what is added behind the first layers; only forms that serve take it.
     """
     tapped = []
     for number, layer in layers:

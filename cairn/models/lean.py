@@ -30,7 +30,7 @@ from cairn.models.layers import Norm, Scaled, Unnormed
 from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.form import PLAIN
 from cairn.models.linear.maps import Columns, Linear, Rows
-from cairn.models.rope import Rotation, frequencies
+from cairn.models.rope import Rotation, axis_of_columns, frequencies
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
 
@@ -125,16 +125,23 @@ class Lean:
         rotations: dict[Rope, Rotation] = {}
         if not self.all_fused:
             rotations = self.model.rotations(positions_T, attend, x_TD.dtype)
-        step = LeanStep(self, attend, self.angles(positions_T), rotations)
+        step = LeanStep(self, attend, self.angles(positions_T, attend), rotations)
         deep = self.model.deep_rows(tokens_T)
         return self.model.through(LeanResidual(x_TD, self), step, taps, deep)
 
-    def angles(self, positions_T: Tensor) -> dict[Rope, Angles]:
-        """Of each kind of rotary positions that the layers have."""
+    def angles(self, positions_T: Tensor, attend: Attend | None = None) -> dict[Rope, Angles]:
+        """Of each kind of rotary positions that the layers have; `attend` knows rows and columns of pictures."""
         if not self.frequencies:
             return {}
         places_T11 = positions_T[:, None, None].float()
-        return {kind: _angles(found, places_T11) for kind, found in self.frequencies.items()}
+        axes_3T: Tensor | None = getattr(attend, "axes_3T", None)
+        if axes_3T is None:
+            return {kind: _angles(found, places_T11) for kind, found in self.frequencies.items()}
+        made = {}
+        for kind, found in self.frequencies.items():
+            axis_C = axis_of_columns(kind, len(found.frequency_C))
+            made[kind] = _angles(found, axes_3T[axis_C].t()[:, None].float())
+        return made
 
     def _prepare(self, norm: Norm | Unnormed, part: Sublayer) -> None:
         """A norm and the maps behind it; a form in few bits takes the norm's weights, or all of the norm, in."""
@@ -270,8 +277,9 @@ def _frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:
     return Frequencies(torch.cat((frequency, frequency)), amplitude, signed_2c)
 
 
-def _angles(found: Frequencies, places_T11: Tensor) -> Angles:
-    angle_T12c = (places_T11 * found.frequency_C).unflatten(-1, (2, -1))
+def _angles(found: Frequencies, places_T1C: Tensor) -> Angles:
+    """`places_T1C`: positions of each column, or one for all of them."""
+    angle_T12c = (places_T1C * found.frequency_C).unflatten(-1, (2, -1))
     cos_T12c = angle_T12c.cos()
     if isinstance(found.amplitude, Tensor) or found.amplitude != 1.0:
         cos_T12c.mul_(found.amplitude)

@@ -68,6 +68,18 @@ def axis_of_pairs(rope: Rope) -> Tensor:
     return axis_c
 
 
+def rows_by_axes(table_PC: Tensor, axes_3T: Tensor, axis_C: Tensor) -> Tensor:
+    """Of a table by position, the row of each token, [T, C]: every column at the token's position on its axis."""
+    return table_PC.gather(0, axes_3T[axis_C].t().long())
+
+
+def axis_of_columns(rope: Rope, columns: int) -> Tensor:
+    """The axis of both columns of each pair, [C]; those that are not rotated have the first."""
+    axis_c = axis_of_pairs(rope) if rope.sections else torch.zeros(0, dtype=torch.long)
+    axis_c = F.pad(axis_c, (0, columns // 2 - len(axis_c)))
+    return torch.cat((axis_c, axis_c))
+
+
 def _temperature(rope: Rope, positions_T: Tensor) -> Tensor:
     contexts_T11 = (positions_T[:, None, None] // rope.original_context).float()
     return 1.0 + rope.temperature * torch.log1p(contexts_T11)

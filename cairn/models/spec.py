@@ -49,8 +49,11 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_tabulated(self) -> bool:
-        """Whether a table of cosines and sines by position says all: angles depend on no length, and q on no more."""
-        return self.kind != "dynamic" and not self.temperature and not self.sections
+        """Whether a table of cosines and sines by position says all: angles depend on no length, and q on no more.
+
+        With sections a token has a position on each axis, and its row is made of three rows of the table.
+        """
+        return self.kind != "dynamic" and not self.temperature
 
 
 class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

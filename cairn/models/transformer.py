@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         if not self.spec.deep_rows or self.arena_RD is None:
             return ()
         given_T = tokens_T < 0
-        if not bool(given_T.any()):
+        if not given_T.is_cuda and not bool(given_T.any()):  # a GPU would have to be waited for
             return ()
         planes_TE = self.arena_RD[(-2 - tokens_T).clamp(min=0), self.spec.hidden :]
         return (planes_TE * given_T[:, None]).split(self.spec.hidden, dim=-1)

@@ -18,7 +18,7 @@ from cairn.models.vision.picture import Picture, prepare_image
 from cairn.serve.engine.media import pieces_of
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.spans import axes_of, reach_of
+from cairn.serve.engine.spans import axes_offsets, reaches_of
 from cairn.serve.engine.step import Chunk
 from cairn.serve.engine.tower_runner import TowerRunner
 from cairn.serve.media.sight import placeholders_of
@@ -116,8 +116,9 @@ def test_logits_are_those_of_transformers(name):
     places = placeholders_of(vision, checkpoint.tokenizer())
     pieces = pieces_of(pictures, places.spans(ids, pictures), vision)
     whole = Chunk(Request(1, ids, SamplingParams(), pieces=pieces), 0, len(ids), 0, (), 1)
-    made = (make([whole], np.arange(len(ids))) for make in (reach_of, axes_of))
-    attend = Packed([len(ids)], "cpu", *(x if x is None else torch.from_numpy(x) for x in made))
+    reach_T = next((torch.from_numpy(found.reach_S) for found in reaches_of([whole])), None)
+    axes_3T = torch.from_numpy(axes_offsets([whole], len(ids)) + np.arange(len(ids)))
+    attend = Packed([len(ids)], "cpu", reach_T, axes_3T)
     tower, rules = checkpoint.load_tower("cpu", torch.float32), checkpoint.image_rules()
     model.arena_RD = torch.cat(TowerRunner(tower, rules, lambda row, rows: None).rows(pictures))
     words, row = torch.tensor(ids), 0

@@ -10,11 +10,13 @@ pytest.importorskip("PIL", reason="pictures are decoded by Pillow")
 import tiny_vision as tiny
 
 from cairn import LLM, SamplingParams
-from cairn.core.errors import HardwareError, RequestError
+from cairn.core.errors import ConfigError, RequestError
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.runnable import OpenModel
 from cairn.models.vision.picture import prepare_image
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine import start as start_module
+from cairn.serve.engine.gpu_runner import GPURunner
 from cairn.serve.engine.start import start
 from cairn.serve.media.sight import placeholders_of
 
@@ -81,6 +83,20 @@ def test_tokens_are_those_of_transformers(name):
     assert cold.num_cached_tokens == 0 < warm.num_cached_tokens
 
 
+@pytest.mark.parametrize("name", ["gemma3", "qwen2-vl", "qwen3-vl"])
+def test_the_runner_of_a_gpu_answers_the_same(name, monkeypatch):
+    """By its references, which a CPU computes: spans over pages, a table of rotations for each token, deeper rows."""
+
+    def runner(runnable, limits, *_):
+        return GPURunner(runnable.model, limits, graphs=False)
+
+    monkeypatch.setattr(start_module, "_runner", runner)
+    asked = messages(png(*FIRST), tiny.photograph(*SECOND))
+    with engine(name, num_gpu_blocks_override=96, max_num_batched_tokens=48) as llm:
+        made = llm.chat([asked, messages(text="Hi")], GREEDY, use_tqdm=False)
+    assert made[0].outputs[0].token_ids == expected(name)
+
+
 def test_other_pictures_share_no_page_and_equal_ones_are_computed_once():
     with engine("llava", num_gpu_blocks_override=96) as llm:
         tower, calls = llm.serving.engine.engine.media, []
@@ -142,8 +158,10 @@ def tiny_llm() -> LLM:
     return engine("llava", num_gpu_blocks_override=96)
 
 
-def test_a_model_that_no_gpu_computes_is_refused_before_it_is_loaded(monkeypatch):
+def test_what_a_model_that_sees_both_ways_cannot_have_is_refused_before_it_is_loaded(monkeypatch):
     monkeypatch.setattr(OpenModel, "load", None)
-    config = EngineConfig(model=str(tiny.folder("paligemma")), device="cuda")
-    with pytest.raises(HardwareError, match="are not computed on a GPU yet"):
-        start(config)
+    model = str(tiny.folder("paligemma"))
+    with pytest.raises(ConfigError, match="batch_invariant"):
+        start(EngineConfig(model=model, device="cpu", batch_invariant=True))
+    with pytest.raises(ConfigError, match="see each other both ways"):
+        start(EngineConfig(model=model, device="cpu", kv_cache_dtype="fp8"))

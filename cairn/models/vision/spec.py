@@ -81,8 +81,8 @@ class VisionSpec(msgspec.Struct, frozen=True):
         return -(-tiles // self.tower.frames)
 
     @property
-    def obstacle_on_gpu(self) -> str | None:
-        """Why our kernels do not compute its decoder yet."""
+    def varies(self) -> str | None:
+        """Why an answer may depend on who else is in a step; None: on nobody."""
         if self.axes:
             return "its rotary positions have three axes"
         return None if self.sees == "before" else "tokens of a picture see each other both ways"

@@ -20,6 +20,7 @@ from cairn.kernels.sampling.draft_ngrams import draft_ngrams
 from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 from cairn.serve.engine.pieces import words_of_pieces
 from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.spans import axes_offsets
 from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.step import Chunk
 
@@ -41,11 +42,11 @@ class Layout(NamedTuple):
     max_query: int  # no sequence has more tokens, padding included
     verifies: bool = False  # sequences have drafts, or begin where only the device knows
 
-    def sizes(self, groups: int) -> tuple[int, ...]:
-        """Words of each part, with so many cache groups."""
+    def sizes(self, groups: int, axes: bool = False) -> tuple[int, ...]:
+        """Words of each part, with so many cache groups; `axes`: tokens have numbers beside their positions."""
         b, s, places = self.sequences, self.samples, self.pages
-        bounds = b + 1 if self.verifies else 0
-        return (b, b, b + 1, b, b + 1, groups * places, self.tokens, s, s, 1, bounds)
+        bounds, numbers = b + 1 if self.verifies else 0, 3 * self.tokens if axes else 0
+        return (b, b, b + 1, b, b + 1, groups * places, self.tokens, s, s, 1, bounds, numbers)
 
     @staticmethod
     def of(chunks: Sequence[Chunk], groups: int = 1, drafts: bool = False) -> "Layout":
@@ -89,7 +90,7 @@ def words_of(limits: Limits) -> int:
     rows, tokens = 2 * limits.rows, 2 * limits.step_tokens
     samples = limits.rows * (1 + limits.drafts)
     layout = Layout(rows, tokens, most_pages(limits), samples, 1, limits.drafts > 0)
-    return sum(map(aligned, layout.sizes(limits.page_tables)))
+    return sum(map(aligned, layout.sizes(limits.page_tables, limits.axes)))
 
 
 def aligned(size: int) -> int:
@@ -108,6 +109,7 @@ class Staged(NamedTuple):
     sample_bounds_B1: (
         Tensor  # which samples belong to which sequence; empty in a step that verifies nothing
     )
+    offsets_3T: Tensor | None  # what is added to a position on each axis, where there are axes
 
     @property
     def verifies(self) -> bool:
@@ -159,7 +161,7 @@ class Batch:
         layout = layout or Layout.of(chunks, self._groups, self.limits.drafts > 0)
         self._turn = (self._turn + 1) % TURNS
         host = self._host[self._turn]
-        used = _write(host.numpy(), chunks, layout, shared, self._groups)
+        used = _write(host.numpy(), chunks, layout, shared, self._groups, self.limits.axes)
         if self._device is None:
             return self.views(layout, host)
         self._device[:used].copy_(host[:used], non_blocking=True)
@@ -171,11 +173,12 @@ class Batch:
         if words is None:
             raise ValueError("on a CPU a step lies where it was staged")
         parts, start = [], 0
-        for size in layout.sizes(self._groups):
+        for size in layout.sizes(self._groups, self.limits.axes):
             parts.append(words[start : start + size])
             start += aligned(size)
-        *decided, sample_at, sample_rows, shared, sample_bounds = parts
-        return Staged(Decided(*decided), sample_at, sample_rows, shared, sample_bounds)
+        *decided, sample_at, sample_rows, shared, sample_bounds, offsets = parts
+        offsets_3T = offsets.view(3, -1) if self.limits.axes else None
+        return Staged(Decided(*decided), sample_at, sample_rows, shared, sample_bounds, offsets_3T)
 
     def make_inputs(self, staged: Staged) -> Inputs:
         """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
@@ -203,7 +206,7 @@ class Batch:
 
 
 def _write(
-    words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int, groups: int
+    words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int, groups: int, axes: bool
 ) -> int:
     """All parts of a step one behind the other, in the order of `Layout.sizes`; how many words that is."""
     known = tokens_with_drafts if layout.verifies else tokens_of
@@ -241,9 +244,10 @@ def _write(
         sample_rows,
         [shared],
         sample_bounds,
+        axes_offsets(chunks, layout.tokens).ravel() if axes else NO_BOUNDS,
     )
     start = 0
-    for part, size in zip(parts, layout.sizes(groups), strict=True):
+    for part, size in zip(parts, layout.sizes(groups, axes), strict=True):
         if size:
             words[start : start + size] = part
             start += aligned(size)

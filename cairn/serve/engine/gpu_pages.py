@@ -5,6 +5,8 @@ kernels is in `Extent`: it is part of a graph's identity. `projected` is the fas
 norms and rotates q and k and writes the pages in one kernel. A step in which every sequence is new attends to the
 projection itself, without pages, which is faster. A step in which all decode behind the same pages reads those once.
 A cache in float8 has a scale for each layer's keys and values; the first prompts set them, unless they are known.
+Where tokens of a picture see each other both ways, the kernels compute what stands before and torch, behind them, the
+rows of those sequences once more: few steps hold such a picture, and no graph does.
 """
 
 from typing import NamedTuple, Protocol
@@ -23,8 +25,10 @@ from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_prefill import prefill
 from cairn.kernels.quantize.quantize import rounded
 from cairn.models.attend import Rule
+from cairn.models.attend import attention as attend_by_torch
 from cairn.models.latent import LatentTokens
 from cairn.serve.engine.pages import Paged, PagePool
+from cairn.serve.engine.spans import Reach
 
 
 class Extent(NamedTuple):
@@ -66,10 +70,12 @@ class PagedOnGPU(Paged):
 
     def part(self, rows: slice, workspace: Workspace, around: AroundAttention) -> "PagedOnGPU":
         """Some of the sequences of a decode step, while another stream has the others."""
-        return PagedOnGPU(
+        part = PagedOnGPU(
             self.pool, self.slots_GT[:, rows], self.positions_T[rows], self.lengths_B[rows], self.tables_GBP[:, rows],
             None, self.extent._replace(shares_chip=True), workspace, around=around,
         )  # fmt: skip
+        part.axes_3T = None if self.axes_3T is None else self.axes_3T[:, rows]
+        return part
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
@@ -81,21 +87,22 @@ class PagedOnGPU(Paged):
         return self._over_pages(q_THC, keys, values, rule)
 
     def projected(self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule) -> Tensor:
-        """From the fused projection [T, (H + 2K) * C] to [T, H, C]."""
+        """From the fused projection [T, (H + 2K) * C] to [T, H, C]; the table is by token where there are axes."""
         keys, values = self.pool.of_layer(rule.layer)
+        positions_T = self.positions_T if self.axes_3T is None else None
         if self.extent.measures and self.pool.scales is not None:
-            _, k_TKC, v_TKC = rope(qkv_TE, heads, table, self.positions_T)
+            _, k_TKC, v_TKC = rope(qkv_TE, heads, table, positions_T)
             self.pool.scales.measure(rule.layer, k_TKC, v_TKC)
         slots_T = self._group_slots[self.pool.group_of[rule.layer]]
         pages = Pages(slots_T, keys, values, *self._scales(rule))
         size = keys.shape[-1]
         if not self.extent.fresh or self.extent.invariant or size not in WIDTHS:
             q_THC = rope_write(
-                qkv_TE, heads, table, self.positions_T, pages, in_place=True, prefetch=True
+                qkv_TE, heads, table, positions_T, pages, in_place=True, prefetch=True
             )
             return self._over_pages(q_THC, keys, values, rule)
         k_TKC = qkv_TE.new_empty(len(qkv_TE), heads.kv, size)
-        q_THC = rope_write(qkv_TE, heads, table, self.positions_T, pages, k_out=k_TKC)
+        q_THC = rope_write(qkv_TE, heads, table, positions_T, pages, k_out=k_TKC)
         v_TKC = qkv_TE[:, (heads.q + heads.kv) * size :].unflatten(-1, (heads.kv, size))
         out = attention(
             q_THC, k_TKC, v_TKC, self.bounds_B1, max_length=self.extent.max_query,
@@ -134,9 +141,24 @@ class PagedOnGPU(Paged):
         if self.around is not None:
             self.around.before()
         out_THC = self._attend_pages(q_THC, keys, values, rule)
+        for reach in self.reaches:
+            out_THC[reach.tokens] = self._both_ways(reach, q_THC, keys, values, rule)
         if self.around is not None:
             self.around.after()
         return out_THC
+
+    def _both_ways(
+        self, reach: Reach, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule
+    ) -> Tensor:
+        """Of a sequence with tokens that see what stands behind them, by torch."""
+        size, tables_BP = self.pool.page_size, self._group_tables[self.pool.group_of[rule.layer]]
+        count = reach.tokens.stop - reach.tokens.start
+        first = max(0, reach.length - count + 1 - rule.window) // size if rule.window else 0
+        pages_P = tables_BP[reach.sequence, first : -(-reach.length // size)].long()
+        length = reach.length - first * size
+        k_NKC, v_NKC = (cache[pages_P].flatten(0, 1)[:length] for cache in (keys, values))
+        reach_S = torch.from_numpy(reach.reach_S - first * size).to(q_THC.device)
+        return attend_by_torch(q_THC[reach.tokens], k_NKC, v_NKC, rule, reach_S)
 
     def _attend_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         tables_BP = self._group_tables[self.pool.group_of[rule.layer]]

@@ -29,6 +29,7 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.shared_prefix import SharedPrefix
 from cairn.serve.engine.sleep_memory import GpuMemory
+from cairn.serve.engine.spans import Reach, reaches_of
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.step_budget import mixed_step_tokens
 
@@ -138,11 +139,12 @@ class GPURunner(Runner):
         if self.pool.scales is not None and not self.pool.scales.is_known:
             return self._run_first(step, self.pool.scales)
         shared = self._shared_tokens(step)
-        shape = self._captured(step, shared > 0)
+        reaches = reaches_of(step.chunks) if self.limits.arena_rows else ()
+        shape = None if reaches else self._captured(step, shared > 0)
         self._stage_adapters(step.chunks, shape)
         if self.graphs is None or shape is None:
             staged = self.batch.stage(step.chunks, shared=shared)
-            return staged, self.forward(staged, step.chunks, shared > 0)
+            return staged, self.forward(staged, step.chunks, shared > 0, reaches)
         staged = self.batch.stage(step.chunks, shape.layout, shared)
         return staged, self.graphs.replay(shape)
 
@@ -214,12 +216,19 @@ class GPURunner(Runner):
             self.workspace,
         )
 
-    def forward(self, staged: Staged, chunks: Sequence[Chunk], shared: bool = False) -> Forward:
+    def forward(
+        self,
+        staged: Staged,
+        chunks: Sequence[Chunk],
+        shared: bool = False,
+        reaches: Sequence[Reach] = (),
+    ) -> Forward:
+        """`reaches`: sequences whose attention needs the pages."""
         most = max(chunk.count for chunk in chunks)
-        fresh = most > 1 and all(chunk.start == 0 for chunk in chunks)
-        return self._forward(staged, Extent(most, fresh, self.invariant, shared))
+        fresh = most > 1 and all(chunk.start == 0 for chunk in chunks) and not reaches
+        return self._forward(staged, Extent(most, fresh, self.invariant, shared), reaches)
 
-    def _forward(self, staged: Staged, extent: Extent) -> Forward:
+    def _forward(self, staged: Staged, extent: Extent, reaches: Sequence[Reach] = ()) -> Forward:
         inputs = self.batch.make_inputs(staged)
         one_each = extent.max_query == 1 and not self.invariant and not staged.verifies
         bounds = None if one_each else staged.decided.bounds_B1
@@ -239,6 +248,9 @@ class GPURunner(Runner):
             self.workspace,
             cascade,
         )
+        attend.reaches = reaches
+        if staged.offsets_3T is not None:
+            attend.axes_3T = inputs.positions_T + staged.offsets_3T
         model = self.fused or self.model
         rows = len(inputs.tokens_T)
         in_halves = (

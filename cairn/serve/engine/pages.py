@@ -27,6 +27,7 @@ from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
 from cairn.models.latent import LatentTokens
 from cairn.models.recurrence import Planes, Recurrence
 from cairn.serve.engine.cache_scales import CacheScales
+from cairn.serve.engine.spans import Reach
 from cairn.serve.engine.state_slots import StateSlots
 
 NULL_PAGE = 0
@@ -167,8 +168,8 @@ class Paged:
         self.slots_GT, self.tables_GBP = slots_GT, tables_GBP  # of each cache group
         self.lengths_B, self.bounds_B1 = lengths_B, bounds_B1
         self._plans: dict[tuple[int, int], tuple[Singles | None, list[Several]]] = {}
-        self.reach_T: Tensor | None = None  # of prompts with pictures, as `attend.Packed` has them
-        self.axes_3T: Tensor | None = None
+        self.reaches: Sequence[Reach] = ()  # of prompts whose pictures are seen both ways
+        self.axes_3T: Tensor | None = None  # numbers by which tokens rotate, beside their positions
 
     def lengths_T(self) -> Tensor:
         if self.bounds_B1 is None:
@@ -207,9 +208,16 @@ class Paged:
             others = [*others, *singles.one_by_one()]
         for one in others:
             k_NKC, v_NKC = (gather(cache, one.pages_P)[: one.length] for cache in (keys, values))
-            reach_S = None if self.reach_T is None else self.reach_T[one.tokens] - one.before
+            reach_S = self._reach_of(one)
             out_THC[one.tokens] = attention(q_THC[one.tokens], k_NKC, v_NKC, rule, reach_S)
         return out_THC
+
+    def _reach_of(self, one: "Several") -> Tensor | None:
+        """Counted from the first of its keys; None: its tokens see what stands before them."""
+        for reach in self.reaches:
+            if reach.tokens == one.tokens:
+                return torch.from_numpy(reach.reach_S - one.before)
+        return None
 
     def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
         """Advance the states of this step's sequences."""

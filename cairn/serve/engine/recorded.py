@@ -42,6 +42,8 @@ def obstacle(model: Transformer) -> str | None:
         return "its attention has a window or a cap"
     if len({layer.attention.rope for layer in layers}) > 1:
         return "its layers rotate differently"
+    if model.spec.deep_rows:
+        return "pictures add rows behind its first layers"
     maps = [part for part in model.layers.modules() if isinstance(part, Linear)]
     if any(isinstance(part.form, Int8 | BlocksForm) for part in maps):
         return "torch cannot record its packed products"
@@ -74,7 +76,7 @@ class Recorded:
         if alone is None:
             return self.lean(tokens_T, positions_T, attend)
         x_1D = self.lean.model.embed(tokens_T, positions_T)
-        angles = self._angles(positions_T)
+        angles = self._angles(positions_T, attend)
         out_1D = self._replay(x_1D, *angles, alone.new, alone.keys, alone.values)
         if alone.kept is not None:
             alone.kept.home.copy_(alone.kept.new)
@@ -86,9 +88,9 @@ class Recorded:
         """Hidden states of chosen layers are not recorded: the lean form hands them out."""
         return self.lean.tapped(tokens_T, positions_T, attend, taps)
 
-    def _angles(self, positions_T: Tensor) -> Angles:
+    def _angles(self, positions_T: Tensor, attend: Attend | None = None) -> Angles:
         """Of the one kind of rotary positions that the layers have; of learned ones nothing."""
-        for found in self.lean.angles(positions_T).values():
+        for found in self.lean.angles(positions_T, attend).values():
             return found
         return Angles(positions_T, positions_T)
 

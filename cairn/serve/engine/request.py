@@ -56,6 +56,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         0  # most tokens of a step in which somebody decodes; 0: as in any other
     )
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
+    axes: bool = False  # rotary positions know rows and columns of pictures
     drafts: int = 0  # most drafted tokens of one request that a step verifies
     device_drafts: bool = False  # rows keep their texts on the device, which drafts from them
     answers: Answers = "text"  # what comes of a request; a text encoder has vectors

@@ -28,7 +28,7 @@ from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request, special
 from cairn.serve.engine.sampler import Sampler
-from cairn.serve.engine.spans import axes_of, reach_of
+from cairn.serve.engine.spans import reaches_of
 from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.state_slots import StateSlots
 from cairn.serve.engine.step import Chunk, Step
@@ -196,22 +196,13 @@ class Runner:
             bounds,
         )
         if self.limits.arena_rows:
-            self._see(attend, chunks, inputs.positions_T)
+            attend.reaches = reaches_of(chunks)
+        if staged.offsets_3T is not None and bool(staged.offsets_3T.any()):
+            attend.axes_3T = inputs.positions_T + staged.offsets_3T
         model = self.model if self.lean is None else self.lean
         if self.adapters.active and self.lean is not None:
             model = self.adapters.lean()
         return self.compute(model, self.model.logits, inputs, attend, staged)
-
-    def _see(self, attend: Paged, chunks: Sequence[Chunk], positions_T: Tensor) -> None:
-        """What pictures of these chunks change about attention and rotary positions; on a CPU."""
-        if self.device.type != "cpu":
-            return
-        places_T = positions_T.numpy()
-        reach_T = reach_of(chunks, places_T)
-        attend.reach_T = None if reach_T is None else torch.from_numpy(reach_T)
-        if self.model.spec.rope.sections:
-            axes_3T = axes_of(chunks, places_T)
-            attend.axes_3T = None if axes_3T is None else torch.from_numpy(axes_3T)
 
     def compute(
         self,

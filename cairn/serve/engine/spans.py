@@ -1,7 +1,7 @@
 """What pieces change about attention and rotary positions: pure functions of a request, and arrays for a step.
 
     whole spans   tokens that see each other both ways are computed in one step: a chunk does not end inside
-    reach         of each token the first position that it does not see
+    reach         of tokens that see more than what stands before them, the first position that they do not see
     axes          frame, row and column of each token, by which a decoder with sections rotates
 
 Text has one number on all axes; a picture of h x w rows begins at the next number p and lies at (p, p + row,
@@ -9,7 +9,7 @@ p + column), and the text behind it goes on at p + max(h, w).
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -39,41 +39,57 @@ def longest_span(request: "Request") -> int:
     return max((last - first for first, last in whole_spans(request)), default=0)
 
 
-def reach_of(chunks: Sequence["Chunk"], positions_T: np.ndarray) -> np.ndarray | None:
-    """Of each token of a step; None: all of them see what stands before them and no more."""
-    if not any(piece.sees != "before" for chunk in chunks for piece in chunk.request.pieces):
-        return None
-    reach_T, at = positions_T + 1, 0
-    for chunk in chunks:
-        own_S = positions_T[at : at + chunk.count]
-        for first, last in whole_spans(chunk.request):
-            reach_T[at : at + chunk.count][(first <= own_S) & (own_S < last)] = last
+class Reach(NamedTuple):
+    """A sequence of a step some of whose tokens see each other both ways."""
+
+    sequence: int  # which one of the step
+    tokens: slice  # of the step
+    length: int  # of the sequence, with these tokens
+    reach_S: np.ndarray  # of each of its tokens, the first position that it does not see
+
+
+def reaches_of(chunks: Sequence["Chunk"]) -> list[Reach]:
+    """Empty: all tokens of the step see what stands before them and no more."""
+    found, at = [], 0
+    for number, chunk in enumerate(chunks):
+        request, start, end = chunk.request, chunk.start, chunk.start + chunk.count
+        if request.pieces and start < len(request.prompt):
+            before_S = np.arange(start + 1, end + 1)
+            reach_S = before_S.copy()
+            for first, last in whole_spans(request):
+                reach_S[max(first - start, 0) : max(last - start, 0)] = last
+            if (reach_S > before_S).any():
+                found.append(Reach(number, slice(at, at + chunk.count), end, reach_S))
         at += chunk.count
-    return reach_T
+    return found
 
 
-def axes_of(chunks: Sequence["Chunk"], positions_T: np.ndarray) -> np.ndarray | None:
-    """[3, T] of a step; None: no request has pictures, and all axes are the position."""
-    if not any(chunk.request.pieces for chunk in chunks):
-        return None
-    axes_3T = np.repeat(positions_T[None], 3, axis=0)
+class Axes(NamedTuple):
+    """How far the numbers of a request's tokens are from their positions."""
+
+    prompt_3P: np.ndarray
+    behind: int  # of the answer, whose tokens are text again
+
+
+def axes_offsets(chunks: Sequence["Chunk"], tokens: int) -> np.ndarray:
+    """[3, T] of a step with room for so many tokens: what is added to a position on each axis; 0 for text alone."""
+    offsets_3T = np.zeros((3, tokens), dtype=np.int32)
     at = 0
     for chunk in chunks:
-        if chunk.request.pieces:
-            own_S = positions_T[at : at + chunk.count]
-            axes_3T[:, at : at + chunk.count] = _axes_at(chunk.request, own_S)
+        request = chunk.request
+        if request.pieces:
+            if request.axes is None:
+                request.axes = axes_of(request.pieces, len(request.prompt))
+            known_3S = request.axes.prompt_3P[:, chunk.start : chunk.start + chunk.count]
+            offsets_3T[:, at : at + chunk.count] = request.axes.behind
+            offsets_3T[:, at : at + known_3S.shape[1]] = known_3S
         at += chunk.count
-    return axes_3T
+    return offsets_3T
 
 
-def _axes_at(request: "Request", positions_S: np.ndarray) -> np.ndarray:
-    if request.axes is None:
-        request.axes = prompt_axes(request.pieces, len(request.prompt))
-    table_3P = request.axes
-    prompt = len(request.prompt)
-    shift = int(table_3P.max()) + 1 - prompt  # of the answer, whose tokens are text again
-    known_3S = table_3P[:, np.minimum(positions_S, prompt - 1)]
-    return np.where(positions_S < prompt, known_3S, positions_S + shift)
+def axes_of(pieces: Sequence["Piece"], prompt: int) -> Axes:
+    numbers_3P = prompt_axes(pieces, prompt)
+    return Axes(numbers_3P - np.arange(prompt), int(numbers_3P.max()) + 1 - prompt)
 
 
 def prompt_axes(pieces: Sequence["Piece"], prompt: int) -> np.ndarray:

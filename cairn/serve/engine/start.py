@@ -85,7 +85,7 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
     if opened.vision is not None:
-        _check_sight(opened.vision, config, device_kind(device) == "cuda")
+        _check_sight(opened.vision, config)
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
     memory = sleep_memory(config.enable_sleep_mode, device, config.tensor_parallel_size)
     with memory.weights() if memory is not None else nullcontext():
@@ -160,7 +160,7 @@ def start_with(
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
     if runnable.tower is not None:
-        _check_sight(runnable.tower.spec, config, on_gpu)
+        _check_sight(runnable.tower.spec, config)
     kernels = _built_kernels(config, on_gpu)
     chosen = choose_drafter(config, opened, model) if drafter is None else None
     head = chosen.head if chosen is not None else None
@@ -174,7 +174,11 @@ def start_with(
         most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
         arena_rows = arena_rows or min(limits.context, most)
     limits = msgspec.structs.replace(
-        limits, drafts=drafts, device_drafts=device_drafts, arena_rows=arena_rows
+        limits,
+        drafts=drafts,
+        device_drafts=device_drafts,
+        arena_rows=arena_rows,
+        axes=runnable.tower is not None and bool(model.spec.rope.sections),
     )
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
@@ -257,19 +261,17 @@ def _media(
     return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
 
 
-def _check_sight(vision: VisionSpec, config: EngineConfig, on_gpu: bool) -> None:
-    """Models whose pictures change attention or positions run by the plain or the lean form alone."""
-    why = vision.obstacle_on_gpu
-    if why is None:
-        return
-    if on_gpu:
-        raise HardwareError(
-            f"pictures of a {vision.family} model are not computed on a GPU yet: {why}",
-            hint="use --device cpu",
-        )
-    if config.batch_invariant:
+def _check_sight(vision: VisionSpec, config: EngineConfig) -> None:
+    """What models cannot have whose pictures change attention or positions."""
+    if config.batch_invariant and vision.varies:
         raise ConfigError(
-            f"batch_invariant is given, and pictures of a {vision.family} model are not: {why}",
+            f"batch_invariant is given, and pictures of a {vision.family} model are not: {vision.varies}",
+            hint="leave it out",
+        )
+    if config.kv_cache_dtype != "auto" and vision.sees != "before":
+        raise ConfigError(
+            f"kv_cache_dtype is {config.kv_cache_dtype}, and tokens of a picture of a {vision.family} model see each "
+            "other both ways, which needs the cache in the type of the model",
             hint="leave it out",
         )
 
