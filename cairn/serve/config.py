@@ -21,7 +21,10 @@ INSTEAD = {
     "tokenizer": "the tokenizer is the one beside the weights",
     "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
     "enable_chunked_prefill": "leave it out: prompts always come in chunks of max_num_batched_tokens at most",
-    "swap_space": "leave it out: who loses its pages is computed again",
+    "swap_space": "kv_offload_host=... keeps pages in host memory",
+    "kv_offloading_backend": "leave it out: kv_offload_host is the host's memory, kv_offload_disk a folder behind it",
+    "enable_hierarchical_cache": "kv_offload_host=... keeps pages in host memory",
+    "hicache_size": "kv_offload_host=... says how many GiB",
     "cpu_offload_gb": "leave it out: a model has to fit; tensor_parallel_size shares it",
     "pipeline_parallel_size": "tensor_parallel_size shares a model between GPUs",
     "disable_log_stats": "leave it out: nothing is logged",
@@ -88,6 +91,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """tokens of a page: 16, 32, 64, 128 or 256"""
     enable_prefix_caching: bool = True
     """share pages between requests that begin alike"""
+    kv_offload_host: Annotated[str | None, tyro.conf.arg(aliases=["--kv-offloading-size"])] = None
+    """pinned host memory for pages that leave the prefix cache, such as 8GiB (a bare number counts GiB); they come
+    back where loading them is faster than computing them"""
+    kv_offload_disk: str | None = None
+    """behind it, a folder for pages as DIR:SIZE, such as /data/kv:100GiB; the next server of the model finds them"""
     cache_groups: bool = True
     """layers with a window free the pages behind it; off: every layer keeps every token"""
     scheduling_policy: str = "fcfs"
@@ -143,6 +151,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         fine = self.generation_config in ("auto", "vllm")
         _check("generation_config", self.generation_config, fine, "auto or vllm")
         self._check_quantization()
+        offloads = self.kv_offload_disk is None or self.kv_offload_host is not None
+        wanted = "given with kv_offload_host: pages pass through it"
+        _check("kv_offload_disk", self.kv_offload_disk, offloads, wanted)
         drafts = self.draft_tokens
         fine = drafts == "auto" or 1 <= drafts <= MOST_DRAFTS
         _check("draft_tokens", drafts, fine, f"auto, or from 1 to {MOST_DRAFTS}")

@@ -1,9 +1,15 @@
 """Tiers of the KV cache: the gate and the eviction against brute force, and engines whose pages left and came back."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 
+from cairn.core.errors import ConfigError
 from cairn.models.cache import CacheGroup
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.tiers.load_plan import (
     WORTH,
     Source,
@@ -12,6 +18,7 @@ from cairn.serve.tiers.load_plan import (
     plan_load,
     worth_storing,
 )
+from cairn.serve.tiers.page_copies import Copied, PageCopies
 from cairn.serve.tiers.slot_book import SlotBook
 
 SOURCES = (Source(8.0, 0.5), Source(1.0, 2.0))
@@ -124,3 +131,220 @@ def test_who_leaves_is_who_a_plain_search_would_choose(slots, data):
         assert set(book) == set(plain.kept)
         used = [book.get(key).slot for key in book]
         assert len(set(used)) == len(used) <= slots
+
+
+# -- engines -------------------------------------------------------------------------------------
+
+
+LONG = prompt_of(70, 3)
+OTHERS = [prompt_of(60, seed) for seed in range(4, 8)]
+
+
+def evict(engine):
+    """Others fill the device's cache, so that nothing of LONG is left there."""
+    submit(engine, OTHERS, max_tokens=1)
+    engine.run()
+
+
+def answered(engine, prompts):
+    requests = submit(engine, prompts)
+    engine.run()
+    return [request.outputs for request in requests]
+
+
+@pytest.mark.parametrize(("family", "overlap"), [("qwen3", True), ("gemma3", False)])
+def test_a_prefix_that_left_the_device_comes_back_from_the_host(family, overlap):
+    engine = tiny_engine(family, pages=9, host="64MiB", overlap=overlap)
+    first, again = [*LONG, 1, 2, 3], [*LONG, 4, 5]
+    assert answered(engine, [first]) == [greedy(family, first)]
+    evict(engine)
+    (request,) = submit(engine, [again])
+    engine.run()
+    assert request.outputs == greedy(family, again)
+    assert (request.cached, request.ledger.host_tokens) == (64, 64)
+    assert engine.tiers.counts.host_tokens >= 64
+    at_rest(engine)
+
+
+class Slow(PageCopies):
+    """Copies that end when the test says so, and land only then."""
+
+    def __init__(self, runner, slots):
+        super().__init__(runner, slots)
+        self.open, self.asked = True, []
+
+    def into(self, slots, pages):
+        if self.open:
+            return super().into(slots, pages)
+        coming = SlowCopy(lambda: super(Slow, self).into(slots, pages))
+        self.asked.append(coming)
+        return coming
+
+
+class SlowCopy(Copied):
+    def __init__(self, act):
+        super().__init__(0)
+        self.act, self.ended, self.held = act, False, False
+
+    def finish(self):
+        self.act()
+        self.ended = True
+
+    def done(self):
+        return self.ended
+
+    def wait(self):
+        self.finish()
+
+    def hold_steps(self):
+        self.held = True
+        self.finish()
+
+
+def slow_engine(**more):
+    engine = tiny_engine("qwen3", pages=9, host="64MiB", **more)
+    tiers = engine.tiers
+    tiers.copies = Slow(engine.runner, len(tiers.copies.memory_SB))
+    answered(engine, [[*LONG, 1]])
+    evict(engine)
+    tiers.copies.open = False
+    return engine, tiers.copies
+
+
+def test_who_waits_for_pages_keeps_nobody_else_waiting():
+    engine, copies = slow_engine()
+    waiting, other = submit(engine, [[*LONG, 4, 5], [1, 2, 3]])
+    while not other.finish:
+        engine.step()
+    assert (other.outputs, waiting.outputs) == (greedy("qwen3", [1, 2, 3]), [])
+    copies.asked[0].finish()
+    engine.run()
+    assert waiting.outputs == greedy("qwen3", [*LONG, 4, 5])
+    at_rest(engine)
+
+
+def test_a_request_that_leaves_holds_the_next_step_until_its_copy_has_landed():
+    engine, copies = slow_engine()
+    (waiting,) = submit(engine, [[*LONG, 4, 5]])
+    engine.scheduler.schedule()
+    assert engine.abort(waiting.id) is waiting
+    (coming,) = copies.asked
+    for prompt in OTHERS[:3]:  # they take the pages that bytes may still land in
+        assert answered(engine, [prompt]) == [greedy("qwen3", prompt)]
+    assert coming.held
+    assert answered(engine, [[*LONG, 4]]) == [greedy("qwen3", [*LONG, 4])]
+    at_rest(engine)
+
+
+def test_the_front_is_computed_while_the_tail_arrives():
+    engine, copies = slow_engine(chunked=True)
+    tiers = engine.tiers
+    tiers.rate, page_bytes = 1e6, tiers.copies.page_bytes
+    tiers.compute = lambda first, last: (last - first) * page_bytes / 1e6
+    (request,) = submit(engine, [[*LONG, 4, 5]])
+    engine.step()
+    assert (request.loading.first, request.loading.last, request.loading.told) == (2, 4, True)
+    engine.step()
+    engine.step()
+    assert (request.computed, request.outputs) == (32, [])
+    copies.asked[0].finish()
+    engine.run()
+    assert request.outputs == greedy("qwen3", [*LONG, 4, 5])
+    assert (request.cached, request.ledger.host_tokens) == (32, 32)
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("damage", ["none", "bytes", "truncated", "other model"])
+def test_pages_of_the_disk_outlive_the_server_and_are_believed_only_if_they_are_whole(
+    tmp_path, damage
+):
+    disk = f"{tmp_path}:64MiB"
+    before = tiny_engine("qwen3", pages=9, host="64MiB", disk=disk)
+    assert answered(before, [[*LONG, 1]]) == [greedy("qwen3", [*LONG, 1])]
+    before.tiers.settle()
+    before.tiers.close()
+    (segment,) = tmp_path.glob("*/segment-*")
+    content = bytearray(segment.read_bytes())
+    if damage == "bytes":
+        content[2 * 4096 + 77 :: 3 * 4096] = b"x" * len(content[2 * 4096 + 77 :: 3 * 4096])
+        content[4096 + 5 :: 4096] = bytes(byte ^ 1 for byte in content[4096 + 5 :: 4096])
+    if damage == "truncated":
+        content = content[: len(content) * 2 // 5]
+    if damage == "other model":
+        model = before.tiers.disk.segments.model.encode()
+        content = content.replace(model, model[::-1])
+    segment.write_bytes(content)
+    after = tiny_engine("qwen3", pages=9, host="64MiB", disk=disk)
+    (request,) = submit(after, [[*LONG, 4, 5]])
+    after.run()
+    assert request.outputs == greedy("qwen3", [*LONG, 4, 5])
+    loaded, failed = request.ledger.disk_tokens, after.tiers.counts.failed_loads
+    assert {"none": (64, 0), "other model": (0, 0)}.get(damage, (loaded, failed)) == (
+        loaded,
+        failed,
+    )
+    assert damage in ("none", "other model") or loaded < 64
+    at_rest(after)
+    after.tiers.close()
+
+
+def test_a_full_disk_is_written_no_more_and_other_servers_keep_out(tmp_path, monkeypatch):
+    engine = tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{tmp_path}:64MiB")
+    with pytest.raises(ConfigError, match="another server"):
+        tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{tmp_path}:64MiB")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(engine.tiers.disk.segments, "write", full)
+    answered(engine, [[*LONG, 1]])
+    engine.tiers.settle()
+    engine.tiers.disk._threads.shutdown()
+    evict(engine)
+    assert "No space left" in engine.tiers.disk.broken
+    assert len(engine.tiers.disk.book) == 0
+    assert answered(engine, [[*LONG, 4]]) == [greedy("qwen3", [*LONG, 4])]
+
+
+def test_other_adapters_salts_and_weights_find_nothing(tmp_path):
+    engine = tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{tmp_path}:64MiB")
+    answered(engine, [[*LONG, 1]])
+    evict(engine)
+    for name, more in enumerate([{"salt": "b"}, {"identity": b"adapter 1;"}]):
+        request = Request(
+            f"r{name}", [*LONG, 1], SamplingParams(temperature=0.0, max_tokens=2), **more
+        )
+        engine.add(request)
+        engine.run()
+        assert (request.cached, request.ledger.host_tokens) == (0, 0)
+    engine.weights_changed(1)
+    (request,) = submit(engine, [[*LONG, 1]])
+    engine.run()
+    assert request.cached == 0
+    engine.tiers.close()
+
+
+def test_what_cannot_be_offloaded_is_refused_with_a_reason(tmp_path):
+    with pytest.raises(ConfigError, match="keep a state"):
+        tiny_engine("qwen3_next", host="64MiB")
+    with pytest.raises(ConfigError, match="enable_prefix_caching is off"):
+        tiny_engine("qwen3", host="64MiB", prefix=False)
+    with pytest.raises(ConfigError, match="DIR:SIZE"):
+        tiny_engine("qwen3", host="64MiB", disk="nowhere")
+    with pytest.raises(ConfigError, match="kv_offload_host"):
+        EngineConfig(model="x", kv_offload_disk=f"{tmp_path}:1GiB")
+    with pytest.raises(ConfigError, match="a page"):
+        tiny_engine("qwen3", host="1KiB")
+
+
+def test_small_tiers_under_many_requests_change_no_token():
+    """Pages leave and come back all the time, requests are preempted while they wait."""
+    engine = tiny_engine("qwen3", pages=7, chunked=True, host="200KiB", overlap=True)
+    prompts = [[*LONG[: 16 + seed * 9], seed] for seed in range(6)] * 3 + OTHERS[:3]
+    requests = submit(engine, prompts)
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.queues.check_integrity()
+    assert [r.outputs for r in requests] == [greedy("qwen3", prompt) for prompt in prompts]
+    assert engine.tiers.counts.host_tokens > 0
+    at_rest(engine)

@@ -50,9 +50,14 @@ def tiny_engine(
     groups: bool = True,
     speculate: str = "off",
     draft_tokens: Any = "auto",
+    host: str | None = None,
+    disk: str | None = None,
     **more: Any,
 ) -> Engine:
-    """`pages`: of one cache group; there are as many for each of the model's. `more`: as `start_with` takes it."""
+    """`pages`: of one cache group; there are as many for each of the model's. `more`: as `start_with` takes it.
+
+    `host`, `disk`: as --kv-offload-host and --kv-offload-disk have them; loading is then always the fastest.
+    """
     # An invariant runner changes the expert layers of its model.
     net = fixed_model(family) if invariant else model(family)
     count = len(paged(cache_groups(net.spec, grouped=groups and not plain)))
@@ -61,11 +66,13 @@ def tiny_engine(
         max_num_batched_tokens=budget or (24 if chunked else 512),
         num_gpu_blocks_override=count * (pages or (7 if tight else 96)), cache_groups=groups,
         enable_prefix_caching=prefix, batch_invariant=invariant,
-        speculate=speculate, draft_tokens=draft_tokens,
+        speculate=speculate, draft_tokens=draft_tokens, kv_offload_host=host, kv_offload_disk=disk,
     )  # fmt: skip
     opened = OpenModel(family, net.spec, None, (), None)
     engine = start_with(opened, Runnable(family, net, "a test"), config, **more).engine
     engine.overlap = overlap
+    if engine.tiers is not None:
+        engine.tiers.compute = lambda first, last: 1e3 * (last - first)
     return engine
 
 

@@ -20,6 +20,7 @@ ago, and of one request its tail before its head, because a head is what others 
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -54,6 +55,15 @@ class Holding(msgspec.Struct, eq=False):
     left: list[tuple[int, Entry]] = []  # pages before an anchor that a window has left behind
 
 
+class Tiers(Protocol):
+    """What tiers beyond the device are told about pages."""
+
+    def filled(self, request: Request, group: int, place: int, page: int) -> None: ...
+    def first_missing(self, request: Request, place: int) -> int: ...
+    def taken(self, page: int) -> None: ...
+    def left(self, request: Request) -> None: ...
+
+
 class BlockManager:
     def __init__(
         self,
@@ -74,6 +84,7 @@ class BlockManager:
         self.prefix = PrefixCache(pages + states, page_size, prefix_caching, self.groups)
         self.windowed = "window" in kinds
         self.stateful = "state" in kinds
+        self.tiers: Tiers | None = None  # beyond the device
         self.restores: list[tuple[int, int]] = []  # pages to copy before the next step, from and to
         self.saves: list[tuple[int, int]] = []  # and behind it
         self._unsaved: list[tuple[Request, int, list[int]]] = []  # snapshots of this step
@@ -176,6 +187,9 @@ class BlockManager:
         """Give back all tables, their tails first."""
         if not request.blocks:
             return
+        if self.tiers is not None:
+            self._offer_windows(request)
+            self.tiers.left(request)
         holding = self._tables.pop(request)
         tables = self._page_tables(request)
         for place in reversed(range(len(request.blocks))):
@@ -193,7 +207,34 @@ class BlockManager:
         request.computed = 0
 
     def publish(self, request: Request, filled: int) -> list[int]:
-        return self.prefix.publish(request, filled)
+        first = request.published
+        fresh = self.prefix.publish(request, filled)
+        if fresh and self.tiers is not None:
+            self._offer(request, self.tiers, first)
+        return fresh
+
+    def open_windows(self, request: Request, last: int) -> bool:
+        """Pages of window groups for what is seen from behind `last` pages, whose tokens are not computed here.
+
+        False: they are not there, and nothing was touched.
+        """
+        if not self.windowed:
+            return True
+        holding, tables = self._tables[request], self._page_tables(request)
+        firsts = [
+            group.first_page(last * self.page_size, self.page_size) for _, group in self._windows
+        ]
+        if sum(last - max(first, holding.filled) for first in firsts) > self._free.length:
+            return False
+        for at, (index, group) in enumerate(self._windows):
+            for place in range(holding.behind[at], min(firsts[at], holding.filled)):
+                page, tables[index][place] = tables[index][place], 0
+                self._leave(page, self._anchored(holding, group, place), holding)
+            begin = max(firsts[at], holding.filled)
+            tables[index][begin:last] = [self._take(index) for _ in range(begin, last)]
+            holding.behind[at] = max(holding.behind[at], firsts[at])
+        holding.filled = last
+        return True
 
     def cut(self, request: Request, start: int, end: int) -> int:
         """Where a chunk of these tokens has to end, so that a snapshot can be taken at an anchor."""
@@ -280,6 +321,28 @@ class BlockManager:
     def _page_tables(self, request: Request) -> list[list[int]]:
         return [request.blocks, *request.more_blocks]
 
+    # -- what goes to tiers beyond the device -----------------------------------------------------
+
+    def _offer(self, request: Request, tiers: Tiers, first: int) -> None:
+        """Pages that have just become findable; of windows only those that another request may begin with."""
+        holding = self._tables[request]
+        for index, (group, table) in enumerate(
+            zip(self.groups, self._page_tables(request), strict=True)
+        ):
+            full = group.kind == "full"
+            begin = tiers.first_missing(request, first) if full else first
+            for place in range(begin, request.published):
+                if table[place] and (full or self._anchored(holding, group, place)):
+                    tiers.filled(request, index, place, table[place])
+
+    def _offer_windows(self, request: Request) -> None:
+        """What its windows hold at its end: where the conversation goes on."""
+        for index, _ in self._windows if self.tiers is not None else ():
+            table = self._page_tables(request)[index]
+            for place in range(min(request.published, len(table))):
+                if table[place] and self.tiers is not None:
+                    self.tiers.filled(request, index, place, table[place])
+
     # -- what changes hands -----------------------------------------------------------------------
 
     def _begin(self, request: Request, found: Found) -> None:
@@ -361,6 +424,8 @@ class BlockManager:
 
     def _take(self, group: int) -> int:
         page = (self._free if group < self._paged else self._free_states).pop()
+        if self.tiers is not None:
+            self.tiers.taken(page)
         if page in self.prefix:
             self._cached -= page < self.pages
             self.prefix.drop(page)

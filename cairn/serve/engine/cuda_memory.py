@@ -10,6 +10,8 @@ _DEVICE, _PINNED, _READ_WRITE = (
     3,
 )  # CU_MEM_LOCATION_TYPE_DEVICE, .._ALLOCATION_TYPE_PINNED, .._PROT_READWRITE
 _OUT_OF_MEMORY = 2
+_ON_HOST, _ON_DEVICE = 1, 2  # CU_MEMORYTYPE_HOST, .._DEVICE
+_MOST_PITCH = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH
 
 
 class _Location(ctypes.Structure):
@@ -32,6 +34,24 @@ class _Access(ctypes.Structure):
     """CUmemAccessDesc."""
 
     _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D: what is copied, from where, to where."""
+
+    _fields_ = [
+        (f"{end}_{name}", kind)
+        for end in ("source", "target")
+        for name, kind in (
+            ("x", ctypes.c_size_t),
+            ("y", ctypes.c_size_t),
+            ("type", ctypes.c_int),
+            ("host", ctypes.c_void_p),
+            ("device", ctypes.c_uint64),
+            ("array", ctypes.c_void_p),
+            ("pitch", ctypes.c_size_t),
+        )
+    ] + [("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]
 
 
 class CudaMemory:
@@ -93,6 +113,36 @@ class CudaMemory:
 
     def load(self, address: int, host: int, size: int) -> None:
         self._call("cuMemcpyHtoDAsync_v2", _at(address), ctypes.c_void_p(host), _size(size), None)
+
+    def copy_rows(
+        self,
+        *,
+        host: int,
+        device: int,
+        pitch: int,
+        width: int,
+        rows: int,
+        to_host: bool,
+        stream: int,
+    ) -> None:
+        """Rows of `width` bytes, `pitch` apart on the device and one behind the other on the host."""
+        if pitch > _MOST_PITCH:  # the copy engine counts in 31 bits
+            for row in range(rows):
+                self.copy_rows(
+                    host=host + row * width,
+                    device=device + row * pitch,
+                    pitch=width,
+                    width=width,
+                    rows=1,
+                    to_host=to_host,
+                    stream=stream,
+                )
+            return
+        on_device = (0, 0, _ON_DEVICE, None, device, None, pitch)
+        on_host = (0, 0, _ON_HOST, host, 0, None, width)
+        ends = (*on_device, *on_host) if to_host else (*on_host, *on_device)
+        copy = _Copy2D(*ends, width, rows)
+        self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), ctypes.c_void_p(stream))
 
     def zero(self, address: int, size: int) -> None:
         self._call("cuMemsetD8Async", _at(address), ctypes.c_ubyte(0), _size(size), None)

@@ -43,7 +43,17 @@ def stats_of(engine: Engine) -> Stats:
         usage.groups,
         counts.runs,
         tuple(counts.by_position),
+        *_tiers(engine),
     )
+
+
+def _tiers(engine: Engine) -> tuple[int, ...]:
+    """Of the cache beyond the device: tokens from host and disk, loads that failed, pages of both."""
+    tiers = getattr(engine, "tiers", None)
+    if tiers is None:
+        return ()
+    counts, disk = tiers.counts, 0 if tiers.disk is None else len(tiers.disk.book)
+    return counts.host_tokens, counts.disk_tokens, counts.failed_loads, len(tiers.host), disk
 
 
 def facts_of(engine: Engine) -> Facts:

@@ -11,7 +11,7 @@ its own requests with the reason and no others. Not thread-safe: one thread owns
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.core.events import span
@@ -26,6 +26,9 @@ from cairn.serve.engine.step import Advance, Step
 from cairn.serve.engine.step_budget import Pace
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom, identity_of
+
+if TYPE_CHECKING:
+    from cairn.serve.tiers.page_tiers import PageTiers
 
 REMEMBERED = 4096  # steps in the ledger
 DRAFTING_NEW = 0.1  # what the newest step counts for in the mean time of drafting
@@ -66,6 +69,8 @@ class Engine:
         self._updating = 0.0  # seconds of the last update: the next turn counts them
         self.prompt_logprobs: dict[Request, list[TokenLogprobs]] = {}
         self.pools = Pools()  # prompts as vectors; whoever reads the outputs takes them
+        self.tiers: PageTiers | None = None  # of the cache, beyond the device
+        self._landed = 0.0  # when the last step did
         self._flying: Flight | None = None
         self.paused = False  # no further step is scheduled
         self.asleep = False  # its memory was given back, and no step is scheduled, either
@@ -112,6 +117,8 @@ class Engine:
         if self.paused or self.asleep:
             return self._land_last()
         failed = self._admit_media() if self.media is not None else []
+        if self.tiers is not None:
+            self.tiers.poll()
         began = self.clock()
         with span("schedule"):
             if self.pace is not None:
@@ -123,6 +130,8 @@ class Engine:
             outputs, flight = self._launch(step)
         outputs = failed + outputs
         launched = self.clock()
+        if flight is not None:
+            flight.launched = scheduled
         if self.pace is not None:  # a CPU computes in `launch`
             self.pace.note(step.tokens, launched - scheduled)
         self._note_seconds(step, scheduled - began, launched - scheduled)
@@ -134,11 +143,15 @@ class Engine:
             with span("wait"):
                 landed, lost = self._land(due)
             outputs += lost
+        elif self.tiers is not None and flight is None and self.tiers.is_loading:
+            self.tiers.wait()
         waited = self.clock()
         self._spend(due, scheduled - began, launched - scheduled, waited - launched)
         if due is not None and landed is not None:
             with span("update"):
                 outputs += self._update(due.step, landed)
+            if self.tiers is not None:
+                self._note_landed(self.tiers, due, waited)
         ended = self.clock()
         self._updating = ended - waited
         self.steps += 1
@@ -189,7 +202,9 @@ class Engine:
             )
         self.check_sleep(level)
         self._land_last()  # of requests that have ended
-        self.reset_prefix_cache()
+        self.scheduler.blocks.reset()  # tiers beyond the device keep what they have
+        if self.tiers is not None:
+            self.tiers.settle()
         self.runner.sleep(level)
         self.asleep = True
 
@@ -251,8 +266,10 @@ class Engine:
             )
 
     def reset_prefix_cache(self) -> None:
-        """Forget every prefix; refused while pages are in use."""
+        """Forget every prefix, in tiers beyond the device, too; refused while pages are in use."""
         self.scheduler.blocks.reset()
+        if self.tiers is not None:
+            self.tiers.clear()
 
     def _land_last(self) -> list[Output]:
         """What was in flight when the engine was paused."""
@@ -260,7 +277,12 @@ class Engine:
         if due is None:
             return []
         landed, outputs = self._land(due)
-        return outputs if landed is None else outputs + self._update(due.step, landed)
+        if landed is None:
+            return outputs
+        outputs += self._update(due.step, landed)
+        if self.tiers is not None:
+            self._note_landed(self.tiers, due, self.clock())
+        return outputs
 
     def run(self) -> list[Output]:
         """Until there is no work left."""
@@ -290,7 +312,8 @@ class Engine:
     def _stamp(self, step: Step, began: float, scheduled: float) -> None:
         """The ledgers of those that got a row, or lost it."""
         for request in step.preempted:
-            request.ledger.requeued -= scheduled
+            if request.ledger.scheduled:
+                request.ledger.requeued -= scheduled
         for request in step.admitted:
             ledger = request.ledger
             if ledger.scheduled == 0.0:
@@ -329,9 +352,17 @@ class Engine:
             if step.drafts:  # drafting is a part of it
                 speculation.wait_s += DRAFTING_NEW * (scheduling - speculation.wait_s)
 
+    def _note_landed(self, tiers: "PageTiers", flight: Flight, landed: float) -> None:
+        """Its pages may be stored. A device takes steps one behind the other: it was busy since the last one landed."""
+        tiers.landed(flight.step, landed - max(flight.launched, self._landed))
+        self._landed = landed
+
     def _launch(self, step: Step) -> tuple[list[Output], Flight | None]:
         if not step.chunks:
             return self._outputs(self.scheduler.update(step, [])), None
+        if self.tiers is not None:
+            self.tiers.scheduled(step)
+            self.tiers.hold_steps()
         try:
             return [], self.runner.launch(step)
         except Exception as problem:  # whatever it was, it ends these requests and no others

@@ -194,6 +194,11 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     groups_used: tuple[int, ...] = ()  # of `pages_used`, those of each cache group
     draft_runs: int = 0  # times that drafts of a request were verified, since the start
     accepted_at: tuple[int, ...] = ()  # how often the first, second, .. draft held
+    host_tokens: int = 0  # of prompts, loaded from the host's tier of the cache, since the start
+    disk_tokens: int = 0  # and from the disk's
+    failed_loads: int = 0  # since the start
+    host_pages: int = 0  # that the tiers hold
+    disk_pages: int = 0
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):

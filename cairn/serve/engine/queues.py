@@ -61,9 +61,10 @@ class Queues:
         insort(self.running, request, key=_order)
         return request
 
-    def preempt(self) -> Request:
-        """Move the last of the running requests back to the waiting queue, without pages and row."""
-        victim = self.running.pop()
+    def preempt(self, victim: Request | None = None) -> Request:
+        """Move a running request, by default the last, back to the waiting queue, without pages and row."""
+        victim = self.running[-1] if victim is None else victim
+        self.running.remove(victim)
         self._release(victim)
         victim.state = "waiting"
         victim.ledger.preemptions += 1

@@ -25,6 +25,7 @@ from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.spans import longest_span
 from cairn.serve.engine.step_times import NOTHING, Spent
+from cairn.serve.tiers.load_plan import Loading
 
 RequestId = str | int
 State = Literal["waiting", "running", "finished"]
@@ -125,6 +126,9 @@ class Ledger(msgspec.Struct):
     decode: Spent = NOTHING  # and from there to its end
     drafted: int = 0  # drafts of it that were verified
     accepted: int = 0  # of those, that held
+    host_tokens: int = 0  # of its prompt, that came from the host's tier of the cache
+    disk_tokens: int = 0  # and from the disk's
+    load: float = 0.0  # seconds that it waited for them
 
 
 class Request:
@@ -149,6 +153,7 @@ class Request:
         "id",
         "identity",
         "ledger",
+        "loading",
         "mark",
         "media",
         "min_tokens",
@@ -234,6 +239,7 @@ class Request:
         self.more_blocks: list[list[int]] = []  # and in each of the others; equally long
         self.states: list[int] = []  # of each group with a state, the page that it lies in
         self.cached = 0  # tokens found in the prefix cache when it was first admitted
+        self.loading: Loading | None = None  # pages that a tier brings; it waits for them
         # what the prefix cache remembers about it
         self.hashes: list[bytes] = []  # of its full pages; survive a preemption
         self.published = 0  # how many pages of `blocks` have been offered to others

@@ -319,6 +319,7 @@ class Flight:
             None  # that the step has computed, if the device drafted some
         )
         self.event: torch.cuda.Event | None = None
+        self.launched = 0.0  # a moment of the loop's clock
 
     def sent(self, device: torch.device) -> None:
         if device.type == "cuda":

@@ -23,6 +23,7 @@ as if all of them held, and the device, which knows better, corrects them (`Chun
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from cairn.serve.engine.block_manager import BlockManager
 from cairn.serve.engine.queues import Queues
@@ -30,8 +31,17 @@ from cairn.serve.engine.request import Finish, Limits, Request, RequestId
 from cairn.serve.engine.spans import whole_end
 from cairn.serve.engine.speculate.speculation import Speculation, check_drafts
 from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step, joined
+from cairn.serve.tiers.load_plan import Loading
 
 NO_PAGES: tuple[int, ...] = ()
+
+
+class Tiers(Protocol):
+    """Tiers of the cache, as an admission sees them."""
+
+    def begin(self, request: Request) -> None:
+        """Set `request.loading` if pages of it are loaded."""
+        ...
 
 
 class Scheduler:
@@ -58,6 +68,7 @@ class Scheduler:
             states=limits.states,
         )
         self.queues = self._make_queues()
+        self.tiers: Tiers | None = None  # of the cache, beyond the device
         self.step_limit = (
             0  # tokens of the next step besides one for each request; 0: `limits` rule
         )
@@ -121,6 +132,8 @@ class Scheduler:
         self._steps += 1
         if self._waits_for_drafts():
             return step
+        if self.tiers is not None:
+            self._requeue_failed(step)
         decoding = any(r.computed >= r.prefill_until for r in self.queues.running)
         most = self.limits.budget(decoding)
         if self.step_limit:
@@ -165,7 +178,9 @@ class Scheduler:
             if budget == 0:
                 break
             if request.computed < request.prefill_until:
-                budget -= self._prefill(request, NO_PAGES, budget, step)
+                pages = NO_PAGES if request.loading is None else self._arrived(request, step)
+                if pages is not None:
+                    budget -= self._prefill(request, pages, budget, step)
                 continue
             total = request.total
             if total >= request.end:
@@ -202,14 +217,53 @@ class Scheduler:
                 break
             queues.admit()
             request.prefill_until = request.total
+            if self.tiers is not None:
+                self.tiers.begin(request)
+                if request.loading is not None:
+                    request.loading.told = not self._waits(request, request.loading)
+                    if not request.loading.told:
+                        continue
             step.admitted.append(request)
             budget -= self._prefill(request, pages, budget, step)
         return budget
+
+    # -- pages that come from a tier ------------------------------------------------------------------
+
+    def _waits(self, request: Request, loading: Loading) -> bool:
+        """Nothing is left to compute before its pages are here."""
+        return request.computed >= loading.first * self.limits.page_size
+
+    def _arrived(self, request: Request, step: Step) -> Sequence[int] | None:
+        """Go on behind the pages that were loaded; what its row has to be told. None: they are still on their way."""
+        loading = request.loading
+        if loading is None or not self._waits(request, loading):
+            return NO_PAGES
+        if loading.state != "landed":
+            return None
+        request.loading, size = None, self.limits.page_size
+        request.computed = loading.last * size
+        if request.ledger.preemptions == 0:
+            request.cached += (loading.last - loading.first) * size
+        self.blocks.publish(request, request.computed)
+        if loading.told:
+            return NO_PAGES
+        step.admitted.append(request)
+        return self.blocks.entries(request, 0, len(request.blocks))
+
+    def _requeue_failed(self, step: Step) -> None:
+        """Whose pages could not be loaded is admitted again, and finds what there is."""
+        running = self.queues.running
+        for request in [
+            r for r in running if r.loading is not None and r.loading.state == "failed"
+        ]:
+            step.preempted.append(self.queues.preempt(request))
 
     def _prefill(self, request: Request, pages: Sequence[int], budget: int, step: Step) -> int:
         """The next part of what was known at admission; returns how many tokens it has."""
         start, total = request.computed, request.prefill_until
         count = min(total - start, budget, self.limits.prefill_chunk or budget)
+        if request.loading is not None:  # from there on its pages are loaded
+            count = min(count, request.loading.first * self.limits.page_size - start)
         end, first_page = start + count, 0 if pages else len(request.blocks)
         if request.pieces:
             end = whole_end(request, start, end)

@@ -217,6 +217,10 @@ def start_with(
         notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
     media = _media(opened, runnable, runner, scheduler)
     engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
+    if config.kv_offload_host is not None:
+        from cairn.serve.tiers.open_tiers import open_tiers
+
+        notes += open_tiers(engine, opened, config)
     return Started(engine, opened, notes)
 
 

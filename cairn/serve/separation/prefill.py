@@ -195,5 +195,6 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
     blocks = HoldingBlocks(
         limits.pages, limits.page_size, prefix_caching=caching, groups=limits.groups
     )
+    blocks.tiers = scheduler.blocks.tiers
     scheduler.manage(blocks)
     return blocks

@@ -14,6 +14,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from cairn.models.cache import CacheGroup
 
 WORTH = 0.9  # a plan that takes more than this share of computing is not followed: estimates are estimates
@@ -49,6 +51,16 @@ class LoadPlan(NamedTuple):
         if self.first == self.last:
             return "compute"
         return "load" if self.first == self.found else "both ends"
+
+
+class Loading(msgspec.Struct, eq=False):
+    """Pages `first` .. `last` of a running request's table are on their way; those before `first` are computed."""
+
+    first: int
+    last: int
+    began: float  # a moment
+    state: Literal["coming", "landed", "failed"] = "coming"
+    told: bool = False  # the device knows the table: the front is being computed
 
 
 def plan_load(

@@ -7,7 +7,7 @@ cannot be used. Pinned pages, which a copy reads or writes, stay too. Pure.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -71,6 +71,17 @@ class SlotBook:
         self._kept[key] = Kept(slot, parent, seconds, self._clock + seconds, self._turn, pins=1)
         self._children[parent] += 1
         return slot
+
+    def restore(self, found: Mapping[Key, tuple[int, Key, float]]) -> None:
+        """Of an empty book: slots whose pages are there, with the parent and the seconds of each."""
+        taken = {slot for slot, _, _ in found.values()}
+        self._free = [slot for slot in self._free if slot not in taken]
+        for key, (slot, parent, seconds) in found.items():
+            self._turn += 1
+            self._kept[key] = Kept(slot, parent, seconds, seconds, self._turn, ready=True)
+            self._children[parent] += 1
+        for key in found:
+            self._enter(key)
 
     def ready(self, key: Key) -> None:
         """Its bytes are there."""

@@ -110,6 +110,7 @@ class Book:
             floor=FloorView(prefill_s=_seconds(prefill), decode_s=_seconds(decode)), reason=reason,
             text_of_reason=text, answers=entry.answers, streamed=entry.streamed, steps=entry.steps,
             drafted_tokens=ledger.drafted, accepted_tokens=ledger.accepted,
+            host_tokens=ledger.host_tokens, disk_tokens=ledger.disk_tokens, load_s=_round(ledger.load),
             prefill_chunks=ledger.prefill_chunks, digest=entry.digest, key=entry.key or None,
             device_s=_round(entry.device_s) if entry.device_s else None,
             joules=_round(entry.joules) if entry.joules else None, cache_miss=entry.miss,

@@ -209,6 +209,9 @@ def together(ledgers: Sequence[Ledger]) -> Ledger:
         requeued=max(ledger.requeued for ledger in ledgers),
         drafted=sum(ledger.drafted for ledger in ledgers),
         accepted=sum(ledger.accepted for ledger in ledgers),
+        host_tokens=sum(ledger.host_tokens for ledger in ledgers),
+        disk_tokens=sum(ledger.disk_tokens for ledger in ledgers),
+        load=max(ledger.load for ledger in ledgers),
         # Steps are shared, so the longest stands for all.
         prefill=max((ledger.prefill for ledger in ledgers), key=_steps),
         decode=max((ledger.decode for ledger in ledgers), key=_steps),

@@ -199,6 +199,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunks: int = 0
     drafted_tokens: int = 0  # that a drafter guessed and a step verified
     accepted_tokens: int = 0  # of those, that were right
+    host_tokens: int = 0  # of the cached ones, that came back from host memory
+    disk_tokens: int = 0  # and from the disk
+    load_s: float = 0.0  # that it waited for them, as a part of the queue
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):

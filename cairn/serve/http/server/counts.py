@@ -38,6 +38,9 @@ GROWING = (
     "drafted",
     "accepted",
     "draft_runs",
+    "host_tokens",
+    "disk_tokens",
+    "failed_loads",
 )  # of `Stats`
 RECENT = 4096  # times between tokens, for percentiles
 CATALOGUE_HTTP: tuple[Metric, ...] = (
@@ -141,6 +144,24 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         help="Prompts that a prefill server was asked for, and that were computed here instead.",
         unit="prompts",
         labels=("model",),
+    ),
+    Counter(
+        name="cairn_offload_loaded_tokens_total",
+        help="Prompt tokens whose pages were loaded from a tier of the cache: host or disk.",
+        unit="tokens",
+        labels=("model", "tier"),
+    ),
+    Counter(
+        name="cairn_offload_failed_loads_total",
+        help="Loads that failed because a page on the disk was damaged; their prompts were computed.",
+        unit="loads",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_offload_pages",
+        help="Pages of the cache that a tier beyond the device holds: host or disk.",
+        unit="pages",
+        labels=("model", "tier"),
     ),
     Counter(
         name="cairn_spec_decode_num_drafts_total",
@@ -271,6 +292,8 @@ def show_engine(
             metrics.set("cairn_cache_group_used_pages", used, model=model, group=str(group))
     metrics.set("cairn_cache_pages", stats.pages, model=model)
     metrics.set("cairn_cache_findable_pages", stats.pages_cached, model=model)
+    metrics.set("cairn_offload_pages", stats.host_pages, model=model, tier="host")
+    metrics.set("cairn_offload_pages", stats.disk_pages, model=model, tier="disk")
     metrics.set("cairn_weights_bytes", weights_bytes, model=model)
     metrics.set("cairn_engine_steps", stats.steps, model=model)
 
@@ -296,6 +319,9 @@ class EngineTotals:
         add("cairn_prefix_found_tokens_total", "prefix_hits")
         add("cairn_remote_prompts_total", "remote_prefills")
         add("cairn_fallback_prompts_total", "prefill_fallbacks")
+        add("cairn_offload_loaded_tokens_total", "host_tokens", tier="host")
+        add("cairn_offload_loaded_tokens_total", "disk_tokens", tier="disk")
+        add("cairn_offload_failed_loads_total", "failed_loads")
         add("cairn_spec_decode_num_drafts_total", "draft_runs")
         for position, held in enumerate(stats.accepted_at):
             before = last.accepted_at[position] if position < len(last.accepted_at) else 0

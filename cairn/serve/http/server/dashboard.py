@@ -36,6 +36,7 @@ ROWS = (
     Row("Cache", (
         "cairn_cache_used_pages", "cairn_cache_findable_pages", "cairn_cache_pages",
         "cairn_prefix_looked_up_tokens_total", "cairn_prefix_found_tokens_total",
+        "cairn_offload_pages", "cairn_offload_loaded_tokens_total", "cairn_offload_failed_loads_total",
     )),
 )  # fmt: skip
 

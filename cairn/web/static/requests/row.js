@@ -57,6 +57,8 @@ function inside(view) {
     ["Whole", seconds(view.e2e_s)],
     ["Prompt", plural(view.prompt_tokens, "token")],
     ["Found in the cache", percent(view.cached_tokens, view.prompt_tokens)],
+    view.host_tokens ? ["From host memory", plural(view.host_tokens, "token")] : null,
+    view.disk_tokens ? ["From the disk", plural(view.disk_tokens, "token")] : null,
     view.cache_miss ? ["Not found", view.cache_miss] : null,
     ["Output", plural(view.output_tokens, "token")],
     ["Preempted", view.preemptions ? plural(view.preemptions, "time") : "never"],

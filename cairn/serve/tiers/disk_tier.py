@@ -1,0 +1,113 @@
+"""The pages of a disk as the engine sees them: a book of slots, and a thread that reads and writes.
+
+The engine's thread asks and looks later; it never waits for the disk. Pages are written as far as the thread keeps up,
+and never behind one that is not there. A disk that is full or gone is written no more; what it has is still read.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from cairn.hw.ceilings import Measured
+from cairn.hw.measure_host import disk_rates
+from cairn.serve.tiers.disk_segments import Damaged, DiskSegments
+from cairn.serve.tiers.load_plan import Source
+from cairn.serve.tiers.slot_book import Key, SlotBook
+
+log = logging.getLogger("cairn")
+MOST_WRITING = 64  # pages that wait to be written
+TRIED_BYTES = 16 << 20  # to measure a disk of which nothing is known
+UNKNOWN_RATE = 0.5e9  # bytes per second of one that cannot be measured, such as memory
+NEWEST = 0.3  # what the last read counts for in the rate
+LATENCY_S = 0.002
+
+
+class Read(NamedTuple):
+    damaged: list[Key]
+    seconds: float
+
+
+class DiskTier:
+    def __init__(self, segments: DiskSegments) -> None:
+        self.segments, self.book = segments, SlotBook(segments.slots)
+        self.broken: str | None = None  # why nothing is written any more
+        found = disk_rates(segments.folder, TRIED_BYTES)["disk_read_cold"]
+        self.rate = found.value if isinstance(found, Measured) else UNKNOWN_RATE
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="cairn kv disk")
+        self._writing: dict[Key, Future[None]] = {}
+        self._reading_bytes = 0  # asked for, and not there yet
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """What earlier servers have left keeps the slots that it has."""
+        left = self.segments.filled()
+        self.book.restore({h.key: (slot, h.parent, h.seconds) for slot, h in left})
+
+    @property
+    def source(self) -> Source:
+        return Source(self.rate, LATENCY_S + self._reading_bytes / self.rate)
+
+    def wants(self, key: Key, parent: Key) -> bool:
+        room = len(self._writing) < MOST_WRITING and self.broken is None
+        return room and key not in self.book and (not parent or parent in self.book)
+
+    def write(self, key: Key, parent: Key, seconds: float, page_B: np.ndarray) -> bool:
+        """Begin to; `page_B` stays as it is until `written` names the key."""
+        slot = self.book.put(key, parent, seconds)
+        if slot is None:
+            return False
+        write = self.segments.write
+        self._writing[key] = self._threads.submit(write, slot, key, parent, seconds, page_B)
+        return True
+
+    def written(self) -> list[Key]:
+        """Pages that are no longer read from host memory, since the last call."""
+        done = [key for key, writing in self._writing.items() if writing.done()]
+        for key in done:
+            problem = self._writing.pop(key).exception()
+            if problem is None:
+                self.book.ready(key)
+                continue
+            self.book.drop(key)
+            if self.broken is None:
+                self.broken = f"{type(problem).__name__}: {problem}"
+                log.warning("no page is written to %s any more: %s", self.segments.folder, problem)
+        return done
+
+    def read(self, keys: Sequence[Key], into: Sequence[np.ndarray]) -> "Future[Read]":
+        """Into these slots of the host; the result names pages that were not there."""
+        slots = [self.book.get(key).slot for key in keys]
+        for key in keys:
+            self.book.use(key)
+            self.book.pin(key)
+        self._reading_bytes += len(keys) * self.segments.page_bytes
+        return self._threads.submit(self._read, list(zip(keys, slots, into, strict=True)))
+
+    def have_read(self, keys: Sequence[Key], read: Read) -> None:
+        """In the engine's thread, when a read has ended: the books follow."""
+        size = len(keys) * self.segments.page_bytes
+        self._reading_bytes -= size
+        if read.seconds > 0:
+            self.rate += NEWEST * (size / read.seconds - self.rate)
+        for key in keys:
+            self.book.unpin(key)
+        for key in read.damaged:
+            self.book.drop(key)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.segments.close()
+
+    def _read(self, wanted: Sequence[tuple[Key, int, np.ndarray]]) -> Read:
+        began, damaged = time.monotonic(), []
+        for key, slot, into_B in wanted:
+            try:
+                self.segments.read(slot, key, into_B)
+            except Damaged as problem:
+                log.warning("a page in %s is computed again: %s", self.segments.folder, problem)
+                damaged.append(key)
+        return Read(damaged, time.monotonic() - began)

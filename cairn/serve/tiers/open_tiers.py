@@ -1,0 +1,148 @@
+"""From `--kv-offload-host` and `--kv-offload-disk` to the tiers of an engine, or the reason why it cannot have any."""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from cairn.core.errors import ConfigError
+from cairn.core.units import format_bytes, format_rate, parse_bytes
+from cairn.models.checkpoint import Checkpoint
+from cairn.models.runnable import OpenModel
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.step_budget import NAMES, matmul_rate
+from cairn.serve.separation.memory import identity
+from cairn.serve.tiers.disk_segments import DiskSegments
+from cairn.serve.tiers.disk_tier import DiskTier
+from cairn.serve.tiers.page_copies import page_copies
+from cairn.serve.tiers.page_tiers import PageTiers
+from cairn.serve.tiers.recompute import Recompute
+
+SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of a checkpoint
+
+
+class DiskRoom(NamedTuple):
+    folder: Path
+    bytes: int
+
+
+def open_tiers(engine: Engine, opened: OpenModel, config: EngineConfig) -> list[str]:
+    """Give a new engine its tiers; what was chosen, in a line each."""
+    if config.kv_offload_host is None:
+        return []
+    _check(engine, config)
+    runner, limits = engine.runner, engine.scheduler.limits
+    room, of_page = read_size(config.kv_offload_host), runner.pool.page_bytes
+    if room < of_page:
+        raise ConfigError(
+            f"kv_offload_host is {format_bytes(room)}, and a page has {format_bytes(of_page)}",
+            hint="give it more room",
+        )
+    copies = page_copies(runner, room // of_page)
+    disk = None
+    if config.kv_offload_disk is not None:
+        where = read_room(config.kv_offload_disk)
+        model = fingerprint(engine, opened, config)
+        disk = DiskTier(DiskSegments(where.folder.expanduser(), where.bytes, of_page, model))
+    rate = None
+    if runner.device.type == "cuda":
+        import torch
+
+        name = torch.cuda.get_device_name(runner.device)
+        rate = matmul_rate(name, NAMES.get(str(runner.model.embedding.weight.dtype), ""))
+    compute = Recompute(runner.model.spec, limits.page_size, rate)
+    tiers = PageTiers(engine.scheduler, copies, compute, disk)
+    engine.tiers = engine.scheduler.tiers = engine.scheduler.blocks.tiers = tiers
+    return _notes(tiers, limits.page_size)
+
+
+def _check(engine: Engine, config: EngineConfig) -> None:
+    limits, scales = engine.scheduler.limits, engine.runner.pool.scales
+    if limits.states:
+        raise ConfigError(
+            "layers of this model keep a state, which changes with every token and is not kept in pages",
+            hint="leave out --kv-offload-host: prefixes of this model are computed",
+        )
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"kv_offload_host is given, and tensor_parallel_size is {config.tensor_parallel_size}",
+            hint="ranks would see copies end at different steps; offload on one GPU only",
+        )
+    if not config.enable_prefix_caching:
+        raise ConfigError(
+            "kv_offload_host is given, and enable_prefix_caching is off",
+            hint="pages are kept under the names of the prefix cache; leave that on",
+        )
+    if config.kv_offload_disk is not None and scales is not None and scales.are_measured:
+        raise ConfigError(
+            "kv_offload_disk is given, and the scales of the float8 cache are measured by each server for itself",
+            hint="leave out --kv-cache-dtype or --kv-offload-disk, or serve a checkpoint that has the scales",
+        )
+
+
+def _notes(tiers: PageTiers, page_size: int) -> list[str]:
+    def line(where: str, slots: int, rate: float) -> str:
+        held = format_bytes(slots * tiers.copies.page_bytes)
+        tokens = slots * page_size
+        return f"{where}: {held} for {tokens} tokens of the KV cache, {format_rate(rate, 'B')}"
+
+    notes = [line("host memory", tiers.host.slots, tiers.rate)]
+    if tiers.disk is not None:
+        disk = tiers.disk
+        notes.append(line(str(disk.segments.folder), disk.book.slots, disk.rate))
+        notes.append(f"{len(disk.book)} pages are there from earlier servers")
+    return notes
+
+
+def read_size(text: str) -> int:
+    """Bytes of "8GiB"; a bare number counts GiB, as in vLLM's --kv-offloading-size."""
+    bare = text.replace(".", "", 1).isdigit()
+    return parse_bytes(f"{text}GiB" if bare else text)
+
+
+def read_room(text: str) -> DiskRoom:
+    folder, _, size = text.rpartition(":")
+    if not folder:
+        raise ConfigError(
+            f"kv_offload_disk is {text!r}", hint="it has to be DIR:SIZE, as in /data/kv:100GiB"
+        )
+    return DiskRoom(Path(folder), read_size(size))
+
+
+def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig) -> str:
+    """The same for servers whose pages hold the same numbers: weights, their form, and the layout of a page."""
+    runner = engine.runner
+    pool, limits = runner.pool, engine.scheduler.limits
+    windows = [(group.kind, group.window, group.layers) for group in limits.groups]
+    layout = (
+        tuple(pool.cache.shape[:2]),
+        tuple(pool.cache.shape[3:]),
+        str(pool.cache.dtype),
+        windows,
+    )
+    form = (
+        config.weights,
+        config.quantization,
+        config.context,
+        config.speculate,
+        str(pool.heads_first),
+    )
+    digest = hashlib.sha256(repr((runner.model.spec, layout, form)).encode())
+    if opened.checkpoint is None:
+        digest.update(identity(runner.model).encode())
+    else:
+        _sample(opened.checkpoint, digest)
+    return digest.hexdigest()
+
+
+def _sample(checkpoint: Checkpoint, digest: "hashlib._Hash") -> None:
+    """Of every file: its size and bytes at many places. Training changes nearly every number."""
+    path = checkpoint.path
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    for file in files:
+        size = file.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with file.open("rb") as opened:
+            for at in range(0, size, max(size // SAMPLES, SAMPLE_BYTES)):
+                opened.seek(at)
+                digest.update(opened.read(SAMPLE_BYTES))
