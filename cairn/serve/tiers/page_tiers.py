@@ -138,7 +138,8 @@ class PageTiers:
             if prefix.entry(one.page) is not one.entry or one.key in self.host:
                 continue
             slot = None
-            if worth_storing(self.copies.page_bytes, source, one.seconds):
+            known = one.seconds > 0  # else no step with a prompt has been timed yet
+            if not known or worth_storing(self.copies.page_bytes, source, one.seconds):
                 slot = self.host.put(one.key, one.parent, one.seconds)
             if slot is None:
                 self.counts.skipped_pages += 1
