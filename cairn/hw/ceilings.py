@@ -67,6 +67,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     loopback_round_trip: Measured | None = None
     loopback_throughput: Measured | None = None
     absent: dict[str, str] = {}  # what could not be measured, and why; "matmul.fp8" for a dtype
+    busy: bool = False  # other programs held the cores meanwhile: the true ceilings may be higher
 
 
 def rate(work: float, unit: Literal["B/s", "FLOP/s"], timing: Timing, how: str) -> Measured:

@@ -1,12 +1,13 @@
 """Which ceilings do predictions start from, and what do labs add to them?
 
     machine.json ──load──> usable? ──yes──> Ceilings ──────────────> labs
-         ^                    └─no: missing, damaged, stale            │ measured on the way
+         ^                    └─no: missing, damaged, stale, busy      │ measured on the way
          │                       └─> quick calibration ──> Ceilings    v
          └──────────────────────────── save <─────────────────────── merge
 
-A ceiling is the best that was ever seen: of two rates the higher, of two durations the shorter. Whoever changes the
-file holds a lock beside it, so that two lab runs at once lose nothing. Knows no lab.
+A ceiling is the best that was ever seen: of two rates the higher, of two durations the shorter. Those of a busy
+machine are marked and measured again once it is idle. Whoever changes the file holds a lock beside it, so that two lab
+runs at once lose nothing. Knows no lab.
 """
 
 import fcntl
@@ -21,11 +22,22 @@ import msgspec
 from cairn.core.errors import HardwareError
 from cairn.hw.ceilings import Ceilings, Measured, load, machine_file, save, staleness
 from cairn.hw.machine import Machine
+from cairn.labs.busy import is_busy, reading
 
 MATMUL = "matmul."
 # What the file keeps beside the ceilings themselves.
 NOT_CEILINGS = frozenset(
-    {"schema", "measured_at", "quick", "identity", "device", "device_name", "matmul", "absent"}
+    {
+        "schema",
+        "measured_at",
+        "quick",
+        "identity",
+        "device",
+        "device_name",
+        "matmul",
+        "absent",
+        "busy",
+    }
 )
 
 LogLine = Callable[[str], None]
@@ -44,15 +56,29 @@ def ready(
     path = machine_file() if path is None else path
     try:
         kept = load(path)
-        if not (reasons := staleness(kept, machine)):
+        if (why := _obstacle(kept, machine, path)) is None:
             return kept
-        why = f"{path} was measured on another machine ({'; '.join(reasons)})"
     except HardwareError as error:
         why = error.message
     log_line(f"{why}: measuring this machine's ceilings quickly (`cairn calibrate` looks longer)")
+    before = reading()
     fresh = measure(machine)
+    fresh = msgspec.structs.replace(fresh, busy=before is not None and is_busy(before))
+    if fresh.busy:
+        log_line(
+            "other programs held the cores meanwhile: these ceilings are measured again when they end"
+        )
     _keep(fresh, path, log_line)
     return fresh
+
+
+def _obstacle(kept: Ceilings, machine: Machine, path: Path) -> str | None:
+    """Why the kept ceilings should be measured again, now."""
+    if reasons := staleness(kept, machine):
+        return f"{path} was measured on another machine ({'; '.join(reasons)})"
+    if kept.busy and not is_busy():
+        return f"{path} was measured while other programs held the cores"
+    return None
 
 
 def learn(

@@ -58,10 +58,36 @@ def test_nonsense_is_refused(found, message):
         merge(ceilings(), found)
 
 
+@pytest.fixture(autouse=True)
+def busy(monkeypatch):
+    """Whether other programs hold the cores; nobody does unless a test says so."""
+    state = {"now": False}
+    monkeypatch.setattr("cairn.labs.calibration.is_busy", lambda before=None: state["now"])
+    return state
+
+
 def rebuilt(path):
-    said, fresh = [], ceilings_here()
-    found = ready(probe(), lambda machine: fresh, said.append, path)
-    return found is fresh, said
+    said, times = [], []
+
+    def measure(machine):
+        times.append(machine)
+        return ceilings_here()
+
+    ready(probe(), measure, said.append, path)
+    return len(times) == 1, said
+
+
+def test_ceilings_of_a_busy_machine_are_measured_again_when_it_is_idle(tmp_path, busy):
+    path = tmp_path / "machine.json"
+    busy["now"] = True
+    assert rebuilt(path)[0]
+    assert load(path).busy
+    assert rebuilt(path) == (False, [])  # still busy: what there is has to do
+    busy["now"] = False
+    again, said = rebuilt(path)
+    assert again
+    assert "while other programs held the cores" in said[0]
+    assert not load(path).busy
 
 
 @pytest.mark.parametrize(

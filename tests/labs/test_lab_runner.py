@@ -64,12 +64,23 @@ def test_off_while_others_hold_the_cores_says_busy(session, monkeypatch):
     monkeypatch.setattr("cairn.labs.runner.reading", lambda: readings[0])
     monkeypatch.setattr("cairn.labs.busy.reading", lambda: readings[1])
     loaded = dataclasses.replace(session, is_busy=is_busy)
-    entry = run_lab(lab(run=outcome), loaded)
+    entry = run_lab(lab(run=_measures(3.0, 4.0)), loaded)
     assert entry.status == "busy"
     assert "measure again when it is idle" in entry.verdict.en
     assert run_lab(lab(run=held), loaded).status == "held"
+    assert run_lab(lab(run=_measures(3.0, 2.0)), loaded).status == "held"  # measured once more
+    assert run_lab(lab(run=_measures(3.0, 3.0)), loaded).status == "off"  # load repeats no number
     readings[1] = Reading(working=30.0, total=120.0, own=24.0)
-    assert run_lab(lab(run=outcome), loaded).status == "off"
+    assert run_lab(lab(run=_measures(3.0, 4.0)), loaded).status == "off"
+
+
+def _measures(*values):
+    """A lab whose runs measure these, one after the other, where 2 is predicted."""
+    left = iter(values)
+    what = both("x")
+    return lambda bench: Outcome(
+        checks=[Check(what=what, predicted=2.0, measured=next(left), unit="s")]
+    )
 
 
 def test_a_lab_that_is_off_is_a_result_and_its_entry_survives_json(session):

@@ -25,11 +25,12 @@ def skewed_router(rate: float) -> Any:
     from cairn.models.spec import Experts
     from cairn.train.parallel.balance import BalancedRouter
 
-    experts = Experts(count=EXPERTS, per_token=PER_TOKEN, intermediate=32)
+    experts = Experts(count=EXPERTS, per_token=PER_TOKEN, intermediate=32, choice_bias=True)
     spec = msgspec.structs.replace(preset("tiny-qwen3"), experts=experts)
-    router = BalancedRouter(Build("cpu", torch.float32), spec, experts, 0.0, rate, None)
+    router: Any = BalancedRouter(Build("cpu", torch.float32), spec, experts, 0.0, rate, None)
     torch.manual_seed(0)
     with torch.no_grad():
+        router.bias_E.zero_()
         router.weight.normal_(std=0.05)
         router.weight[:, 0] += torch.linspace(0.5, -0.5, EXPERTS)
     return router
