@@ -96,16 +96,18 @@ def drain(engine: "Engine", requests: Sequence["Request"] = ()) -> float:
     return time.perf_counter() - began
 
 
-def host_rates(bench: Workbench) -> Rates:
+def host_rates(bench: Workbench, rows: int = 768) -> Rates:
     """Of this CPU at this moment, in tenths of a second: others may be using it, so a minute ago says little.
 
-    Of several runs the quick ones: products of large matrices for the arithmetic, and of one row with a matrix that
-    no cache holds for memory.
+    Of several runs the quick ones: products of so many rows with matrices that take turns, as those of a model do, for
+    the arithmetic, and of one row with a matrix that no cache holds for memory.
     """
     import torch
 
-    a = torch.randn(768, 768)
-    flops = 2 * 768**3 / bench.time(torch.matmul, [(a, a)], device="cpu").p10_s
+    x = torch.randn(rows, 768)
+    weights = [(x, torch.randn(768, 768)) for _ in range(20)]
+    timing = bench.time(torch.nn.functional.linear, weights, device="cpu", at_least=20)
+    flops = 2 * rows * 768**2 / timing.p10_s
     weight, row = torch.randn(4096, 4096), torch.randn(1, 4096)
     seconds = bench.time(torch.nn.functional.linear, [(row, weight)], device="cpu").p10_s
     return Rates(flops, weight.nbytes / seconds)
