@@ -2,7 +2,7 @@
 
     unmet needs ──> skipped          raises, or takes too long ──> failed (the whole traceback is kept)
     run(bench) ──judge──> held | off ──> what it measured goes into machine.json
-                            off, and others held the cores ──> once more: held | off (the same number) | busy
+                             └──> once more: held | off | busy (others held the cores, and the number changed)
 
 Prints nothing and writes no record: the caller does both. A lab that raises has told nothing about this machine's
 ceilings, so none of them is kept.
@@ -68,10 +68,11 @@ def run_lab(
     try:
         outcome = _once(lab, session, report)
         verdict = judge(lab, outcome)
-        if not verdict.held and (session.ceilings.busy or session.is_busy(before)):
+        if not verdict.held:  # a moment's disturbance does not come twice, a wrong claim does
             first, outcome = outcome, _once(lab, session, report)
             verdict = judge(lab, outcome)
-            busy = not verdict.held and not _repeats(first, outcome)
+            changed = not verdict.held and not _repeats(first, outcome)
+            busy = changed and (session.ceilings.busy or session.is_busy(before))
         calibration.merge(session.ceilings, outcome.calibrates)  # raises where one is nonsense
     except Exception:  # noqa: BLE001  a lab is an experiment: its failure is a result, shown whole
         seconds = time.perf_counter() - began

@@ -72,6 +72,7 @@ def test_off_while_others_hold_the_cores_says_busy(session, monkeypatch):
     assert run_lab(lab(run=_measures(3.0, 3.0)), loaded).status == "off"  # load repeats no number
     readings[1] = Reading(working=30.0, total=120.0, own=24.0)
     assert run_lab(lab(run=_measures(3.0, 4.0)), loaded).status == "off"
+    assert run_lab(lab(run=_measures(3.0, 2.0)), loaded).status == "held"
 
 
 def _measures(*values):

@@ -1,43 +1,11 @@
-import ctypes
-import shutil
-import subprocess
-from pathlib import Path
-
 import torch
 
+from cairn.labs.exercises.extension import operators
 from cairn.labs.exercises.grading import Attempt, case, close, require
 
-BUILT: dict[Path, ctypes.CDLL] = {}
 
-
-def library(file: Path) -> ctypes.CDLL:
-    if file not in BUILT:
-        compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-        require(compiler, "there is no C++ compiler here", "本机没有 C++ 编译器")
-        made = file.with_suffix(".so")
-        command = [compiler, "-O1", "-shared", "-fPIC", str(file), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        require(
-            done.returncode == 0,
-            f"it does not compile: {done.stderr[:300]}",
-            f"无法编译：{done.stderr[:300]}",
-        )
-        BUILT[file] = ctypes.CDLL(str(made))
-    return BUILT[file]
-
-
-def address(tensor):
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-def run(file: Path, gate, up, grad):
-    lib, count = library(file), ctypes.c_int64(gate.numel())
-    out, grad_gate, grad_up = (torch.zeros_like(gate) for _ in range(3))
-    lib.swiglu(address(gate), address(up), address(out), count)
-    lib.swiglu_backward(
-        address(grad), address(gate), address(up), address(grad_gate), address(grad_up), count
-    )
-    return out, grad_gate, grad_up
+def built(file):
+    return operators([file], "cairn_exercise")
 
 
 def problem(n=1000):
@@ -47,8 +15,8 @@ def problem(n=1000):
 
 @case("it compiles and the forward agrees with torch", "能编译，前向与 torch 一致")
 def forward(attempt: Attempt) -> None:
-    gate, up, grad = problem()
-    close(run(attempt, gate, up, grad)[0], torch.nn.functional.silu(gate) * up)
+    gate, up, _ = problem()
+    close(built(attempt).swiglu(gate, up), torch.nn.functional.silu(gate) * up)
 
 
 @case("the backward agrees with autograd", "反向与 autograd 一致")
@@ -56,7 +24,7 @@ def backward(attempt: Attempt) -> None:
     gate, up, grad = problem()
     g, u = gate.clone().requires_grad_(), up.clone().requires_grad_()
     wanted = torch.autograd.grad(torch.nn.functional.silu(g) * u, [g, u], grad)
-    found = run(attempt, gate, up, grad)[1:]
+    found = built(attempt).swiglu_backward(grad, gate, up)
     close(found[0], wanted[0])
     close(found[1], wanted[1])
 
@@ -64,5 +32,26 @@ def backward(attempt: Attempt) -> None:
 @case("large inputs stay finite", "大输入不溢出")
 def large(attempt: Attempt) -> None:
     gate = torch.tensor([-90.0, 0.0, 90.0])
-    out, *_ = run(attempt, gate, torch.ones(3), torch.ones(3))
-    close(out, torch.nn.functional.silu(gate))
+    close(built(attempt).swiglu(gate, torch.ones(3)), torch.nn.functional.silu(gate))
+
+
+@case(
+    "tensors that do not fit are refused, not read past their end",
+    "不匹配的张量被拒绝，而不是越界读取",
+)
+def refused(attempt: Attempt) -> None:
+    gate = torch.ones(4, 4)
+    for up in (torch.ones(3), torch.ones(4, 4).t()[:, ::2].t()):
+        try:
+            built(attempt).swiglu(gate[: len(up)] if up.dim() == 2 else gate, up)
+        except RuntimeError:
+            continue
+        require(
+            False, f"up of shape {tuple(up.shape)} was taken", f"接受了形状 {tuple(up.shape)} 的 up"
+        )
+
+
+@case("the dispatcher knows its schema", "dispatcher 知道它的 schema")
+def schema(attempt: Attempt) -> None:
+    arguments = built(attempt).swiglu.default._schema.arguments
+    require([one.name for one in arguments] == ["gate", "up"], "gate, up", "应为 gate、up")
