@@ -74,7 +74,7 @@ def _checks(count: int, model: list[float], found: list[float]) -> list[Check]:
             measured=found[-1] / found[0],
             unit="x",
             kind="at_most",
-            within=0.5,
+            within=2.0,  # one fsync of many records writes more than one of a single record
         ),
     ]
 
