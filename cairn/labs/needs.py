@@ -75,6 +75,15 @@ def _linux(machine: Machine) -> Words | None:
     return Words(f"this system is {sys.platform}", f"当前系统是 {sys.platform}")
 
 
+def _nixl(machine: Machine) -> Words | None:
+    """Its wheels have the names of their CUDA builds."""
+    del machine
+    from cairn.comm.transfer.nixl import why_not
+
+    missing = why_not()
+    return None if missing is None else Words(missing, "未安装 NIXL（pip install nixl）")
+
+
 def _package(name: str) -> Callable[[Machine], Words | None]:
     def check(machine: Machine) -> Words | None:
         del machine
@@ -117,5 +126,5 @@ _CHECKS: dict[Need, Callable[[Machine], Words | None]] = {
     "compiler": _compiler,
     "go": _go,
     "triton": _package("triton"),
-    "nixl": _package("nixl"),
+    "nixl": _nixl,
 }
