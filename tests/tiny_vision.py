@@ -21,7 +21,8 @@ VISION: dict[str, Any] = dict(
     hidden_size=40, intermediate_size=56, num_hidden_layers=3, num_attention_heads=2, image_size=28,
     patch_size=7,
 )  # fmt: skip
-IMAGE_TOKEN = 300
+IMAGE_TOKEN, VIDEO_TOKEN = 300, 299
+VIDEO = "<unused_298><unused_299><unused_297>"  # start, a placeholder, end: as templates of Qwen-VL write them
 TAGS = [f"<row_{y}_col_{x}>" for y in range(1, 7) for x in range(1, 7)][:14]
 MARKS = ["<end>", "[IMG_BREAK]", "[IMG_END]", "<fake_token_around_image>", "<global-img>", *TAGS]
 PLACEHOLDERS = {"pixtral": "[IMG]", "mistral3": "[IMG]", "gemma3": f"<unused_{IMAGE_TOKEN - 1}>"}
@@ -52,6 +53,7 @@ QWEN_TOWER: dict[str, Any] = dict(depth=3, num_heads=2, patch_size=7)
 
 def _qwen_config(name: str) -> transformers.PreTrainedConfig:
     marks = {"image_token_id": IMAGE_TOKEN, "video_token_id": 299, "vision_start_token_id": 298}
+    marks |= {"vision_end_token_id": 297}
     if name == "qwen2-vl":
         tower = QWEN_TOWER | {"embed_dim": 40, "hidden_size": 96, "mlp_ratio": 2}
         return transformers.Qwen2VLConfig(vision_config=tower, text_config=QWEN, **marks)
@@ -214,9 +216,25 @@ def folder(name: str) -> Path:
         "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
         "{{ '("
         + placeholder
-        + ")' if part.type == 'image' else part.text }}{% endfor %}{{ '\\n' }}{% endfor %}"
+        + f")' if part.type == 'image' else '{VIDEO}' if part.type == 'video' else part.text }}}}"
+        "{% endfor %}{{ '\\n' }}{% endfor %}"
     )
+    size = {"shortest_edge": 28 * 28, "longest_edge": 70 * 98 * (6 if name == "qwen3-vl" else 1)}
+    (path / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
     return path
+
+
+def video_features(name: str, video: Any, fps: float) -> dict[str, Any]:
+    """A prepared video as the oracle's processor hands it on; that one itself needs torchvision."""
+    rules = image_processor(name)
+    pixels = (torch.from_numpy(video.array().copy()) / 255).sub(torch.tensor(rules.image_mean))
+    pixels = pixels / torch.tensor(rules.image_std)
+    pixels = torch.cat((pixels, pixels[-1:])) if len(pixels) % 2 else pixels
+    steps, tall, wide = len(pixels) // 2, video.height // 7, video.width // 7
+    x = pixels.permute(0, 3, 1, 2).reshape(steps, 2, 3, tall // 2, 2, 7, wide // 2, 2, 7)
+    x = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(steps * tall * wide, -1)
+    found = {"pixel_values_videos": x, "video_grid_thw": torch.tensor([[steps, tall, wide]])}
+    return found | ({"second_per_grid_ts": torch.tensor([2 / fps])} if name == "qwen2.5-vl" else {})
 
 
 @functools.cache

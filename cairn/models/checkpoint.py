@@ -33,7 +33,7 @@ from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
 from cairn.models.vision.families import has_vision, split_config
 from cairn.models.vision.load import PartOfCheckpoint, load_tower
-from cairn.models.vision.read_rules import read_rules
+from cairn.models.vision.read_rules import read_rules, read_video_rules
 from cairn.models.vision.rules import ImageRules
 from cairn.models.vision.spec import VisionSpec
 from cairn.models.vision.tower import Tower
@@ -156,6 +156,15 @@ class Checkpoint:
     def image_rules(self) -> ImageRules | None:
         """How pictures are prepared for it."""
         return None if self.vision is None else read_rules(self.path, self.vision)
+
+    def video_rules(self) -> ImageRules | None:
+        """How frames of videos are; None: it takes no videos."""
+        rules = self.image_rules()
+        return (
+            None
+            if rules is None or self.vision is None
+            else read_video_rules(self.path, self.vision, rules)
+        )
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

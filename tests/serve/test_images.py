@@ -1,5 +1,6 @@
 """Requests with pictures: the engine answers as transformers does, cold, warm and in chunks; rows are shared."""
 
+import base64
 import functools
 import io
 
@@ -12,13 +13,14 @@ import tiny_vision as tiny
 from cairn import LLM, SamplingParams
 from cairn.core.errors import ConfigError, RequestError
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.runnable import OpenModel
+from cairn.models.runnable import OpenModel, open_model
+from cairn.models.vision.conversation import ImageSource
 from cairn.models.vision.picture import prepare_image
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import start as start_module
 from cairn.serve.engine.gpu_runner import GPURunner
 from cairn.serve.engine.start import start
-from cairn.serve.media.sight import placeholders_of
+from cairn.serve.media.sight import placeholders_of, sight_of
 
 TOKENS = 32
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
@@ -81,6 +83,52 @@ def test_tokens_are_those_of_transformers(name):
     assert cold.outputs[0].token_ids == expected(name)
     assert warm.outputs[0].token_ids == chunked.outputs[0].token_ids == expected(name)
     assert cold.num_cached_tokens == 0 < warm.num_cached_tokens
+
+
+def frames(count: int = 5) -> list:
+    return [tiny.photograph(90, 62, seed) for seed in range(count)]
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
+def test_tokens_about_a_video_are_those_of_transformers(name):
+    """Five frames, four a second; the last is repeated. Steps have numbers, or times as text between them."""
+    parts = [{"type": "video", "video": frames(), "fps": 4}, {"type": "text", "text": "What?"}]
+    asked = [{"role": "user", "content": parts}]
+    with engine(name, num_gpu_blocks_override=96, max_num_batched_tokens=48) as llm:
+        made = llm.chat(asked, GREEDY, use_tqdm=False)[0]
+        video = llm._read_chat(asked, None, True, None).pictures[0]
+    ids = made.prompt_token_ids
+    shown = torch.tensor([[2 * int(id == tiny.VIDEO_TOKEN) for id in ids]])
+    with torch.inference_mode():
+        theirs = tiny.reference(name).generate(
+            input_ids=torch.tensor([ids]), attention_mask=torch.ones_like(shown), mm_token_type_ids=shown,
+            max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, **tiny.video_features(name, video, 4),
+        )  # fmt: skip
+    assert made.outputs[0].token_ids == theirs[0, len(ids) :].tolist()
+    if name == "qwen3-vl":
+        step = tiny.VIDEO.replace("<unused_299>", "<unused_299>" * 24)
+        times = "".join(f"<{at} seconds>{step}" for at in ("0.1", "0.6", "1.0"))
+        assert made.prompt == f"user: {times}What?\n"
+
+
+def test_videos_as_frames_in_a_url_and_as_an_animated_file():
+    """Twenty frames of a tenth of a second: two a second would be four, the least that are taken."""
+    written, sight = io.BytesIO(), sight_of(open_model(str(tiny.folder("qwen2-vl"))))
+    several = frames(20)
+    several[0].save(written, "GIF", save_all=True, append_images=several[1:], duration=100)
+    gif = base64.b64encode(written.getvalue()).decode()
+    urls = [f"data:image/gif;base64,{gif}", "data:video/png;base64," + ",".join(
+        base64.b64encode(png(90, 62, seed)).decode() for seed in range(3)
+    )]  # fmt: skip
+    try:
+        found = [sight._video(ImageSource(url, "here", 2.0)) for url in urls]
+        with pytest.raises(RequestError, match="1 to 128"):
+            sight._video(ImageSource(frames(1) * 129, "here", 2.0))
+    finally:
+        sight.close()
+    assert [(video.tiles, round(video.frame_s, 2)) for video in found] == [(4, 0.63), (3, 0.5)]
+    with pytest.raises(RequestError, match="takes pictures only"):
+        tiny_llm().chat([{"role": "user", "content": [{"type": "video", "video": frames(2)}]}])
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen2-vl", "qwen3-vl"])

@@ -4,8 +4,11 @@
     {"type": "input_image", "image_url": "..."}                    responses
     {"type": "image", "source": {"type": "base64", "data": ...}}   messages; or {"type": "url", "url": ...}
     {"type": "image", "image": bytes or an image of Pillow's}      Python
+    {"type": "video_url", "video_url": {"url": ...}}               data:video/jpeg;base64,FRAME,FRAME or a GIF
+    {"type": "video", "video": frames or bytes, "fps": 2}          Python
 
-A template sees {"type": "image"} in their place. What a picture's source is worth is judged by whoever loads it.
+A template sees {"type": "image"} or {"type": "video"} in their place. What a picture's source is worth is judged by
+whoever loads it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +18,15 @@ from cairn.core.errors import RequestError
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil")
+VIDEO_PARTS = ("video_url", "video")
+FPS = 2.0  # frames a second, where nobody says so
 DATA_URL = "data:{};base64,{}"
 
 
 class ImageSource(NamedTuple):
-    given: Any  # a URL, bytes, or an image of Pillow's
+    given: Any  # a URL, bytes, an image of Pillow's; of a video also a list of images or bytes
     where: str  # in the messages
+    fps: float = 0.0  # of a video; 0: it is a picture
 
 
 def has_images(messages: object) -> bool:
@@ -28,7 +34,7 @@ def has_images(messages: object) -> bool:
     if not isinstance(messages, Sequence):
         return False
     return any(
-        isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
+        isinstance(part, Mapping) and part.get("type") in (*IMAGE_PARTS, *VIDEO_PARTS)
         for message in messages
         if isinstance(message, Mapping) and isinstance(message.get("content"), list)
         for part in message["content"]
@@ -93,12 +99,15 @@ def _part(
     if isinstance(part, Mapping) and kind in IMAGE_PARTS:
         sources.append(ImageSource(_source(part, where), where))
         return {"type": "image"}
+    if isinstance(part, Mapping) and kind in VIDEO_PARTS:
+        sources.append(_video(part, where))
+        return {"type": "video"}
     text = part.get("text") if isinstance(part, Mapping) and kind in TEXT_PARTS else None
     if not isinstance(text, str):
         shown = repr(kind) if kind is not None else type(part).__name__
         raise RequestError(
             f"{where} is a part of type {shown[:60]}",
-            hint="this model reads text and images: types text and image_url",
+            hint="this model reads text and images: types text and image_url (video_url, where it takes videos)",
         )
     _check_text(text, reserved, where)
     return {"type": "text", "text": text}
@@ -110,6 +119,21 @@ def _check_text(text: str, reserved: Sequence[str], where: str) -> None:
             raise RequestError(
                 f"{where} holds {placeholder}, which stands for pictures", hint="leave it out"
             )
+
+
+def _video(part: Mapping[str, Any], where: str) -> ImageSource:
+    given, fps = part.get("video"), part.get("fps", FPS)
+    if given is None:
+        url = part.get("video_url")
+        given = url.get("url") if isinstance(url, Mapping) else url
+    if given is None or (isinstance(given, list | tuple) and not given):
+        raise RequestError(
+            f"{where} is a video without a source",
+            hint='send {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,FRAME,FRAME"}}',
+        )
+    if not isinstance(fps, int | float) or not 0.01 <= fps <= 1000:
+        raise RequestError(f"{where}.fps is {fps!r}", hint="frames a second, such as 2")
+    return ImageSource(given, where, float(fps))
 
 
 def _source(part: Mapping[str, Any], where: str) -> Any:

@@ -1,6 +1,7 @@
 """A picture as a model takes it: decoded, resized, cut into tiles. Needs Pillow, and runs in a process of its own.
 
     bytes of a file -Pillow-> RGB -resize, crop, cut-> Picture: uint8 tiles and the digest of all that they depend on
+    bytes of several, or of an animated one -frames-> the same, with a tile for each frame
 
 Files come from strangers: sizes are bounded before anything is decoded, and only common formats are opened.
 """
@@ -8,6 +9,7 @@ Files come from strangers: sizes are bounded before anything is decoded, and onl
 import hashlib
 import io
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +24,11 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 20 << 20
 MOST_PIXELS = 50_000_000
 THINNEST = 200  # times as long as wide
+MOST_FRAMES = 128  # of one video
+MOST_FILE_FRAMES = 4096  # of an animated file, of which some are taken
+SAMPLED_FPS = 2.0  # frames a second that are taken out of an animated file
+LEAST_FRAMES = 4  # that are taken, where it has so many
+DEFAULT_MS = 100  # of a frame that does not say how long it is shown
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -32,6 +39,7 @@ class Picture(msgspec.Struct, frozen=True):
     pixels: bytes  # uint8 [tiles, height, width, 3]
     rows: int = 0  # of tiles; 0: the whole picture alone
     columns: int = 0
+    frame_s: float = 0.0  # seconds from one tile to the next, which are frames; 0: it stands still
 
     def array(self) -> "np.ndarray":
         import numpy as np
@@ -97,22 +105,88 @@ def _check_size(width: int, height: int) -> None:
 
 def prepare_image(image: Any, rules: ImageRules) -> Picture:
     """Of an image of Pillow's."""
-    import numpy as np
-
     image = image.convert("RGB")
     _check_size(*image.size)
     width, height = image.size
     layout = layout_of(rules, height, width)
     for size in layout.resized:
         image = image.resize((size.width, size.height), rules.resample)
-    tiles = _tiles(image, layout, rules)
+    return _picture(_tiles(image, layout, rules), layout, rules)
+
+
+def _picture(
+    tiles: Sequence[Any], layout: Layout, rules: ImageRules, frame_s: float = 0.0
+) -> Picture:
+    import numpy as np
+
     pixels = np.stack([np.asarray(tile, np.uint8) for tile in tiles]).tobytes()
     shape = (len(tiles), layout.tile.height, layout.tile.width, layout.rows, layout.columns)
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(msgspec.msgpack.encode((rules, shape)))
+    digest.update(msgspec.msgpack.encode((rules, shape, *([frame_s] if frame_s else []))))
     digest.update(pixels)
     count, tall, wide, rows, columns = shape
-    return Picture(digest.digest(), count, tall, wide, pixels, rows, columns)
+    return Picture(digest.digest(), count, tall, wide, pixels, rows, columns, frame_s)
+
+
+def prepare_video(contents: Sequence[bytes], rules: ImageRules, fps: float) -> Picture:
+    """Of one animated file, out of which frames are taken, or of a file for each frame, so many a second."""
+    if len(contents) == 1:
+        return prepare_frames(*_animation(contents[0]), rules)
+    return prepare_frames([open_image(content) for content in contents], 1 / fps, rules)
+
+
+def prepare_frames(images: Sequence[Any], frame_s: float, rules: ImageRules) -> Picture:
+    """Of images of Pillow's, `frame_s` seconds apart; all become as large as the first says."""
+    if not 1 <= len(images) <= MOST_FRAMES:
+        raise RequestError(
+            f"the video has {len(images)} frames", hint=f"send 1 to {MOST_FRAMES} of them"
+        )
+    for image in images:
+        _check_size(*image.size)
+    width, height = images[0].size
+    layout = layout_of(rules, height, width, max(len(images), 2))
+    tile = layout.tile
+    if len(images) * tile.height * tile.width > MOST_PIXELS:
+        raise RequestError(
+            f"the video has {len(images)} frames of {tile.width} x {tile.height} pixels",
+            hint=f"send fewer: at most {MOST_PIXELS} pixels together",
+        )
+    frames = [
+        image.convert("RGB").resize((tile.width, tile.height), rules.resample) for image in images
+    ]
+    return _picture(frames, layout, rules, frame_s)
+
+
+def _animation(content: bytes) -> tuple[list[Any], float]:
+    """Frames of a GIF or WebP, about `SAMPLED_FPS` a second and evenly apart, and seconds between them."""
+    image_module = pillow()
+    open_image(content)  # its checks; and the first frame is whole
+    try:
+        image = image_module.open(io.BytesIO(content), formats=FORMATS)
+        count = getattr(image, "n_frames", 1)
+        if count > MOST_FILE_FRAMES:
+            raise RequestError(
+                f"the file has {count} frames", hint=f"send at most {MOST_FILE_FRAMES}"
+            )
+        shown_ms = 0.0
+        for number in range(count):
+            image.seek(number)
+            shown_ms += image.info.get("duration") or DEFAULT_MS
+        seconds = shown_ms / 1e3
+        wanted = min(max(int(seconds * SAMPLED_FPS), LEAST_FRAMES), MOST_FRAMES, count)
+        chosen = [round(at * (count - 1) / max(wanted - 1, 1)) for at in range(wanted)]
+        frames = []
+        for number in chosen:
+            image.seek(number)
+            frames.append(image.convert("RGB"))
+    except RequestError:
+        raise
+    except MemoryError:
+        raise RequestError("the video needs more memory than it may have") from None
+    except Exception as problem:  # noqa: BLE001  decoders of strangers' bytes raise anything
+        raise RequestError(f"the video cannot be read: {type(problem).__name__}") from None
+    step = (chosen[-1] - chosen[0]) / max(len(chosen) - 1, 1)
+    return frames, max(step, 1.0) * seconds / count
 
 
 def _tiles(image: Any, layout: Layout, rules: ImageRules) -> list[Any]:

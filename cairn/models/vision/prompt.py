@@ -5,6 +5,7 @@
 Placeholders are written by the chat template alone: a message that holds one is refused.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -19,32 +20,51 @@ AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"  # of Idefics 3
 class Placeholders:
     """How one model's prompts hold pictures."""
 
-    def __init__(self, spec: VisionSpec, token: str, begin: str = "", end: str = "") -> None:
-        """`token`: the text of a row's placeholder; `begin`: what a template writes instead, `end`: what ends it."""
+    def __init__(
+        self,
+        spec: VisionSpec,
+        token: str,
+        begin: str = "",
+        end: str = "",
+        video: str = "",
+        step: tuple[str, str] = ("", ""),
+    ) -> None:
+        """`token`: the text of a row's placeholder; `begin`: what a template writes instead, `end`: what ends it.
+
+        `video`: of a row of a video; `step`: what stands around those of one of its steps.
+        """
         self.spec, self.token = spec, token
         self.begin, self.end = begin, end
         self.mark = begin or token  # one for each picture in a rendered conversation
+        self.video, self.step = video, step
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """What no message may hold."""
-        return tuple(dict.fromkeys((self.mark, self.token)))
+        return tuple(one for one in dict.fromkeys((self.mark, self.token, self.video)) if one)
 
     def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
         """A rendered conversation with the rows of its pictures in their places."""
-        parts = text.split(self.mark)
-        if len(parts) - 1 != len(pictures):
+        around = self.step[0] + self.video + self.step[1]  # each step has its own instead
+        places = [re.escape(one) for one in dict.fromkeys((self.mark, around, self.video)) if one]
+        first, *rest = re.split(f"({'|'.join(places)})", text)
+        wanted = [picture.frame_s > 0 for picture in pictures]
+        found = [bool(self.video) and self.video in mark for mark in rest[::2]]
+        if wanted != found:
             raise RequestError(
-                f"the prompt has {len(parts) - 1} places for pictures, and {len(pictures)} are given",
-                hint=f"the text of a message must not hold {self.mark}",
+                f"the prompt has {len(found)} places for pictures and videos ({sum(found)} of them for videos), and "
+                f"{len(wanted)} ({sum(wanted)}) are given",
+                hint=f"the text of a message must not hold {self.mark}; a template may know no videos",
             )
-        whole = [parts[0]]
-        for picture, part in zip(pictures, parts[1:], strict=True):
-            whole += [self.marks(picture), part]
-        return "".join(whole)
+        marks = map(self.marks, pictures)
+        return first + "".join(mark + part for mark, part in zip(marks, rest[1::2], strict=True))
 
     def marks(self, picture: Picture) -> str:
-        return EXPANSIONS[self.spec.family](self, picture)
+        return (
+            _of_video(self, picture)
+            if picture.frame_s
+            else EXPANSIONS[self.spec.family](self, picture)
+        )
 
     def rows(self, picture: Picture) -> int:
         """Placeholders of a whole picture."""
@@ -55,7 +75,8 @@ class Placeholders:
         found: list[list[range]] = [[] for _ in pictures]
         left = [self.rows(picture) for picture in pictures]
         at, now = 0, 0
-        for is_row, run in groupby(prompt, self.spec.image_token.__eq__):
+        tokens = {self.spec.image_token, self.spec.video_token}
+        for is_row, run in groupby(prompt, tokens.__contains__):
             end = at + sum(1 for _ in run)
             while is_row and at < end:
                 if now == len(pictures):
@@ -107,6 +128,20 @@ def _in_tiles(places: Placeholders, picture: Picture) -> str:
         for y in range(picture.rows)
     ]
     return "".join(lines) + "\n" + whole
+
+
+def _of_video(places: Placeholders, video: Picture) -> str:
+    """All rows in one run, or each step behind its time: the mean of its first and last frame's."""
+    spec = places.spec
+    if spec.step_tokens is None:
+        return places.video * places.rows(video)
+    rows, frames = places.video * spec.rows(video.height, video.width), spec.tower.frames
+    steps = []
+    for number in range(spec.steps(video.tiles)):
+        last = min((number + 1) * frames, video.tiles) - 1
+        time_s = (number * frames + last) / 2 * video.frame_s
+        steps.append(f"<{time_s:.1f} seconds>{rows.join(places.step)}")
+    return "".join(steps)
 
 
 EXPANSIONS: dict[str, Callable[[Placeholders, Picture], str]] = {

@@ -10,6 +10,8 @@ No torch.
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.family_fields import activation_of, divide
@@ -62,8 +64,9 @@ def _qwen2_5_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionS
             hint="a window holds at least one cell of patches",
         )
     tower = _tower(vision, shape, 14, window=side, full_layers=tuple(full))
-    vision.seen.add("tokens_per_second")  # of videos
-    return _vision(fields, vision, text, tower, out)
+    apart = vision.take("tokens_per_second", (int, float), 4)
+    found = _vision(fields, vision, text, tower, out)
+    return msgspec.structs.replace(found, tokens_per_second=float(apart))
 
 
 def _qwen3_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionSpec:
@@ -87,7 +90,10 @@ def _qwen3_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionSpe
             f"vision_config: {table} positions, and rows behind layers {list(deep)} of {shape.layers}",
             hint="positions are a square, and the layers are there",
         )
-    return _vision(fields, vision, text, tower, out)
+    start = fields.take("vision_start_token_id", int, 151652)
+    end = fields.take("vision_end_token_id", int, 151653)
+    found = _vision(fields, vision, text, tower, out)
+    return msgspec.structs.replace(found, step_tokens=(start, end))
 
 
 QWEN_READERS: dict[str, Callable[[Fields, Fields, dict[str, Any]], VisionSpec]] = {
@@ -160,4 +166,5 @@ def _vision(
         ProjectorSpec("cells", hidden=hidden, merge=merge),
         fields.take("image_token_id", int, 151655),
         axes=True,
+        video_token=fields.take("video_token_id", int, 151656),
     )

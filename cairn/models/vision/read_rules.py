@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.safetensors_file import read_json
@@ -41,6 +43,25 @@ def read_rules(folder: Path, spec: VisionSpec) -> ImageRules:
     fields.seen |= HARMLESS
     fields.finish()
     return rules
+
+
+def read_video_rules(folder: Path, spec: VisionSpec, pictures: ImageRules) -> ImageRules | None:
+    """How frames are resized, of video_preprocessor_config.json; None: the model takes no videos."""
+    if spec.video_token is None:
+        return None
+    config: dict[str, Any] = {}
+    for name in ("processor_config.json", "video_preprocessor_config.json"):
+        if (path := folder / name).is_file():
+            found = read_json(path)
+            config = found.get("video_processor", found if name.startswith("video") else config)
+    size = {"shortest_edge": 128 * spec.cell**2, "longest_edge": 768 * spec.cell**2}
+    size |= config.get("size") or {}
+    return msgspec.structs.replace(
+        pictures,
+        least_pixels=config.get("min_pixels") or size["shortest_edge"],
+        most_pixels=config.get("max_pixels") or size["longest_edge"],
+        over_frames=spec.step_tokens is not None,
+    )
 
 
 def _common(fields: Fields, resample: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:

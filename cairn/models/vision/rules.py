@@ -28,6 +28,7 @@ class ImageRules(msgspec.Struct, frozen=True):
     cell: int = 1  # patches, area: sides are multiples of this
     least_pixels: int = 0  # area: of a picture
     most_pixels: int = 0
+    over_frames: bool = False  # area: of all frames of a video together
 
 
 class Size(NamedTuple):
@@ -48,12 +49,15 @@ class Layout(NamedTuple):
         return self.rows * self.columns + 1
 
 
-def layout_of(rules: ImageRules, height: int, width: int) -> Layout:
-    """How a picture of so many pixels is resized and cut."""
+def layout_of(rules: ImageRules, height: int, width: int, frames: int = 1) -> Layout:
+    """How a picture of so many pixels, or each of so many frames, is resized and cut."""
     tile = Size(rules.height, rules.width)
     if rules.kind in ("patches", "area"):
-        fit = _in_patches if rules.kind == "patches" else _in_area
-        resized = fit(rules, height, width)
+        count = frames if rules.over_frames else 1
+        if rules.kind == "patches":
+            resized = _in_patches(rules, height, width)
+        else:
+            resized = _in_area(rules, height, width, count)
         return Layout((resized,), resized)
     if rules.kind == "tiled":
         return _tiled(rules, height, width)
@@ -74,15 +78,17 @@ def _in_patches(rules: ImageRules, height: int, width: int) -> Size:
     return Size(((height - 1) // cell + 1) * cell, ((width - 1) // cell + 1) * cell)
 
 
-def _in_area(rules: ImageRules, height: int, width: int) -> Size:
+def _in_area(rules: ImageRules, height: int, width: int, frames: int) -> Size:
     cell, most, least = rules.cell, rules.most_pixels, rules.least_pixels
     tall, wide = round(height / cell) * cell, round(width / cell) * cell
-    if tall * wide > most:
-        shrink = math.sqrt(height * width / most)
+    # Frames are counted in pairs, as the tower takes them, but not where the scale is found: as the reference does.
+    pairs = round(frames / 2) * 2 if frames > 1 else 1
+    if pairs * tall * wide > most:
+        shrink = math.sqrt(frames * height * width / most)
         tall = max(cell, math.floor(height / shrink / cell) * cell)
         wide = max(cell, math.floor(width / shrink / cell) * cell)
-    elif tall * wide < least:
-        grow = math.sqrt(least / (height * width))
+    elif pairs * tall * wide < least:
+        grow = math.sqrt(least / (frames * height * width))
         tall = math.ceil(height * grow / cell) * cell
         wide = math.ceil(width * grow / cell) * cell
     return Size(tall, wide)

@@ -66,6 +66,10 @@ class VisionSpec(msgspec.Struct, frozen=True):
     axes: bool = False  # the decoder's rotary positions know rows and columns of pictures
     begin_token: int | None = None  # what a template writes for a picture, if not `image_token`
     end_token: int | None = None  # what stands behind the rows of a picture then
+    video_token: int | None = None  # the id that stands for one row of a video; None: it takes none
+    # What stands around each step of a video, behind its time; None: all steps are one run of rows.
+    step_tokens: tuple[int, int] | None = None
+    tokens_per_second: float = 0.0  # by which steps of a video are apart; 0: by one
 
     @property
     def cell(self) -> int:

@@ -11,6 +11,8 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from cairn.core.errors import RequestError
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.spec import VisionSpec
@@ -37,12 +39,21 @@ def pieces_of(
         offset = 0
         for run in runs:
             digest = _digest(picture, offset, len(run))
-            columns = picture.width // spec.cell if spec.axes else 1
-            found.append(
-                Piece(run.start, len(run), digest, number, offset, spec.sees, max(columns, 1))
-            )
+            piece = Piece(run.start, len(run), digest, number, offset, spec.sees)
+            found.append(_placed(piece, picture, spec) if spec.axes else piece)
             offset += len(run)
     return found
+
+
+def _placed(piece: Piece, picture: Picture, spec: VisionSpec) -> Piece:
+    """With its lines, and the steps of a video as far apart as its frames are."""
+    apart = spec.tokens_per_second * spec.tower.frames * picture.frame_s or 1.0
+    return msgspec.structs.replace(
+        piece,
+        columns=max(picture.width // spec.cell, 1),
+        step=spec.rows(picture.height, picture.width),
+        interval=apart,
+    )
 
 
 def _digest(picture: Picture, offset: int, length: int) -> bytes:

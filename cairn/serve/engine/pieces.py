@@ -29,6 +29,8 @@ class Piece(msgspec.Struct, frozen=True):
     offset: int = 0  # and from which row of that on
     sees: Sees = "before"  # what its tokens see besides what stands before them
     columns: int = 1  # rows of the arena that lie side by side in the picture
+    step: int = 0  # rows of one step of a video; 0: all of them
+    interval: float = 1.0  # numbers from one step to the next
 
     @property
     def end(self) -> int:

@@ -5,7 +5,7 @@
     axes          frame, row and column of each token, by which a decoder with sections rotates
 
 Text has one number on all axes; a picture of h x w rows begins at the next number p and lies at (p, p + row,
-p + column), and the text behind it goes on at p + max(h, w).
+p + column); the steps of a video lie at (p + step, p + row, p + column). The text behind goes on above the largest.
 """
 
 from collections.abc import Sequence
@@ -100,12 +100,16 @@ def prompt_axes(pieces: Sequence["Piece"], prompt: int) -> np.ndarray:
         parts.append(np.repeat(np.arange(place, place + text)[None], 3, axis=0))
         place += text
         parts.append(place + _grid(piece))
-        place += max(piece.length // piece.columns, piece.columns)
+        place = int(parts[-1].max()) + 1
         at = piece.end
     parts.append(np.repeat(np.arange(place, place + prompt - at)[None], 3, axis=0))
     return np.concatenate(parts, axis=1)
 
 
 def _grid(piece: "Piece") -> np.ndarray:
-    """Of one picture, whose rows share a frame."""
-    return np.indices((1, piece.length // piece.columns, piece.columns)).reshape(3, -1)
+    """Of one picture, whose rows share a frame, or of the steps of a video."""
+    step = piece.step or piece.length
+    shape = (piece.length // step, step // piece.columns, piece.columns)
+    grid_3R = np.indices(shape).reshape(3, -1)
+    grid_3R[0] = (grid_3R[0] * piece.interval).astype(np.int64)
+    return grid_3R

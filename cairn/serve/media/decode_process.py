@@ -14,7 +14,7 @@ from typing import IO
 import msgspec
 
 from cairn.core.errors import CairnError
-from cairn.models.vision.picture import Picture, prepare
+from cairn.models.vision.picture import Picture, prepare, prepare_video
 from cairn.models.vision.rules import ImageRules
 
 MOST_MEMORY = 2 << 30  # bytes of address space
@@ -23,8 +23,9 @@ LENGTH = 4  # bytes
 
 
 class Job(msgspec.Struct, frozen=True):
-    content: bytes
+    contents: list[bytes]  # of one file, or of one for each frame
     rules: ImageRules
+    fps: float = 0.0  # frames a second, of a video; 0: it is a picture
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -50,7 +51,9 @@ def main() -> None:
 
 def _done(job: Job) -> Done:
     try:
-        return Done(prepare(job.content, job.rules))
+        if job.fps:
+            return Done(prepare_video(job.contents, job.rules, job.fps))
+        return Done(prepare(job.contents[0], job.rules))
     except CairnError as problem:
         return Done(None, problem.message, problem.hint)
     except MemoryError:

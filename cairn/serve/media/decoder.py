@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.models.vision.picture import MOST_BYTES, Picture
@@ -41,17 +42,19 @@ class ImageDecoder:
         self._all: set[subprocess.Popen[bytes]] = set()
         self._closed = False
 
-    def prepare(self, content: bytes, rules: ImageRules) -> Picture:
-        """The picture in a file; RequestError says what is wrong with it."""
-        if len(content) > MOST_BYTES:
+    def prepare(self, contents: Sequence[bytes], rules: ImageRules, fps: float = 0.0) -> Picture:
+        """The picture in a file, or with `fps` a video in one or in its frames; RequestError: what is wrong."""
+        size = sum(map(len, contents))
+        if size > MOST_BYTES:
+            what = "video" if fps else "image"
             raise RequestError(
-                f"the image has {len(content)} bytes", hint=f"send at most {MOST_BYTES} bytes"
+                f"the {what} has {size} bytes", hint=f"send at most {MOST_BYTES} bytes"
             )
         process = self._idle.get()
         try:
             if process is None or process.poll() is not None:
                 process = self._start()
-            done = self._ask(process, encode(Job(content, rules)))
+            done = self._ask(process, encode(Job(list(contents), rules, fps)))
         except BaseException:
             self._end(process)
             process = None

@@ -18,7 +18,7 @@ from contextlib import suppress
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from cairn.core.errors import RequestError
-from cairn.models.vision.picture import MOST_BYTES
+from cairn.models.vision.picture import MOST_BYTES, MOST_FRAMES
 
 PORTS = {"http": 80, "https": 443}
 MOST_REDIRECTS = 3
@@ -52,6 +52,19 @@ class MediaLoader:
         """`hosts`: names, *.name for all below one, * for any public host."""
         self.hosts = [host.lower() for host in hosts]
         self._resolve, self._dial = resolve, dial
+
+    def load_frames(self, url: str, where: str) -> list[bytes]:
+        """Of a video: a file, or of a data URL `data:video/jpeg;base64,FRAME,FRAME` one for each frame."""
+        head, comma, data = url.partition(",")
+        if head[:11].lower() != "data:video/" or not comma:
+            return [self.load(url, where)]
+        frames = data.split(",", MOST_FRAMES)
+        if len(data) > MOST_BYTES * 4 // 3 + 4 * len(frames) or len(frames) > MOST_FRAMES:
+            raise RequestError(
+                f"{where}: the video has more than {MOST_BYTES} bytes or {MOST_FRAMES} frames",
+                hint="send a shorter one",
+            )
+        return [read_data_url(f"{head},{frame}", where) for frame in frames]
 
     def load(self, url: str, where: str) -> bytes:
         """RequestError says why there is nothing."""

@@ -11,7 +11,7 @@ from cairn.core.errors import RequestError
 from cairn.models.runnable import OpenModel
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.vision.conversation import ImageSource, split_images
-from cairn.models.vision.picture import Picture, prepare_image
+from cairn.models.vision.picture import Picture, prepare_frames, prepare_image
 from cairn.models.vision.prompt import Placeholders
 from cairn.models.vision.rules import ImageRules
 from cairn.models.vision.spec import VisionSpec
@@ -28,8 +28,11 @@ Render = Callable[[Sequence[Mapping[str, Any]]], str]
 class Sight:
     """May be used from any thread."""
 
-    def __init__(self, rules: ImageRules, placeholders: Placeholders) -> None:
-        self.rules, self.placeholders = rules, placeholders
+    def __init__(
+        self, rules: ImageRules, placeholders: Placeholders, video_rules: ImageRules | None = None
+    ) -> None:
+        """`video_rules`: of a model that takes videos."""
+        self.rules, self.placeholders, self.video_rules = rules, placeholders, video_rules
         self.decoder, self.loader = ImageDecoder(), MediaLoader()
         # Of its own: slow pictures must not keep other requests, or the end of the server, waiting.
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="cairn pictures")
@@ -43,7 +46,9 @@ class Sight:
             raise RequestError(
                 f"{len(sources)} images in a request", hint=f"send at most {MOST_PICTURES}"
             )
-        pictures = [self._picture(source) for source in sources]
+        pictures = [
+            self._video(source) if source.fps else self._picture(source) for source in sources
+        ]
         return self.placeholders.expanded(render(split), pictures), pictures
 
     def pieces(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[Piece]:
@@ -62,12 +67,31 @@ class Sight:
         if isinstance(given, str):
             given = self.loader.load(given, source.where)
         if isinstance(given, bytes | bytearray | memoryview):
-            return self.decoder.prepare(bytes(given), self.rules)
+            return self.decoder.prepare([bytes(given)], self.rules)
         if hasattr(given, "convert") and hasattr(given, "size"):
             return prepare_image(given, self.rules)
         raise RequestError(
             f"{source.where} is {type(given).__name__}",
             hint="give bytes, a data URL, or an image of Pillow's",
+        )
+
+    def _video(self, source: ImageSource) -> Picture:
+        given, rules = source.given, self.video_rules
+        if rules is None:
+            raise RequestError(
+                f"{source.where} is a video, and this model takes pictures only",
+                hint="send its frames as images, or use a Qwen-VL",
+            )
+        if isinstance(given, str):
+            given = self.loader.load_frames(given, source.where)
+        given = [given] if isinstance(given, bytes | bytearray | memoryview) else list(given)
+        if all(isinstance(one, bytes | bytearray | memoryview) for one in given):
+            return self.decoder.prepare([bytes(one) for one in given], rules, source.fps)
+        if all(hasattr(one, "convert") and hasattr(one, "size") for one in given):
+            return prepare_frames(given, 1 / source.fps, rules)
+        raise RequestError(
+            f"{source.where} is a video of {type(given[0]).__name__}",
+            hint="give bytes, a data URL, or a list of frames: bytes or images of Pillow's",
         )
 
 
@@ -79,13 +103,17 @@ def sight_of(opened: OpenModel) -> Sight | None:
     rules = checkpoint.image_rules()
     if rules is None:
         return None
-    return Sight(rules, placeholders_of(checkpoint.vision, opened.tokenizer))
+    places = placeholders_of(checkpoint.vision, opened.tokenizer)
+    return Sight(rules, places, checkpoint.video_rules())
 
 
 def placeholders_of(vision: VisionSpec, tokenizer: Tokenizer) -> Placeholders:
     """How prompts of a model hold pictures, in the words of its vocabulary."""
     named = [
         "" if token is None else tokenizer.token(token)
-        for token in (vision.image_token, vision.begin_token, vision.end_token)
+        for token in (vision.image_token, vision.begin_token, vision.end_token, vision.video_token)
     ]
-    return Placeholders(vision, *named)
+    step = ("", "")
+    if vision.step_tokens is not None:
+        step = (tokenizer.token(vision.step_tokens[0]), tokenizer.token(vision.step_tokens[1]))
+    return Placeholders(vision, *named, step=step)
