@@ -11,7 +11,7 @@ import msgspec
 from cairn.core.errors import ConfigError
 from cairn.train.config import Amount, Count, Positive, Rate, Share, Train
 
-Kind = Literal["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo"]
+Kind = Literal["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo", "ppo"]
 # Clips of the ratio, below and above 1, where the recipe names none: those of the papers.
 CLIPS: dict[str, tuple[float, float]] = {
     "dapo": (0.2, 0.28),
@@ -51,12 +51,19 @@ class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Kind = "dr_grpo"
     """grpo: rewards less the mean over the standard deviation of the group; dr_grpo: less the mean, over a constant
     length; rloo: less the mean of the others; dapo: over all tokens, with a wider clip above, and without groups whose
-    answers are all alike; gspo: one ratio for an answer; cispo: every token pushes"""
+    answers are all alike; gspo: one ratio for an answer; cispo: every token pushes; ppo: a value head says what each
+    token was expected to earn, and no answer is compared with others"""
     clip_low: Amount = 0.0
     """how far below 1 the ratio to the sampling policy counts; 0: as the paper has it"""
     clip_high: Amount = 0.0
     kl: Amount = 0.0
     """weight of the divergence from the model that the run began with"""
+    value_weight: Amount = 0.1
+    """ppo: of the value head's loss beside the policy's"""
+    value_lr: Rate = 1e-2
+    """ppo: learning rate of the value head"""
+    gae_lambda: Share = 0.95
+    """ppo: how far back a surprise is credited; 1: to the first token, 0: to its own alone"""
 
 
 class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):

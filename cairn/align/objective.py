@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cairn.align.config import Align
+from cairn.align.value_head import RETURN, ValueHead
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.data.batch import IGNORED, Batch
@@ -26,7 +27,13 @@ from cairn.train.rules.policy import Clip, PolicyGradient
 class PolicyObjective:
     """The `Loss` of a step; its unit is an answer."""
 
-    def __init__(self, spec: ModelSpec, config: Align, fused: bool = False) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: Align,
+        fused: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
         low, high = config.clip
         self.kind, kl = config.algorithm.kind, config.algorithm.kl
         clip = Clip(low, high)
@@ -34,6 +41,8 @@ class PolicyObjective:
         rule: Rule = CISPO(1 + high, kl) if self.kind == "cispo" else PolicyGradient(clip, kl)
         self.tokens = Objective(spec, Watched(rule, self.watch), fused)
         self.gspo = GSPO(clip)
+        ppo = self.kind == "ppo"
+        self.value = ValueHead(spec.hidden, config.algorithm, device) if ppo else None
         self.head = TargetLogProbs(spec, fused=fused)
         self.given = Objective(spec, GivenSlope(), fused)
 
@@ -44,7 +53,10 @@ class PolicyObjective:
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch, valid: Tensor
     ) -> Tensor:
         if self.kind != "gspo":
-            return self.tokens(hidden_TD, vocabulary, batch, valid)
+            loss = self.tokens(hidden_TD, vocabulary, batch, valid)
+            if self.value is not None and RETURN in batch.extra:  # not while it warms up
+                loss = loss + self.value.loss(hidden_TD, vocabulary, batch) / valid
+            return loss
         with torch.no_grad():
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
         streams = batch.extra | gspo_streams(self.gspo, logp_T, batch, self.watch)

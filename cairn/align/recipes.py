@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from cairn.align.config import Algorithm, Align, Rollout, Task
 from cairn.core.errors import ConfigError, did_you_mean
 from cairn.train.config import Checkpoint, Data, Log, Model, Optim, Schedule
@@ -43,4 +45,9 @@ def _tiny_sort() -> Align:
     )
 
 
-RECIPES: dict[str, Callable[[], Align]] = {"tiny-sort": _tiny_sort}
+def _tiny_ppo() -> Align:
+    """The same by PPO: a value head in place of groups."""
+    return msgspec.structs.replace(_tiny_sort(), algorithm=Algorithm(kind="ppo"))
+
+
+RECIPES: dict[str, Callable[[], Align]] = {"tiny-sort": _tiny_sort, "tiny-ppo": _tiny_ppo}

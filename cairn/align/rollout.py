@@ -31,7 +31,7 @@ ADVANTAGES: dict[str, Kind] = {
     "cispo": "grpo",
     "rloo": "rloo",
 }
-MEANS = {"grpo": "sequence", "rloo": "sequence", "dapo": "token", "cispo": "token"}
+MEANS = {"grpo": "sequence", "rloo": "sequence", "dapo": "token", "cispo": "token", "ppo": "token"}
 
 
 class Trajectory(NamedTuple):
@@ -91,11 +91,11 @@ def check_room(prompts: Sequence[list[int]], config: Align) -> None:
 
 
 def documents_of(groups: Sequence[Sequence[Trajectory]], config: Align) -> list[Document]:
-    """What there is to learn from, answer by answer; groups that teach nothing are left out."""
+    """What there is to learn from, answer by answer; groups that teach nothing are left out, but not of PPO."""
     rewards_GN = torch.tensor([[one.reward for one in group] for group in groups])
     kind = config.algorithm.kind
     advantages_GN = group_advantages(rewards_GN, ADVANTAGES.get(kind, "dr_grpo"))
-    kept = [bool(one) for one in informative(rewards_GN)]
+    kept = [kind == "ppo" or bool(one) for one in informative(rewards_GN)]
     chosen = [
         (one, float(advantage))
         for group, row, keep in zip(groups, advantages_GN, kept, strict=True)

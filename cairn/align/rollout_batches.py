@@ -27,6 +27,7 @@ from cairn.align.rollout import (
     written,
 )
 from cairn.align.tasks import make_problem
+from cairn.align.value_head import VALUE, ValueHead, with_credit
 from cairn.train.data.batch import Batch, Document
 from cairn.train.data.chance import Dice, mix
 from cairn.train.state import TrainState
@@ -99,6 +100,8 @@ class RolloutBatches:
 
     def next_batches(self, state: TrainState) -> list[Batch]:
         config = self.config
+        if self.objective.value is not None:
+            self.objective.value.step()
         self.objective.watch.on = False
         state.lr_scale = 1.0
         if not self._is_warm(state):
@@ -116,10 +119,13 @@ class RolloutBatches:
         return [batch.to(state.device) for batch in made]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"warm_at": self._warm_at}
+        value = self.objective.value
+        return {"warm_at": self._warm_at, "value": value.state_dict() if value else None}
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         self._warm_at, self._left = states[0]["warm_at"], []
+        if self.objective.value is not None and states[0].get("value"):
+            self.objective.value.load_state_dict(states[0]["value"])
 
     def _is_warm(self, state: TrainState) -> bool:
         """Whether sampled answers are good enough to learn from, or the warm-up has had its steps."""
@@ -159,9 +165,30 @@ class RolloutBatches:
         groups = roll_out(self.policy, config, state.samples, answers // config.rollout.group)
         seconds = time.perf_counter() - began
         documents = documents_of(groups, config)
+        if self.objective.value is not None:
+            documents = self._credited(state, documents, groups, self.objective.value)
         size = -(-len(documents) // updates) if documents else 1
         self._left = [documents[at : at + size] for at in range(0, len(documents), size)]
         self._write(state.step, groups, seconds)
+
+    def _credited(
+        self,
+        state: TrainState,
+        documents: list[Document],
+        groups: list[list[Trajectory]],
+        head: ValueHead,
+    ) -> list[Document]:
+        """With what PPO's value head says about each token."""
+        made = batches_of(documents, self.config.data.microbatch, self.pad_id, 0)
+        found = state.parallel.forward([batch.to(state.device) for batch in made], head)
+        values = [
+            own_T
+            for batch, of_batch in zip(made, found, strict=True)
+            for own_T in of_batch[VALUE].split(batch.lengths)[: len(batch.ids)]  # without padding
+        ]
+        rewards = [one.reward for group in groups for one in group]
+        lam = self.config.algorithm.gae_lambda
+        return with_credit(documents, rewards, values, lam)
 
     def _write(self, step: int, groups: list[list[Trajectory]], seconds: float) -> None:
         all_of_them = [one for group in groups for one in group]

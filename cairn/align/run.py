@@ -72,7 +72,7 @@ def _align(
 ) -> Aligned:
     state, tokenizer = prepared.state, prepared.corpus.tokenizer
     assert tokenizer is not None
-    objective = PolicyObjective(state.spec, config, prepared.fused)
+    objective = PolicyObjective(state.spec, config, prepared.fused, state.device)
     state.loss = objective
     answers = config.data.sequences * config.rollout.updates
     policy = Policy(state, tokenizer, min(answers, 256), config.data.sequence)

@@ -22,6 +22,7 @@ from cairn.align.rollout import (
 from cairn.align.rollout_batches import read_rounds
 from cairn.align.run import align, prepare
 from cairn.align.tasks import Problem
+from cairn.align.value_head import with_credit
 from cairn.cli.main import main
 from cairn.core.errors import ConfigError, DataError
 from cairn.models.attend import Packed
@@ -182,6 +183,19 @@ def test_credit(kind, advantages, weights):
     assert made[1].extra["old"].tolist() == [0, 0, -0.5, -0.5, -0.5, -0.5, 0]
 
 
+def test_the_credit_of_ppo():
+    """Without discount and with lambda 1 a token's return is the reward, and its advantage what it lacked of it."""
+    made = [document([1, 2], [5, 6, 7], [-0.5] * 3, 0.0, 1.0), document([1], [5], [-0.5], 0.0, 1.0)]
+    values = [torch.tensor([9.0, 0.1, 0.2, 0.3, 9.0]), torch.tensor([0.5, 9.0])]
+    first, second = with_credit(made, [1.0, 0.0], values, 1.0)
+    assert first.extra["return"].tolist() == pytest.approx([0, 1, 1, 1, 0])
+    assert first.extra["value"].tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0])
+    assert second.extra["return"].tolist() == pytest.approx([0, 0])
+    raw = torch.tensor([0.9, 0.8, 0.7, -0.5])
+    found = [*first.extra["advantage"][1:4], second.extra["advantage"][0]]
+    assert found == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), abs=1e-5)
+
+
 def test_right_answers_are_imitated():
     """Without a log-probability of the engine the rule is cross entropy."""
     watch = Mismatch()
@@ -223,7 +237,7 @@ def test_the_verb(tmp_path, capsys):
     assert 0 <= found["last"] <= 1
 
 
-@pytest.mark.parametrize("kind", ["gspo", "cispo"])
+@pytest.mark.parametrize("kind", ["gspo", "cispo", "ppo"])
 def test_other_algorithms_take_steps_off_policy(tmp_path, kind, monkeypatch):
     def by_first_token(tokenizer, config, problem, prompt, sampled):
         return Trajectory(problem, prompt, sampled, "", float(sampled.tokens[0] % 2))

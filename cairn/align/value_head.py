@@ -1,0 +1,104 @@
+"""What PPO expects an answer to earn, token by token, and the credit that follows from it.
+
+    value     V(t) = w h(t) + b of the hidden state that predicts token t          trained beside the policy
+    credit    rewards come at the end; GAE spreads them over the tokens (arXiv:1506.02438), whitened over a round
+
+The head has an optimizer of its own. Its gradient reaches the layers, too, by `value_weight`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.loss.token_rule import applied, with_slope
+from cairn.models.linear.maps import Vocabulary
+from cairn.train.data.batch import IGNORED, Batch, Document
+from cairn.train.rules.advantages import gae, whitened
+from cairn.train.rules.value import value_loss
+
+if TYPE_CHECKING:
+    from cairn.align.config import Algorithm
+
+VALUE, RETURN = (
+    "value",
+    "return",
+)  # streams: what the head said of a token before the update, what it should have said
+
+
+class ValueHead:
+    """One number for each hidden state."""
+
+    def __init__(self, width: int, algorithm: "Algorithm", device: torch.device | str) -> None:
+        self.algorithm = algorithm
+        self.weight_D = torch.zeros(width, device=device, requires_grad=True)
+        self.bias = torch.zeros((), device=device, requires_grad=True)
+        parameters = [self.weight_D, self.bias]
+        self.optimizer = torch.optim.Adam(parameters, lr=algorithm.value_lr)
+
+    def __call__(
+        self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch
+    ) -> dict[str, Tensor]:
+        """A `TokenHead`: the value of every token."""
+        return {VALUE: hidden_TD.float() @ self.weight_D + self.bias}
+
+    def loss(self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch) -> Tensor:
+        """Summed over the tokens of a microbatch by their weights, with gradients."""
+        value_T = self(hidden_TD, vocabulary, batch)[VALUE]
+        old_T, return_T = batch.extra[VALUE], batch.extra[RETURN]
+        loss_T, slope_T = applied(
+            lambda x_T, _: value_loss(x_T, old_T, return_T),
+            value_T,
+            batch.targets_T != IGNORED,
+            slice(None),
+        )
+        weight_T = self.algorithm.value_weight * batch.extra["weight"]
+        return with_slope(value_T, weight_T * loss_T, weight_T * slope_T).sum()
+
+    def step(self) -> None:
+        """Learns from the gradients of the training step before, if there was one."""
+        if self.weight_D.grad is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": self.weight_D.tolist(), "bias": float(self.bias)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Without the optimizer's averages, which a few steps bring back."""
+        self.weight_D.copy_(torch.tensor(state["weight"]))
+        self.bias.fill_(state["bias"])
+
+
+def with_credit(
+    documents: Sequence[Document],
+    rewards: Sequence[float],
+    values: Sequence[Tensor],
+    lam: float,
+) -> list[Document]:
+    """Each answer with the advantage, the return and the old value of its tokens. `values`: of all its tokens."""
+    places = [document.targets_T != IGNORED for document in documents]
+    found = []
+    for reward, values_T, place_T in zip(rewards, values, places, strict=True):
+        own_T = values_T[place_T].float().cpu()
+        rewards_T = torch.zeros_like(own_T)
+        rewards_T[-1] = reward
+        found.append((own_T, *gae(rewards_T, own_T, lam=lam)))
+    advantages = whitened(torch.cat([advantage_T for _, advantage_T, _ in found]))
+    shares = advantages.split([len(own_T) for own_T, _, _ in found])
+    made = []
+    for document, place_T, (own_T, _, return_T), advantage_T in zip(
+        documents, places, found, shares, strict=True
+    ):
+        streams = {"advantage": advantage_T, VALUE: own_T, RETURN: return_T}
+        placed = {name: _placed(place_T, stream_T) for name, stream_T in streams.items()}
+        made.append(document._replace(extra={**document.extra, **placed}))
+    return made
+
+
+def _placed(place_T: Tensor, values_N: Tensor) -> Tensor:
+    made_T = torch.zeros(len(place_T))
+    made_T[place_T] = values_N
+    return made_T
