@@ -214,6 +214,7 @@ def train(options: argparse.Namespace, keep: Keep) -> None:
             batch=options.batch,
             microbatch=min(options.microbatch or options.batch, options.batch),
             memory_gib=options.memory_gib,
+            recompute=options.recompute or "auto",
             device=options.device,
             steps=options.steps,
             rounds=1,
@@ -273,7 +274,7 @@ def _recipe(options: argparse.Namespace) -> Any:
         optim=Optim(lr=1e-6, weight_decay=0.0),
         precision=Precision(
             kind="bfloat16" if options.dtype == "bfloat16" else "float32",
-            recompute=options.recompute,
+            recompute=options.recompute or "none",
         ),
         adapter=Adapter(rank=options.lora),
         rollout=Rollout(group=options.group, max_tokens=options.answer),
@@ -328,7 +329,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--lora", type=int, default=0)
     parser.add_argument("--base", default="float")
-    parser.add_argument("--recompute", default="none")
+    parser.add_argument("--recompute", default="")
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)

@@ -42,6 +42,12 @@ class Sampled(NamedTuple):
         None  # of the prompt's tokens but the first, if asked for
     )
     cached: int = 0  # tokens of the prompt that were not computed again
+    own: list[bool] = []  # noqa: RUF012 (replaced): which tokens the model wrote; empty: all of them
+
+    @property
+    def written(self) -> int:
+        """How many tokens the model wrote."""
+        return sum(self.own) if self.own else len(self.tokens)
 
 
 class Policy:

@@ -50,4 +50,18 @@ def _tiny_ppo() -> Align:
     return msgspec.structs.replace(_tiny_sort(), algorithm=Algorithm(kind="ppo"))
 
 
-RECIPES: dict[str, Callable[[], Align]] = {"tiny-sort": _tiny_sort, "tiny-ppo": _tiny_ppo}
+def _tiny_tool() -> Align:
+    """The same model learns what to ask a calculator: it has seen the right question and a wrong one."""
+    return msgspec.structs.replace(
+        _tiny_sort(),
+        data=Data(sequence=64, sequences=64, microbatch=64),
+        task=Task(kind="calculator", turns=1, held_out=64, every=10),
+        rollout=Rollout(group=8, max_tokens=32),
+    )
+
+
+RECIPES: dict[str, Callable[[], Align]] = {
+    "tiny-sort": _tiny_sort,
+    "tiny-ppo": _tiny_ppo,
+    "tiny-tool": _tiny_tool,
+}

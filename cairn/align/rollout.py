@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from cairn.align.config import Align
+from cairn.align.environment import ENVIRONMENTS, Limits, run_episodes
 from cairn.align.policy import Policy, Sampled
-from cairn.align.tasks import Problem, make_problem, reward_of
+from cairn.align.tasks import Problem, make_problem, reward_of, turns_of
 from cairn.core.errors import DataError
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.data.batch import IGNORED, Batch, Document, pack
@@ -49,9 +50,15 @@ def prompt_of(tokenizer: Tokenizer, problem: Problem) -> list[int]:
     return tokenizer.encode(problem.prompt)
 
 
-def written(tokenizer: Tokenizer, answer: str) -> list[int]:
-    """An answer that somebody has written, and its end."""
-    return [*tokenizer.encode(answer, False), *sorted(tokenizer.eos_ids)[:1]]
+def written(tokenizer: Tokenizer, answer: str) -> tuple[list[int], list[bool]]:
+    """An answer that somebody has written, and its end; and which tokens are to be learnt: not what a tool says."""
+    tokens: list[int] = []
+    own: list[bool] = []
+    for part, ours in turns_of(answer):
+        encoded = tokenizer.encode(part, False)
+        tokens, own = tokens + encoded, own + [ours] * len(encoded)
+    end = sorted(tokenizer.eos_ids)[:1]
+    return tokens + end, own + [True] * len(end)
 
 
 def roll_out(policy: Policy, config: Align, first: int, groups: int) -> list[list[Trajectory]]:
@@ -62,7 +69,7 @@ def roll_out(policy: Policy, config: Align, first: int, groups: int) -> list[lis
     group = config.rollout.group
     each = [prompt for prompt in prompts for _ in range(group)]
     seeds = [mix(config.seed, first, at) >> 1 for at in range(len(each))]
-    sampled = policy.sample(each, config.rollout.max_tokens, seeds)
+    sampled = answers_to(policy, config, each, seeds)
     return [
         [
             judged(policy.tokenizer, config, problem, prompt, one)
@@ -70,6 +77,16 @@ def roll_out(policy: Policy, config: Align, first: int, groups: int) -> list[lis
         ]
         for at, (problem, prompt) in enumerate(zip(problems, prompts, strict=True))
     ]
+
+
+def answers_to(
+    policy: Policy, config: Align, prompts: Sequence[list[int]], seeds: Sequence[int]
+) -> list[Sampled]:
+    """An answer to each prompt, with the tools of the task if it has any."""
+    environment, most = ENVIRONMENTS.get(config.task.kind), config.rollout.max_tokens
+    if environment is None:
+        return policy.sample(prompts, most, seeds)
+    return run_episodes(policy, environment, prompts, Limits(most, config.task.turns), seeds)
 
 
 def judged(
@@ -102,28 +119,43 @@ def documents_of(groups: Sequence[Sequence[Trajectory]], config: Align) -> list[
         for one, advantage in zip(group, row, strict=True)
         if keep
     ]
-    lengths_S = torch.tensor([len(one.sampled.tokens) for one, _ in chosen])
+    lengths_S = torch.tensor([one.sampled.written for one, _ in chosen])
     if not chosen:
         return []
     weights_S = weigh(MEANS.get(kind, "constant"), lengths_S, config.rollout.max_tokens)
     return [
-        document(one.prompt, one.sampled.tokens, one.sampled.logp, advantage, float(weight))
+        document(
+            one.prompt,
+            one.sampled.tokens,
+            one.sampled.logp,
+            advantage,
+            float(weight),
+            one.sampled.own,
+        )
         for (one, advantage), weight in zip(chosen, weights_S, strict=True)
     ]
 
 
 def document(
-    prompt: list[int], answer: list[int], logp: list[float], advantage: float, weight: float
+    prompt: list[int],
+    answer: list[int],
+    logp: list[float],
+    advantage: float,
+    weight: float,
+    own: Sequence[bool] = (),
 ) -> Document:
+    """`own`: the tokens of the answer that are learnt; empty: all."""
     tokens_T = torch.tensor([*prompt, *answer])
     begin, end = len(prompt) - 1, len(prompt) + len(answer) - 1
     targets_T = torch.full_like(tokens_T, IGNORED)
     targets_T[begin:end] = tokens_T[begin + 1 :]
+    if own:
+        targets_T[begin:end][~torch.tensor(own)] = IGNORED
 
     def stream(values: float | list[float]) -> Tensor:
         made_T = torch.zeros(len(tokens_T))
         made_T[begin:end] = torch.tensor(values)
-        return made_T
+        return made_T.where(targets_T != IGNORED, 0.0)
 
     streams = {"advantage": stream(advantage), "old": stream(logp), "weight": stream(weight)}
     return Document(tokens_T, targets_T, streams)

@@ -18,6 +18,7 @@ from cairn.align.objective import PolicyObjective
 from cairn.align.policy import Policy
 from cairn.align.rollout import (
     Trajectory,
+    answers_to,
     batches_of,
     document,
     documents_of,
@@ -151,10 +152,9 @@ class RolloutBatches:
             wrong = (
                 Dice(config.seed, first + at, MISTAKES).below(1000) < 1000 * config.warm_up_mistakes
             )
-            answer = written(tokenizer, problem.mistake if wrong else problem.solution)
-            unknown = [float("nan")] * len(answer)
-            weight = 1.0 / len(answer)
-            made.append(document(prompt_of(tokenizer, problem), answer, unknown, 1.0, weight))
+            answer, own = written(tokenizer, problem.mistake if wrong else problem.solution)
+            unknown, weight = [float("nan")] * len(answer), 1.0 / sum(own)
+            made.append(document(prompt_of(tokenizer, problem), answer, unknown, 1.0, weight, own))
         return made
 
     def _roll_out(self, state: TrainState) -> None:
@@ -192,7 +192,7 @@ class RolloutBatches:
 
     def _write(self, step: int, groups: list[list[Trajectory]], seconds: float) -> None:
         all_of_them = [one for group in groups for one in group]
-        tokens = sum(len(one.sampled.tokens) for one in all_of_them)
+        tokens = sum(one.sampled.written for one in all_of_them)
         mean, largest = self.objective.watch.read()
         held_out = self.held_out() if self._is_due(step) else None
         made = Round(
@@ -224,7 +224,7 @@ class RolloutBatches:
         problems = [make_problem(config.task, config.seed, n, held_out=True) for n in range(count)]
         prompts = [prompt_of(tokenizer, problem) for problem in problems]
         seeds = [mix(config.seed, HELD_OUT_DRAWS, at) >> 1 for at in range(count)]
-        sampled = self.policy.sample(prompts, config.rollout.max_tokens, seeds)
+        sampled = answers_to(self.policy, config, prompts, seeds)
         rewards = [
             judged(tokenizer, config, *one).reward
             for one in zip(problems, prompts, sampled, strict=True)

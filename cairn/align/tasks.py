@@ -4,6 +4,8 @@
     arithmetic   "What is 47 + 38?"                ->  the last number of the answer counts
     countdown    "make 17 from 3 4 5 :"            ->  "(3 * 4) + 5": every number once
     format       "What is 47 + 38? Write ..."      ->  half for <answer> </answer>, half for the number in them
+    calculator   "compute 7 * 8 + 5"               ->  "<calc>7 * 8 + 5</calc>", reads "<result>61</result>", "61"
+    python       the same with "<python>print(7 * 8 + 5)</python>"
 
 Knows no model and no tokens.
 """
@@ -22,6 +24,9 @@ from cairn.train.data.chance import Dice
 HELD_OUT = 8  # one of so many prompts is never trained on, whatever its number
 LONGEST = 200  # characters of an expression that is worked out
 FORMAT_HINT = "Write the answer between <answer> and </answer>."
+
+
+RESULT = "<result>{}</result>"  # what a tool says
 
 
 class Problem(NamedTuple):
@@ -105,6 +110,30 @@ def _countdown_right(problem: Problem, answer: str) -> float:
     return float(worked_out(text) == target)
 
 
+def _with_tool(call: str) -> Make:
+    """A sum that a tool works out; a careless teacher adds where it says multiply."""
+
+    def make(task: Task, dice: Dice) -> Problem:
+        a, b, c = (dice.between(2, 9) for _ in range(3))
+        right, careless = f"{a} * {b} + {c}", f"{a} + {b} + {c}"
+        key, wrong = str(a * b + c), str(a + b + c)
+        solution = call.format(right) + RESULT.format(key) + key
+        mistake = call.format(careless) + RESULT.format(wrong) + wrong
+        return Problem(f"compute {right}", solution, key, mistake)
+
+    return make
+
+
+def _last_turn_right(problem: Problem, answer: str) -> float:
+    return float(answer.rpartition("</result>")[2].strip() == problem.key)
+
+
+def turns_of(answer: str) -> list[tuple[str, bool]]:
+    """An answer in parts: what the model writes (True), and what a tool says (False)."""
+    parts = re.split(r"(?s)(<result>.*?</result>)", answer)
+    return [(part, not at % 2) for at, part in enumerate(parts) if part]
+
+
 def worked_out(text: str) -> Fraction | None:
     """The value of an expression of whole numbers, + - * / and parentheses; None for anything else."""
     if len(text) > LONGEST:
@@ -138,4 +167,6 @@ _KINDS: dict[str, tuple[Make, Reward]] = {
     "arithmetic": (_arithmetic, _last_number_right),
     "countdown": (_countdown, _countdown_right),
     "format": (_format, _formatted_right),
+    "calculator": (_with_tool("<calc>{}</calc>"), _last_turn_right),
+    "python": (_with_tool("<python>print({})</python>"), _last_turn_right),
 }

@@ -63,7 +63,7 @@ class ValueHead:
             self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight_D.tolist(), "bias": float(self.bias)}
+        return {"weight": self.weight_D.tolist(), "bias": self.bias.item()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ class AlignVerb(Align, frozen=True, forbid_unknown_fields=True, kw_only=True):
     __doc__ = Align.__doc__
 
     recipe: tyro.conf.Positional[str] = DEFAULT
-    """tiny-sort, tiny-ppo (a minute each on a CPU), or a TOML file"""
+    """tiny-sort, tiny-ppo (a minute each on a CPU), tiny-tool (two), or a TOML file"""
     print: bool = False
     """write the recipe as TOML and leave"""
     json: bool = False
