@@ -18,7 +18,7 @@ from cairn.cluster.spec import Job
 from cairn.core import toml
 from cairn.core.errors import ConfigError
 from cairn.core.units import parse_bytes
-from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
+from cairn.fleet.config import FleetConfig, ServerGroup
 
 PORT = 8000  # of every server, and of the router, inside its pod
 ANY = "0.0.0.0"
@@ -91,8 +91,10 @@ def _file(config: FleetConfig, groups: list[ServerGroup]) -> Object:
     """The fleet as the router in the cluster sees it: names instead of servers to start."""
     router = msgspec.structs.replace(config.router, host=ANY, port=PORT)
     lines = [f"name = {toml.render_value(config.name)}", "", "[router]", *_changed(router)]
-    for group in groups:
-        lines += ["", "[[servers]]", *_changed(group)]
+    tables = (("servers", groups), ("aliases", config.aliases), ("keys", config.keys))
+    for name, parts in tables:
+        for part in parts:
+            lines += ["", f"[[{name}]]", *_changed(part)]
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -101,7 +103,7 @@ def _file(config: FleetConfig, groups: list[ServerGroup]) -> Object:
     }
 
 
-def changed_fields(part: RouterConfig | ServerGroup) -> dict[str, Any]:
+def changed_fields(part: msgspec.Struct) -> dict[str, Any]:
     """What differs from the defaults."""
     made: dict[str, Any] = {}
     for field in msgspec.structs.fields(type(part)):
@@ -112,7 +114,7 @@ def changed_fields(part: RouterConfig | ServerGroup) -> dict[str, Any]:
     return made
 
 
-def _changed(part: RouterConfig | ServerGroup) -> list[str]:
+def _changed(part: msgspec.Struct) -> list[str]:
     """The same as TOML."""
     return [f"{key} = {toml.render_value(value)}" for key, value in changed_fields(part).items()]
 

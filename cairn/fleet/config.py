@@ -21,7 +21,9 @@ from cairn.cluster.spec import NAME
 from cairn.core import toml
 from cairn.core.errors import ConfigError, did_you_mean
 from cairn.core.units import parse_bytes
+from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.choose import POLICIES
+from cairn.fleet.quota import Count, KeyLimits, Limits
 
 MOST_PORT = 65535
 
@@ -34,6 +36,19 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stall_s: Annotated[float, Meta(gt=0)] = 3.0  # a server that is silent for so long is given up
     attempts: Annotated[int, Meta(ge=1, le=100)] = 8  # servers that one request is sent to at most
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+    hedge_s: Annotated[float, Meta(ge=0)] = (
+        0.0  # without an answer, until a second server is asked; 0: never
+    )
+    key_requests_per_day: Count | None = None  # of each key that [[keys]] does not name
+    key_tokens_per_day: Count | None = None  # prompts and answers
+    key_concurrent_requests: Count | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """Of each key."""
+        return Limits(
+            self.key_requests_per_day, self.key_tokens_per_day, self.key_concurrent_requests
+        )
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -100,6 +115,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     router: RouterConfig = RouterConfig()
     name: str = "fleet"
     image: str = "cairn:cuda"  # where servers run in containers
+    aliases: list[Alias] = []  # names of models that stand for others
+    keys: list[KeyLimits] = []  # whose limits are not the router's
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -108,14 +125,20 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 f"name is {self.name!r}", hint="small letters, digits and -, up to 40"
             )
+        Aliases(self.aliases)
+        if len({one.sha256 for one in self.keys}) < len(self.keys):
+            raise ConfigError(
+                "two of the keys have the same sha256", hint="one [[keys]] table for each key"
+            )
 
 
 def read_fleet(path: Path) -> FleetConfig:
     """The fleet of a file; every way in which it cannot be read is a ConfigError."""
     values = toml.read(path).values
     _refuse_unknown(values, FleetConfig, "", path)
-    for at, group in enumerate(values.get("servers") or ()):
-        _refuse_unknown(group, ServerGroup, f"servers[{at}].", path)
+    for name, schema in (("servers", ServerGroup), ("aliases", Alias), ("keys", KeyLimits)):
+        for at, group in enumerate(values.get(name) or ()):
+            _refuse_unknown(group, schema, f"{name}[{at}].", path)
     _refuse_unknown(values.get("router") or {}, RouterConfig, "router.", path)
     try:
         return msgspec.convert(values, FleetConfig)

@@ -16,12 +16,14 @@ import msgspec
 
 from cairn.fleet.choose import Ask
 from cairn.fleet.front import Front, error_body
+from cairn.fleet.quota import ANYBODY
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import PromptKeys
 
 if TYPE_CHECKING:
+    from cairn.fleet.hedge import Hedge
     from cairn.fleet.router import Router
     from cairn.fleet.views import Remembered
 
@@ -41,6 +43,11 @@ class Exchange:
     arrived_s = 0.0
     deadline_s = 0.0  # for as long as it may wait for a server
     new_tokens = 0  # of its prompt, to be computed where it was sent
+    holder = ANYBODY  # whose request it is
+    reserved = 0  # tokens of the holder's quota
+    priority = 0  # lower ones go first
+    made = 0  # tokens of its answer, as far as they were counted
+    hedge: "Hedge | None" = None  # a second copy, until one of them answers
     remembered: "Remembered | None" = None  # where it went, for those who ask
     _begun = False  # the client has a head
     _first = True  # no token has come from the present server
@@ -77,17 +84,34 @@ class Exchange:
         if self._begun:
             worker.continued += 1
 
-    def connected(self, upstream: Upstream | None, reason: str) -> None:
-        if self.worker is None:  # the client has left meanwhile
+    def connected(self, upstream: Upstream | None, reason: str, attempt: int) -> None:
+        if self.worker is None or attempt != self.attempts:  # the client left, or a copy was faster
             if upstream is not None:
                 upstream.drop()
         elif upstream is None:
             self.lost(reason)
         else:
             self.upstream = upstream
-            upstream.send(self, *self._written())
+            upstream.send(self, *self.written())
 
-    def _written(self) -> tuple[bytes, bytes]:
+    def adopt(self, worker: Worker, upstream: Upstream | None, new_tokens: int) -> None:
+        """The copy was faster: its answer is the one that counts."""
+        slower = self.upstream
+        self._leave()
+        if slower is not None:
+            slower.drop()
+        self.worker, self.new_tokens, self._first, self.hedge = worker, new_tokens, True, None
+        self.attempts += 1
+        self.upstream = upstream
+        if upstream is not None:
+            upstream.reader = self
+
+    @property
+    def unanswered(self) -> bool:
+        """A server has it, and nothing has come from there."""
+        return self.worker is not None and not self._begun and self._first
+
+    def written(self) -> tuple[bytes, bytes]:
         request, more = self.request, b""
         own = b""
         if self._begun:
@@ -104,7 +128,9 @@ class Exchange:
         return [int(id) for marks in self._marks for id in marks.split()]
 
     def _leave(self) -> Worker | None:
-        """Its server has nothing more to do for it."""
+        """Its server has nothing more to do for it, and neither has a copy's."""
+        if self.hedge is not None:
+            self.hedge.cancel()
         worker, self.worker, self.upstream = self.worker, None, None
         if worker is not None:
             if self._first:
@@ -116,6 +142,8 @@ class Exchange:
 
     def _note_first(self) -> None:
         if self._first and self.worker is not None:
+            if self.hedge is not None:
+                self.hedge.cancel()
             self._first = False
             self.worker.waiting -= 1
             self.worker.queued_tokens -= self.new_tokens
@@ -154,6 +182,7 @@ class Exchange:
             self.router.place(self, time.monotonic())
             return
         worker.failures = 0
+        self.made = sum(marks.count(b" ") + 1 for marks in self._marks) or _counted(body)
         if not self._begun:
             self.front.send(status, self._answer_lines(worker), body)
         elif status == 200:
@@ -209,3 +238,12 @@ class Exchange:
         transport = self.upstream.transport if self.upstream is not None else None
         if transport is not None and not transport.is_closing():
             (transport.pause_reading if slow else transport.resume_reading)()
+
+
+def _counted(body: bytes) -> int:
+    """The tokens of an answer, as its `usage` says."""
+    for name in (b'"completion_tokens":', b'"output_tokens":'):
+        if (at := body.rfind(name)) >= 0:
+            digits = body[at + len(name) : at + len(name) + 12].split(b",")[0].strip(b" }\n")
+            return int(digits) if digits.isdigit() else 0
+    return 0

@@ -13,22 +13,25 @@ import asyncio
 import itertools
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
 from cairn.core.errors import did_you_mean
+from cairn.fleet.aliases import Aliases, with_model
 from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Ask, best
-from cairn.fleet.config import RouterConfig
+from cairn.fleet.config import FleetConfig, RouterConfig
 from cairn.fleet.front import Front, error_body
+from cairn.fleet.hedge import Hedge
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.pulse_client import PulseClient
+from cairn.fleet.quota import Limits, Quotas, digest_of
 from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
-from cairn.fleet.upstream import Pool
+from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.views import Choice, Views
+from cairn.fleet.waiting import WaitingQueue
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import TOKEN_S, Worker
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
@@ -46,7 +49,8 @@ class Router:
         self.workers: list[Worker] = []
         self.index, self.pool = KeyIndex(), Pool()
         self.open: set[Exchange] = set()
-        self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
+        self.held = WaitingQueue[Exchange]()  # while no server can take them
+        self.aliases, self.quotas = Aliases(), Quotas(config.limits)
         self.picking: dict[
             asyncio.Event, str | None
         ] = {}  # models that the endpoint picker waits for
@@ -55,41 +59,61 @@ class Router:
         self.draining = False
         self.default_model: str | None = None  # of requests that name none
         self.on_held: Callable[[], None] | None = None  # a request waits for a server
+        self._placing = False
         self._numbers = itertools.count()
         self._prefix = f"{os.urandom(9).hex()}-".encode()  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[str, list[asyncio.Task[None]]] = {}  # by url
         self._urls = list(urls)
         self._listening: asyncio.Server | None = None
+        self._own: asyncio.Server | None = None  # of this process alone, where several share a port
+        self.own_address = ""
+        self.processes: list[str] = []  # own addresses of all of them
 
     # -- life ------------------------------------------------------------------------------------
 
-    async def start(self) -> str:
-        """Listen, and follow the servers; returns the address."""
-        loop = asyncio.get_running_loop()
-        config = self.config
-        self._listening = await loop.create_server(
-            lambda: Front(self.handle, config.max_body_bytes),
-            config.host,
-            config.port,
-            backlog=2048,
-        )
+    async def start(self, shared: bool = False) -> str:
+        """Listen, and follow the servers; returns the address. `shared`: other processes listen there, too."""
+        self._listening = await self._listen(self.config.port, shared)
+        if shared:
+            self._own = await self._listen(0, False)
+            self.own_address = _address(self._own)
         self.use(self._urls)
         self._spawn(self._tick())
-        host, port = self._listening.sockets[0].getsockname()[:2]
-        return f"http://{host}:{port}"
+        return _address(self._listening)
+
+    async def _listen(self, port: int, shared: bool) -> asyncio.Server:
+        most, host = self.config.max_body_bytes, self.config.host
+        return await asyncio.get_running_loop().create_server(
+            lambda: Front(self.handle, most), host, port, backlog=2048, reuse_port=shared or None
+        )
 
     async def stop(self, grace_s: float = 30.0) -> None:
         """Take nothing new; requests under way have so long to end."""
         self.draining = True
-        if self._listening is not None:
-            self._listening.close()
+        for listening in (self._listening, self._own):
+            if listening is not None:
+                listening.close()
         ends = time.monotonic() + grace_s
         while self.open and time.monotonic() < ends:
             await asyncio.sleep(0.05)
         for task in self._tasks:
             task.cancel()
         self.pool.close()
+
+    def configure(self, config: FleetConfig) -> None:
+        """Everything of a file that can change while it runs; where it listens and who is followed cannot."""
+        self.policy = POLICIES[config.router.policy]
+        self.config = msgspec.structs.replace(
+            config.router, host=self.config.host, port=self.config.port, stall_s=self.config.stall_s
+        )
+        self.aliases = Aliases(config.aliases)
+        own = {
+            one.sha256: Limits(one.requests_per_day, one.tokens_per_day, one.at_once)
+            for one in config.keys
+        }
+        self.quotas.change(config.router.limits, own)
+        self.held.weigh({one.sha256: one.weight for one in config.keys})
 
     def use(self, urls: Sequence[str]) -> None:
         """These servers from now on. One that is not among them any more finishes what it has and gets nothing new."""
@@ -145,20 +169,39 @@ class Router:
         if self.draining:
             front.send(503, *error_body(503, "the router is stopping", "draining"))
             return
-        asked = _read(request)
+        asked, number = _read(request), next(self._numbers)
+        model = asked.model or self.default_model
+        if self.aliases and (target := self.aliases.target(model, number, bytes(asked.user))):
+            asked.model = model = target
+            request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
         wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
-        ask = Ask(next(self._numbers), keys.length, wanted or OUTPUT_TOKENS)
+        ask = Ask(number, keys.length, wanted or OUTPUT_TOKENS)
         given = request.id
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
-        exchange = Exchange(self, front, request, id, ask, keys, asked.model or self.default_model)
+        exchange = Exchange(self, front, request, id, ask, keys, model)
         exchange.arrived_s = now = time.monotonic()
         exchange.deadline_s = now + self.config.hold_s
+        exchange.holder, exchange.priority = digest_of(request.lines), asked.priority or 0
+        if self.quotas.limited and request.body and not self._admit(exchange):
+            return
         self.open.add(exchange)
         self.place(exchange, now)
 
-    def place(self, exchange: Exchange, now: float) -> None:
-        """To the best server, or to the waiting room while there is none."""
+    def _admit(self, exchange: Exchange) -> bool:
+        """Within the quota of its key? Otherwise it is answered here."""
+        reserved = exchange.ask.prompt_tokens + exchange.ask.output_tokens
+        refused = self.quotas.admit(exchange.holder, reserved, time.time())
+        if refused is None:
+            exchange.reserved = reserved
+            return True
+        lines, body = error_body(429, refused.message, refused.code)
+        again = b"retry-after: %d\r\n" % refused.retry_after_s
+        exchange.front.send(429, lines.replace(b"retry-after: 1\r\n", again), body)
+        return False
+
+    def place(self, exchange: Exchange, now: float, placed: bool = False) -> None:
+        """To the best server; while none has room it waits. `placed`: it is next of those that wait."""
         tried, model = exchange.tried, exchange.model
         if exchange.attempts and exchange.attempts >= self.config.attempts * max(
             len(self.workers), 1
@@ -167,14 +210,14 @@ class Router:
             exchange.give_up(502, said, "no_server_answers")
             return
         fresh = self.able(now, model, tried)
-        if not fresh:
+        if not fresh or (not placed and not exchange.attempts and self.held.waits(model)):
             if (refusal := self.unknown_model(model)) is not None:
                 exchange.give_up(404, refusal, "model_not_found")
             elif now >= exchange.deadline_s:
                 exchange.give_up(503, self.why_nobody(), "no_server")
             else:
                 exchange.tried.clear()
-                self.held[exchange] = None
+                self.held.add(exchange, model, exchange.holder, exchange.priority)
                 self.meter(model, now, 0.0)
                 if self.on_held is not None:
                     self.on_held()
@@ -183,7 +226,7 @@ class Router:
 
     def able(self, now: float, model: str | None, tried: Collection[int] = ()) -> list[Worker]:
         """Servers that may get it. One that sleeps wakes up for it, unless its host has to make room first."""
-        able = [one for one in self.workers if one.eligible(now, model)]
+        able = [one for one in self.workers if one.eligible(now, model) and not one.full]
         if tried:
             able = [one for one in able if one.number not in tried]
         if able:
@@ -213,11 +256,36 @@ class Router:
         exchange.sent_to(chosen, new)
         if self.scaled:
             self.meter(exchange.model, now, new * (chosen.load.token_s or TOKEN_S))
+        self.held.charge(exchange.holder, new)
         self.views.note(exchange, choice)
+        if self.config.hedge_s and len(able) > 1:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.config.hedge_s, self._hedge, exchange, exchange.attempts)
+        attempt = exchange.attempts
         if (upstream := self.pool.take(chosen)) is not None:
-            exchange.connected(upstream, "")
+            exchange.connected(upstream, "", attempt)
         else:
-            self._spawn(self.pool.connect(chosen, exchange.connected))
+            self._connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
+
+    def _connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
+        self._spawn(self.pool.connect(worker, ready))
+
+    def _hedge(self, exchange: Exchange, attempt: int) -> None:
+        """A copy to another server, if nothing has come from the first one."""
+        now, first = time.monotonic(), exchange.worker
+        if attempt != exchange.attempts or first is None or not exchange.unanswered:
+            return
+        able = self.able(now, exchange.model, {*exchange.tried, first.number})
+        able = [one for one in able if one.state == "up"]
+        if not able:
+            return
+        choice, new = self.choose(exchange.ask, exchange.keys, able, now)
+        exchange.hedge = copy = Hedge(exchange, choice.chosen, new)
+        self.views.hedged += 1
+        if (upstream := self.pool.take(choice.chosen)) is not None:
+            copy.connected(upstream, "")
+        else:
+            self._connect(choice.chosen, copy.connected)
 
     def can_retry(self, exchange: Exchange, worker: Worker) -> bool:
         """Is there another server, when this one has no room?"""
@@ -230,8 +298,14 @@ class Router:
 
     def done(self, exchange: Exchange) -> None:
         self.open.discard(exchange)
+        if exchange.made:
+            self.held.charge(exchange.holder, 0, exchange.made)
+        if exchange.reserved:
+            used = exchange.made and exchange.ask.prompt_tokens + exchange.made
+            self.quotas.settle(exchange.holder, exchange.reserved, used, time.time())
         if self.held:
-            self.held.pop(exchange, None)
+            self.held.remove(exchange)
+            self.place_next(time.monotonic())
         self.views.ended(exchange)
 
     def meter(self, model: str | None, now: float, prefill_s: float) -> None:
@@ -249,13 +323,26 @@ class Router:
         for waiting in self.picking:
             waiting.set()
         now = time.monotonic()
-        for exchange in list(self.held):
-            del self.held[exchange]
-            self.place(exchange, now)
+        self.place_next(now)
+        for exchange in [one for one in self.held if now >= one.deadline_s]:
+            self.held.remove(exchange)
+            self.place(exchange, now, placed=True)
+
+    def place_next(self, now: float) -> None:
+        """As many of those that wait as there is room for."""
+        if self._placing:  # one of them has ended at once
+            return
+        self._placing = True
+        for model in self.held.models:
+            while self.able(now, model) or self.unknown_model(model) is not None:
+                if (exchange := self.held.take(model)) is None:
+                    break
+                self.place(exchange, now, placed=True)
+        self._placing = False
 
     def unknown_model(self, model: str | None) -> str | None:
         """Of a name that no server has; None as long as one of them has not told its names."""
-        names = {name for one in self.scaled for name in one.names}
+        names = {name for one in self.scaled for name in one.names} | set(self.aliases.names)
         if model is None or model in names or not (names or self.workers):
             return None
         for one in self.workers:
@@ -268,8 +355,16 @@ class Router:
         return f"no server has the model {model[:200]!r}; {near}"
 
     def why_nobody(self) -> str:
-        states = "; ".join(f"{one.name} is {one.state}: {one.reason}" for one in self.workers)
-        return f"no server is up after {self.config.hold_s:g} s of waiting ({states})"
+        states = "; ".join(
+            f"{one.name} is full" if one.full else f"{one.name} is {one.state}: {one.reason}"
+            for one in self.workers
+        )
+        return f"no server has room after {self.config.hold_s:g} s of waiting ({states})"
+
+
+def _address(listening: asyncio.Server) -> str:
+    host, port = listening.sockets[0].getsockname()[:2]
+    return f"http://{host}:{port}"
 
 
 def _read(request: HttpRequest) -> Asked:

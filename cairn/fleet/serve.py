@@ -11,8 +11,8 @@ import msgspec
 
 from cairn.core.errors import CairnError
 from cairn.fleet.autoscale import LocalScaler
-from cairn.fleet.choose import POLICIES
 from cairn.fleet.config import FleetConfig, ServerGroup
+from cairn.fleet.copies import Copies, State, check_copies
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.keda import start_keda
 from cairn.fleet.own_servers import OwnServers
@@ -38,15 +38,25 @@ async def serve_fleet(
     gpus: Gpus,
     keda: str | None = None,
     picker: str | None = None,
+    processes: int = 1,
 ) -> None:
     """Until `stop` is set; raises when a server of its own cannot be started at all.
 
     `keda`, `picker`: addresses where KEDA's external scaler and a gateway's endpoint picker are answered.
     """
+    check_copies(config, processes, keda is not None)
     own = OwnServers(config, say, gpus)
     router = Router(config.router, own.urls)
-    discovery = Discovery(config, own.urls, router.use)
-    address = await router.start()
+    router.configure(config)
+    address = await router.start(shared=processes > 1)
+    copies = _copies(config, router, address, processes)
+
+    def use(urls: list[str]) -> None:
+        router.use(urls)
+        if copies is not None:
+            copies.tell(urls=urls)
+
+    discovery = Discovery(config, own.urls, use)
     answering = [await start_keda(router, keda)] if keda is not None else []
     answering += [await start_picker(router, picker)] if picker is not None else []
     await discovery.look()
@@ -59,7 +69,7 @@ async def serve_fleet(
     beside = [
         asyncio.create_task(discovery.run()),
         asyncio.create_task(_say_ready(router, address, say)),
-        asyncio.create_task(_reload(router, discovery, own, reload, read, say)),
+        asyncio.create_task(_reload(router, discovery, own, reload, read, say, copies)),
     ]
     gc.freeze()
     gc.set_threshold(
@@ -75,11 +85,22 @@ async def serve_fleet(
         await asyncio.gather(*beside, return_exceptions=True)
         for server, _ in answering:
             await server.stop(None)
-        await router.stop()
+        await asyncio.gather(router.stop(), *([copies.stop()] if copies is not None else []))
         await asyncio.gather(*(one.stop() for one in (own, *scalers)))
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def _copies(config: FleetConfig, router: Router, address: str, processes: int) -> Copies | None:
+    """The other processes of the router, on the port that the first one has got."""
+    if processes == 1:
+        return None
+    port = int(address.rpartition(":")[2])
+    shared = msgspec.structs.replace(
+        config, router=msgspec.structs.replace(config.router, port=port)
+    )
+    return Copies(processes, State(shared, []), router)
 
 
 async def _wait(stop: asyncio.Event) -> None:
@@ -93,6 +114,7 @@ async def _reload(
     reload: asyncio.Event,
     read: Reload,
     say: Say,
+    copies: Copies | None,
 ) -> None:
     """After SIGHUP: servers, addresses and the policy of the file as it is now. A wrong file changes nothing."""
     while True:
@@ -100,6 +122,7 @@ async def _reload(
         reload.clear()
         try:
             config = read()
+            check_copies(config, 1 if copies is None else 2, scaler=False)
             await own.change(config, discovery.use_own)
         except CairnError as error:
             say(f"the file was not taken: {error}")
@@ -107,8 +130,9 @@ async def _reload(
         if _scaled(config) != _scaled(discovery.config):
             say("servers that are scaled change with a restart only")
         discovery.config = config
-        router.policy = POLICIES[config.router.policy]
-        router.config = msgspec.structs.replace(router.config, policy=config.router.policy)
+        router.configure(config)
+        if copies is not None:
+            copies.tell(config)
         await discovery.look()
         say(f"the file was taken: {len(router.workers)} servers, policy {config.router.policy}")
 
@@ -130,6 +154,7 @@ def run_fleet(
     gpus: Sequence[str],
     keda: str | None = None,
     picker: str | None = None,
+    processes: int = 1,
 ) -> None:
     """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use."""
 
@@ -139,7 +164,7 @@ def run_fleet(
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, stop.set)
-        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus), keda, picker)
+        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus), keda, picker, processes)
 
     import uvloop
 

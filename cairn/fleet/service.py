@@ -139,7 +139,9 @@ def service_object(config: FleetConfig) -> Object:
     spec: Object = {"image": config.image}
     if router := changed_fields(config.router):
         spec["router"] = router
-    spec["servers"] = [changed_fields(group) for group in config.servers]
+    for name in ("servers", "aliases", "keys"):
+        if parts := getattr(config, name):
+            spec[name] = [changed_fields(part) for part in parts]
     meta = {"name": config.name}
     return {"apiVersion": API, "kind": "InferenceService", "metadata": meta, "spec": spec}
 
@@ -167,7 +169,7 @@ DEFINITION = Definition(
             "least and most are given together, and least <= most",
         ),
     ),
-    limits=(("servers", 64),),
+    limits=(("servers", 64), ("aliases", 256), ("keys", 1024)),
     status={
         "replicas": {"type": "integer"},
         "selector": {"type": "string"},

@@ -85,7 +85,7 @@ class Views:
     def __init__(self, router: "Router") -> None:
         self._router = router
         self._requests: OrderedDict[bytes, Remembered] = OrderedDict()
-        self.total = self.moved = 0
+        self.total = self.moved = self.hedged = 0
 
     def note(self, exchange: "Exchange", choice: Choice) -> None:
         known = exchange.remembered
@@ -148,6 +148,8 @@ class Views:
             "open": len(router.open),
             "waiting": len(router.held),
             "moved": self.moved,
+            "hedged": self.hedged,
+            "processes": router.processes,
             "keys": len(router.index),
             "servers": [self._server(one) for one in router.workers],
         }
@@ -179,6 +181,8 @@ class Views:
             f"cairn_router_requests_total {self.total}",
             "# TYPE cairn_router_moved_requests_total counter",
             f"cairn_router_moved_requests_total {self.moved}",
+            "# TYPE cairn_router_hedged_requests_total counter",
+            f"cairn_router_hedged_requests_total {self.hedged}",
             "# TYPE cairn_router_waiting_requests gauge",
             f"cairn_router_waiting_requests {len(router.held)}",
             "# TYPE cairn_router_server_up gauge",

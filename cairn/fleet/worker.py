@@ -81,6 +81,12 @@ class Worker:
             return False
         return model is None or not self.models or model in self.models
 
+    @property
+    def full(self) -> bool:
+        """It has as much from here as it runs at a time, and a little that waits, so that it never runs dry."""
+        rows = self.hello.rows if self.hello is not None else 0
+        return bool(rows) and self.waiting + self.decoding >= rows + (rows >> 3 or 1)
+
     def candidate(self, cached_tokens: int) -> Candidate:
         load, hello = self.load, self.hello
         others, decoding, waiting = load.running - self.waiting, self.decoding, self.waiting

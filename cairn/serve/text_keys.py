@@ -53,6 +53,7 @@ class Asked(msgspec.Struct, gc=False):
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
     priority: int | None = None
+    user: msgspec.Raw = _NOTHING
     n: int | None = None
 
 

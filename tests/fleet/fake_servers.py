@@ -31,6 +31,7 @@ class FakeServer:
         self.refuse: int | None = None  # a status instead of answers
         self.code, self.refused = "queue_full", 0
         self.frozen = False
+        self.frozen_answers = False  # it tells its pulse, and answers nobody
         self.status = "ok"  # as its pulse says
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,6 +102,8 @@ class FakeServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, asked: dict, before: list[int]) -> None:
         prompt, count = asked["prompt"], asked["max_tokens"]
+        while self.frozen_answers:
+            await asyncio.sleep(0.01)
         assert before == [token(prompt, at) for at in range(len(before))], "wrong tokens so far"
         die_after, self.die_after = self.die_after, None
         if not asked.get("stream"):

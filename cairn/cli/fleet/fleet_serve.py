@@ -8,6 +8,9 @@ import msgspec
 import tyro
 
 from cairn.core.config import load
+from cairn.core.errors import UsageError
+
+MOST_PROCESSES = 64
 
 
 class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +28,8 @@ class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """HOST:PORT where KEDA's external scaler is answered, by gRPC; needs cairn-stack[keda]"""
     endpoint_picker: str | None = None
     """HOST:PORT where Envoy asks for the server of a request (ext_proc); needs cairn-stack[gateway]"""
+    processes: int = 1
+    """of the router, on one port; for more requests than one processor can pass on"""
     policy: str | None = None
     """how servers are chosen, instead of the file's: see `cairn simulate fleet --help`"""
 
@@ -33,6 +38,8 @@ def run(args: list[str]) -> int:
     options = load(
         FleetServe, args=args, env_prefix="CAIRN_FLEET_SERVE_", prog="cairn fleet serve"
     ).value
+    if not 1 <= options.processes <= MOST_PROCESSES:
+        raise UsageError(f"--processes is {options.processes}", hint=f"1 to {MOST_PROCESSES}")
     from cairn.fleet.config import FleetConfig, read_fleet
 
     def read() -> FleetConfig:
@@ -46,7 +53,7 @@ def run(args: list[str]) -> int:
     config = read()
     from cairn.fleet.serve import run_fleet
 
-    run_fleet(config, read, _gpus(), options.keda, options.endpoint_picker)
+    run_fleet(config, read, _gpus(), options.keda, options.endpoint_picker, options.processes)
     return 0
 
 

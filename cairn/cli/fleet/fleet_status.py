@@ -55,7 +55,7 @@ def run_explain(args: list[str]) -> int:
     options = load(
         FleetExplain, args=args, env_prefix="CAIRN_FLEET_EXPLAIN_", prog="cairn fleet explain"
     ).value
-    found = _get(options.url, f"/cairn/fleet/requests/{options.request}")
+    found = _remembered(options.url, options.request)
     if options.json:
         print(msgspec.json.encode(found).decode())
         return 0
@@ -67,6 +67,17 @@ def run_explain(args: list[str]) -> int:
         rows = [[_text(one[key]) for key in shown] for one in decision["considered"]]
         print("\n".join(lines(shown, rows)))
     return 0
+
+
+def _remembered(url: str, request: str) -> dict[str, Any]:
+    """What is known of a request: where the router has several processes, one of them knows it."""
+    path = f"/cairn/fleet/requests/{request}"
+    for process in _get(url, "/cairn/fleet").get("processes", []):
+        try:
+            return _get(process, path)
+        except CairnError:
+            continue  # another one has had it
+    return _get(url, path)
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,141 @@
+"""Several processes of the router behind one port (SO_REUSEPORT): the kernel deals connections out among them.
+
+    fleet serve --processes 3     first: starts the servers, listens too     second, third: routers, fed by lines
+                                    '--{"urls": [...], "config": {...}, "processes": [...]}--> stdin of each
+
+Every process follows all servers itself, so each knows all caches; what the others have sent shows in the servers'
+loads. Each one also listens on a port of its own, where it can be asked about itself. One that dies is started again.
+"""
+
+import asyncio
+import gc
+import os
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from cairn.core.die_with_parent import die_with_parent
+from cairn.core.errors import ConfigError
+from cairn.fleet.config import FleetConfig
+from cairn.fleet.router import Router
+
+AGAIN_S = 0.2
+STOP_S = 35.0
+LONGEST_LINE = 16 << 20
+
+
+class State(msgspec.Struct, frozen=True):
+    """What every process has to know; sent whole whenever it changes."""
+
+    config: FleetConfig
+    urls: list[str]
+    processes: list[str] = []  # where each of them can be asked
+
+
+def check_copies(config: FleetConfig, processes: int, scaler: bool) -> None:
+    """What one process alone can count is refused before anything starts."""
+    if processes == 1:
+        return
+    if scaler or any(group.scaled for group in config.servers):
+        raise ConfigError(
+            f"--processes is {processes}, and servers are scaled by what one process sees",
+            hint="use `count` instead of `least` and `most`, without --keda; or one process",
+        )
+    limits = [
+        config.router.limits,
+        *((one.requests_per_day, one.tokens_per_day, one.at_once) for one in config.keys),
+    ]
+    if any(limit is not None for one in limits for limit in one):
+        raise ConfigError(
+            f"--processes is {processes}, and keys have limits, which one process counts",
+            hint="leave the limits to the servers (--key-requests-per-minute), or use one process",
+        )
+
+
+class Copies:
+    """The other processes, seen from the first one."""
+
+    def __init__(self, count: int, state: State, router: Router) -> None:
+        self._state, self._router, self._addresses = state, router, {0: router.own_address}
+        self._inputs: dict[int, asyncio.StreamWriter] = {}
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = False
+        self._tasks = [asyncio.create_task(self._run(number)) for number in range(1, count)]
+
+    def tell(self, config: FleetConfig | None = None, urls: list[str] | None = None) -> None:
+        old = self._state
+        known = [self._addresses[number] for number in sorted(self._addresses)]
+        self._state = State(config or old.config, old.urls if urls is None else urls, known)
+        self._router.processes = known
+        for writer in self._inputs.values():
+            writer.write(msgspec.json.encode(self._state) + b"\n")
+
+    async def _run(self, number: int) -> None:
+        while not self._stopping:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "cairn.fleet.copies",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            self._processes[number] = process
+            process.stdin.write(msgspec.json.encode(self._state) + b"\n")
+            if address := (await process.stdout.readline()).decode().strip():
+                self._addresses[number] = address
+                self._inputs[number] = process.stdin
+                self.tell()
+            await process.wait()
+            self._inputs.pop(number, None)
+            self._addresses.pop(number, None)
+            await asyncio.sleep(0 if self._stopping else AGAIN_S)
+
+    async def stop(self) -> None:
+        """They finish what they have."""
+        self._stopping = True
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.terminate()
+        _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
+        for process in self._processes.values() if late else ():
+            with suppress(ProcessLookupError):
+                process.kill()
+        for task in late:
+            task.cancel()
+
+
+async def _copy() -> None:
+    """One of them: until its input ends or SIGTERM."""
+    import signal
+
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the first process says when
+    reader = asyncio.StreamReader(limit=LONGEST_LINE)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    first = msgspec.json.decode(await reader.readline(), type=State)
+    router = Router(first.config.router, first.urls)
+    router.configure(first.config)
+    await router.start(shared=True)
+    os.write(1, f"{router.own_address}\n".encode())
+    gc.freeze()
+
+    async def follow() -> None:
+        while line := await reader.readline():
+            state = msgspec.json.decode(line, type=State)
+            router.configure(state.config)
+            router.use(state.urls)
+            router.processes = state.processes
+        stop.set()
+
+    following = asyncio.create_task(follow())
+    await stop.wait()
+    await router.stop()
+    following.cancel()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(_copy())

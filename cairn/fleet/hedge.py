@@ -1,0 +1,76 @@
+"""A second copy of a request that has had no answer for a while, to another server: the first one that answers is kept.
+
+Exchange --hedge_s without a byte--> Hedge --begins first--> the exchange goes on with its connection
+                                       '--- begins second, fails --> it is dropped
+"""
+
+from typing import TYPE_CHECKING
+
+from cairn.fleet.upstream import Upstream
+from cairn.fleet.worker import Worker
+
+if TYPE_CHECKING:
+    from cairn.fleet.relay import Exchange
+
+FAILED = 429  # answers from here on do not win
+
+
+class Hedge:
+    """Reads the copy's answer up to its first bytes."""
+
+    def __init__(self, exchange: "Exchange", worker: Worker, new_tokens: int) -> None:
+        self.exchange, self.worker, self.new_tokens = exchange, worker, new_tokens
+        self.upstream: Upstream | None = None
+        self._status, self._lines, self._over = 0, b"", False
+        worker.sent += 1
+        worker.waiting += 1
+        worker.queued_tokens += new_tokens
+
+    def connected(self, upstream: Upstream | None, reason: str) -> None:
+        if upstream is None:
+            self.cancel()
+        elif self._over:
+            upstream.drop()
+        else:
+            self.upstream = upstream
+            upstream.send(self, *self.exchange.written())
+
+    def cancel(self) -> None:
+        """The other one was faster, or this one has failed."""
+        if not self._over:
+            self._over, upstream = True, self.upstream
+            self.worker.waiting -= 1
+            self.worker.queued_tokens -= self.new_tokens
+            self.exchange.hedge = None
+            if upstream is not None:
+                upstream.drop()
+
+    def _win(self, upstream: Upstream | None) -> bool:
+        """The exchange goes on here; `upstream`: the connection, if more comes from it."""
+        exchange = self.exchange
+        if self._over or self._status >= FAILED:
+            self.upstream = upstream
+            self.cancel()
+            return False
+        self._over = True
+        exchange.adopt(self.worker, upstream, self.new_tokens)
+        exchange.head(self._status, self._lines)
+        return True
+
+    # -- as a reader -----------------------------------------------------------------------------
+
+    def head(self, status: int, lines: bytes) -> None:
+        self._status, self._lines = status, lines
+
+    def chunk(self, body: bytes) -> None:
+        if self._win(self.upstream):
+            self.exchange.chunk(body)
+
+    def end(self, body: bytes) -> None:
+        if self._win(None):  # its connection is used by others already
+            self.exchange.end(body)
+
+    def lost(self, reason: str) -> None:
+        self.upstream = None
+        self.worker.lost += 1
+        self.cancel()

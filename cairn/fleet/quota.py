@@ -1,0 +1,118 @@
+"""How much a key may use in a day, and at once. A key is known by the digest of what it sends, never by itself.
+
+    admit(key, reserved) -> refusal | None      settle(key, reserved, used)
+
+A request reserves its prompt and the longest answer that it may get, and settles for what it used, so that requests
+at the same time cannot use more than there is. Days are those of UTC. Pure: the clock is handed in.
+"""
+
+import re
+from functools import lru_cache
+from hashlib import sha256
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+DAY_S = 86_400
+ANYBODY = "anybody"  # sends no key
+_SENT = re.compile(
+    rb"(?:^|\n)(?:authorization:[ \t]*bearer|x-api-key:)[ \t]*([^\r\n]+)", re.IGNORECASE
+)
+Count = Annotated[int, Meta(ge=0)]
+
+
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one key, instead of the router's; the file has its digest and not the key itself."""
+
+    name: str
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    requests_per_day: Count | None = None
+    tokens_per_day: Count | None = None
+    at_once: Count | None = None
+    weight: Annotated[float, Meta(gt=0)] = 1.0  # its share, while requests wait for servers
+
+
+class Limits(NamedTuple):
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    at_once: int | None = None
+
+
+class Refused(NamedTuple):
+    message: str
+    code: str
+    retry_after_s: int
+
+
+class Used(msgspec.Struct):
+    """Of one key, today."""
+
+    requests: int = 0
+    tokens: int = 0
+    reserved: int = 0  # tokens of requests that have not ended
+    at_once: int = 0
+
+
+class Quotas:
+    def __init__(self, usual: Limits) -> None:
+        self._usual, self._keys = usual, dict[str, Limits]()
+        self.used: dict[str, Used] = {}
+        self._day = 0
+
+    def change(self, usual: Limits, keys: dict[str, Limits]) -> None:
+        """Other limits; what was used today stays used."""
+        self._usual, self._keys = usual, keys
+
+    @property
+    def limited(self) -> bool:
+        return any(
+            limit is not None for one in (self._usual, *self._keys.values()) for limit in one
+        )
+
+    def admit(self, key: str, reserved: int, now_s: float) -> Refused | None:
+        """`now_s`: seconds since 1970. None: it may go on, and has to be settled."""
+        self._turn(now_s)
+        used, limits = self.used.setdefault(key, Used()), self._keys.get(key, self._usual)
+        until = DAY_S - int(now_s) % DAY_S
+        if limits.at_once is not None and used.at_once >= limits.at_once:
+            said = f"this key has {used.at_once} requests at once, its limit is {limits.at_once}"
+            return Refused(said, "key_concurrency", 1)
+        if limits.requests_per_day is not None and used.requests >= limits.requests_per_day:
+            said = (
+                f"this key may make {limits.requests_per_day} requests in a day, and has made them"
+            )
+            return Refused(said, "key_requests", until)
+        left = (limits.tokens_per_day or 0) - used.tokens - used.reserved
+        if limits.tokens_per_day is not None and left < reserved:
+            said = (
+                f"this key may use {limits.tokens_per_day} tokens in a day: {max(left, 0)} are left, and the prompt"
+                f" with the longest answer that is asked for may take {reserved}"
+            )
+            return Refused(said, "key_budget", until)
+        used.requests += 1
+        used.at_once += 1
+        used.reserved += reserved
+        return None
+
+    def settle(self, key: str, reserved: int, tokens: int, now_s: float) -> None:
+        """A request that was admitted has ended."""
+        self._turn(now_s)
+        used = self.used.setdefault(key, Used())
+        used.at_once = max(used.at_once - 1, 0)
+        used.reserved = max(used.reserved - reserved, 0)
+        used.tokens += tokens
+
+    def _turn(self, now_s: float) -> None:
+        if (day := int(now_s) // DAY_S) != self._day:
+            self._day = day
+            for used in self.used.values():
+                used.requests = used.tokens = 0
+            self.used = {key: used for key, used in self.used.items() if used.at_once}
+
+
+@lru_cache(4096)
+def digest_of(lines: bytes) -> str:
+    """Of the key that a request's headers carry."""
+    sent = _SENT.search(lines)
+    return sha256(sent[1].strip()).hexdigest() if sent is not None else ANYBODY

@@ -1,0 +1,86 @@
+"""Who goes next, when every server is full or none is up: by priority, then the key that has got least so far.
+
+    add(request, model, key, priority)      take(model) -> the next one      charge(key, tokens)
+
+Virtual token counters (VTC, arXiv 2401.00588): each key counts what was computed for it, the tokens of prompts that
+were cached nowhere and twice the tokens of answers. The lowest goes first. A key that comes back after a pause starts
+at the lowest of those that wait, so that nobody saves up. Pure: no clock, no sockets.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+OUTPUT_WEIGHT = 2  # of a token of an answer, against one of a prompt
+MOST_KEYS = 10_000  # that are counted; more than that are counted from anew
+
+
+class WaitingQueue(Generic[T]):
+    def __init__(self) -> None:
+        self._lines: dict[
+            str | None, dict[tuple[int, str], deque[T]]
+        ] = {}  # model, (priority, key)
+        self._place: dict[T, tuple[str | None, int, str]] = {}
+        self._counts: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._place)
+
+    @property
+    def models(self) -> list[str | None]:
+        """That somebody waits for."""
+        return list(self._lines)
+
+    def waits(self, model: str | None) -> bool:
+        return model in self._lines
+
+    def add(self, item: T, model: str | None, key: str, priority: int) -> None:
+        self._lift(key)
+        line = self._lines.setdefault(model, {})
+        line.setdefault((priority, key), deque()).append(item)
+        self._place[item] = model, priority, key
+
+    def take(self, model: str | None) -> T | None:
+        """The next one for this model."""
+        line = self._lines.get(model)
+        if not line:
+            return None
+        priority, key = min(line, key=lambda one: (one[0], self._counts.get(one[1], 0.0)))
+        item = line[priority, key][0]
+        self.remove(item)
+        return item
+
+    def remove(self, item: T) -> None:
+        """It does not wait any more, if it did."""
+        if (place := self._place.pop(item, None)) is None:
+            return
+        model, priority, key = place
+        line = self._lines[model]
+        line[priority, key].remove(item)
+        if not line[priority, key]:
+            del line[priority, key]
+        if not line:
+            del self._lines[model]
+
+    def weigh(self, weights: dict[str, float]) -> None:
+        """Keys that may have more than the others: twice as much at 2."""
+        self._weights = weights
+
+    def charge(self, key: str, prompt: int, output: int = 0) -> None:
+        """So much was computed for it."""
+        if key not in self._counts and len(self._counts) >= MOST_KEYS:
+            self._counts.clear()
+        tokens = (prompt + OUTPUT_WEIGHT * output) / self._weights.get(key, 1.0)
+        self._counts[key] = self._counts.get(key, 0.0) + tokens
+
+    def _lift(self, key: str) -> None:
+        """A key of which nobody waits comes back."""
+        waiting = {one for line in self._lines.values() for _, one in line}
+        if waiting and key not in waiting:
+            least = min(self._counts.get(one, 0.0) for one in waiting)
+            self._counts[key] = max(self._counts.get(key, 0.0), least)

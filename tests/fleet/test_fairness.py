@@ -1,0 +1,203 @@
+"""Who goes next, who may use how much, and what a name stands for: the rules, and the router that follows them."""
+
+import asyncio
+import json
+from hashlib import sha256
+
+import msgspec
+import pytest
+from fake_servers import FakeServer, text_of
+from hypothesis import given
+from hypothesis import strategies as st
+from test_router import ask, exchange, fleet
+
+from cairn.core.errors import ConfigError
+from cairn.fleet.aliases import Alias, Aliases, with_model
+from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
+from cairn.fleet.copies import Copies, State, check_copies
+from cairn.fleet.quota import ANYBODY, Limits, Quotas, digest_of
+from cairn.fleet.router import Router
+from cairn.fleet.waiting import WaitingQueue
+
+MOST = 50  # tokens of one request
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, MOST)), min_size=30, max_size=60))
+def test_keys_that_wait_all_the_time_get_the_same_but_for_one_request_each(arrivals):
+    queue, got = WaitingQueue[tuple[int, str, int]](), dict.fromkeys("abc", 0)
+    for number, (key, tokens) in enumerate(arrivals):
+        queue.add((number, key, tokens), "m", key, 0)
+    while {key for _, key, _ in queue} == set("abc"):
+        item = queue.take("m")
+        assert item is not None
+        queue.charge(item[1], item[2])
+        got[item[1]] += item[2]
+        assert max(got.values()) - min(got.values()) <= 2 * MOST
+
+
+def test_priorities_go_first_and_who_comes_back_has_saved_nothing():
+    queue = WaitingQueue[str]()
+    queue.charge("busy", 1000)
+    for name, key, priority in (
+        ("b1", "busy", 0),
+        ("b2", "busy", 0),
+        ("n1", "new", 0),
+        ("u", "busy", -1),
+    ):
+        queue.add(name, None, key, priority)
+    assert queue.take(None) == "u"
+    assert queue.take(None) == "b1"  # `new` was lifted to 1000: it has no claim on the past
+    queue.charge("busy", 1)
+    assert queue.take(None) == "n1"
+    queue.remove("b2")
+    assert (len(queue), queue.models, queue.take(None)) == (0, [], None)
+
+
+def test_a_key_with_twice_the_weight_gets_twice_as_much():
+    queue = WaitingQueue[tuple[str, int]]()
+    queue.weigh({"heavy": 2.0})
+    for number in range(60):
+        for key in ("heavy", "light"):
+            queue.add((key, number), None, key, 0)
+    taken = []
+    for _ in range(60):
+        key, _number = queue.take(None) or ("", 0)
+        queue.charge(key, 10)
+        taken.append(key)
+    assert 38 <= taken.count("heavy") <= 42
+
+
+def test_quotas_are_reserved_settled_and_end_with_the_day():
+    quotas = Quotas(Limits(requests_per_day=3, tokens_per_day=100, at_once=2))
+    assert quotas.admit("a", 60, 0.0) is None
+    refused = quotas.admit("a", 60, 0.0)  # might need more than there is
+    assert refused is not None
+    assert (refused.code, refused.retry_after_s) == ("key_budget", 86_400)
+    assert quotas.admit("b", 60, 0.0) is None
+    quotas.settle("a", 60, 30, 1.0)
+    assert quotas.admit("a", 70, 2.0) is None
+    assert quotas.admit("a", 0, 2.0) is None
+    assert (quotas.admit("a", 0, 2.0) or refused).code == "key_concurrency"
+    quotas.settle("a", 70, 70, 3.0)
+    assert (quotas.admit("a", 0, 3.0) or refused).code == "key_requests"
+    assert quotas.admit("a", 100, 86_400.0) is None
+    quotas.change(Limits(), {})
+    assert not quotas.limited
+
+
+def test_keys_are_known_by_their_digests():
+    expected = sha256(b"sk-1").hexdigest()
+    assert digest_of(b"host: x\r\nAuthorization: Bearer sk-1\r\n") == expected
+    assert digest_of(b"X-Api-Key: sk-1\r\nhost: x\r\n") == expected
+    assert digest_of(b"host: x\r\nnot-authorization: Bearer sk-1\r\n") == ANYBODY
+
+
+def test_a_canary_gets_its_share_and_a_user_keeps_a_model():
+    aliases = Aliases([Alias(name="chat", model="old", weight=9), Alias(name="chat", model="new")])
+    got = [aliases.target("chat", number, b"") for number in range(1000)]
+    assert abs(got.count("new") - 100) <= 2
+    assert len({aliases.target("chat", number, b'"alice"') for number in range(50)}) == 1
+    assert aliases.target("old", 1, b"") is None
+    body = b'{"model": "chat", "n": 1.50, "messages": [{"content": "\\u00e9 \\"model\\""}]}'
+    changed = json.loads(with_model(body, "new"))
+    assert changed == json.loads(body) | {"model": "new"}
+    with pytest.raises(ConfigError, match="weights"):
+        Aliases([Alias(name="x", model="y", weight=0)])
+
+
+def configured(router, **settings) -> None:
+    group = ServerGroup(urls=["http://127.0.0.1:1"])
+    parts = {key: settings.pop(key) for key in ("aliases", "keys") if key in settings}
+    router.configure(FleetConfig(servers=[group], router=RouterConfig(**settings), **parts))
+
+
+def test_the_router_follows_quotas_and_aliases():
+    async def check(url, servers, router):
+        configured(router, key_requests_per_day=1, aliases=[Alias(name="chat", model="fake")])
+        assert (await ask(url, "x", 3, model="chat"))[0] == 200
+        assert sum(len(one.served) for one in servers) == 1
+        status, _, raw = await ask(url, "x", 3)
+        assert (status, b"key_requests" in raw) == (429, True)
+        body = b'{"prompt": "x", "max_tokens": 2}'
+        raw = await exchange(url, ("POST /v1/completions", body), headers=b"x-api-key: other\r\n")
+        assert raw.startswith(b"HTTP/1.1 200")
+        used = router.quotas.used[ANYBODY]
+        assert (used.at_once, used.reserved) == (0, 0)
+        configured(router, key_requests_per_day=None)
+        assert (await ask(url, "x", 3, model="chta"))[0] == 404
+
+    fleet(check)
+
+
+def test_a_full_server_is_given_no_more_and_everybody_who_waits_is_served():
+    async def check(url, servers, router):
+        (worker,) = router.workers
+        most = worker.hello.rows + 1
+        answers = [asyncio.create_task(ask(url, f"p{at}", 8)) for at in range(4 * most)]
+        seen = 0
+        while not all(one.done() for one in answers):
+            seen = max(seen, len(router.held))
+            assert worker.waiting + worker.decoding <= most
+            await asyncio.sleep(0.001)
+        assert seen > 0
+        assert [(await one)[0] for one in answers] == [200] * len(answers)
+
+    fleet(check, count=1)
+
+
+def test_a_slow_server_is_hedged_and_the_faster_answer_counts():
+    async def check(url, servers, router):
+        configured(router, hedge_s=0.05)
+        servers[0].frozen_answers = True
+        for at, stream in enumerate((True, False, True)):
+            status, text, raw = await ask(url, f"h{at}", 4, stream)
+            assert (status, raw.count(b"data: {")) == (200, 4 if stream else 0)
+            assert text
+        assert router.views.hedged >= 1
+        servers[0].frozen_answers = False
+        assert msgspec.json.decode(msgspec.json.encode(router.views.fleet()))["hedged"] >= 1
+
+    fleet(check)
+
+
+def test_processes_share_a_port_and_know_of_each_other():
+    async def check() -> None:
+        server = FakeServer()
+        await server.start()
+        router = Router(RouterConfig(port=0), [])
+        url = await router.start(shared=True)
+        port = int(url.rpartition(":")[2])
+        config = FleetConfig(
+            servers=[ServerGroup(urls=[server.url])], router=RouterConfig(port=port)
+        )
+        copies = Copies(2, State(config, []), router)
+        router.use([server.url])
+        copies.tell(urls=[server.url])
+        try:
+            async with asyncio.timeout(60):
+                while len(router.processes) < 2:
+                    await asyncio.sleep(0.01)
+                asked = 0
+                while asked - router.views.total < 3:  # the other process has had three
+                    asked += 1
+                    assert (await ask(url, f"p{asked}", 2))[1] == text_of(f"p{asked}", 2)
+                raw = await exchange(router.processes[1], ("GET /cairn/fleet", b""))
+                told = json.loads(raw.partition(b"\r\n\r\n")[2])
+                assert (told["requests"], told["processes"]) == (3, router.processes)
+        finally:
+            await copies.stop()
+            await router.stop(0.1)
+            server.kill()
+
+    asyncio.run(check())
+
+
+def test_what_one_process_counts_is_refused_for_several():
+    scaled = FleetConfig(servers=[ServerGroup(model="m", least=0, most=2)])
+    limited = FleetConfig(
+        servers=[ServerGroup(model="m")], router=RouterConfig(key_tokens_per_day=5)
+    )
+    for config, word in ((scaled, "scaled"), (limited, "limits")):
+        check_copies(config, 1, False)
+        with pytest.raises(ConfigError, match=word):
+            check_copies(config, 2, False)
