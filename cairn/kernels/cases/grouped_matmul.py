@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
+from cairn.kernels.experts import few_mxfp4
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, _large_kernel
 from cairn.kernels.experts.grouped_large import constants as large_constants
@@ -34,6 +35,7 @@ from cairn.kernels.experts.grouped_matmul import (
     grouped_matmul_reference,
     grouped_parts,
 )
+from cairn.kernels.experts.matrices import TILE
 from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.tuned import Tuning, numbers_of, shipped
@@ -132,6 +134,32 @@ def _large_variant(tiles: LargeTiles, shape: Shape) -> Variant:
     return Variant(name, _large_kernel, types, fixed, options, ("y", "ends", "N", "K"), "wgmma")
 
 
+def _few_variant(tiles: few_mxfp4.FewTiles, shape: Shape) -> Variant:
+    """One token of gpt-oss."""
+    parts = not shape.swiglu
+    types = dict(
+        x="*i64",
+        w="*i32",
+        scales="*u8",
+        y="*fp32" if parts else "*bf16",
+        experts="*i32",
+        bias="*bf16",
+        **dict.fromkeys(("stride_x", "tokens", "N", "QUARTER"), "i32"),
+        limit="fp32",
+        **({"weights": "*fp32"} if parts else {}),
+    )
+    words = -(-shape.k // TILE) * few_mxfp4.TILE_WORDS.value
+    limit = 7.0 if shape.swiglu else None
+    fixed = {
+        **few_mxfp4.constants(32, 4, words, shape.swiglu, limit, tiles),
+        "OVERLAP": True,
+        **({} if parts else {"weights": None}),
+    }
+    aligned = tuple(name for name in types if name not in ("tokens", "limit", "QUARTER"))
+    name = f"few mxfp4 {shape.name} {tiles.rows} rows, {tiles.warps} warps"
+    return Variant(name, few_mxfp4._few_kernel, types, fixed, {"num_warps": tiles.warps}, aligned)
+
+
 VARIANTS = [
     *(_variant(tiles, GATE_UP) for tiles in (SINGLE, FEW, SOME, MORE, MANY)),
     *(_variant(tiles, DOWN, parts=True) for tiles in (FEW, SOME, MORE)),
@@ -143,6 +171,8 @@ VARIANTS = [
         for tiles in (MXFP4_FEW, MXFP4_MANY)
     ),
     _variant(MXFP4_FEW, OSS_DOWN, parts=True, kind="mxfp4", per_token=4),
+    _few_variant(few_mxfp4.GATED, OSS_GATE_UP),
+    _few_variant(few_mxfp4.PLAIN, OSS_DOWN),
     _large_variant(LARGE, DOWN),
 ]
 

@@ -7,7 +7,8 @@ its grid has room for the worst case, and programs without a tile leave at once.
 (`gather`), SwiGLU is done on the way out, and the last product of a layer writes float32 parts for each token, weighed,
 which the norm that follows sums in a fixed order (`grouped_parts`): no atomics, and no pass that permutes rows.
 
-A few pairs need not be sorted (`FewPairs`): each is a tile of its own, and two that share an expert read it twice.
+A few pairs need not be sorted (`FewPairs`): each is a tile of its own, and two that share an expert read it twice; in
+MXFP4 they take `few_mxfp4`.
 Many tokens of every expert go through `grouped_large`. With `one_tile` a row's result depends on that row alone.
 Forward only. Weights are in 16 bits, in float8 or in MXFP4 (`matrices`); the kernel is in `grouped_kernel`.
 """
@@ -24,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from cairn.kernels.arguments import FLOATS, check, require, short
 from cairn.kernels.dependent import pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.experts import few_mxfp4
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
 from cairn.kernels.experts.matrices import (
@@ -170,8 +172,9 @@ def grouped_matmul(
     columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
     device = _values(x).device
     y_PN = torch.empty(pairs.total, columns, dtype=_result_type(x), device=device)
-    tiles = one_tile_of(w_ENK) if one_tile else tiles_for(pairs.total, w_ENK, gating is not None)
-    _launch(x, w_ENK, y_PN, pairs, None, tiles, bias_EN, gather=gather, gating=gating)
+    if one_tile or not _launched_few(x, w_ENK, y_PN, pairs, None, bias_EN, gather, gating):
+        tiles = tiles_for(pairs.total, w_ENK, gating is not None, one_tile)
+        _launch(x, w_ENK, y_PN, pairs, None, tiles, bias_EN, gather=gather, gating=gating)
     return y_PN
 
 
@@ -198,9 +201,29 @@ def grouped_parts(
     sums_KTN = torch.empty(
         *reversed(shape), w_ENK.shape[1], dtype=torch.float32, device=values.device
     )
-    tiles = one_tile_of(w_ENK) if one_tile else tiles_for(pairs.total, w_ENK, False)
-    _launch(x_PK, w_ENK, sums_KTN, pairs, weights_TK, tiles, bias_EN)
+    if one_tile or not _launched_few(x_PK, w_ENK, sums_KTN, pairs, weights_TK, bias_EN):
+        tiles = tiles_for(pairs.total, w_ENK, False, one_tile)
+        _launch(x_PK, w_ENK, sums_KTN, pairs, weights_TK, tiles, bias_EN)
     return sums_KTN
+
+
+def _launched_few(
+    x: Rows,
+    w: ExpertMatrices,
+    y: Tensor,
+    pairs: Pairs | FewPairs,
+    weights_TK: Tensor | None,
+    bias_EN: Tensor | None,
+    gather: bool = False,
+    gating: Gating | None = None,
+) -> bool:
+    """Whether these were a few pairs of MXFP4 experts, whose kernel has been launched."""
+    few = isinstance(pairs, FewPairs) and isinstance(w, Mxfp4Experts) and isinstance(x, Tensor)
+    if not few or not few_mxfp4.suits(x, w):
+        return False
+    limit = None if gating is None else gating.limit
+    few_mxfp4.launch(x, w, y, pairs.experts_P, pairs.per_token, weights_TK, bias_EN, gather, limit)
+    return True
 
 
 def _values(x: Rows) -> Tensor:
@@ -293,11 +316,9 @@ def _key(pairs: int, w: ExpertMatrices, swiglu: bool) -> str:
     return f"pairs={bucket},e={count},n={n},k={k},{'swiglu' if swiglu else 'plain'}{kind}"
 
 
-def one_tile_of(w: ExpertMatrices) -> GroupTiles:
-    return MXFP4_FEW if isinstance(w, Mxfp4Experts) else FEW
-
-
-def tiles_for(pairs: int, w: ExpertMatrices, swiglu: bool) -> GroupTiles:
+def tiles_for(pairs: int, w: ExpertMatrices, swiglu: bool, one_tile: bool = False) -> GroupTiles:
+    if one_tile:
+        return MXFP4_FEW if isinstance(w, Mxfp4Experts) else FEW
     each = pairs / w.shape[0]
     if isinstance(w, Mxfp4Experts):
         default = MXFP4_FEW if each <= 48 else MXFP4_MANY
