@@ -13,13 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.kernels.delta.delta_chunk import delta_chunk_reference
-from cairn.kernels.delta.delta_step import delta_step_reference, unit_length
+from cairn.kernels.delta.rule import (
+    DeltaCall,
+    Sequences,
+    delta_chunk_reference,
+    delta_step_reference,
+    obstacle,
+    short_conv_reference,
+    unit_length,
+)
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.mixer import MIXERS, Plane
-from cairn.models.recurrence import Planes, recur, short_convolution
+from cairn.models.recurrence import Planes, recur
 from cairn.models.spec import ModelSpec
 
 
@@ -65,7 +72,7 @@ class DeltaNet(Sublayer, Holder):
 
     def several(self, inputs: Planes, state: Planes) -> tuple[Tensor, Planes]:
         qkv_SE, g_SH, beta_SH = inputs
-        mixed_SE, before_WE = short_convolution(qkv_SE, state[0], self.conv_E1W[:, 0])
+        mixed_SE, before_WE = short_conv_reference(qkv_SE, state[0], self.conv_E1W[:, 0])
         y_SHV, found_HKV = delta_chunk_reference(
             *self._heads(mixed_SE), g_SH, beta_SH, self._by_head(state[1])
         )
@@ -73,11 +80,32 @@ class DeltaNet(Sublayer, Holder):
 
     def single(self, inputs: Planes, states: Planes) -> tuple[Tensor, Planes]:
         qkv_BE, g_BH, beta_BH = inputs
-        mixed_B1E, before_BWE = short_convolution(qkv_BE[:, None], states[0], self.conv_E1W[:, 0])
+        mixed_B1E, before_BWE = short_conv_reference(
+            qkv_BE[:, None], states[0], self.conv_E1W[:, 0]
+        )
         y_BHV, found_BHKV = delta_step_reference(
             *self._heads(mixed_B1E[:, 0]), g_BH, beta_BH, self._by_head(states[1])
         )
         return y_BHV, (before_BWE, found_BHKV.flatten(1, 2))
+
+    @property
+    def has_kernels(self) -> bool:
+        sizes = self.sizes
+        widths = sizes.key_width, sizes.value_width
+        return obstacle(sizes.key_heads, sizes.value_heads, *widths) is None
+
+    def in_slots(self, inputs: Planes, planes: Planes, sequences: Sequences) -> Tensor:
+        from cairn.kernels.delta.delta_chunk import delta_rule
+        from cairn.kernels.delta.short_conv import short_conv
+
+        qkv_TE, g_TH, beta_TH = inputs
+        mixed_TE = short_conv(qkv_TE, self.conv_E1W[:, 0], planes[0], sequences, silu=True)
+        sizes = self.sizes
+        return delta_rule(
+            DeltaCall(
+                mixed_TE, g_TH, beta_TH, planes[1], sequences, sizes.key_heads, sizes.key_width
+            )
+        )
 
     def _heads(self, mixed_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of all heads, in float32; several heads of values share one of keys."""

@@ -2,8 +2,9 @@
 
     several    some tokens of one sequence, in one go      prefill, training
     single     one token of each of several sequences      decode
+    in_slots   any tokens of any sequences, by kernels that change states where they lie: a GPU
 
-Both compute the same up to the order of sums. Where states live is the business of `attend`, as with keys: `Packed`
+All compute the same up to the order of sums. Where states live is the business of `attend`, as with keys: `Packed`
 begins each document with an empty one, `Cached` and the engine's pages keep one for each sequence. A state is as large
 after one token as after a million, and what it was before a token cannot be found out afterwards.
 """
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
+from cairn.kernels.delta.rule import Sequences
 from cairn.models.mixer import Plane
 
 Planes = tuple[Tensor, ...]  # of a state: [heads, width], or of several states [B, heads, width]
@@ -36,6 +38,15 @@ class Recurrence(Protocol):
 
     def single(self, inputs: Planes, states: Planes) -> tuple[Tensor, Planes]:
         """Outputs [B, ...] of one token of each sequence, and their states behind it."""
+        ...
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether `in_slots` takes these sizes."""
+        ...
+
+    def in_slots(self, inputs: Planes, planes: Planes, sequences: Sequences) -> Tensor:
+        """Outputs [T, ...] of all sequences of a step; `planes`: [slots, heads, width] each."""
         ...
 
 
@@ -71,13 +82,3 @@ def empty_state(
 
 def plane_type(plane: Plane, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if plane.value_bytes == 4 else dtype
-
-
-def short_convolution(x_SE: Tensor, before_WE: Tensor, weight_EW: Tensor) -> tuple[Tensor, Tensor]:
-    """Each column over its last W + 1 tokens, [S, E], and the last W inputs. Leading dimensions may be more."""
-    joined = torch.cat((before_WE.to(x_SE.dtype), x_SE), dim=-2)
-    tokens = x_SE.shape[-2]
-    y_SE = joined[..., :tokens, :] * weight_EW[:, 0]
-    for tap in range(1, weight_EW.shape[1]):
-        y_SE = y_SE + joined[..., tap : tap + tokens, :] * weight_EW[:, tap]
-    return y_SE, joined[..., tokens:, :]

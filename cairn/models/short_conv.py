@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
+from cairn.kernels.delta.rule import Sequences, short_conv_reference
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.mixer import MIXERS, Plane
-from cairn.models.recurrence import Planes, recur, short_convolution
+from cairn.models.recurrence import Planes, recur
 from cairn.models.spec import ModelSpec
 
 
@@ -44,12 +45,21 @@ class ShortConv(Sublayer, Holder):
         return self.projection(behind_TD * recur(step.attend, self, (before_TD * x_TD,)))
 
     def several(self, inputs: Planes, state: Planes) -> tuple[Tensor, Planes]:
-        y_SD, before_WD = short_convolution(inputs[0], state[0], self.conv_D1W[:, 0])
+        y_SD, before_WD = short_conv_reference(inputs[0], state[0], self.conv_D1W[:, 0])
         return self._biased(y_SD), (before_WD,)
 
     def single(self, inputs: Planes, states: Planes) -> tuple[Tensor, Planes]:
-        y_B1D, before_BWD = short_convolution(inputs[0][:, None], states[0], self.conv_D1W[:, 0])
+        y_B1D, before_BWD = short_conv_reference(inputs[0][:, None], states[0], self.conv_D1W[:, 0])
         return self._biased(y_B1D[:, 0]), (before_BWD,)
+
+    @property
+    def has_kernels(self) -> bool:
+        return True
+
+    def in_slots(self, inputs: Planes, planes: Planes, sequences: Sequences) -> Tensor:
+        from cairn.kernels.delta.short_conv import short_conv
+
+        return self._biased(short_conv(inputs[0], self.conv_D1W[:, 0], planes[0], sequences))
 
     def _biased(self, y_TD: Tensor) -> Tensor:
         return y_TD if self.bias_D is None else torch.add(y_TD, self.bias_D)

@@ -7,8 +7,12 @@ from tiny_checkpoints import RECURRENT_NAMES
 from tiny_engines import at_rest, greedy, model, prompt_of, submit, tiny_engine
 
 from cairn.core.errors import CairnError, ConfigError
-from cairn.kernels.delta.delta_chunk import CHUNK, delta_chunk_reference
-from cairn.kernels.delta.delta_step import delta_step_reference, unit_length
+from cairn.kernels.delta.rule import (
+    CHUNK,
+    delta_chunk_reference,
+    delta_step_reference,
+    unit_length,
+)
 from cairn.models.cache import cache_groups, state_bytes
 from cairn.models.presets import preset
 from cairn.models.recurrence import recur

@@ -1,29 +1,79 @@
-"""One token of the gated delta rule (arXiv:2412.06464) for each of several sequences.
+"""One token of the gated delta rule for each of several sequences; `rule` says what is computed.
 
-    S <- exp(g) S;   S <- S + k (beta (v - S^T k))^T;   y = S^T q          S [K, V] of each head, float32
-
-The state is a matrix that maps keys to values. A token first lets all of it fade by exp(g), then replaces what the
-state has for its key by a mixture with its own value, beta of it. Bytes moved: the state twice, B * H * K * V * 8.
+Bytes moved: the state twice, B * H * K * V * 8. The kernel takes q, k and v side by side as the convolution leaves
+them, and changes states where they lie.
 """
 
-import torch
+from typing import Any
+
+import triton
+import triton.language as tl
 from torch import Tensor
 
-NORM_EPS = 1e-6  # of the length of q and k
+from cairn.kernels.delta.rule import DeltaCall
+from cairn.kernels.kernel import Cost
+from cairn.kernels.paged.paged_tiles import counted
+
+VALUES = 32  # columns of a state that a program has
 
 
-def unit_length(x: Tensor) -> Tensor:
-    """Rows of length one, float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
+def value_block(value_width: int) -> int:
+    return VALUES if value_width % VALUES == 0 else 16
 
 
-def delta_step_reference(
-    q_BHK: Tensor, k_BHK: Tensor, v_BHV: Tensor, g_BH: Tensor, beta_BH: Tensor, state_BHKV: Tensor
-) -> tuple[Tensor, Tensor]:
-    """q and k of unit length, float32 -> y [B, H, V] and the states behind the tokens."""
-    state_BHKV = state_BHKV * g_BH.exp()[..., None, None]
-    kept_BHV = (state_BHKV * k_BHK[..., None]).sum(-2)
-    change_BHV = (v_BHV - kept_BHV) * beta_BH[..., None]
-    state_BHKV = state_BHKV + k_BHK[..., None] * change_BHV[..., None, :]
-    return (state_BHKV * q_BHK[..., None]).sum(-2), state_BHKV
+@triton.jit
+def unit_rows(x):
+    """Rows [N, K] of length one."""
+    x = x.to(tl.float32)
+    return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
+
+
+@triton.jit
+def _step_kernel(
+    mixed, g, beta, state, slots, starts, y, slot_stride, scale,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
+    BV: tl.constexpr,
+):  # fmt: skip
+    """One head of a sequence that has one token; those with several are left to `delta_chunk`."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    column = tl.program_id(2) * BV + tl.arange(0, BV)
+    token, count = counted(starts, sequence, sequence >= 0, STARTS)
+    slot = tl.load(slots + sequence)
+    if (slot >= 0) & (count == 1):
+        KEYS: tl.constexpr = KEY_HEADS * K
+        key = tl.arange(0, K)
+        row = mixed + token.to(tl.int64) * (2 * KEYS + HEADS * V)
+        keys = row + head // (HEADS // KEY_HEADS) * K + key
+        q = tl.load(keys).to(tl.float32)
+        q = q * tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * scale
+        k = tl.load(keys + KEYS).to(tl.float32)
+        k = k * tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
+        v = tl.load(row + 2 * KEYS + head * V + column).to(tl.float32)
+        at = state + slot.to(tl.int64) * slot_stride + (head * K + key)[:, None] * V
+        at += column[None, :]
+        fade = tl.exp(tl.load(g + token * HEADS + head))
+        s = tl.load(at) * fade
+        change = (v - tl.sum(s * k[:, None], axis=0)) * tl.load(beta + token * HEADS + head)
+        s += k[:, None] * change[None, :]
+        tl.store(at, s)
+        result = tl.sum(s * q[:, None], axis=0)
+        out = y + (token.to(tl.int64) * HEADS + head) * V + column
+        tl.store(out, result.to(y.dtype.element_ty))
+
+
+def delta_step(call: DeltaCall, y_THV: Tensor) -> None:
+    """Sequences with one token: their rows of y, and their states. On a GPU, without waiting for it."""
+    count, block = len(call.sequences.slots_B), value_block(call.value_width)
+    kernel: Any = _step_kernel
+    kernel[(count, call.heads, call.value_width // block)](
+        *(call.mixed_TE, call.g_TH, call.beta_TH, call.state_NRV, call.sequences.slots_B),
+        *(call.sequences.bounds, y_THV, call.state_NRV.stride(0), call.key_width**-0.5),
+        **call.constants(),
+        BV=block,
+        num_warps=4,
+    )
+
+
+def cost(sequences: int, heads: int, key_width: int, value_width: int) -> Cost:
+    state = sequences * heads * key_width * value_width
+    return Cost(7.0 * state, 8.0 * state)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.attention_problem import WIDTHS
+from cairn.kernels.delta.rule import Sequences
 from cairn.kernels.layer.rope import Heads, Pages, rope
 from cairn.kernels.paged.cascade import Cascade, cascade_attention
 from cairn.kernels.paged.kv_write import rope_write
@@ -27,6 +28,7 @@ from cairn.kernels.quantize.quantize import rounded
 from cairn.models.attend import Rule
 from cairn.models.attend import attention as attend_by_torch
 from cairn.models.latent import LatentTokens
+from cairn.models.recurrence import Planes, Recurrence
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.spans import Reach
 
@@ -128,6 +130,15 @@ class PagedOnGPU(Paged):
             scale=rule.scale,
         )
         return tokens.expansion.restored(out_THR)
+
+    def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
+        """States are changed where they lie; their slots were staged with the step."""
+        states = self.pool.states
+        if states is None or not rule.has_kernels:
+            return super().recur(rule, inputs)
+        group, planes = states.of_layer(rule.layer)
+        slots_B = states.slots_GB[group, : len(self.lengths_B)]
+        return rule.in_slots(inputs, planes, Sequences(slots_B, self.bounds_B1, len(inputs[0])))
 
     def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
         # Padding has slot -1; it goes to the null page, which nobody reads.

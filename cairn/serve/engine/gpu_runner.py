@@ -78,8 +78,11 @@ class GPURunner(Runner):
                 f"batch_invariant is not to be had on a GPU for layers with a state ({model.spec.family})",
                 hint="run it on a CPU, or without batch_invariant",
             )
-        # Which slots a step's states lie in is known to the host alone, so no graph can hold such a step.
-        graphs = graphs and not model.spec.is_recurrent
+        # Without kernels a layer with a state asks the host for its slots, which no graph can.
+        rules = (
+            layer.attention for layer in model.layers if hasattr(layer.attention, "has_kernels")
+        )
+        graphs = graphs and all(rule.has_kernels for rule in rules)
         keys = layer_planes(model.spec, model.spec.token_layers[0])[0]
         group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
@@ -142,6 +145,7 @@ class GPURunner(Runner):
         reaches = reaches_of(step.chunks) if self.limits.arena_rows else ()
         shape = None if reaches else self._captured(step, shared > 0)
         self._stage_adapters(step.chunks, shape)
+        self._stage_states(step.chunks)
         if self.graphs is None or shape is None:
             staged = self.batch.stage(step.chunks, shared=shared)
             return staged, self.forward(staged, step.chunks, shared > 0, reaches)
@@ -170,9 +174,14 @@ class GPURunner(Runner):
         else:
             self.adapters.slots.stage(chunks, shape.layout.tokens, shape.adapters)
 
+    def _stage_states(self, chunks: Sequence[Chunk]) -> None:
+        if self.pool.states is not None:
+            self.pool.states.stage(chunks)
+
     def _run_first(self, step: Step, scales: CacheScales) -> tuple[Staged, Forward]:
         """The first prompts, kernel by kernel: each layer sets the scales of its cache before it stores anything."""
         self._stage_adapters(step.chunks, None)
+        self._stage_states(step.chunks)
         staged = self.batch.stage(step.chunks)
         most = max(chunk.count for chunk in step.chunks)
         fresh = most > 1 and all(chunk.start == 0 for chunk in step.chunks)
@@ -194,6 +203,7 @@ class GPURunner(Runner):
 
     def _blank(self, shape: Shape) -> None:
         self.batch.stage([], shape.layout)
+        self._stage_states([])
         if shape.adapters:
             self._stage_adapters([], shape)
 

@@ -119,7 +119,9 @@ class Runner:
         )
         if limits.states:
             held = [group for group in groups if group.kind == "state"]
-            pool.states = StateSlots(held, limits.states, limits.pages, weight.dtype, weight.device)
+            pool.states = StateSlots(
+                held, limits.states, limits.pages, weight.dtype, weight.device, 2 * limits.rows
+            )
         return pool
 
     def check_sleep(self, level: int) -> None:

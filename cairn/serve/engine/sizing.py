@@ -39,9 +39,14 @@ def step_bytes(spec: ModelSpec, step_tokens: int, rows: int, value_bytes: int) -
     """What a step needs at its peak: the widest activations of its tokens, and the logits of its rows."""
     kept = cache_bytes_per_token(spec, 1) / len(spec.token_layers)  # keys and values of a layer
     projected = int(spec.heads * spec.head_dim + kept)
-    if spec.delta is not None:
-        projected = max(projected, 2 * (spec.delta.keys + spec.delta.values))
     wide = max((1 + spec.gated) * spec.intermediate + spec.intermediate, 2 * projected)
+    if spec.delta is not None:
+        keys, values = spec.delta.keys, spec.delta.values
+        of_heads = (
+            values + spec.delta.value_heads * spec.delta.key_width
+        )  # U and W of `delta_chunk`
+        # All projections, q, k and v before and behind the convolution, and outputs before and behind the gate.
+        wide = max(wide, 2 * (keys + values) + 2 * (2 * keys + values) + of_heads + 2 * values)
     per_token = (4 * spec.hidden + wide) * value_bytes
     logits = rows * spec.vocab * (value_bytes + 4)  # once as computed, once in float32
     return step_tokens * per_token + logits

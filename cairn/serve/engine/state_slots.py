@@ -6,7 +6,8 @@
               ... the layers of the step advance the states of its chunks ...
               saves: slot -> snapshot, where a chunk ended at an anchor
 
-Who holds which slot is for the block manager.
+Who holds which slot is for the block manager. On a GPU the slots of a step are put where its kernels, or the graph that
+holds them, find them (`stage`).
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from cairn.models.cache import CacheGroup
 from cairn.models.recurrence import Planes, Recurrence, plane_type
 from cairn.serve.engine.step import Chunk, Step
 
+TURNS = 4  # pinned arrays: more than there are steps in flight
+NOBODY = -1  # the slot of padding
+
 
 class StateSlots:
     def __init__(
@@ -27,8 +31,12 @@ class StateSlots:
         first: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        most: int = 0,
     ) -> None:
-        """`first`: the number of the first slot; `dtype`: of planes without a type of their own."""
+        """`first`: the number of the first slot; `dtype`: of planes without a type of their own.
+
+        `most`: sequences that a staged step may have, with padding.
+        """
         self.first, self.device = first, torch.device(device)
         self.groups = tuple(groups)
         self.planes: list[Planes] = [
@@ -46,6 +54,14 @@ class StateSlots:
             for index, group in enumerate(groups)
             for place, layer in enumerate(group.layers)
         }
+        # For kernels: of each group, the slots of the step's sequences; -1 behind them.
+        on_gpu = self.device.type == "cuda"
+        self._host = [
+            torch.full((len(groups), most), NOBODY, dtype=torch.int32, pin_memory=on_gpu)
+            for _ in range(TURNS)
+        ]
+        self._turn = 0
+        self.slots_GB = self._host[0].to(self.device, copy=True)
         self.counts: list[int] = []  # tokens of each sequence of the step
         self.slots: list[list[int]] = []  # of each sequence, its slot in every group
 
@@ -65,7 +81,19 @@ class StateSlots:
 
     def set_sequences(self, chunks: Sequence[Chunk]) -> None:
         self.counts = [chunk.count for chunk in chunks]
-        self.slots = [[page - self.first for page in chunk.request.states] for chunk in chunks]
+        self.slots = [self._slots_of(chunk) for chunk in chunks]
+
+    def _slots_of(self, chunk: Chunk) -> list[int]:
+        return [page - self.first for page in chunk.request.states]
+
+    def stage(self, chunks: Sequence[Chunk]) -> None:
+        """Put the slots of these chunks on the device; sequences behind them are padding."""
+        self._turn = (self._turn + 1) % TURNS
+        host_GB = self._host[self._turn].fill_(NOBODY)
+        if chunks:
+            slots_BG = [self._slots_of(chunk) for chunk in chunks]
+            host_GB[:, : len(chunks)] = torch.tensor(slots_BG, dtype=torch.int32).T
+        self.slots_GB.copy_(host_GB, non_blocking=True)
 
     def end(self, step: Step) -> None:
         """Behind a step: take its snapshots."""
