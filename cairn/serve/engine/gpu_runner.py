@@ -79,10 +79,7 @@ class GPURunner(Runner):
                 hint="run it on a CPU, or without batch_invariant",
             )
         # Without kernels a layer with a state asks the host for its slots, which no graph can.
-        rules = (
-            layer.attention for layer in model.layers if hasattr(layer.attention, "has_kernels")
-        )
-        graphs = graphs and all(rule.has_kernels for rule in rules)
+        graphs = graphs and all(getattr(part, "has_kernels", True) for part in model.modules())
         keys = layer_planes(model.spec, model.spec.token_layers[0])[0]
         group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
