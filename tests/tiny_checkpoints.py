@@ -128,13 +128,22 @@ CONFIGS: dict[str, Any] = {
         moe_intermediate_size=24, shared_expert_intermediate_size=20, mlp_only_layers=[1],
     ),
     "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**_sizes(num_hidden_layers=4), **_DELTA),
+    "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **_sizes(num_hidden_layers=4), **_DELTA, num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=24, shared_expert_intermediate_size=20,
+    ),
+    "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
+        **_without("head_dim", "rms_norm_eps", num_hidden_layers=4), num_dense_layers=1, num_experts=6,
+        layer_types=["conv", "full_attention", "conv", "full_attention"], num_experts_per_tok=2,
+        moe_intermediate_size=24, routed_scaling_factor=1.5,
+    ),
     "lfm2": lambda: transformers.Lfm2Config(
         **_without("head_dim", "rms_norm_eps", num_hidden_layers=4), block_multiple_of=8,
         layer_types=["conv", "full_attention", "conv", "full_attention"], conv_bias=True,
     ),
 }  # fmt: skip
 SPARSE_NAMES = [name for name in CONFIGS if name.startswith(("deepseek", "gpt_oss"))]
-RECURRENT_NAMES = ["qwen3_next", "qwen3_5", "lfm2"]
+RECURRENT_NAMES = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"]
 FAMILY_NAMES = [name for name in CONFIGS if name not in (*SPARSE_NAMES, *RECURRENT_NAMES)]
 
 

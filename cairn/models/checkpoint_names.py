@@ -213,6 +213,16 @@ LFM2 = LLAMA._replace(
     },
     joined=(tuple(f"attention.inner.{part}" for part in "bcx"),),
 )
+LFM2_MOE = LFM2._replace(
+    inside=LFM2.inside
+    | {
+        "feed_forward.router": "feed_forward.gate",
+        "feed_forward.router.bias": "feed_forward.expert_bias",
+        "feed_forward.*.gate": "feed_forward.experts.*.w1",
+        "feed_forward.*.up": "feed_forward.experts.*.w3",
+        "feed_forward.*.down": "feed_forward.experts.*.w2",
+    }
+)
 MINIMAX = MIXTRAL._replace(
     inside=MIXTRAL.inside | {"feed_forward.router.bias": "block_sparse_moe.e_score_correction_bias"}
 )
@@ -243,7 +253,9 @@ STYLES = {
     "gpt_oss": GPT_OSS,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
     "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
 }
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.

@@ -29,6 +29,7 @@ SHARD_BYTES = 5 * 1000**3  # the size at which the hub's own tools split
 TEXT_ONLY = {
     "gemma3": "gemma3_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",

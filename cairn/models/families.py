@@ -62,7 +62,9 @@ ARCHITECTURES = {
     "gpt_oss": "GptOssForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
 }
 
 
@@ -74,8 +76,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelSpec:
         hint = f"supported model types: {', '.join(sorted(FAMILIES))}"
         if kind in ("gemma3", "gemma3n") and "text_config" in config:
             hint = "of Gemma 3, the text-only checkpoints (gemma3_text) are supported"
-        if kind == "qwen3_5" and "text_config" in config:
-            hint = "of Qwen3.5, checkpoints of the text model alone (qwen3_5_text) are supported"
+        if kind in ("qwen3_5", "qwen3_5_moe") and "text_config" in config:
+            hint = f"of Qwen3.5, checkpoints of the text model alone ({kind}_text) are supported"
         raise UnsupportedModel(
             f"unknown architecture: model_type {kind!r}, architectures {named!r}", hint=hint
         )

@@ -334,11 +334,15 @@ def _qwen3_next(spec: ModelSpec) -> Config:
     }
     if spec.experts is None:
         return config
-    return config | {
+    config |= {
         "num_experts": spec.experts.count,
         "num_experts_per_tok": spec.experts.per_token,
         "moe_intermediate_size": spec.experts.intermediate,
         "shared_expert_intermediate_size": spec.experts.shared_intermediate,
+    }
+    if spec.family == "qwen3_5_moe":  # its weights are always renormalised, and no layer is dense
+        return config
+    return config | {
         "norm_topk_prob": spec.experts.renormalize,
         "mlp_only_layers": list(spec.experts.dense_layers),
     }
@@ -346,13 +350,23 @@ def _qwen3_next(spec: ModelSpec) -> Config:
 
 def _lfm2(spec: ModelSpec) -> Config:
     sizes = spec.short_conv or ShortConvSizes()
-    return _mixer_types(spec) | {
+    config = _mixer_types(spec) | {
         "norm_eps": spec.norm_eps,
-        "block_auto_adjust_ff_dim": False,
         "conv_L_cache": sizes.kernel,
         "conv_bias": sizes.bias,
         "tie_embedding": spec.tied,
         "rope_parameters": _rope_parameters(spec.rope),
+    }
+    if spec.experts is None:
+        return config | {"block_auto_adjust_ff_dim": False}
+    return config | {
+        "num_experts": spec.experts.count,
+        "num_experts_per_tok": spec.experts.per_token,
+        "moe_intermediate_size": spec.experts.intermediate,
+        "num_dense_layers": len(spec.experts.dense_layers),
+        "norm_topk_prob": spec.experts.renormalize,
+        "use_expert_bias": spec.experts.choice_bias,
+        "routed_scaling_factor": spec.experts.scale,
     }
 
 
@@ -386,5 +400,7 @@ FAMILY_CONFIGS: dict[str, Callable[[ModelSpec], Config]] = {
     "gpt_oss": _gpt_oss,
     "qwen3_next": _qwen3_next,
     "qwen3_5": _qwen3_next,
+    "qwen3_5_moe": _qwen3_next,
     "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
 }

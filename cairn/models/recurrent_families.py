@@ -12,6 +12,7 @@ from cairn.models.described_families import partial_rope
 from cairn.models.family_fields import llama_like, rope_of
 from cairn.models.spec import DeltaSizes, Experts, ModelSpec, ShortConvSizes
 
+SIZES_35 = (256, 8)  # experts of Qwen3.5, and those of a token, where its config says nothing
 MIXER_NAMES = {"full_attention": "attention", "linear_attention": "delta", "conv": "short_conv"}
 
 
@@ -42,7 +43,9 @@ def _qwen3_next(fields: Fields, family: str) -> ModelSpec:
         "num_nextn_predict_layers",
     ):
         fields.seen.add(name)  # layers that predict further tokens are left out
-    experts = None if family == "qwen3_5" else _experts(fields, range(layers))
+    experts = None
+    if family != "qwen3_5":
+        experts = _experts(fields, range(layers), *(SIZES_35 if family == "qwen3_5_moe" else ()))
     intermediate = fields.take("intermediate_size", int, 0 if experts is None else 5632)
     return llama_like(
         fields,
@@ -80,12 +83,12 @@ def _delta(fields: Fields) -> DeltaSizes:
     )
 
 
-def _experts(fields: Fields, layers: range) -> Experts:
+def _experts(fields: Fields, layers: range, count: int = 512, per_token: int = 10) -> Experts:
     dense = set(fields.take_list("mlp_only_layers", int, []))
     step = fields.take_positive("decoder_sparse_step", int, 1)
     return Experts(
-        count=fields.take("num_experts", int, 512),
-        per_token=fields.take("num_experts_per_tok", int, 10),
+        count=fields.take("num_experts", int, count),
+        per_token=fields.take("num_experts_per_tok", int, per_token),
         intermediate=fields.take("moe_intermediate_size", int, 512),
         renormalize=fields.take("norm_topk_prob", bool, True),
         shared_intermediate=fields.take("shared_expert_intermediate_size", int, 512),
@@ -94,7 +97,7 @@ def _experts(fields: Fields, layers: range) -> Experts:
     )
 
 
-def _lfm2(fields: Fields) -> ModelSpec:
+def _lfm2(fields: Fields, family: str) -> ModelSpec:
     layers = fields.take("num_hidden_layers", int)
     attends = fields.take_list("full_attn_idxs", int, list(range(layers)))
     kinds = ["full_attention" if i in attends else "conv" for i in range(layers)]
@@ -106,8 +109,9 @@ def _lfm2(fields: Fields) -> ModelSpec:
         fields.seen.add(name)  # of the code that trained it; the reference reads none of them
     return llama_like(
         fields,
-        "lfm2",
-        intermediate=_width(fields),
+        family,
+        experts=None if family == "lfm2" else _lfm2_experts(fields),
+        intermediate=_width(fields) if family == "lfm2" else fields.take("intermediate_size", int),
         qk_norm=True,
         tied=fields.take("tie_embedding", bool, tied),
         norm_eps=fields.take("norm_eps", float, 1e-5),
@@ -116,6 +120,19 @@ def _lfm2(fields: Fields) -> ModelSpec:
             kernel=fields.take("conv_L_cache", int, 3), bias=fields.take("conv_bias", bool, False)
         ),
         **rope_of(fields, context, 1e6),
+    )
+
+
+def _lfm2_experts(fields: Fields) -> Experts:
+    return Experts(
+        count=fields.take("num_experts", int, 32),
+        per_token=fields.take("num_experts_per_tok", int, 4),
+        intermediate=fields.take("moe_intermediate_size", int, 1792),
+        gate="sigmoid",
+        renormalize=fields.take("norm_topk_prob", bool, True),
+        scale=fields.take("routed_scaling_factor", float, 1.0),
+        choice_bias=fields.take("use_expert_bias", bool, True),
+        dense_layers=tuple(range(fields.take("num_dense_layers", int, 2))),
     )
 
 
@@ -133,5 +150,7 @@ def _width(fields: Fields) -> int:
 RECURRENT: dict[str, Callable[[Fields], ModelSpec]] = {
     "qwen3_next": lambda fields: _qwen3_next(fields, "qwen3_next"),
     "qwen3_5_text": lambda fields: _qwen3_next(fields, "qwen3_5"),
-    "lfm2": _lfm2,
+    "qwen3_5_moe_text": lambda fields: _qwen3_next(fields, "qwen3_5_moe"),
+    "lfm2": lambda fields: _lfm2(fields, "lfm2"),
+    "lfm2_moe": lambda fields: _lfm2(fields, "lfm2_moe"),
 }
