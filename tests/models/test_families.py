@@ -43,7 +43,15 @@ families = pytest.mark.parametrize("kind", FAMILIES)
 UNDERSTOOD = {
     **{
         kind: ["partial_rotary_factor"]
-        for kind in ("phi3", "glm4", "glm4_moe", "minimax_m2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+        for kind in (
+            "phi3",
+            "glm4",
+            "glm4_moe",
+            "minimax_m2",
+            "qwen3_next",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+        )
     },
     "smollm3": ["pretraining_tp"],
 }

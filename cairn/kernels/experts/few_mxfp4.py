@@ -39,7 +39,7 @@ class FewTiles(NamedTuple):
     words: int = 128  # of a row at a time
 
 
-GATED, PLAIN = FewTiles(4, 1), FewTiles(8, 1)
+GATED, PLAIN = FewTiles(2, 1), FewTiles(4, 1)
 
 
 @triton.jit
