@@ -48,6 +48,10 @@ class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in; auto keeps the type of the weights where the device is good at it"""
+    quantization: str = ""
+    """quantise the weights when the engine starts: fp8, w4a16, or mxfp4 for experts"""
+    max_num_seqs: int = 256
+    """most requests that run at once; with 1, as the latency workload has them, few graphs are captured"""
     out: Path | None = Path("runs/profile-serve.json")
     """where to write the timeline for https://ui.perfetto.dev; None: nowhere"""
     json: bool = False
@@ -74,6 +78,7 @@ def run_serve(args: list[str]) -> int:
     setup = Setup(
         shape=name, model=model, device=options.device, dtype=options.dtype, plain=options.plain,
         scale=options.scale, repeats=1, workloads=[options.workload],
+        quantization=options.quantization, max_num_seqs=options.max_num_seqs,
     )  # fmt: skip
     with progress(4, "starting") as advance:
         bench = prepare(setup)
@@ -102,9 +107,10 @@ def _check(options: ProfileServe) -> None:
     if options.workload not in WORKLOADS:
         hint = did_you_mean(options.workload, WORKLOADS, f"there are: {', '.join(WORKLOADS)}")
         raise UsageError(f"there is no workload '{options.workload}'", hint=hint)
-    for name in ("steps", "top"):
+    for name in ("steps", "top", "max_num_seqs"):
         if getattr(options, name) < 1:
-            raise UsageError(f"--{name} is {getattr(options, name)}", hint="it is at least 1")
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is {getattr(options, name)}", hint="it is at least 1")
 
 
 def text(found: "Profile", top: int) -> str:
