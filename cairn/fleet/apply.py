@@ -14,6 +14,7 @@ from cairn.cluster.backends.k8s_pod import USER, Object
 from cairn.cluster.job_file import job_from
 from cairn.cluster.operator.model import FOLDER as MODELS
 from cairn.cluster.operator.model import PREFIX, claim_name
+from cairn.cluster.operator.objects import POOL_API
 from cairn.cluster.spec import Job
 from cairn.core import toml
 from cairn.core.errors import ConfigError
@@ -21,6 +22,8 @@ from cairn.core.units import parse_bytes
 from cairn.fleet.config import FleetConfig, ServerGroup
 
 PORT = 8000  # of every server, and of the router, inside its pod
+PICKER_PORT = 9002
+SERVES = {"cairn/serves": "requests"}  # label of the pods of servers, whatever their group
 ANY = "0.0.0.0"
 FOLDER = "/etc/cairn"
 ROUTER_CPUS, ROUTER_BYTES = 1.0, 1 << 30
@@ -70,7 +73,8 @@ def objects_of(config: FleetConfig) -> list[Object]:
         name = f"{config.name}-servers-{at}"
         made += [_headless(config, name), _servers(config, group, name), _budget(config, name)]
         groups.append(ServerGroup(dns=f"{name}:{PORT}"))
-    return [_file(config, groups), *made, _router(config), _front(config)]
+    pool = [_picker(config), _pool(config)] if config.inference_pool else []
+    return [_file(config, groups), *made, _router(config), _front(config), *pool]
 
 
 def _meta(config: FleetConfig, name: str, part: str) -> Object:
@@ -148,6 +152,7 @@ def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
         "livenessProbe": {**_probe("/live"), "failureThreshold": 6},
     }
     made = _deployment(config, name, name, group.count, container)
+    made["spec"]["template"]["metadata"]["labels"] |= SERVES
     if stored:
         container["volumeMounts"] = [{"name": "model", "mountPath": MODELS, "readOnly": True}]
         claim = {"claimName": claim_name(model), "readOnly": True}
@@ -159,6 +164,7 @@ def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
 def _router(config: FleetConfig) -> Object:
     name = f"{config.name}-router"
     argv = ["cairn", "fleet", "serve", f"{FOLDER}/fleet.toml"]
+    argv += ["--endpoint-picker", f"{ANY}:{PICKER_PORT}"] if config.inference_pool else []
     memory = f"{ROUTER_BYTES >> 20}Mi"
     resources = {
         "requests": {"cpu": f"{ROUTER_CPUS:g}", "memory": memory},
@@ -223,6 +229,39 @@ def _budget(config: FleetConfig, name: str) -> Object:
         "kind": "PodDisruptionBudget",
         "metadata": _meta(config, name, name),
         "spec": {"maxUnavailable": 1, "selector": selector},
+    }
+
+
+def _picker(config: FleetConfig) -> Object:
+    """Where a gateway asks the router which server a request goes to; gRPC without TLS."""
+    port = {"name": "picker", "port": PICKER_PORT, "protocol": "TCP", "targetPort": PICKER_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(config, f"{config.name}-picker", "router"),
+        "spec": {
+            "selector": {"cairn/fleet": config.name, "cairn/part": "router"},
+            "ports": [port],
+        },
+    }
+
+
+def _pool(config: FleetConfig) -> Object:
+    """All servers of the fleet, as a backend of an HTTPRoute."""
+    return {
+        "apiVersion": POOL_API,
+        "kind": "InferencePool",
+        "metadata": _meta(config, config.name, "router"),
+        "spec": {
+            "selector": {"matchLabels": {"cairn/fleet": config.name, **SERVES}},
+            "targetPorts": [{"number": PORT}],
+            "endpointPickerRef": {
+                "kind": "Service",
+                "name": f"{config.name}-picker",
+                "port": {"number": PICKER_PORT},
+                "failureMode": "FailClose",
+            },
+        },
     }
 
 

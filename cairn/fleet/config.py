@@ -115,6 +115,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     router: RouterConfig = RouterConfig()
     name: str = "fleet"
     image: str = "cairn:cuda"  # where servers run in containers
+    inference_pool: bool = False  # on Kubernetes: for a gateway, with the router as endpoint picker
     aliases: list[Alias] = []  # names of models that stand for others
     keys: list[KeyLimits] = []  # whose limits are not the router's
 

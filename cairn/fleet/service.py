@@ -137,6 +137,8 @@ def _down(deployment: Object) -> Merge:
 def service_object(config: FleetConfig) -> Object:
     """What is applied where the operator runs: the file, without its name and what is left at its default."""
     spec: Object = {"image": config.image}
+    if config.inference_pool:
+        spec["inference_pool"] = True
     if router := changed_fields(config.router):
         spec["router"] = router
     for name in ("servers", "aliases", "keys"):

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
 from cairn.cli.main import main
+from cairn.cluster.operator.objects import as_known
 from cairn.core.errors import ConfigError
 from cairn.fleet.apply import PORT, check_for, job_of, objects_of
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup, read_fleet
@@ -51,6 +53,31 @@ def test_services_and_budgets_select_the_pods_that_deployments_make():
     assert container["resources"]["limits"] == {"memory": "10240Mi", "nvidia.com/gpu": "2"}
     assert container["command"][:5] == ["cairn", "serve", "a/b", "--dtype", "bfloat16"]
     assert deployments["chat-servers-0"]["spec"]["replicas"] == 3
+
+
+def test_a_pool_selects_all_servers_and_asks_the_router():
+    made = objects_of(msgspec.structs.replace(CONFIG, inference_pool=True))
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in made}
+    spec = by_name["InferencePool", "chat"]["spec"]
+    pods = {
+        name: one["spec"]["template"]
+        for (kind, name), one in by_name.items()
+        if kind == "Deployment"
+    }
+    chosen = spec["selector"]["matchLabels"].items()
+    assert [name for name, pod in pods.items() if chosen <= pod["metadata"]["labels"].items()] == [
+        "chat-servers-0"
+    ]
+    picker = by_name["Service", spec["endpointPickerRef"]["name"]]["spec"]
+    assert picker["ports"][0]["port"] == spec["endpointPickerRef"]["port"]["number"]
+    assert picker["selector"].items() <= pods["chat-router"]["metadata"]["labels"].items()
+    command = pods["chat-router"]["spec"]["containers"][0]["command"]
+    assert command[-2:] == ["--endpoint-picker", f"0.0.0.0:{picker['ports'][0]['targetPort']}"]
+    assert "InferencePool" not in {
+        one["kind"] for one in as_known(made, {"policy/v1/PodDisruptionBudget"})
+    }
+    known = as_known(made, {"inference.networking.k8s.io/v1/InferencePool"})
+    assert "InferencePool" in {one["kind"] for one in known}
 
 
 def test_every_port_says_its_protocol():

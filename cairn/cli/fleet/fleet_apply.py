@@ -115,7 +115,12 @@ def _as_known(made: list[dict[str, Any]], options: FleetApply) -> list[dict[str,
             f"kubectl gets no answer: {said[-1] if said else done.returncode}",
             hint="`kubectl config get-contexts` has the clusters; --address CONTEXT chooses one",
         )
-    return as_known(made, {f"{line}/PodDisruptionBudget" for line in done.stdout.split()})
+    kinds = ("PodDisruptionBudget", "InferencePool")
+    known = as_known(made, {f"{line}/{kind}" for line in done.stdout.split() for kind in kinds})
+    if len(known) < len(made):
+        left = {one["kind"] for one in made} - {one["kind"] for one in known}
+        print(f"note: the cluster has no {', '.join(sorted(left))}", file=sys.stderr)
+    return known
 
 
 def _kubectl(

@@ -24,6 +24,7 @@ CHILDREN = {  # by group
     "jobset.x-k8s.io": ("jobsets",),
     "batch.volcano.sh": ("jobs",),
     "ray.io": ("rayjobs",),
+    "inference.networking.k8s.io": ("inferencepools",),
 }
 RBAC = "rbac.authorization.k8s.io"
 # Its own Lease and no other: those of the cluster's controllers and nodes are none of its business.

@@ -20,6 +20,7 @@ MANAGER = "cairn-operator"  # the field manager of server-side apply
 DIGEST = f"{GROUP}/digest"
 MANAGED = f"{GROUP}/managed-by"  # label by which children are watched
 IMMUTABLE = ("Pod", "Job")  # changed by deleting and making them again
+POOL_API = "inference.networking.k8s.io/v1"  # of an InferencePool
 BUDGETS = ("policy/v1", "policy/v1beta1")
 WRITE_ONLY = ("stringData",)  # of a Secret: the API keeps it in another form
 MERGE_KEYS = ("uid", "name", "type", "containerPort", "port", "key")
@@ -85,12 +86,17 @@ def owned(made: Object, owner: Object) -> Object:
 
 
 def as_known(made: list[Object], apis: Collection[str]) -> list[Object]:
-    """The objects in the versions that a cluster has: budgets were v1beta1 before Kubernetes 1.21."""
+    """The objects in the versions that a cluster has, without those of kinds that it does not know.
+
+    Budgets were v1beta1 before Kubernetes 1.21; pools are there where a gateway was installed.
+    """
     budget = next((one for one in BUDGETS if f"{one}/PodDisruptionBudget" in apis), None)
+    known = {"PodDisruptionBudget": budget}
+    known["InferencePool"] = POOL_API if f"{POOL_API}/InferencePool" in apis else None
     return [
-        one if one["kind"] != "PodDisruptionBudget" else one | {"apiVersion": budget}
+        one | {"apiVersion": known.get(one["kind"], one["apiVersion"])}
         for one in made
-        if one["kind"] != "PodDisruptionBudget" or budget
+        if known.get(one["kind"], one["apiVersion"])
     ]
 
 

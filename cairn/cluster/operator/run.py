@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from cairn.cluster.operator.api import CONFLICT, MISSING, Api, ApiRefused, Unreachable
 from cairn.cluster.operator.cache import Cache
 from cairn.cluster.operator.conditions import Condition, written
-from cairn.cluster.operator.objects import API, Object, Ref, ref_of
+from cairn.cluster.operator.objects import API, POOL_API, Object, Ref, ref_of
 from cairn.cluster.operator.reconcile import Action, Kind, Seen, SetStatus, reconcile
 from cairn.cluster.operator.work_queue import WorkQueue
 
@@ -35,6 +35,7 @@ OPTIONAL = (
     ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     ("batch.volcano.sh/v1alpha1", "Job"),
     ("ray.io/v1", "RayJob"),
+    (POOL_API, "InferencePool"),
 )
 
 Say = Callable[[str], None]
