@@ -153,6 +153,9 @@ def test_other_pictures_share_no_page_and_equal_ones_are_computed_once():
         several = [messages(png(*size), text=text) for size in (FIRST, SECOND) for text in "ab"]
         four = llm.chat(several, FEW, use_tqdm=False)
         assert sum(calls) == 2
+        stats = llm.serving.engine.stats()
+        assert (stats.pictures, stats.pictures_found) == (2, 2)
+        assert stats.tower_s > 0
         other = llm.chat(messages(png(61, 40, 5)), FEW, use_tqdm=False)[0]
         assert other.num_cached_tokens == 0
         assert four[0].outputs[0].token_ids != four[2].outputs[0].token_ids

@@ -10,6 +10,7 @@ Texts lie side by side, [T, H, C]; there is no padding and no cache. `Rule.windo
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,7 +31,9 @@ class Bidirectional:
         self._bounds_B: Tensor | None = None
 
     def positions_T(self) -> Tensor:
-        return torch.cat([torch.arange(n) for n in self.lengths]).to(self.device)
+        lengths = np.array(self.lengths)
+        starts = np.cumsum(lengths) - lengths
+        return sent(np.arange(lengths.sum()) - np.repeat(starts, lengths), self.device)
 
     def lengths_T(self) -> Tensor:
         counts = torch.tensor(self.lengths, device=self.device)
@@ -63,8 +66,8 @@ class Bidirectional:
         from torch.nn.attention.varlen import varlen_attn
 
         if self._bounds_B is None:
-            counts = torch.tensor([0, *self.lengths], dtype=torch.int32)
-            self._bounds_B = counts.cumsum(0, dtype=torch.int32).to(self.device)
+            bounds = np.cumsum([0, *self.lengths], dtype=np.int32)
+            self._bounds_B = sent(bounds, self.device)
         groups, width = q_THC.shape[1] // k_TKC.shape[1], q_THC.shape[2]
         if groups > 1:
             k_TKC, v_TKC = (x.repeat_interleave(groups, 1) for x in (k_TKC, v_TKC))
@@ -72,6 +75,12 @@ class Bidirectional:
             q_THC = q_THC * (rule.scale * width**0.5)
         longest, bounds_B = max(self.lengths), self._bounds_B
         return varlen_attn(q_THC, k_TKC, v_TKC, bounds_B, bounds_B, longest, longest)  # type: ignore[return-value]
+
+
+def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """On the device, without waiting for what it computes: the next batch is prepared meanwhile."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, rule: Rule) -> Tensor:

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cairn.models.encoder.attend import sent
 from cairn.models.encoder.pooling_rules import Pooling
 
 
 def pooled(hidden_TD: Tensor, lengths: Sequence[int], poolings: Sequence[Pooling]) -> Tensor:
     """Each text by its own rule; texts of one batch may have different ones."""
-    counts_B = torch.tensor(lengths, device=hidden_TD.device)
+    counts_B = sent(np.array(lengths), hidden_TD.device)
     made = {rule: _by_rule(rule, hidden_TD, counts_B) for rule in dict.fromkeys(poolings)}
     if len(made) == 1:
         return next(iter(made.values()))

@@ -39,6 +39,7 @@ class Picture(msgspec.Struct, frozen=True):
     pixels: bytes  # uint8 [tiles, height, width, 3]
     rows: int = 0  # of tiles; 0: the whole picture alone
     columns: int = 0
+    decode_s: float = 0.0  # seconds of loading and decoding it
     frame_s: float = 0.0  # seconds from one tile to the next, which are frames; 0: it stands still
 
     def array(self) -> "np.ndarray":
@@ -125,7 +126,7 @@ def _picture(
     digest.update(msgspec.msgpack.encode((rules, shape, *([frame_s] if frame_s else []))))
     digest.update(pixels)
     count, tall, wide, rows, columns = shape
-    return Picture(digest.digest(), count, tall, wide, pixels, rows, columns, frame_s)
+    return Picture(digest.digest(), count, tall, wide, pixels, rows, columns, frame_s=frame_s)
 
 
 def prepare_video(contents: Sequence[bytes], rules: ImageRules, fps: float) -> Picture:

@@ -13,6 +13,7 @@ from cairn.models.cache import cache_bytes_per_token
 from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.media import MediaCounts
 from cairn.serve.engine.messages import Facts, Stats
 from cairn.serve.engine.speculate.acceptance import Counts
 
@@ -44,14 +45,20 @@ def stats_of(engine: Engine) -> Stats:
         counts.runs,
         tuple(counts.by_position),
         *_tiers(engine),
+        *_media(engine),
     )
+
+
+def _media(engine: Engine) -> MediaCounts:
+    media = getattr(engine, "media", None)
+    return MediaCounts() if media is None else media.counts
 
 
 def _tiers(engine: Engine) -> tuple[int, ...]:
     """Of the cache beyond the device: tokens from host and disk, loads that failed, pages of both."""
     tiers = getattr(engine, "tiers", None)
     if tiers is None:
-        return ()
+        return (0,) * 5
     counts, disk = tiers.counts, 0 if tiers.disk is None else len(tiers.disk.book)
     return counts.host_tokens, counts.disk_tokens, counts.failed_loads, len(tiers.host), disk
 

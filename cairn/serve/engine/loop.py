@@ -87,6 +87,7 @@ class Engine:
         request.ledger.arrived = request.ledger.arrived or self.clock()
         if request.pieces and not request.piece_rows and self.media is not None:
             check_request(request, self.scheduler.limits)
+            request.ledger.media = sum(picture.decode_s for picture in request.pictures)
             self.media.push(request)
         else:
             self._enqueue(request)

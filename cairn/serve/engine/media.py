@@ -8,8 +8,10 @@ pass. Pure Python: how rows are computed and written is handed in.
 """
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -61,6 +63,14 @@ def _digest(picture: Picture, offset: int, length: int) -> bytes:
     return hashlib.blake2b(picture.digest + place, digest_size=16).digest()
 
 
+class MediaCounts(NamedTuple):
+    """Since the start."""
+
+    computed: int = 0  # pictures that the tower computed
+    found: int = 0  # pictures whose rows were there
+    seconds: float = 0.0  # of the tower; on a GPU, of launching it
+
+
 class WaitingForRows:
     """The queue in front of the scheduler's."""
 
@@ -75,6 +85,7 @@ class WaitingForRows:
         self.arena, self.encode, self.patches = arena, encode, patches
         self.most_patches = most_patches
         self.waiting: deque[Request] = deque()
+        self.counts = MediaCounts()
 
     def push(self, request: Request) -> None:
         rows = sum(piece.length for piece in request.pieces)
@@ -105,7 +116,9 @@ class WaitingForRows:
             new += found
             patches += sum(self.patches(rows.picture) for rows in found)
         if not new:
+            self._count(admitted, new, 0.0)
             return admitted
+        began = time.monotonic()
         try:
             self.encode(new)
         except Exception as problem:  # whatever it was, it ends these requests and no others
@@ -114,7 +127,17 @@ class WaitingForRows:
                 for piece in request.pieces:
                     self.arena.release(piece.digest, keep=piece.digest not in unwritten)
             raise MediaFailed(admitted, problem) from problem
+        self._count(admitted, new, time.monotonic() - began)
         return admitted
+
+    def _count(self, admitted: Sequence[Request], new: Sequence[NewRows], seconds: float) -> None:
+        """All that were admitted with a call of the tower have waited for it."""
+        for request in admitted:
+            request.ledger.media += seconds
+        before, shown = self.counts, sum(len(request.pictures) for request in admitted)
+        self.counts = MediaCounts(
+            before.computed + len(new), before.found + shown - len(new), before.seconds + seconds
+        )
 
     def _hold(self, request: Request) -> list[NewRows] | None:
         """Rows for every piece, and those that have to be computed; None: there is no room for all of them."""

@@ -199,6 +199,9 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     failed_loads: int = 0  # since the start
     host_pages: int = 0  # that the tiers hold
     disk_pages: int = 0
+    pictures: int = 0  # that the tower computed, since the start
+    pictures_found: int = 0  # whose rows were there
+    tower_s: float = 0.0  # of the tower; on a GPU, of launching it
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):

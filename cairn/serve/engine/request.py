@@ -129,6 +129,9 @@ class Ledger(msgspec.Struct):
     host_tokens: int = 0  # of its prompt, that came from the host's tier of the cache
     disk_tokens: int = 0  # and from the disk's
     load: float = 0.0  # seconds that it waited for them
+    media: float = (
+        0.0  # seconds of loading and decoding its pictures, and of the tower's call that had them
+    )
 
 
 class Request:

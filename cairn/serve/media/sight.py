@@ -3,9 +3,12 @@
 messages -split_images-> text parts and sources -load, decode-> pictures -template, expand-> prompt
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.runnable import OpenModel
@@ -46,9 +49,7 @@ class Sight:
             raise RequestError(
                 f"{len(sources)} images in a request", hint=f"send at most {MOST_PICTURES}"
             )
-        pictures = [
-            self._video(source) if source.fps else self._picture(source) for source in sources
-        ]
+        pictures = [self._timed(source) for source in sources]
         return self.placeholders.expanded(render(split), pictures), pictures
 
     def pieces(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[Piece]:
@@ -61,6 +62,11 @@ class Sight:
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.decoder.close()
+
+    def _timed(self, source: ImageSource) -> Picture:
+        began = time.monotonic()
+        picture = self._video(source) if source.fps else self._picture(source)
+        return msgspec.structs.replace(picture, decode_s=time.monotonic() - began)
 
     def _picture(self, source: ImageSource) -> Picture:
         given = source.given

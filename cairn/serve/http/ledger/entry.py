@@ -2,7 +2,7 @@
 
     arrived  submitted  admitting  scheduled  first_token       finished  ended
        |tokenize |  queue   | schedule |  prefill  |     decode    | respond |        add up to end-to-end
-                                 [kv_allocation]  [detokenize, stream]                sums, inside the others
+      [media]                    [kv_allocation]  [detokenize, stream]                sums, inside the others
 
 An `Entry` belongs to an exchange and to the event loop's thread; it holds the requests of the engine as long as they
 run, and copies the numbers of their ledgers when they end. No text is in it, then or later. All moments are of
@@ -176,7 +176,7 @@ class Entry:
 
     def _sums(self) -> list[Part]:
         ledger = self.ledger
-        sums = [("kv_allocation", ledger.admitting, ledger.allocation),
+        sums = [("media", self.arrived, ledger.media), ("kv_allocation", ledger.admitting, ledger.allocation),
                 ("detokenize", ledger.first_token, self.detokenize_s), ("stream", self.first, self.stream)]  # fmt: skip
         return [
             Part(name, start or self.arrived, seconds, True)
@@ -212,6 +212,7 @@ def together(ledgers: Sequence[Ledger]) -> Ledger:
         host_tokens=sum(ledger.host_tokens for ledger in ledgers),
         disk_tokens=sum(ledger.disk_tokens for ledger in ledgers),
         load=max(ledger.load for ledger in ledgers),
+        media=max(ledger.media for ledger in ledgers),
         # Steps are shared, so the longest stands for all.
         prefill=max((ledger.prefill for ledger in ledgers), key=_steps),
         decode=max((ledger.decode for ledger in ledgers), key=_steps),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 SpanName = Literal[
-    "tokenize", "queue", "schedule", "prefill", "kv_allocation", "decode", "detokenize", "stream", "respond"
+    "tokenize", "media", "queue", "schedule", "prefill", "kv_allocation", "decode", "detokenize", "stream", "respond"
 ]  # fmt: skip
 Reason = Literal["queue", "compute", "memory", "host", "tail"]
 LimitedBy = Literal["memory", "compute"]

@@ -41,6 +41,9 @@ GROWING = (
     "host_tokens",
     "disk_tokens",
     "failed_loads",
+    "pictures",
+    "pictures_found",
+    "tower_s",
 )  # of `Stats`
 RECENT = 4096  # times between tokens, for percentiles
 CATALOGUE_HTTP: tuple[Metric, ...] = (
@@ -80,7 +83,7 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
     Histogram(
         name="cairn_request_phase_seconds",
         help="Where the time of requests went: tokenize, queue, schedule, prefill, decode and respond follow one "
-        "another; kv_allocation, detokenize and stream are sums inside them.",
+        "another; media, kv_allocation, detokenize and stream are sums inside them.",
         unit="seconds",
         labels=("model", "phase"),
         buckets=(0.0001, *LATENCY_SECONDS, 120, 300, 600),
@@ -162,6 +165,18 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         help="Pages of the cache that a tier beyond the device holds: host or disk.",
         unit="pages",
         labels=("model", "tier"),
+    ),
+    Counter(
+        name="cairn_media_pictures_total",
+        help="Pictures of requests: computed by the tower, or found in its rows.",
+        unit="pictures",
+        labels=("model", "rows"),
+    ),
+    Counter(
+        name="cairn_media_tower_seconds_total",
+        help="Seconds that the engine spent on the tower; on a GPU, on launching it.",
+        unit="seconds",
+        labels=("model",),
     ),
     Counter(
         name="cairn_spec_decode_num_drafts_total",
@@ -322,6 +337,9 @@ class EngineTotals:
         add("cairn_offload_loaded_tokens_total", "host_tokens", tier="host")
         add("cairn_offload_loaded_tokens_total", "disk_tokens", tier="disk")
         add("cairn_offload_failed_loads_total", "failed_loads")
+        add("cairn_media_pictures_total", "pictures", rows="computed")
+        add("cairn_media_pictures_total", "pictures_found", rows="found")
+        add("cairn_media_tower_seconds_total", "tower_s")
         add("cairn_spec_decode_num_drafts_total", "draft_runs")
         for position, held in enumerate(stats.accepted_at):
             before = last.accepted_at[position] if position < len(last.accepted_at) else 0

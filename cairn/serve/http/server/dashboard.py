@@ -32,6 +32,7 @@ ROWS = (
         "cairn_weights_bytes",
         "cairn_spec_decode_num_drafts_total", "cairn_spec_decode_num_draft_tokens_total",
         "cairn_spec_decode_num_accepted_tokens_total", "cairn_spec_decode_num_accepted_tokens_per_pos_total",
+        "cairn_media_pictures_total", "cairn_media_tower_seconds_total",
     )),
     Row("Cache", (
         "cairn_cache_used_pages", "cairn_cache_findable_pages", "cairn_cache_pages",

@@ -13,7 +13,7 @@ import { h, setStyle } from "../dom.js";
 import { seconds } from "../format.js";
 
 export const PARTS = {
-  tokenize: "Tokenize", queue: "Queue", schedule: "Schedule", kv_allocation: "KV allocation", prefill: "Prefill",
+  tokenize: "Tokenize", media: "Media", queue: "Queue", schedule: "Schedule", kv_allocation: "KV allocation", prefill: "Prefill",
   decode: "Decode", detokenize: "Detokenize", stream: "Stream", respond: "Respond",
 };
 const NOTE = "≥ and the dark part of a bar: what this machine needs at least. Hatched: many short pieces, added up.";
