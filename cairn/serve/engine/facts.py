@@ -54,11 +54,11 @@ def _media(engine: Engine) -> MediaCounts:
     return MediaCounts() if media is None else media.counts
 
 
-def _tiers(engine: Engine) -> tuple[int, ...]:
+def _tiers(engine: Engine) -> tuple[int, int, int, int, int]:
     """Of the cache beyond the device: tokens from host and disk, loads that failed, pages of both."""
     tiers = getattr(engine, "tiers", None)
     if tiers is None:
-        return (0,) * 5
+        return 0, 0, 0, 0, 0
     counts, disk = tiers.counts, 0 if tiers.disk is None else len(tiers.disk.book)
     return counts.host_tokens, counts.disk_tokens, counts.failed_loads, len(tiers.host), disk
 
