@@ -267,7 +267,7 @@ def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
         if first.failure is not None:
             return msgspec.structs.replace(blank, failure=first.failure)
     short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
-    for _ in range(WARM_RUNS):
+    for _ in range(WARM_RUNS - (first is not None)):
         serve(bench.engine, short)
     ran(f"{bench.setup.shape} {name} warm-up")
     runs = []

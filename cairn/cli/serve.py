@@ -105,11 +105,6 @@ def run(args: list[str]) -> int:
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s"
     )
-    # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
-    from cairn.labs import learn_routes
-    from cairn.serve.http.server.lifecycle import serve
-    from cairn.web import site
-
     began = time.perf_counter()
 
     def print_ready(address: str, serving: "Serving") -> None:
@@ -122,6 +117,18 @@ def run(args: list[str]) -> int:
             flush=True,
         )
 
-    serve(options, print_ready, more=[*site.routes(), *learn_routes.routes()])
+    from cairn.serve.http.server.early_workers import start_early
+
+    early = start_early(options)
+    try:
+        # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
+        from cairn.labs import learn_routes
+        from cairn.serve.http.server.lifecycle import serve
+        from cairn.web import site
+
+        serve(options, print_ready, more=[*site.routes(), *learn_routes.routes()], early=early)
+    finally:
+        if early is not None:
+            early.end()  # of what ended before anybody took them
     print("stopped", file=sys.stderr)
     return 0

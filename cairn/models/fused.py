@@ -35,6 +35,8 @@ from cairn.models.rope import Rotation, axis_of_columns, frequencies, rows_by_ax
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
 
+FIRST_LAYERS = 2  # nothing is added in front of the first
+
 
 class Projected(Protocol):
     """An attend that takes the fused projection as it is: it norms, rotates and stores on the way.
@@ -64,6 +66,7 @@ class Fused:
         }
         self.heads = {mixer: heads_of(mixer, model.spec) for mixer in mixers}
         self.all_fused = len(mixers) == len(model.layers)
+        self.most_layers: int | None = None  # None: all
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         return self.tapped(tokens_T, positions_T, attend)[0]
@@ -77,7 +80,8 @@ class Fused:
         if not self.all_fused:
             rotations = self.model.rotations(positions_T, attend, x_TD.dtype)
         step = FusedStep(self, attend, rotations)
-        return self.model.through(FusedResidual(x_TD), step, taps, self.model.deep_rows(tokens_T))
+        deep = self.model.deep_rows(tokens_T)
+        return self.model.through(FusedResidual(x_TD), step, taps, deep, self.most_layers)
 
     def tables_of(self, attend: Attend) -> dict[Rope | None, Tensor]:
         """By position; with rows and columns of pictures by token."""
@@ -86,6 +90,14 @@ class Fused:
             return self.tables
         axes = self.axis_of.items()
         return {kind: rows_by_axes(self.tables[kind], axes_3T, axis_C) for kind, axis_C in axes}
+
+    def warming(self) -> "Fused":
+        """The same through its first layers alone, if all are alike: they launch every kernel that the others do."""
+        layers = cast(Iterable[Layer], self.model.layers)
+        kinds = {_kind(layer, number, self.spec) for number, layer in enumerate(layers)}
+        twin = copy.copy(self)
+        twin.most_layers = FIRST_LAYERS if len(kinds) == 1 else None
+        return twin
 
     def sharing_the_chip(self) -> "Fused":
         """The same, in kernels that leave room for attention of other rows in another stream."""
@@ -224,6 +236,17 @@ class FusedInput:
         if self.post_norm is not None:
             y = _norm(cast(Tensor, y), self.post_norm)
         return FusedResidual(self.x_TD, y)
+
+
+def _kind(layer: Layer, number: int, spec: ModelSpec) -> tuple[object, ...]:
+    """Equal for layers that launch the same kernels: the same parts with weights in the same forms."""
+    parts = []
+    for part in layer.modules():
+        forms = (getattr(part, "form", None), *(getattr(part, "forms", None) or ()))
+        weights = [(one.shape, one.dtype) for one in part.parameters(recurse=False)]
+        size = part.read_bytes() if isinstance(part, Linear) else 0
+        parts.append((type(part), *map(type, forms), *weights, size))
+    return (*parts, spec.window(number), spec.rope_of(number))
 
 
 def _norm(x_TD: Tensor, norm: Norm) -> Tensor:

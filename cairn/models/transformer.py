@@ -9,6 +9,7 @@ token stands, `attend` which tokens belong together and where earlier keys are. 
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -77,13 +78,20 @@ class Transformer(nn.Module):
         return self.through(PlainResidual(x_TD), step, taps, self.deep_rows(tokens_T))
 
     def through(
-        self, residual: Any, step: Step, taps: Collection[int] = (), deep: Sequence[Tensor] = ()
+        self,
+        residual: Any,
+        step: Step,
+        taps: Collection[int] = (),
+        deep: Sequence[Tensor] = (),
+        most_layers: int | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """From the embedded tokens to the last norm, whatever form the residual and the step have.
 
-        `deep`: what is added to the residual behind the first layers, one after another.
+        `deep`: what is added to the residual behind the first layers, one after another. `most_layers`: the first so
+        many alone, for whoever wants their kernels and not their result.
         """
-        residual, tapped = run_layers(enumerate(self.layers), residual, step, taps, deep)
+        layers = islice(enumerate(self.layers), most_layers)
+        residual, tapped = run_layers(layers, residual, step, taps, deep)
         return ended(residual.normed(self.norm).tensor, self.spec), tapped
 
     def logits(self, hidden_TD: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cairn.core.errors import WeightsError
 from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import Source, is_left_out, sources
+from cairn.models.device_copies import DeviceCopies
 from cairn.models.expert_ranks import RankExperts
 from cairn.models.gguf.kept_blocks import HasBlocks, KeptMap, give_blocks, kept_maps, on_cpu
 from cairn.models.quantized.load import (
@@ -99,14 +100,15 @@ def load(
     packed = {slot.parameter for part in (*kept, *experts) for slot in part.slots}
     packed |= {parameter for one in blocks for parameter in one.parameters}
     modules = dict(model.named_modules())
-    for path, group in _by_parameter(slots).items():
-        if path in packed:
-            continue
-        values = [
-            (slot, slot.share(read_source(slot, where[slot.name], tensors))) for slot in group
-        ]
-        _place(modules, path, values, device)
-        progress(sum(value.nbytes for _, value in values))
+    with DeviceCopies(device) as copies:
+        for path, group in _by_parameter(slots).items():
+            if path in packed:
+                continue
+            values = [
+                (slot, slot.share(read_source(slot, where[slot.name], tensors))) for slot in group
+            ]
+            _place(modules, path, values, device, copies.submit)
+            progress(sum(value.nbytes for _, value in values))
     # Behind the biases, which a form takes along.
     if kept and notes is not None:
         note = give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
@@ -228,8 +230,9 @@ def _place(
     path: str,
     values: list[tuple[Slot, Tensor]],
     device: torch.device | str,
+    copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
 ) -> None:
-    """Make the parameter at `path` real."""
+    """Make the parameter at `path` real; `copy`: a value into its place."""
     owner_path, _, name = path.rpartition(".")
     owner = modules[owner_path]
     blank = getattr(owner, name)
@@ -241,7 +244,7 @@ def _place(
         make = torch.empty if covered == blank.numel() else torch.zeros  # padding is zero
         filled = make(blank.shape, dtype=blank.dtype, device=device)
         for slot, value in values:
-            filled[slot.index].copy_(value)
+            copy(filled[slot.index], value)
     owner.register_parameter(name, nn.Parameter(filled, requires_grad=blank.requires_grad))
 
 

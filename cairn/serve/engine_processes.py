@@ -20,7 +20,7 @@ from cairn.serve.engine.loop import described
 from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
-from cairn.serve.engine.process import Spawn, spawn_worker
+from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.request import RequestId
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
@@ -31,9 +31,13 @@ log = logging.getLogger("cairn")
 
 class EngineProcesses:
     def __init__(
-        self, config: EngineConfig, spawn: Spawn = spawn_worker, role: RoleConfig | None = None
+        self,
+        config: EngineConfig,
+        spawn: Spawn = spawn_worker,
+        role: RoleConfig | None = None,
+        early: WorkerGroup | None = None,
     ) -> None:
-        self.client = EngineClient(config, spawn=spawn, role=role)
+        self.client = EngineClient(config, spawn=spawn, role=role, early=early)
         self._open: dict[RequestId, RemoteJob] = {}
         self._closed = False
 

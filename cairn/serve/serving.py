@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,6 +46,9 @@ from cairn.serve.media.sight import sight_of
 from cairn.serve.prompts import params_of_answers
 from cairn.serve.request_defaults import checked_defaults
 from cairn.serve.text_vectors import TextVectors
+
+if TYPE_CHECKING:
+    from cairn.serve.engine.process import WorkerGroup
 
 log = logging.getLogger("cairn")
 CLOSED = "the engine is closed"
@@ -386,11 +389,12 @@ def open_serving(
     names: Sequence[str] = (),
     in_processes: bool | None = None,
     role: RoleConfig | None = None,
+    early: "WorkerGroup | None" = None,
 ) -> Serving:
     """Load the model and start the engine; raises what keeps it from starting.
 
     `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
-    prefill and decode pair.
+    prefill and decode pair. `early`: processes of this configuration, where they have been started already.
     """
     if (other := _open_other(config, names)) is not None:
         return other
@@ -415,7 +419,7 @@ def open_serving(
     from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
 
     opened = open_model(config.model, config.context)
-    processes = EngineProcesses(config, role=role)
+    processes = EngineProcesses(config, role=role, early=early)
     client = processes.client
     limits, notes, defaults = client.limits, client.notes, config.generation_config
     return Serving(opened, limits, processes, notes, client.facts, names, defaults)

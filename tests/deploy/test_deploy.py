@@ -22,7 +22,8 @@ from cairn.cli.main import main
 from cairn.core.config import load
 from cairn.kernels.built import ENVIRONMENT
 from cairn.models.presets import preset
-from cairn.serve.http.server.lifecycle import GPU_STEP_TOKENS, MARGIN_S
+from cairn.serve.http.server.early_workers import GPU_STEP_TOKENS
+from cairn.serve.http.server.lifecycle import MARGIN_S
 from cairn.serve.http.server.settings import ServerConfig
 
 ROOT = Path(__file__).parents[2]

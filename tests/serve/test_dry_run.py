@@ -59,3 +59,21 @@ def test_layers_that_differ_are_all_run():
     windows = tuple(512 * (layer % 2) for layer in range(spec.layers))
     mixed = msgspec.structs.replace(spec, windows=windows)
     assert dry_run.fewer_layers(mixed) == mixed
+
+
+def test_a_warm_up_through_two_layers_launches_every_kernel_of_a_captured_step():
+    spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=4, vocab=2048)
+    opened = OpenModel("tiny", spec, None, (), None)
+    with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
+        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        runner = start_with(opened, Runnable("tiny", model, ""), CONFIG, sole=True).engine.runner
+        assert runner._first_layers[0].most_layers == 2
+        for shape in (shapes := runner.graphs.common_shapes()):
+            runner._blank(shape)
+            runner._warm(shape)
+        seen = len(launches)  # each specialisation once
+        for shape in shapes:
+            runner.run_blank(shape)
+        assert 0 < seen == len(launches)
+        runner.fused.spec = msgspec.structs.replace(spec, windows=(0, 0, 0, 64))
+        assert runner.fused.warming().most_layers is None  # the last is of another kind

@@ -90,8 +90,12 @@ class EngineClient:
         options: ProcessOptions = ProcessOptions(),  # noqa: B008 (immutable)
         spawn: Spawn = spawn_worker,
         role: RoleConfig | None = None,
+        early: WorkerGroup | None = None,
     ) -> None:
-        """Starts the engine and waits until it is ready; raises what kept it from starting."""
+        """Starts the engine and waits until it is ready; raises what kept it from starting.
+
+        `early`: the first group of workers, where it has been started already.
+        """
         self.config, self.options, self._spawn, self._role = config, options, spawn, role
         self.stats = Stats()
         self.recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # steps, as beats bring them
@@ -111,7 +115,7 @@ class EngineClient:
         self._failures = 0  # in a row
         self._closing = False
         self._loading = True  # a group was started, and is not ready yet
-        self._group = self._start()
+        self._group = early or self._start()
         try:
             ready = self._wait_until_ready(self._group)
         except BaseException:

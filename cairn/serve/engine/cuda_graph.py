@@ -31,7 +31,6 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward
 from cairn.serve.engine.step import Chunk
 
-WARM_RUNS = 1  # before a capture: what is compiled or allocated lazily is so by then
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
 MOST_MIXED = 4096  # tokens
 FEW_ROWS = 4  # of steps for which every number of drafts is captured in advance
@@ -144,13 +143,15 @@ class Graphs:
         blank: Callable[[Shape], object],
         step: Callable[[Shape], Forward],
         largest: int = 0,
+        warm: Callable[[Shape], object] | None = None,
     ) -> None:
         """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there.
 
+        `warm`: launch each of its kernels at least once, before a capture; None: the step.
         `largest`: tokens of a large step that still gains by a graph; 0: any.
         """
         self.limits, self.largest = limits, largest
-        self._blank, self._step = blank, step
+        self._blank, self._step, self._warm = blank, step, warm or step
         self._captured: dict[Shape, tuple[torch.cuda.CUDAGraph, Forward] | None] = {}
         self._seen: set[Shape] = set()
         self._pool: Any = None  # torch's handle of a pool of memory
@@ -233,8 +234,7 @@ class Graphs:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(WARM_RUNS):
-                self._step(shape)
+            self._warm(shape)  # what is compiled, loaded or allocated lazily is so by then
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # The end of an earlier engine's graph, when it is collected just now, would break off this capture.

@@ -36,6 +36,8 @@ from cairn.serve.engine.step_budget import mixed_step_tokens
 LAUNCH_S = 0.015  # what the host needs at most to launch a step kernel by kernel
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 
+Forms = tuple[Fused | None, Halves | None]  # that a step may run in
+
 
 class GPURunner(Runner):
     def __init__(
@@ -96,12 +98,18 @@ class GPURunner(Runner):
             limits.rows,
             limits.step_tokens,
         )
-        self.graphs = Graphs(limits, self._blank, self._step, largest) if graphs else None
+        self.graphs = None
+        if graphs:
+            self.graphs = Graphs(limits, self._blank, self._step, largest, self._warm)
         self.halves = None
         whole = head is not None or spec.is_recurrent
         if self.fused is not None and not whole and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
             self.halves = Halves(self.fused, (self.workspace, other))
+        self._first_layers: Forms | None = None  # of both, for `_warm`
+        if self.fused is not None and not whole:
+            halves = self.halves.warming() if self.halves is not None else None
+            self._first_layers = self.fused.warming(), halves
         self.shared = SharedPrefix(limits.page_size, keys.heads * keys.width)
         # Of several tables, only that of the first group is compared and split.
         kinds = [group.kind for group in limits.groups]
@@ -204,10 +212,14 @@ class GPURunner(Runner):
         if shape.adapters:
             self._stage_adapters([], shape)
 
-    def _step(self, shape: Shape) -> Forward:
+    def _step(self, shape: Shape, forms: Forms | None = None) -> Forward:
         """Whatever lies where the words of such a step lie."""
         extent = Extent(shape.layout.max_query, shape.fresh, self.invariant, shape.shared)
-        return self._forward(self.batch.views(shape.layout), extent)
+        return self._forward(self.batch.views(shape.layout), extent, forms=forms)
+
+    def _warm(self, shape: Shape) -> None:
+        """Launch every kernel of such a step. Adapters may differ from layer to layer, other weights do not."""
+        self._step(shape, None if shape.adapters else self._first_layers)
 
     def attend_rows(
         self, slots_GB: Tensor, positions_B: Tensor, lengths_B: Tensor, tables_GBP: Tensor
@@ -235,7 +247,14 @@ class GPURunner(Runner):
         fresh = most > 1 and all(chunk.start == 0 for chunk in chunks) and not reaches
         return self._forward(staged, Extent(most, fresh, self.invariant, shared), reaches)
 
-    def _forward(self, staged: Staged, extent: Extent, reaches: Sequence[Reach] = ()) -> Forward:
+    def _forward(
+        self,
+        staged: Staged,
+        extent: Extent,
+        reaches: Sequence[Reach] = (),
+        forms: Forms | None = None,
+    ) -> Forward:
+        fused, halves = forms or (self.fused, self.halves)
         inputs = self.batch.make_inputs(staged)
         one_each = extent.max_query == 1 and not self.invariant and not staged.verifies
         bounds = None if one_each else staged.decided.bounds_B1
@@ -258,11 +277,11 @@ class GPURunner(Runner):
         attend.reaches = reaches
         if staged.offsets_3T is not None:
             attend.axes_3T = inputs.positions_T + staged.offsets_3T
-        model = self.fused or self.model
+        model = fused or self.model
         rows = len(inputs.tokens_T)
         in_halves = (
             one_each and cascade is None and not self.adapters.active
         )  # which rows are whose
-        if in_halves and self.halves is not None and self.halves.worth(rows):
-            return self.compute(self.halves, model.logits, inputs, attend, staged)
+        if in_halves and halves is not None and halves.worth(rows):
+            return self.compute(halves, model.logits, inputs, attend, staged)
         return self.compute(model, model.logits, inputs, attend, staged)

@@ -13,6 +13,7 @@ together either. So the second half's first attention waits for the first half's
 In a CUDA graph the two streams become two branches. CAIRN_HALVES=0 switches it off, to see what it is worth.
 """
 
+import copy
 import os
 from typing import cast
 
@@ -76,6 +77,12 @@ class Halves:
     def __init__(self, fused: Fused, workspaces: tuple[Workspace, Workspace]) -> None:
         self.model, self.workspaces = fused.sharing_the_chip(), workspaces
         self.side = torch.cuda.Stream()
+
+    def warming(self) -> "Halves":
+        """The same through the first layers alone (`Fused.warming`)."""
+        twin = copy.copy(self)
+        twin.model = self.model.warming()
+        return twin
 
     @staticmethod
     def worth(rows: int) -> bool:

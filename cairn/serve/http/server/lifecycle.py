@@ -18,12 +18,14 @@ from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
-import msgspec
 import uvicorn
 
 from cairn.core.errors import ConfigError
 from cairn.models.chat_template import read_template
+from cairn.serve.engine.process import WorkerGroup
+from cairn.serve.engine_processes import EngineProcesses
 from cairn.serve.http.server.api import Application, More
+from cairn.serve.http.server.early_workers import engine_config, in_processes
 from cairn.serve.http.server.keys import Keys, read_keys
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.settings import ServerConfig
@@ -32,8 +34,6 @@ from cairn.serve.serving import Serving, open_serving, runs_on_gpu
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-# Fewer than offline: every step then has a graph, and nobody waits long for the prompts of others.
-GPU_STEP_TOKENS = 4096
 MARGIN_S = 5.0  # after the drain, for the last bytes
 log = logging.getLogger("cairn")
 
@@ -110,10 +110,17 @@ def keep_what_is_loaded() -> None:
     gc.freeze()
 
 
-def open_server(config: ServerConfig) -> Serving:
-    """The model with its engine, and with the chat template that the server was given."""
+def open_server(config: ServerConfig, early: WorkerGroup | None = None) -> Serving:
+    """The model with its engine, and with the chat template that the server was given.
+
+    `early`: workers that have been started for this configuration; they are ended if it needs none.
+    """
     template = None if config.chat_template is None else read_template(config.chat_template)
-    serving = _open_engine(config)
+    on_gpu = runs_on_gpu(config)
+    engine, processes = engine_config(config, on_gpu), in_processes(config, on_gpu)
+    serving = open_serving(engine, config.names, processes, config.separation, early)
+    if early is not None and not isinstance(serving.engine, EngineProcesses):
+        early.end()
     if template is not None:
         serving.tokenizer.use_template(template)
     if serving.sight is not None:
@@ -121,32 +128,23 @@ def open_server(config: ServerConfig) -> Serving:
     return serving
 
 
-def _open_engine(config: ServerConfig) -> Serving:
-    """In processes of its own on GPUs, in a thread on a CPU."""
-    on_gpu, engine_config = runs_on_gpu(config), config.engine()
-    if on_gpu and config.max_num_batched_tokens is None:
-        engine_config = msgspec.structs.replace(
-            engine_config, max_num_batched_tokens=GPU_STEP_TOKENS
-        )
-    in_processes = config.engine_in == "process"
-    if config.engine_in == "auto":
-        in_processes = config.tensor_parallel_size > 1 or on_gpu
-    return open_serving(engine_config, config.names, in_processes, config.separation)
-
-
 def serve(
     config: ServerConfig,
     on_ready: Callable[[str, Serving], None] = lambda address, serving: None,
     keys: Keys | None = None,
     more: More = (),
+    early: WorkerGroup | None = None,
 ) -> None:
-    """Until it is told to stop. `on_ready` gets the address once it answers; `more` is served beside the API."""
+    """Until it is told to stop. `on_ready` gets the address once it answers; `more` is served beside the API.
+
+    `early`: the engine's processes, where they have been started already; their end is the caller's to make sure.
+    """
     keys = read_keys(config.api_key_file) if keys is None else keys
     if not keys and config.host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("listening on %s without API keys: whoever reaches it may use it", config.host)
     bound = bind(config)
     try:
-        serving = open_server(config)
+        serving = open_server(config, early)
         keep_what_is_loaded()
         ready = partial(on_ready, address_of(bound), serving)
         Server(Service(config, serving, keys), ready, more).run([bound])
