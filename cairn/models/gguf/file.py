@@ -188,6 +188,10 @@ def _refuse_unreadable(header: Header) -> None:
 
 def _dequantize(raw_NB: np.ndarray, block: BlockType, values_NE: torch.Tensor) -> None:
     """N blocks of B bytes into N blocks of E values. Threads were tried and made it no faster."""
+    if block.name == "Q8_0":  # a float16 and 32 levels: torch is ten times as fast as the package
+        scale_N1 = torch.from_numpy(raw_NB[:, :2].copy()).view(torch.float16).float()
+        values_NE.copy_(torch.from_numpy(raw_NB[:, 2:]).view(torch.int8)).mul_(scale_N1)
+        return
     step = max(_PIECE_ELEMENTS // block.elements, 1)
     for first in range(0, len(raw_NB), step):
         piece = _dequantize_piece(raw_NB[first : first + step], block)

@@ -6,6 +6,8 @@ OMP_NUM_THREADS has decided for himself.
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +19,20 @@ def allowed_threads(usable: int | None, quota: float | None, now: int) -> int:
     """No more than now, than the process may run on, and than whole CPUs of the quota."""
     limits = [now, *([usable] if usable else []), *([math.floor(quota)] if quota else [])]
     return max(1, min(limits))
+
+
+@contextmanager
+def one_thread(where_at_most: int | None = None) -> Iterator[None]:
+    """torch computes on one thread; with `where_at_most` only if it has no more than so many otherwise."""
+    before = torch.get_num_threads()
+    if where_at_most is not None and before > where_at_most:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def limit_threads(root: Path = Path("/")) -> str | None:

@@ -30,12 +30,14 @@ from cairn.models.linear.form import Epilogue
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.packed import Int4, Int8, Levels
 from cairn.models.transformer import Layer, Transformer
+from cairn.serve.engine.cpu_threads import one_thread
 
 Choice = Literal["auto", "float", "int8", "int4", "packed"]
 FewBits = Int4 | Int8
 LEAST_GAIN = 1.1  # times as fast as floating point, or auto leaves the weights alone
 TOKENS = (1, 8)  # of the trials
 TRIALS = 6
+FEW_THREADS = 4  # with which packing is no faster than on one
 OUTLIERS = (
     8  # columns of x that are not rounded; of what attention gives, which is a mean of values, none
 )
@@ -90,11 +92,13 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
     if why_not:
         raise HardwareError(f"no {choice} weights: {why_not}", hint="use --weights auto")
     every = list(linears(model))
-    packing = _Packing(choice, _outliers(model, every))
-    gain = _gain([packing.pair(part) for part in _one_of_each_shape(every)])
-    if choice == "auto" and gain < LEAST_GAIN:
-        return f"weights as they are: packed they are {gain:.2f} times as fast"
-    forms = {part: packing.pack(part) for part in every}
+    # Hundreds of short operations: of few threads, each waits for the others longer than it computes.
+    with one_thread(where_at_most=FEW_THREADS):
+        packing = _Packing(choice, _outliers(model, every))
+        gain = _gain([packing.pair(part) for part in _one_of_each_shape(every)])
+        if choice == "auto" and gain < LEAST_GAIN:
+            return f"weights as they are: packed they are {gain:.2f} times as fast"
+        forms = {part: packing.pack(part) for part in every}
     for part, form in forms.items():
         part.take(form)
         if release and part is not model.embedding:
@@ -191,12 +195,8 @@ def _gain(pairs: list[tuple[Map, Map]]) -> float:
 
     On one thread and by its own clock, which does not run while others have the CPU: a busy machine answers the same.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return min(_gain_of(pairs, tokens) for tokens in TOKENS)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _gain_of(pairs: list[tuple[Map, Map]], tokens: int) -> float:
