@@ -93,6 +93,15 @@ class Checkpoint:
             return self.quantization.method
         return GGUF if self.path.is_file() else None
 
+    def stored_form(self) -> str:
+        """How most of it is stored, as others call it: Q4_K, gptq, BF16."""
+        if self.quantization is not None:
+            return self.quantization.method
+        if (common := getattr(self.whole, "common_type", None)) is not None:
+            return common()
+        name = str(self.stored_dtype()).removeprefix("torch.")
+        return name.replace("bfloat", "bf").replace("float", "f").upper()
+
     def cache_scales(self) -> list[tuple[float, float]] | None:
         """Of an 8-bit cache, for keys and values of each layer; None: the checkpoint has none."""
         if not isinstance(self.tensors, QuantizedTensors):

@@ -157,7 +157,9 @@ def _from_hub(name: str, file: str | None) -> Path:
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # the error below says what its warnings do
     try:
         if file is not None:
             return Path(hf_hub_download(name, file))

@@ -37,20 +37,20 @@ def model_shape(name: str) -> Shape:
     cached = _cached(name)
     if cached is not None:
         return Shape(name, *_read(cached))
-    near = did_you_mean(
-        name.rpartition("/")[2].lower(),
-        PRESETS,
-        "a folder with a config.json, or one of: " + ", ".join(PRESETS),
-    )
+    short = name.rpartition("/")[2].lower()
     if not _is_repository(name):
+        every = "a folder with a config.json, or one of: " + ", ".join(PRESETS)
         raise ConfigError(
-            f"no model shape is called '{name}', and there is no such folder", hint=near
+            f"no model shape is called '{name}', and there is no such folder",
+            hint=did_you_mean(short, PRESETS, every),
         )
     try:
         return Shape(name, *_read(config_of(name)))
     except ModelNotFound as error:
+        offline = "check the name and the network, or give a folder with the model's config.json"
         raise ConfigError(
-            f"no model shape is called '{name}': {error.message}", hint=near
+            f"no model shape is called '{name}': {error.message}",
+            hint=did_you_mean(short, PRESETS, offline),
         ) from None
 
 

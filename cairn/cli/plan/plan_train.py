@@ -29,7 +29,7 @@ class PlanTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Search dp x fsdp x pp x cp x tp x ep, recomputation and microbatch; the best ten, and why the others lost."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """a shape, such as qwen3-8b or llama-3.1-70b; or a folder with a config.json"""
+    """a shape, such as qwen3-8b; a folder with a config.json; or owner/name on the hub, whose config.json is fetched"""
     gpus: int = 8
     """how many"""
     gpu: str = "h200"

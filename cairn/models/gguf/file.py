@@ -69,6 +69,14 @@ class GGUFFile:
         block = self._source(name).stored.block
         return 8 * block.size_bytes / block.elements
 
+    def common_type(self) -> str:
+        """The type that has the most bytes, as llama.cpp calls it: Q4_K."""
+        sizes: dict[str, int] = {}
+        for source in self._sources.values():
+            name = source.stored.block.name
+            sizes[name] = sizes.get(name, 0) + source.size_bytes
+        return max(sizes, key=lambda name: sizes[name])
+
     def tensor(self, name: str) -> torch.Tensor:
         source = self._source(name)
         return _undo(source, self._read(source))

@@ -66,7 +66,7 @@ def _tiers(engine: Engine) -> tuple[int, int, int, int, int]:
 def facts_of(engine: Engine) -> Facts:
     """Of the weights as they lie in memory, whatever form they were given there."""
     model = getattr(engine.runner, "model", None)
-    if model is None:  # a device that only plays one
+    if model is None:  # a simulated device has no model
         return Facts()
     weight = model.embedding.weight
     ranks, of_value = model.build.shards.size, engine.runner.pool.cache.dtype.itemsize

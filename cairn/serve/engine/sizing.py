@@ -17,7 +17,7 @@ ROWS = 256  # requests that run at once, unless told
 GPU_PAGE, CPU_PAGE = 64, 16  # tokens of a page
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 16384, 2048
 SNAPSHOTS = 2  # of states, for each row: where conversations are likely to go on
-LEAST_PAGES = 2  # one that is nobody's, and one
+LEAST_PAGES = 2  # the padding page, and one for requests
 SPARE = 1 << 30  # of a GPU, for graphs, workspaces and what the libraries take
 
 

@@ -291,8 +291,11 @@ def _arguments(text: str) -> Any:
 
 def _details(service: Service) -> dict[str, Any]:
     spec, facts = service.serving.opened.spec, service.serving.facts
-    size = f"{spec.parameters() / 1e9:.1f}B"
-    return {"family": spec.family, "parameter_size": size, "quantization_level": facts.dtype}
+    count = spec.parameters()
+    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    checkpoint = service.serving.opened.checkpoint
+    stored = facts.dtype if checkpoint is None else checkpoint.stored_form()
+    return {"family": spec.family, "parameter_size": size, "quantization_level": stored}
 
 
 async def api_tags(service: Service, call: Call, body: bytes) -> JSON:

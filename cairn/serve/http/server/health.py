@@ -8,9 +8,9 @@
     its memory was given back (POST /sleep)    asleep    200      200      a request wakes it
     else                                       ok        200      200
 
-`/health` is for who sends requests; `/live` for who would end the process: to do so while its engine is being started
-again, or while it finishes what runs, would only lose more. Pure: it is told what there is to see. One look costs
-nothing, so a probe may come as often as it likes.
+`/health` tells routers where to send requests (a readiness probe); `/live` tells a supervisor whether to kill the
+process (a liveness probe), which would only lose more while the engine is being restarted or drains. Pure: its inputs are
+arguments. It costs nothing, so a probe may come as often as it likes.
 """
 
 import time
