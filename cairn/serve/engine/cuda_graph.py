@@ -181,6 +181,11 @@ class Graphs:
         self._seen.add(shape)
         return seen
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing that came up once waits to be captured when it comes again."""
+        return self._seen <= self._captured.keys()
+
     def replay(self, shape: Shape) -> Forward:
         """Run the step that lies on the device; what it leaves is in the same tensors each time."""
         captured = self._captured[shape]

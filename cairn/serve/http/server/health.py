@@ -8,9 +8,9 @@
     its memory was given back (POST /sleep)    asleep    200      200      a request wakes it
     else                                       ok        200      200
 
-`/health` tells routers where to send requests (a readiness probe); `/live` tells a supervisor whether to kill the
-process (a liveness probe), which would only lose more while the engine is being restarted or drains. Pure: its inputs are
-arguments. It costs nothing, so a probe may come as often as it likes.
+`/health` tells routers where to send requests (a readiness probe). `/live` tells a supervisor whether to kill the
+process (a liveness probe), which would only lose more while the engine is being restarted or drains. Pure: its inputs
+are arguments. It costs nothing, so a probe may come as often as it likes.
 """
 
 import time
