@@ -16,6 +16,7 @@ import msgspec
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.prefix_cache import page_hashes
+from cairn.serve.http.server.kv_events import KvPublisher
 from cairn.serve.job import Job
 from cairn.serve.pulse import Events, Frame, Hello, KeyBook, Load, Outbox, speeds
 from cairn.serve.serving import Serving
@@ -56,15 +57,20 @@ class Followers:
         self._pages: PageEvents | None = None
         self._followers: list[Follower] = []
         self._watched_s = 0.0
+        self.publisher: KvPublisher | None = None  # for routers of other kinds
 
     @property
     def followed(self) -> bool:
-        return bool(self._followers)
+        return bool(self._followers) or self.publisher is not None
 
-    async def join(self) -> Follower:
+    async def note_pages(self) -> None:
+        """From now on, if that has not begun already."""
         if self._pages is None:
             self.book = KeyBook(self.serving.limits.page_size)
             self._pages = await asyncio.to_thread(self.serving.engine.follow_pages)
+
+    async def join(self) -> Follower:
+        await self.note_pages()
         self.collect()
         follower = Follower(self)
         self._followers.append(follower)
@@ -100,14 +106,25 @@ class Followers:
         """What the engine has dropped since. Called at least once a second, also while nobody follows any more."""
         if self._pages is None:
             return
-        removed, cleared = self.book.note(self._pages.take())
+        pages = self._pages.take()
+        if self.publisher is not None:
+            self.publisher.note(pages)
+        removed, cleared = self.book.note(pages)
         if removed or cleared:
             for follower in self._followers:
                 follower.outbox.remove(removed, cleared)
 
     def bind(self, body: bytes, jobs: Sequence[Job]) -> None:
         """The keys of a request that has ended, and of the conversation with its answer."""
-        if self._pages is None or len(jobs) != 1 or not jobs[0].request.known:
+        if self._pages is None:
+            return
+        if self.publisher is not None:
+            self.collect()
+            for job in jobs:
+                self.publisher.stored(
+                    job.request, [*job.request.prompt, *job.answer.whole.token_ids]
+                )
+        if not self._followers or len(jobs) != 1 or not jobs[0].request.known:
             return
         try:
             asked = read_asked(body)

@@ -36,6 +36,7 @@ from cairn.serve.http.server.counts import (
 from cairn.serve.http.server.followers import Followers
 from cairn.serve.http.server.health import Progress
 from cairn.serve.http.server.keys import Keys
+from cairn.serve.http.server.kv_events import KvPublisher
 from cairn.serve.http.server.loop_lag import LoopLag
 from cairn.serve.http.server.response_store import ResponseStore
 from cairn.serve.http.server.settings import ServerConfig
@@ -97,6 +98,13 @@ class Service:
             self.adapters.scan()
         self.batches: BatchRunner | None = None  # where there is a folder for them
         self.pulse = Followers(serving, lambda: self.health().status, config.role)
+        if config.kv_events is not None:
+            size = serving.limits.page_size
+            publisher = KvPublisher(
+                size, config.kv_events, config.kv_events_replay, config.kv_events_topic
+            )
+            self._closing.callback(publisher.close)
+            self.pulse.publisher = publisher
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self.waking = asyncio.Lock()
@@ -116,6 +124,8 @@ class Service:
             asyncio.create_task(self._tick()),
             asyncio.create_task(self.lag.watch()),
         ]
+        if self.pulse.publisher is not None:
+            self._ticking.append(asyncio.create_task(self.pulse.note_pages()))
         if self.serving.has_tokenizer:
             self.serving.grammars.warm_up()  # in its own thread
         if self.batches is not None:

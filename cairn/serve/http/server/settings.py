@@ -41,6 +41,12 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """how pages travel between prefill and decode servers"""
     kv_host: str = "127.0.0.1"
     """address on which pages are offered; off loopback CAIRN_JOB_SECRET has to be set on both sides"""
+    kv_events: str | None = None
+    """where cached pages are told by ZMQ in vLLM's events, such as tcp://*:5557, for routers that follow vLLM"""
+    kv_events_replay: str | None = None
+    """where these events can be asked for again, such as tcp://*:5558"""
+    kv_events_topic: str = ""
+    """what each of them begins with; llm-d wants kv@POD@MODEL"""
     chat_template: Path | None = None
     """a file with the chat template to use instead of the model's"""
     trust_request_chat_template: bool = False
