@@ -105,6 +105,33 @@ def _walk_queries(dk, dv, k, v, q_source, dout_source, level_source, delta_sourc
 
 
 @triton.jit
+def _numbers_source(numbers, heads, stride, BLOCK_M: tl.constexpr, TMA: tl.constexpr):
+    """What `_load_numbers` reads from."""
+    if TMA:
+        return tl.make_tensor_descriptor(numbers, [heads, stride], [stride, 1], [1, BLOCK_M])
+    else:
+        return numbers
+
+
+@triton.jit
+def _seeing(
+    key0, q_length, k_length, window, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Which queries see any of these keys, and from which on they see all: first, first of all, and end."""
+    ahead = k_length - q_length
+    lo = 0
+    full_lo = 0
+    hi = q_length
+    if CAUSAL:
+        lo = tl.maximum(key0 - ahead, 0) // BLOCK_M * BLOCK_M
+        full_lo = tl.cdiv(tl.maximum(key0 + BLOCK_N - 1 - ahead, 0), BLOCK_M) * BLOCK_M
+    if WINDOW:
+        hi = tl.minimum(q_length, tl.maximum(key0 + BLOCK_N - 1 + window - ahead, 0))
+    return lo, tl.minimum(full_lo, tl.cdiv(hi, BLOCK_M) * BLOCK_M), hi
+
+
+@triton.jit
 def keys_kernel(q, k, v, dout, level, delta, dk, dv, cu_q, cu_k, sequences, tokens_k, max_q, max_k, stride_q,
                  stride_k, stride_v, stride_dout, stride_q_head, stride_k_head, stride_v_head, stride_dout_head,
                  stride_level, scale, scale_log2, softcap, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
@@ -125,19 +152,7 @@ def keys_kernel(q, k, v, dout, level, delta, dk, dv, cu_q, cu_k, sequences, toke
     if key0 >= k_length:
         return
     keys = key0 + tl.arange(0, BLOCK_N)
-    ahead = k_length - q_length
-
-    # Which queries see any of these keys, and from which on they see all.
-    lo = 0
-    full_lo = 0
-    hi = q_length
-    if CAUSAL:
-        lo = tl.maximum(key0 - ahead, 0) // BLOCK_M * BLOCK_M
-        full_lo = tl.cdiv(tl.maximum(key0 + BLOCK_N - 1 - ahead, 0), BLOCK_M) * BLOCK_M
-    if WINDOW:
-        hi = tl.minimum(q_length, tl.maximum(key0 + BLOCK_N - 1 + window - ahead, 0))
-    full_lo = tl.minimum(full_lo, tl.cdiv(hi, BLOCK_M) * BLOCK_M)
-
+    lo, full_lo, hi = _seeing(key0, q_length, k_length, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
     k_base = rows_source(
         k, k_start, k_length, KV_HEADS, stride_k, stride_k_head, BLOCK_N, D, BLOCK_D, False
     )
@@ -157,16 +172,8 @@ def keys_kernel(q, k, v, dout, level, delta, dk, dv, cu_q, cu_k, sequences, toke
     dout_source = rows_source(
         dout, q_start, q_length, heads, stride_dout, stride_dout_head, BLOCK_M, D, BLOCK_D, TMA
     )
-    if TMA:
-        level_source = tl.make_tensor_descriptor(
-            level, [heads, stride_level], [stride_level, 1], [1, BLOCK_M]
-        )
-        delta_source = tl.make_tensor_descriptor(
-            delta, [heads, stride_level], [stride_level, 1], [1, BLOCK_M]
-        )
-    else:
-        level_source = level
-        delta_source = delta
+    level_source = _numbers_source(level, heads, stride_level, BLOCK_M, TMA)
+    delta_source = _numbers_source(delta, heads, stride_level, BLOCK_M, TMA)
     padded = padded_start(sequence, q_start, max_q, ROWS, DENSE)
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)

@@ -24,6 +24,7 @@ from cairn.kernels.paged.paged_tiles import (
     LOG2_E,
     bucket,
     counted,
+    owner_of,
     pages_of,
     power_of_2,
     rows_of,
@@ -94,6 +95,45 @@ def latent_attention_reference(call: Latents) -> Tensor:
     return out_THR
 
 
+@triton.jit
+def _walk(
+    acc, total, top, tile_ql, tile_qr, cache, table, first, last, seen, limit, scale, page_stride, token_stride,
+    RANK: tl.constexpr, R: tl.constexpr, ROTATED: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles [first, last) of rows into the running softmax of every query and head."""
+    latent = tl.arange(0, R)
+    rotated = tl.arange(0, P)
+    token = tl.arange(0, BLOCK)
+    for tile in tl.range(first, last):
+        key = tile * BLOCK + token
+        pages = pages_of(table, tile, limit, PAGE, BLOCK)
+        at = cache + rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)[:, None]
+        there = (key < limit)[:, None]  # behind the end there may be anything, NaN too
+        whole_l = there if R == RANK else there & (latent < RANK)[None, :]
+        whole_r = there if P == ROTATED else there & (rotated < ROTATED)[None, :]
+        tile_l = tl.load(at + latent[None, :], mask=whole_l, other=0.0)
+        tile_r = tl.load(at + RANK + rotated[None, :], mask=whole_r, other=0.0)
+        scores = tl.dot(tile_ql, tl.trans(tile_l), input_precision="ieee" if EXACT else "tf32")
+        scores = tl.dot(
+            tile_qr, tl.trans(tile_r), scores, input_precision="ieee" if EXACT else "tf32"
+        )
+        scores = tl.where(key[None, :] < seen[:, None], scores * (scale * LOG2_E), float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.math.exp2(scores - anchor[:, None])
+        shrink = tl.math.exp2(top - anchor)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(
+            weights.to(tile_l.dtype),
+            tile_l,
+            acc * shrink[:, None],
+            input_precision="ieee" if EXACT else "tf32",
+        )
+        top = new_top
+    return acc, total, top
+
+
 @triton.jit(do_not_specialize=["sequences"])
 def _latent_kernel(
     q, cache, tables, lengths, starts, out, lse, sequences, tokens, scale, table_stride, q_token, q_head,
@@ -113,8 +153,7 @@ def _latent_kernel(
     ends_S = tl.cumsum(tl.cdiv(queries_S, TILE_QUERIES), 0)
     if place >= tl.max(ends_S, 0):
         return
-    sequence = tl.sum((ends_S <= place).to(tl.int32), 0)
-    before = tl.max(tl.where(ends_S <= place, ends_S, 0), 0)
+    sequence, before = owner_of(ends_S, place)
     first_query = (place - before) * TILE_QUERIES
     start, queries = counted(starts, sequence, sequence >= 0, STARTS)
     length = tl.load(lengths + sequence)
@@ -142,34 +181,10 @@ def _latent_kernel(
     limit = tl.maximum(tl.minimum(length, length - queries + first_query + TILE_QUERIES), 0)
     tiles = tl.cdiv(limit, BLOCK)
     share = tl.cdiv(tiles, PARTS)
-    token = tl.arange(0, BLOCK)
-    for tile in tl.range(part * share, tl.minimum((part + 1) * share, tiles)):
-        key = tile * BLOCK + token
-        pages = pages_of(table, tile, limit, PAGE, BLOCK)
-        at = cache + rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)[:, None]
-        there = (key < limit)[:, None]  # behind the end there may be anything, NaN too
-        whole_l = there if R == RANK else there & (latent < RANK)[None, :]
-        whole_r = there if P == ROTATED else there & (rotated < ROTATED)[None, :]
-        tile_l = tl.load(at + latent[None, :], mask=whole_l, other=0.0)
-        tile_r = tl.load(at + RANK + rotated[None, :], mask=whole_r, other=0.0)
-        scores = tl.dot(tile_ql, tl.trans(tile_l), input_precision="ieee" if EXACT else "tf32")
-        scores = tl.dot(
-            tile_qr, tl.trans(tile_r), scores, input_precision="ieee" if EXACT else "tf32"
-        )
-        scores = tl.where(key[None, :] < seen[:, None], scores * (scale * LOG2_E), float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.math.exp2(scores - anchor[:, None])
-        shrink = tl.math.exp2(top - anchor)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = tl.dot(
-            weights.to(tile_l.dtype),
-            tile_l,
-            acc * shrink[:, None],
-            input_precision="ieee" if EXACT else "tf32",
-        )
-        top = new_top
-
+    acc, total, top = _walk(
+        acc, total, top, tile_ql, tile_qr, cache, table, part * share, tl.minimum((part + 1) * share, tiles), seen,
+        limit, scale, page_stride, token_stride, RANK, R, ROTATED, P, PAGE, BLOCK, EXACT,
+    )  # fmt: skip
     saw = total > 0.0
     result = acc / tl.where(saw, total, 1.0)[:, None]
     place_out = (part * tokens + token_row) * HEADS + head

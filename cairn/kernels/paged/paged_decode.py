@@ -29,16 +29,17 @@ from cairn.kernels.paged.paged_parts import (
     Workspace,
     add_up,
     add_up_kernel,
+    begin_rows,
     new_workspace,
     store_empty,
     store_rows,
 )
 from cairn.kernels.paged.paged_tiles import (
-    LOG2_E,
     Paged,
     counted,
     factor,
     first_tile,
+    owner_of,
     pages_of,
     power_of_2,
     rows_of,
@@ -122,6 +123,23 @@ def _add_if_last(
         tl.store(arrivals + owner, 0)  # for the next launch
 
 
+@triton.jit
+def _cut_line(
+    lengths, starts, sequences, KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
+    SEQUENCES: tl.constexpr, WINDOW: tl.constexpr, STARTS: tl.constexpr,
+):  # fmt: skip
+    """Where each sequence ends in the line of tiles; this program's piece of it, from and to; and its length."""
+    every = tl.arange(0, SEQUENCES)
+    there = every < sequences
+    _, queries_S = counted(starts, every, there, STARTS)
+    lengths_S = tl.load(lengths + every, mask=there, other=0)
+    tiles_S = _tiles_of(lengths_S, queries_S, QUERIES, WINDOW, BLOCK)
+    line = tl.sum(tiles_S, 0) * KV_HEADS
+    piece = tl.cdiv(line, tl.num_programs(0))
+    place = tl.program_id(0) * piece
+    return tl.cumsum(tiles_S, 0) * KV_HEADS, place, tl.minimum(place + piece, line), piece
+
+
 @triton.jit(do_not_specialize=["sequences"])
 def _decode_kernel(
     q, k, v, tables, lengths, starts, out, lse, sinks, k_scale, v_scale, partial, partial_lse, owners, arrivals,
@@ -135,25 +153,15 @@ def _decode_kernel(
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH)
     begin(OVERLAP, EARLY)
 
-    every = tl.arange(0, SEQUENCES)
-    there = every < sequences
-    _, queries_S = counted(starts, every, there, STARTS)
-    lengths_S = tl.load(lengths + every, mask=there, other=0)
-    tiles_S = _tiles_of(lengths_S, queries_S, QUERIES, WINDOW, BLOCK)
-    ends_S = tl.cumsum(tiles_S, 0) * KV_HEADS  # where each sequence ends in the line
-    line = tl.sum(tiles_S, 0) * KV_HEADS
-    piece = tl.cdiv(line, programs)
-    place = program * piece
-    end = tl.minimum(place + piece, line)
-
+    ends_S, place, end, piece = _cut_line(
+        lengths, starts, sequences, KV_HEADS, QUERIES, BLOCK, SEQUENCES, WINDOW, STARTS
+    )
     owned = -1  # the pair that starts here and goes on in the next program
     owned_parts = 0
     while place < end:
-        sequence = tl.sum((ends_S <= place).to(tl.int32), 0)
-        before = tl.max(tl.where(ends_S <= place, ends_S, 0), 0)
+        sequence, before = owner_of(ends_S, place)
         length = tl.load(lengths + sequence)
         start, queries = counted(starts, sequence, sequence >= 0, STARTS)
         tiles = _tiles_of(length, queries, QUERIES, WINDOW, BLOCK)
@@ -169,20 +177,9 @@ def _decode_kernel(
         seen = length - queries + row // GROUP + 1  # how many keys each row sees
         heads = head * GROUP + row % GROUP
         rows = (start + row // GROUP).to(tl.int64)
-        q_at = q + (rows * q_token + heads * q_head)[:, None] + column[None, :]
-        tile_q = tl.load(q_at, mask=ours[:, None] & (column < C)[None, :], other=0.0)
-        strength = scale
-        if SCALES:  # 8-bit keys become float16, which holds each of them and is near
-            tile_q = (tile_q.to(tl.float32) * scale).to(tl.float16)
-            strength = factor(k_scale, head, SCALES)
-        acc = tl.zeros([ROWS, WIDTH], tl.float32)
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        if SINKS:  # a key of value 0 that everyone sees, counted in the first part
-            sink = tl.load(sinks + heads, mask=ours, other=0.0).to(tl.float32) * LOG2_E
-            top = tl.where(done == 0, sink, top)
-            total = tl.where(done == 0, 1.0, total)
-
+        tile_q, strength, acc, total, top = begin_rows(
+            q, sinks, k_scale, rows, heads, head, ours, done, scale, q_token, q_head, ROWS, C, WIDTH, SINKS, SCALES
+        )  # fmt: skip
         acc, total, top = _attend(
             tile_q, k + head * head_stride, v + head * head_stride, table, pages, first, count, length, seen, strength,
             acc, total, top, page_stride, token_stride, C, WIDTH, PAGE, BLOCK, WINDOW, SOFTCAP, SCALES, EXACT, STAGES,

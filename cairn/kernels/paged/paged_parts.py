@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cairn.kernels.dependent import begin
 from cairn.kernels.norm.rows import multiprocessors
-from cairn.kernels.paged.paged_tiles import LN_2, LOG2_E, counted
+from cairn.kernels.paged.paged_tiles import LN_2, LOG2_E, counted, factor
 
 MOST_PER_SM = 4  # programs of the decode kernel
 PARTS = tl.constexpr(32)  # added up at a time by the second kernel
@@ -28,6 +28,28 @@ class Workspace(NamedTuple):
     partial_lse: Tensor  # float32 [2 * programs, rows]
     owners: Tensor  # int32 [programs, 2]
     arrivals: Tensor  # int32 [programs]: zero between launches
+
+
+@triton.jit
+def begin_rows(
+    q, sinks, k_scale, rows, heads, head, ours, done, scale, q_token, q_head,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Queries, what multiplies their scores, and what a walk over keys adds to. `done`: tiles that others walk over."""
+    column = tl.arange(0, WIDTH)
+    q_at = q + (rows * q_token + heads * q_head)[:, None] + column[None, :]
+    tile_q = tl.load(q_at, mask=ours[:, None] & (column < C)[None, :], other=0.0)
+    strength = scale
+    if SCALES:  # 8-bit keys become float16, which holds each of them and is near
+        tile_q = (tile_q.to(tl.float32) * scale).to(tl.float16)
+        strength = factor(k_scale, head, SCALES)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if SINKS:  # a key of value 0 that everyone sees, counted in the first part
+        sink = tl.load(sinks + heads, mask=ours, other=0.0).to(tl.float32) * LOG2_E
+        top = tl.where(done == 0, sink, top)
+        total = tl.where(done == 0, 1.0, total)
+    return tile_q, strength, tl.zeros([ROWS, WIDTH], tl.float32), total, top
 
 
 @triton.jit

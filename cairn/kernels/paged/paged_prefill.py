@@ -17,13 +17,14 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from cairn.kernels.arguments import short
+from cairn.kernels.paged.paged_parts import begin_rows, store_rows
 from cairn.kernels.paged.paged_tiles import (
-    LN_2,
     LOG2_E,
     Paged,
     counted,
     factor,
     first_tile,
+    owner_of,
     pages_of,
     power_of_2,
     rows_of,
@@ -136,14 +137,12 @@ def _prefill_kernel(
     )  # the last tiles of a sequence see the most keys: they start first
     if place < 0:
         return
-    sequence = tl.sum((ends_S <= place).to(tl.int32), 0)
-    before = tl.max(tl.where(ends_S <= place, ends_S, 0), 0)
+    sequence, before = owner_of(ends_S, place)
     first_query = (place - before) * BLOCK_Q
     start, queries = counted(starts, sequence, sequence >= 0, STARTS)
     length = tl.load(lengths + sequence)
 
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH)
     query = first_query + row // GROUP
     ours = (row < BLOCK_Q * GROUP) & (query < queries)
     sees = length - queries + first_query + 1  # keys that the first query sees
@@ -156,19 +155,9 @@ def _prefill_kernel(
         limit = tl.maximum(tl.minimum(length, length - queries + first_query + BLOCK_Q), 0)
     heads = head * GROUP + row % GROUP
     rows = (start + query).to(tl.int64)
-    q_at = q + (rows * q_token + heads * q_head)[:, None] + column[None, :]
-    tile_q = tl.load(q_at, mask=ours[:, None] & (column < C)[None, :], other=0.0)
-    strength = scale
-    if SCALES:  # 8-bit keys become float16, which holds each of them and is near
-        tile_q = (tile_q.to(tl.float32) * scale).to(tl.float16)
-        strength = factor(k_scale, head, SCALES)
-
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    if SINKS:  # a key of value 0 that everyone sees
-        top = tl.load(sinks + heads).to(tl.float32) * LOG2_E
-        total = tl.full([ROWS], 1.0, tl.float32)
+    tile_q, strength, acc, total, top = begin_rows(
+        q, sinks, k_scale, rows, heads, head, ours, 0, scale, q_token, q_head, ROWS, C, WIDTH, SINKS, SCALES
+    )  # fmt: skip
     table = tables + sequence.to(tl.int64) * table_stride
     k += head * head_stride
     v += head * head_stride
@@ -190,14 +179,10 @@ def _prefill_kernel(
         C, WIDTH, PAGE, BLOCK, WINDOW, SOFTCAP, SCALES, True, TMA, EXACT, STAGES,
     )  # fmt: skip
 
-    saw = total > 0.0
-    total = tl.where(saw, total, 1.0)
-    result = acc * (factor(v_scale, head, SCALES) / total)[:, None]
-    at = out + (rows * out_token + heads * out_head)[:, None] + column[None, :]
-    tl.store(at, result.to(out.dtype.element_ty), mask=ours[:, None] & (column < C)[None, :])
-    if LSE:
-        level = tl.where(saw, (top + tl.math.log2(total)) * LN_2, float("-inf"))
-        tl.store(lse + rows * HEADS + heads, level, mask=ours)
+    store_rows(
+        acc, total, top, rows * out_token + heads * out_head, rows * HEADS + heads, out, lse, ours,
+        factor(v_scale, head, SCALES), C, WIDTH, LSE,
+    )  # fmt: skip
 
 
 def prefill(

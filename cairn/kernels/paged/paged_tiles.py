@@ -116,6 +116,13 @@ def counted(starts, sequence, mask, STARTS: tl.constexpr):
 
 
 @triton.jit
+def owner_of(ends_S, place):
+    """Which sequence a place in a line of tiles belongs to, and where its own tiles begin; `ends_S`: where they end."""
+    ended = ends_S <= place
+    return tl.sum(ended.to(tl.int32), 0), tl.max(tl.where(ended, ends_S, 0), 0)
+
+
+@triton.jit
 def first_tile(length, queries, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
     """The first tile of keys that any of the last `queries` tokens sees."""
     if WINDOW:

@@ -166,6 +166,51 @@ def _bound(
     return tl.maximum(bound, LOWEST), total
 
 
+@triton.jit
+def _scan(
+    logits, groups, counts, notes, parts, noise, cut, sharpness, coolness, top_k, by_count, top_p, by_mass, min_p,
+    key_y, key_z, vocabulary,
+    LANES: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, CANDIDATES: tl.constexpr, FINISH: tl.constexpr,
+):  # fmt: skip
+    """Write down the groups of this part that may hold the token. Its bound, the sum, and the token if it is clear."""
+    bound = LOWEST
+    total = 0.0
+    token = -1
+    part = tl.program_id(1)
+    columns_each = tl.cdiv(tl.cdiv(vocabulary, LANES), parts) * LANES
+    first = part * columns_each
+    end = tl.minimum(first + columns_each, vocabulary)
+    mine = groups + part * ROOM
+    if cut:
+        bound, total = _bound(logits, sharpness, top_k, by_count, top_p, by_mass, min_p,
+                              vocabulary, LANES, GROUP, CANDIDATES)  # fmt: skip
+        count = _collect(logits, mine, bound, sharpness, key_y, key_z, first, end,
+                         False, LANES, GROUP, ROOM)  # fmt: skip
+    elif noise:
+        step = LANES * _NOISE_SAMPLE
+        best, group = _best_group(logits, coolness, key_y, key_z, first, end, step,
+                                  True, LANES, GROUP)  # fmt: skip
+        best = limited(best)
+        # Lower, for what rounding may have lost.
+        level = (best - tl.abs(best) * 1.0e-6 - 1.0e-3) * LOG2_E
+        count = _collect(logits, mine, level, sharpness, key_y, key_z, first, end,
+                         True, LANES, GROUP, ROOM)  # fmt: skip
+    else:
+        best, group = _best_group(logits, coolness, key_y, key_z, first, end, LANES,
+                                  False, LANES, GROUP)  # fmt: skip
+        if FINISH:
+            column = group + tl.arange(0, GROUP)
+            score = tile(logits, column, vocabulary).to(tl.float32)
+            token = tl.where(tl.max(score, 0) > float("-inf"), first_of_largest(score, column), 0)
+        tl.store(mine, group)
+        count = 1
+    tl.store(counts + part, count)
+    if not FINISH:
+        tl.store(notes, bound)
+        tl.store(notes + 1, total)
+    return bound, total, token
+
+
 @triton.jit(do_not_specialize=["parts"])
 def sample_kernel(
     logits, tokens, temperatures, top_ks, top_ps, min_ps, seeds, positions, rows, groups, counts, columns, values,
@@ -203,43 +248,11 @@ def sample_kernel(
     bound = LOWEST
     total = 0.0
     token = -1
-
     if SCAN:
-        part = tl.program_id(1)
-        columns_each = tl.cdiv(tl.cdiv(vocabulary, LANES), parts) * LANES
-        first = part * columns_each
-        end = tl.minimum(first + columns_each, vocabulary)
-        mine = groups + part * ROOM
-        if cut:
-            bound, total = _bound(logits, sharpness, top_k, by_count, top_p, by_mass, min_p,
-                                  vocabulary, LANES, GROUP, CANDIDATES)  # fmt: skip
-            count = _collect(logits, mine, bound, sharpness, key_y, key_z, first, end,
-                             False, LANES, GROUP, ROOM)  # fmt: skip
-        elif noise:
-            step = LANES * _NOISE_SAMPLE
-            best, group = _best_group(logits, coolness, key_y, key_z, first, end, step,
-                                      True, LANES, GROUP)  # fmt: skip
-            best = limited(best)
-            # Lower, for what rounding may have lost.
-            level = (best - tl.abs(best) * 1.0e-6 - 1.0e-3) * LOG2_E
-            count = _collect(logits, mine, level, sharpness, key_y, key_z, first, end,
-                             True, LANES, GROUP, ROOM)  # fmt: skip
-        else:
-            best, group = _best_group(logits, coolness, key_y, key_z, first, end, LANES,
-                                      False, LANES, GROUP)  # fmt: skip
-            if FINISH:
-                column = group + tl.arange(0, GROUP)
-                score = tile(logits, column, vocabulary).to(tl.float32)
-                token = tl.where(
-                    tl.max(score, 0) > float("-inf"), first_of_largest(score, column), 0
-                )
-            tl.store(mine, group)
-            count = 1
-        tl.store(counts + part, count)
-        if not FINISH:
-            tl.store(notes, bound)
-            tl.store(notes + 1, total)
-
+        bound, total, token = _scan(
+            logits, groups, counts, notes, parts, noise, cut, sharpness, coolness, top_k, by_count, top_p, by_mass,
+            min_p, key_y, key_z, vocabulary, LANES, GROUP, ROOM, CANDIDATES, FINISH,
+        )  # fmt: skip
     if FINISH:
         if SCAN:
             tl.debug_barrier()  # other threads wrote what this one reads

@@ -41,6 +41,7 @@ class Layout(NamedTuple):
     samples: int
     max_query: int  # no sequence has more tokens, padding included
     verifies: bool = False  # sequences have drafts, or begin where only the device knows
+    each_drawn: bool = False  # a token is drawn behind every token of the step, in their order
 
     def sizes(self, groups: int, axes: bool = False) -> tuple[int, ...]:
         """Words of each part, with so many cache groups; `axes`: tokens have numbers beside their positions."""
@@ -110,6 +111,7 @@ class Staged(NamedTuple):
         Tensor  # which samples belong to which sequence; empty in a step that verifies nothing
     )
     offsets_3T: Tensor | None  # what is added to a position on each axis, where there are axes
+    each_drawn: bool = False  # as in its layout: `sample_at_S` counts from 0
 
     @property
     def verifies(self) -> bool:
@@ -178,7 +180,8 @@ class Batch:
             start += aligned(size)
         *decided, sample_at, sample_rows, shared, sample_bounds, offsets = parts
         offsets_3T = offsets.view(3, -1) if self.limits.axes else None
-        return Staged(Decided(*decided), sample_at, sample_rows, shared, sample_bounds, offsets_3T)
+        where = (sample_at, sample_rows, shared, sample_bounds, offsets_3T)
+        return Staged(Decided(*decided), *where, layout.each_drawn)
 
     def make_inputs(self, staged: Staged) -> Inputs:
         """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
@@ -221,13 +224,7 @@ def _write(
         sample_at, sample_rows = [*range(len(chunks)), *blank], rows
     else:
         bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
-        drawn = [
-            (bounds[b + 1] - i, chunk.request.row)
-            for b, chunk in enumerate(chunks)
-            for i in range(chunk.samples, 0, -1)
-        ]
-        drawn += [(0, NOBODY)] * (layout.samples - len(drawn))
-        sample_at, sample_rows = [at for at, _ in drawn], [row for _, row in drawn]
+        sample_at, sample_rows = _samples(bounds, rows, [chunk.samples for chunk in chunks], layout)
     if layout.verifies:
         sample_bounds = np.cumsum([0, *(chunk.samples for chunk in chunks), *blank])
         starts = [LENGTH_ON_DEVICE if chunk.ahead else chunk.start for chunk in chunks]
@@ -252,6 +249,20 @@ def _write(
             words[start : start + size] = part
             start += aligned(size)
     return start
+
+
+def _samples(
+    bounds: np.ndarray, rows: Sequence[int], counts: Sequence[int], layout: Layout
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens are followed by one that is drawn, the last `counts` of each sequence, and in which rows."""
+    at_S, rows_S = np.zeros(layout.samples, int), np.full(layout.samples, NOBODY)
+    counts_B = np.array(counts, int)
+    ends_B = np.cumsum(counts_B)
+    total = int(ends_B[-1]) if len(ends_B) else 0
+    to_token_B = bounds[1 : len(counts) + 1] - ends_B
+    at_S[:total] = np.arange(total) + np.repeat(to_token_B, counts_B)
+    rows_S[:total] = np.repeat(rows[: len(counts)], counts_B)
+    return at_S, rows_S
 
 
 def tokens_with_drafts(chunk: Chunk) -> list[int]:

@@ -108,7 +108,8 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> S
 def verify_shape(rows: int, width: int, limits: Limits) -> Shape:
     """Rows of up to `width` tokens. As many sequences again have the padding of those that are shorter."""
     pages = rows * (1 + -(-width // limits.page_size))
-    return Shape(Layout(2 * rows, rows * width, pages, rows * width, width, verifies=True))
+    tokens = rows * width
+    return Shape(Layout(2 * rows, tokens, pages, tokens, width, verifies=True, each_drawn=True))
 
 
 def mixed_shape(tokens: int, limits: Limits, verifies: bool = False) -> Shape:

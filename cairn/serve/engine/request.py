@@ -155,6 +155,7 @@ class Request:
         "hoped",
         "id",
         "identity",
+        "is_adjusted",
         "ledger",
         "loading",
         "mark",
@@ -220,6 +221,8 @@ class Request:
             frozenset() if params.ignore_eos else self.eos_ids
         )
         self.min_tokens = params.min_tokens
+        # Its logits are changed before a draw; asked for several times in every step.
+        self.is_adjusted = bool(params.logit_bias) or is_penalised(params)
         self.constraint = constraint  # a grammar that its outputs follow; has accepted `outputs`
         self.checked = False  # by `check_request`
         self.pieces = pieces  # spans of the prompt whose embeddings lie in the arena
@@ -278,12 +281,12 @@ class Request:
 
 def special(request: Request) -> bool:
     """Do its draws need more than one kernel gives, such as what the host knows about the tokens before?"""
-    asked = bool(request.params.logit_bias) or request.constraint is not None
-    return asked or len(request.outputs) < request.min_tokens or is_penalised(request)
+    if request.is_adjusted or request.constraint is not None:
+        return True
+    return len(request.outputs) < request.min_tokens
 
 
-def is_penalised(request: Request) -> bool:
-    params = request.params
+def is_penalised(params: SamplingParams) -> bool:
     additive = params.presence_penalty != 0 or params.frequency_penalty != 0
     return additive or params.repetition_penalty != 1
 

@@ -218,7 +218,8 @@ class Runner:
         taps = self.head.taps if self.head is not None else ()
         hidden_TD, tapped = computed(model, inputs, attend, taps)
         at_S = staged.sample_at_S
-        all_of_them = attend.bounds_B1 is None and len(at_S) == len(hidden_TD)
+        one_each = attend.bounds_B1 is None and len(at_S) == len(hidden_TD)
+        all_of_them = staged.each_drawn or one_each
         position_S = inputs.positions_T if all_of_them else inputs.positions_T[at_S]
         logits_SV = logits(hidden_TD if all_of_them else hidden_TD[at_S])
         position_S = position_S + 1

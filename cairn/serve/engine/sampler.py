@@ -110,7 +110,7 @@ class Sampler:
         mirror.temperature_N[row], mirror.top_p_N[row] = params.temperature, params.top_p
         mirror.min_p_N[row], mirror.top_k_N[row] = params.min_p, params.top_k
         mirror.seed_N[row] = secrets.randbits(63) if params.seed is None else params.seed
-        if is_penalised(request):
+        if is_penalised(request.params):
             self._start_counts(request)
         elif self._penalties is not None:  # the row's last user may have had some
             self._penalties.repetition_N[row] = 1.0
@@ -173,7 +173,7 @@ class Sampler:
     ) -> Tensor:
         """One draw for each row; `counted_S`: rows whose penalties count it, -1 elsewhere."""
         scores_SV = self._biased(logits_SV, draws)
-        wanted = [is_penalised(draw.request) for draw in draws]
+        wanted = [is_penalised(draw.request.params) for draw in draws]
         penalties = self._penalties if any(wanted) else None
         allowed_SW = self._allowed(draws)
         if scores_SV.is_cuda:
