@@ -64,6 +64,25 @@ def test_decode_without_a_pause(rest, prefetch):
     assert not workspace.arrivals.any()
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("heads", [8, 16, 32])
+def test_few_queries_without_a_pause(heads, prefetch, fp8):
+    """New tokens on both sides of a border of tiles, sequences without queries, and padding without keys."""
+    lengths = [0, 3, 63, 64, 65, 66, 128, 129, 2500, 0, 1000, 130, 700] * 20
+    queries = [2, 3, 1, 2, 3, 3, 1, 3, 2, 0, 1, 3, 0] * 20
+    call = random_call(Shape(queries, lengths, heads=heads, page=64, fp8=fp8))
+    call = call._replace(max_query=16 // (heads // call.kv_heads))
+    workspace = lasting_workspace(call.q_THC.device)
+    assert paged_decode_gluon.obstacle(call, workspace) is None
+    exact = paged_attention_reference(call)[0]
+    for _ in range(2):
+        poison(call.out_THC)
+        paged_decode_gluon.decode(call, workspace, prefetch)
+        assert relative_error(call.out_THC, exact) < 1e-2
+        assert not workspace.arrivals.any()
+
+
 def decode_shape(**rest) -> Shape:
     return Shape([1] * len(RAGGED), RAGGED, **rest)
 

@@ -131,7 +131,12 @@ def gluon(
 
 
 def decode_gluon(
-    name: str, group: int = 4, columns: int = 128, page: int = 64, fp8: bool = False
+    name: str,
+    group: int = 4,
+    columns: int = 128,
+    page: int = 64,
+    fp8: bool = False,
+    starts: bool = False,
 ) -> Variant:
     plan = PLAN_8_BITS if fp8 else StreamPlan()
     dtype = float8_e4m3fn if fp8 else bfloat16
@@ -143,6 +148,7 @@ def decode_gluon(
             "q",
             "tables",
             "lengths",
+            "starts",
             "out",
             "partial",
             "partial_lse",
@@ -156,7 +162,7 @@ def decode_gluon(
     )  # fmt: skip
     types = {"k_view": described, "v_view": described, **pointers, "arrivals": "*i32"}
     types |= {"sequences": "i32", "scale_log2": "fp32", **dict.fromkeys(numbers, "i32")}
-    fixed = stream_constants(8, group, columns, page, 256, plan, prefetch=True, scales=int(fp8))
+    fixed = stream_constants(8, group, columns, page, 256, plan, True, int(fp8), starts)
     return Variant(
         f"paged_decode gluon {name}", decode_kernel, types, fixed | dict(OVERLAP=True),
         {"num_warps": 4, "maxnreg": plan.most}, ("q", "out", "partial", "q_token", "q_head", "out_token", "out_head"),
@@ -190,6 +196,8 @@ VARIANTS = [
     add_up(),
     decode_gluon("128 page 64"),
     decode_gluon("128 page 16, groups of 2", group=2, page=16),
+    decode_gluon("128 page 64, several queries", starts=True),
+    decode_gluon("128 page 64, several queries, fp8", fp8=True, starts=True),
     decode_gluon("128 page 64, fp8", fp8=True),
     decode_gluon("64 page 128, fp8", columns=64, page=128, fp8=True),
     decode_gluon("64 page 128, groups of 16", group=16, columns=64, page=128),

@@ -51,14 +51,13 @@ def obstacle(call: Paged, workspace: Workspace | None) -> str | None:
 
 def unfit(call: Paged, programs: int) -> str | None:
     """The same, whatever the device."""
-    if call.max_query != 1 or call.starts is not None:
-        return "sequences have more than one query, or bounds"
     if call.window or call.softcap or call.sinks_H is not None or call.lse_TH is not None:
         return "it has no window, soft-cap, sinks or log-sum-exp"
     if call.q_THC.element_size() != 2:
         return "it takes queries of 16 bits only"
-    if call.columns not in (64, 128) or call.group > ROWS.value:
-        return f"heads have {call.columns} columns and groups {call.group} heads"
+    if call.columns not in (64, 128) or call.max_query * call.group > ROWS.value:
+        rows = f"{call.max_query} queries of groups of {call.group} heads"
+        return f"heads have {call.columns} columns, and there are {rows}"
     if 2 * call.sequences * call.kv_heads < programs:
         return "there are few sequences, each is cut into many parts, and those want a kernel of their own"
     if matrix_view(call.cache_k) is None or call.cache_v.data_ptr() % 16:
@@ -81,13 +80,13 @@ def decode(call: Paged, workspace: Workspace, prefetch: bool, plan: Plan | None 
     numbers, tensors = call.numbers(), call.tensors()
     kernel: Any = decode_kernel
     kernel[(plan.per_sm * multiprocessors(call.q_THC.device),)](
-        *caches, call.q_THC, call.block_tables, call.lengths, call.out_THC, workspace.partial,
+        *caches, call.q_THC, call.block_tables, call.lengths, tensors["starts"], call.out_THC, workspace.partial,
         workspace.partial_lse, workspace.arrivals, tensors["k_scale"], tensors["v_scale"], call.sequences,
         call.scale * LOG2_E.value,
         *(numbers[name] for name in ("table_stride", "q_token", "q_head", "out_token", "out_head")),
         view.page_rows, view.head_rows, view.head_columns,
         **constants(call.kv_heads, call.group, call.columns, call.page_size, bucket(call.sequences), plan, prefetch,
-                    call.constants()["SCALES"]),
+                    call.constants()["SCALES"], call.starts is not None),
         num_warps=4, maxnreg=plan.most, **pdl(call.q_THC.device),
     )  # fmt: skip
 
@@ -101,9 +100,10 @@ def constants(
     plan: Plan,
     prefetch: bool,
     scales: int = 0,
+    starts: bool = False,
 ) -> dict[str, Any]:
     return dict(
         KV_HEADS=kv_heads, GROUP=group, D=columns, PAGE=page_size, SEQUENCES=max(sequences, 128),
         BUFFERS=plan.buffers, EARLY=plan.early, PREFETCH=prefetch, REGISTERS=plan.registers,
-        SCALES=scales, BLOCK=plan.block,
+        SCALES=scales, BLOCK=plan.block, STARTS=starts,
     )  # fmt: skip

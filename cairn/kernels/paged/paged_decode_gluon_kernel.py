@@ -8,13 +8,15 @@ The line of tiles, its equal pieces and the parts of pairs that are cut are thos
 starts a pipeline of its own and lets the memory rest meanwhile. Here it never rests. With PREFETCH the old pages are
 asked for before the predecessor has ended: only the tile that has a sequence's newest token waits for it.
 
+With STARTS a sequence may have several queries, which read its keys once: rows of a tile are queries x heads.
+
 A copy is BOX rows of a page. What a last tile has no tokens for is not read from memory: those rows are filled with
 ones that were just read (a weight of 0 meets something finite). Tiles are cut as whole ones all the same.
 
-Takes 16-bit numbers, D 64 or 128, up to 16 heads that share a key head, pages of any size; no window, soft-cap, sink or
-log-sum-exp. A cache of float8 becomes float16 on its way into the tensor cores, which holds each of its values; the
-scale of keys multiplies the scores, and that of values the result. The cache must be finite everywhere: allocate it
-with zeros.
+Takes 16-bit numbers, D 64 or 128, up to 16 queries x heads that share a key head, pages of any size; no window,
+soft-cap, sink or log-sum-exp. A cache of float8 becomes float16 on its way into the tensor cores, which holds each of
+its values; the scale of keys multiplies the scores, and that of values the result. The cache must be finite
+everywhere: allocate it with zeros.
 """
 
 from triton.experimental import gluon
@@ -29,7 +31,7 @@ from cairn.kernels.attention.attention_rings import Ring, barriers
 NOTHING = gl.constexpr(-1.0e30)  # a finite minus infinity: no NaN from the difference of two
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = gl.constexpr(1.4426950408889634)
-ROWS = gl.constexpr(16)  # heads of a group, padded to what the tensor cores take
+ROWS = gl.constexpr(16)  # queries x heads of a group, padded to what the tensor cores take
 # Two columns of float8 of two keys -> float16 of both keys: the first column, and the second.
 SORTED = gl.constexpr("""{
     .reg .b32 t;
@@ -63,10 +65,30 @@ def _plus(a, b):
 
 
 @gluon.jit
-def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr, BLOCK: gl.constexpr):
+def _of_sequence(lengths, starts, sequence, STARTS: gl.constexpr):
+    """Its keys, none where it has no query; its first row, and how many queries it has."""
+    length = gl.load(lengths + sequence)
+    if STARTS:
+        first = gl.load(starts + sequence)
+        queries = gl.load(starts + sequence + 1) - first
+        return gl.where(queries > 0, length, 0), first, queries
+    else:
+        return length, sequence, 1
+
+
+@gluon.jit
+def _cut(
+    lengths, starts, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr, BLOCK: gl.constexpr,
+    STARTS: gl.constexpr,
+):  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([max(SEQUENCES // 128, 1)], [32], [4], [0])
     every = gl.arange(0, SEQUENCES, layout=layout)
-    tiles = gl.cdiv(gl.load(lengths + every, mask=every < sequences, other=0), BLOCK)
+    there = every < sequences
+    tiles = gl.cdiv(gl.load(lengths + every, mask=there, other=0), BLOCK)
+    if STARTS:
+        first = gl.load(starts + every, mask=there, other=0)
+        queries = gl.load(starts + every + 1, mask=there, other=0) - first
+        tiles = gl.where(queries > 0, tiles, 0)
     ends = gl.associative_scan(tiles, 0, _plus) * KV_HEADS
     line = gl.sum(tiles, 0) * KV_HEADS
     piece = gl.cdiv(line, gl.num_programs(0))
@@ -115,9 +137,9 @@ def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D:
 
 
 @gluon.jit
-def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows, head_columns,
-          KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr,
-          OVERLAP: gl.constexpr, PREFETCH: gl.constexpr):  # fmt: skip
+def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, starts, line, table_stride, page_rows, head_rows,
+          head_columns, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr,
+          BLOCK: gl.constexpr, OVERLAP: gl.constexpr, PREFETCH: gl.constexpr, STARTS: gl.constexpr):  # fmt: skip
     if OVERLAP and not PREFETCH:
         gdc_wait()
     place = line.place
@@ -125,11 +147,12 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
     before = line.before
     step = 0
     while place < line.end:
-        length = gl.load(lengths + sequence)
+        length, _, queries = _of_sequence(lengths, starts, sequence, STARTS)
         tiles = gl.cdiv(length, BLOCK)
         head = (place - before) // gl.maximum(tiles, 1)
         done = (place - before) % gl.maximum(tiles, 1)
         count = gl.minimum(tiles - done, line.end - place)
+        newest = (length - queries) // BLOCK  # the tile that has the first new token
         table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
         row = head * head_rows
         column = head * head_columns
@@ -139,7 +162,7 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
                 table, tile + 1, length, PAGE, BOX, BLOCK
             )  # a tile before they are needed
             if OVERLAP and PREFETCH:  # noqa: SIM102  (known to the compiler)
-                if tile == tiles - 1:  # the newest token's keys are the predecessor's work
+                if tile >= newest:  # the keys of new tokens are the predecessor's work
                     gdc_wait()
             _copy_tile(
                 k_view,
@@ -197,10 +220,14 @@ def _column_pairs(memory, layout: gl.constexpr, BLOCK: gl.constexpr, D: gl.const
 
 @gluon.jit
 def _tile(
-    q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2, BLOCK: gl.constexpr, D: gl.constexpr,
-    PAIRS: gl.constexpr,
+    q, acc, sums, top, k_ring, v_ring, step, key0, seen, scale_log2, BLOCK: gl.constexpr, D: gl.constexpr,
+    PAIRS: gl.constexpr, STARTS: gl.constexpr,
 ):  # fmt: skip
-    """Scores, softmax and values of one tile. `acc` is one tensor, or two of the even and the odd columns (PAIRS)."""
+    """Scores, softmax and values of one tile. `acc` is one tensor, or two of the even and the odd columns (PAIRS).
+
+    `seen`: keys that all rows see, or each of them (STARTS). A row that sees none of a part's keys leaves a level that
+    weighs nothing beside the other parts.
+    """
     layout: gl.constexpr = acc[0].type.layout
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
@@ -213,7 +240,10 @@ def _tile(
     )
     scores = mma_v2(q, keys, gl.zeros([ROWS, BLOCK], gl.float32, layout)) * scale_log2
     key = key0 + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
-    scores = gl.where((key < length)[None, :], scores, NOTHING)
+    if STARTS:
+        scores = gl.where(key[None, :] < seen[:, None], scores, NOTHING)
+    else:
+        scores = gl.where((key < seen)[None, :], scores, NOTHING)
     new_top = gl.maximum(top, gl.max(scores, 1))
     weights = gl.exp2(scores - new_top[:, None])
     shrink = gl.exp2(top - new_top)[:, None]
@@ -274,16 +304,29 @@ def _add_up(partial, partial_lse, owner, parts, row, column, D: gl.constexpr):
 
 
 @gluon.jit
-def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2, q_token,
-             q_head, out_token, out_head, k_scale, v_scale, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-             D: gl.constexpr, BLOCK: gl.constexpr, OVERLAP: gl.constexpr, SCALES: gl.constexpr):  # fmt: skip
+def _rows_at(
+    tensor, first, queries, head, row, per_token, per_head, GROUP: gl.constexpr, STARTS: gl.constexpr
+):  # fmt: skip
+    """Where the rows of a pair begin, and which of them there are."""
+    token = gl.to_tensor(first).to(gl.int64)
+    if STARTS:
+        heads = head * GROUP + row % GROUP
+        return tensor + (token + row // GROUP) * per_token + heads * per_head, row < queries * GROUP
+    else:
+        return tensor + token * per_token + (head * GROUP + row) * per_head, row < GROUP
+
+
+@gluon.jit
+def _compute(q, out, partial, partial_lse, arrivals, lengths, starts, k_ring, v_ring, line, sequences, scale_log2,
+             q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+             D: gl.constexpr, BLOCK: gl.constexpr, OVERLAP: gl.constexpr, SCALES: gl.constexpr,
+             STARTS: gl.constexpr):  # fmt: skip
     PAIRS: gl.constexpr = SCALES > 0
     layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     # A thread takes 4 bytes of a key at once: with float8 these are four columns of both operands.
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 4 if SCALES else 2)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
-    ours = row < GROUP
     if OVERLAP:
         gdc_wait()
     place = line.place
@@ -291,16 +334,17 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, li
     before = line.before
     step = 0
     while place < line.end:
-        length = gl.load(lengths + sequence)
+        length, first, queries = _of_sequence(lengths, starts, sequence, STARTS)
         tiles = gl.cdiv(length, BLOCK)
         head = (place - before) // gl.maximum(tiles, 1)
         done = (place - before) % gl.maximum(tiles, 1)
         count = gl.minimum(tiles - done, line.end - place)
         if count > 0:
-            token = gl.to_tensor(sequence).to(gl.int64)
-            heads = head * GROUP + row
-            at = q + token * q_token + (heads * q_head)[:, None] + column[None, :]
-            rows_q = gl.load(at, mask=ours[:, None], other=0.0)
+            at_q, ours = _rows_at(q, first, queries, head, row, q_token, q_head, GROUP, STARTS)
+            rows_q = gl.load(at_q[:, None] + column[None, :], mask=ours[:, None], other=0.0)
+            seen = length
+            if STARTS:
+                seen = length - queries + row // GROUP + 1
             if SCALES:
                 rows_q = (rows_q.to(gl.float32) * scale_log2).to(gl.float16)
                 sharpness = gl.load(k_scale + head * (SCALES - 1))
@@ -313,14 +357,16 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, li
             top = gl.full([ROWS], NOTHING, gl.float32, gl.SliceLayout(1, layout))
             for tile in range(done, done + count):
                 going, sums, top = _tile(
-                    tile_q, going, sums, top, k_ring, v_ring, step, tile * BLOCK, length, sharpness, BLOCK, D, PAIRS
+                    tile_q, going, sums, top, k_ring, v_ring, step, tile * BLOCK, seen, sharpness, BLOCK, D, PAIRS,
+                    STARTS,
                 )  # fmt: skip
                 step += 1
             total = gl.sum(sums, 1)
             acc = _all_columns(going, D, layout, PAIRS) / total[:, None]
             if SCALES:
                 acc = acc * growth
-            there = out + token * out_token + (heads * out_head)[:, None] + column[None, :]
+            at_out, _ = _rows_at(out, first, queries, head, row, out_token, out_head, GROUP, STARTS)
+            there = at_out[:, None] + column[None, :]
             if count == tiles:
                 gl.store(there, acc.to(out.dtype.element_ty), mask=ours[:, None])
             else:
@@ -341,20 +387,22 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, li
             sequence += 1
     nothing = gl.zeros([ROWS, D], gl.float32, layout).to(out.dtype.element_ty)
     for sequence in range(gl.program_id(0), sequences, gl.num_programs(0)):
-        if gl.load(lengths + sequence) <= 0:
+        length, first, queries = _of_sequence(lengths, starts, sequence, STARTS)
+        if length <= 0:
             for head in range(KV_HEADS):
-                at = out + gl.to_tensor(sequence).to(gl.int64) * out_token
-                at = at + ((head * GROUP + row) * out_head)[:, None] + column[None, :]
-                gl.store(at, nothing, mask=ours[:, None])
+                at_out, ours = _rows_at(
+                    out, first, queries, head, row, out_token, out_head, GROUP, STARTS
+                )
+                gl.store(at_out[:, None] + column[None, :], nothing, mask=ours[:, None])
 
 
 @gluon.jit(do_not_specialize=["sequences"])
 def decode_kernel(
-    k_view, v_view, q, tables, lengths, out, partial, partial_lse, arrivals, k_scale, v_scale,
+    k_view, v_view, q, tables, lengths, starts, out, partial, partial_lse, arrivals, k_scale, v_scale,
     sequences, scale_log2, table_stride, q_token, q_head, out_token, out_head, page_rows, head_rows, head_columns,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SEQUENCES: gl.constexpr,
     BUFFERS: gl.constexpr, EARLY: gl.constexpr, OVERLAP: gl.constexpr, PREFETCH: gl.constexpr,
-    REGISTERS: gl.constexpr, SCALES: gl.constexpr, BLOCK: gl.constexpr,
+    REGISTERS: gl.constexpr, SCALES: gl.constexpr, BLOCK: gl.constexpr, STARTS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = k_view.dtype
     BITS: gl.constexpr = dtype.primitive_bitwidth
@@ -367,15 +415,15 @@ def decode_kernel(
             gdc_launch_dependents()
         if not PREFETCH:
             gdc_wait()
-    line = _cut(lengths, sequences, KV_HEADS, SEQUENCES, BLOCK)
+    line = _cut(lengths, starts, sequences, KV_HEADS, SEQUENCES, BLOCK, STARTS)
     k = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
     v = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
     k_ring = Ring(k, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
     v_ring = Ring(v, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
     gl.warp_specialize([
-        (_compute, (q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2,
-                    q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS, GROUP, D, BLOCK,
-                    OVERLAP, SCALES)),
-        (_copy, (k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows,
-                 head_columns, KV_HEADS, D, PAGE, BOX, BLOCK, OVERLAP, PREFETCH)),
+        (_compute, (q, out, partial, partial_lse, arrivals, lengths, starts, k_ring, v_ring, line, sequences,
+                    scale_log2, q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS, GROUP, D, BLOCK,
+                    OVERLAP, SCALES, STARTS)),
+        (_copy, (k_view, v_view, k_ring, v_ring, tables, lengths, starts, line, table_stride, page_rows, head_rows,
+                 head_columns, KV_HEADS, D, PAGE, BOX, BLOCK, OVERLAP, PREFETCH, STARTS)),
     ], [1], [REGISTERS])  # fmt: skip
