@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tiny_engines import greedy, prompt_of, submit, tiny_engine
 
 from cairn.models.cache import CacheGroup
-from cairn.serve.engine.batch import Layout, aligned, most_pages, words_of
+from cairn.serve.engine.batch import Batch, Layout, aligned, most_pages, words_of
 from cairn.serve.engine.cuda_graph import (
     MOST_MIXED,
     MOST_NEW_PAGES,
@@ -173,3 +173,21 @@ def test_what_hides_its_own_launches_has_no_graph():
         assert len(made) == captured
         graphs.ready([Chunk(request, 0, 100, 0, (), 1)])  # a common one: at once
         assert len(made) == captured + 1
+
+
+def test_a_step_that_verifies_draws_behind_every_token_in_their_order():
+    """Its graph takes the logits of all tokens as they lie, without looking up which are drawn behind."""
+    limits = Limits(
+        rows=6, step_tokens=64, context=64, pages=40, page_size=16, vocabulary=9, drafts=3
+    )
+    chunks = []
+    for row, count in enumerate((4, 1, 3)):
+        request = Request(row, [1, 2], SamplingParams(max_tokens=9))
+        request.row, request.total = row, 3
+        chunks.append(Chunk(request, 2, count, 0, (), count, (5,) * (count - 1), True))
+    shape = shape_of(chunks, limits)
+    staged = Batch(limits, "cpu").stage(chunks, shape.layout)
+    assert staged.each_drawn
+    assert staged.sample_at_S[:8].tolist() == list(range(8))
+    assert staged.sample_rows_S.tolist() == [0] * 4 + [1] + [2] * 3 + [-1] * 8
+    assert not Batch(limits, "cpu").stage(chunks).each_drawn
