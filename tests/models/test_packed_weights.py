@@ -165,6 +165,20 @@ def test_levels_of_neighbours_fit_into_sixteen_bits(columns, seed):
     assert most.max() < 2**15
 
 
+@pytest.mark.parametrize("rows", [1, 8, 40])
+def test_compiled_digits_give_what_torch_gives(rows):
+    torch.manual_seed(rows)
+    weight_NK, x_MK = torch.randn(96, 160), torch.randn(rows, 160)
+    x_MK[:, 7] *= 50
+    form = Int8(weight_NK, torch.tensor([7, 31]))
+    if form.digits is None:
+        pytest.skip("there is no C compiler here")
+    compiled = form.product(x_MK)
+    form.digits = None
+    torch.testing.assert_close(compiled, form.product(x_MK), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(compiled, x_MK @ weight_NK.T, rtol=0.05, atol=0.5)
+
+
 def test_zeros_give_zeros():
     weight = lattice(16, 64)
     for form in forms(weight):

@@ -181,3 +181,39 @@ void cairn_rows(Pool *pool, const Part *part, int columns, const int64_t *rows, 
     Lookup lookup = {part, columns, rows, out};
     run(pool, look_up, &lookup, count);
 }
+
+/* Rows of x in two digits of 8 bits, as floats [2, M, K]: whole steps of a row's largest value over `most`, pins beside
+ * them, and what is left over in steps that are `lower` times as small. `inlier` is 0 for columns that are left out. */
+void cairn_digits(const float *x, const float *inlier, const float *pins, int rows, int columns, float most,
+                  float lower, float *digits, float *step) {
+    for (int t = 0; t < rows; t++) {
+        const float *row = x + (int64_t)t * columns;
+        float *high = digits + (int64_t)t * columns, *low = high + (int64_t)rows * columns, largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int k = 0; k < columns; k++) largest = __builtin_fmaxf(largest, __builtin_fabsf(row[k] * inlier[k]));
+        step[t] = largest / most + __FLT_MIN__;
+        float inverse = 1.f / step[t];
+#pragma omp simd
+        for (int k = 0; k < columns; k++) {
+            float steps = row[k] * inlier[k] * inverse, whole = __builtin_rintf(steps);
+            high[k] = whole + pins[k], low[k] = (steps - whole) * lower;
+        }
+    }
+}
+
+/* y [M, N] in place of the first half: (high + low / lower) * step + outliers of x times their columns of w [O, N]. */
+void cairn_join_digits(float *products, const float *step, const float *x, int columns, const int64_t *outliers,
+                       int count, const float *apart, int rows, int outputs, float lower) {
+    for (int t = 0; t < rows; t++) {
+        float *y = products + (int64_t)t * outputs, factor = step[t];
+        const float *low = y + (int64_t)rows * outputs;
+#pragma omp simd
+        for (int n = 0; n < outputs; n++) y[n] = (y[n] + low[n] / lower) * factor;
+        for (int o = 0; o < count; o++) {
+            float value = x[(int64_t)t * columns + outliers[o]];
+            const float *w = apart + (int64_t)o * outputs;
+#pragma omp simd
+            for (int n = 0; n < outputs; n++) y[n] += value * w[n];
+        }
+    }
+}

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.kernels.cpu.compiled import obstacle as no_compiled
+from cairn.kernels.cpu.digits import Digits
 from cairn.models.linear.form import PLAIN, Epilogue
 
 GROUP = 32  # values that share a scale in Int4
@@ -140,12 +142,15 @@ class Int8:
         with _engine(int8_engine()), warnings.catch_warnings():
             # How the levels are made is deprecated, the product is not.
             warnings.simplefilter("ignore", UserWarning)
-            levels = torch._make_per_tensor_quantized_tensor(level_NK, 1.0, 0)
+            none_N = torch.zeros(len(level_NK), dtype=torch.long)
+            levels = torch._make_per_channel_quantized_tensor(level_NK, self.scale_N, none_N, 0)
             self.packed = torch.ops.quantized.linear_prepack(levels, None)
         self.multiply: Any = torch.ops.quantized.linear_dynamic.default
         pins = torch.tensor(PINS)
         self.pinned_K = torch.zeros(self.columns).index_copy_(0, outliers_O[: len(pins)], pins)
         self.tiny = torch.tensor(torch.finfo(torch.float32).tiny)
+        given = (self.inlier_K, self.pinned_K, self.outliers_O, self.apart_ON)
+        self.digits = None if no_compiled() else Digits(*given, INT8_MOST, LOWER)
         copies = 1 if self.level_NK is None else 2
         self.nbytes = copies * level_NK.nbytes + self.scale_N.nbytes + self.apart_ON.nbytes
 
@@ -158,25 +163,41 @@ class Int8:
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
     ) -> Tensor:
+        in_floats = self.level_NK is not None and len(x_MK) > DIGIT_ROWS
+        if self.digits is not None and not in_floats:
+            return _finished(self._compiled(self.digits, x_MK.contiguous()), bias_N, epilogue)
         inlier_MK = x_MK * self.inlier_K
-        if self.level_NK is not None and len(x_MK) > DIGIT_ROWS:
-            y_MN = F.linear(inlier_MK, self.level_NK.float())
+        if self.level_NK is not None and in_floats:
+            y_MN = F.linear(inlier_MK, self.level_NK.float()).mul_(self.scale_N)
         else:
             largest_M1 = torch.linalg.vector_norm(inlier_MK, torch.inf, dim=-1, keepdim=True)
             step_M1 = torch.add(self.tiny, largest_M1, alpha=1 / INT8_MOST)
-            high_MN, low_MN = self.multiply(self._digits(inlier_MK, step_M1), self.packed).chunk(2)
-            y_MN = high_MN.add_(low_MN, alpha=1 / LOWER).mul_(step_M1)
-        y_MN.mul_(self.scale_N).addmm_(x_MK.index_select(1, self.outliers_O), self.apart_ON)
+            digits_2MK = self._digits(inlier_MK, step_M1)
+            y_MN = self._sum(self.multiply(digits_2MK, self.packed), step_M1)
+        y_MN.addmm_(x_MK.index_select(1, self.outliers_O), self.apart_ON)
         return _finished(y_MN, bias_N, epilogue)
 
+    def _compiled(self, digits: Digits, x_MK: Tensor) -> Tensor:
+        """The same by compiled kernels around torch's product."""
+        digits_2MK, step_M1 = digits.split(x_MK)
+        products_2MN = self.multiply(digits_2MK, self.packed)
+        if digits.joins and len(x_MK) <= DIGIT_ROWS:
+            return digits.join(products_2MN, step_M1, x_MK)
+        y_MN = self._sum(products_2MN, step_M1)
+        return y_MN.addmm_(x_MK.index_select(1, self.outliers_O), self.apart_ON)
+
+    def _sum(self, products_2MN: Tensor, step_M1: Tensor) -> Tensor:
+        high_MN, low_MN = products_2MN.chunk(2)
+        return high_MN.add_(low_MN, alpha=1 / LOWER).mul_(step_M1)
+
     def _digits(self, x_MK: Tensor, step_M1: Tensor) -> Tensor:
-        """Twice the rows: whole steps, and what is left over in steps that are 254 times as small."""
-        digit_2MK = x_MK.new_empty(2, *x_MK.shape)
-        high_MK, low_MK = digit_2MK
-        x_MK.div_(step_M1)
-        torch.round(x_MK, out=high_MK)
-        torch.sub(x_MK, high_MK, out=low_MK).mul_(LOWER)
-        return digit_2MK.add_(self.pinned_K).flatten(0, 1)
+        """Twice the rows: whole steps, and what is left over in steps that are 254 times as small.
+
+        The pins are whole steps, so they are in the first half alone; both halves have one range.
+        """
+        steps_MK = torch.addcdiv(self.pinned_K, x_MK, step_M1)
+        high_MK = steps_MK.round()
+        return torch.cat((high_MK, steps_MK.sub_(high_MK).mul_(LOWER)))
 
     @staticmethod
     def obstacle(rows: int, columns: int) -> str | None:
