@@ -1,5 +1,7 @@
 """Which kernels an engine launches, seen without a GPU."""
 
+from itertools import product
+
 import msgspec
 import pytest
 import torch
@@ -51,6 +53,25 @@ def test_a_step_of_any_size_needs_nothing_that_was_not_seen(tokens, sequences):
             runner.run_blank(Shape(Layout(sequences, tokens, pages, sequences, longest)))
         new = {one.source.name for name, one in by_hash(launches).items() if name not in known}
     assert not new & {"_inputs_kernel", "_keep_kernel", "_schedule_kernel", "sample_kernel"}
+
+
+def test_a_large_step_launches_only_what_the_warm_up_launched():
+    """Whatever its numbers of tokens and sequences: whoever sends the first prompts waits for no compiler."""
+    spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=2, vocab=2048)
+    opened = OpenModel("tiny", spec, None, (), None)
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 16384, "max_model_len": 16384}
+    config = msgspec.structs.replace(CONFIG, **limits)
+    with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
+        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        runner = start_with(opened, Runnable("tiny", model, ""), config, sole=True).engine.runner
+        dry_run.dry_run(runner)
+        known = set(by_hash(launches))
+        for tokens, sequences in product((16384, 12823, 5008), (1, 2, 7, 31, 32, 119, 237, 256)):
+            layout = Layout(sequences, tokens, 300, sequences, -(-tokens // sequences))
+            for fresh in (True, False):
+                runner.run_blank(Shape(layout, fresh))
+        new = {one.source.name for name, one in by_hash(launches).items() if name not in known}
+    assert not new
 
 
 def test_layers_that_differ_are_all_run():

@@ -266,7 +266,7 @@ def _clear_levels(lse, sinks, end, tokens, HEADS: gl.constexpr, SINKS: gl.conste
             gl.store(lse + gl.to_tensor(head).to(gl.int64) * tokens + row, level)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["sequences", "tokens", "length"])
 def attention_kernel(q_desc, k_desc, v_desc, out, lse, sinks, tiles, cu, sequences, tokens, length, scale_log2,
                      HEADS: gl.constexpr, GROUP: gl.constexpr, SECTION: gl.constexpr, D: gl.constexpr,
                      BLOCK_N: gl.constexpr, BUFFERS: gl.constexpr, Q_BUFFERS: gl.constexpr, DENSE: gl.constexpr,

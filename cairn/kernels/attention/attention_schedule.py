@@ -19,7 +19,7 @@ from cairn.kernels.attention.attention_problem import Problem
 from cairn.kernels.attention.attention_tiles import padded_start
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def _schedule_kernel(
     cu, tiles, sequences, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, CHUNK: tl.constexpr
 ):

@@ -255,7 +255,7 @@ def _find(starts, lengths, sequences, skip, KV_HEADS: gl.constexpr, GROUP: gl.co
     return low, Tile(start, queries, first_query, length - queries, blocks, limit, head)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["sequences", "skip"])
 def prefill_kernel(
     q_view, k_view, v_view, tables, lengths, starts, out, lse, sinks,
     sequences, skip, scale_log2, table_stride, out_token, out_head, page_rows, head_rows, head_columns,

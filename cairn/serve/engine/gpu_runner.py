@@ -22,6 +22,7 @@ from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cuda_graph import Graphs, Shape
+from cairn.serve.engine.eager_steps import draw_special, large_shapes
 from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
 from cairn.serve.engine.pages import Paged
@@ -138,10 +139,17 @@ class GPURunner(Runner):
             self.memory.wake()
 
     def warm_up(self) -> None:
-        """Capture the graphs of all common steps now, instead of when each is first needed."""
-        if self.graphs is not None:
-            with torch.inference_mode():
+        """Capture the graphs of all common steps, and launch once what runs without one: nobody waits for it later."""
+        with torch.inference_mode():
+            if self.graphs is not None:
                 self.graphs.capture_common()
+            self.warm_eager()
+
+    def warm_eager(self) -> None:
+        for shape in large_shapes(self.limits):
+            self._blank(shape)
+            self._warm(shape)
+        draw_special(self.sampler, self.model.embedding.weight.dtype, self.limits.rows)
 
     def _run(self, step: Step) -> tuple[Staged, Forward]:
         if self.pool.scales is not None and not self.pool.scales.is_known:
