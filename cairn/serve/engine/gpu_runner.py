@@ -146,7 +146,9 @@ class GPURunner(Runner):
             self.warm_eager()
 
     def warm_eager(self) -> None:
-        for shape in large_shapes(self.limits):
+        """Steps whose states lie where only the host knows cannot be tried without sequences."""
+        shapes = [] if self.model.spec.is_recurrent else large_shapes(self.limits)
+        for shape in shapes:
             self._blank(shape)
             self._warm(shape)
         draw_special(self.sampler, self.model.embedding.weight.dtype, self.limits.rows)
