@@ -17,7 +17,7 @@ from cairn.serve.engine.cuda_graph import (
     shape_of,
     token_sizes,
 )
-from cairn.serve.engine.dry_run import large_shapes
+from cairn.serve.engine.eager_steps import large_shapes
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step import Chunk
