@@ -171,7 +171,7 @@ MORE_LAYERS = LLAMA._replace(more_layers=True)
 DELTA = {
     "attention.decay": "linear_attn.A_log",
     "attention.dt": "linear_attn.dt_bias",
-    "attention.conv": "linear_attn.conv1d",
+    **{f"attention.conv.{part}": "linear_attn.conv1d" for part in "qkv"},
     "attention.norm": "linear_attn.norm",
     "attention.gate.gate": "self_attn.q_proj",
     "feed_forward.shared.inner.gate": "mlp.shared_expert.gate_proj",
@@ -179,6 +179,7 @@ DELTA = {
     "feed_forward.shared.down": "mlp.shared_expert.down_proj",
     "feed_forward.shared.output_gate.gate": "mlp.shared_expert_gate",
 }
+CONV = tuple(f"attention.conv.{part}" for part in "qkv")
 WITH_GATE = ("attention.qkv.q", "attention.gate.gate")
 QKVZ = {f"attention.inner.{part}": "linear_attn.in_proj_qkvz" for part in "qkvz"}
 BA = {f"attention.rates.{part}": "linear_attn.in_proj_ba" for part in "ba"}
@@ -189,11 +190,11 @@ DELTA_STYLE = LLAMA._replace(
     by_head=frozenset({"self_attn.q_proj", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"}),
 )
 QWEN3_NEXT = DELTA_STYLE._replace(
-    inside=DELTA_STYLE.inside | QKVZ | BA, joined=(WITH_GATE, tuple(QKVZ), tuple(BA))
+    inside=DELTA_STYLE.inside | QKVZ | BA, joined=(WITH_GATE, CONV, tuple(QKVZ), tuple(BA))
 )
 QWEN3_5 = DELTA_STYLE._replace(
     inside=DELTA_STYLE.inside | MIXED | APART | {"attention.inner.z": "linear_attn.in_proj_z"},
-    joined=(WITH_GATE, tuple(MIXED)),
+    joined=(WITH_GATE, CONV, tuple(MIXED)),
 )
 LFM2 = LLAMA._replace(
     outside=LLAMA.outside | {"norm": "model.embedding_norm"},

@@ -8,6 +8,7 @@ A state is the last inputs of the convolution and one matrix [K, V] for each hea
 
 from collections.abc import Iterator
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,6 +28,7 @@ from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.mixer import MIXERS, Plane
 from cairn.models.recurrence import Planes, recur
+from cairn.models.shards import even_share
 from cairn.models.spec import ModelSpec
 
 
@@ -35,31 +37,48 @@ class DeltaNet(Sublayer, Holder):
         super().__init__()
         if spec.delta is None:
             raise ConfigError(f"layer {layer} is a delta net, and the spec has no sizes for it")
-        if build.shards.size > 1:
-            raise ConfigError(
-                f"a delta net is not cut into {build.shards.size} shards",
-                hint="run it without tensor parallelism",
-            )
-        self.layer, self.sizes, self.eps = layer, spec.delta, spec.norm_eps
-        keys, values = self.sizes.keys, self.sizes.values
+        self.layer, self.eps, self.shards = layer, spec.norm_eps, build.shards
+        # Of this rank: heads of values stay with the head of keys that they share.
+        key_heads = even_share(spec.delta.key_heads, build.shards, "key heads of a delta net")
+        value_heads = spec.delta.value_heads // build.shards.size
+        self.sizes = msgspec.structs.replace(
+            spec.delta, key_heads=key_heads, value_heads=value_heads
+        )
+        keys, values = spec.delta.keys, spec.delta.values
         parts = {"q": keys, "k": keys, "v": values, "z": values}
         self.inner = Columns(build, spec.hidden, parts, bias=False)
         self.rates = Columns(
-            build, spec.hidden, dict.fromkeys("ba", self.sizes.value_heads), bias=False
+            build, spec.hidden, dict.fromkeys("ba", spec.delta.value_heads), bias=False
         )
-        self.conv_E1W = build.parameter(2 * keys + values, 1, self.sizes.kernel)
+        own = 2 * self.sizes.keys + self.sizes.values
+        self.conv_E1W = build.parameter(own, 1, self.sizes.kernel)
         self.decay_H = build.parameter(self.sizes.value_heads)  # logarithms
         self.dt_H = build.parameter(self.sizes.value_heads)
         self.norm_V = build.parameter(self.sizes.value_width)
         self.projection = Rows(build, values, spec.hidden, bias=False)
-        self.planes: tuple[Plane, ...] = MIXERS["delta"].shape.planes(spec, 1)
+        self.planes: tuple[Plane, ...] = MIXERS["delta"].shape.planes(spec, build.shards.size)
 
     def slots(self) -> Iterator[Slot]:
-        heads = (self.sizes.value_heads,)
-        yield Slot("conv.weight", "conv_E1W", tuple(self.conv_E1W.shape), init="fan_in")
-        yield Slot("decay", "decay_H", heads, init="zeros")
-        yield Slot("dt", "dt_H", heads, init="ones")
+        start, kernel = 0, self.sizes.kernel
+        for part, width in (
+            ("q", self.sizes.keys),
+            ("k", self.sizes.keys),
+            ("v", self.sizes.values),
+        ):
+            index, whole = (slice(start, start + width),), width * self.shards.size
+            name, shape = f"conv.{part}.weight", (whole, 1, kernel)
+            yield Slot(name, "conv_E1W", shape, index, self._cut(width), "fan_in")
+            start += width
+        own = self.sizes.value_heads
+        heads, cut = (own * self.shards.size,), self._cut(own)
+        yield Slot("decay", "decay_H", heads, cut=cut, init="zeros")
+        yield Slot("dt", "dt_H", heads, cut=cut, init="ones")
         yield Slot("norm.weight", "norm_V", (self.sizes.value_width,), init="ones")
+
+    def _cut(self, own: int) -> tuple[int, int, int] | None:
+        """This rank's rows, of so many on each."""
+        first = own * self.shards.rank
+        return (0, first, first + own) if self.shards.size > 1 else None
 
     def plain(self, x_TD: Tensor, step: Step) -> Tensor:
         q_TN, k_TN, v_TN, z_TN = self.inner(x_TD)
@@ -128,5 +147,5 @@ class DeltaNet(Sublayer, Holder):
         """Each head normed, then times SiLU(z); the norm's weights are not offsets from one."""
         wide = y_THV.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        normed_TN = (self.norm_V * wide.to(y_THV.dtype)).flatten(-2)
+        normed_TN = (self.shards.whole(self.norm_V) * wide.to(y_THV.dtype)).flatten(-2)
         return (normed_TN * F.silu(z_TN.float())).to(y_THV.dtype)

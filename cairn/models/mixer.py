@@ -127,8 +127,8 @@ class DeltaShape:
 
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
         sizes = _delta(spec)
-        last = Plane("convolution", sizes.kernel - 1, 2 * sizes.keys + sizes.values)
-        matrices = sizes.value_heads * sizes.key_width
+        last = Plane("convolution", sizes.kernel - 1, (2 * sizes.keys + sizes.values) // shards)
+        matrices = sizes.value_heads // shards * sizes.key_width
         return last, Plane("recurrent", matrices, sizes.value_width, value_bytes=4)
 
     def token_flops(self, spec: "ModelSpec") -> int:
@@ -151,7 +151,7 @@ class ShortConvShape:
         return 0
 
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
-        return (Plane("convolution", _short_conv(spec).kernel - 1, spec.hidden),)
+        return (Plane("convolution", _short_conv(spec).kernel - 1, spec.hidden // shards),)
 
     def token_flops(self, spec: "ModelSpec") -> int:
         return 2 * spec.hidden * _short_conv(spec).kernel

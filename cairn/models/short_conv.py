@@ -15,6 +15,7 @@ from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.mixer import MIXERS, Plane
 from cairn.models.recurrence import Planes, recur
+from cairn.models.shards import even_share
 from cairn.models.spec import ModelSpec
 
 
@@ -23,22 +24,21 @@ class ShortConv(Sublayer, Holder):
         super().__init__()
         if spec.short_conv is None:
             raise ConfigError(f"layer {layer} is a convolution, and the spec has no sizes for it")
-        if build.shards.size > 1:
-            raise ConfigError(
-                f"a short convolution is not cut into {build.shards.size} shards",
-                hint="run it without tensor parallelism",
-            )
-        self.layer, bias = layer, spec.short_conv.bias
+        self.layer, self.shards, bias = layer, build.shards, spec.short_conv.bias
+        self.width = even_share(spec.hidden, build.shards, "columns of a short convolution")
         self.inner = Columns(build, spec.hidden, dict.fromkeys("bcx", spec.hidden), bias)
-        self.conv_D1W = build.parameter(spec.hidden, 1, spec.short_conv.kernel)
-        self.bias_D = build.parameter(spec.hidden) if bias else None
+        self.conv_D1W = build.parameter(self.width, 1, spec.short_conv.kernel)
+        self.bias_D = build.parameter(self.width) if bias else None
         self.projection = Rows(build, spec.hidden, spec.hidden, bias)
-        self.planes: tuple[Plane, ...] = MIXERS["short_conv"].shape.planes(spec, 1)
+        self.planes: tuple[Plane, ...] = MIXERS["short_conv"].shape.planes(spec, build.shards.size)
 
     def slots(self) -> Iterator[Slot]:
-        yield Slot("conv.weight", "conv_D1W", tuple(self.conv_D1W.shape), init="fan_in")
+        whole, first = self.width * self.shards.size, self.width * self.shards.rank
+        cut = (0, first, first + self.width) if self.shards.size > 1 else None
+        shape = (whole, *self.conv_D1W.shape[1:])
+        yield Slot("conv.weight", "conv_D1W", shape, cut=cut, init="fan_in")
         if self.bias_D is not None:
-            yield Slot("conv.bias", "bias_D", tuple(self.bias_D.shape), init="zeros")
+            yield Slot("conv.bias", "bias_D", (whole,), cut=cut, init="zeros")
 
     def plain(self, x_TD: Tensor, step: Step) -> Tensor:
         before_TD, behind_TD, x_TD = self.inner(x_TD)

@@ -1,5 +1,6 @@
 """Split over ranks, the model computes what it computes alone, forward and backward."""
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,9 +10,17 @@ from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
 from cairn.models.build import Build
 from cairn.models.presets import preset
+from cairn.models.spec import ShortConvSizes
 from cairn.models.weights import random_model
 
 LENGTHS = [9, 4]
+NAMES = ("tiny-llama", "tiny-qwen3", "tiny-moe", "tiny-gemma3", "tiny-gpt2", "tiny-qwen3-next")
+SPECS = {name: preset(name) for name in NAMES}
+SPECS["convolutions"] = msgspec.structs.replace(
+    SPECS["tiny-llama"],
+    mixers=("short_conv", "attention", "short_conv"),
+    short_conv=ShortConvSizes(bias=True),
+)
 
 
 class GlooShards:
@@ -92,11 +101,9 @@ def one_rank(rank, world, spec, fused):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(
-    "name", ["tiny-llama", "tiny-qwen3", "tiny-moe", "tiny-gemma3", "tiny-gpt2"]
-)
+@pytest.mark.parametrize("name", SPECS)
 def test_two_ranks_equal_one(name, fused):
-    spec = preset(name)
+    spec = SPECS[name]
     expected_loss, expected = loss_and_gradients(spec, Build("cpu", torch.float32))
     results = run_ranks(2, one_rank, spec, fused)
     layouts = [{s.name: s for s in random_model_slots(spec, rank, fused)} for rank in range(2)]
