@@ -1,9 +1,9 @@
 """Experts that a checkpoint stores in MXFP4 stay packed on a GPU, where a kernel multiplies with them.
 
-gpt-oss is published so: 4.25 bits a weight instead of 16. They stay packed where floats would take most of the memory. A
-few tokens are faster packed (`kernels.experts.few_mxfp4`); many unpack tiles in the grouped kernel, whose time beside
-bfloat16's is not known. Elsewhere, and where experts are split over ranks or chosen by groups, `weights.load` dequantises them into parameters;
-`--weights mxfp4` packs those again, without a change.
+gpt-oss is published so: 4.25 bits a weight instead of 16. They stay packed where floats would take most of the memory.
+A few tokens are faster packed (`kernels.experts.few_mxfp4`); many unpack tiles in the grouped kernel, whose time beside
+bfloat16's is not known. Elsewhere, and where experts are split over ranks or chosen by groups, `weights.load`
+dequantises them into parameters; `--weights mxfp4` packs those again, without a change.
 """
 
 import math
