@@ -21,11 +21,11 @@ from cairn.bench.record import add_arguments, record
 from cairn.models.build import Build
 from cairn.models.families import from_hf
 from cairn.models.runnable import OpenModel, Runnable
+from cairn.models.vision.cost import tower_flops
 from cairn.models.vision.families import split_config
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.prompt import rows_of
 from cairn.models.vision.rules import ImageRules, layout_of
-from cairn.models.vision.spec import VisionSpec
 from cairn.models.vision.tower import Tower
 from cairn.models.weights import fill_random, random_model
 from cairn.serve.config import EngineConfig
@@ -157,15 +157,6 @@ class Bench:
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began
-
-
-def tower_flops(vision: VisionSpec, patches: int) -> int:
-    """Of one picture: every patch through every matrix of the layers, and with every other patch."""
-    shape = vision.tower.shape
-    square = 4 * shape.hidden * shape.heads * shape.head_dim
-    matrices = shape.layers * (square + 2 * shape.hidden * shape.intermediate)
-    pairs = 4 * shape.heads * shape.head_dim * shape.layers * patches * patches
-    return 2 * matrices * patches + pairs
 
 
 def measured(options: argparse.Namespace) -> dict[str, object]:

@@ -59,7 +59,7 @@ def run_build(args: list[str]) -> int:
     began = time.perf_counter()
     engines = []
     for asked in options.models:
-        name, spec, _ = model_shape(asked)
+        name, spec, *_ = model_shape(asked)
         config = EngineConfig(
             model=name,
             device="cuda",

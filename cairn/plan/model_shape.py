@@ -11,12 +11,16 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from cairn.core.errors import ConfigError, ModelNotFound, did_you_mean
 from cairn.models.families import from_hf
 from cairn.models.hub import config_of
 from cairn.models.presets import PRESETS, preset
 from cairn.models.quantized.scheme import Quantization, quantization_of
 from cairn.models.spec import ModelSpec
+from cairn.models.vision.families import has_vision, split_config
+from cairn.models.vision.spec import VisionSpec
 
 ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape is the same
 
@@ -25,6 +29,7 @@ class Shape(NamedTuple):
     name: str  # a preset's, where it is one
     spec: ModelSpec
     quantization: Quantization | None = None  # how its checkpoint is stored
+    vision: VisionSpec | None = None  # of a model that sees
 
 
 def model_shape(name: str) -> Shape:
@@ -68,7 +73,7 @@ def _known(name: str) -> str | None:
     return None
 
 
-def _read(path: Path) -> tuple[ModelSpec, Quantization | None]:
+def _read(path: Path) -> tuple[ModelSpec, Quantization | None, VisionSpec | None]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -78,7 +83,11 @@ def _read(path: Path) -> tuple[ModelSpec, Quantization | None]:
         ) from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no object of settings", hint="a checkpoint's config.json")
-    return from_hf(config), quantization_of(config)
+    if not has_vision(config):
+        return from_hf(config), quantization_of(config), None
+    text, vision = split_config(config)
+    spec = msgspec.structs.replace(from_hf(text), deep_rows=len(vision.tower.deep_layers))
+    return spec, quantization_of(text), vision
 
 
 def _is_repository(name: str) -> bool:

@@ -28,6 +28,7 @@ MEMORY_SHARE = 0.93  # of the copy rate that products of few rows reach
 PAGES_SHARE = 0.90  # ... and attention over pages
 PROMPT_ATTENTION = 0.80  # of the rate of products
 AGAIN = 0.5  # of a read from memory, for pages that another request of the step has brought into the chip
+TOWER_SHARE = 0.5  # of the rate of products that a tower reaches
 SMALL, SMALL_SHARE = 2048, 0.92  # products of so few rows reach so much of the rate of large ones
 ROW_S = 0.7e-6  # of the host for each row of a step: sampling, pages, answers
 
@@ -42,6 +43,10 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     head_bytes: float = 2.0  # of one weight of the lookup and of the output projection
     eight_bit: bool = False  # activations are rounded too, and products run at the rate of float8
     cache_bytes: float = 2.0  # of one key or value
+    tower_bytes: int = (
+        0  # of a model that sees: its tower, whole on every device, and the rows of its pictures
+    )
+    tower_flops: float = 0.0  # of the tower, for each token of a prompt
 
 
 def step_seconds(served: Served) -> Callable[[Step], float]:
@@ -94,6 +99,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
             + max(pairs * pair / (PROMPT_ATTENTION * device.flops_per_s), prompt * kept / memory)
             + moved / memory
             + reduce
+            + step.prefill * served.tower_flops / (TOWER_SHARE * device.flops_per_s)
         )
 
     return seconds

@@ -106,6 +106,7 @@ def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -
     outside = (1 if spec.tied else 2) * spec.vocab * spec.hidden  # lookup and output projection
     inside = spec.parameters() - outside
     weights = int((inside * served.weight_bytes + outside * served.head_bytes) / tp)
+    weights += served.tower_bytes
     step = step_bytes(spec, step_tokens, rows, 2)
     total = served.device.memory_bytes
     groups = cache_groups(spec, tp)

@@ -1,7 +1,9 @@
 """Planning a server: predictions beside our measurements, the engine's own rules, and sensible answers."""
 
+import json
 import math
 
+import msgspec
 import pytest
 
 from cairn.core.errors import ConfigError
@@ -255,3 +257,30 @@ def test_a_checkpoint_says_its_own_bits():
     assert weight_form("", None).bits == 16
     with pytest.raises(ConfigError, match="no form of weights is called 'int5'"):
         weight_form("int5", None)
+
+
+def test_a_tower_takes_memory_and_time():
+    """Its counted weights are those of the built tower but for some biases; its FLOPs are added to prefills."""
+    import tiny_vision as tiny
+
+    from cairn.models.vision.cost import picture_rows, tower_flops, tower_parameters
+    from cairn.models.vision.families import split_config
+    from cairn.models.vision.tower import Tower
+
+    for name in ("llava", "gemma3", "mistral3", "qwen3-vl", "idefics3"):
+        config = json.loads(json.dumps(tiny._config(name).to_dict()))
+        vision = split_config(config)[1]
+        built = sum(parameter.numel() for parameter in Tower(vision).parameters())
+        assert tower_parameters(vision) == pytest.approx(built, rel=0.05), name
+    assert picture_rows(vision, 28, 28) == 4
+    assert picture_rows(vision, 40, 61) == 4 * 7  # two by three tiles, and the whole
+    assert tower_flops(vision, 32) > 2 * tower_flops(vision, 16)
+    seeing = msgspec.structs.replace(SMALL, tower_bytes=2**30, tower_flops=1e10)
+    assert room(seeing).weights == room(SMALL).weights + 2**30
+    asked = Workload(
+        requests=20, rate=2.0, input_least=200, input_most=200, output_least=5, output_most=5
+    )
+    assert (
+        run(seeing, asked).ttft_p50
+        > run(SMALL, asked).ttft_p50 + 0.5 * 200 * 1e10 / H200.flops_per_s
+    )

@@ -14,11 +14,13 @@ from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
+    from cairn.models.vision.spec import VisionSpec
     from cairn.plan.published import Compared
     from cairn.plan.serve_plan import Asked, ServePlan
 
 RATE = 10.0  # requests a second, where nobody says
 TRACED = 500  # requests of a trace, where nobody says
+ARENA_ROWS = 16384  # as the engine has them on a GPU
 LEAST_REQUESTS, MOST_REQUESTS = 20, 100_000
 
 CACHES = ("auto", "fp8", "fp8_e4m3")
@@ -41,6 +43,10 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """at most so many"""
     input_tokens: int = 1024
     """of a prompt, a quarter more or less"""
+    images: int = 0
+    """pictures of a prompt, for a model that sees; their tokens come on top of --input-tokens"""
+    image_size: str = "560x560"
+    """pixels of a picture"""
     output_tokens: int = 256
     """of an answer, a quarter more or less"""
     slo_ttft_ms: float = 500.0
@@ -72,8 +78,9 @@ def run(args: list[str]) -> int:
     from cairn.plan.serve_plan import plan, sizes
     from cairn.plan.weight_forms import BF16, weight_form
 
-    name, spec, stored = model_shape(options.model)
+    name, spec, stored, vision = model_shape(options.model)
     _check(options)
+    options, media, seen = _with_images(options, spec, vision)
     form = weight_form("fp8" if options.fp8 else options.quantization, stored)
     gpu = device(
         options.gpu, **({"usd_per_hour": options.price} if options.price is not None else {})
@@ -85,13 +92,14 @@ def run(args: list[str]) -> int:
         weight_bytes=form.bytes,
         eight_bit=form.eight_bit,
         cache_bytes=2.0 if options.kv_cache_dtype == "auto" else 1.0,
+        **media,
     )
     with progress(len(sizes(served, options.gpus)), "simulating") as advance:
         found = plan(served, asked, options.gpus, advance)
     rows = measured.serving(only=name) if options.measured and gpu.name == "h200" else []
     compared = {"Measured on one H200": rows}
     slo = f"p99 TTFT {options.slo_ttft_ms:g} ms and TPOT {options.slo_tpot_ms:g} ms"
-    notes = [f"{note}, {slo}", gpu.words()]
+    notes = [f"{note}, {slo}", gpu.words(), *seen]
     if form is not BF16:
         notes.append(f"weights as {form.name}: {form.bits:g} bits in the layers, 16 outside")
     if options.html is not None:
@@ -104,6 +112,39 @@ def run(args: list[str]) -> int:
     else:
         _print(options, found, notes, compared)
     return 0 if found.best is not None else 1
+
+
+def _with_images(
+    options: PlanServe, spec: "ModelSpec", vision: "VisionSpec | None"
+) -> tuple[PlanServe, dict[str, Any], list[str]]:
+    """Prompts with the tokens of their pictures, what their tower costs, and that in words."""
+    from cairn.core.units import format_bytes
+    from cairn.models.vision.cost import (
+        patches_of_rows,
+        picture_rows,
+        tower_flops,
+        tower_parameters,
+    )
+
+    if vision is None:
+        if options.images:
+            raise UsageError(
+                f"--images is {options.images}, and {options.model} reads text only",
+                hint="give a folder of a model that sees, with its config.json",
+            )
+        return options, {}, []
+    sides = options.image_size.split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise UsageError(f"--image-size is {options.image_size}", hint="such as 560x560")
+    rows = picture_rows(vision, int(sides[1]), int(sides[0]))
+    flops = tower_flops(vision, patches_of_rows(vision, rows))
+    arena = min(ARENA_ROWS, spec.context) * spec.hidden * (1 + spec.deep_rows) * 2
+    held = 2 * tower_parameters(vision) + arena
+    tokens = options.input_tokens + options.images * rows
+    media = {"tower_bytes": held, "tower_flops": options.images * flops / tokens}
+    said = f"a tower and room for rows of pictures: {format_bytes(held)}; a picture of {options.image_size} is {rows} "
+    said += f"tokens and {flops / 1e12:.2f} TFLOPs of the tower"
+    return msgspec.structs.replace(options, input_tokens=tokens), media, [said]
 
 
 def _check(options: PlanServe) -> None:

@@ -76,7 +76,7 @@ def run(args: list[str]) -> int:
     from cairn.plan.train_cost import Job
     from cairn.plan.train_search import layouts, search
 
-    name, spec, _ = model_shape(options.model)
+    name, spec, *_ = model_shape(options.model)
     _check(options, spec.context)
     changes = {"nic_gb_per_s": options.nic} | (
         {"usd_per_hour": options.price} if options.price is not None else {}
