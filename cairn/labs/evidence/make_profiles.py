@@ -3,7 +3,7 @@
     python -m cairn.labs.evidence.make_profiles FOLDER [NAME ...]     one NAME.txt for each scenario
 
 The model is a small decoder; what differs is the fault. Nothing in a file names it. Some faults exist on a GPU only
-(pageable copies, waits for a scalar); those of the shipped files are seen on a CPU as well.
+(pageable copies, waits for a scalar). What a CPU showed is shipped as profile-X.txt, what an H200 showed as gpu-X.txt.
 """
 
 import argparse
