@@ -1,6 +1,6 @@
 """What a learner sends from the page: a lab to run, the code of an exercise, an answer of the quiz.
 
-    POST /cairn/learn/labs/{lab}/run            starts its quick form; GET: the steps so far and the verdict
+    POST /cairn/learn/labs/{lab}/run            {"guess"}  starts its quick form; GET: the steps so far and the verdict
     POST /cairn/learn/exercises/{name}/check    {"code": ...}  grades it in a process of its own, case by case
     POST /cairn/learn/quiz/answer               {"topic", "number", "answer"}  grades an answer by its rubric and keeps
                                                 the result; without a rubric {"right"} is the learner's own judgement
@@ -49,6 +49,10 @@ ANSWERS_NEAR = (
 )
 
 
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    guess: float | None = None  # what the learner expects of the first check
+
+
 class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str
 
@@ -62,27 +66,36 @@ class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 def routes() -> list[Guarded]:
     return [
-        Guarded("/cairn/learn/labs/{lab}/run", learn_lab_run, ("GET", "POST")),
+        Guarded("/cairn/learn/labs/{lab}/run", learn_lab_run, ("GET",)),
+        Guarded("/cairn/learn/labs/{lab}/run", learn_lab_start, ("POST",)),
         Guarded("/cairn/learn/exercises/{name}/check", learn_check, ("POST",)),
         Guarded("/cairn/learn/quiz/answer", learn_quiz_answer, ("POST",)),
     ]
 
 
 async def learn_lab_run(service: Service, call: Call, body: bytes) -> JSON:
-    """Starts it, or says how far it is."""
+    """How far it is."""
+    return JSON(RUNS.state(_lab(call)))
+
+
+async def learn_lab_start(service: Service, call: Call, body: bytes) -> JSON:
+    name = _lab(call)
+    check_json(call, "a lab is started")
+    check_own_page(call, "a lab is started from a page of this server")
+    if call.holder == ANYBODY:
+        check_near(call, LABS_NEAR)
+    try:
+        RUNS.start(name, _read(body, Start).guess)
+    except RequestError as error:
+        raise Refusal(409, f"{error.message}; {error.hint}") from error
+    return JSON(RUNS.state(name))
+
+
+def _lab(call: Call) -> str:
     name = call.scope["path_params"]["lab"]
     if name not in all_labs():
         raise Refusal(404, f"there is no lab '{name}'")
-    if call.scope["method"] == "POST":
-        check_json(call, "a lab is started")
-        check_own_page(call, "a lab is started from a page of this server")
-        if call.holder == ANYBODY:
-            check_near(call, LABS_NEAR)
-        try:
-            RUNS.start(name)
-        except RequestError as error:
-            raise Refusal(409, f"{error.message}; {error.hint}") from error
-    return JSON(RUNS.state(name))
+    return name
 
 
 async def learn_check(service: Service, call: Call, body: bytes) -> JSON:

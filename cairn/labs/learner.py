@@ -19,6 +19,7 @@ from cairn.labs.code_place import find_place
 from cairn.labs.entry import Entry, about
 from cairn.labs.exercises.exercise import all_exercises, exercises_of
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
+from cairn.labs.foresight import said_guess
 from cairn.labs.lesson import lesson_of, snippet_of
 from cairn.labs.needs import unmet
 from cairn.labs.progress import (
@@ -160,6 +161,7 @@ def _shown(run: Entry) -> dict[str, Any]:
             for check in run.checks
         ],
         "table": [[asdict(shown_cell(cell)) for cell in row] for row in table],
+        "guess": None if run.guess is None else asdict(said_guess(run.guess, run.checks[0].unit)),
     }
 
 

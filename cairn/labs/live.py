@@ -1,10 +1,10 @@
 """Runs one lab in a process of its own and says on standard output what it does, line by line: the page's "run it".
 
-    python -m cairn.labs.live roofline
+    python -m cairn.labs.live roofline [GUESS]
     {"step": "matrix product 256 x 256"}
     {"status": "held", "verdict": {"en": ..., "zh": ...}}
 
-The quick form; the run goes to the lab record like any other.
+The quick form; the run goes to the lab record like any other, with the learner's guess where one was made.
 """
 
 import json
@@ -22,7 +22,7 @@ from cairn.labs.entry import where_of
 from cairn.labs.runner import Session, run_lab
 
 
-def main(name: str) -> None:
+def main(name: str, guess: float | None = None) -> None:
     out = sys.stdout  # while a lab runs, standard output is standard error
 
     def say(document: dict[str, object]) -> None:
@@ -40,11 +40,11 @@ def main(name: str) -> None:
         quick=True,
         is_busy=is_busy,
     )
-    entry = run_lab(find_lab(name), session, lambda label: say({"step": label}))
+    entry = run_lab(find_lab(name), session, lambda label: say({"step": label}), guess)
     if entry.status != "skipped":
         record.append(entry)
     say({"status": entry.status, "verdict": {"en": entry.verdict.en, "zh": entry.verdict.zh}})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *(float(word) for word in sys.argv[2:]))

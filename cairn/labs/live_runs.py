@@ -1,6 +1,6 @@
 """Labs that the page started: one at a time, each a process of its own, with the steps it has gone through so far.
 
-    start(name) ──> python -m cairn.labs.live NAME        state(name) ──> steps, verdict, whether it still runs
+    start(name) ──> python -m cairn.labs.live NAME [GUESS]        state(name) ──> steps, verdict, whether it still runs
 
 Belongs to the event loop of the server. Knows nothing about HTTP. A run ends with the server, or after `LIMIT_S`.
 """
@@ -20,8 +20,8 @@ LIMIT_S = 240.0
 class LiveRun:
     """One run: what it has said, and how it ended."""
 
-    def __init__(self, lab: str) -> None:
-        self.lab = lab
+    def __init__(self, lab: str, guess: float | None = None) -> None:
+        self.lab, self.guess = lab, guess
         self.steps: list[str] = []
         self.end: dict[str, Any] | None = None  # status and verdict
         self.task: asyncio.Task[None] | None = None
@@ -37,6 +37,7 @@ class LiveRun:
             "-m",
             "cairn.labs.live",
             self.lab,
+            *([] if self.guess is None else [str(self.guess)]),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # so that what the lab has started ends with it
@@ -71,13 +72,14 @@ class LiveRuns:
     def __init__(self) -> None:
         self.runs: dict[str, LiveRun] = {}
 
-    def start(self, lab: str) -> None:
+    def start(self, lab: str, guess: float | None = None) -> None:
+        """`guess`: what the learner expects of the lab's first check."""
         busy = next((one.lab for one in self.runs.values() if one.running), None)
         if busy is not None:
             raise RequestError(
                 f"lab {busy} is running", hint="labs measure time: one runs at a time; wait for it"
             )
-        run = self.runs[lab] = LiveRun(lab)
+        run = self.runs[lab] = LiveRun(lab, guess)
         run.task = asyncio.get_running_loop().create_task(run.follow())
 
     def state(self, lab: str) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from cairn.labs.rubric import Point
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
-    lab: str | None  # None: the topic's own self-check
+    lab: str | None  # None: of the topic itself
     ask: Words
     answer: Words
     evidence: list[Words]  # measured on this machine
+    points: list[Point] = []  # the rubric of a typed answer; none: the person judges
 
 
 class Typed(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,19 +43,22 @@ class Typed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
-    """Every question of these topics: their own, then those of their labs; a lab's questions once."""
+    """Every question of these topics: those with a rubric, then those of their labs; a lab's questions once."""
     found, labs_seen = [], set()
     for topic in topics:
         runs = [learner.runs[name] for name in topic.labs if name in learner.runs]
-        found.append(
+        evidence = [line for run in runs for line in _evidence(run)]
+        found += [
             Asked(
                 topic=topic.id,
                 lab=None,
-                ask=Words(topic.en.ask, topic.zh.ask),
-                answer=Words(topic.en.answer, topic.zh.answer),
-                evidence=[line for run in runs for line in _evidence(run)],
+                ask=one.ask,
+                answer=one.answer,
+                evidence=evidence,
+                points=one.points,
             )
-        )
+            for one in questions_of(topic)[1:] or questions_of(topic)
+        ]
         for name in topic.labs:
             if name not in labs_seen:
                 labs_seen.add(name)

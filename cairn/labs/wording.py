@@ -46,7 +46,7 @@ WORDS: dict[str, Words] = {
     # the quiz
     "question": Words("Question", "问题"),
     "evidence": Words("Measured on this machine", "本机实测"),
-    "think": Words("Answer aloud, then press Enter ", "先口头回答，再按回车 "),
+    "type an answer": Words("your answer (q stops): ", "你的回答（q 退出）："),
     "judge": Words("Did you have it? [y/n, q to stop] ", "答对了吗？[y/n，q 退出] "),
     # an exercise
     "exercises": Words("Exercises", "练习"),

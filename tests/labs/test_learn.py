@@ -120,7 +120,7 @@ def test_a_lab_that_ran_and_an_answer_finish_a_topic(home, capsys):
     assert {run["lab"] for run in document["runs"]} == {"positions", "attention-from-scratch"}
     assert main(["learn", "quiz", "--topic", "transformer", "--json", "--count", "9"]) == 0
     asked = json.loads(capsys.readouterr().out)["questions"]
-    assert len(asked) == 7  # one of the topic, three of each lab
+    assert len(asked) == 8  # two of the topic's lesson, three of each lab
     own = next(one for one in asked if one["lab"] is None)  # they come in a new order each time
     assert any("RoPE" in line["en"] for line in own["evidence"])
 
@@ -159,9 +159,17 @@ def test_mistakes_are_answered(home, capsys, monkeypatch, words, said):
 
 
 def test_the_interview(home, capsys, monkeypatch):
-    """A person at a terminal: thinks, sees the answer, judges, and stops."""
-    replies = iter(["", "y", "", "n", "", "q"])
+    """A person at a terminal: a typed answer is graded by its rubric, that to a lab's question by the person."""
+    asked = pool(learners.look(), [TOPICS["evaluation"]])
+    chosen = choose(asked, (), 3, 1)
+    replies = iter([*(part for one in chosen for part in _replies(one)), "q"])
     monkeypatch.setattr("builtins.input", lambda prompt="": next(replies))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert main(["learn", "quiz", "--topic", "evaluation", "--count", "3", "--seed", "1"]) == 0
-    assert "1 of 3" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3 of 3" in said
+    assert "100%" in said
+
+
+def _replies(question):
+    return [question.answer.en] if question.points else ["aloud", "y"]

@@ -33,12 +33,14 @@ def record(tmp_path, monkeypatch):
 
 def run_from_its_page(lab, open_tab, server):
     tab = open_tab(server, f"/#/learn/lab:{lab}")
+    tab.find(".run-lab input").fill("12")  # the learner's own number first
     tab.find(".run-lab button").click()
     expect(tab.find(".verdict").first).to_contain_text("as predicted", timeout=60_000)
     expect(tab.find("table.checks").first).to_be_visible()
     state = server.http.get(f"/cairn/learn/labs/{lab}/run").json()
     assert (state["running"], state["status"]) == (False, "held")
     assert len(state["steps"]) >= 1
+    expect(tab.find(".guess")).to_contain_text("you said 12")
 
 
 def test_the_map_a_topic_and_a_report(record, open_tab, server):

@@ -173,18 +173,27 @@ def run_quiz(learner: "Learner", options: Learn) -> int:
 
 
 def _ask(question: "Asked", number: int, total: int, language: Language) -> bool | None:
-    """Asks, shows the answer and the evidence, and lets the person judge; None: enough for now."""
+    """Asks, grades what is typed by the rubric and shows the answer and the evidence; None: enough for now.
+
+    A lab's question has no rubric: there the person judges.
+    """
     from cairn.cli.learn import learn_show
+    from cairn.labs.rubric import grade_answer
     from cairn.labs.wording import WORDS
 
     print("\n".join(learn_show.question(question, number, total, language)))
     try:
-        input(WORDS["think"].of(language))
-        print("\n".join(learn_show.answer(question, language)))
-        reply = input(WORDS["judge"].of(language)).strip().lower()
+        reply = input(WORDS["type an answer"].of(language)).strip()
+        if reply.lower() in ("q", "quit"):
+            return None
+        graded = grade_answer(reply, question.points) if question.points else None
+        print("\n".join(learn_show.answer(question, language, graded)))
+        if graded is not None:
+            return graded.right
+        judged = input(WORDS["judge"].of(language)).strip().lower()
     except EOFError:
         return None
-    return None if reply.startswith("q") else reply.startswith(("y", "是", "对"))
+    return None if judged.startswith("q") else judged.startswith(("y", "是", "对"))
 
 
 def _asked_topics(learner: "Learner", options: Learn) -> "list[Topic]":

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli.learn.learn_show import wrapped
+from cairn.cli.learn.learn_show import grades, wrapped
 from cairn.labs.lab import Language, Words
-from cairn.labs.rubric import worded
+from cairn.labs.wording import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def _ask(
     head = f"{number}/{total}  {one.title.of(language)} ({question.topic})"
     evidence = [f"  | {line}" for line in question.evidence.strip().splitlines()]
     print("\n".join(["", head, *evidence, *wrapped(question.ask.of(language), "  ")]))
-    reply = _read(YOUR_ANSWER.of(language))
+    reply = _read(WORDS["type an answer"].of(language))
     if reply is None or reply.strip().lower() in ("q", "quit"):
         return None
     graded = grade_answer(reply, question.points)
@@ -101,13 +101,8 @@ def _ask(
 
 
 def _told(graded: "Graded", question: "Drilled", language: Language) -> list[str]:
-    found, missing = (
-        "; ".join(worded(point, language) for point in points) or "–"
-        for points in (graded.found, graded.missing)
-    )
     return [
-        f"  {graded.share:.0%}  ✓ {found}",
-        f"       ✗ {missing}",
+        *grades(graded, language),
         *wrapped(question.answer.of(language), "  > "),
         *wrapped(f"{FOLLOW_UP.of(language)}: {question.follow.of(language)}", "  "),
     ]
@@ -138,7 +133,6 @@ def _document(one: "Round", question: "Drilled") -> dict[str, object]:
     return {"round": one.id, **msgspec.to_builtins(question)}
 
 
-YOUR_ANSWER = Words("your answer (q stops): ", "你的回答（q 退出）：")
 FOLLOW_UP = Words("Follow-up", "追问")
 NOTE = Words(
     "Graded by key facts and numbers, not by meaning: read the model answer beside yours.",

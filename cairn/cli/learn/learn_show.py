@@ -15,6 +15,7 @@ from cairn.labs.lesson import Lesson, lesson_of, reading_of, snippet_of
 from cairn.labs.progress import Standing
 from cairn.labs.quiz import Asked
 from cairn.labs.roadmap import Heading, Topic
+from cairn.labs.rubric import Graded, worded
 from cairn.labs.wording import RUN_SIGNS, STATE_SIGNS, WORDS
 
 UNBROKEN = re.compile(r"[!-~]+|.")  # numbers and Latin words stay whole in a Chinese line
@@ -106,12 +107,22 @@ def question(asked: Asked, number: int, total: int, language: Language) -> list[
     return [head, *wrapped(asked.ask.of(language), "  ")]
 
 
-def answer(asked: Asked, language: Language) -> list[str]:
-    lines = [_word("answer", language), *wrapped(asked.answer.of(language), "  ")]
+def answer(asked: Asked, language: Language, graded: Graded | None = None) -> list[str]:
+    lines = grades(graded, language) if graded is not None else []
+    lines += [_word("answer", language), *wrapped(asked.answer.of(language), "  ")]
     if asked.evidence:
         lines += [_word("evidence", language)]
         lines += [f"  {line.of(language)}" for line in asked.evidence]
     return lines
+
+
+def grades(graded: Graded, language: Language) -> list[str]:
+    """Which points of the rubric an answer has, and which it lacks."""
+    found, missing = (
+        "; ".join(worded(point, language) for point in points) or "–"
+        for points in (graded.found, graded.missing)
+    )
+    return [f"  {graded.share:.0%}  ✓ {found}", f"       ✗ {missing}"]
 
 
 def _course_line(course: Heading, language: Language) -> str:

@@ -16,7 +16,7 @@ export function labReport({ about, run, shown }, again) {
     h("div", { class: "head" }, h("h1", {}, said(about.title)), h("p", { class: "soft" }, `${about.area}/${about.name}`)),
     h("h2", {}, word("hypothesis")), h("p", {}, said(about.hypothesis)),
     run ? measured(about, run, shown) : h("p", { class: "soft" }, `${word("not run")}. ${word("run it")}: `, h("code", {}, `cairn lab run ${about.name}`)),
-    runner(about.name, again),
+    runner(about, again),
     h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, namedLink(place)))),
     h("h2", {}, word("reading")), h("ul", { class: "notes" }, about.reading.map((title) => h("li", {}, title))),
     h("h2", {}, word("questions")), about.questions.map((one) =>
@@ -24,15 +24,16 @@ export function labReport({ about, run, shown }, again) {
   ].flat(2);
 }
 
-/** A button that starts the lab on the server's machine, and the steps that it goes through. */
-function runner(name, again) {
+/** The learner's own number first, a button that starts the lab on the server's machine, and the steps that it goes through. */
+function runner({ name, predict }, again) {
   const steps = h("ol", { class: "notes", role: "status" });
   const path = `/cairn/learn/labs/${encodeURIComponent(name)}/run`;
   const button = h("button", { type: "button" }, word("run here"));
+  const guess = h("input", { type: "number", step: "any", "aria-label": word("predict first") });
   button.onclick = async () => {
     button.disabled = true;
     try {
-      await ask(path, { body: {} });
+      await ask(path, { body: { guess: guess.value === "" ? null : Number(guess.value) } });
       for (let state = { running: true }; state.running;) {
         await new Promise((done) => setTimeout(done, LOOK_MS));
         state = await getJSON(path);
@@ -45,7 +46,8 @@ function runner(name, again) {
     }
     button.disabled = false;
   };
-  return h("div", { class: "run-lab" }, button, steps);
+  const question = predict ? h("p", {}, h("b", {}, `${word("predict first")}: `), said(predict), " ", guess) : "";
+  return h("div", { class: "run-lab" }, question, button, steps);
 }
 
 function measured(about, run, shown) {
@@ -53,6 +55,7 @@ function measured(about, run, shown) {
     h("p", { class: `verdict ${run.status}` }, h("b", {}, `${word(run.status)}: `), said(run.verdict)),
     h("div", { class: "cards" }, run.plots.map((plot) => drawPlot(plot))),
     checks(run, shown),
+    shown.guess ? h("p", { class: "guess" }, said(shown.guess)) : null,
     about.why ? [h("h2", {}, word("why")), h("p", {}, said(about.why))] : null,
     run.table ? figures(run.table.columns, shown.table) : null,
     run.notes.map((note) => h("p", {}, said(note))),
