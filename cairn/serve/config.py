@@ -40,11 +40,12 @@ INSTEAD = {
 class RoleConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One half of a prefill and decode pair: see `serve/separation`."""
 
-    role: Literal["prefill", "decode"]
+    role: Literal["both", "prefill", "decode"]
     transport: str = "tcp"  # of pages
     host: str = "127.0.0.1"  # address on which pages are offered
     prefill_urls: list[str] = []
     prefill_min_tokens: int = 128
+    prefill_when: Literal["pays", "always"] = "pays"
     prefill_timeout_s: float = 60.0
 
 

@@ -100,6 +100,10 @@ class EngineProcesses:
         """Give the device's memory back until `wake`; refused while requests are under way."""
         self.client.sleep(level)
 
+    def switch_role(self, role: RoleConfig) -> None:
+        """Take requests in another role from now on; refused while it is at work."""
+        self.client.switch_role(role)
+
     def wake(self) -> None:
         self.client.wake()
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from cairn.core.errors import CairnError, ConfigError
+from cairn.serve.config import RoleConfig
 from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.loop import Engine, Output, described
 from cairn.serve.engine.messages import Stats
@@ -101,6 +102,10 @@ class EngineThread:
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory back until `wake`; refused while requests are under way."""
         self._call(lambda: self.engine.sleep(level))
+
+    def switch_role(self, role: RoleConfig) -> None:
+        """Take requests in another role from now on; refused while it is at work."""
+        self._call(lambda: self._switch_role(role))
 
     def wake(self) -> None:
         self._call(self.engine.wake)
@@ -201,6 +206,11 @@ class EngineThread:
                 command = self._inbox.get_nowait()
             except queue.Empty:
                 return True
+
+    def _switch_role(self, role: RoleConfig) -> None:
+        from cairn.serve.separation.roles import with_role
+
+        self.engine = with_role(self.engine, role)
 
     def _pause(self, keep: bool) -> None:
         self.engine.pause()

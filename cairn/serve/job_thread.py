@@ -20,6 +20,7 @@ from functools import partial
 import torch
 
 from cairn.core.errors import ConfigError
+from cairn.serve.config import RoleConfig
 from cairn.serve.encoder_batch import TextQueue
 from cairn.serve.engine.loop import described
 from cairn.serve.engine.messages import Stats
@@ -105,6 +106,9 @@ class JobThread:
 
     def sleep(self, level: int = 1) -> None:
         self.check_sleep(level)
+
+    def switch_role(self, role: RoleConfig) -> None:
+        raise ConfigError(f"a {self.what} has no role", hint="it answers by itself")
 
     def wake(self) -> None:
         return None  # it never slept

@@ -1,5 +1,7 @@
 """A prompt on one engine, its answer on another: the tokens of one engine, whatever happens to the pages on the way."""
 
+import itertools
+
 import msgspec
 import pytest
 import tiny_engines
@@ -10,7 +12,7 @@ from tiny_engines import PAGE, VOCABULARY, at_rest, greedy, prompt_of, tiny_engi
 from cairn.comm.transfer.choose import TRANSPORTS, unusable
 from cairn.comm.transfer.lease import Terms
 from cairn.core.errors import CairnError, RequestError
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -18,6 +20,8 @@ from cairn.serve.separation.decode import DecodeSide
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask, Handoff, PrefillSide
+from cairn.serve.separation.remote_pays import RemoteCosts, remote_pays
+from cairn.serve.separation.roles import with_role
 from cairn.serve.separation.timed import generate_alone
 
 MOST = 14
@@ -146,20 +150,94 @@ def test_pages_that_are_gone_are_computed_again():
     rest(pair)
 
 
-def test_a_prefill_side_that_dies_before_its_pages_were_read():
+@pytest.mark.parametrize("moment", range(5))
+def test_the_prefill_side_dies_at_any_moment(moment):
+    """Before it was asked, with the prompt in line, on offer, being read, or read: the tokens are the same."""
     pair = pair_of()
-    (ask,) = asks_of(PROMPTS[3:4])
+    (ask,) = asks_of(PROMPTS[4:5])
     pair.prefill.add(ask)
     (handoff,) = pair.prefill.step()
-    pair.prefill.close()
+    if moment == 0:
+        pair.prefill.close()
     pair.decode.add(handoff)
     tokens = [handoff.first]
-    while pair.decode.has_work:
-        tokens += [token for output in pair.decode.step() for token in output.tokens]
+    for turn in itertools.count(1):
+        tokens += [token for output in pair.decode.step(0.002) for token in output.tokens]
+        if turn == moment:
+            pair.prefill.close()
+        if not pair.decode.has_work:
+            break
+        if turn < moment:
+            pair.prefill.step()
     assert tokens == greedy("qwen3", ask.prompt)
-    assert pair.decode.arrivals[0].why_not is not None
+    assert moment or pair.decode.arrivals[0].why_not is not None
     at_rest(pair.decode.engine)
     pair.decode.close()
+
+
+@pytest.mark.parametrize("moment", [0, 1, 3])
+def test_the_decode_side_dies_at_any_moment(moment):
+    """Its pages are free again, and another decode side gives the whole answer."""
+    pair = pair_of(terms=Terms(lease_s=0.3, beat_s=0.05, unclaimed_s=0.3, read_s=1.0))
+    first, again = asks_of([PROMPTS[4]] * 2)
+    pair.prefill.add(first)
+    (handoff,) = pair.prefill.step()
+    pair.decode.add(handoff)
+    for _ in range(moment):
+        pair.decode.step(0.002)
+    pair.decode.close()
+    while pair.prefill.holding:
+        pair.prefill.step(0.01)
+    at_rest(pair.prefill.engine)
+    other = Separated(pair.prefill, DecodeSide(tiny_engine("qwen3"), transport="tcp"))
+    (answer,) = other.generate([again])
+    assert answer.tokens == greedy("qwen3", again.prompt)
+    rest(other)
+
+
+def test_an_engine_changes_its_role_and_keeps_its_prefixes():
+    engine = tiny_engine("qwen3")
+    prompt = [*prompt_of(40, 2), 7]
+    for role in ("both", "prefill", "decode", "prefill", "both"):
+        config = RoleConfig(role=role, prefill_urls=["http://127.0.0.1:1"], prefill_min_tokens=99)
+        engine = with_role(engine, config)
+        request = Request(f"in {role}", prompt, SamplingParams(temperature=0.0, max_tokens=MOST))
+        engine.add(request)
+        with pytest.raises(RequestError, match="under way"):
+            with_role(engine, RoleConfig(role="both" if role == "prefill" else "prefill"))
+        while not request.finish:
+            engine.step()
+        assert request.outputs == greedy("qwen3", prompt)[: 1 if role == "prefill" else MOST]
+        if request.handoff:
+            engine.abort(request.id)
+            (offer,) = engine.side._offers
+            engine.side._free(engine.side._desk.withdraw(offer))
+    assert request.cached == 32
+
+
+COSTS = st.builds(
+    RemoteCosts, token_s=st.floats(1e-6, 1e-2), way_s=st.floats(0, 1), bytes_per_s=st.floats(1e6, 1e11),
+    known_at=st.just(0.0),
+)  # fmt: skip
+
+
+@given(
+    costs=COSTS,
+    tokens=st.integers(0, 10**5),
+    bytes=st.integers(0, 10**10),
+    decoding=st.integers(0, 99),
+)
+def test_a_prompt_is_computed_elsewhere_where_that_spares_more_than_it_costs(
+    costs, tokens, bytes, decoding
+):
+    pays = remote_pays(costs, tokens, bytes, decoding, 1.0)
+    here, elsewhere = tokens * costs.token_s * decoding, costs.way_s + bytes / costs.bytes_per_s
+    assert pays == (here > elsewhere)
+    assert remote_pays(costs, tokens, bytes, decoding, 1e3)  # known too long ago
+    assert remote_pays(RemoteCosts(), tokens, bytes, decoding, 1.0)
+    if pays:  # more of those who would wait never speaks against it, nor does a faster way
+        assert remote_pays(costs, tokens, bytes, decoding + 1, 1.0)
+        assert remote_pays(msgspec.structs.replace(costs, way_s=0.0), tokens, bytes, decoding, 1.0)
 
 
 def test_engines_of_different_models_refuse_each_other():

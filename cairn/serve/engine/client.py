@@ -51,6 +51,7 @@ from cairn.serve.engine.messages import (
     Stop,
     Stopped,
     Submit,
+    SwitchRole,
     Tokens,
     UnloadAdapter,
     Wake,
@@ -184,6 +185,11 @@ class EngineClient:
         """Give the device's memory back until `wake`; refused while requests are under way."""
         self._call(lambda call: Sleep(call, level))
         self.asleep = True
+
+    def switch_role(self, role: RoleConfig) -> None:
+        """Take requests in another role from now on, after a restart as well; refused while it is at work."""
+        self._call(lambda call: SwitchRole(call, role))
+        self._role = role
 
     def wake(self) -> None:
         self._call(Wake)

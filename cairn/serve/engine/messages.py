@@ -149,6 +149,13 @@ class FollowPages(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
     call: int
 
 
+class SwitchRole(msgspec.Struct, frozen=True, array_like=True, tag="switch role"):
+    """Take requests in another role from now on; refused while it is at work."""
+
+    call: int
+    role: RoleConfig
+
+
 # Each is answered by a `Returned`.
 Call = (
     Pause
@@ -161,6 +168,7 @@ Call = (
     | UnloadAdapter
     | ResetPrefixCache
     | FollowPages
+    | SwitchRole
 )
 Command = Submit | Admit | Abort | Stop | Watch | Call
 

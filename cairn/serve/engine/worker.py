@@ -30,6 +30,7 @@ import msgspec
 import zmq
 
 from cairn.core.errors import CairnError, RequestError
+from cairn.serve.config import RoleConfig
 from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of, stats_of
@@ -59,6 +60,7 @@ from cairn.serve.engine.messages import (
     Stop,
     Stopped,
     Submit,
+    SwitchRole,
     Tokens,
     UnloadAdapter,
     Wake,
@@ -234,6 +236,8 @@ class Worker:
                     self.engine.unload_adapter(number)
                 case ResetPrefixCache():
                     self.engine.reset_prefix_cache()
+                case SwitchRole(role=role):
+                    self.engine = with_role_of(self.engine, role)
                 case FollowPages() if self.boot.rank == 0:
                     self._pages = self.engine.scheduler.blocks.prefix.follow()
         except CairnError as problem:
@@ -330,6 +334,14 @@ class Worker:
             self._outbox.send(encode(report))
 
 
+def with_role_of(engine: Engine, role: RoleConfig) -> Engine:
+    from cairn.serve.separation.roles import (
+        with_role,
+    )  # needs a transport, which most engines do not
+
+    return with_role(engine, role)
+
+
 def ended_of(request: Request) -> Ended:
     return Ended(
         _number(request.id),
@@ -368,9 +380,7 @@ def main() -> int:
     try:
         started = start(boot.config, join_ranks(boot.config, boot.rank, boot.folder))
         if boot.role is not None:
-            from cairn.serve.separation.roles import with_role
-
-            started = started._replace(engine=with_role(started.engine, boot.role))
+            started = started._replace(engine=with_role_of(started.engine, boot.role))
         worker = Worker(boot, started, context)
         if boot.rank == 0:
             signal.signal(signal.SIGTERM, lambda *_: worker.ask_to_stop(boot.grace_s))

@@ -186,6 +186,8 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
     scheduler = engine.scheduler
     if engine.has_work or scheduler.blocks.usage().used:
         raise CairnError("the engine is at work already", hint="separate an engine that is new")
+    if isinstance(scheduler.blocks, HoldingBlocks):  # it had another role before
+        return scheduler.blocks
     limits, caching = scheduler.limits, scheduler.blocks.prefix.enabled
     if limits.states:
         raise ConfigError(

@@ -50,8 +50,9 @@ class PrefillClient:
         """`on_reply` is called once, in another thread."""
         self._threads.submit(lambda: on_reply(self._answer(ask)))
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def close(self, finish: bool = False) -> None:
+        """`finish`: what was asked for is still answered."""
+        self._threads.shutdown(wait=False, cancel_futures=not finish)
 
     def _answer(self, ask: Ask) -> Reply:
         url = self._next()

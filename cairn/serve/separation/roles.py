@@ -4,8 +4,10 @@
     decode    add --PrefillClient--> Handoff --DecodeSide--> pages arrive --> decodes
                    '- too short, constrained, or no answer: this engine computes the prompt itself
 
-Both have the interface of `Engine`, so that `EngineThread` and a worker process drive them like any other. One thread
-owns them.
+    both      add --> the engine itself
+
+All have the interface of `Engine`, so that `EngineThread` and a worker process drive them like any other. An idle
+engine can change its role (`RoleEngine.switch`), and its prefix cache stays. One thread owns them.
 """
 
 import os
@@ -14,6 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
+from cairn.core.errors import ConfigError, RequestError
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, RequestId
@@ -21,20 +24,65 @@ from cairn.serve.engine.runner import TokenLogprobs
 from cairn.serve.separation.decode import DecodeSide
 from cairn.serve.separation.prefill import Ask, Ended, Handoff, PrefillSide
 from cairn.serve.separation.prefill_client import PrefillClient, Reply
+from cairn.serve.separation.remote_pays import RemoteCosts, remote_pays
 
 HELD_S = 0.005  # between two looks at pages that somebody may have read
 REPLY_S = 0.02  # the longest wait for a prefill server when there is nothing to decode
 
 
 def with_role(engine: Engine, config: RoleConfig) -> Engine:
-    """The engine as one half of a pair; it has taken no request yet."""
-    where = {"transport": config.transport, "host": config.host}
-    if config.role == "prefill":
-        return cast(Engine, PrefillEngine(PrefillSide(engine, **where)))
+    """The engine in this role, whatever it was in before; a RequestError: it is at work."""
+    role = engine if isinstance(engine, RoleEngine) else RoleEngine(engine)
+    role.switch(config)
+    return cast(Engine, role)
+
+
+class RoleEngine:
+    """An engine that is what its present role makes of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Engine = engine
+        self._now: Engine | PrefillEngine | DecodeEngine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now, name)
+
+    def check_sleep(self, level: int = 1) -> None:
+        raise ConfigError(
+            "an engine with a role has pages that others read, and does not sleep",
+            hint="start it without a role",
+        )
+
+    def sleep(self, level: int = 1) -> None:
+        self.check_sleep(level)
+
+    def switch(self, config: RoleConfig) -> None:
+        """Requests that come from now on are taken in this role; a RequestError: the one before is at work."""
+        before = self._now
+        if isinstance(before, DecodeEngine) and config.role != "prefill":
+            before.ask(client_of(config), config)
+            return
+        used = self._engine.scheduler.blocks.usage().used
+        if before.has_work or used:
+            raise RequestError(
+                f"requests are under way, or others read their pages: {used} pages are in use",
+                hint="wait for their end",
+            )
+        where = {"transport": config.transport, "host": config.host}
+        if config.role == "prefill":
+            self._now = PrefillEngine(PrefillSide(self._engine, **where))
+        else:
+            self._now = DecodeEngine(DecodeSide(self._engine, **where), client_of(config), config)
+        if not isinstance(before, Engine):  # behind the other, which has taken its pages over
+            before.close()
+
+
+def client_of(config: RoleConfig) -> PrefillClient | None:
+    """Of a decode server; one that does both asks nobody."""
+    if config.role != "decode":
+        return None
     key = os.environ.get("CAIRN_PREFILL_KEY")
-    client = PrefillClient(config.prefill_urls, config.prefill_timeout_s, key)
-    side = DecodeSide(engine, **where)
-    return cast(Engine, DecodeEngine(side, client, config.prefill_min_tokens))
+    return PrefillClient(config.prefill_urls, config.prefill_timeout_s, key)
 
 
 class PrefillEngine:
@@ -46,6 +94,9 @@ class PrefillEngine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.side.engine, name)  # whatever is not said here is the engine's own
+
+    def close(self) -> None:
+        self.side.close()
 
     @property
     def has_work(self) -> bool:
@@ -83,8 +134,12 @@ class PrefillEngine:
 class DecodeEngine:
     """Asks another server for the pages of long prompts, and computes them itself where that fails."""
 
-    def __init__(self, side: DecodeSide, client: PrefillClient, min_tokens: int) -> None:
-        self.side, self._client, self._min_tokens = side, client, min_tokens
+    def __init__(self, side: DecodeSide, client: PrefillClient | None, config: RoleConfig) -> None:
+        """`client`: None asks nobody."""
+        self.side, self._client, self._config = side, client, config
+        self.costs = RemoteCosts()
+        self._asked_at: dict[str, float] = {}
+        self._arrivals = 0  # that `costs` know
         self.remote_prefills = 0  # prompts that came from elsewhere
         self._unanswered = 0  # prompts that nobody else computed
         self._asked: dict[str, Request] = {}
@@ -92,6 +147,17 @@ class DecodeEngine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.side.engine, name)  # whatever is not said here is the engine's own
+
+    def ask(self, client: PrefillClient | None, config: RoleConfig) -> None:
+        """Prompts that come from now on are asked for there; those that were asked for elsewhere still come."""
+        before, self._client, self._config = self._client, client, config
+        if before is not None:
+            before.close(finish=True)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self.side.close()
 
     @property
     def has_work(self) -> bool:
@@ -103,15 +169,15 @@ class DecodeEngine:
         return self._unanswered + self.side.not_arrived
 
     def add(self, request: Request) -> None:
-        if not self._is_remote(request):
+        client, now = self._client, self.clock()
+        if client is None or not self._is_remote(request, now):
             self.side.engine.add(request)
             return
-        now = self.clock()
         ledger = request.ledger
         ledger.arrived = ledger.admitting = ledger.scheduled = now
         ask = ask_of(request)
-        self._asked[ask.id] = request
-        self._client.ask(ask, self._replies.put)
+        self._asked[ask.id], self._asked_at[ask.id] = request, now
+        client.ask(ask, self._replies.put)
 
     def abort(
         self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
@@ -134,13 +200,31 @@ class DecodeEngine:
             outputs += self._replied(reply)
         return outputs + (self.side.step() if self.side.has_work else [])
 
-    def _is_remote(self, request: Request) -> bool:
+    def _is_remote(self, request: Request, now: float) -> bool:
         """A constraint does not travel, and what is asked of every prompt token is computed where it is read."""
-        short = len(request.prompt) < self._min_tokens
-        return not (short or request.constraint is not None or request.params.whole_prompt)
+        short = len(request.prompt) < self._config.prefill_min_tokens
+        if short or request.constraint is not None or request.params.whole_prompt:
+            return False
+        return self._config.prefill_when == "always" or self._pays(request, now)
+
+    def _pays(self, request: Request, now: float) -> bool:
+        engine, found = self.side.engine, 0
+        if not engine.version:  # else its pages have another name once it is in line
+            found = engine.scheduler.blocks.prefix.find(request).pages
+        for arrival in list(self.side.arrivals)[self._arrivals :]:
+            self.costs.note_pages(arrival.bytes, arrival.moved_s)
+        self._arrivals = len(self.side.arrivals)
+        start = found * engine.scheduler.limits.page_size
+        tokens = len(request.prompt)
+        bytes = self.side.memory.bytes_of(tokens, start)
+        return remote_pays(self.costs, tokens - start, bytes, engine.scheduler.running, now)
 
     def _replied(self, reply: Reply) -> list[Output]:
         request, found = self._asked.pop(reply.id, None), reply.found
+        began, now = self._asked_at.pop(reply.id, 0.0), self.clock()
+        if isinstance(found, Handoff):
+            computed = len(found.ask.prompt) - found.cached
+            self.costs.note_reply(computed, found.compute_s, now - began, now)
         if request is None:  # it was aborted meanwhile
             if isinstance(found, Handoff):
                 self.side.decline(found)

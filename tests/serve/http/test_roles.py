@@ -16,6 +16,7 @@ from cairn.serve.http.server.settings import ServerConfig
 
 LONG = "Once upon a time there was a small stone on a long path. " * 3
 SETTINGS = {"num_gpu_blocks_override": 256}
+ASKS = {"prefill_min_tokens": 24, "prefill_when": "always"}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,7 @@ def prefill(folder):
 @pytest.fixture(scope="module")
 def decode(folder, prefill):
     urls = [prefill.url]
-    with live_server.live(
-        folder, role="decode", prefill_urls=urls, prefill_min_tokens=24, **SETTINGS
-    ) as made:
+    with live_server.live(folder, role="decode", prefill_urls=urls, **ASKS, **SETTINGS) as made:
         yield made
 
 
@@ -116,9 +115,7 @@ def test_a_client_that_leaves_frees_both_sides(decode, prefill):
 def test_a_prefill_server_that_is_gone_costs_time_and_no_answers(folder, both):
     with live_server.live(folder, role="prefill", **SETTINGS) as gone:
         url = gone.url
-    with live_server.live(
-        folder, role="decode", prefill_urls=[url], prefill_min_tokens=24, **SETTINGS
-    ) as alone:
+    with live_server.live(folder, role="decode", prefill_urls=[url], **ASKS, **SETTINGS) as alone:
         assert asked(alone) == asked(both)
         assert asked(alone, n=2, temperature=1.0) == asked(both, n=2, temperature=1.0)
         assert counted(alone) == (0, 3)
@@ -141,7 +138,7 @@ def test_engines_in_processes_and_the_death_of_one(folder, both):
         try:
             said = (re.search(r"tiny at (http://\S+)", line) for line in process.stderr)
             url = next(match[1] for match in said if match)
-            roles = {"role": "decode", "prefill_urls": [url], "prefill_min_tokens": 24}
+            roles = {"role": "decode", "prefill_urls": [url], "admin_endpoints": True, **ASKS}
             with live_server.live(folder, engine_in="process", **roles, **SETTINGS) as alone:
                 assert asked(alone) == asked(both)
                 assert asked(alone, LONG[1:]) == asked(both, LONG[1:])
@@ -150,6 +147,9 @@ def test_engines_in_processes_and_the_death_of_one(folder, both):
                 process.wait()
                 assert asked(alone, LONG[2:]) == asked(both, LONG[2:])
                 live_server.wait_until(lambda: counted(alone) == (2, 1))
+                assert alone.http.post("/cairn/role", json={"role": "prefill"}).status_code == 200
+                assert alone.http.post("/cairn/role", json={"role": "both"}).status_code == 200
+                assert asked(alone, LONG[3:]) == asked(both, LONG[3:])
         finally:
             process.kill()
 
@@ -178,6 +178,42 @@ def test_each_role_says_what_it_is_for(decode, prefill, both):
         assert server.http.post("/cairn/prefill", content=b"").status_code == 404
     assert prefill.http.post("/cairn/prefill", content=b"\x01").status_code == 400
     assert prefill.http.get("/health").status_code == 200
+
+
+def test_roles_change_while_the_servers_run(folder, both):
+    """Two servers that do both become a pair, change places and part again; nobody gets another token."""
+    with (
+        live_server.live(folder, admin_endpoints=True, **ASKS, **SETTINGS) as one,
+        live_server.live(folder, admin_endpoints=True, **ASKS, **SETTINGS) as other,
+    ):
+        expected = asked(both)
+
+        def become(server, role, *urls, **more):
+            body = {"role": role, "prefill_urls": urls, **more}
+            return server.http.post("/cairn/role", json=body)
+
+        for prefill, decode in ((one, other), (other, one)):
+            assert asked(prefill) == asked(decode) == expected
+            assert become(prefill, "prefill").json()["role"] == "prefill"
+            assert become(decode, "decode", prefill.url).status_code == 200
+            before = counted(decode)
+            assert asked(decode, LONG[1:]) == asked(both, LONG[1:])
+            assert counted(decode) == (before[0] + 1, before[1])
+            wrong = prefill.http.post("/v1/completions", json={"prompt": "a"})
+            assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "wrong_role")
+            assert decode.http.post("/sleep").status_code == 409
+            assert become(decode, "both").status_code == 200
+            assert become(prefill, "both").status_code == 200
+        body = {"prompt": LONG, "max_tokens": 200, "stream": True, "ignore_eos": True}
+        with one.http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            with one.held():  # it cannot end in time
+                late = become(one, "prefill", timeout_s=0.05)
+            assert (late.status_code, late.json()["error"]["code"]) == (409, "role_not_changed")
+            assert "data: [DONE]" in list(lines)
+        assert become(one, "decode").status_code == 409
+        assert asked(one) == expected
 
 
 def test_a_role_has_one_rank(folder):

@@ -19,6 +19,7 @@ from cairn.serve.http.endpoints.rerank import (
     ScoreList,
     ScoreRequest,
 )
+from cairn.serve.http.endpoints.role import RoleRequest
 from cairn.serve.http.endpoints.sleep import SleepState
 from cairn.serve.http.endpoints.weights import PauseRequest, UpdateRequest
 from cairn.serve.http.ledger.views import (
@@ -108,6 +109,7 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/wake_up": (None, "go on after /sleep; with --admin-endpoints"),
     "/update_weights": (UpdateRequest, "serve with other weights; with --admin-endpoints"),
     "/reset_prefix_cache": (None, "find no earlier prompt again; with --admin-endpoints"),
+    "/cairn/role": (RoleRequest, "prefill, decode or both; with --admin-endpoints"),
     "/cairn/prefill": (
         None,
         "compute a prompt for a decode server, in MessagePack; with --role prefill",

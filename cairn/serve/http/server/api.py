@@ -80,6 +80,7 @@ from cairn.serve.http.endpoints.rerank import (
     score,
 )
 from cairn.serve.http.endpoints.responses import delete_response, response, responses
+from cairn.serve.http.endpoints.role import role
 from cairn.serve.http.endpoints.sleep import is_sleeping, sleep, wake_up
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
 from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
@@ -171,6 +172,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("GET", "/v1/models", models),
     ("GET", "/v1/models/{name:path}", model),
     ("POST", "/cairn/prefill", prefill),
+    ("POST", "/cairn/role", role),
     ("POST", "/pause", pause),
     ("POST", "/resume", resume),
     ("POST", "/sleep", sleep),
@@ -271,6 +273,7 @@ class Endpoint:
                 service.admission.check()  # a text that has no place need not be read
             body, continued = split_body(scope, body)
             call = scope[CALL] = Call(scope, receive, send, holder, id)
+            call.role = service.config.role
             call.continued, call.routed = continued, header(scope, ROUTED) is not None
             call.body = body if self.admits and service.pulse.followed else b""
             response = await self.handle(service, call, body)

@@ -21,6 +21,7 @@ class Call:
         self.wants_field = False  # in the body as well
         self.routed = False  # a router reads the answer: its tokens are marked
         self.continued: list[int] = []  # of an answer that began at another server
+        self.role: str | None = None  # of the server, when the request came
         self.body = b""  # kept where a router follows the prefix cache
 
     @property

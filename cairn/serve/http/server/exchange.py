@@ -118,6 +118,16 @@ class Exchange:
         entry = self._entry
         return max(entry.first - entry.arrived, 0.0), max(entry.last - entry.first, 0.0)
 
+    async def _wait_for_role(self, service: Service) -> None:
+        """While the role changes; a request that came for the one before it is refused."""
+        if service.switching.locked():
+            async with service.switching:
+                pass
+        computes = service.config.role == "prefill"
+        if self._call.role is not None and computes != (self._call.role == "prefill"):
+            said = f"the server has become a {service.config.role} server meanwhile"
+            raise Refusal(503, said, code="role_changed", retry_after_s=1)
+
     async def __aenter__(self) -> Self:
         service, config = self._service, self._service.config
         if (reason := service.serving.dead()) is not None:
@@ -127,6 +137,7 @@ class Exchange:
         service.accounts.check_budget(self._call.holder)
         if service.asleep or service.waking.locked():  # or falls asleep at this moment
             await service.wake()
+        await self._wait_for_role(service)
         self._ticket = service.admission.admit(self._call.holder, len(self.jobs))
         service.open.add(self)
         self._entry = self._begin()

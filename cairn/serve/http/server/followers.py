@@ -51,7 +51,7 @@ class Follower:
 
 class Followers:
     def __init__(self, serving: Serving, status: Callable[[], str], role: str) -> None:
-        self.serving, self._status, self._role = serving, status, role
+        self.serving, self._status, self.role = serving, status, role
         self.epoch = secrets.randbits(48)  # of this process
         self.book = KeyBook(serving.limits.page_size)
         self._pages: PageEvents | None = None
@@ -87,7 +87,7 @@ class Followers:
             limits.page_size,
             self._pages is not None,
             limits.rows,
-            self._role,
+            self.role,
         )
 
     def load(self) -> Load:

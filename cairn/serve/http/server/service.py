@@ -108,6 +108,7 @@ class Service:
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self.waking = asyncio.Lock()
+        self.switching = asyncio.Lock()  # while the role changes, requests wait
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: list[asyncio.Task[None]] = []
@@ -143,6 +144,11 @@ class Service:
             await asyncio.to_thread(self._traces.close)
         if self.capture is not None:
             await asyncio.to_thread(self.capture.close)
+
+    def take_role(self, config: ServerConfig) -> None:
+        """The engine has changed its role; `config` differs in nothing else."""
+        self.config = config
+        self.pulse.role = config.role
 
     def send_traces(self, traces: Traces) -> None:
         """Every request that ends from now on becomes a span."""

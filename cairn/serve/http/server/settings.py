@@ -37,6 +37,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """of a decode server: addresses of prefill servers of the same model; CAIRN_PREFILL_KEY has their API key"""
     prefill_min_tokens: int = 128
     """of a decode server: shorter prompts are computed here"""
+    prefill_when: Literal["pays", "always"] = "pays"
+    """of a decode server: ask for a prompt only where that spares the others more than it costs, or always"""
     kv_transport: Literal["tcp", "shm", "nixl"] = "tcp"
     """how pages travel between prefill and decode servers"""
     kv_host: str = "127.0.0.1"
@@ -57,7 +59,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     lora_modules: list[str] = msgspec.field(default_factory=list)
     """adapters as NAME=PATH, each served under its name"""
     admin_endpoints: bool = False
-    """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /sleep, /wake_up,
+    """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /sleep, /wake_up, /cairn/role,
     /v1/load_lora_adapter and /v1/unload_lora_adapter to whoever may generate"""
     exercises: bool = False
     """grade the code of exercises that is written on the learn page: it runs on this machine, so only for yourself,
@@ -160,14 +162,16 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def separation(self) -> RoleConfig | None:
         """What the engine has to know of its role; None where it does both."""
-        if self.role == "both":
-            return None
+        return None if self.role == "both" else self.role_config()
+
+    def role_config(self) -> RoleConfig:
         return RoleConfig(
             role=self.role,
             transport=self.kv_transport,
             host=self.kv_host,
             prefill_urls=self.prefill_urls,
             prefill_min_tokens=self.prefill_min_tokens,
+            prefill_when=self.prefill_when,
             prefill_timeout_s=self.first_token_deadline,
         )
 

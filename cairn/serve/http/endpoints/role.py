@@ -1,0 +1,64 @@
+"""POST /cairn/role: a running server computes prompts for others, asks others for them, or does both by itself.
+
+    {"role": "prefill"}   {"role": "decode", "prefill_urls": ["http://..."]}   {"role": "both"}
+
+Requests that come meanwhile wait; those under way, and pages that another server still reads, have `timeout_s` to end.
+Then the role changes between two steps, or nothing has changed (409). Only with `--admin-endpoints`.
+"""
+
+import asyncio
+import time
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from cairn.core.errors import CairnError, RequestError
+from cairn.serve.http.endpoints.weights import check_admin
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.settings import ServerConfig
+
+LOOK_S = 0.02  # between two looks whether everything has ended
+
+
+class RoleRequest(msgspec.Struct, kw_only=True):
+    """POST /cairn/role"""
+
+    role: Literal["both", "prefill", "decode"]
+    prefill_urls: list[str] = []
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+
+
+async def role(service: Service, call: Call, body: bytes) -> JSON:
+    check_admin(service, call)
+    asked = decode(body, RoleRequest)
+    began = time.monotonic()
+    async with service.switching:
+        try:
+            wanted = msgspec.structs.replace(
+                service.config, role=asked.role, prefill_urls=asked.prefill_urls
+            )
+            await _switch(service, wanted, began + asked.timeout_s)
+        except CairnError as error:
+            said = f"the role is {service.config.role}, as before: {error}"
+            raise Refusal(409, said, param="role", code="role_not_changed") from None
+        service.take_role(wanted)
+    return JSON({"role": asked.role, "seconds": round(time.monotonic() - began, 6)})
+
+
+async def _switch(service: Service, wanted: ServerConfig, deadline: float) -> None:
+    """A RequestError: it was still at work when its time was over."""
+    engine, of_prompts = service.serving.engine, "prefill" in (wanted.role, service.config.role)
+    while True:
+        try:
+            if of_prompts and service.open:
+                raise RequestError(f"{len(service.open)} requests are under way")
+            await asyncio.to_thread(engine.switch_role, wanted.role_config())
+            return
+        except RequestError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(LOOK_S)

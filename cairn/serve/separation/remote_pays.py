@@ -1,0 +1,46 @@
+"""Is a prompt computed elsewhere rather than here? Only where that spares everybody here more than it costs.
+
+    computed here    the others that decode here wait for it: seconds of the prompt x requests that decode
+    elsewhere        the answer begins later: the way there and back, what waits there, and the pages on their way
+
+So an idle decode server computes prompts itself, as a server without a role does. What a token, a byte and the way cost
+is taken from prompts that came from elsewhere; nothing is known before the first, or when the last is long ago: then
+the next one is asked for elsewhere, to learn. Pure: the clock is handed in.
+"""
+
+import msgspec
+
+NEWEST = 0.3  # what the last prompt counts for
+LONG_AGO_S = 30.0
+
+
+class RemoteCosts(msgspec.Struct):
+    """As the last prompts from elsewhere had them."""
+
+    token_s: float = 0.0  # to compute one
+    way_s: float = 0.0  # there and back, and waiting there
+    bytes_per_s: float = 0.0
+    known_at: float = -LONG_AGO_S  # a moment
+
+    def note_reply(self, tokens: int, compute_s: float, took_s: float, now: float) -> None:
+        """A prompt of so many tokens that had to be computed has come back."""
+        if tokens > 0:
+            self.token_s = _newer(self.token_s, compute_s / tokens)
+        self.way_s = _newer(self.way_s, max(took_s - compute_s, 0.0))
+        self.known_at = now
+
+    def note_pages(self, bytes: int, seconds: float) -> None:
+        if bytes > 0 and seconds > 0:
+            self.bytes_per_s = _newer(self.bytes_per_s, bytes / seconds)
+
+
+def remote_pays(costs: RemoteCosts, tokens: int, bytes: int, decoding: int, now: float) -> bool:
+    """`tokens`: of the prompt that are not in the cache here, `bytes`: of their pages; `decoding`: requests here."""
+    if now - costs.known_at >= LONG_AGO_S or not costs.bytes_per_s:
+        return True
+    spared_s = tokens * costs.token_s * decoding
+    return spared_s > costs.way_s + bytes / costs.bytes_per_s
+
+
+def _newer(known: float, seen: float) -> float:
+    return known + NEWEST * (seen - known) if known else seen
