@@ -81,6 +81,8 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     task: Task = Task()
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
+    talk: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """port of this machine where the model can be talked to while it learns, and where its page is; 0: none"""
     warm_up: Count = 0
     """at most so many steps on written answers before the first rollout, for a model that begins with random weights"""
     warm_up_until: Share = 0.3

@@ -21,8 +21,10 @@ def write_page(config: Align, rounds: list[Round], last: float) -> Path:
     return path
 
 
-def render(config: Align, rounds: list[Round], last: float) -> str:
+def render(config: Align, rounds: list[Round], last: float | None) -> str:
+    """`last`: held-out reward at the end; None: of a run that goes on, where it was measured last."""
     measured = [one.held_out for one in rounds if one.held_out is not None]
+    last = last if last is not None else measured[-1] if measured else 0.0
     found = {
         "task": config.task.kind,
         "algorithm": config.algorithm.kind,

@@ -76,7 +76,10 @@ class RolloutBatches:
         policy: Policy,
         objective: PolicyObjective,
         log_line: Callable[[str], None],
+        between_steps: Callable[[int], None] = lambda step: None,
     ) -> None:
+        """`between_steps`: called with the step that comes, while nobody uses the engine."""
+        self.between_steps = between_steps
         self.config, self.policy, self.objective, self.log_line = (
             config,
             policy,
@@ -103,6 +106,7 @@ class RolloutBatches:
         config = self.config
         if self.objective.value is not None:
             self.objective.value.step()
+        self.between_steps(state.step)
         self.objective.watch.on = False
         state.lr_scale = 1.0
         if not self._is_warm(state):

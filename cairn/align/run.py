@@ -11,8 +11,9 @@ import torch
 from cairn.align.config import Align
 from cairn.align.objective import PolicyObjective
 from cairn.align.policy import Policy
-from cairn.align.report import write_page
+from cairn.align.report import render, write_page
 from cairn.align.rollout_batches import RolloutBatches, read_rounds
+from cairn.align.talk import Talk
 from cairn.align.tasks import make_problem
 from cairn.core.errors import ConfigError
 from cairn.models.checkpoint import (
@@ -76,18 +77,34 @@ def _align(
     state.loss = objective
     answers = config.data.sequences * config.rollout.updates
     policy = Policy(state, tokenizer, min(answers, 256), config.data.sequence)
-    rollouts = RolloutBatches(config, policy, objective, log_line)
+    talk = _talk(config, policy, log_line) if config.talk else None
+    between = talk.answer if talk is not None else lambda step: None
+    rollouts = RolloutBatches(config, policy, objective, log_line, between)
     source: NextBatches = rollouts
     if config.algorithm.kl:
         head = TargetLogProbs(state.spec, fused=prepared.fused)
         source = ReferredBatches(rollouts, head, _reference(config, str(state.device)))
-    finished = carry_out(config, prepared, source, log_line=log_line, on_record=on_record)
+    try:
+        finished = carry_out(config, prepared, source, log_line=log_line, on_record=on_record)
+    finally:
+        if talk is not None:
+            talk.close()
     policy.updated(state.step)
     last = rollouts.held_out()
     rounds = read_rounds(config.folder)
     page = write_page(config, rounds, last)
     first = next((one.held_out for one in rounds if one.held_out is not None), None)
     return Aligned(finished=finished, first=first, last=last, page=str(page))
+
+
+def _talk(config: Align, policy: Policy, log_line: Callable[[str], None]) -> Talk:
+    def page() -> str:
+        rounds = read_rounds(config.folder)
+        return render(config, rounds, rounds[-1].held_out if rounds else None)
+
+    talk = Talk(policy, config.folder.name, config.data.sequence, page, config.talk)
+    log_line(f"talk to it while it learns: {talk.address}/v1 (model {config.folder.name})")
+    return talk
 
 
 def prepare(config: Align) -> Prepared:

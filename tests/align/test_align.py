@@ -2,6 +2,9 @@
 
 import json
 import math
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -21,6 +24,7 @@ from cairn.align.rollout import (
 )
 from cairn.align.rollout_batches import read_rounds
 from cairn.align.run import align, prepare
+from cairn.align.talk import Talk
 from cairn.align.tasks import Problem
 from cairn.align.value_head import with_credit
 from cairn.cli.main import main
@@ -88,6 +92,37 @@ def test_engine_and_trainer_agree_before_and_after_an_update(lively):
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     held = {p.data_ptr() for p in state.parallel.stages[0].parameters()}
     assert {p.data_ptr() for p in policy.model.parameters()} == held  # one copy
+
+
+def test_the_model_is_talked_to_between_two_steps(lively):
+    _, _, policy = lively
+    talk = Talk(policy, "run", 48, lambda: "<p>page</p>")
+    body = {"messages": [{"role": "user", "content": "sort 312"}], "max_tokens": 4, "seed": 1}
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(_post, f"{talk.address}/v1/chat/completions", body)
+            while not waiting.done():
+                talk.answer(7)
+            status, answer = waiting.result()
+        assert (status, answer["model"]) == (200, "run@7")
+        assert answer["choices"][0]["message"]["content"]
+        status, answer = _post(
+            f"{talk.address}/v1/completions", {"prompt": "sort", "max_tokens": 99}
+        )
+        assert status == 400
+        assert "max_tokens can be" in answer["error"]["message"]
+        assert b"page" in urllib.request.urlopen(talk.address).read()
+    finally:
+        talk.close()
+
+
+def _post(address, body):
+    asked = urllib.request.Request(address, json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as problem:
+        return problem.code, json.load(problem)
 
 
 def test_rollouts_repeat(lively):
