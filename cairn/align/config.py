@@ -46,6 +46,8 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """answers to each prompt, which are compared with each other"""
     max_tokens: Positive = 24
     """of an answer; a longer one is cut, and is wrong"""
+    consistent: bool = False
+    """trainer and engine compute the same bits, so that their mismatch is exactly 0; slower, and on a CPU only"""
     updates: Positive = 1
     """steps that learn from one round of rollouts; the later ones are off policy"""
 

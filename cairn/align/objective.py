@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from cairn.align.config import Align
+from cairn.align.consistent import fixed_log_probs
 from cairn.align.value_head import RETURN, ValueHead
+from cairn.kernels.loss.token_rule import applied, with_slope
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
 from cairn.train.data.batch import IGNORED, Batch
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import Objective, Rule, Streams
@@ -38,6 +41,9 @@ class PolicyObjective:
         self.kind, kl = config.algorithm.kind, config.algorithm.kl
         clip = Clip(low, high)
         self.watch = Mismatch()
+        self.consistent: Transformer | None = (
+            None  # the engine's model, where both compute the same bits
+        )
         rule: Rule = CISPO(1 + high, kl) if self.kind == "cispo" else PolicyGradient(clip, kl)
         self.tokens = Objective(spec, Watched(rule, self.watch), fused)
         self.gspo = GSPO(clip)
@@ -52,6 +58,8 @@ class PolicyObjective:
     def __call__(
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch, valid: Tensor
     ) -> Tensor:
+        if self.consistent is not None and not bool(batch.extra["old"].isnan().any()):
+            return self._consistent(self.consistent, hidden_TD, vocabulary, batch, valid)
         if self.kind != "gspo":
             loss = self.tokens(hidden_TD, vocabulary, batch, valid)
             if self.value is not None and RETURN in batch.extra:  # not while it warms up
@@ -61,6 +69,26 @@ class PolicyObjective:
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
         streams = batch.extra | gspo_streams(self.gspo, logp_T, batch, self.watch)
         return self.given(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
+
+    def _consistent(
+        self,
+        model: Transformer,
+        hidden_TD: Tensor,
+        vocabulary: Vocabulary,
+        batch: Batch,
+        valid: Tensor,
+    ) -> Tensor:
+        """The same loss of log-probabilities that are the engine's to the bit."""
+        logp_T, streams, rule = fixed_log_probs(model, batch), batch.extra, self.tokens.rule
+        if self.kind == "gspo":
+            found = gspo_streams(self.gspo, logp_T.detach(), batch, self.watch)
+            streams, rule = batch.extra | found, self.given.rule
+        counts_T = batch.targets_T != IGNORED
+        loss_T, slope_T = applied(lambda x_T, _: rule(x_T, streams), logp_T, counts_T, slice(None))
+        loss = with_slope(logp_T, loss_T, slope_T).sum()
+        if self.value is not None:
+            loss = loss + self.value.loss(hidden_TD, vocabulary, batch)
+        return loss / valid
 
 
 class Mismatch:

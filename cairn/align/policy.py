@@ -53,8 +53,18 @@ class Sampled(NamedTuple):
 class Policy:
     """The model that learns."""
 
-    def __init__(self, state: TrainState, tokenizer: Tokenizer, rows: int, tokens: int) -> None:
-        """Room for `rows` answers at a time, each with its prompt of at most `tokens` tokens."""
+    def __init__(
+        self,
+        state: TrainState,
+        tokenizer: Tokenizer,
+        rows: int,
+        tokens: int,
+        consistent: bool = False,
+    ) -> None:
+        """Room for `rows` answers at a time, each with its prompt of at most `tokens` tokens.
+
+        `consistent`: what the engine computes for a token depends on nothing else in its batch.
+        """
         assert isinstance(state.parallel, ParallelModel)
         self.model = engine_view(state.parallel.stages[0])
         self.tokenizer, self.eos_ids = tokenizer, tuple(sorted(tokenizer.eos_ids))
@@ -67,6 +77,7 @@ class Policy:
             max_model_len=tokens,
             num_gpu_blocks_override=rows * (-(-tokens // page) + 1) + SPARE_PAGES,
             plain=not on_gpu,
+            batch_invariant=consistent,
         )
         opened = OpenModel("policy", state.spec, tokenizer, self.eos_ids, None)
         runnable = Runnable("policy", self.model, "the weights that are trained")

@@ -76,7 +76,9 @@ def _align(
     objective = PolicyObjective(state.spec, config, prepared.fused, state.device)
     state.loss = objective
     answers = config.data.sequences * config.rollout.updates
-    policy = Policy(state, tokenizer, min(answers, 256), config.data.sequence)
+    consistent = config.rollout.consistent
+    policy = Policy(state, tokenizer, min(answers, 256), config.data.sequence, consistent)
+    objective.consistent = policy.model if consistent else None
     talk = _talk(config, policy, log_line) if config.talk else None
     between = talk.answer if talk is not None else lambda step: None
     rollouts = RolloutBatches(config, policy, objective, log_line, between)
@@ -111,6 +113,11 @@ def prepare(config: Align) -> Prepared:
     """The model, on its device, and the tokenizer that its tasks are written with."""
     name = default_device() if config.device == "auto" else config.device
     check_device(name)
+    if config.rollout.consistent and name != "cpu":
+        raise ConfigError(
+            f"rollout.consistent on {name}: the trainer's kernels there are not the engine's",
+            hint="use --device cpu, or leave it out: the mismatch is printed every round",
+        )
     start = None
     if config.model.checkpoint is not None:
         start = open_checkpoint(resolve(str(config.model.checkpoint)))

@@ -125,6 +125,44 @@ def _post(address, body):
         return problem.code, json.load(problem)
 
 
+@pytest.mark.parametrize("kind", ["grpo", "gspo"])
+def test_trainer_and_engine_compute_the_same_bits(tmp_path, kind, monkeypatch):
+    """Over updates, prompts that end anywhere in a block and found prefixes; and the gradients are the usual ones."""
+
+    def by_first_token(tokenizer, config, problem, prompt, sampled):
+        return Trajectory(problem, prompt, sampled, "", float(sampled.tokens[0] % 2))
+
+    monkeypatch.setattr("cairn.align.rollout.judged", by_first_token)
+    config = tiny(
+        tmp_path / "r",
+        steps=3,
+        algorithm=Algorithm(kind=kind),
+        data=Data(sequence=48, sequences=8, microbatch=4),
+        rollout=Rollout(group=4, max_tokens=24, consistent=True),
+        task=Task(held_out=2, every=0),
+        adapter=Adapter(rank=2),
+    )
+    align(config, log_line=lambda line: None)
+    seen = [(one.mismatch, one.largest) for one in read_rounds(tmp_path / "r")[1:]]
+    assert seen == [(0.0, 0.0)] * 2
+
+
+def test_consistent_gradients_are_the_usual_ones(lively):
+    config, state, policy = lively
+    groups = roll_out(policy, config, 0, 1)
+    flat = [[one._replace(reward=float(at)) for at, one in enumerate(groups[0])]]
+    batches = batches_of(documents_of(flat, config), 4, 0, 0)
+    found = []
+    for model in (None, policy.model):
+        state.loss.consistent = model
+        state.parallel.forward_backward(batches, state.loss, torch.tensor(8.0), 1.0)
+        found.append({name: g.clone() for name, g in state.parallel.gradients().items()})
+        state.parallel.zero_grad()
+    assert max(float(g.abs().max()) for g in found[0].values()) > 1e-5
+    for name, exact in found[0].items():
+        assert torch.allclose(found[1][name], exact, atol=1e-6), name
+
+
 def test_rollouts_repeat(lively):
     config, _, policy = lively
     first, again = (roll_out(policy, config, 8, 1) for _ in range(2))

@@ -74,12 +74,15 @@ class Block:
         self.keys = (block + 1) * ROWS
         self.length = length  # of the sequence; what lies behind it in its last page is not its own
         self.pages_GP = pages_GP  # of each cache group
-        self.query_G1 = torch.arange(block * ROWS, self.keys)[:, None]
+        self.block = block
 
-    def visible(self, window: int) -> Tensor:
-        key_N = torch.arange(self.keys)
-        seen_GN = key_N <= self.query_G1
-        return seen_GN & (key_N > self.query_G1 - window) if window else seen_GN
+
+def visible_keys(block: int, window: int) -> Tensor:
+    """Which keys the rows of a block see, of all up to the block's end."""
+    end = (block + 1) * ROWS
+    query_G1, key_N = torch.arange(block * ROWS, end)[:, None], torch.arange(end)
+    seen_GN = key_N <= query_G1
+    return seen_GN & (key_N > query_G1 - window) if window else seen_GN
 
 
 class FixedPages(Paged):
@@ -140,12 +143,19 @@ def _attend(
     v_NKC[block.length :] = 0  # zero times another's infinity would be felt
     if rule.window:
         v_NKC[: max(0, block.keys - ROWS + 1 - rule.window)] = 0
+    return attend_fixed(q_GHC, k_NKC, v_NKC, visible_keys(block.block, rule.window), rule)
+
+
+def attend_fixed(
+    q_GHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, seen_GN: Tensor, rule: Rule
+) -> Tensor:
+    """ROWS queries against the keys of one sequence; also with gradients (`align.consistent`)."""
     heads, kv_heads = q_GHC.shape[1], k_NKC.shape[1]
     q_KMC = q_GHC.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3).flatten(1, 2)
     scores_KMN = torch.bmm(q_KMC, k_NKC.permute(1, 2, 0)).float() * rule.scale
     if rule.softcap:
         scores_KMN = rule.softcap * torch.tanh(scores_KMN / rule.softcap)
-    hidden_MN = ~block.visible(rule.window).repeat(heads // kv_heads, 1)
+    hidden_MN = ~seen_GN.repeat(heads // kv_heads, 1)
     scores_KMN = scores_KMN.masked_fill(hidden_MN, -torch.inf)
     if rule.sinks_H is not None:
         sinks_KM = (
