@@ -65,10 +65,10 @@ class Talk:
     def ask(self, body: Body) -> Sampled:
         """Waits for the trainer. A RequestError says what is wrong."""
         asked = Asked(self._prompt(body), self._params(body), Future())
-        left = self.longest - len(asked.prompt)
-        if left < asked.params.max_tokens:
+        left, most = self.longest - len(asked.prompt), asked.params.max_tokens or MOST_TOKENS
+        if left < most:
             raise RequestError(
-                f"a prompt of {len(asked.prompt)} tokens with an answer of {asked.params.max_tokens} is longer than "
+                f"a prompt of {len(asked.prompt)} tokens with an answer of {most} is longer than "
                 f"the {self.longest} that this run has room for",
                 hint=f"max_tokens can be {max(left, 0)} at most, or make data.sequence larger",
             )
