@@ -31,7 +31,7 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class Aliases:
     def __init__(self, given: Sequence[Alias] = ()) -> None:
-        self._targets: dict[str, tuple[list[str], list[float]]] = {}  # models, cumulative shares
+        self.targets: dict[str, tuple[list[str], list[float]]] = {}  # models, cumulative shares
         for name in dict.fromkeys(one.name for one in given):
             same = [one for one in given if one.name == name]
             total = sum(one.weight for one in same)
@@ -40,20 +40,17 @@ class Aliases:
                     f"all weights of the alias {name!r} are 0", hint="give one model a weight"
                 )
             shares = [share / total for share in accumulate(one.weight for one in same)]
-            self._targets[name] = [one.model for one in same], shares
-
-    def __bool__(self) -> bool:
-        return bool(self._targets)
+            self.targets[name] = [one.model for one in same], shares
 
     @property
     def names(self) -> list[str]:
-        return list(self._targets)
+        return list(self.targets)
 
     def target(self, name: str | None, number: int, user: bytes) -> str | None:
         """The model that this request gets; None: the name is no alias. `number`: of the request, in order."""
-        if name not in self._targets:
+        if name not in self.targets:
             return None
-        models, shares = self._targets[name]
+        models, shares = self.targets[name]
         if user:
             at = int.from_bytes(blake2b(user, digest_size=8).digest()) / 2**64
         else:

@@ -56,19 +56,14 @@ class Used(msgspec.Struct):
 
 class Quotas:
     def __init__(self, usual: Limits) -> None:
-        self._usual, self._keys = usual, dict[str, Limits]()
+        self.change(usual, {})
         self.used: dict[str, Used] = {}
         self._day = 0
 
     def change(self, usual: Limits, keys: dict[str, Limits]) -> None:
         """Other limits; what was used today stays used."""
         self._usual, self._keys = usual, keys
-
-    @property
-    def limited(self) -> bool:
-        return any(
-            limit is not None for one in (self._usual, *self._keys.values()) for limit in one
-        )
+        self.limited = any(limit is not None for one in (usual, *keys.values()) for limit in one)
 
     def admit(self, key: str, reserved: int, now_s: float) -> Refused | None:
         """`now_s`: seconds since 1970. None: it may go on, and has to be settled."""

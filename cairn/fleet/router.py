@@ -171,7 +171,9 @@ class Router:
             return
         asked, number = _read(request), next(self._numbers)
         model = asked.model or self.default_model
-        if self.aliases and (target := self.aliases.target(model, number, bytes(asked.user))):
+        if self.aliases.targets and (
+            target := self.aliases.target(model, number, bytes(asked.user))
+        ):
             asked.model = model = target
             request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
@@ -226,7 +228,11 @@ class Router:
 
     def able(self, now: float, model: str | None, tried: Collection[int] = ()) -> list[Worker]:
         """Servers that may get it. One that sleeps wakes up for it, unless its host has to make room first."""
-        able = [one for one in self.workers if one.eligible(now, model) and not one.full]
+        able = [
+            one
+            for one in self.workers
+            if one.waiting + one.decoding < one.capacity and one.eligible(now, model)
+        ]
         if tried:
             able = [one for one in able if one.number not in tried]
         if able:

@@ -19,6 +19,7 @@ STATES: dict[str, State] = {"ok": "up", "asleep": "asleep"}  # by what a server 
 STEP_S, TOKEN_S, ROW_S = 0.02, 25e-6, 1e-4  # of a server that has not told yet
 MOST_FAILURES = 3  # in a row, after which it is given a rest
 REST_S = 1.0
+NO_LIMIT = 2**31
 
 
 class Worker:
@@ -37,6 +38,7 @@ class Worker:
         self.decoding = 0  # requests of ours after it
         self.failures = 0  # in a row
         self.rests_until_s = 0.0
+        self.capacity = NO_LIMIT  # requests from here at a time
         self._sleeps = False  # as far as its host or its pulse has said
         self.managed = False  # a host of several models decides when it sleeps
         self.yielding = False  # it takes nothing new, to make room for another model
@@ -49,6 +51,8 @@ class Worker:
             self._sleeps = False
         self.state, self.reason = ("asleep", "asleep") if self._sleeps else ("up", "")
         self.models = frozenset(hello.models if hello is not None else ())
+        rows = hello.rows if hello is not None else 0
+        self.capacity = rows + (rows >> 3 or 1) if rows else NO_LIMIT
         self.load, self.rests_until_s = Load(), 0.0
 
     def down(self, reason: str) -> None:
@@ -84,8 +88,7 @@ class Worker:
     @property
     def full(self) -> bool:
         """It has as much from here as it runs at a time, and a little that waits, so that it never runs dry."""
-        rows = self.hello.rows if self.hello is not None else 0
-        return bool(rows) and self.waiting + self.decoding >= rows + (rows >> 3 or 1)
+        return self.waiting + self.decoding >= self.capacity
 
     def candidate(self, cached_tokens: int) -> Candidate:
         load, hello = self.load, self.hello
