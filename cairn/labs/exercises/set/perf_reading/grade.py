@@ -1,3 +1,7 @@
+import shutil
+import subprocess
+import sys
+
 from cairn.labs.exercises.grading import Attempt, case, close, require
 
 # perf stat -x, -e task-clock,page-faults,context-switches,cpu-migrations of four small programs, as it printed them.
@@ -59,3 +63,31 @@ def causes(attempt: Attempt) -> None:
     for after, wall_s, expected in cases:
         found = attempt.cause(idle, after, wall_s)
         require(found == expected, f"{found}, not {expected}", f"{found}，应为 {expected}")
+
+
+def counted(program: str) -> str | None:
+    """What perf says about a Python program on this machine; None where there is no perf, or the kernel forbids it."""
+    if shutil.which("perf") is None:
+        return None
+    events = ["perf", "stat", "-x,", "-e", "task-clock,page-faults"]
+    done = subprocess.run(
+        [*events, sys.executable, "-S", "-c", program], capture_output=True, text=True
+    )
+    allowed = done.returncode == 0 and "page-faults" in done.stderr and "<not" not in done.stderr
+    return done.stderr if allowed else None
+
+
+if (IDLE_HERE := counted("pass")) is not None:
+
+    @case("64 MiB counted by perf on this machine, now", "此刻在本机用 perf 数出 64 MiB")
+    def live(attempt: Attempt) -> None:
+        touching = counted("x = bytearray(64 << 20); x[::4096] = bytes(len(x[::4096]))")
+        require(touching is not None, "perf stopped counting", "perf 停止了计数")
+        idle, after = attempt.read_counters(IDLE_HERE), attempt.read_counters(touching)
+        touched = attempt.touched_bytes(after["page-faults"], idle["page-faults"])
+        # Huge pages would make fewer faults, a busy allocator a few more.
+        require(
+            (1 << 17) < touched < (96 << 20),
+            f"{touched / 2**20:.1f} MiB of 64",
+            f"64 MiB 数出 {touched / 2**20:.1f} MiB",
+        )
