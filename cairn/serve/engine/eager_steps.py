@@ -18,17 +18,8 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.sampler import Sampler, no_penalties
 
 ODD = 5  # tokens less than a size
-SEQUENCES = (
-    1,
-    2,
-    5,
-    9,
-    16,
-    31,
-    61,
-    64,
-    99,
-)  # of the smallest large step, and as many as there can be
+# Sequences of the smallest large step, besides as many as there can be.
+SEQUENCES = (1, 2, 5, 9, 16, 31, 61, 64, 99)
 TOP = (0, 1, 5, 20)  # likeliest tokens that requests ask for
 
 
