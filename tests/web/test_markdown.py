@@ -82,7 +82,7 @@ SIGNS = [
 ]
 TAGS = re.compile(
     "P|H[3-6]|UL|OL|LI|BLOCKQUOTE|HR|FIGURE|FIGCAPTION|SPAN|BUTTON|SVG|PATH|PRE|CODE|DIV|TABLE|THEAD|TBODY|TR|TH|TD"
-    "|STRONG|EM|S|A"
+    "|STRONG|EM|S|A|I"
 )
 DRAW = """async texts => {
     const {markdownView} = await import("/web/chat/markdown_dom.js");
@@ -134,13 +134,24 @@ def test_it_is_read_as_the_reference_reads_it(tab):
     drawn = tab.page.evaluate(DRAW, SAMPLES)
     wrong = []
     for sample, ours in zip(SAMPLES, drawn, strict=True):
-        found, wanted = Tree(ours["html"]).seen, Tree(reference.render(sample)).seen
+        uncoloured = re.sub("</?i(?: [^>]*)?>", "", ours["html"])
+        found, wanted = Tree(uncoloured).seen, Tree(reference.render(sample)).seen
         found = [
             each.replace("example/>", "example>") for each in found
         ]  # the browser's form of an address
         if found != wanted:
             wrong.append((sample, found, wanted))
     assert not wrong
+
+
+def test_code_has_colours_and_keeps_its_text(tab):
+    code = 'if x1 == 0x2f:  # "a comment"\n    return f"{x}\\" in"\n'
+    python, text = tab.page.evaluate(DRAW, [f"```{name}\n{code}```" for name in ("python", "text")])
+    marked = re.findall('<i class="in-([a-z]+)">([^<]*)</i>', python["html"])
+    assert marked[:3] == [("word", "if"), ("number", "0x2f"), ("comment", '# "a comment"')]
+    assert marked[3:] == [("word", "return"), ("string", '"{x}\\" in"')]
+    assert "<i" not in text["html"]
+    assert code.strip() in python["text"]
 
 
 def test_nothing_is_dangerous_and_no_word_is_lost(tab):

@@ -77,7 +77,7 @@ def test_a_request_is_taken_apart(tab, server):
     assert json.loads(download.value.path().read_text())["traceEvents"]
 
 
-def test_slowest_first_or_newest_first(server, open_tab):
+def test_newest_first_or_slowest_first(server, open_tab):
     for length in (2, 40, 8):
         ask(server, max_tokens=length, ignore_eos=True)
     tab = open_tab(server, "/#/requests")
@@ -91,6 +91,9 @@ def test_slowest_first_or_newest_first(server, open_tab):
         return [request["id"] for request in requests]
 
     expect(tab.find(".request").first).to_be_visible()
+    assert shown() == told("newest")
+    tab.find(".segments span", has_text="Slowest").click()
+    expect(tab.find(".request").first).to_have_attribute("data-id", told("slowest")[0])
     assert shown() == told("slowest")
     took = [
         request["e2e_s"]

@@ -2,6 +2,7 @@
 
 import { copyButton } from "../copying.js";
 import { arrange, h } from "../dom.js";
+import { highlighted } from "./highlight.js";
 import { blocks, inline } from "./markdown.js";
 
 /** An element whose `show(text)` brings it up to date. */
@@ -40,7 +41,7 @@ function listItem(inside) {
 function codeElement({ language, text }) {
   return h("figure", { class: "code" },
     h("figcaption", {}, h("span", {}, language || "text"), copyButton("Copy this code", () => text)),
-    h("pre", { tabindex: "0" }, h("code", {}, text)));
+    h("pre", { tabindex: "0" }, h("code", {}, highlighted(text, language))));
 }
 
 function tableElement({ head, right, rows }) {

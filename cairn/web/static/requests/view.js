@@ -1,5 +1,5 @@
 /**
- * The request explorer: the requests that the server remembers, slowest or newest first.
+ * The request explorer: the requests that the server remembers, newest or slowest first.
  *
  * Asks anew every two seconds while it is on the screen. While one is open the list stands still, so that nothing moves
  * under the reader; a button says how many came meanwhile.
@@ -16,7 +16,7 @@ const EMPTY = "No request yet. Send one from the chat, and its time is taken apa
 const WORDS = "Where the time of each one went. No prompt or answer is kept here.";
 const EVERY_MS = 2000;
 const LIMIT = 100;
-const ORDERS = [["slowest", "Slowest first"], ["newest", "Newest first"]];
+const ORDERS = [["newest", "Newest first"], ["slowest", "Slowest first"]];
 const LEGEND = ["tokenize", "queue", "prefill", "decode", "respond"];
 
 export function makeView() {
@@ -24,7 +24,7 @@ export function makeView() {
 }
 
 class RequestsView {
-  order = "slowest";
+  order = "newest";
   rows = new Map();
   listed = []; // ids, as they stand
   #timer = null;
