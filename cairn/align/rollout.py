@@ -7,6 +7,7 @@ none    a       b     <end>  none            targets: the answer alone is learnt
         w       w     w                      weight of a token in the mean
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -95,6 +96,11 @@ def judged(
     """With its reward; an answer that was cut has none."""
     text = tokenizer.decode(sampled.tokens)
     reward = reward_of(config.task, problem, text) if sampled.stopped else 0.0
+    if not math.isfinite(reward):
+        raise DataError(
+            f"the reward of an answer to {problem.prompt!r} is {reward}",
+            hint="a reward is a finite number: one that is not would spoil its whole group",
+        )
     return Trajectory(problem, prompt, sampled, text, reward)
 
 

@@ -20,6 +20,7 @@ from cairn.align.rollout import (
     batches_of,
     document,
     documents_of,
+    judged,
     roll_out,
 )
 from cairn.align.rollout_batches import read_rounds
@@ -333,8 +334,12 @@ def test_other_algorithms_take_steps_off_policy(tmp_path, kind, monkeypatch):
     assert found.finished.outcome.last_loss is not None
 
 
-def test_mistakes(tmp_path):
+def test_mistakes(tmp_path, monkeypatch):
     config = tiny(tmp_path / "r")
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="is nan"):
+        patch.setattr("cairn.align.rollout.reward_of", lambda *_: math.nan)
+        answer = Sampled([5], [-0.5], 0, True)
+        judged(prepare(config).corpus.tokenizer, config, Problem("p", "s", "k", "m"), [1], answer)
     for changes, why in (
         ({"parallel": Layout(dp=2)}, "2 processes"),
         ({"rollout": Rollout(group=7)}, "no multiple"),

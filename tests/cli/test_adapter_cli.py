@@ -2,18 +2,22 @@
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_checkpoints import folder as checkpoint
 
 from cairn.cli.main import main
 from cairn.cli.train.tune import with_adapter
+from cairn.core.errors import UsageError
 
 
 def test_lora_flag():
     assert with_adapter(["r.toml", "--lora"]) == ["r.toml", "--adapter.rank", "16"]
     assert with_adapter(["--lora", "8", "--lr", "1"]) == ["--adapter.rank", "8", "--lr", "1"]
     assert with_adapter(["--lora=4"]) == ["--adapter.rank", "4"]
+    with pytest.raises(UsageError, match="rank of 1 or more"):
+        with_adapter(["--lora", "0"])
 
 
 def test_tune_info_merge(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import tyro
 
 from cairn.cli.train.train import TrainVerb, carry_out, read
+from cairn.core.errors import UsageError
 
 DEFAULT_RANK = "16"
 
@@ -34,5 +35,10 @@ def with_adapter(args: list[str]) -> list[str]:
             continue
         if not equals:
             value = rest.pop(0) if rest and rest[0].isdigit() else DEFAULT_RANK
+        if value.isdigit() and int(value) == 0:
+            raise UsageError(
+                f"--lora {value}: an adapter has a rank of 1 or more",
+                hint="leave --lora out, with --adapter.rank 0, to train the weights themselves",
+            )
         long += ["--adapter.rank", value]
     return long
