@@ -336,10 +336,11 @@ def test_other_algorithms_take_steps_off_policy(tmp_path, kind, monkeypatch):
 
 def test_mistakes(tmp_path, monkeypatch):
     config = tiny(tmp_path / "r")
-    with monkeypatch.context() as patch, pytest.raises(DataError, match="is nan"):
+    tokenizer, answer = prepare(config).corpus.tokenizer, Sampled([5], [-0.5], 0, True)
+    with monkeypatch.context() as patch:
         patch.setattr("cairn.align.rollout.reward_of", lambda *_: math.nan)
-        answer = Sampled([5], [-0.5], 0, True)
-        judged(prepare(config).corpus.tokenizer, config, Problem("p", "s", "k", "m"), [1], answer)
+        with pytest.raises(DataError, match="is nan"):
+            judged(tokenizer, config, Problem("p", "s", "k", "m"), [1], answer)
     for changes, why in (
         ({"parallel": Layout(dp=2)}, "2 processes"),
         ({"rollout": Rollout(group=7)}, "no multiple"),
