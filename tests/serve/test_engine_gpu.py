@@ -384,3 +384,23 @@ def test_pieces_through_graphs(loaded):
     shared = outputs[0].keys() & outputs[1].keys()
     assert len(shared) >= 3
     assert all(abs(outputs[0][token] - outputs[1][token]) < 0.1 for token in shared)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+def test_pages_come_back_from_pinned_host_memory(loaded, dtype):
+    """Behind a prefix from the host an answer is what it is behind the same prefix on the device."""
+    host = dict(kv_offload_host="64MiB", num_gpu_blocks_override=9, kv_cache_dtype=dtype)
+    engine = engine_of(loaded, **host)
+    engine.tiers.compute = lambda first, last: 1e3 * (last - first)  # loading is always the fastest
+    prompt = prompt_of(300, seed=1)
+    submit(engine, [prompt])
+    engine.run()
+    (here,) = submit(engine, [prompt])
+    engine.run()
+    submit(engine, [prompt_of(300, seed=seed) for seed in range(2, 6)])
+    engine.run()
+    (back,) = submit(engine, [prompt])
+    engine.run()
+    assert (here.cached, here.ledger.host_tokens) == (256, 0)
+    assert (back.cached, back.ledger.host_tokens) == (256, 256)
+    assert back.outputs == here.outputs
