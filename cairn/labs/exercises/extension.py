@@ -1,6 +1,6 @@
-"""Builds a learner's C++ or CUDA operator with torch.utils.cpp_extension and loads it into this process.
+"""Builds a learner's C++ operator with torch.utils.cpp_extension and loads it into this process.
 
-    file.cpp ──cpp_extension.load──> ninja, c++ or nvcc ──> file.so ──> torch.ops.NAMESPACE_xxxx
+    file.cpp ──cpp_extension.load──> ninja and c++ ──> file.so ──> torch.ops.NAMESPACE_xxxx
 
 Files use torch's stable headers (`torch/csrc/stable/`), which compile in seconds where `torch/extension.h` takes half a
 minute. Several answers can be loaded at once: the namespace of each gets an ending of its own.
@@ -36,8 +36,7 @@ def operators(sources: Sequence[Path], namespace: str) -> Any:
         cpp_extension.load(
             name,
             [str(source) for source in sources],
-            extra_cflags=["-O1", rename],
-            extra_cuda_cflags=["-O1", rename],
+            extra_cflags=["-O0", rename],
             build_directory=str(sources[0].parent),
             is_python_module=False,
         )
