@@ -55,7 +55,7 @@ def _inverse(a, BLOCK: tl.constexpr):
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def _solve_kernel(
     mixed, g, beta, slots, starts, u, w, sequences,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,

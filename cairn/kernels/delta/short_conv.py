@@ -21,7 +21,7 @@ from cairn.kernels.paged.paged_tiles import bucket, counted, power_of_2
 TOKENS, COLUMNS = 16, 128  # of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "tokens"])
 def _conv_kernel(
     x, weight, before, slots, starts, y, sequences, tokens, E, slot_stride,
     KEPT: tl.constexpr, SILU: tl.constexpr, SEQUENCES: tl.constexpr, STARTS: tl.constexpr,
