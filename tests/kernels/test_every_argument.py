@@ -53,6 +53,7 @@ from cairn.kernels.paged.kv_write import rope_write
 from cairn.kernels.paged.latent_attention import latent_attention
 from cairn.kernels.paged.paged_attention import paged_attention
 from cairn.kernels.paged.step_inputs import decode_step, keep_tokens, step_inputs
+from cairn.kernels.quantize.nf4 import dequantize_nf4, quantize_nf4
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, quantize_reference
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.kernels.quantize.quantize_transposed import quantize_transposed
@@ -164,6 +165,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (quantize, dict(x=random(6, 32), out=quantized(random(6, 32)))),
     (dequantize, dict(quantized=quantized(random(6, 32)), out=torch.empty(6, 32, dtype=BF16))),
+    (dequantize_nf4, dict(nf4=quantize_nf4(torch.ones(6, 32)), dtype=BF16)),
     (quantize_tensor, dict(x=random(6, 32), scale=torch.ones(1))),
     (quantize_tensor, dict(x=random(6, 32))),
     (quantize_transposed, dict(x=random(16, 32), both=True)),

@@ -88,6 +88,15 @@ def dequantize_nf4(nf4: NF4, dtype: torch.dtype, impl: Impl = "auto") -> Tensor:
     """All values, in the shape that they had."""
     packed = check("packed", nf4.packed, dtypes=(torch.uint8,), shape=(None,), packed=True)
     require(dtype.is_floating_point, "dtype", "a floating-point type", dtype)
+    count = torch.Size(nf4.shape).numel()
+    require(len(packed) == blocks(count, 2), "packed", f"{blocks(count, 2)} bytes", len(packed))
+    scales = blocks(count, BLOCK)
+    for name, tensor, kind, shape in (
+        ("scales", nf4.scales, torch.uint8, (scales,)),
+        ("scale_of_scales", nf4.scale_of_scales, torch.float32, (blocks(scales, SCALES),)),
+        ("mean", nf4.mean, torch.float32, ()),
+    ):
+        check(name, tensor, dtypes=(kind,), shape=shape, beside=packed, packed=True)
     offers = {"triton": needs_cuda(packed), "reference": None}
     if choose("dequantize_nf4", impl, offers).impl == "reference":
         return dequantize_nf4_reference(nf4, dtype)
