@@ -577,9 +577,16 @@ language.__dict__.update(
     atomic_add=atomic_add, split=split, exp=_elementwise(np.exp), SwizzledSharedLayout=Layout,
     exp2=_elementwise(np.exp2), log2=_elementwise(np.log2), max=_reduction(np.max), sum=_reduction(np.sum),
 )  # fmt: skip
+
+
+def jit(function=None, *, do_not_specialize=()):
+    """With options or without; what is specialised changes no number."""
+    return jit if function is None else Kernel(function)
+
+
 gluon = types.ModuleType("triton.experimental.gluon")
 gluon.__dict__.update(
-    jit=Kernel, constexpr_function=lambda function: function, language=language, __path__=[]
+    jit=jit, constexpr_function=lambda function: function, language=language, __path__=[]
 )
 hopper = types.ModuleType("triton.experimental.gluon.language.nvidia.hopper")
 hopper.__dict__.update(
