@@ -152,7 +152,8 @@ def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
         "livenessProbe": {**_probe("/live"), "failureThreshold": 6},
     }
     made = _deployment(config, name, name, group.count, container)
-    made["spec"]["template"]["metadata"]["labels"] |= SERVES
+    if config.inference_pool:  # a label more would exchange the servers of fleets without one
+        made["spec"]["template"]["metadata"]["labels"] |= SERVES
     if stored:
         container["volumeMounts"] = [{"name": "model", "mountPath": MODELS, "readOnly": True}]
         claim = {"claimName": claim_name(model), "readOnly": True}

@@ -68,6 +68,8 @@ def test_a_pool_selects_all_servers_and_asks_the_router():
     assert [name for name, pod in pods.items() if chosen <= pod["metadata"]["labels"].items()] == [
         "chat-servers-0"
     ]
+    without = [one for one in objects_of(CONFIG) if one["kind"] == "Deployment"]
+    assert "cairn/serves" not in str(without)  # it would roll the servers of every fleet
     picker = by_name["Service", spec["endpointPickerRef"]["name"]]["spec"]
     assert picker["ports"][0]["port"] == spec["endpointPickerRef"]["port"]["number"]
     assert picker["selector"].items() <= pods["chat-router"]["metadata"]["labels"].items()
