@@ -18,6 +18,7 @@ from pathlib import Path
 from starlette.types import Scope
 
 from cairn.core.errors import ConfigError
+from cairn.serve.given_key import given_key
 from cairn.serve.http.protocol.refusal import Refusal
 
 VARIABLE = "CAIRN_API_KEYS"  # several are separated by commas
@@ -40,7 +41,7 @@ class Keys:
         """The name of the key that a request carries, or 401."""
         if not self._digests:
             return ANYBODY
-        given = _given(scope)
+        given = given_key(scope["headers"])
         if given is None:
             raise Refusal(
                 401,
@@ -103,18 +104,6 @@ def _entry(text: str, where: str) -> tuple[str | None, str]:
             hint="write NAME KEY; a comment needs a line of its own in a file",
         )
     return (words[0] if len(words) == 2 else None), words[-1]
-
-
-def _given(scope: Scope) -> bytes | None:
-    """OpenAI's clients send a bearer token, Anthropic's a header of its own."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            if scheme.lower() == b"bearer" and token.strip():
-                return token.strip()
-        elif name == b"x-api-key" and value.strip():
-            return value.strip()
-    return None
 
 
 def _digest(key: bytes) -> bytes:
