@@ -11,6 +11,7 @@ import asyncio
 import gc
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -20,9 +21,10 @@ from cairn.core.errors import ConfigError
 from cairn.fleet.config import FleetConfig
 from cairn.fleet.router import Router
 
-AGAIN_S = 0.2
+AGAIN_S, LONGEST_AGAIN_S = 0.2, 10.0  # doubles as long as it does not start
 STOP_S = 35.0
 LONGEST_LINE = 16 << 20
+COMMAND = (sys.executable, "-m", "cairn.fleet.copies")
 
 
 class State(msgspec.Struct, frozen=True):
@@ -56,15 +58,23 @@ def check_copies(config: FleetConfig, processes: int, scaler: bool) -> None:
 class Copies:
     """The other processes, seen from the first one."""
 
-    def __init__(self, count: int, state: State, router: Router) -> None:
+    def __init__(
+        self, count: int, state: State, router: Router, say: Callable[[str], None]
+    ) -> None:
+        self._say = say
         self._state, self._router, self._addresses = state, router, {0: router.own_address}
         self._inputs: dict[int, asyncio.StreamWriter] = {}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._tasks = [asyncio.create_task(self._run(number)) for number in range(1, count)]
 
     def tell(self, config: FleetConfig | None = None, urls: list[str] | None = None) -> None:
+        """What has changed; the shared address does not, whatever the file says now."""
         old = self._state
+        if config is not None:
+            at = old.config.router
+            shared = msgspec.structs.replace(config.router, host=at.host, port=at.port)
+            config = msgspec.structs.replace(config, router=shared)
         known = [self._addresses[number] for number in sorted(self._addresses)]
         self._state = State(config or old.config, old.urls if urls is None else urls, known)
         self._router.processes = known
@@ -72,28 +82,43 @@ class Copies:
             writer.write(msgspec.json.encode(self._state) + b"\n")
 
     async def _run(self, number: int) -> None:
-        while not self._stopping:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "cairn.fleet.copies",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                start_new_session=True, preexec_fn=die_with_parent,
-            )  # fmt: skip
-            assert process.stdin is not None
-            assert process.stdout is not None
-            self._processes[number] = process
-            process.stdin.write(msgspec.json.encode(self._state) + b"\n")
-            if address := (await process.stdout.readline()).decode().strip():
-                self._addresses[number] = address
-                self._inputs[number] = process.stdin
-                self.tell()
-            await process.wait()
-            self._inputs.pop(number, None)
-            self._addresses.pop(number, None)
-            await asyncio.sleep(0 if self._stopping else AGAIN_S)
+        again_s = AGAIN_S
+        while not self._stopping.is_set():
+            try:
+                started, ended = await self._once(number)
+            except OSError as error:
+                started, ended = False, str(error)
+            if self._stopping.is_set():
+                return
+            again_s = AGAIN_S if started else min(2 * again_s, LONGEST_AGAIN_S)
+            did = "has ended" if started else "did not start"
+            self._say(f"process {number + 1} {did} ({ended}); again in {again_s:g} s")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(again_s):
+                    await self._stopping.wait()
+
+    async def _once(self, number: int) -> tuple[bool, str]:
+        """From its start to its end: has it listened, and how did it end?"""
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._processes[number] = process
+        process.stdin.write(msgspec.json.encode(self._state) + b"\n")
+        if address := (await process.stdout.readline()).decode().strip():
+            self._addresses[number] = address
+            self._inputs[number] = process.stdin
+            self.tell()
+        status = await process.wait()
+        self._inputs.pop(number, None)
+        self._addresses.pop(number, None)
+        return bool(address), f"exit status {status}"
 
     async def stop(self) -> None:
         """They finish what they have."""
-        self._stopping = True
+        self._stopping.set()
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.terminate()
@@ -127,11 +152,13 @@ async def _copy() -> None:
             router.configure(state.config)
             router.use(state.urls)
             router.processes = state.processes
-        stop.set()
 
     following = asyncio.create_task(follow())
+    following.add_done_callback(lambda _: stop.set())  # an error ends it, too: it is started again
     await stop.wait()
     await router.stop()
+    if following.done():
+        following.result()
     following.cancel()
 
 

@@ -49,7 +49,7 @@ async def serve_fleet(
     router = Router(config.router, own.urls)
     router.configure(config)
     address = await router.start(shared=processes > 1)
-    copies = _copies(config, router, address, processes)
+    copies = _copies(config, router, address, processes, say)
 
     def use(urls: list[str]) -> None:
         router.use(urls)
@@ -92,7 +92,9 @@ async def serve_fleet(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _copies(config: FleetConfig, router: Router, address: str, processes: int) -> Copies | None:
+def _copies(
+    config: FleetConfig, router: Router, address: str, processes: int, say: Say
+) -> Copies | None:
     """The other processes of the router, on the port that the first one has got."""
     if processes == 1:
         return None
@@ -100,7 +102,7 @@ def _copies(config: FleetConfig, router: Router, address: str, processes: int) -
     shared = msgspec.structs.replace(
         config, router=msgspec.structs.replace(config.router, port=port)
     )
-    return Copies(processes, State(shared, []), router)
+    return Copies(processes, State(shared, []), router, say)
 
 
 async def _wait(stop: asyncio.Event) -> None:

@@ -160,6 +160,27 @@ def test_a_slow_server_is_hedged_and_the_faster_answer_counts():
     fleet(check)
 
 
+def test_a_process_that_does_not_start_is_told_and_the_shared_port_stays(monkeypatch):
+    async def check() -> None:
+        said = []
+        router = Router(RouterConfig(port=0), [])
+        config = FleetConfig(
+            servers=[ServerGroup(urls=["http://127.0.0.1:1"])], router=RouterConfig(port=4321)
+        )
+        monkeypatch.setattr("cairn.fleet.copies.COMMAND", ("/nowhere/python",))
+        copies = Copies(2, State(config, []), router, said.append)
+        changed = msgspec.structs.replace(config, router=RouterConfig(port=0, policy="lmetric"))
+        copies.tell(changed)
+        assert copies._state.config.router == RouterConfig(port=4321, policy="lmetric")
+        async with asyncio.timeout(10):
+            while not said:
+                await asyncio.sleep(0.01)
+            await copies.stop()
+        assert "process 2 did not start" in said[0]
+
+    asyncio.run(check())
+
+
 def test_processes_share_a_port_and_know_of_each_other():
     async def check() -> None:
         server = FakeServer()
@@ -170,7 +191,7 @@ def test_processes_share_a_port_and_know_of_each_other():
         config = FleetConfig(
             servers=[ServerGroup(urls=[server.url])], router=RouterConfig(port=port)
         )
-        copies = Copies(2, State(config, []), router)
+        copies = Copies(2, State(config, []), router, print)
         router.use([server.url])
         copies.tell(urls=[server.url])
         try:
