@@ -1,6 +1,7 @@
 """A second copy of a request that has had no answer for a while, to another server: the first one that answers is kept.
 
 Exchange --hedge_s without a byte--> Hedge --begins first--> the exchange goes on with its connection
+                                       |--- the first server is lost --> likewise
                                        '--- begins second, fails --> it is dropped
 """
 
@@ -44,6 +45,16 @@ class Hedge:
             self.exchange.hedge = None
             if upstream is not None:
                 upstream.drop()
+
+    def take_over(self) -> bool:
+        """The first server is lost: is this one answering instead?"""
+        if self._over or self.upstream is None or self.worker.state != "up":
+            self.cancel()
+            return False
+        self._over = True
+        self.exchange.adopt(self.worker, self.upstream, self.new_tokens)
+        self.exchange.head(self._status, self._lines)
+        return True
 
     def _win(self, upstream: Upstream | None) -> bool:
         """The exchange goes on here; `upstream`: the connection, if more comes from it."""

@@ -3,7 +3,7 @@
     Envoy --headers, whole body--> picker --x-gateway-destination-endpoint: HOST:PORT--> Envoy --> server
 
 As the Gateway API's inference extension has it, for an InferencePool. The router knows caches and loads as for its own
-requests; bytes of answers never come here. While no server is up, Envoy waits for its answer. Needs grpcio.
+requests; bytes of answers never come here. While no server is up or has room, Envoy waits for its answer. Needs grpcio.
 """
 
 import asyncio
@@ -68,13 +68,13 @@ class Picked:
         able = await self._able(body.model)
         now = time.monotonic()
         if not able:
-            unknown = router.unknown_model(body.model)
+            unknown = router.unknown_model(body.model, aliases=False)
             status, code = (404, "model_not_found") if unknown else (503, "no_server")
             _, said = error_body(status, unknown or router.why_nobody(), code)
             return write_refusal(status, said)
         keys = prompt_keys(body) if data else NO_KEYS
         wanted = body.max_completion_tokens or body.max_tokens or body.max_output_tokens
-        ask = Ask(router.next_number(), keys.length, wanted or OUTPUT_TOKENS)
+        ask = Ask(router.next_number(), keys.length, max(wanted or OUTPUT_TOKENS, 1))
         choice, self._tokens = router.choose(ask, keys, able, now)
         self._worker = worker = choice.chosen
         router.meter(body.model, now, self._tokens * (worker.load.token_s or TOKEN_S))

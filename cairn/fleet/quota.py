@@ -7,18 +7,20 @@ at the same time cannot use more than there is. Days are those of UTC. Pure: the
 """
 
 import re
-from functools import lru_cache
 from hashlib import sha256
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+from cairn.serve.given_key import given_key
+
 DAY_S = 86_400
 ANYBODY = "anybody"  # sends no key
+MOST_KEYS = 10_000  # that are counted: those that use least are forgotten first
 _SENT = re.compile(
-    rb"(?:^|\n)(?:authorization:[ \t]*bearer|x-api-key:)[ \t]*([^\r\n]+)", re.IGNORECASE
-)
+    rb"^(authorization|x-api-key):[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE
+)  # headers that may carry a key
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -68,7 +70,7 @@ class Quotas:
     def admit(self, key: str, reserved: int, now_s: float) -> Refused | None:
         """`now_s`: seconds since 1970. None: it may go on, and has to be settled."""
         self._turn(now_s)
-        used, limits = self.used.setdefault(key, Used()), self._keys.get(key, self._usual)
+        used, limits = self._used(key), self._keys.get(key, self._usual)
         until = DAY_S - int(now_s) % DAY_S
         if limits.at_once is not None and used.at_once >= limits.at_once:
             said = f"this key has {used.at_once} requests at once, its limit is {limits.at_once}"
@@ -93,10 +95,25 @@ class Quotas:
     def settle(self, key: str, reserved: int, tokens: int, now_s: float) -> None:
         """A request that was admitted has ended."""
         self._turn(now_s)
-        used = self.used.setdefault(key, Used())
+        used = self._used(key)
         used.at_once = max(used.at_once - 1, 0)
         used.reserved = max(used.reserved - reserved, 0)
         used.tokens += tokens
+
+    def _used(self, key: str) -> Used:
+        """Invented keys cost no memory without end, and do not push out one that has used much."""
+        if (used := self.used.get(key)) is None:
+            if len(self.used) >= MOST_KEYS:
+                idle = [
+                    one
+                    for one, used in self.used.items()
+                    if not used.at_once and one not in self._keys
+                ]
+                idle.sort(key=lambda one: (self.used[one].tokens, self.used[one].requests))
+                for one in idle[: MOST_KEYS // 2]:
+                    del self.used[one]
+            used = self.used[key] = Used()
+        return used
 
     def _turn(self, now_s: float) -> None:
         if (day := int(now_s) // DAY_S) != self._day:
@@ -106,8 +123,7 @@ class Quotas:
             self.used = {key: used for key, used in self.used.items() if used.at_once}
 
 
-@lru_cache(4096)
 def digest_of(lines: bytes) -> str:
-    """Of the key that a request's headers carry."""
-    sent = _SENT.search(lines)
-    return sha256(sent[1].strip()).hexdigest() if sent is not None else ANYBODY
+    """Of the key that a request's headers carry, by the servers' own rule."""
+    key = given_key((name.lower(), value) for name, value in _SENT.findall(lines))
+    return sha256(key).hexdigest() if key is not None else ANYBODY

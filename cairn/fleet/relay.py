@@ -10,7 +10,7 @@ another kind of server a broken stream ends with an error event, because nobody 
 """
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -28,10 +28,18 @@ if TYPE_CHECKING:
     from cairn.fleet.views import Remembered
 
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
+USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"tokens_predicted":')
 BUSY = (429, 503)  # another server may have room
 OF_KEY = (
     b'"code":"key_'  # unless it is the client's key that has no more: nobody else is asked then
 )
+
+
+class TokensUsed(NamedTuple):
+    """That count against a key."""
+
+    prompt: int = 0
+    output: int = 0
 
 
 class Exchange:
@@ -44,15 +52,21 @@ class Exchange:
     deadline_s = 0.0  # for as long as it may wait for a server
     new_tokens = 0  # of its prompt, to be computed where it was sent
     holder = ANYBODY  # whose request it is
-    reserved = 0  # tokens of the holder's quota
+    admitted = False  # by the holder's quota, which is settled when it ends
+    reserved = 0  # tokens of that quota
+    longest = 0  # tokens that its answer may have
     priority = 0  # lower ones go first
-    made = 0  # tokens of its answer, as far as they were counted
+    computes = True  # it waits for room, and costs its holder what it used
+    streams = False  # the answer comes token by token
     hedge: "Hedge | None" = None  # a second copy, until one of them answers
     remembered: "Remembered | None" = None  # where it went, for those who ask
     _begun = False  # the client has a head
     _first = True  # no token has come from the present server
     _followed = True  # every chunk so far told its tokens
     _ended = False  # the last chunk has come
+    _complete = False  # a server has answered it, with success
+    _left = False  # the client did not wait for the end, and a server had it
+    _counted: int | None = None  # tokens of an answer without marks: its usage, or else its events
     _status, _lines = 0, b""
     _error = b""  # the body of an answer that is no success, as far as it came in chunks
 
@@ -127,6 +141,17 @@ class Exchange:
         """What the client has of the answer."""
         return [int(id) for marks in self._marks for id in marks.split()]
 
+    @property
+    def used(self) -> TokensUsed:
+        """What computed nothing and errors are free; an answer that nobody has counted costs as much as it may have."""
+        if not self.computes or not (self._begun or self._complete or self._left):
+            return TokensUsed()
+        output = sum(marks.count(b" ") + 1 for marks in self._marks) or self._counted
+        if output is None:
+            before_first = self.streams and self._left
+            output = 0 if self._begun or before_first else self.longest
+        return TokensUsed(self.ask.prompt_tokens, output)
+
     def _leave(self) -> Worker | None:
         """Its server has nothing more to do for it, and neither has a copy's."""
         if self.hedge is not None:
@@ -172,6 +197,8 @@ class Exchange:
             self._marks.append(body[at + len(MARK) : -2])
             return body[: at + 2]
         self._followed = self._followed and self._ended
+        events = body.count(b"data: {") or int(body.startswith(b"{"))
+        self._counted = _usage(body, (self._counted or 0) + events)
         return body
 
     def end(self, body: bytes) -> None:
@@ -182,7 +209,7 @@ class Exchange:
             self.router.place(self, time.monotonic())
             return
         worker.failures = 0
-        self.made = sum(marks.count(b" ") + 1 for marks in self._marks) or _counted(body)
+        self._complete, self._counted = status == 200, _usage(body, self._counted)
         if not self._begun:
             self.front.send(status, self._answer_lines(worker), body)
         elif status == 200:
@@ -194,10 +221,13 @@ class Exchange:
         self.router.done(self)
 
     def lost(self, reason: str) -> None:
-        """The server is gone, or does not answer any more."""
+        """The server is gone, or does not answer any more. A copy elsewhere takes its place."""
+        copy, self.hedge = self.hedge, None
         worker = self._leave()
         if worker is not None:
             self.router.lost(worker, reason)
+        if copy is not None and copy.take_over():
+            return
         if self._begun and self._ended:
             self.front.finish()
             self.router.done(self)
@@ -229,7 +259,7 @@ class Exchange:
 
     def _gone(self) -> None:
         upstream = self.upstream
-        self._leave()
+        self._left = self._leave() is not None
         if upstream is not None:
             upstream.drop()
         self.router.done(self)
@@ -240,10 +270,10 @@ class Exchange:
             (transport.pause_reading if slow else transport.resume_reading)()
 
 
-def _counted(body: bytes) -> int:
-    """The tokens of an answer, as its `usage` says."""
-    for name in (b'"completion_tokens":', b'"output_tokens":'):
+def _usage(body: bytes, otherwise: int | None) -> int | None:
+    """The tokens of an answer, as it says itself."""
+    for name in USAGE:
         if (at := body.rfind(name)) >= 0:
-            digits = body[at + len(name) : at + len(name) + 12].split(b",")[0].strip(b" }\n")
-            return int(digits) if digits.isdigit() else 0
-    return 0
+            digits = body[at + len(name) : at + len(name) + 12].split(b",")[0].strip(b" }\r\n")
+            return int(digits) if digits.isdigit() else otherwise
+    return otherwise

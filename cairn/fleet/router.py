@@ -25,6 +25,7 @@ from cairn.fleet.config import FleetConfig, RouterConfig
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedge
 from cairn.fleet.index import KeyIndex
+from cairn.fleet.paths import COMPUTING, GENERATING, plain_path
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas, digest_of
 from cairn.fleet.relay import Exchange
@@ -40,6 +41,9 @@ TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
 NOTHING = Asked()
 LONGEST_ID = 128
+LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
+MOST_HELD = 8192  # requests that wait; more are refused
+HEDGED_SHARE, MOST_HEDGES = 0.1, 8.0  # copies for each request, and saved up for a bad moment
 
 
 class Router:
@@ -60,6 +64,7 @@ class Router:
         self.default_model: str | None = None  # of requests that name none
         self.on_held: Callable[[], None] | None = None  # a request waits for a server
         self._placing = False
+        self._hedges = MOST_HEDGES  # copies that may be sent now
         self._numbers = itertools.count()
         self._prefix = f"{os.urandom(9).hex()}-".encode()  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
@@ -178,24 +183,31 @@ class Router:
             request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
         wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
-        ask = Ask(number, keys.length, wanted or OUTPUT_TOKENS)
+        ask = Ask(number, keys.length, max(wanted or OUTPUT_TOKENS, 1))
         given = request.id
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
         exchange = Exchange(self, front, request, id, ask, keys, model)
         exchange.arrived_s = now = time.monotonic()
         exchange.deadline_s = now + self.config.hold_s
         exchange.holder, exchange.priority = digest_of(request.lines), asked.priority or 0
+        path = plain_path(request.path)
+        exchange.computes, generates = path in COMPUTING, path in GENERATING
+        exchange.streams = generates and bool(asked.stream)
+        if generates:
+            exchange.longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1)
         if self.quotas.limited and request.body and not self._admit(exchange):
             return
+        if exchange.computes:
+            self.held.arrived(exchange.holder)
         self.open.add(exchange)
         self.place(exchange, now)
 
     def _admit(self, exchange: Exchange) -> bool:
         """Within the quota of its key? Otherwise it is answered here."""
-        reserved = exchange.ask.prompt_tokens + exchange.ask.output_tokens
+        reserved = exchange.ask.prompt_tokens + exchange.longest if exchange.computes else 0
         refused = self.quotas.admit(exchange.holder, reserved, time.time())
         if refused is None:
-            exchange.reserved = reserved
+            exchange.admitted, exchange.reserved = True, reserved
             return True
         lines, body = error_body(429, refused.message, refused.code)
         again = b"retry-after: %d\r\n" % refused.retry_after_s
@@ -211,12 +223,16 @@ class Router:
             said = f"{exchange.attempts} attempts have failed"
             exchange.give_up(502, said, "no_server_answers")
             return
-        fresh = self.able(now, model, tried)
-        if not fresh or (not placed and not exchange.attempts and self.held.waits(model)):
+        fresh = self.able(now, model, tried, exchange.computes)
+        behind = exchange.computes and not placed and not exchange.attempts
+        if not fresh or (behind and self.held.waits(model)):
             if (refusal := self.unknown_model(model)) is not None:
                 exchange.give_up(404, refusal, "model_not_found")
             elif now >= exchange.deadline_s:
                 exchange.give_up(503, self.why_nobody(), "no_server")
+            elif not exchange.attempts and len(self.held) >= MOST_HELD:
+                said = f"{len(self.held)} requests wait already"
+                exchange.give_up(429, said, "too_many_waiting")
             else:
                 exchange.tried.clear()
                 self.held.add(exchange, model, exchange.holder, exchange.priority)
@@ -226,12 +242,18 @@ class Router:
             return
         self._send(exchange, fresh, now)
 
-    def able(self, now: float, model: str | None, tried: Collection[int] = ()) -> list[Worker]:
-        """Servers that may get it. One that sleeps wakes up for it, unless its host has to make room first."""
+    def able(
+        self, now: float, model: str | None, tried: Collection[int] = (), computes: bool = True
+    ) -> list[Worker]:
+        """Servers that may get it; a full one only what it need not compute.
+
+        One that sleeps wakes up for it, unless its host has to make room first.
+        """
         able = [
             one
             for one in self.workers
-            if one.waiting + one.decoding < one.capacity and one.eligible(now, model)
+            if (one.waiting + one.decoding < one.capacity or not computes)
+            and one.eligible(now, model)
         ]
         if tried:
             able = [one for one in able if one.number not in tried]
@@ -262,9 +284,11 @@ class Router:
         exchange.sent_to(chosen, new)
         if self.scaled:
             self.meter(exchange.model, now, new * (chosen.load.token_s or TOKEN_S))
-        self.held.charge(exchange.holder, new)
+        if exchange.computes:
+            self.held.charge(exchange.holder, new)
         self.views.note(exchange, choice)
-        if self.config.hedge_s and len(able) > 1:
+        self._hedges = min(self._hedges + HEDGED_SHARE, MOST_HEDGES)
+        if self.config.hedge_s and exchange.streams and len(able) > 1:
             loop = asyncio.get_running_loop()
             loop.call_later(self.config.hedge_s, self._hedge, exchange, exchange.attempts)
         attempt = exchange.attempts
@@ -283,8 +307,9 @@ class Router:
             return
         able = self.able(now, exchange.model, {*exchange.tried, first.number})
         able = [one for one in able if one.state == "up"]
-        if not able:
+        if not able or self._hedges < 1:
             return
+        self._hedges -= 1
         choice, new = self.choose(exchange.ask, exchange.keys, able, now)
         exchange.hedge = copy = Hedge(exchange, choice.chosen, new)
         self.views.hedged += 1
@@ -304,11 +329,11 @@ class Router:
 
     def done(self, exchange: Exchange) -> None:
         self.open.discard(exchange)
-        if exchange.made:
-            self.held.charge(exchange.holder, 0, exchange.made)
-        if exchange.reserved:
-            used = exchange.made and exchange.ask.prompt_tokens + exchange.made
-            self.quotas.settle(exchange.holder, exchange.reserved, used, time.time())
+        used = exchange.used
+        if used.output:
+            self.held.charge(exchange.holder, 0, used.output)
+        if exchange.admitted:
+            self.quotas.settle(exchange.holder, exchange.reserved, sum(used), time.time())
         if self.held:
             self.held.remove(exchange)
             self.place_next(time.monotonic())
@@ -339,22 +364,30 @@ class Router:
         if self._placing:  # one of them has ended at once
             return
         self._placing = True
-        for model in self.held.models:
-            while self.able(now, model) or self.unknown_model(model) is not None:
-                if (exchange := self.held.take(model)) is None:
-                    break
-                self.place(exchange, now, placed=True)
-        self._placing = False
+        try:
+            models = self.held.models
+            while models := [one for one in models if self.held.waits(one)]:
+                model = self.held.next_model(models)
+                if not self.able(now, model) and self.unknown_model(model) is None:
+                    models.remove(model)
+                elif (exchange := self.held.take(model)) is not None:
+                    self.place(exchange, now, placed=True)
+        finally:
+            self._placing = False
 
-    def unknown_model(self, model: str | None) -> str | None:
-        """Of a name that no server has; None as long as one of them has not told its names."""
-        names = {name for one in self.scaled for name in one.names} | set(self.aliases.names)
+    def unknown_model(self, model: str | None, aliases: bool = True) -> str | None:
+        """Of a name that no server has; None as long as one of them has not told its names.
+
+        `aliases`: they are told to whoever asks for another name. A request for one has its model's name already.
+        """
+        names = {name for one in self.scaled for name in one.names}
         if model is None or model in names or not (names or self.workers):
             return None
         for one in self.workers:
             if one.hello is None or model in one.hello.models:
                 return None
             names |= set(one.hello.models)
+        names |= set(self.aliases.names if aliases else ())
         near = did_you_mean(
             model, sorted(names), otherwise=f"there are: {', '.join(sorted(names))}"
         )

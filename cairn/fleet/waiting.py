@@ -1,14 +1,15 @@
 """Who goes next, when every server is full or none is up: by priority, then the key that has got least so far.
 
-    add(request, model, key, priority)      take(model) -> the next one      charge(key, tokens)
+    arrived(key)   add(request, model, key, priority)   take(next_model(models)) -> the next one   charge(key, tokens)
 
 Virtual token counters (VTC, arXiv 2401.00588): each key counts what was computed for it, the tokens of prompts that
-were cached nowhere and twice the tokens of answers. The lowest goes first. A key that comes back after a pause starts
-at the lowest of those that wait, so that nobody saves up. Pure: no clock, no sockets.
+were cached nowhere and twice the tokens of answers. The lowest goes first, whichever model it wants. A key that comes
+back after a pause starts at the lowest of those that wait, or where nobody waits at the key that was served last, so
+that nobody saves up and nobody pays later for what an idle fleet gave. Pure: no clock, no sockets.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ class WaitingQueue(Generic[T]):
         self._place: dict[T, tuple[str | None, int, str]] = {}
         self._counts: dict[str, float] = {}
         self._weights: dict[str, float] = {}
+        self._served: str | None = None  # the key that was served last
 
     def __len__(self) -> int:
         return len(self._place)
@@ -39,11 +41,33 @@ class WaitingQueue(Generic[T]):
     def waits(self, model: str | None) -> bool:
         return model in self._lines
 
+    def arrived(self, key: str) -> None:
+        """It has a new request, which may not have to wait. Unless another one waits, its count is lifted."""
+        self._make_room(key)
+        if not self._lines:
+            least = self._counts.get(self._served, 0.0) if self._served is not None else 0.0
+        else:
+            waiting = {one for line in self._lines.values() for _, one in line}
+            if key in waiting:
+                return
+            least = min(self._counts.get(one, 0.0) for one in waiting)
+        if least > self._counts.get(key, 0.0):
+            self._counts[key] = least
+
     def add(self, item: T, model: str | None, key: str, priority: int) -> None:
-        self._lift(key)
+        self.arrived(key)
         line = self._lines.setdefault(model, {})
         line.setdefault((priority, key), deque()).append(item)
         self._place[item] = model, priority, key
+
+    def next_model(self, models: Collection[str | None]) -> str | None:
+        """Of the request that is next among those for these models."""
+        heads = (
+            (priority, self._counts.get(key, 0.0), at, model)
+            for at, model in enumerate(models)
+            for priority, key in self._lines.get(model, ())
+        )
+        return min(heads)[3]
 
     def take(self, model: str | None) -> T | None:
         """The next one for this model."""
@@ -73,14 +97,12 @@ class WaitingQueue(Generic[T]):
 
     def charge(self, key: str, prompt: int, output: int = 0) -> None:
         """So much was computed for it."""
-        if key not in self._counts and len(self._counts) >= MOST_KEYS:
-            self._counts.clear()
+        self._make_room(key)
         tokens = (prompt + OUTPUT_WEIGHT * output) / self._weights.get(key, 1.0)
         self._counts[key] = self._counts.get(key, 0.0) + tokens
+        if prompt:  # it was sent to a server now
+            self._served = key
 
-    def _lift(self, key: str) -> None:
-        """A key of which nobody waits comes back."""
-        waiting = {one for line in self._lines.values() for _, one in line}
-        if waiting and key not in waiting:
-            least = min(self._counts.get(one, 0.0) for one in waiting)
-            self._counts[key] = max(self._counts.get(key, 0.0), least)
+    def _make_room(self, key: str) -> None:
+        if key not in self._counts and len(self._counts) >= MOST_KEYS:
+            self._counts.clear()

@@ -15,9 +15,11 @@ from cairn.core.errors import ConfigError
 from cairn.fleet.aliases import Alias, Aliases, with_model
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
 from cairn.fleet.copies import Copies, State, check_copies
-from cairn.fleet.quota import ANYBODY, Limits, Quotas, digest_of
+from cairn.fleet.quota import ANYBODY, MOST_KEYS, Limits, Quotas, digest_of
 from cairn.fleet.router import Router
 from cairn.fleet.waiting import WaitingQueue
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.keys import Keys
 
 MOST = 50  # tokens of one request
 
@@ -51,6 +53,40 @@ def test_priorities_go_first_and_who_comes_back_has_saved_nothing():
     assert queue.take(None) == "n1"
     queue.remove("b2")
     assert (len(queue), queue.models, queue.take(None)) == (0, [], None)
+
+
+def test_nobody_pays_later_for_what_an_idle_fleet_gave():
+    queue = WaitingQueue[str]()
+    queue.charge("a", 1_000_000)  # nobody else was there
+    queue.add("b1", None, "b", 0)
+    queue.add("a1", None, "a", 0)
+    assert queue.take(None) == "b1"
+    queue.charge("b", 10)
+    queue.add("b2", None, "b", 0)  # b has always one that waits
+    assert queue.take(None) == "a1"
+    queue.remove("b2")
+    queue.charge("a", 1_000_000)
+    queue.arrived("c")  # and did not have to wait
+    queue.charge("c", 1)
+    queue.add("d1", None, "d", 0)  # served last was c, which had been lifted
+    queue.add("a2", None, "a", 0)
+    queue.charge("d", 2)
+    assert queue.take(None) == "a2"
+
+
+def test_the_next_one_is_next_whichever_model_it_wants():
+    queue = WaitingQueue[str]()
+    for name, model, key, priority in (
+        ("a1", "x", "a", 0),
+        ("b1", "y", "b", 0),
+        ("a2", "y", "a", -1),
+    ):
+        queue.add(name, model, key, priority)
+    queue.charge("a", 100)
+    taken = []
+    while models := queue.models:
+        taken.append(queue.take(queue.next_model(models)))
+    assert taken == ["a2", "b1", "a1"]
 
 
 def test_a_key_with_twice_the_weight_gets_twice_as_much():
@@ -92,6 +128,40 @@ def test_keys_are_known_by_their_digests():
     assert digest_of(b"host: x\r\nnot-authorization: Bearer sk-1\r\n") == ANYBODY
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["Authorization", "x-api-key", "X-Other"]),
+            st.sampled_from(["", " ", "Bearer", "Bearer ", "bearer sk-1", "Bearerjunk", "sk-2"]),
+        ),
+        max_size=4,
+    )
+)
+def test_router_and_server_read_the_same_key(headers):
+    names = {sha256(key.encode()).hexdigest(): key for key in ("sk-1", "sk-2", "Bearer")}
+    for key in ("bearer sk-1", "Bearerjunk"):
+        names[sha256(key.encode()).hexdigest()] = key
+    server = Keys([(key, key) for key in names.values()])
+    scope = {"headers": [(n.lower().encode(), v.strip().encode()) for n, v in headers]}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
+    if (digest := digest_of(lines)) == ANYBODY:
+        with pytest.raises(Refusal, match="needs an API key"):
+            server.holder(scope)
+    else:
+        assert names[digest] == server.holder(scope)
+
+
+def test_invented_keys_cost_no_memory_and_push_nobody_out():
+    quotas = Quotas(Limits(tokens_per_day=100))
+    assert quotas.admit("real", 90, 0.0) is None
+    quotas.settle("real", 90, 90, 0.0)
+    for number in range(MOST_KEYS + 10):
+        assert quotas.admit(f"invented {number}", 1, 0.0) is None
+        quotas.settle(f"invented {number}", 1, 0, 0.0)
+    assert len(quotas.used) <= MOST_KEYS
+    assert quotas.admit("real", 90, 0.0) is not None
+
+
 def test_a_canary_gets_its_share_and_a_user_keeps_a_model():
     aliases = Aliases([Alias(name="chat", model="old", weight=9), Alias(name="chat", model="new")])
     got = [aliases.target("chat", number, b"") for number in range(1000)]
@@ -129,6 +199,63 @@ def test_the_router_follows_quotas_and_aliases():
     fleet(check)
 
 
+async def leave(url, count: int, stream: bool, **more) -> None:
+    """A client that goes away after the first bytes, or before them."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    fields = {"prompt": "12345678", "max_tokens": count, "stream": stream, **more}
+    body = json.dumps(fields).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
+    if stream:
+        await reader.readuntil(b"data: ")
+    else:
+        await asyncio.sleep(0.05)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_an_answer_that_is_left_is_not_free(marked):
+    async def check(url, servers, router):
+        configured(router, key_tokens_per_day=10_000)
+        servers[0].marked = marked
+
+        async def left(*given, **more):
+            before = router.quotas.used[ANYBODY].tokens if router.quotas.used else 0
+            await leave(url, *given, **more)
+            while router.open:
+                await asyncio.sleep(0.005)
+            used = router.quotas.used[ANYBODY]
+            assert (used.at_once, used.reserved) == (0, 0)
+            return used.tokens - before
+
+        assert 3 <= await left(500, True) < 400  # two of the prompt, and some of the answer
+        assert await left(500, False, n=2) == 2 + 2 * 500
+        assert (await ask(url, "x", -5, False))[0] == 200  # ours would refuse it
+        assert router.quotas.used[ANYBODY].reserved == 0
+
+    fleet(check, count=1)
+
+
+def test_what_computes_nothing_does_not_wait_and_too_many_do_not_either(monkeypatch):
+    async def check(url, servers, router):
+        (worker,) = router.workers
+        worker.capacity = 0
+        monkeypatch.setattr("cairn.fleet.router.MOST_HELD", 1)
+        held = asyncio.create_task(ask(url, "x", 2))
+        while not router.held:
+            await asyncio.sleep(0.005)
+        assert (await ask(url, "x", 2))[0] == 429
+        body = b'{"prompt": "x", "max_tokens": 1}'
+        raw = await exchange(url, ("POST /tokenize", body))
+        assert raw.startswith(b"HTTP/1.1 200")
+        assert not held.done()
+        worker.capacity = 9
+        assert (await held)[0] == 200
+
+    fleet(check, count=1)
+
+
 def test_a_full_server_is_given_no_more_and_everybody_who_waits_is_served():
     async def check(url, servers, router):
         (worker,) = router.workers
@@ -149,13 +276,44 @@ def test_a_slow_server_is_hedged_and_the_faster_answer_counts():
     async def check(url, servers, router):
         configured(router, hedge_s=0.05)
         servers[0].frozen_answers = True
-        for at, stream in enumerate((True, False, True)):
-            status, text, raw = await ask(url, f"h{at}", 4, stream)
-            assert (status, raw.count(b"data: {")) == (200, 4 if stream else 0)
+        for at in range(3):
+            status, text, raw = await ask(url, f"h{at}", 4)
+            assert (status, raw.count(b"data: {")) == (200, 4)
             assert text
         assert router.views.hedged >= 1
         servers[0].frozen_answers = False
         assert msgspec.json.decode(msgspec.json.encode(router.views.fleet()))["hedged"] >= 1
+
+    fleet(check)
+
+
+def test_a_copy_takes_the_place_of_a_server_that_died_and_few_are_made():
+    async def check(url, servers, router):
+        configured(router, hedge_s=0.02)
+        for server in servers:
+            server.frozen_answers = True
+        whole = asyncio.create_task(ask(url, "whole", 3, False))
+        await asyncio.sleep(0.1)
+        assert router.views.hedged == 0
+        stream = asyncio.create_task(ask(url, "x", 3))
+        while not router.views.hedged:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        (streamed,) = (one for one in router.open if one.streams)
+        first, copy = streamed.worker, streamed.hedge.worker
+        servers[first.number].kill()
+        while streamed.worker is not copy:
+            await asyncio.sleep(0.005)
+        assert (streamed.attempts, streamed.hedge) == (2, None)
+        for server in servers:
+            server.frozen_answers = False
+        assert (await stream)[1] == text_of("x", 3)
+        assert (await whole)[1] == text_of("whole", 3)
+        assert sum(len(one.served) for one in servers) <= 4
+        router._hedges = 0.0  # as after many copies
+        configured(router, hedge_s=0.001)
+        assert (await ask(url, "y", 3))[0] == 200
+        assert router.views.hedged == 1
 
     fleet(check)
 

@@ -10,6 +10,7 @@ import pytest
 from fake_servers import FakeServer, text_of
 
 from cairn.core.protobuf_wire import fields, write_bytes
+from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.picker import Picked, start_picker
 from cairn.fleet.picker_messages import Processing, read_processing, write_continue
@@ -66,6 +67,12 @@ def test_what_nobody_serves_is_refused_at_once():
     assert number == 7
     assert dict(fields(dict(fields(refusal))[1])) == {1: 404}
     assert b"no server has the model" in refusal
+    router = router_of(1001, hold_s=30)
+    router.aliases = Aliases([Alias(name="fakes", model="fake")])  # cannot be written into the body
+    ((_, refusal),) = fields(
+        answer_of(Picked(router), Processing("request_body", other, ends=True))
+    )
+    assert dict(fields(dict(fields(refusal))[1])) == {1: 404}
     router = router_of(1001)
     router.workers[0].down("gone")
     model = ScaledModel(["fake"], 0.0)

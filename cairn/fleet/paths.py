@@ -1,0 +1,34 @@
+"""Which requests make a server compute: they wait for room and cost their key tokens; others are passed on at once."""
+
+from urllib.parse import unquote_to_bytes
+
+GENERATING = frozenset(
+    (
+        b"/v1/chat/completions",
+        b"/v1/completions",
+        b"/v1/messages",
+        b"/v1/responses",
+        b"/completion",
+        b"/infill",
+        b"/api/chat",
+        b"/api/generate",
+    )
+)
+COMPUTING = GENERATING | {
+    b"/v1/embeddings",
+    b"/v1/rerank",
+    b"/rerank",
+    b"/v1/score",
+    b"/score",
+    b"/classify",
+    b"/v1/audio/transcriptions",
+    b"/v1/audio/translations",
+    b"/cairn/prefill",
+}
+
+
+def plain_path(path: bytes) -> bytes:
+    """As a server will understand it."""
+    if not path.startswith(b"/"):  # http://HOST/PATH
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return unquote_to_bytes(path) if b"%" in path else path
