@@ -10,7 +10,7 @@ that a program may import is imported before. Linux on x86-64 or aarch64; elsewh
 import ctypes
 import importlib
 import platform
-import resource
+import signal
 import sys
 import traceback
 
@@ -18,7 +18,7 @@ UNSUPPORTED = 97
 # What programs may import; behind the filter nothing else can be read.
 MODULES = ("bisect", "collections", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json",
            "math", "operator", "random", "re", "statistics", "string")  # fmt: skip
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER_MODE = 38, 22, 2
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER_MODE = 1, 38, 22, 2
 LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06  # instructions of the kernel's packet filter
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # refuse: the call fails with EPERM
 # read, write, close, fstat, lseek, mmap, mprotect, munmap, brk, rt_sigaction, rt_sigprocmask, rt_sigreturn, ioctl,
@@ -43,7 +43,14 @@ class Program(ctypes.Structure):
     _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction))]
 
 
+def end_with_parent() -> None:
+    """A program that waits for ever uses no time of the processor: it must not outlive a trainer that was killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def limit(seconds: int, memory: int) -> None:
+    import resource  # not there on every system, and UNSUPPORTED is read on all of them
+
     for kind, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory),
                        (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):  # fmt: skip
         resource.setrlimit(kind, (most, most))
@@ -63,12 +70,13 @@ def allow_only(architecture: int, calls: tuple[int, ...]) -> bool:
 
 
 def main() -> None:
-    source = sys.stdin.read()
-    for name in MODULES:
-        importlib.import_module(name)
     known = CALLS.get(platform.machine())
     if sys.platform != "linux" or known is None:
         sys.exit(UNSUPPORTED)
+    end_with_parent()
+    source = sys.stdin.read()
+    for name in MODULES:
+        importlib.import_module(name)
     limit(int(sys.argv[1]), int(sys.argv[2]))
     if not allow_only(*known):
         sys.exit(UNSUPPORTED)

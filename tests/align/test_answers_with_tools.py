@@ -1,12 +1,17 @@
 """Answers with tools: what a tool says is read and not learnt, and a program of the model can do no harm."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from cairn.align.environment import ENVIRONMENTS, Limits, calculate, run_episodes
 from cairn.align.policy import Sampled
 from cairn.align.rollout import document, written
-from cairn.align.sandbox import KILLED, SandboxLimits, run_python
+from cairn.align.sandbox import CHILD, KILLED, SandboxLimits, run_python
 from cairn.align.tasks import turns_of
 from cairn.train.data.batch import IGNORED
 from cairn.train.data.tokenizer_trainer import train_tokenizer
@@ -27,7 +32,7 @@ REFUSED = "PermissionError"
         ("open('here', 'w')", REFUSED),
         ("import _socket; _socket.socket()", "ModuleNotFoundError"),
         ("import os; os.fork()", REFUSED),
-        ("import os; os.kill(os.getppid(), 9)", REFUSED),
+        ("import os; os.kill(os.getpid(), 0)", REFUSED),
         ("import ctypes; print(ctypes.CDLL(None).socket(2, 1, 0))", "-1"),
         ("import os; os._exit(97)", ""),  # as if there were no filter
     ],
@@ -35,6 +40,26 @@ REFUSED = "PermissionError"
 def test_programs_compute_and_do_nothing_else(program, answer):
     found = run_python(program, LIMITS)
     assert answer in found if answer in (REFUSED, "ModuleNotFoundError") else answer == found
+
+
+def test_a_program_that_waits_ends_with_its_trainer():
+    waits = "import _thread\nlock = _thread.allocate_lock()\nprint('waits', flush=True)\nlock.acquire()\nlock.acquire()"
+    starts = """import subprocess, sys
+child = subprocess.Popen([sys.executable, "-I", "-S", *sys.argv[1:3], str(256 << 20)], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+child.stdin.write(sys.argv[3].encode())
+child.stdin.close()
+child.wait()"""
+    command = [sys.executable, "-S", "-c", starts, str(CHILD), "1", waits]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    number = int(trainer.stdout.readline())
+    try:
+        assert trainer.stdout.readline() == "waits\n"
+        trainer.kill()
+        trainer.communicate(timeout=10)  # until nobody can write there any more
+    except subprocess.TimeoutExpired:
+        os.kill(number, signal.SIGKILL)
+        raise
 
 
 def test_tools_answer_the_call_at_the_end():
@@ -72,10 +97,17 @@ def test_an_episode_goes_on_behind_the_tool_and_only_what_was_written_is_learnt(
     learnt = made.targets_T != IGNORED
     assert learnt[1:-1].tolist() == found.own
     assert torch.equal(made.extra["weight"], 0.25 * learnt)
-    (cut,) = run_episodes(
-        Scripted("<calc>3</calc>"), ENVIRONMENTS["calculator"], [[1]], Limits(5, 1), [5]
+
+
+def test_an_answer_without_room_for_what_the_tool_says_is_cut():
+    policy = Scripted("<calc>3</calc>")
+    asked, read = (
+        policy.tokenizer.encode(text, False) for text in ("<calc>3</calc>", "<result>3</result>")
     )
-    assert not cut.stopped or len(cut.tokens) <= 5
+    most = len(asked) + len(read) - 1
+    (cut,) = run_episodes(policy, ENVIRONMENTS["calculator"], [[1]], Limits(most, 1), [5])
+    assert cut.tokens == [*asked, *read[:-1]]
+    assert not cut.stopped
 
 
 def test_written_answers_leave_out_what_tools_say():
