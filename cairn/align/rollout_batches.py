@@ -105,7 +105,9 @@ class RolloutBatches:
     def next_batches(self, state: TrainState) -> list[Batch]:
         config = self.config
         if self.objective.value is not None:
-            self.objective.value.step()
+            # On a GPU the watch has not seen the last step yet; gradients that are not finite are left out anyway.
+            vetoed = state.watch.in_a_row > 0
+            self.objective.value.step(config.optim.max_norm, state.scale, vetoed)
         self.between_steps(state.step)
         self.objective.watch.on = False
         state.lr_scale = 1.0

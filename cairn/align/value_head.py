@@ -15,6 +15,7 @@ from torch import Tensor
 from cairn.kernels.loss.token_rule import applied, with_slope
 from cairn.models.linear.maps import Vocabulary
 from cairn.train.data.batch import IGNORED, Batch, Document
+from cairn.train.precision import LossScale
 from cairn.train.rules.advantages import gae, whitened
 from cairn.train.rules.value import value_loss
 
@@ -34,8 +35,8 @@ class ValueHead:
         self.algorithm = algorithm
         self.weight_D = torch.zeros(width, device=device, requires_grad=True)
         self.bias = torch.zeros((), device=device, requires_grad=True)
-        parameters = [self.weight_D, self.bias]
-        self.optimizer = torch.optim.Adam(parameters, lr=algorithm.value_lr)
+        self.parameters = [self.weight_D, self.bias]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=algorithm.value_lr)
 
     def __call__(
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch
@@ -56,20 +57,47 @@ class ValueHead:
         weight_T = self.algorithm.value_weight * batch.extra["weight"]
         return with_slope(value_T, weight_T * loss_T, weight_T * slope_T).sum()
 
-    def step(self) -> None:
-        """Learns from the gradients of the training step before, if there was one."""
-        if self.weight_D.grad is not None:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+    def step(self, max_norm: float, scale: LossScale, vetoed: bool = False) -> None:
+        """Learns from the gradients of the training step before, if there was one to learn from."""
+        gradients = self._gradients()
+        if gradients and not vetoed:
+            for gradient in gradients:
+                gradient.div_(scale.factor())
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm or torch.inf)
+            if bool(norm.isfinite()):
+                self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight_D.tolist(), "bias": self.bias.item()}
+        """With the optimizer's averages, and the gradient that the next step learns from, if it is finite."""
+        gradients = self._gradients()
+        finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        averages = self.optimizer.state_dict()["state"]
+        return {
+            "weight": self.weight_D.tolist(),
+            "bias": self.bias.item(),
+            "averages": [
+                {name: value.tolist() for name, value in averages[at].items()}
+                for at in sorted(averages)
+            ],
+            "gradients": [gradient.tolist() for gradient in gradients] if finite else [],
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Without the optimizer's averages, which a few steps bring back."""
         self.weight_D.copy_(torch.tensor(state["weight"]))
         self.bias.fill_(state["bias"])
+        averages = {
+            at: {name: torch.tensor(value) for name, value in saved.items()}
+            for at, saved in enumerate(state.get("averages", ()))
+        }
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": averages})
+        self.optimizer.zero_grad()
+        for parameter, saved in zip(self.parameters, state.get("gradients", ()), strict=False):
+            parameter.grad = torch.tensor(saved, device=parameter.device)
+
+    def _gradients(self) -> list[Tensor]:
+        return [one.grad for one in self.parameters if one.grad is not None]
 
 
 def with_credit(

@@ -4,8 +4,9 @@ with an adapter       the base: the same weights, with the adapter left out of t
 without one           a second model with the weights that the run began with, on every rank
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from cairn.models.linear.maps import Vocabulary
 from cairn.models.transformer import Transformer
 from cairn.train.data.batch import Batch
 from cairn.train.heads import TargetLogProbs
-from cairn.train.next_batches import NextBatches
+from cairn.train.next_batches import NextBatches, StatefulBatches
 from cairn.train.pair_objective import REFERENCE
 from cairn.train.parallel.model import ParallelModel
 
@@ -57,6 +58,14 @@ class ReferredBatches:
         hidden_TD = model(batch.tokens_T, batch.positions_T, attend)
         vocabulary: Vocabulary = model.head or model.embedding
         return self.head(hidden_TD, vocabulary, batch)["logp"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the source, if it has a state."""
+        return self.batches.state_dict() if isinstance(self.batches, StatefulBatches) else {}
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        if isinstance(self.batches, StatefulBatches):
+            self.batches.load_state_dict(states)
 
     def close(self) -> None:
         self.batches.close()
