@@ -5,7 +5,7 @@
 
 Sums of floating-point numbers depend on their order, and the order on the shapes. With the same shapes on both sides
 the two sides have one policy, not two that nearly agree: the ratio is exactly 1 on policy. The price is many small
-passes in place of one large one.
+passes in place of one large one. For models of plain attention alone (`check_covered`).
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from cairn.core.errors import ConfigError
 from cairn.models.attend import Rule
+from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.invariant import ROWS, attend_fixed, visible_keys
 from cairn.train.data.batch import IGNORED, Batch
+
+
+def check_covered(spec: ModelSpec) -> None:
+    """Refuses what the trainer's passes do not compute as the engine does."""
+    mixers = {spec.mixer_of(layer) for layer in range(spec.layers)} - {"attention"}
+    found = [f"layers of {name}" for name in sorted(mixers)]
+    found += ["experts"] if spec.experts is not None else []
+    ropes = [rope for rope in (spec.rope, spec.rope_local) if rope is not None]
+    found += ["dynamic rotations"] if any(rope.kind == "dynamic" for rope in ropes) else []
+    if found:
+        raise ConfigError(
+            f"rollout.consistent for a model with {' and '.join(found)}: it covers plain attention, dense layers and "
+            "rotations that do not depend on the length",
+            hint="leave it out: the mismatch is printed every round",
+        )
 
 
 class FixedBlocks:

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from cairn.align.config import Align
+from cairn.align.consistent import check_covered
 from cairn.align.objective import PolicyObjective
 from cairn.align.policy import Policy
 from cairn.align.report import render, write_page
@@ -123,6 +124,8 @@ def prepare(config: Align) -> Prepared:
         start = open_checkpoint(resolve(str(config.model.checkpoint)))
     tokenizer = _tokenizer(config, start)
     spec = _spec(config, start, tokenizer)
+    if config.rollout.consistent:
+        check_covered(spec)
     if config.data.sequence > spec.context:
         raise ConfigError(
             f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}",

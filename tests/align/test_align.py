@@ -12,6 +12,7 @@ import torch
 from tiny_align import tiny
 
 from cairn.align.config import Algorithm, Align, Rollout, Task
+from cairn.align.consistent import check_covered
 from cairn.align.objective import Mismatch, PolicyObjective, Watched
 from cairn.align.policy import Policy, Sampled, engine_view
 from cairn.align.recipes import RECIPES, recipe
@@ -31,10 +32,12 @@ from cairn.align.value_head import with_credit
 from cairn.cli.main import main
 from cairn.core.errors import ConfigError, DataError
 from cairn.models.attend import Packed
-from cairn.train.config import Adapter, Data, Objective, Optim
+from cairn.models.spec import Rope
+from cairn.train.config import Adapter, Data, Model, Objective, Optim
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import TargetLogProbs
 from cairn.train.parallel.layout import Layout
+from cairn.train.prepare import shape_of
 from cairn.train.rules.policy import PolicyGradient
 from cairn.train.step import train_step
 
@@ -118,12 +121,31 @@ def test_the_model_is_talked_to_between_two_steps(lively):
 
 
 def _post(address, body):
-    asked = urllib.request.Request(address, json.dumps(body).encode())
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(address, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as problem:
         return problem.code, json.load(problem)
+
+
+@pytest.mark.parametrize("preset", ["tiny-moe", "tiny-deepseek", "tiny-qwen3-next"])
+def test_the_same_bits_are_refused_where_they_are_not_computed(tmp_path, preset):
+    config = tiny(
+        tmp_path / "r",
+        model=Model(preset=preset, context=64),
+        rollout=Rollout(group=8, max_tokens=12, consistent=True),
+    )
+    with pytest.raises(ConfigError, match="it covers plain attention, dense layers"):
+        prepare(config)
+
+
+def test_the_same_bits_are_refused_for_rotations_by_length():
+    stretched = Rope(kind="dynamic", factor=2.0, original_context=32)
+    check_covered(shape_of(tiny(None).model))
+    with pytest.raises(ConfigError, match="dynamic rotations"):
+        check_covered(msgspec.structs.replace(shape_of(tiny(None).model), rope=stretched))
 
 
 @pytest.mark.parametrize("kind", ["grpo", "gspo"])
