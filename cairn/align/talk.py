@@ -9,6 +9,7 @@ of that step. So nobody reads weights that are half updated, and a request waits
 machine only. `cairn serve` serves what the run leaves behind, with everything that a server has.
 """
 
+import contextlib
 import json
 import queue
 import threading
@@ -16,15 +17,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
 from cairn.align.policy import Policy, Sampled
 from cairn.core.errors import CairnError, RequestError
+from cairn.core.shared_secret import is_loopback
 from cairn.serve.engine.sampling_params import SamplingParams
 
 HOST = "127.0.0.1"
 MOST_BYTES = 1 << 20
+LONGEST_NUMBER = 20  # digits of a Content-Length
 MOST_TOKENS = 64  # of an answer, where a request does not say
 
 
@@ -79,18 +83,20 @@ class Talk:
 
     def answer(self, step: int) -> None:
         """Between two steps of the trainer: everybody who waits, in one batch."""
-        waiting = []
-        while not self._asked.empty():
-            waiting.append(self._asked.get())
+        waiting = self._take_all()
         if not waiting:
             return
-        self.policy.updated(step)
         try:
+            self.policy.updated(step)
             found = self.policy.generate([(one.prompt, one.params) for one in waiting])
-        except CairnError as problem:
+        except Exception as problem:  # noqa: BLE001  if the engine itself is broken, the next rollout says so
             for one in waiting:
                 one.answer.set_exception(problem)
             return
+        except BaseException:
+            for one in waiting:
+                one.answer.set_exception(RequestError("the run was stopped", hint="start it again"))
+            raise
         for one, sampled in zip(waiting, found, strict=True):
             one.answer.set_result(sampled)
 
@@ -101,9 +107,16 @@ class Talk:
         self._refuse_all()
 
     def _refuse_all(self) -> None:
-        while not self._asked.empty():
+        for one in self._take_all():
             over = RequestError("the run is over", hint="serve what it left: cairn serve FOLDER")
-            self._asked.get().answer.set_exception(over)
+            one.answer.set_exception(over)
+
+    def _take_all(self) -> list[Asked]:
+        taken = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(self._asked.get_nowait())
+        return taken
 
     def _prompt(self, body: Body) -> list[int]:
         tokenizer = self.policy.tokenizer
@@ -130,7 +143,9 @@ class _Handler(BaseHTTPRequestHandler):
     talk: Talk
 
     def do_GET(self) -> None:
-        if self.path == "/":
+        if not self._is_near():
+            self._refuse_host()
+        elif self.path == "/":
             self._send(200, self.talk.page().encode(), "text/html; charset=utf-8")
         elif self.path == "/v1/models":
             model = {"id": self.talk.name, "object": "model", "owned_by": "cairn"}
@@ -142,7 +157,18 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._json(404, _problem(f"there is no {self.path}"))
             return
-        size = int(self.headers.get("Content-Length") or 0)
+        if not self._is_near():
+            self._refuse_host()
+            return
+        # A page of another site cannot send JSON without asking first, and nobody answers that.
+        if not self.headers.get("Content-Type", "").startswith("application/json"):
+            self._json(415, _problem("send content-type: application/json"))
+            return
+        length = self.headers.get("Content-Length") or "0"
+        if not (length.isdecimal() and len(length) <= LONGEST_NUMBER):
+            self._json(400, _problem(f"Content-Length is {length[:LONGEST_NUMBER]!r}"))
+            return
+        size = int(length)
         if size > MOST_BYTES:
             self._json(413, _problem(f"a body of {size} bytes; {MOST_BYTES} at most"))
             return
@@ -152,7 +178,21 @@ class _Handler(BaseHTTPRequestHandler):
         except (CairnError, msgspec.DecodeError) as problem:
             self._json(400, _problem(str(problem)))
             return
+        except Exception as problem:  # noqa: BLE001  of the engine: whoever waits is told
+            self._json(500, _problem(f"{type(problem).__name__}: {problem}", "server_error"))
+            return
         self._json(200, self._completion(sampled, chat=self.path.endswith("chat/completions")))
+
+    def _is_near(self) -> bool:
+        """Whether this machine was asked by its own name: another site's may be bound to its address."""
+        try:
+            return is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or "")
+        except ValueError:
+            return False
+
+    def _refuse_host(self) -> None:
+        host = self.headers.get("Host", "no host")
+        self._json(403, _problem(f"{host} was asked for: this is {self.talk.address}"))
 
     def _completion(self, sampled: Sampled, chat: bool) -> dict[str, Any]:
         text = self.talk.policy.tokenizer.decode(sampled.tokens)
@@ -177,5 +217,5 @@ class _Handler(BaseHTTPRequestHandler):
         """The run writes its own lines."""
 
 
-def _problem(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error"}}
+def _problem(message: str, kind: str = "invalid_request_error") -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind}}
