@@ -94,6 +94,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None  # the whole traceback
     guess: Guess | None = None
     settings: dict[str, float] = {}  # knobs that the learner set
+    attempts: int = 1  # 2: a check was off, and this is what the second measurement found
 
 
 def measured_entry(
@@ -109,7 +110,9 @@ def measured_entry(
     guess: float | None = None,
     settings: Mapping[str, float] | None = None,
     busy: bool = False,
+    attempts: int = 1,
 ) -> Entry:
+    text = verdict.text if attempts == 1 else _again(verdict.text)
     return Entry(
         lab=lab.name,
         area=lab.area,
@@ -117,7 +120,7 @@ def measured_entry(
         seconds=round(seconds, 3),
         quick=quick,
         status="held" if verdict.held else "busy" if busy else "off",
-        verdict=_while_busy(verdict.text) if busy and not verdict.held else verdict.text,
+        verdict=_while_busy(text) if busy and not verdict.held else text,
         where=where,
         checks=[_check(check, lab.simulated) for check in outcome.checks],
         plots=[_plot(plot) for plot in outcome.plots],
@@ -126,6 +129,7 @@ def measured_entry(
         calibrated=list(calibrated),
         guess=None if guess is None else judge_guess(guess, outcome.checks[0].measured),
         settings=dict(settings or {}),
+        attempts=attempts,
     )
 
 
@@ -137,6 +141,10 @@ def judge_guess(guess: float, measured: float) -> Guess:
     elif guess == measured:
         factor = 1.0
     return Guess(value=guess, measured=number(measured), factor=factor)
+
+
+def _again(text: Words) -> Words:
+    return Words(f"{text.en} (at the second attempt)", f"{text.zh}（第二次测量）")
 
 
 def _while_busy(text: Words) -> Words:

@@ -64,12 +64,12 @@ def run_lab(
     quick, where = session.quick, session.where
     if reasons := unmet(lab.needs, session.machine, session.ceilings.device):
         return skipped_entry(lab, reasons, at=at, quick=quick, where=where)
-    began, before, busy = time.perf_counter(), reading(), False
+    began, before, busy, attempts = time.perf_counter(), reading(), False, 1
     try:
         outcome = _once(lab, session, report)
         verdict = judge(lab, outcome)
         if not verdict.held:  # a moment's disturbance does not come twice, a wrong claim does
-            first, outcome = outcome, _once(lab, session, report)
+            first, outcome, attempts = outcome, _once(lab, session, report), 2
             verdict = judge(lab, outcome)
             changed = not verdict.held and not _repeats(first, outcome)
             busy = changed and (session.ceilings.busy or session.is_busy(before))
@@ -92,6 +92,7 @@ def run_lab(
         guess=guess,
         settings=session.settings,
         busy=busy,
+        attempts=attempts,
     )
 
 

@@ -49,6 +49,7 @@ def test_a_lab_that_holds(session):
     steps = []
     entry = run_lab(lab(run=run), session, steps.append)
     assert (entry.status, entry.verdict.en) == ("held", "exactly as predicted")
+    assert entry.attempts == 1
     assert steps == ["now"]
     assert not seen[0].exists()
 
@@ -68,7 +69,9 @@ def test_off_while_others_hold_the_cores_says_busy(session, monkeypatch):
     assert entry.status == "busy"
     assert "measure again when it is idle" in entry.verdict.en
     assert run_lab(lab(run=held), loaded).status == "held"
-    assert run_lab(lab(run=_measures(3.0, 2.0)), loaded).status == "held"  # measured once more
+    again = run_lab(lab(run=_measures(3.0, 2.0)), loaded)  # measured once more
+    assert (again.status, again.attempts) == ("held", 2)
+    assert again.verdict.en == "exactly as predicted (at the second attempt)"
     assert run_lab(lab(run=_measures(3.0, 3.0)), loaded).status == "off"  # load repeats no number
     readings[1] = Reading(working=30.0, total=120.0, own=24.0)
     assert run_lab(lab(run=_measures(3.0, 4.0)), loaded).status == "off"
