@@ -218,3 +218,11 @@ def test_planning_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
+
+
+def test_pictures_that_cannot_be_planned_are_refused(capsys, tmp_path):
+    status, _, said = run(capsys, "serve", "qwen3-8b", "--images", "-1")
+    assert (status, "--images is -1" in said) == (2, True)
+    traced = ("--images", "1", "--trace", str(tmp_path / "trace.jsonl"))
+    status, _, said = run(capsys, "serve", "qwen3-8b", *traced)
+    assert (status, "the prompts of --trace" in said) == (2, True)

@@ -153,6 +153,13 @@ def _check(options: PlanServe) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name.replace('_', '-')} is {value}", hint="above 0")
+    if options.images < 0:
+        raise UsageError(f"--images is {options.images}", hint="0 or more")
+    if options.images and options.trace is not None:
+        raise UsageError(
+            f"--images is {options.images}, and the prompts of --trace have lengths of their own",
+            hint="leave one of them out",
+        )
     if options.kv_cache_dtype not in CACHES:
         raise UsageError(
             f"--kv-cache-dtype is {options.kv_cache_dtype}", hint=f"one of {', '.join(CACHES)}"
