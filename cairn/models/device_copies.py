@@ -31,15 +31,19 @@ class DeviceCopies:
         if self._pool is None:
             target.copy_(value)
             return
-        self._under_way.append(self._pool.submit(self._copy, target, value))
+        made = torch.cuda.current_stream(self.device).record_event()
+        self._under_way.append(self._pool.submit(self._copy, target, value, made))
         if len(self._under_way) > FEW:
             self._under_way.popleft().result()
 
-    def _copy(self, target: Tensor, value: Tensor) -> None:
+    def _copy(self, target: Tensor, value: Tensor, made: torch.cuda.Event) -> None:
+        """Behind what was launched before, which may fill the target with zeros or still use its memory."""
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._own.stream):
-            target.copy_(value)  # from pageable memory: it has arrived when this returns
+            self._own.stream.wait_event(made)
+            target.copy_(value)
+            self._own.stream.synchronize()
 
     def __enter__(self) -> Self:
         return self

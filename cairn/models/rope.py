@@ -69,8 +69,11 @@ def axis_of_pairs(rope: Rope) -> Tensor:
 
 
 def rows_by_axes(table_PC: Tensor, axes_3T: Tensor, axis_C: Tensor) -> Tensor:
-    """Of a table by position, the row of each token, [T, C]: every column at the token's position on its axis."""
-    return table_PC.gather(0, axes_3T[axis_C].t().long())
+    """Of a table by position, the row of each token, [T, C]: every column at the token's position on its axis.
+
+    Numbers beyond the table, which `check_request` refuses, take its last row: a GPU would end the process.
+    """
+    return table_PC.gather(0, axes_3T[axis_C].t().long().clamp(max=len(table_PC) - 1))
 
 
 def axis_of_columns(rope: Rope, columns: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import functools
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -13,9 +14,10 @@ from cairn.models.attend import Cached, KVCache
 from cairn.models.transformer import PlainResidual, PlainStep, Transformer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pieces import ArenaRows, Piece
-from cairn.serve.engine.request import Request
+from cairn.serve.engine.request import Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.spans import whole_end
+from cairn.serve.engine.spans import reaches_of, whole_end
+from cairn.serve.engine.step import Chunk
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 PLACEHOLDER = 3
@@ -198,3 +200,29 @@ def test_spans_longer_than_a_step_are_refused():
     tokens = engine.scheduler.limits.step_tokens + 1
     with pytest.raises(RequestError, match=f"{tokens} tokens see each other both ways"):
         engine.add(Request(1, [3] * tokens, GREEDY, pieces=[long], piece_rows=[0]))
+
+
+def test_a_narrower_reach_has_every_token_that_sees_more_and_all_that_it_sees():
+    pieces = (Piece(3, 4, b"a", sees="piece"), Piece(9, 5, b"b", sees="piece"))
+    request = Request(1, list(range(20)), SamplingParams(), pieces=pieces, piece_rows=[0, 4])
+    other = Chunk(Request(2, [1, 2], SamplingParams()), 0, 2, 0, (), 1)
+    whole = reaches_of([other, Chunk(request, 2, 18, 0, (), 1)])[0]
+    assert (whole.tokens, whole.length) == (slice(2, 20), 20)
+    narrow = whole.narrowed()
+    assert (narrow.sequence, narrow.tokens, narrow.length) == (1, slice(3, 14), 14)
+    assert narrow.reach_S.tolist() == [7, 7, 7, 7, 8, 9, 14, 14, 14, 14, 14]
+
+
+def test_frames_far_apart_in_time_are_refused_before_their_numbers_leave_the_context():
+    limits = msgspec.structs.replace(tiny_engine("qwen3").scheduler.limits, axes=True, arena_rows=64)
+    frames = Piece(1, 8, b"video", columns=2, step=4, interval=float(limits.context))
+    far = Request(
+        1, list(range(12)), SamplingParams(max_tokens=2), pieces=(frames,), piece_rows=[0]
+    )
+    with pytest.raises(RequestError, match="numbers end at"):
+        check_request(far, limits)
+    near = msgspec.structs.replace(frames, interval=1.0)
+    check_request(
+        Request(1, list(range(12)), SamplingParams(max_tokens=2), pieces=(near,), piece_rows=[0]),
+        limits,
+    )

@@ -61,6 +61,7 @@ class PreparedAdapter:
         self.parameters: dict[str, dict[str, Span]] = {}  # by path, then by name
         self.places: dict[str, Span] = {}  # by the names of a file
         self.size = 0
+        self._stream: torch.cuda.Stream | None = None
         for path, one in self.made.items():
             spans = self.parameters[path] = {}
             for name, parameter in one.lora.named_parameters():
@@ -101,7 +102,9 @@ class PreparedAdapter:
             with file.open("rb") as opened:
                 _read_into(raw, opened.fileno(), start, file)
             return self._cast(raw.view(dtype), stored)
-        stream = torch.cuda.Stream(self.device)
+        stream = self._stream = self._stream or torch.cuda.Stream(
+            self.device
+        )  # memory is kept by stream
         with torch.cuda.stream(stream):
             raw = torch.empty(size, dtype=torch.uint8, device=self.device)
             _upload(file, start, raw, stream)

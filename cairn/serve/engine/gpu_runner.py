@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
+from cairn.core.events import instant
 from cairn.kernels.paged.cascade import split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
@@ -148,16 +149,22 @@ class GPURunner(Runner):
     def warm_eager(self) -> None:
         """Steps whose states lie where only the host knows cannot be tried without sequences."""
         shapes = [] if self.model.spec.is_recurrent else large_shapes(self.limits)
-        for shape in shapes:
-            self._blank(shape)
-            self._warm(shape)
-        draw_special(self.sampler, self.model.embedding.weight.dtype, self.limits.rows)
+        try:
+            for shape in shapes:
+                self._blank(shape)
+                self._warm(shape)
+                torch.cuda.synchronize()  # the next is staged in memory that this one is still copied from
+            draw_special(self.sampler, self.model.embedding.weight.dtype, self.limits.rows)
+            torch.cuda.synchronize()
+        except torch.OutOfMemoryError as problem:  # whoever needs it first waits for it
+            instant("no warm-up", why=str(problem).splitlines()[0])
 
     def _run(self, step: Step) -> tuple[Staged, Forward]:
         if self.pool.scales is not None and not self.pool.scales.is_known:
             return self._run_first(step, self.pool.scales)
         shared = self._shared_tokens(step)
-        reaches = reaches_of(step.chunks) if self.limits.arena_rows else ()
+        found = reaches_of(step.chunks) if self.limits.arena_rows else ()
+        reaches = [reach.narrowed() for reach in found]
         shape = None if reaches else self._captured(step, shared > 0)
         self._stage_adapters(step.chunks, shape)
         self._stage_states(step.chunks)

@@ -23,7 +23,7 @@ from cairn.models.vision.picture import Picture
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.spans import longest_span
+from cairn.serve.engine.spans import axes_of, longest_span
 from cairn.serve.engine.step_times import NOTHING, Spent
 from cairn.serve.tiers.load_plan import Loading
 
@@ -308,6 +308,8 @@ def check_request(request: Request, limits: Limits) -> None:
             f"{longest_span(request)} tokens see each other both ways, a step has {limits.step_tokens}",
             hint="raise max_num_batched_tokens, or send a shorter prompt",
         )
+    if request.pieces and limits.axes:
+        _check_axes(request, limits.context)
     if limits.answers != "text":
         _check_text(len(prompt), params, limits.context)
         request.checked = True
@@ -322,6 +324,18 @@ def check_request(request: Request, limits: Limits) -> None:
             hint=f"shorten the prompt to {limits.capacity} tokens, or give the cache more memory",
         )
     request.checked = True
+
+
+def _check_axes(request: Request, context: int) -> None:
+    """Frames far apart in time number what stands behind them beyond its position."""
+    request.axes = axes_of(request.pieces, len(request.prompt))
+    last, left = len(request.prompt) + request.axes.behind, context - len(request.prompt)
+    answer = left if request.params.max_tokens is None else min(request.params.max_tokens, left)
+    if last + answer > context:
+        raise RequestError(
+            f"with its pictures the prompt's numbers end at {last}, the context at {context}",
+            hint="send fewer frames, or frames that are less far apart (a higher fps)",
+        )
 
 
 def _check_place(priority: object, salt: object) -> None:

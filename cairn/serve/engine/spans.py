@@ -47,6 +47,14 @@ class Reach(NamedTuple):
     length: int  # of the sequence, with these tokens
     reach_S: np.ndarray  # of each of its tokens, the first position that it does not see
 
+    def narrowed(self) -> "Reach":
+        """From the first token that sees what stands behind it to the last that it sees: others need no more."""
+        before = self.length - len(self.reach_S)
+        ahead_S = self.reach_S > np.arange(before + 1, self.length + 1)
+        first, end = int(ahead_S.argmax()), int(self.reach_S[ahead_S].max()) - before
+        tokens = slice(self.tokens.start + first, self.tokens.start + end)
+        return Reach(self.sequence, tokens, before + end, self.reach_S[first:end])
+
 
 def reaches_of(chunks: Sequence["Chunk"]) -> list[Reach]:
     """Empty: all tokens of the step see what stands before them and no more."""
