@@ -45,7 +45,16 @@ def raising(error):
 def test_every_field_has_a_step_and_every_step_a_field():
     steps = plan_steps("cuda:0", healthy_machine(), QUICK, folder=None)
     keys = {key for step in steps for key in step.keys}
-    bookkeeping = {"schema", "measured_at", "quick", "identity", "device", "device_name", "absent"}
+    bookkeeping = {
+        "schema",
+        "measured_at",
+        "quick",
+        "identity",
+        "device",
+        "device_name",
+        "absent",
+        "busy",
+    }
     fields = set(Ceilings.__struct_fields__) - bookkeeping - {"matmul"}
     assert keys == fields | {f"matmul.{dtype}" for dtype in DTYPES}
 

@@ -231,7 +231,9 @@ def test_serve_without_a_model_says_which_it_takes(monkeypatch, capsys):
 
     hide_the_better_one(monkeypatch)
     served = []
-    monkeypatch.setattr(lifecycle, "serve", lambda options, say, more: served.append(options))
+    monkeypatch.setattr(
+        lifecycle, "serve", lambda options, say, more, early: served.append(options)
+    )
     assert main(["serve"]) == 0
     assert [(options.model, options.names) for options in served] == [(TINY, [TINY])]
     assert "model cairn-tiny" in capsys.readouterr().err

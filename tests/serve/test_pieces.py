@@ -214,7 +214,9 @@ def test_a_narrower_reach_has_every_token_that_sees_more_and_all_that_it_sees():
 
 
 def test_frames_far_apart_in_time_are_refused_before_their_numbers_leave_the_context():
-    limits = msgspec.structs.replace(tiny_engine("qwen3").scheduler.limits, axes=True, arena_rows=64)
+    limits = msgspec.structs.replace(
+        tiny_engine("qwen3").scheduler.limits, axes=True, arena_rows=64
+    )
     frames = Piece(1, 8, b"video", columns=2, step=4, interval=float(limits.context))
     far = Request(
         1, list(range(12)), SamplingParams(max_tokens=2), pieces=(frames,), piece_rows=[0]
