@@ -1,5 +1,9 @@
 """Tiers of the KV cache: the gate and the eviction against brute force, and engines whose pages left and came back."""
 
+import hashlib
+import os
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,8 +12,10 @@ from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 from cairn.core.errors import ConfigError
 from cairn.models.cache import CacheGroup
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.page_events import PageEvent
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.tiers import disk_tier
 from cairn.serve.tiers.load_plan import (
     WORTH,
     Source,
@@ -18,8 +24,18 @@ from cairn.serve.tiers.load_plan import (
     plan_load,
     worth_storing,
 )
+from cairn.serve.tiers.open_tiers import _sample
 from cairn.serve.tiers.page_copies import Copied, PageCopies
 from cairn.serve.tiers.slot_book import SlotBook
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_trial():
+    """How fast the disk is does not matter here: loading always pays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_tier, "TRIED_BYTES", 1 << 16)
+        yield
+
 
 SOURCES = (Source(8.0, 0.5), Source(1.0, 2.0))
 PLACES = st.lists(st.builds(Stored, st.integers(0, 1), st.integers(1, 30)), max_size=12)
@@ -321,7 +337,69 @@ def test_other_adapters_salts_and_weights_find_nothing(tmp_path):
     (request,) = submit(engine, [[*LONG, 1]])
     engine.run()
     assert request.cached == 0
+    # One that ran while the weights changed, and waits again, keeps the adapter in its name.
+    (request,) = submit(engine, [[*LONG, 1]])
+    request.identity = b"adapter 1;"
+    engine.weights_changed(2)
+    assert request.identity == b"weights 2;adapter 1;"
     engine.tiers.close()
+
+
+def test_what_a_request_fills_after_a_change_of_the_weights_is_stored_nowhere(tmp_path):
+    """It goes on under the name of the old weights, and its pages are of both."""
+    engine = tiny_engine("qwen3", host="64MiB", disk=f"{tmp_path}:64MiB")
+    (request,) = submit(engine, [LONG[:20]], max_tokens=40)
+    while not request.outputs:
+        engine.step()
+    engine.tiers.settle()
+    before = set(engine.tiers.host)
+    assert len(before) == 1
+    followed = engine.scheduler.blocks.prefix.follow()
+    assert [event.stored for event in followed.take()] == [True]
+    engine.weights_changed(1)
+    assert followed.take() == [PageEvent(False, b"")]  # nobody who comes finds what was told
+    engine.run()
+    engine.tiers.settle()
+    assert (set(engine.tiers.host), set(engine.tiers.disk.book)) == (before, before)
+    (request,) = submit(engine, [LONG[:20]])
+    engine.run()
+    engine.tiers.settle()
+    assert len(engine.tiers.host) > 1  # by the new weights alone, in host memory alone
+    assert set(engine.tiers.disk.book) == before
+    engine.tiers.close()
+
+
+def test_a_reset_leaves_nothing_on_the_host_nor_on_the_disk(tmp_path):
+    disk = f"{tmp_path}:64MiB"
+    engine = tiny_engine("qwen3", pages=9, host="64MiB", disk=disk)
+    answered(engine, [[*LONG, 1]])  # pages of it are still on their way to the disk
+    engine.reset_prefix_cache()
+    assert (len(engine.tiers.host), len(engine.tiers.disk.book)) == (0, 0)
+    (request,) = submit(engine, [[*LONG, 1]])
+    engine.run()
+    assert (request.cached, request.outputs) == (0, greedy("qwen3", [*LONG, 1]))
+    engine.reset_prefix_cache()
+    engine.tiers.close()
+    after = tiny_engine("qwen3", pages=9, host="64MiB", disk=disk)
+    assert len(after.tiers.disk.book) == 0
+    after.tiers.close()
+
+
+def test_the_disk_knows_a_checkpoint_that_was_written_again_between_its_samples(tmp_path):
+    def digest():
+        found = hashlib.sha256()
+        _sample(SimpleNamespace(path=tmp_path), found)
+        return found.digest()
+
+    file = tmp_path / "model.safetensors"
+    content = bytearray(256 * 8192)
+    file.write_bytes(content)
+    os.utime(file, ns=(1, 1))
+    before = digest()
+    assert digest() == before
+    content[5000] = 1
+    file.write_bytes(content)
+    assert digest() != before
 
 
 def test_what_cannot_be_offloaded_is_refused_with_a_reason(tmp_path):

@@ -96,6 +96,7 @@ class Engine:
         self.scheduler.add(request)
         if self.version:
             request.identity = identity_of(self.version) + request.identity
+            request.hashes = []
 
     def abort(
         self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
@@ -244,6 +245,10 @@ class Engine:
         """The weights are others, which somebody has written where they lie; nobody finds pages of another version."""
         self.scheduler.queues.rename_waiting(identity_of(self.version), identity_of(version))
         self.version = version
+        if (events := self.scheduler.blocks.prefix.events) is not None:
+            events.cleared()
+        if self.tiers is not None:
+            self.tiers.weights_changed(version)
 
     def read_adapter(self, folder: str) -> LoadedAdapter:
         """Any thread may call it; a CairnError says what is wrong with the folder."""

@@ -96,7 +96,7 @@ class Queues:
     def rename_waiting(self, before: bytes, after: bytes) -> None:
         """The weights have changed: waiting requests are computed with the new ones, and look for their pages."""
         for request in self.waiting:
-            request.identity = after + request.identity[len(before) :]
+            request.identity = after + request.identity.removeprefix(before)
             request.hashes = []
 
     def _release(self, request: Request) -> None:

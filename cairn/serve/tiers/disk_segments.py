@@ -113,11 +113,20 @@ class DiskSegments:
         if zlib.crc32(into_B.data) != header.checksum:
             raise Damaged("its checksum is another")
 
+    def clear(self) -> None:
+        """Delete every segment; nobody reads or writes meanwhile. An OSError: some are left."""
+        self._close_files()
+        for path in self.folder.glob("segment-*"):
+            path.unlink()
+
     def close(self) -> None:
+        self._close_files()
+        os.close(self._lock)
+
+    def _close_files(self) -> None:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
-        os.close(self._lock)
 
     def _header(self, slot: int) -> Header:
         file, at = self._open(slot)

@@ -1,17 +1,20 @@
 """The pages of a disk as the engine sees them: a book of slots, and a thread that reads and writes.
 
-The engine's thread asks and looks later; it never waits for the disk. Pages are written as far as the thread keeps up,
-and never behind one that is not there. A disk that is full or gone is written no more; what it has is still read.
+The engine's thread asks and looks later; it waits for the disk only to forget everything (`clear`). Pages are written
+as far as the thread keeps up, and never behind one that is not there. A disk that is full or gone is written no more;
+what it has is still read.
 """
 
 import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import NamedTuple
 
 import numpy as np
 
+from cairn.core.errors import RequestError
 from cairn.hw.ceilings import Measured
 from cairn.hw.measure_host import disk_rates
 from cairn.serve.tiers.disk_segments import Damaged, DiskSegments
@@ -97,6 +100,19 @@ class DiskTier:
             self.book.unpin(key)
         for key in read.damaged:
             self.book.drop(key)
+
+    def clear(self) -> None:
+        """Forget every page, so that the next server finds none; what is being written is waited for."""
+        wait_for(self._writing.values())
+        self.written()
+        self.book.clear()
+        try:
+            self.segments.clear()
+        except OSError as error:
+            raise RequestError(
+                f"pages in {self.segments.folder} cannot be deleted: {error}",
+                hint="delete them before the next server starts",
+            ) from None
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -136,12 +136,16 @@ def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig) -> str:
 
 
 def _sample(checkpoint: Checkpoint, digest: "hashlib._Hash") -> None:
-    """Of every file: its size and bytes at many places. Training changes nearly every number."""
+    """Of every file: its name, size and time, and bytes at many places.
+
+    Training changes nearly every number; an edit of a few changes the time.
+    """
     path = checkpoint.path
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     for file in files:
-        size = file.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
+        found = file.stat()
+        size = found.st_size
+        digest.update(repr((file.name, size, found.st_mtime_ns)).encode())
         with file.open("rb") as opened:
             for at in range(0, size, max(size // SAMPLES, SAMPLE_BYTES)):
                 opened.seek(at)

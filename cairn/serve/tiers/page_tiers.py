@@ -3,8 +3,8 @@
     blocks     filled(..), taken(page), left(request)       scheduler   begin(request) -> request.loading
     engine     poll .. schedule .. scheduled .. hold_steps, launch .. landed          all in the engine's thread
 
-Copies and reads are asked for here and looked after by `poll`; nothing here waits but `wait`, which the engine calls
-when it has nothing else to do.
+Copies and reads are asked for here and looked after by `poll`. `wait` waits, which the engine calls when it has nothing
+else to do, and so do `settle` and `clear`, before memory is given back or everything is forgotten; nothing else does.
 """
 
 import time
@@ -18,6 +18,7 @@ from cairn.serve.engine.prefix_cache import Entry
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Step
+from cairn.serve.engine.weight_sources import identity_of
 from cairn.serve.tiers.disk_tier import DiskTier, Read
 from cairn.serve.tiers.load_plan import (
     Compute,
@@ -87,6 +88,7 @@ class PageTiers:
         self.rate = copies.measure()  # bytes per second
         self.counts = TierCounts()
         self._size = scheduler.limits.page_size
+        self._weights = b""  # the identity of requests that only the present ones have computed
         self._fresh: list[Fresh] = []
         self._scheduled: deque[tuple[int, list[Fresh]]] = deque()  # by the step that fills them
         self._storing: list[tuple[Copied, list[Fresh]]] = []
@@ -99,6 +101,8 @@ class PageTiers:
 
     def filled(self, request: Request, group: int, place: int, page: int) -> None:
         """This page of its table is findable; the step that fills it may not have run."""
+        if not request.identity.startswith(self._weights):
+            return
         entry = self.scheduler.blocks.prefix.entry(page)
         key = self._key(request, group, place)
         if entry is None or key in self.host:
@@ -106,6 +110,10 @@ class PageTiers:
         parent = self._key(request, group, place - 1) if place else b""
         seconds = self.compute(place, place + 1) / len(self.scheduler.blocks.groups)
         self._fresh.append(Fresh(key, parent, page, entry, seconds, not request.identity))
+
+    def weights_changed(self, version: int) -> None:
+        """Requests that run go on under the name of the old ones: what they fill from now on is stored nowhere."""
+        self._weights = identity_of(version)
 
     def first_missing(self, request: Request, place: int) -> int:
         """The first of the places before this one from which on the host has nothing: they are stored with it."""
@@ -295,6 +303,8 @@ class PageTiers:
         for copied, _ in self._storing:
             copied.wait()
         for load in self._unwanted:
+            if load.reading is not None:
+                wait_for([load.reading])
             if load.copied is not None:
                 load.copied.wait()
         self.poll()
@@ -309,10 +319,11 @@ class PageTiers:
             return
 
     def clear(self) -> None:
-        """Forget every page; there is no load under way."""
-        for book in (self.host, *((self.disk.book,) if self.disk is not None else ())):
-            for key in [key for key in book if not book.get(key).pins]:
-                book.drop(key)
+        """Forget every page, on the disk, too; no request is loading any."""
+        self.settle()
+        self.host.clear()
+        if self.disk is not None:
+            self.disk.clear()
 
     def close(self) -> None:
         if self.disk is not None:
