@@ -228,23 +228,34 @@ class PrefixCache:
         hashes, size = request.hashes, self.page_size
         if len(hashes) < pages:
             tokens = _slice(request, len(hashes) * size, pages * size)
-            hashes += _hashes(request, hashes, tokens, size)
+            hashes += _hashes(request, hashes, tokens, size, request.identity)
 
 
-def page_hashes(request: Request, tokens: Sequence[int], page_size: int) -> list[bytes]:
-    """Of the full pages of these tokens, which begin with the prompt of the request. Changes nothing."""
-    known = request.hashes[: len(tokens) // page_size]
+def page_hashes(
+    request: Request, tokens: Sequence[int], page_size: int, weights: bytes = b""
+) -> list[bytes]:
+    """Of the full pages of these tokens, which begin with the prompt of the request. Changes nothing.
+
+    `weights`: the identity of those whose pages are meant; outside the engine a request does not know it.
+    """
+    named = request.identity.startswith(weights)
+    known = request.hashes[: len(tokens) // page_size] if named else []
     first, last = len(known) * page_size, len(tokens) // page_size * page_size
-    return known + _hashes(request, known, tokens[first:last], page_size)
+    identity = request.identity if named else weights + request.identity
+    return known + _hashes(request, known, tokens[first:last], page_size, identity)
 
 
 def _hashes(
-    request: Request, known: Sequence[bytes], tokens: Sequence[int], page_size: int
+    request: Request,
+    known: Sequence[bytes],
+    tokens: Sequence[int],
+    page_size: int,
+    identity: bytes,
 ) -> list[bytes]:
     """Of the full pages that these tokens fill behind the pages of `known`."""
     written = array("i", tokens).tobytes()
     first, width = len(known) * page_size, TOKEN_BYTES * page_size
-    parent = known[-1] if known else _root(request.salt, request.identity + _both_ways(request))
+    parent = known[-1] if known else _root(request.salt, identity + _both_ways(request))
     found = []
     for at in range(0, len(written), width):
         own = written[at : at + width]

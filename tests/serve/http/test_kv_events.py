@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.serve.engine.page_events import PageEvent
+from cairn.serve.engine.prefix_cache import page_hashes
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.server.kv_events import END, KvEvents, KvPublisher
 
 SIZE = 2
@@ -116,3 +119,16 @@ def test_a_server_tells_the_pages_of_its_answers(tiny_folder):
         assert len(stored["block_hashes"]) == 40 // size
         assert stored["token_ids"] == prompt[: 40 // size * size]
         assert stored["parent_block_hash"] is None
+
+
+def test_pages_of_other_weights_have_other_names():
+    """A request knows its weights inside the engine only; one that ran across a change has filled pages of neither."""
+    ids, weights = list(range(8)), b"weights 1;"
+    outside, inside, before = (Request(n, ids, SamplingParams()) for n in range(3))
+    inside.identity = weights
+    inside.hashes = page_hashes(inside, ids[:4], SIZE)
+    before.hashes = page_hashes(before, ids, SIZE)
+    expected = page_hashes(inside, ids, SIZE, weights)
+    assert expected == page_hashes(outside, ids, SIZE, weights)
+    assert expected == page_hashes(before, ids, SIZE, weights)
+    assert not set(expected) & set(before.hashes)

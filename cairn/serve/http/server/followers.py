@@ -16,6 +16,7 @@ import msgspec
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.prefix_cache import page_hashes
+from cairn.serve.engine.weight_sources import identity_of
 from cairn.serve.http.server.kv_events import KvPublisher
 from cairn.serve.job import Job
 from cairn.serve.pulse import Events, Frame, Hello, KeyBook, Load, Outbox, speeds
@@ -58,6 +59,7 @@ class Followers:
         self._followers: list[Follower] = []
         self._watched_s = 0.0
         self.publisher: KvPublisher | None = None  # for routers of other kinds
+        self.version = 0  # of the weights; pages of others are found by nobody
 
     @property
     def followed(self) -> bool:
@@ -121,9 +123,8 @@ class Followers:
         if self.publisher is not None:
             self.collect()
             for job in jobs:
-                self.publisher.stored(
-                    job.request, [*job.request.prompt, *job.answer.whole.token_ids]
-                )
+                ids = [*job.request.prompt, *job.answer.whole.token_ids]
+                self.publisher.stored(job.request, ids, identity_of(self.version))
         if not self._followers or len(jobs) != 1 or not jobs[0].request.known:
             return
         try:
@@ -140,7 +141,8 @@ class Followers:
         if not keys.keys:
             return
         counts = token_counts(keys, ids, self._spell)
-        digests = page_hashes(job.request, ids, self.book.page_size)
+        weights = identity_of(self.version)
+        digests = page_hashes(job.request, ids, self.book.page_size, weights)
         fresh = self.book.bind(keys.keys, counts, digests)
         for follower in self._followers if fresh else ():
             follower.outbox.store(fresh)

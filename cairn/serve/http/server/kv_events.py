@@ -7,7 +7,8 @@
     BlockRemoved{block_hashes}      AllBlocksCleared{}
 
 Pages are told when the request that filled them ends, because its tokens are needed for that. Those of requests with a
-cache salt, an adapter or pictures are not told: a router that compares tokens alone would find them for others.
+cache salt, an adapter or pictures are not told: a router that compares tokens alone would find them for others. When
+the weights change, everything is cleared: pages of those before are found by nobody.
 """
 
 import threading
@@ -130,10 +131,10 @@ class KvPublisher:
     def note(self, pages: Iterable[PageEvent]) -> None:
         self._send(self.events.note(pages))
 
-    def stored(self, request: Request, ids: Sequence[int]) -> None:
-        """A request has ended with these tokens."""
+    def stored(self, request: Request, ids: Sequence[int], weights: bytes = b"") -> None:
+        """A request has ended with these tokens; `weights`: the identity of those that serve now."""
         if not (request.salt or request.adapter or request.pieces):
-            digests = page_hashes(request, ids, self.events.page_size)
+            digests = page_hashes(request, ids, self.events.page_size, weights)
             self._send(self.events.stored(digests, ids))
 
     def _send(self, events: list[Event]) -> None:
