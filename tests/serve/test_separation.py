@@ -1,6 +1,7 @@
 """A prompt on one engine, its answer on another: the tokens of one engine, whatever happens to the pages on the way."""
 
 import itertools
+from collections import deque
 
 import msgspec
 import pytest
@@ -11,18 +12,20 @@ from tiny_engines import PAGE, VOCABULARY, at_rest, greedy, prompt_of, tiny_engi
 
 from cairn.comm.transfer.choose import TRANSPORTS, unusable
 from cairn.comm.transfer.lease import Terms
-from cairn.core.errors import CairnError, RequestError
+from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
-from cairn.serve.separation.decode import DecodeSide
+from cairn.serve.separation import memory
+from cairn.serve.separation.decode import Coming, DecodeSide
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask, Handoff, PrefillSide
 from cairn.serve.separation.remote_pays import RemoteCosts, remote_pays
-from cairn.serve.separation.roles import with_role
+from cairn.serve.separation.roles import DecodeEngine, with_role
 from cairn.serve.separation.timed import generate_alone
+from cairn.serve.tiers.page_copies import Copied
 
 MOST = 14
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 16, 17, 40, 63, 33))]
@@ -198,6 +201,11 @@ def test_the_decode_side_dies_at_any_moment(moment):
 def test_an_engine_changes_its_role_and_keeps_its_prefixes():
     engine = tiny_engine("qwen3")
     prompt = [*prompt_of(40, 2), 7]
+    events = engine.scheduler.blocks.prefix.follow()
+    tiny_engines.submit(engine, [prompt])
+    engine.run()
+    told = events.take()
+    assert len(told) == 3
     for role in ("both", "prefill", "decode", "prefill", "both"):
         config = RoleConfig(role=role, prefill_urls=["http://127.0.0.1:1"], prefill_min_tokens=99)
         engine = with_role(engine, config)
@@ -208,11 +216,72 @@ def test_an_engine_changes_its_role_and_keeps_its_prefixes():
         while not request.finish:
             engine.step()
         assert request.outputs == greedy("qwen3", prompt)[: 1 if role == "prefill" else MOST]
+        if role != "prefill":
+            assert request.cached == 32
         if request.handoff:
             engine.abort(request.id)
             (offer,) = engine.side._offers
             engine.side._free(engine.side._desk.withdraw(offer))
-    assert request.cached == 32
+    assert events.take() == []  # what was told is still there
+    with pytest.raises(ConfigError, match="role prefill"):
+        with_role(engine, RoleConfig(role="prefill")).sleep()
+    engine = with_role(engine, RoleConfig(role="both"))
+    engine.sleep()
+    engine.wake()
+    (request,) = tiny_engines.submit(engine, [prompt])
+    engine.run()
+    assert (request.cached, request.outputs) == (0, greedy("qwen3", prompt))
+
+
+def test_what_does_not_travel_is_computed_here():
+    config = RoleConfig(role="decode", prefill_urls=["http://127.0.0.1:1"], prefill_min_tokens=1)
+    engine = with_role(tiny_engine("qwen3"), config)
+
+    def is_remote(**more):
+        return engine._is_remote(Request("r", [1, 2, 3], SamplingParams(), **more), 0.0)
+
+    assert is_remote()
+    assert not is_remote(adapter=1)
+    assert not is_remote(identity=b"adapter 1;")
+    engine.weights_changed(1)
+    assert not is_remote()
+    engine.close()
+
+
+def test_the_bandwidth_is_known_however_many_prompts_have_come():
+    side = DecodeSide(tiny_engine("qwen3"), transport="tcp")
+    engine = DecodeEngine(side, None, RoleConfig(role="decode"))
+    side.arrivals = deque(maxlen=1)
+    one = Coming(None, Request("r", [1, 2, 3], SamplingParams()), 9, 0.0)
+    for seconds in (1.0, 2.0):
+        before = engine.costs.bytes_per_s
+        side._note(one, seconds, None)
+        assert engine.costs.bytes_per_s != before
+    engine.close()
+
+
+def test_pages_that_are_still_copied_out_are_not_written_by_others():
+    pair = pair_of(decode={"host": "64MiB"})
+    tiers, held = pair.decode.engine.tiers, []
+    copied = Copied(0)
+    copied.hold_steps = lambda: held.append(True)
+    tiers._busy = dict.fromkeys(range(1, 97), copied)
+    pair.prefill.add(asks_of(PROMPTS[4:5])[0])
+    (handoff,) = pair.prefill.step()
+    pair.decode.add(handoff)
+    pair.decode._begin(pair.decode._clock())
+    assert held == [True]
+    pair.close()
+
+
+def test_a_prompt_that_can_never_be_offered_is_refused(monkeypatch):
+    monkeypatch.setattr(memory.KVMemory.__init__, "__defaults__", (None, 3))
+    side = PrefillSide(tiny_engine("qwen3"), transport="tcp", staged=True)
+    short, long = asks_of([prompt_of(48, 1), prompt_of(49, 1)])
+    side.add(short)
+    with pytest.raises(RequestError, match="has 4 pages, and 3 can be on offer"):
+        side.add(long)
+    side.close()
 
 
 COSTS = st.builds(
@@ -226,18 +295,34 @@ COSTS = st.builds(
     tokens=st.integers(0, 10**5),
     bytes=st.integers(0, 10**10),
     decoding=st.integers(0, 99),
+    ahead=st.integers(0, 10**5),
 )
 def test_a_prompt_is_computed_elsewhere_where_that_spares_more_than_it_costs(
-    costs, tokens, bytes, decoding
+    costs, tokens, bytes, decoding, ahead
 ):
-    pays = remote_pays(costs, tokens, bytes, decoding, 1.0)
-    here, elsewhere = tokens * costs.token_s * decoding, costs.way_s + bytes / costs.bytes_per_s
-    assert pays == (here > elsewhere)
-    assert remote_pays(costs, tokens, bytes, decoding, 1e3)  # known too long ago
-    assert remote_pays(RemoteCosts(), tokens, bytes, decoding, 1.0)
-    if pays:  # more of those who would wait never speaks against it, nor does a faster way
-        assert remote_pays(costs, tokens, bytes, decoding + 1, 1.0)
-        assert remote_pays(msgspec.structs.replace(costs, way_s=0.0), tokens, bytes, decoding, 1.0)
+    load = (tokens, bytes, decoding, ahead)
+    pays = remote_pays(costs, *load, 1.0)
+    here = (tokens * decoding + ahead) * costs.token_s
+    assert pays == (here > costs.way_s + bytes / costs.bytes_per_s)
+    assert remote_pays(costs, *load, 1e3)  # known too long ago
+    assert remote_pays(RemoteCosts(), *load, 1.0)
+    if pays:  # more of those who would wait never speaks against it, nor does a longer line or a faster way
+        assert remote_pays(costs, tokens, bytes, decoding + 1, ahead, 1.0)
+        assert remote_pays(costs, tokens, bytes, decoding, ahead + 1, 1.0)
+        assert remote_pays(msgspec.structs.replace(costs, way_s=0.0), *load, 1.0)
+
+
+def test_a_prompt_that_would_have_to_wait_here_is_computed_elsewhere():
+    config = RoleConfig(role="decode", prefill_urls=["http://127.0.0.1:1"], prefill_min_tokens=1)
+    engine = with_role(tiny_engine("qwen3"), config)
+    engine.costs.note_reply(100, 1.0, 1.5, 0.0)
+    engine.costs.note_pages(10**9, 1.0)
+    request = Request("r", prompt_of(40, 2), SamplingParams())
+    assert not engine._pays(request, 1.0)  # an idle server computes it itself
+    tiny_engines.submit(engine.side.engine, [prompt_of(63, 1)])
+    assert engine._pays(request, 1.0)
+    engine.side.engine.run()
+    engine.close()
 
 
 def test_engines_of_different_models_refuse_each_other():

@@ -291,6 +291,11 @@ class BlockManager:
         self.prefix.clear()
         self._cached = 0
 
+    def take_over(self, other: "BlockManager") -> None:
+        """Go on with the pages of another manager, equally many and all of them free, and what can be found in them."""
+        self.prefix, self.tiers = other.prefix, other.tiers
+        self._free, self._cached = other._free, other._cached
+
     # -- what is missing, and what is there ----------------------------------------------------------
 
     def _fits(self, request: Request, upto_tokens: int, found: Found | None) -> bool:

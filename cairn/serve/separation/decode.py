@@ -74,6 +74,7 @@ class DecodeSide:
         self._line: deque[Coming] = deque()  # no room yet
         self._coming: dict[str, Coming] = {}  # by offer
         self.arrivals: deque[Arrival] = deque(maxlen=REMEMBERED)
+        self.on_arrival: Callable[[Arrival], None] | None = None
         self.not_arrived = 0  # hand-overs whose prompts were computed here
 
     @property
@@ -152,6 +153,8 @@ class DecodeSide:
                     continue
                 return
             self._line.popleft()
+            if self.engine.tiers is not None:  # what these pages held may still be copied out
+                self.engine.tiers.hold_steps()
             one.began, one.start, one.pages, one.table = (
                 now,
                 stand_in.computed,
@@ -196,7 +199,10 @@ class DecodeSide:
     def _note(self, one: Coming, now: float, why_not: str | None) -> None:
         tokens = len(one.request.prompt)
         moved = self.memory.bytes_of(tokens, one.start) if why_not is None else 0
-        self.arrivals.append(
-            Arrival(id=str(one.request.id), tokens=tokens, cached=one.start, bytes=moved,
-                    waited_s=one.began - one.added, moved_s=now - one.began, why_not=why_not)
+        arrival = Arrival(
+            id=str(one.request.id), tokens=tokens, cached=one.start, bytes=moved,
+            waited_s=one.began - one.added, moved_s=now - one.began, why_not=why_not,
         )  # fmt: skip
+        self.arrivals.append(arrival)
+        if self.on_arrival is not None:
+            self.on_arrival(arrival)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cairn.comm.transfer.kv import REGION, Contents, KVLayout
 from cairn.comm.transfer.transport import Transport
-from cairn.core.errors import ConfigError
+from cairn.core.errors import ConfigError, RequestError
 from cairn.models.linear.form import HasRows
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.loop import Engine
@@ -57,6 +57,15 @@ class KVMemory:
             return tokens
         pages = sum(-(-tokens // size) - group.first_page(tokens, size) for group in groups)
         return pages * size
+
+    def check_room(self, tokens: int) -> None:
+        """A RequestError: a prompt of so many tokens could never be offered."""
+        pages = -(-self.entries_of(tokens) // self._pool.page_size)
+        if pages > self.layout.pages:
+            raise RequestError(
+                f"a prompt of {tokens} tokens has {pages} pages, and {self.layout.pages} can be on offer",
+                hint="compute it where it is decoded",
+            )
 
     def bytes_of(self, tokens: int, start: int = 0) -> int:
         """What a prompt of `tokens` hands over, without its first `start`."""

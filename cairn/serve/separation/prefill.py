@@ -103,6 +103,7 @@ class PrefillSide:
         """In line, or refused with a RequestError."""
         params = ask.params
         check_request(ask.request(), self.engine.scheduler.limits)  # of all that it asks for
+        self.memory.check_room(len(ask.prompt))
         one = msgspec.structs.replace(params, max_tokens=1, min_tokens=min(params.min_tokens, 1))
         self.engine.add(ask.request(one))
         self._asks[ask.id] = ask
@@ -182,7 +183,7 @@ class PrefillSide:
 
 
 def hold_pages(engine: Engine) -> HoldingBlocks:
-    """A block manager that can hold pages, in place of the engine's own, which must be unused."""
+    """A block manager that can hold pages, in place of the engine's own, which must be unused; its prefixes stay."""
     scheduler = engine.scheduler
     if engine.has_work or scheduler.blocks.usage().used:
         raise CairnError("the engine is at work already", hint="separate an engine that is new")
@@ -197,6 +198,6 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
     blocks = HoldingBlocks(
         limits.pages, limits.page_size, prefix_caching=caching, groups=limits.groups
     )
-    blocks.tiers = scheduler.blocks.tiers
+    blocks.take_over(scheduler.blocks)
     scheduler.manage(blocks)
     return blocks

@@ -1,6 +1,7 @@
 """Is a prompt computed elsewhere rather than here? Only where that spares everybody here more than it costs.
 
-    computed here    the others that decode here wait for it: seconds of the prompt x requests that decode
+    computed here    the others that decode here wait for it: seconds of the prompt x requests that decode;
+                     and it waits for the prompts that are in line before it
     elsewhere        the answer begins later: the way there and back, what waits there, and the pages on their way
 
 So an idle decode server computes prompts itself, as a server without a role does. What a token, a byte and the way cost
@@ -34,11 +35,16 @@ class RemoteCosts(msgspec.Struct):
             self.bytes_per_s = _newer(self.bytes_per_s, bytes / seconds)
 
 
-def remote_pays(costs: RemoteCosts, tokens: int, bytes: int, decoding: int, now: float) -> bool:
-    """`tokens`: of the prompt that are not in the cache here, `bytes`: of their pages; `decoding`: requests here."""
+def remote_pays(
+    costs: RemoteCosts, tokens: int, bytes: int, decoding: int, ahead: int, now: float
+) -> bool:
+    """`tokens`: of the prompt that are not in the cache here, `bytes`: of their pages.
+
+    `decoding`: requests here; `ahead`: tokens of prompts here that are computed before it.
+    """
     if now - costs.known_at >= LONG_AGO_S or not costs.bytes_per_s:
         return True
-    spared_s = tokens * costs.token_s * decoding
+    spared_s = (tokens * decoding + ahead) * costs.token_s
     return spared_s > costs.way_s + bytes / costs.bytes_per_s
 
 

@@ -2,7 +2,7 @@
 
     prefill   add --PrefillSide--> one token, pages on offer --> the request ends, its Handoff waits for the endpoint
     decode    add --PrefillClient--> Handoff --DecodeSide--> pages arrive --> decodes
-                   '- too short, constrained, or no answer: this engine computes the prompt itself
+                   '- too short, constrained, with an adapter or pictures, or no answer: computed by this engine
 
     both      add --> the engine itself
 
@@ -43,24 +43,38 @@ class RoleEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine = engine
         self._now: Engine | PrefillEngine | DecodeEngine = engine
+        self._role = "both"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._now, name)
 
     def check_sleep(self, level: int = 1) -> None:
-        raise ConfigError(
-            "an engine with a role has pages that others read, and does not sleep",
-            hint="start it without a role",
-        )
+        if self._role != "both":
+            raise ConfigError(
+                f"an engine of the role {self._role} has pages that others read, and does not sleep",
+                hint="change its role to both",
+            )
+        self._engine.check_sleep(level)
 
     def sleep(self, level: int = 1) -> None:
+        """One that does both again gives back the memory that others have read, too."""
         self.check_sleep(level)
+        before = self._now
+        if isinstance(before, Engine):
+            before.sleep(level)
+            return
+        if before.has_work:
+            raise RequestError("requests are under way", hint="wait for their end")
+        self._engine.sleep(level)
+        self._now = self._engine
+        before.close()
 
     def switch(self, config: RoleConfig) -> None:
         """Requests that come from now on are taken in this role; a RequestError: the one before is at work."""
         before = self._now
         if isinstance(before, DecodeEngine) and config.role != "prefill":
             before.ask(client_of(config), config)
+            self._role = config.role
             return
         used = self._engine.scheduler.blocks.usage().used
         if before.has_work or used:
@@ -73,6 +87,7 @@ class RoleEngine:
             self._now = PrefillEngine(PrefillSide(self._engine, **where))
         else:
             self._now = DecodeEngine(DecodeSide(self._engine, **where), client_of(config), config)
+        self._role = config.role
         if not isinstance(before, Engine):  # behind the other, which has taken its pages over
             before.close()
 
@@ -138,8 +153,8 @@ class DecodeEngine:
         """`client`: None asks nobody."""
         self.side, self._client, self._config = side, client, config
         self.costs = RemoteCosts()
+        side.on_arrival = lambda arrival: self.costs.note_pages(arrival.bytes, arrival.moved_s)
         self._asked_at: dict[str, float] = {}
-        self._arrivals = 0  # that `costs` know
         self.remote_prefills = 0  # prompts that came from elsewhere
         self._unanswered = 0  # prompts that nobody else computed
         self._asked: dict[str, Request] = {}
@@ -201,23 +216,24 @@ class DecodeEngine:
         return outputs + (self.side.step() if self.side.has_work else [])
 
     def _is_remote(self, request: Request, now: float) -> bool:
-        """A constraint does not travel, and what is asked of every prompt token is computed where it is read."""
+        """A constraint does not travel, and what is asked of every prompt token is computed where it is read.
+
+        Nor does an adapter, a picture, or the version of the weights: others may have been loaded here.
+        """
         short = len(request.prompt) < self._config.prefill_min_tokens
         if short or request.constraint is not None or request.params.whole_prompt:
+            return False
+        if request.adapter or request.identity or request.pieces or self.side.engine.version:
             return False
         return self._config.prefill_when == "always" or self._pays(request, now)
 
     def _pays(self, request: Request, now: float) -> bool:
-        engine, found = self.side.engine, 0
-        if not engine.version:  # else its pages have another name once it is in line
-            found = engine.scheduler.blocks.prefix.find(request).pages
-        for arrival in list(self.side.arrivals)[self._arrivals :]:
-            self.costs.note_pages(arrival.bytes, arrival.moved_s)
-        self._arrivals = len(self.side.arrivals)
-        start = found * engine.scheduler.limits.page_size
+        scheduler = self.side.engine.scheduler
+        start = scheduler.blocks.prefix.find(request).pages * scheduler.limits.page_size
         tokens = len(request.prompt)
         bytes = self.side.memory.bytes_of(tokens, start)
-        return remote_pays(self.costs, tokens - start, bytes, engine.scheduler.running, now)
+        ahead = sum(max(one.known - one.computed, 0) for one in scheduler.requests.values())
+        return remote_pays(self.costs, tokens - start, bytes, scheduler.running, ahead, now)
 
     def _replied(self, reply: Reply) -> list[Output]:
         request, found = self._asked.pop(reply.id, None), reply.found

@@ -13,6 +13,7 @@ import pytest
 
 from cairn.core.errors import ConfigError
 from cairn.serve.http.server.settings import ServerConfig
+from cairn.serve.serving import ServedModel
 
 LONG = "Once upon a time there was a small stone on a long path. " * 3
 SETTINGS = {"num_gpu_blocks_override": 256}
@@ -184,8 +185,11 @@ def test_roles_change_while_the_servers_run(folder, both):
     """Two servers that do both become a pair, change places and part again; nobody gets another token."""
     with (
         live_server.live(folder, admin_endpoints=True, **ASKS, **SETTINGS) as one,
-        live_server.live(folder, admin_endpoints=True, **ASKS, **SETTINGS) as other,
+        live_server.live(
+            folder, admin_endpoints=True, prefill_urls=[one.url], **ASKS, **SETTINGS
+        ) as other,
     ):
+        one.service.prefill_urls = (other.url,)  # not known before it was started
         expected = asked(both)
 
         def become(server, role, *urls, **more):
@@ -213,9 +217,19 @@ def test_roles_change_while_the_servers_run(folder, both):
             assert (late.status_code, late.json()["error"]["code"]) == (409, "role_not_changed")
             assert "data: [DONE]" in list(lines)
         assert become(one, "decode").status_code == 409
+        elsewhere = become(one, "decode", "http://127.0.0.1:1")
+        assert elsewhere.json()["error"]["code"] == "unknown_prefill_url"
+        one.service.serving.models["more"] = ServedModel("more", b"adapter 1;", 1)
+        loaded = become(one, "prefill")
+        assert (loaded.status_code, "more" in loaded.json()["error"]["message"]) == (409, True)
         assert asked(one) == expected
+        assert one.http.post("/sleep").status_code == 200
 
 
-def test_a_role_has_one_rank(folder):
+def test_a_role_has_one_rank_and_only_who_may_ask_has_addresses(folder):
+    urls = {"model": str(folder), "prefill_urls": ["http://127.0.0.1:1"]}
+    with pytest.raises(ConfigError, match="prefill_urls has 1"):
+        ServerConfig(**urls)
+    assert ServerConfig(admin_endpoints=True, **urls).separation is None
     with pytest.raises(ConfigError, match="role is prefill, and tensor_parallel_size is 2"):
         ServerConfig(model=str(folder), role="prefill", tensor_parallel_size=2)

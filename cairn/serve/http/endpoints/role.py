@@ -3,7 +3,8 @@
     {"role": "prefill"}   {"role": "decode", "prefill_urls": ["http://..."]}   {"role": "both"}
 
 Requests that come meanwhile wait; those under way, and pages that another server still reads, have `timeout_s` to end.
-Then the role changes between two steps, or nothing has changed (409). Only with `--admin-endpoints`.
+Then the role changes between two steps, or nothing has changed (409). Only with `--admin-endpoints`, and only servers
+that `--prefill-urls` has named at the start may be asked for prompts: they are sent prompts and CAIRN_PREFILL_KEY.
 """
 
 import asyncio
@@ -35,7 +36,9 @@ class RoleRequest(msgspec.Struct, kw_only=True):
 async def role(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
     asked = decode(body, RoleRequest)
+    _check(service, asked)
     began = time.monotonic()
+    await service.wake()
     async with service.switching:
         try:
             wanted = msgspec.structs.replace(
@@ -47,6 +50,22 @@ async def role(service: Service, call: Call, body: bytes) -> JSON:
             raise Refusal(409, said, param="role", code="role_not_changed") from None
         service.take_role(wanted)
     return JSON({"role": asked.role, "seconds": round(time.monotonic() - began, 6)})
+
+
+def _check(service: Service, asked: RoleRequest) -> None:
+    """What the start of a server with this role would refuse."""
+    serving = service.serving
+    unknown = [url for url in asked.prefill_urls if url not in service.prefill_urls]
+    if unknown:
+        said = f"prefill_urls has {unknown[0]!r}, and --prefill-urls of the start has not"
+        raise Refusal(400, said, param="prefill_urls", code="unknown_prefill_url")
+    if asked.role == "both":
+        return
+    adapters = [model.name for model in serving.models.values() if model.adapter]
+    if serving.sight is not None or adapters:
+        what = f"adapters are loaded: {', '.join(adapters)}" if adapters else "the model sees"
+        said = f"the role is {service.config.role}, as before: {what}"
+        raise Refusal(409, said, param="role", code="role_not_changed")
 
 
 async def _switch(service: Service, wanted: ServerConfig, deadline: float) -> None:

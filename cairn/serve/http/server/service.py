@@ -109,6 +109,7 @@ class Service:
         self.paused = False  # by an administrator: requests wait
         self.waking = asyncio.Lock()
         self.switching = asyncio.Lock()  # while the role changes, requests wait
+        self.prefill_urls = tuple(config.prefill_urls)  # servers that may be asked for prompts
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: list[asyncio.Task[None]] = []

@@ -34,7 +34,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     role: Literal["both", "prefill", "decode"] = "both"
     """prefill: computes prompts for decode servers and nothing else; decode: asks prefill servers for long prompts"""
     prefill_urls: list[str] = msgspec.field(default_factory=list)
-    """of a decode server: addresses of prefill servers of the same model; CAIRN_PREFILL_KEY has their API key"""
+    """of a decode server, and of one that may become one (POST /cairn/role): addresses of prefill servers of the same
+    model; CAIRN_PREFILL_KEY has their API key"""
     prefill_min_tokens: int = 128
     """of a decode server: shorter prompts are computed here"""
     prefill_when: Literal["pays", "always"] = "pays"
@@ -143,10 +144,11 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def _check_role(self) -> None:
-        if (self.role == "decode") != bool(self.prefill_urls):
+        may_ask = self.role == "decode" or self.admin_endpoints  # it may become one
+        if (self.prefill_urls and not may_ask) or (self.role == "decode" and not self.prefill_urls):
             raise ConfigError(
                 f"role is {self.role}, and prefill_urls has {len(self.prefill_urls)} addresses",
-                hint="a decode server needs --prefill-urls http://HOST:PORT, and no other has them",
+                hint="a decode server needs --prefill-urls http://HOST:PORT, and no other but with --admin-endpoints",
             )
         if self.role != "both" and (self.adapters or self.lora_modules):
             raise ConfigError(
