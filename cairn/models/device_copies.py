@@ -36,7 +36,7 @@ class DeviceCopies:
         if len(self._under_way) > FEW:
             self._under_way.popleft().result()
 
-    def _copy(self, target: Tensor, value: Tensor, made: torch.cuda.Event) -> None:
+    def _copy(self, target: Tensor, value: Tensor, made: torch.Event) -> None:
         """Behind what was launched before, which may fill the target with zeros or still use its memory."""
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
