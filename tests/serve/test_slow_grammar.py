@@ -17,7 +17,7 @@ from cairn.serve.engine_processes import EngineProcesses
 from cairn.serve.grammar import Grammars
 from cairn.serve.serving import GenerateRequest, Serving
 
-SLOW_S = 1.5
+SLOW_S = 3.0  # a busy machine holds a stream up for a second
 LONG = SamplingParams(max_tokens=1000, ignore_eos=True)
 CHOICE = {"choice": ["yes", "no"]}
 
