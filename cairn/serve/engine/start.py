@@ -139,6 +139,13 @@ def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
     return True
 
 
+def _arena_rows(runnable: Runnable, context: int) -> int:
+    """Of embeddings that a tower makes; 0: there is none."""
+    if runnable.tower is None:
+        return 0
+    return min(context, MOST_ROWS[runnable.tower.patch_embedding.weight.device.type])
+
+
 def start_with(
     opened: OpenModel,
     runnable: Runnable,
@@ -170,14 +177,11 @@ def start_with(
     limits, sizes = choose_limits(runnable, config, head is not None)
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
-    if runnable.tower is not None:
-        most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
-        arena_rows = arena_rows or min(limits.context, most)
     limits = msgspec.structs.replace(
         limits,
         drafts=drafts,
         device_drafts=device_drafts,
-        arena_rows=arena_rows,
+        arena_rows=arena_rows or _arena_rows(runnable, limits.context),
         axes=runnable.tower is not None and bool(model.spec.rope.sections),
     )
     shards = model.build.shards
