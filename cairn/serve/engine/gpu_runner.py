@@ -109,6 +109,7 @@ class GPURunner(Runner):
             other = lasting_workspace(self.device, rows, columns)
             self.halves = Halves(self.fused, (self.workspace, other))
         self._first_layers: Forms | None = None  # of both, for `_warm`
+        self._all_layers_ran = False
         if self.fused is not None and not whole:
             halves = self.halves.warming() if self.halves is not None else None
             self._first_layers = self.fused.warming(), halves
@@ -235,8 +236,14 @@ class GPURunner(Runner):
         return self._forward(self.batch.views(shape.layout), extent, forms=forms)
 
     def _warm(self, shape: Shape) -> None:
-        """Launch every kernel of such a step. Adapters may differ from layer to layer, other weights do not."""
-        self._step(shape, None if shape.adapters else self._first_layers)
+        """Launch every kernel of such a step. Adapters may differ from layer to layer, other weights do not.
+
+        The first time all layers run: a weight's form may lay its rows out anew in its first product, and inside a
+        capture that would be done again in every replay, in memory that other graphs use, too.
+        """
+        whole = shape.adapters or not self._all_layers_ran
+        self._step(shape, None if whole else self._first_layers)
+        self._all_layers_ran = True
 
     def attend_rows(
         self, slots_GB: Tensor, positions_B: Tensor, lengths_B: Tensor, tables_GBP: Tensor
