@@ -2,7 +2,7 @@
 
     Ask (prompt tokens, ...) + Candidate (what is cached there, queued, running, how fast) -> order of preference
 
-    seconds      seconds until its first token, and the delay that it causes to others there. No weights
+    seconds      how much later tokens come: its own first one, and those of everybody else there. No weights
     lmetric      new prompt tokens x requests there (arXiv 2603.15202)
     dynamo       blocks to prefill + blocks that decode (NVIDIA Dynamo's KV router, default weights)
     llmd         queue 2, cache use 2, prefix 3, each scaled to 0..1 (llm-d's default profile)
@@ -14,12 +14,14 @@ Every rule returns one cost for each candidate; the lowest is best, ties go to t
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 BLOCK_TOKENS = 64  # of Dynamo's and llm-d's rules
 OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
+LAST_ARRIVALS = 64  # that a rate is counted over
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -28,6 +30,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     number: int  # in order of arrival
     prompt_tokens: int
     output_tokens: int = OUTPUT_TOKENS  # at most, or expected
+    arrivals_per_s: float = 0.0  # requests that come to one server, on average
 
 
 class Candidate(msgspec.Struct, gc=False):
@@ -53,7 +56,14 @@ Policy = Callable[[Ask, Sequence[Candidate]], Costs]
 
 
 def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
-    """Its own time to the first token + what its prompt costs those who come behind it + its rows in others' steps."""
+    """By how much a token of an answer comes later, over all answers that this request touches.
+
+    first      its own wait: prompts before it, its own prompt, a step
+    behind     who arrives while it is computed waits for its prompt: B seconds of prompts are there already, so
+               arrivals in B wait for all of it (p), and arrivals in p for half of it
+    answering  everybody who is there gets the tokens behind this moment later, by its prompt once and by its row in
+               every step, and it gets its own later by theirs. They are in the middle of their answers on average: half
+    """
     return [_seconds(ask, one) for one in candidates]
 
 
@@ -63,15 +73,29 @@ def _seconds(ask: Ask, one: Candidate) -> float:
         one.token_s,
         one.running + one.waiting,
     )
-    prefill_s = (new if new > 1 else 1) * token_s  # `max` would cost more than the rest of the line
-    own_s = one.queued_tokens * token_s + prefill_s + one.step_s
+    prompt_s = (new if new > 1 else 1) * token_s  # `max` would cost more than the rest of the line
+    queued_s = one.queued_tokens * token_s
+    first_s = queued_s + prompt_s + one.step_s
     if requests >= one.rows:
         # It waits until one of the running ends, which happens `rows` times in the time of an answer.
-        own_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
-    # Whoever comes next waits for this prompt as well: about as many as wait there now.
-    behind_s = one.waiting * prefill_s
-    longer_s = ask.output_tokens * one.row_s * requests
-    return own_s + behind_s + longer_s
+        first_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
+    behind_s = ask.arrivals_per_s * prompt_s * (queued_s + prompt_s / 2)
+    answering_s = requests * (prompt_s + ask.output_tokens * one.row_s) / 2
+    return first_s + behind_s + answering_s
+
+
+class ArrivalRate:
+    """Requests per second, of those that came last."""
+
+    def __init__(self) -> None:
+        self._times = deque[float](maxlen=LAST_ARRIVALS)
+
+    def note(self, now_s: float) -> float:
+        """One has come; the rate."""
+        times = self._times
+        times.append(now_s)
+        took_s = now_s - times[0]
+        return (len(times) - 1) / took_s if took_s > 0 else 0.0
 
 
 def lmetric(ask: Ask, candidates: Sequence[Candidate]) -> Costs:

@@ -15,7 +15,6 @@ import msgspec
 
 from cairn.core.errors import ConfigError
 from cairn.core.protobuf_wire import WireError
-from cairn.fleet.choose import OUTPUT_TOKENS, Ask
 from cairn.fleet.front import error_body
 from cairn.fleet.picker_messages import (
     Kind,
@@ -74,7 +73,7 @@ class Picked:
             return write_refusal(status, said)
         keys = prompt_keys(body) if data else NO_KEYS
         wanted = body.max_completion_tokens or body.max_tokens or body.max_output_tokens
-        ask = Ask(router.next_number(), keys.length, max(wanted or OUTPUT_TOKENS, 1))
+        ask = router.ask(router.next_number(), keys, wanted, now)
         choice, self._tokens = router.choose(ask, keys, able, now)
         self._worker = worker = choice.chosen
         router.meter(body.model, now, self._tokens * (worker.load.token_s or TOKEN_S))

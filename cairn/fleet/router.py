@@ -20,7 +20,7 @@ import msgspec
 
 from cairn.core.errors import did_you_mean
 from cairn.fleet.aliases import Aliases, with_model
-from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Ask, best
+from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, ArrivalRate, Ask, best
 from cairn.fleet.config import FleetConfig, RouterConfig
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedge
@@ -51,7 +51,7 @@ class Router:
         self.config = config
         self.policy = POLICIES[config.policy]
         self.workers: list[Worker] = []
-        self.index, self.pool = KeyIndex(), Pool()
+        self.index, self.pool, self._arrivals = KeyIndex(), Pool(), ArrivalRate()
         self.open: set[Exchange] = set()
         self.held = WaitingQueue[Exchange]()  # while no server can take them
         self.aliases, self.quotas = Aliases(), Quotas(config.limits)
@@ -183,11 +183,12 @@ class Router:
             request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
         wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
-        ask = Ask(number, keys.length, max(wanted or OUTPUT_TOKENS, 1))
+        now = time.monotonic()
+        ask = self.ask(number, keys, wanted, now)
         given = request.id
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
         exchange = Exchange(self, front, request, id, ask, keys, model)
-        exchange.arrived_s = now = time.monotonic()
+        exchange.arrived_s = now
         exchange.deadline_s = now + self.config.hold_s
         exchange.holder, exchange.priority = digest_of(request.lines), asked.priority or 0
         path = plain_path(request.path)
@@ -264,6 +265,10 @@ class Router:
 
     def next_number(self) -> int:
         return next(self._numbers)
+
+    def ask(self, number: int, keys: PromptKeys, wanted: int | None, now: float) -> Ask:
+        rate = self._arrivals.note(now) / (len(self.workers) or 1)
+        return Ask(number, keys.length, max(wanted or OUTPUT_TOKENS, 1), rate)
 
     def choose(
         self, ask: Ask, keys: PromptKeys, able: list[Worker], now: float

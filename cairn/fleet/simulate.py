@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
-from cairn.fleet.choose import POLICIES, Ask, best
+from cairn.fleet.choose import POLICIES, ArrivalRate, Ask, best
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.worker import Worker
 from cairn.serve.engine.request import Limits, Request
@@ -110,6 +110,7 @@ class Replica:
         self.worker.up(Hello(0, ["m"], limits.page_size, True, limits.rows))
         self.worker.told(Load(step_s=speed.step_s, token_s=speed.token_s, row_s=speed.row_s))
         self.now = self.busy = 0.0
+        self._flying: tuple[Step, float] | None = None  # the step under way, and when it ends
         self._step_seconds = step_seconds
         self._book = KeyBook(limits.page_size)
         self._pages = self.scheduler.blocks.prefix.follow()
@@ -127,19 +128,27 @@ class Replica:
         self.scheduler.add(request)
 
     def advance(self, until_s: float) -> None:
-        """Steps that begin before `until_s`."""
-        while self.scheduler.has_work and self.now < until_s:
-            step = self.scheduler.schedule()
-            took = self._step_seconds(step)
-            self.now += took
-            self.busy += took
-            for advance in self.scheduler.update(step, [0] * len(step.sampling)):
-                request = advance.request
-                if not request.ledger.first_token:
-                    self._first(request)
-                if advance.finished:
-                    request.ledger.finished = self.now
-                    self._end(request)
+        """Steps that end by then. What one computes is known at its end, to the router as well."""
+        while self._flying is not None or (self.scheduler.has_work and self.now < until_s):
+            if self._flying is None:
+                step = self.scheduler.schedule()
+                self._flying = step, self.now + self._step_seconds(step)
+            step, ends = self._flying
+            if ends > until_s:
+                return
+            self._flying = None
+            self.busy += ends - self.now
+            self.now = ends
+            self._land(step)
+
+    def _land(self, step: Step) -> None:
+        for advance in self.scheduler.update(step, [0] * len(step.sampling)):
+            request = advance.request
+            if not request.ledger.first_token:
+                self._first(request)
+            if advance.finished:
+                request.ledger.finished = self.now
+                self._end(request)
 
     def events(self) -> Events | None:
         """What its cache has stored and dropped since the last call."""
@@ -189,7 +198,7 @@ class Simulated:
 
     def __init__(self, policy: str, limits: Limits) -> None:
         self.rule, self.limits = POLICIES[policy], limits
-        self.index = KeyIndex()
+        self.index, self.arrivals = KeyIndex(), ArrivalRate()
         self.replicas: list[Replica] = []  # that take requests
         self.leaving: list[Replica] = []  # that finish what they have
         self.requests: list[Request] = []
@@ -215,7 +224,8 @@ class Simulated:
         found = self.index.match(prompt.keys, prompt.tokens, now_s)
         seen = [one.worker.candidate(found.get(one.worker.number, 0)) for one in self.replicas]
         number = len(self.requests)
-        ask = Ask(number, prompt.traced.input_tokens, prompt.traced.output_tokens)
+        rate = self.arrivals.note(now_s) / len(self.replicas)
+        ask = Ask(number, prompt.traced.input_tokens, prompt.traced.output_tokens, rate)
         place, _ = best(self.rule, ask, seen)
         chosen = self.replicas[place]
         self.index.expect(chosen.worker.number, prompt.keys, now_s)

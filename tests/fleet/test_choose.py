@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
-from cairn.fleet.choose import POLICIES, Ask, Candidate, best, seconds
+from cairn.fleet.choose import POLICIES, ArrivalRate, Ask, Candidate, best, seconds
 from cairn.fleet.config import read_fleet
 
 candidates = st.lists(
@@ -43,6 +43,36 @@ def test_seconds_leaves_a_warm_server_only_when_its_queue_costs_more_than_comput
     assert best(seconds, Ask(0, 8192), [cold, warm])[0] == 1
     warm.queued_tokens = 20_000
     assert best(seconds, Ask(0, 8192), [cold, warm])[0] == 0
+
+
+@given(st.floats(0.001, 2), st.floats(0.01, 2), st.floats(0, 20))
+def test_who_arrives_behind_a_prompt_waits_as_long_as_in_a_queue(queued_s, prompt_s, rate):
+    times = [(at + 0.5) / 500 * (queued_s + prompt_s) for at in range(500)]  # evenly
+    waits = [queued_s + prompt_s - t - max(queued_s - t, 0) for t in times]
+    counted = rate * (queued_s + prompt_s) * sum(waits) / len(waits)
+
+    def cost(arrivals_per_s):
+        server = Candidate(queued_tokens=100, token_s=queued_s / 100)
+        ask = Ask(0, 1000, 1, arrivals_per_s)
+        server.cached_tokens = 1000 - prompt_s / server.token_s
+        return seconds(ask, [server])[0]
+
+    if prompt_s >= queued_s / 100:  # at least one token
+        assert cost(rate) - cost(0.0) == pytest.approx(counted, rel=1e-2, abs=1e-9)
+
+
+def test_a_request_costs_those_who_answer_half_of_its_prompt_and_of_its_rows():
+    ask, idle = Ask(0, 1000, 100), Candidate(step_s=0.0)
+    busy = Candidate(step_s=0.0, running=3, waiting=1)
+    more = seconds(ask, [busy])[0] - seconds(ask, [idle])[0]
+    assert more == pytest.approx(4 * (1000 * busy.token_s + 100 * busy.row_s) / 2)
+
+
+def test_a_rate_is_that_of_the_last_arrivals():
+    arrivals = ArrivalRate()
+    assert arrivals.note(1.0) == 0.0
+    assert [arrivals.note(1.0 + at) for at in range(1, 100)][-1] == pytest.approx(1.0)
+    assert [arrivals.note(100.0 + at / 10) for at in range(1, 100)][-1] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(

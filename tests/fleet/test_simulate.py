@@ -6,7 +6,15 @@ import pytest
 
 from cairn.cli.main import main
 from cairn.fleet.choose import POLICIES
-from cairn.fleet.simulate import conversations, fitting, prompts_of, run_policy
+from cairn.fleet.simulate import (
+    Replica,
+    Simulated,
+    Speed,
+    conversations,
+    fitting,
+    prompts_of,
+    run_policy,
+)
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits
 
@@ -32,6 +40,19 @@ def test_every_policy_serves_everything_and_knowing_the_caches_pays(outcomes):
     assert ours.hit_share > 1.3 * blind.hit_share
     assert ours.ttft_p50_s < blind.ttft_p50_s
     assert ours.goodput >= 0.98 * max(one.goodput for one in outcomes.values())
+
+
+def test_the_router_sees_what_a_step_has_computed_at_its_end():
+    (prompt,) = prompts_of(conversations(1), LIMITS.page_size)
+    replica = Replica(0, LIMITS, lambda step: 1.0, Speed(1.0, 1e-3, 1e-3))
+    simulated = Simulated("seconds", LIMITS)
+    simulated.join(replica)
+    simulated.place(prompt, 0.0, 0.0)
+    simulated.advance(0.5)
+    assert (replica.worker.waiting, replica.events()) == (1, None)
+    simulated.advance(float("inf"))
+    assert replica.worker.waiting == 0
+    assert simulated.index.match(prompt.keys, prompt.tokens)[0] > 0
 
 
 def test_the_same_trace_gives_the_same_outcome(outcomes):
