@@ -1,4 +1,4 @@
-"""Cairn: the AI-infrastructure stack, stone on stone. This file holds the version and imports nothing.
+"""Cairn: the AI-infrastructure stack in one codebase. This file holds the version and imports nothing.
 
 `from cairn import LLM, SamplingParams` loads the engine then, and not before.
 """

@@ -9,6 +9,7 @@ floor of a step is what its tokens have to read and compute at the measured ceil
 zero, since the device can hide them. Prints nothing.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -174,7 +175,7 @@ def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) ->
     return Part(
         part=name,
         median_ms=1e3 * median,
-        p90_ms=1e3 * ordered[int(0.9 * (len(ordered) - 1))],
+        p90_ms=1e3 * ordered[math.ceil(0.9 * (len(ordered) - 1))],
         share=median / whole if whole else 0.0,
         floor_ms=floor_ms,
     )

@@ -1,10 +1,9 @@
 """Rows of text in columns that line up: words to the left, numbers to the right. Never cut.
 
-    wide enough                          narrower: words fold         narrower still: words above and below the numbers
-    layout    MFU  verdict               layout    MFU  verdict       layout
-    fsdp 8  59.5%  as fast, and simple   fsdp 8  59.5%  as fast,        MFU  step
-                                                        and simple    fsdp 8, microbatch 4
-                                                                        59.5%  43 s
+    wide enough                          narrower: words fold         narrower still: words below the numbers
+    layout    MFU  verdict               layout    MFU  verdict       layout    MFU
+    fsdp 8  59.5%  as fast, and simple   fsdp 8  59.5%  as fast,        verdict
+                                                        and simple    fsdp 8  59.5%
                                                                         as fast, and simple
 
 Only a terminal is narrow: a file or a pipe gets every row on one line.
@@ -75,9 +74,14 @@ def _folded(row: Sequence[str], widths: Sequence[int], words: Collection[int]) -
 def _stacked(
     row: Sequence[str], widths: Sequence[int], words: Collection[int], room: int
 ) -> list[str]:
-    """The first words, the numbers below them, and then all other words."""
+    """The first words, the numbers behind or below them, and then all other words."""
     numbers = [place for place in range(len(row)) if place not in words]
     first, *others = sorted(words)
+    if sum(widths[place] for place in (first, *numbers)) + len(GAP) * len(numbers) <= room:
+        beside = [first, *numbers]
+        aligned = _row([row[place] for place in beside], [widths[place] for place in beside], (0,))
+        below = [line for place in others for line in _wrapped(row[place], room - len(GAP))]
+        return [aligned, *(f"{GAP}{part}" for part in below if part)]
     aligned = _row([row[place] for place in numbers], [widths[place] for place in numbers], ())
     below = [line for place in others for line in _wrapped(row[place], room - len(GAP))]
     parts = [aligned, *below] if numbers else below

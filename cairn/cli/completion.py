@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from cairn.cli import main as command_line
 from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.prose import folded
 
 SHELLS = ("bash", "zsh", "fish")
 WIDE = "200"  # columns: no name in a help text is broken
@@ -37,7 +38,7 @@ class Command(NamedTuple):
 def run(args: list[str]) -> int:
     match args:
         case ["-h" | "--help"]:
-            print(__doc__, end="")
+            print(folded(__doc__), end="")
             return 0
         case [shell] if shell in SHELLS:
             print(script(shell, read_commands()), end="")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cairn.core.config import load
+from cairn.core.prose import in_terminal
 
 if TYPE_CHECKING:
     from cairn.hw.findings import Verdict
@@ -49,7 +50,8 @@ def _print(verdicts: list["Verdict"]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     width = max((len(verdict.name) for verdict in verdicts), default=0)
     for verdict in verdicts:
-        console.print(f"{SYMBOLS[verdict.status]} {verdict.name:<{width}}  {escape(verdict.why)}")
+        said = in_terminal(f"  {verdict.name:<{width}}  {verdict.why}", " " * (width + 4))
+        console.print(f"{SYMBOLS[verdict.status]} {escape(said[2:])}")
         if verdict.fix:
             console.print(f"  {'':<{width}}  [dim]fix: {escape(verdict.fix)}[/]")
     count = {status: sum(v.status == status for v in verdicts) for status in SYMBOLS}

@@ -15,6 +15,7 @@ from cairn.cli.kernels_build import run_build
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.prose import in_terminal
 from cairn.core.units import format_bytes, format_duration
 from cairn.report.progress import progress
 
@@ -97,7 +98,7 @@ def run_list(args: list[str]) -> int:
         return 0
     width = max(map(len, kernels()), default=0)
     for name, entry in kernels().items():
-        print(f"{name:<{width}}  {entry.line}")
+        print(in_terminal(f"{name:<{width}}  {entry.line}", " " * (width + 2)))
     return 0
 
 

@@ -126,7 +126,7 @@ def help_text() -> str:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {name:<{width}}   {verb.help}" for name, verb in VERBS.items())
     return f"""\
-Cairn: the AI-infrastructure stack, stone on stone.
+Cairn trains models, serves them and runs their jobs, on a laptop or a cluster.
 
 usage: cairn [--debug] VERB [ARGUMENTS]
 
@@ -152,6 +152,8 @@ def _dispatch(args: list[str]) -> int:
         case ["--version", *_]:
             print(f"cairn {__version__}")
             return 0
+        case [name, "--version"] if name in VERBS:
+            return _dispatch(["--version"])
         case [name, *rest] if name in VERBS:
             return _run(name, rest)
         case [flag, *_] if flag.startswith("-"):

@@ -7,6 +7,7 @@ import msgspec
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.core.prose import in_terminal
 
 ABOUT = "What `cairn serve` counts at /metrics, and how to look at it."
 
@@ -67,5 +68,6 @@ def _list(args: list[str]) -> int:
         return 0
     for metric in CATALOGUE_HTTP:
         labels = f" by {', '.join(metric.labels)}" if metric.labels else ""
-        print(f"{metric.name}   {type(metric).__name__.lower()}{labels}\n    {metric.help}")
+        print(f"{metric.name}   {type(metric).__name__.lower()}{labels}")
+        print(in_terminal(f"    {metric.help}", "    "))
     return 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.prose import folded
 
 
 class Subverb(NamedTuple):
@@ -33,4 +34,4 @@ def help_text(verb: str, about: str, subverbs: Mapping[str, Subverb]) -> str:
     width = max(map(len, subverbs))
     lines = "\n".join(f"  {name:<{width}}   {part.help}" for name, part in subverbs.items())
     usage = f"usage: cairn {verb} {'|'.join(subverbs)} [ARGUMENTS]"
-    return f"{about}\n\n{usage}\n\n{lines}\n\n  cairn {verb} NAME --help   its flags\n"
+    return f"{folded(about)}\n\n{usage}\n\n{lines}\n\n  cairn {verb} NAME --help   its flags\n"

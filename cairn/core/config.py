@@ -25,6 +25,7 @@ import msgspec
 from cairn.core import toml
 from cairn.core.errors import ConfigError, UsageError, closest, did_you_mean
 from cairn.core.flags import asks_for, flag_name, read_flags
+from cairn.core.prose import folded
 from cairn.core.schema import Expected, Leaf, build, choices, flatten, leaves, read_value
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -251,5 +252,6 @@ def _missing(leaf: Leaf, env_prefix: str, prog: str) -> UsageError:
 def _print_help(schema: type[msgspec.Struct], prog: str) -> NoReturn:
     import tyro  # only a reader of the help waits for it
 
-    tyro.cli(schema, args=["--help"], prog=prog, description=cleandoc(schema.__doc__ or ""))
+    print(folded(cleandoc(schema.__doc__ or "")) + "\n")  # tyro would not fold it
+    tyro.cli(schema, args=["--help"], prog=prog, description=" ")
     raise SystemExit(0)  # tyro has left already

@@ -35,12 +35,13 @@ def test_words_fold_within_their_column_and_then_stand_above_and_below_the_numbe
     assert folded[1] == "fsdp 8  59.5%  slower: collectives of dp and fsdp"
     assert folded[2] == "               are not hidden"
     stacked = lines(["layout", "MFU", "verdict"], [row], left=[0, 2], width=30)
-    assert stacked[3:] == [
-        "fsdp 8",
-        "  59.5%",
+    assert stacked[2:] == [
+        "fsdp 8  59.5%",
         "  slower: collectives of dp",
         "  and fsdp are not hidden",
     ]
+    long = lines(["layout", "MFU"], [["fsdp 8, microbatch 4", "59.5%"]], left=[0], width=22)
+    assert long[2:] == ["fsdp 8, microbatch 4", "  59.5%"]
 
 
 def test_chinese_characters_are_two_cells_wide():

@@ -84,8 +84,8 @@ def test_help_imports_nothing_heavy(flag):
     assert done.stdout
 
 
-def test_the_help_of_no_verb_imports_torch():
-    """All of them in one process, which ends at the first that does."""
+def test_the_help_of_no_verb_imports_torch_and_all_of_it_fits_80_columns():
+    """All of them in one process, which ends at the first that does. The usage line is tyro's."""
     script = (
         "import sys\n"
         "from cairn.cli.main import VERBS, main\n"
@@ -94,13 +94,16 @@ def test_the_help_of_no_verb_imports_torch():
         "    if status or 'torch' in sys.modules:\n"
         "        sys.exit(f'{verb}: status {status}, or it has loaded torch')\n"
     )
-    done = run([sys.executable, "-c", script])
+    done = run([sys.executable, "-c", script], env={**os.environ, "COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"cairn {verb}" in done.stdout for verb in VERBS)
+    lines = done.stdout.splitlines()
+    assert not [line for line in lines if len(line) > 80 and not line.startswith("usage")]
 
 
-def test_the_version():
-    assert cairn("--version").stdout == f"cairn {__version__}\n"
+@pytest.mark.parametrize("args", [["--version"], ["serve", "--version"], ["plan", "--version"]])
+def test_the_version(args):
+    assert cairn(*args).stdout == f"cairn {__version__}\n"
 
 
 def test_without_a_verb_the_help_is_an_error():

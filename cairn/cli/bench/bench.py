@@ -108,24 +108,20 @@ def _left(began: float, done: int, total: int) -> str:
 
 SUBVERBS = {
     "serve": Subverb(
-        bench_serve.run, "load on a running server, ours or a peer's: latencies, goodput, a report"
+        bench_serve.run, "load on a running server, ours or another: latencies, goodput"
     ),
-    "fleet": Subverb(
-        bench_fleet.run, "what our router costs per request and per event, beside other routers"
-    ),
+    "fleet": Subverb(bench_fleet.run, "what the router costs per request and per event"),
     "throughput": Subverb(
-        throughput.run, "the serving engine on five workloads, beside the limit of this machine"
+        throughput.run, "the engine on whole workloads, beside the limit of the machine"
     ),
     "context": Subverb(
         bench_context.run, "time to the first token and per token, as the prompt grows"
     ),
     "train": Subverb(
-        bench_train.run, "whole training steps: tokens per second, MFU and memory on one device"
+        bench_train.run, "whole training steps: tokens/s, MFU and memory on one device"
     ),
     "comm": Subverb(
-        bench_comm.run, "KV and weight transfer between processes: GB/s by transport, beside memcpy"
+        bench_comm.run, "transfer of KV and weights between processes: GB/s by transport"
     ),
-    "kernels": Subverb(
-        run_kernels, "every kernel on every shape, beside cuBLAS, cuDNN and torch.compile"
-    ),
+    "kernels": Subverb(run_kernels, "every kernel, beside cuBLAS, cuDNN and torch.compile"),
 }

@@ -16,6 +16,7 @@ from cairn.cli.chat.text_to_text import complete
 from cairn.core.config import load
 from cairn.core.errors import ConfigError, HardwareError, RequestError, UsageError
 from cairn.core.events import span
+from cairn.core.prose import in_terminal
 from cairn.core.units import format_bytes, format_duration, format_rate
 from cairn.models.hub import AUTO, default_model
 
@@ -211,7 +212,11 @@ def report(options: Generate, show: Shown, ran: Ran) -> None:
     if options.json:
         print(msgspec.json.encode(result).decode())
     else:
-        print(_summary(result, ran.read_bytes), file=sys.stderr)
+        _say(_summary(result, ran.read_bytes))
+
+
+def _say(text: str) -> None:
+    print(in_terminal(text, stream=sys.stderr), file=sys.stderr)
 
 
 def _with_generator(
@@ -223,7 +228,7 @@ def _with_generator(
     with span("load", model=options.model):
         runnable = opened.load(options.device, options.dtype)
     load_s = time.perf_counter() - began
-    print(f"{runnable.summary()}, loaded in {format_duration(load_s)}", file=sys.stderr)
+    _say(f"{runnable.summary()}, loaded in {format_duration(load_s)}")
     generation = Generation(runnable.model, show.prompt, sampling, opened.eos_ids)
     show.begin()
     for token in generation:
@@ -259,7 +264,7 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
         )
     load_s = time.perf_counter() - began
     with llm:
-        print(f"{llm.notes[0]}, loaded in {format_duration(load_s)}", file=sys.stderr)
+        _say(f"{llm.notes[0]}, loaded in {format_duration(load_s)}")
         finish = asyncio.run(_stream(llm, opened, sampling, show))
         facts = llm.serving.facts
     return Ran(finish, facts.device, facts.dtype, load_s, facts.read_bytes)

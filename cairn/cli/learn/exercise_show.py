@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cairn.cli.learn.learn_show import wrapped
+from cairn.core.prose import in_terminal
 from cairn.labs.code_place import find_place
 from cairn.labs.exercises.exercise import Exercise
 from cairn.labs.exercises.grading import Figure, Grade, Result
@@ -38,7 +39,8 @@ def listing(
             if one.about.course == course:
                 sign = "✓" if one.name in passed else "○"
                 title = one.about.title.of(language)
-                lines.append(f"{sign} {one.name:<{width}}  {one.about.minutes:>3} min  {title}")
+                row = f"{sign} {one.name:<{width}}  {one.about.minutes:>3} min  {title}"
+                lines.append(in_terminal(row, " " * (width + 13)))
         lines.append("")
     hours = sum(one.about.minutes for one in exercises) / 60
     done = sum(one.name in passed for one in exercises)

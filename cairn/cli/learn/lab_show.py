@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from cairn.cli import columns
+from cairn.core.prose import in_terminal
 from cairn.labs.code_place import find_place
 from cairn.labs.entry import CheckLine, Entry, PlotLines
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
@@ -67,7 +68,8 @@ def listing(
         for lab in of_area:
             why = "; ".join(reason.of(language) for reason in unmet[lab.name])
             sign, more = ("–", f"  [{why}]") if why else (" ", "")
-            text.append(f"{sign} {lab.name:<{width}}  {lab.title.of(language)}{more}")
+            row = f"{sign} {lab.name:<{width}}  {lab.title.of(language)}{more}"
+            text.append(in_terminal(row, " " * (width + 4)))
         text.append("")
     minutes = sum(lab.seconds for lab in labs if not unmet[lab.name]) / 60
     count = sum(not unmet[lab.name] for lab in labs)

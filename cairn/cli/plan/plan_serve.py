@@ -10,6 +10,7 @@ from cairn.cli.learn.lab import require_place
 from cairn.cli.plan.plan_train import write_page
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.core.prose import in_terminal
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
@@ -260,14 +261,15 @@ def _print(
     from cairn.plan.measured import median_error
     from cairn.plan.page import SERVE_HEADINGS, compared_rows, serve_cells
 
-    print(f"{options.model} on {plan.device.name}: {notes[0]}")
+    print(in_terminal(f"{options.model} on {plan.device.name}: {notes[0]}"))
     print("\n".join(notes[1:]) + "\n")
     print("\n".join(lines(SERVE_HEADINGS, [serve_cells(option) for option in plan.options])))
     if plan.best is not None:
         parts = ", ".join(
             f"{name} {format_bytes(size)}" for name, size in plan.best.room.table().items()
         )
-        print(f"\nmemory of a GPU: {parts}; {plan.best.room.cache_tokens:,} tokens of cache\n")
+        cache = f"{plan.best.room.cache_tokens:,} tokens of cache"
+        print("\n" + in_terminal(f"memory of a GPU: {parts}; {cache}") + "\n")
         rows = [
             [f"{load.rate:.1f}/s", f"{load.output_tokens_per_s:,.0f}", f"{1e3 * load.ttft_p50:,.0f}",
              f"{1e3 * load.ttft_p99:,.0f}", f"{1e3 * load.tpot_p50:.1f}", f"{1e3 * load.tpot_p99:.1f}",

@@ -11,6 +11,7 @@ import tyro
 from cairn.cli.learn.lab import require_place
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.core.prose import in_terminal
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
@@ -224,8 +225,8 @@ def _print(
         memory = plan.rows[0].memory
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.table().items())
         print(f"\nto run the first: cairn train RECIPE {plan.rows[0].flags}")
-        print(f"memory of a rank of the first: {parts}")
-        print("; ".join(f"{name} {value}" for name, value in cost.items()))
+        print(in_terminal(f"memory of a rank of the first: {parts}"))
+        print(in_terminal("; ".join(f"{name} {value}" for name, value in cost.items())))
     else:
         large = any(row.kind == "too large" for row in plan.lost)
         way_out = "take more GPUs, a shorter sequence or smaller steps" if large else "see why"
@@ -234,7 +235,8 @@ def _print(
     for kind in KINDS_OF_LOSS:
         rows = [row for row in plan.lost if row.kind == kind]
         for row in rows[:SHOWN_REASONS]:
-            print(f"{row.count:>7,}  {kind}: {row.reason} (such as {row.example})")
+            such = f"{kind}: {row.reason} (such as {row.example})"
+            print(in_terminal(f"{row.count:>7,}  {such}", " " * 9))
         more = rows[SHOWN_REASONS:]
         if more:
             struck = sum(row.count for row in more)
@@ -244,9 +246,9 @@ def _print(
         error = median_error(found)
         if error is not None:
             worst = max(found, key=lambda row: abs(row.error))
-            print(
-                f"\n{name}: median error {error:.1%} of {len(found)}, largest {worst.error:+.1%} ({worst.what})"
-            )
+            largest = f"largest {worst.error:+.1%} ({worst.what})"
+            said = f"{name}: median error {error:.1%} of {len(found)}, {largest}"
+            print("\n" + in_terminal(said))
 
 
 def _print_json(document: object) -> None:

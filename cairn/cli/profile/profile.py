@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cairn.bench.profile_serve import Ledger, Profile
 
 ABOUT = "Where the time of a step goes, beside the least that it could take."
-NAME_WIDTH = 70  # of a kernel; templates have names of hundreds of characters
+NAME_WIDTH = 47  # of a kernel; templates have names of hundreds of characters
 
 
 class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,6 +176,6 @@ SUBVERBS = {
     ),
     "train": Subverb(
         profile_train.run,
-        "training steps: part by part, kernel by kernel, and what holds the memory",
+        "training steps, part by part and kernel by kernel, and their memory",
     ),
 }
