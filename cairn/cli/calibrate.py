@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cairn.core.config import load
+from cairn.core.prose import in_terminal
 from cairn.core.units import format_duration, format_rate
 from cairn.report.progress import Bar
 
@@ -137,10 +138,12 @@ def _print(ceilings: "Ceilings", machine: "Machine") -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     for reason, names in _reasons(ceilings).items():
-        console.print(f"not measured: {', '.join(names)} ({reason})", style="dim", markup=False)
+        said = in_terminal(f"not measured: {', '.join(names)} ({reason})")
+        console.print(said, style="dim", markup=False)
     noisy = [row.label for row in rows if row.spread > NOISY]
     if noisy:
-        console.print(f"wide spread: {', '.join(noisy)}; was something else running?")
+        said = f"wide spread: {', '.join(noisy)}; was something else running?"
+        console.print(in_terminal(said))
 
 
 def _cells(row: Row) -> list[str]:

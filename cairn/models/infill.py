@@ -60,7 +60,7 @@ def infill_ids(
     marks = infill_marks(tokenizer)
     if marks is None:
         raise RequestError(
-            f"{tokenizer.source} has no tokens for a text with a gap (fill in the middle)",
+            "this model has no tokens for a text with a gap (fill in the middle)",
             hint="use a code model, such as Qwen2.5-Coder, or leave out the suffix",
         )
     begins = tokenizer.encode("")[:1]  # with BOS, where the tokenizer adds it

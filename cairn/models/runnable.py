@@ -66,8 +66,8 @@ class Runnable:
         spec = self.model.spec
         size = format_bytes(held_bytes(self.model), "decimal")
         return (
-            f"{self.name}: {spec.family}, {format_count(spec.parameters())} parameters, {size} in "
-            f"{self.dtype} on {self.device} ({self.why})"
+            f"{self.name}: {spec.family}, {format_count(spec.parameters())} parameters, {size}, "
+            f"computed in {self.dtype} on {self.device} ({self.why})"
         )
 
 

@@ -83,7 +83,7 @@ def test_the_command_writes_the_text_and_then_what_it_took(made):
     assert output == text + "\n"
     loading, summary = errors.splitlines()
     assert loading.startswith(f"{made}: llama, ")
-    assert "in float32 on cpu (as asked), loaded in " in loading
+    assert "computed in float32 on cpu (as asked), loaded in " in loading
     assert f"tokens in, {len(tokens)} out ({finish}); first after " in summary
 
 

@@ -60,8 +60,8 @@ def test_an_opened_model_becomes_one_that_runs(folder):
     summary = ready.summary()
     count = opened.spec.parameters()
     assert summary == (
-        f"{folder}: llama, {format_count(count)} parameters, {format_bytes(4 * count, 'decimal')} "
-        "in float32 on cpu (as asked)"
+        f"{folder}: llama, {format_count(count)} parameters, {format_bytes(4 * count, 'decimal')}, "
+        "computed in float32 on cpu (as asked)"
     )
     assert not ready.model.training
 

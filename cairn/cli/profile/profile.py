@@ -11,6 +11,7 @@ from cairn.cli.profile import profile_train
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.prose import in_terminal
 from cairn.core.trace import make_place
 from cairn.core.units import format_duration, format_rate
 from cairn.report.progress import progress
@@ -88,7 +89,7 @@ def run_serve(args: list[str]) -> int:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
         return 0
     for note in bench.notes:
-        print(note)
+        print(in_terminal(note))
     ceiling = bench.ceiling
     rates = [f"{name} {format_rate(rate, 'FLOP')}" for name, rate in ceiling.flops_per_s.items()]
     print(", ".join([f"{ceiling.device}: copy {format_rate(ceiling.bytes_per_s, 'B')}", *rates]))

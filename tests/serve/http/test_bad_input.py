@@ -145,7 +145,7 @@ COMBINATIONS = [
     ("/v1/messages", {"tool_choice": {"type": "any"}}, "tool_choice", "there are none"),
     ("/v1/responses", {"tool_choice": "sometimes"}, "tool_choice", "none, auto, required"),
     ("/v1/responses", {"conversation": "x"}, "conversation", "not supported"),
-    ("/tokenize", {"messages": USER}, "prompt", "either prompt or messages"),
+    ("/tokenize", {"messages": USER}, "prompt", "one of prompt, content"),
     ("/detokenize", {"tokens": [10**6]}, "tokens", "from 0 to"),
 ]  # fmt: skip
 

@@ -241,9 +241,11 @@ def test_responses(server):
 def test_tokenize_and_back(server):
     tokens = server.http.post("/tokenize", json={"prompt": FORMS}).json()
     assert tokens["count"] == len(tokens["tokens"])
-    assert (
-        server.http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"] == FORMS
-    )
+    back = server.http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()
+    assert back["prompt"] == back["content"] == FORMS
+    plain = server.http.post("/tokenize", json={"prompt": FORMS, "add_special_tokens": False})
+    as_llamacpp = server.http.post("/tokenize", json={"content": FORMS})
+    assert as_llamacpp.json()["tokens"] == plain.json()["tokens"]
     chat = server.http.post(
         "/tokenize", json={"messages": MESSAGES, "return_token_strs": True}
     ).json()

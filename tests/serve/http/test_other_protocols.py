@@ -192,6 +192,8 @@ def test_models_and_mistakes(server):
     shown = server.http.post("/api/show", json={"model": "tiny"}).json()
     assert shown["model_info"]["llama.context_length"] == live_server.CONTEXT
     assert server.http.get("/api/version").json()["version"]
+    (loaded,) = server.http.get("/api/ps").json()["models"]
+    assert (loaded["name"], loaded["size"], loaded["size_vram"]) == ("tiny", model["size"], 0)
     for path, body, status in (
         ("/api/chat", {"model": "other", "messages": SAID}, 404),
         ("/api/show", {"model": "other"}, 404),

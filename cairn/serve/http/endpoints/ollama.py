@@ -1,4 +1,4 @@
-"""What clients of Ollama ask for: POST /api/chat, /api/generate and /api/show, GET /api/tags and /api/version.
+"""What clients of Ollama ask for: POST /api/chat, /api/generate and /api/show, GET /api/tags, /api/ps and /api/version.
 
     messages, options, format, tools, think  ->  ChatRequest -prepare-> the same engine
     deltas  ->  one JSON document on each line, the last one with `done` and the counts
@@ -310,6 +310,15 @@ async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
             ]
         }
     )  # fmt: skip
+
+
+async def api_ps(service: Service, call: Call, body: bytes) -> JSON:
+    """What is loaded: every model that this server has."""
+    weights = service.serving.facts.weights_bytes
+    on_gpu = weights if service.serving.facts.device.startswith("cuda") else 0
+    about = {"size": weights, "size_vram": on_gpu, "details": _details(service)}
+    models = [{"name": name, "model": name, **about} for name in service.serving.models]
+    return JSON({"models": models})
 
 
 async def api_show(service: Service, call: Call, body: bytes) -> JSON:

@@ -18,9 +18,12 @@ T = TypeVar("T")
 async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     asked = decode(body, TokenizeRequest)
     service.check_model(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise Refusal(400, "either prompt or messages has to be given", param="prompt")
-    if asked.prompt is not None:
+    if [asked.prompt, asked.content, asked.messages].count(None) != 2:
+        said = "one of prompt, content (as llama.cpp has it) and messages has to be given"
+        raise Refusal(400, said, param="prompt")
+    if asked.content is not None:
+        ids = await service.encode(asked.content, bool(asked.add_special))
+    elif asked.prompt is not None:
         ids = await service.encode(asked.prompt, asked.add_special_tokens is not False)
     else:
         ids = (await read_conversation(service, asked, any_length=True)).token_ids
@@ -42,7 +45,8 @@ async def detokenize(service: Service, call: Call, body: bytes) -> JSON:
             raise Refusal(400, said, param="tokens")
         return service.tokenizer.decode(asked.tokens, bool(asked.skip_special_tokens))
 
-    return JSON(Detokenized(await _computed(len(asked.tokens), text)))
+    decoded = await _computed(len(asked.tokens), text)
+    return JSON(Detokenized(prompt=decoded, content=decoded))
 
 
 async def _computed(tokens: int, work: Callable[[], T]) -> T:

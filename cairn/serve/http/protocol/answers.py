@@ -167,6 +167,7 @@ class Tokenized(msgspec.Struct, kw_only=True):
 
 class Detokenized(msgspec.Struct):
     prompt: str
+    content: str  # the same under llama.cpp's name
 
 
 class Version(msgspec.Struct):

@@ -46,9 +46,11 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None  # the text under llama.cpp's name
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
+    add_special: bool | None = None  # of `content`
     add_generation_prompt: bool | None = None
     chat_template: str | None = None
     return_token_strs: bool | None = None

@@ -64,6 +64,7 @@ from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, m
 from cairn.serve.http.endpoints.ollama import (
     api_chat,
     api_generate,
+    api_ps,
     api_show,
     api_tags,
     api_version,
@@ -190,6 +191,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/api/chat", api_chat),
     ("POST", "/api/generate", api_generate),
     ("POST", "/api/show", api_show),
+    ("GET", "/api/ps", api_ps),
     ("GET", "/api/tags", api_tags),
     ("GET", "/api/version", api_version),
     ("POST", "/tokenize", tokenize),
