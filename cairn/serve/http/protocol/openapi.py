@@ -118,6 +118,7 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
 OTHER_GETS: dict[str, tuple[str, str]] = {
     "/props": ("application/json", "the server, llama.cpp's way"),
     "/slots": ("application/json", "rows of the batch, llama.cpp's way"),
+    "/api/ps": ("application/json", "the models that are loaded, Ollama's way"),
     "/api/tags": ("application/json", "the models, Ollama's way"),
     "/api/version": ("application/json", "the version, Ollama's way"),
     "/cairn/engine/events": ("text/event-stream", "what the engine is doing, as it changes"),
