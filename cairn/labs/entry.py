@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from cairn.hw.ceilings import Ceilings, Identity
 from cairn.labs.glossary import label
-from cairn.labs.lab import Check, Kind, Lab, Outcome, Plot, Verdict, Words
+from cairn.labs.lab import Check, Kind, Lab, Outcome, Plot, Verdict, Words, predicted_check
 
 SCHEMA = 1  # of an entry; another number is another format
 
@@ -36,13 +36,14 @@ class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Guess(msgspec.Struct, frozen=True, kw_only=True):
-    """The learner's own prediction of the first check, made before it was measured."""
+    """The learner's own prediction of one check, made before it was measured."""
 
     value: float
     measured: float | None
     factor: (
         float | None
     )  # how many times too large or too small; 1 is exact; null where it is no number
+    unit: str = ""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +114,7 @@ def measured_entry(
     attempts: int = 1,
 ) -> Entry:
     text = verdict.text if attempts == 1 else _again(verdict.text)
+    asked = predicted_check(lab, outcome.checks)
     return Entry(
         lab=lab.name,
         area=lab.area,
@@ -127,20 +129,20 @@ def measured_entry(
         table=_table(outcome),
         notes=list(outcome.notes),
         calibrated=list(calibrated),
-        guess=None if guess is None else judge_guess(guess, outcome.checks[0].measured),
+        guess=None if guess is None else judge_guess(guess, asked.measured, asked.unit),
         settings=dict(settings or {}),
         attempts=attempts,
     )
 
 
-def judge_guess(guess: float, measured: float) -> Guess:
+def judge_guess(guess: float, measured: float, unit: str = "") -> Guess:
     """How far a learner's number was from the measured one, as a factor of at least 1."""
     factor = None
     if math.isfinite(measured) and guess * measured > 0:
         factor = max(guess / measured, measured / guess)
     elif guess == measured:
         factor = 1.0
-    return Guess(value=guess, measured=number(measured), factor=factor)
+    return Guess(value=guess, measured=number(measured), factor=factor, unit=unit)
 
 
 def _again(text: Words) -> Words:

@@ -38,12 +38,12 @@ def foresight(entries: Sequence[Entry]) -> Foresight | None:
     return Foresight(len(factors), median(factors), within, recent)
 
 
-def said_guess(guess: Guess, unit: str) -> Words:
+def said_guess(guess: Guess) -> Words:
     """Your 12 against 10.2: 1.2x off."""
     if guess.factor is None or guess.measured is None:
         return Words(
-            f"you said {figure(guess.value)} {unit}: not comparable with what was measured",
-            f"你的预测 {figure(guess.value)} {unit}：与实测不可比",
+            f"you said {figure(guess.value)} {guess.unit}: not comparable with what was measured",
+            f"你的预测 {figure(guess.value)} {guess.unit}：与实测不可比",
         )
     word = (
         Words("good", "不错")
@@ -53,9 +53,9 @@ def said_guess(guess: Guess, unit: str) -> Words:
         else Words("far off: read why below", "差得远：看下面的原因")
     )
     return Words(
-        f"you said {figure(guess.value)}, measured {figure(guess.measured)} {unit}: "
+        f"you said {figure(guess.value)}, measured {figure(guess.measured)} {guess.unit}: "
         f"{guess.factor:.2f}x off, {word.en}",
-        f"你预测 {figure(guess.value)}，实测 {figure(guess.measured)} {unit}："
+        f"你预测 {figure(guess.value)}，实测 {figure(guess.measured)} {guess.unit}："
         f"相差 {guess.factor:.2f} 倍，{word.zh}",
     )
 

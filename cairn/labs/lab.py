@@ -165,9 +165,8 @@ class Lab:
     questions: tuple[Question, Question, Question]
     needs: tuple[Need, ...] = ()
     seconds: float = 5.0  # about how long it takes on two cores
-    predict: Words | None = (
-        None  # what the learner is asked for first: the value of the first check
-    )
+    predict: Words | None = None  # what the learner is asked for first: the value of one check
+    predict_of: str = ""  # words of that check's name; "" is the first check
     why: Words | None = None  # why the result comes out so; shown after it
     knobs: tuple[Knob, ...] = ()
     now_try: tuple[Step, ...] = ()
@@ -186,6 +185,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needs: tuple[Need, ...] = ()
     seconds: float = 5.0
     predict: Words | None = None
+    predict_of: str = ""
     why: Words | None = None
     knobs: tuple[Knob, ...] = ()
     now_try: tuple[Step, ...] = ()
@@ -203,6 +203,11 @@ def described(file: str, run: "Callable[[Workbench], Outcome]") -> Lab:
     return Lab(
         name=name, area=area, run=run, **{f: getattr(text, f) for f in text.__struct_fields__}
     )
+
+
+def predicted_check(lab: Lab, checks: Sequence[Check]) -> Check:
+    """The check that the learner's own number is about; a machine may lack it, then the first one."""
+    return next((check for check in checks if lab.predict_of in check.what.en), checks[0])
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def _shown(run: Entry) -> dict[str, Any]:
             for check in run.checks
         ],
         "table": [[asdict(shown_cell(cell)) for cell in row] for row in table],
-        "guess": None if run.guess is None else asdict(said_guess(run.guess, run.checks[0].unit)),
+        "guess": None if run.guess is None else asdict(said_guess(run.guess)),
     }
 
 

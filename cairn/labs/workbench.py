@@ -20,6 +20,7 @@ from cairn.hw.ceilings import Ceilings
 from cairn.hw.timing import Timing, measure
 
 Choice = TypeVar("Choice")
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,9 @@ class Workbench:
         """The full size of something, or its quick one."""
         return quick if self.quick else full
 
-    def setting(self, name: str, default: int) -> int:
-        """What the learner set, or the lab's own value."""
-        return int(self.settings.get(name, default))
+    def setting(self, name: str, default: Number) -> Number:
+        """What the learner set, as a number of the same type, or the lab's own value."""
+        return type(default)(self.settings.get(name, default))
 
     def time(
         self,

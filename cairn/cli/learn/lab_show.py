@@ -46,7 +46,7 @@ def whole(lab: Lab, entry: Entry, language: Language, answers: bool) -> list[str
     verdict = _wrapped(f"{sign} {_of(entry.verdict, language)} ({entry.seconds:.1f} s)")
     text += _section("verdict", verdict, language)
     if entry.guess is not None and entry.checks:
-        guess = said_guess(entry.guess, entry.checks[0].unit)
+        guess = said_guess(entry.guess)
         text += _section("your prediction", _wrapped(guess.of(language)), language)
     if lab.why is not None and entry.checks:
         text += _section("why", _wrapped(lab.why.of(language)), language)

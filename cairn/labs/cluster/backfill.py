@@ -33,7 +33,7 @@ def run(bench: Workbench) -> Outcome:
     for name in ("fifo", "easy"):
         stories = replay(Cluster(nodes=1, gpus=8), small, POLICIES[name]).stories
         starts[name] = [stories[number].first_start or 0.0 for number in range(4)]
-    jobs = synthetic(bench.pick(1500, 800), seed=3).jobs
+    jobs = synthetic(bench.setting("jobs", bench.pick(1500, 800)), seed=3).jobs
     cluster, _ = made_to_measure(jobs, gpus=8, rack=4, load=1.2)
     rows, lines, found = [], {}, {}
     for name in ("fifo", "sjf", "easy"):

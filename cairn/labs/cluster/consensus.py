@@ -18,7 +18,7 @@ NODES = 5
 
 
 def run(bench: Workbench) -> Outcome:
-    times = bench.pick(20_000, 4_000)
+    times = bench.setting("draws", bench.pick(20_000, 4_000))
     draw = random.Random(3)
     rows, lines = [], {"formula": [], "drawn": []}
     for readers in range(1, NODES + 1):

@@ -104,7 +104,7 @@ def drawn_trace(bench: Workbench, policy: str) -> Traced:
     from cairn.cluster.simulate.summary import summarise
     from cairn.cluster.simulate.traces import made_to_measure, synthetic
 
-    jobs = synthetic(bench.pick(1200, 500), seed=6).jobs
+    jobs = synthetic(bench.setting("jobs", bench.pick(1200, 500)), seed=6).jobs
     jobs = [
         msgspec.structs.replace(job, least=job.gpus // 4 if job.gpus >= 4 else 0) for job in jobs
     ]

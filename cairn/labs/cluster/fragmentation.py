@@ -31,7 +31,7 @@ def run(bench: Workbench) -> Outcome:
         cpu=np.full(NODES, 96_000), memory=np.full(NODES, 700_000), gpus=np.full(NODES, 8)
     )
     rows, lines, allocated = [], {}, {}
-    seeds = range(bench.pick(3, 1))
+    seeds = range(bench.setting("seeds", bench.pick(3, 1)))
     for policy in ("random", "packing", "bestfit", "fgd"):
         bench.step(f"{count} pods, {policy}")
         runs = [pack(pods, nodes, policy, seed) for seed in seeds]

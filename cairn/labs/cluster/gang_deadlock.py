@@ -43,7 +43,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.cluster.simulate.policies import POLICIES
     from cairn.cluster.simulate.replay import replay
 
-    times = bench.pick(40_000, 5_000)
+    times = bench.setting("draws", bench.pick(40_000, 5_000))
     draw = random.Random(1)
     rows, exact, tried = [], [], []
     for need in range(4, 9):

@@ -78,7 +78,7 @@ def run(bench: Workbench) -> Outcome:
         bench.step(f"{lost} of {NODES} nodes lost")
         formula.append((float(lost), survives(NODES, 2, lost)))
         tried.append((float(lost), drawn_survival(keeper, lost, times, draw)))
-    megabytes = bench.pick(128, 32)
+    megabytes = bench.setting("megabytes", bench.pick(128, 32))
     memory, disk = restored(bench, megabytes)
     return Outcome(
         checks=[*_placed(inside, dict(formula)[2.0], dict(tried)[2.0]), *_restored(memory, disk)],

@@ -28,7 +28,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.plan.device import device
     from cairn.plan.train_cost import collective
 
-    jobs = synthetic(bench.pick(1200, 400), seed=8).jobs
+    jobs = synthetic(bench.setting("jobs", bench.pick(1200, 400)), seed=8).jobs
     jobs = [msgspec.structs.replace(job, gpus=min(job.gpus, 32), least=0) for job in jobs]
     cluster, _ = made_to_measure(jobs, gpus=8, rack=4, load=0.7)
     rows, found = [], {}

@@ -25,7 +25,7 @@ def run(bench: Workbench) -> Outcome:
 
     scheme, mean = SCHEMES["sync"], mttf(GPUS, RATES["llama-3"])
     best = best_interval(scheme.write, mean)
-    failures = bench.pick(200_000, 40_000)
+    failures = bench.setting("failures", bench.pick(200_000, 40_000))
     lived, formula, rows = [], [], []
     for factor in bench.pick((0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0), (0.5, 1.0, 2.0)):
         bench.step(f"checkpoints every {factor:g} x the best interval")

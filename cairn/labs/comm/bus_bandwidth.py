@@ -51,7 +51,7 @@ def run(bench: Workbench) -> Outcome:
         bus.append((float(ranks), algbw * factor))
         rows.append([ranks, factor, algbw, algbw * factor])
     bench.step("two real ranks: all-reduce and all-gather")
-    floats = bench.pick(1 << 20, 1 << 19)
+    floats = bench.setting("n", bench.pick(1 << 20, 1 << 19))
     found = run_ranks(2, both, floats, bench.pick(12, 4), backend="cairn")
     reduce = min(slowest_us([one[0] for one in found]))
     gather = min(slowest_us([one[1] for one in found]))

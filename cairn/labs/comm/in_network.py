@@ -67,7 +67,7 @@ def reduced(rank: int, count: int, numbers: int, scale: float) -> Found:
 def run(bench: Workbench) -> Outcome:
     import numpy as np
 
-    numbers = bench.pick(300_000, 60_000)
+    numbers = bench.setting("n", bench.pick(300_000, 60_000))
     vectors = [values_of(rank, numbers) for rank in range(WORKERS)]
     scale = scale_for(max(float(np.abs(v).max()) for v in vectors), WORKERS)
     bench.step(f"{WORKERS} workers: a ring, then one rank as the switch")

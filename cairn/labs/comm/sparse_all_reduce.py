@@ -53,7 +53,7 @@ def share(density: float, ranks: int) -> float:
 
 
 def run(bench: Workbench) -> Outcome:
-    blocks = bench.pick(8192, 4096)
+    blocks = bench.setting("blocks", bench.pick(8192, 4096))
     densities = bench.pick(DENSITIES, DENSITIES[1:3])
     bench.step(f"{RANKS} ranks, {blocks} blocks, {len(densities)} densities")
     found = run_ranks(RANKS, reduced, blocks, densities, bench.pick(4, 2), backend="cairn")

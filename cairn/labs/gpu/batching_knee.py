@@ -115,7 +115,7 @@ def _knee_of_model() -> int:
 def _products(bench: Workbench) -> tuple[dict[int, float], dict[int, float]]:
     import torch
 
-    columns = 8192 if bench.on_gpu else bench.pick(4096, 2048)
+    columns = 8192 if bench.on_gpu else bench.setting("columns", bench.pick(4096, 2048))
     dtype, name = (torch.bfloat16, "bf16") if bench.on_gpu else (torch.float32, "fp32")
     w = torch.randn(columns, columns, device=bench.device, dtype=dtype)
     counts = ROWS if bench.on_gpu else bench.pick((1, 4, 16, 64), (1, 16, 64))

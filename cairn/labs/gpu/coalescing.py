@@ -99,7 +99,7 @@ def _on_cpu(bench: Workbench, stride: int, in_cache: bool) -> float:
     import numpy as np
 
     bench.step(f"sum of every {stride}. number" + (", in a cache" if in_cache else ""))
-    count = 4096 * stride if in_cache else bench.pick(1 << 25, 1 << 24)
+    count = 4096 * stride if in_cache else bench.setting("n", bench.pick(1 << 25, 1 << 24))
     # In a cache, the numbers lie apart within few lines: the loop is the same, and no line comes from memory.
     array = np.ones(min(count, 1 << 16) if in_cache else count, dtype=np.float32)[::stride]
     budget = 60 if in_cache else 300

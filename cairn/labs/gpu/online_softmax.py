@@ -19,6 +19,7 @@ def run(bench: Workbench) -> Outcome:
     import torch
 
     queries, keys = bench.pick((128, 2048), (64, 512))
+    keys = bench.setting("keys", keys)
     generator = torch.Generator().manual_seed(0)
     q_THC, k_NHC, v_NHC = (
         torch.randn(rows, HEADS, COLUMNS, generator=generator).to(bench.device)

@@ -14,7 +14,7 @@ from cairn.labs.workbench import Workbench
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    size = bench.pick(256, 64) << 20
+    size = bench.setting("mib", bench.pick(256, 64)) << 20
     remote = torch.empty(size, dtype=torch.uint8, device=bench.device)
     pageable = torch.ones(size, dtype=torch.uint8)
     pinned = pageable.pin_memory()

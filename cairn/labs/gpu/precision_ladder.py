@@ -28,7 +28,7 @@ def run(bench: Workbench) -> Outcome:
     checks, rows, points, line = [], [], [], []
     for name, bits in BITS.items():
         bench.step(f"a product in {name}")
-        error = _product_error(name, bench.pick(512, 256))
+        error = _product_error(name, bench.setting("k", bench.pick(512, 256)))
         rows.append([name, bits, predicted_error(bits), error])
         points.append((float(bits), error))
         line.append((float(bits), predicted_error(bits)))

@@ -101,7 +101,7 @@ def _walk(bench: Workbench) -> tuple[float, float]:
     import numpy as np
 
     bench.step("rows against columns")
-    size = bench.pick(2048, 1024)
+    size = bench.setting("n", bench.pick(2048, 1024))
     matrix = np.ones((size, size), dtype=np.float32)
     along = bench.time(lambda: [row.sum() for row in matrix], device="cpu").p10_s
     down = bench.time(lambda: [column.sum() for column in matrix.T], device="cpu").p10_s

@@ -81,7 +81,7 @@ def _has_tma(bench: Workbench) -> bool:
 
 def _on_cpu(bench: Workbench) -> tuple[list[int], int, dict[int, float]]:
     """Four threads; the last three counts are one full wave, one task more, and two full waves."""
-    workers, each_s = 4, bench.pick(0.03, 0.01)
+    workers, each_s = bench.setting("workers", 4), bench.pick(0.03, 0.01)
     counts = [1, 2, 3, 4, 4, 5, 8]
     seconds = {}
     with ThreadPoolExecutor(workers) as pool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def run(bench: Workbench) -> Outcome:
     cpus = allowed_cpus()
-    rounds = bench.pick(4000, 800)
+    rounds = bench.setting("rounds", bench.pick(4000, 800))
     bench.step("to and fro on one core")
     same = ping_pong(rounds, cpus[0], cpus[0])
     bench.step("to and fro between cores")

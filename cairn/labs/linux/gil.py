@@ -20,7 +20,7 @@ from cairn.labs.workbench import Workbench
 
 
 def run(bench: Workbench) -> Outcome:
-    seconds = bench.pick(0.5, 0.15)
+    seconds = bench.setting("seconds", bench.pick(0.5, 0.15))
     loops = _loops_for(seconds)
     blocks = blocks_for(seconds)
     locked = getattr(sys, "_is_gil_enabled", lambda: True)()

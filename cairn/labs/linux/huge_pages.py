@@ -25,7 +25,7 @@ MAPS = Path("/proc/self/smaps_rollup")
 
 
 def run(bench: Workbench) -> Outcome:
-    mebibytes = bench.pick(128, 32)
+    mebibytes = bench.setting("mebibytes", bench.pick(128, 32))
     size = mebibytes << 20
     huge = read_int(SWITCH / "hpage_pmd_size") or 2 << 20
     given = huge_allowed(read_text(SWITCH / "enabled") or "never")

@@ -29,7 +29,7 @@ WARM_UP = 25  # a new connection acknowledges at once for a while
 
 
 def run(bench: Workbench) -> Outcome:
-    rounds = bench.pick(20, 6)
+    rounds = bench.setting("rounds", bench.pick(20, 6))
     found = {}
     for name, family, no_delay, parts in (
         ("TCP, two writes, Nagle", socket.AF_INET, False, 2),

@@ -13,7 +13,7 @@ def run(bench: Workbench) -> Outcome:
 
     from cairn.train.data.blend import Pattern
 
-    count = bench.pick(20_000, 4_000)
+    count = bench.setting("samples", bench.pick(20_000, 4_000))
     pattern = Pattern(list(WEIGHTS.values()))
     seen = [0] * len(WEIGHTS)
     worst, drawn_worst, lines = 0.0, 0.0, {"our pattern": [], "drawn at random": []}

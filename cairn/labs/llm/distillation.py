@@ -38,7 +38,7 @@ def run(bench: Workbench) -> Outcome:
     _tiny.train(teacher, rows, bench.pick(50, 20))
     hard = _tiny.build(_tiny.small_spec(**STUDENT), seed=1)
     soft = copy.deepcopy(hard)
-    steps = bench.pick(60, 20)
+    steps = bench.setting("steps", bench.pick(60, 20))
     bench.step("a student learns the right answers")
     _tiny.train(hard, rows[shown], steps, rate=1e-2)
     bench.step("a student learns the teacher's distribution")

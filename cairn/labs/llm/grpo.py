@@ -35,7 +35,7 @@ def run(bench: Workbench) -> Outcome:
     _tiny.train(model, sums, BASE_STEPS)
     bench.step("the gradient of the expected reward, exactly and by samples")
     cosine, noise = compare_estimates(model, sums[:8], generator)
-    steps = bench.pick(20, 10)
+    steps = bench.setting("steps", bench.pick(20, 10))
     rewards = [expected_reward(model, sums).mean().item()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     for step in range(steps):

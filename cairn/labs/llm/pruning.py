@@ -19,7 +19,7 @@ def run(bench: Workbench) -> Outcome:
 
     from cairn.compress.prune_masks import magnitude
 
-    size = bench.pick(1024, 256)
+    size = bench.setting("size", bench.pick(1024, 256))
     weight = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
     x = torch.randn(256, size, generator=torch.Generator().manual_seed(1))
     bench.step("dropping weights")

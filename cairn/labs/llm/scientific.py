@@ -68,7 +68,7 @@ def run(bench: Workbench) -> Outcome:
     bench.step("finite differences on four grids")
     solved = {points: by_differences(points) for points in sizes}
     bench.step("a network and the equation's residual")
-    learnt = by_network(bench.pick(600, 300))
+    learnt = by_network(bench.setting("steps", bench.pick(600, 300)))
     # Steps are 1/(n+1), so that the ratio of two grids is not exactly two.
     ratio = math.log(129 / 65)
     order = math.log(solved[64].error / solved[128].error) / ratio

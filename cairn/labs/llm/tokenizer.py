@@ -12,7 +12,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.train.data.stories import story
     from cairn.train.data.tokenizer_trainer import byte_tokenizer, train_tokenizer
 
-    texts = [story(1, number) for number in range(bench.pick(600, 150))]
+    texts = [story(1, number) for number in range(bench.setting("stories", bench.pick(600, 150)))]
     fresh = [story(2, number) for number in range(50)] + ["naïve café 北京 \U0001f680 \t\n  x"]
     size = sum(len(text.encode()) for text in fresh)
     rows, line, lost, asked = [], [], 0, []

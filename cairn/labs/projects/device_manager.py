@@ -40,7 +40,7 @@ class Shares(NamedTuple):
 def run(bench: Workbench) -> Outcome:
     devices = enumerate_devices(probe(), allowed_cpus())[:4]
     bench.step("a queue of requests, simulated twice")
-    rounds = bench.pick(120, 40)
+    rounds = bench.setting("rounds", bench.pick(120, 40))
     first = simulate(Manager(devices, fair=False), rounds)
     fair = simulate(Manager(devices, fair=True), rounds)
     bench.step("real processes on real leases")

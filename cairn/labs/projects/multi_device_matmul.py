@@ -28,7 +28,7 @@ RANKS = 2
 
 
 def run(bench: Workbench) -> Outcome:
-    n = bench.pick(720, 360)  # no power of two: caches like those least
+    n = bench.setting("n", bench.pick(720, 360))  # no power of two: caches like those least
     if bench.on_gpu:
         n = bench.pick(4096, 2048)
     repeats = bench.pick(5, 3)

@@ -90,7 +90,7 @@ def apart(ranks: list[dict[str, Step]], alone: Step, norm: str) -> float:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    batch = bench.pick(16, 8)
+    batch = bench.setting("batch", bench.pick(16, 8))
     x, labels = images(RANKS * batch)
     bench.step("one process, the whole batch")
     alone = {norm: step_of(resnet(norm), x, labels, amp=False) for norm in NORMS}

@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def run(bench: Workbench) -> Outcome:
-    steps = bench.pick(8, 4)
+    steps = bench.setting("steps", bench.pick(8, 4))
     found = {}
     for count in (1, 2):
         bench.step(f"{count} process(es)")

@@ -17,7 +17,7 @@ from cairn.labs.workbench import Workbench
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    model = tiny_model(layers=bench.pick(3, 1))
+    model = tiny_model(layers=bench.setting("layers", bench.pick(3, 1)))
     tokens_T = tokens_of(model, 24)
     bench.step("walking the graph")
     loss = _loss(model, tokens_T)

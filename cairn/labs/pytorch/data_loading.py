@@ -18,7 +18,7 @@ SAMPLES = 4
 
 def run(bench: Workbench) -> Outcome:
     compute_s = 0.02
-    steps = bench.pick(20, 6)
+    steps = bench.setting("steps", bench.pick(20, 6))
     points: list[tuple[float, float, float]] = []
     wrong = 0
     for load_s in bench.pick((0.004, 0.01, 0.02, 0.04), (0.01, 0.04)):

@@ -16,7 +16,7 @@ from cairn.labs.workbench import Workbench
 
 
 def run(bench: Workbench) -> Outcome:
-    layers = bench.pick(6, 4)
+    layers = bench.setting("layers", bench.pick(6, 4))
     model = tiny_model(layers=layers, tied=False)
     tokens_T = tokens_of(model, 16)
     bench.step("hooks of modules")

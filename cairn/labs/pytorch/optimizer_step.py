@@ -21,7 +21,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.kernels.optim.adamw import State, cost
     from cairn.labs.gpu._traffic import Traffic
 
-    count = (1 << 26) if bench.on_gpu else bench.pick(1 << 22, 1 << 20)
+    count = (1 << 26) if bench.on_gpu else bench.setting("n", bench.pick(1 << 22, 1 << 20))
     state = State(*([torch.randn(count, device=bench.device).abs_()] for _ in range(4)))
     least = cost(count, 4, 4, 4, masters=False).bytes
     spare = [torch.empty(count, device=bench.device) for _ in range(2)]

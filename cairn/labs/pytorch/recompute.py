@@ -36,7 +36,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.train.memory import layer_bytes
 
     model = tiny_model(layers=4, hidden=128, head_dim=32, intermediate=384)
-    tokens = bench.pick(256, 64)
+    tokens = bench.setting("tokens", bench.pick(256, 64))
     passes = {}
     for kind in ("none", "selective", "full"):
         bench.step(f"recompute {kind}")

@@ -33,7 +33,7 @@ def pause(chunk: int, prompt: int, outputs: int) -> tuple[float, float, int]:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    prompt = bench.pick(768, 384)
+    prompt = bench.setting("prompt", bench.pick(768, 384))
     chunks = bench.pick((64, 128, 256, 0), (64, 0))
     rows, curve, pauses = [], [], {}
     for chunk in chunks:

@@ -33,7 +33,7 @@ def continuous_steps(lengths: list[int], rows: int) -> int:
 @one_thread()
 def run(bench: Workbench) -> Outcome:
     draw = random.Random(7)
-    count = bench.pick(48, 24)
+    count = bench.setting("requests", bench.pick(48, 24))
     # Long tail, as answers have: most short, some ten times as long.
     lengths = [min(96, 2 + int(draw.expovariate(1 / 16))) for _ in range(count)]
     prompt = words(8, TINY.vocab, 1)

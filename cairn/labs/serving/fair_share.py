@@ -92,7 +92,7 @@ def serve(line: Line, fair: bool) -> tuple[dict[str, list[float]], float]:
 
 
 def run(bench: Workbench) -> Outcome:
-    seconds = bench.pick(40.0, 12.0)
+    seconds = bench.setting("seconds", bench.pick(40.0, 12.0))
     rows, lights, drifts = [], {}, {}
     for fair in (False, True):
         name = "fair" if fair else "first come"

@@ -26,6 +26,7 @@ class Served(NamedTuple):
 @one_thread()
 def run(bench: Workbench) -> Outcome:
     requests, shared, own = bench.pick((6, 200, 24), (4, 100, 16))
+    shared = bench.setting("shared", shared)
     head = words(shared, SMALL.vocab, 0)
     prompts = [head + words(own, SMALL.vocab, number + 1) for number in range(requests)]
     bench.step(f"{requests} requests, prefix caching off and on")

@@ -63,6 +63,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.serve.engine.request import Limits
 
     count, turns = bench.pick((40, 12), (20, 8))
+    turns = bench.setting("turns", turns)
     limits = Limits(
         rows=32, step_tokens=2048, context=1024, pages=4000, page_size=PAGE, vocabulary=1000
     )

@@ -35,7 +35,7 @@ def preempted_answers(pages: int) -> tuple[list[list[int]], int]:
 @one_thread()
 def run(bench: Workbench) -> Outcome:
     rates = host_rates(bench)
-    tokens = bench.pick(512, 128)
+    tokens = bench.setting("tokens", bench.pick(512, 128))
     bench.step(f"recomputing {tokens} tokens")
     engine = small_engine(SMALL, enable_prefix_caching=False)
     drain(engine, [ask(0, words(tokens, SMALL.vocab, 0), 1)])

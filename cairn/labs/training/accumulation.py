@@ -64,7 +64,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.train.parallel.mesh import Mesh
     from cairn.train.parallel.parallelize import parallelize
 
-    setting = Setting(tiny(), per_step=SAMPLES, tokens=bench.pick(64, 32))
+    setting = Setting(tiny(), per_step=SAMPLES, tokens=bench.setting("tokens", bench.pick(64, 32)))
     every, loss = batches(setting, 0), Objective(setting.spec)
     valid = torch.tensor(float(sum(one.valid() for one in every)))
     gradients: dict[int, dict[str, torch.Tensor]] = {}

@@ -23,7 +23,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.train.memory import OF_DEVICE
     from cairn.train.parallel.layout import Layout
 
-    model, gpus = "qwen3-8b", bench.pick(64, 16)
+    model, gpus = "qwen3-8b", bench.setting("gpus", bench.pick(64, 16))
     gpu, job = device("h200"), Job(spec=preset(model), sequence=4096, sequences=1024)
     bench.step(f"{model} on {gpus} H200: every layout")
     began = time.perf_counter()

@@ -23,7 +23,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.train.checkpoint.piece import whole
     from cairn.train.checkpoint.save import Saver
 
-    count = bench.pick(4 << 20, 1 << 20)
+    count = bench.setting("n", bench.pick(4 << 20, 1 << 20))
     state = {f"part.{n}": whole(torch.randn(count)) for n in range(3)}
     total = sum(piece.tensor.nbytes for piece in state.values())
     stalls: dict[str, list[float]] = {"synchronous": [], "background": []}

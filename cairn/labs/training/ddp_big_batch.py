@@ -27,7 +27,9 @@ TOLERANCE = 1e-5  # float32: sums in another order
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    setting = Setting(tiny(), Layout(dp=2), steps=bench.pick(3, 2), per_step=4, tokens=32)
+    setting = Setting(
+        tiny(), Layout(dp=2), steps=bench.setting("steps", bench.pick(3, 2)), per_step=4, tokens=32
+    )
     bench.step("one process, the whole batch")
     expected = alone(setting)
     bench.step("two ranks, half of it each")

@@ -40,7 +40,7 @@ def skewed_router(rate: float) -> Any:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    tokens, steps = 1024, bench.pick(240, 160)
+    tokens, steps = 1024, bench.setting("steps", bench.pick(240, 160))
     curves: dict[str, list[tuple[float, float]]] = {}
     lost, rows = 0, []
     for name, rate in (("plain", 0.0), ("steered", 0.004)):

@@ -49,7 +49,7 @@ def run(bench: Workbench) -> Outcome:
     truth = torch.randn(features)
     inputs = [torch.randn(rows, features) * scale for _ in range(WORKERS)]
     targets = [x @ truth for x in inputs]
-    steps = bench.pick(250, 120)
+    steps = bench.setting("steps", bench.pick(250, 120))
     curves: dict[str, list[tuple[float, float]]] = {}
     share = 1.0
     for name in ("dense", "top-k", "top-k + feedback"):

@@ -57,7 +57,7 @@ def run(bench: Workbench) -> Outcome:
 
     from cairn.train.flops import step_flops
 
-    tokens = bench.pick(128, 64)
+    tokens = bench.setting("tokens", bench.pick(128, 64))
     shapes = {"hidden 64": shape(64, 2), "hidden 256": shape(256, 2)}
     peak = _product_rate(bench)
     rows, rates = [], []

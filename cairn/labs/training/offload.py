@@ -41,7 +41,7 @@ def made(bench: Workbench, count: int, offload: bool) -> tuple[Any, Any, Any]:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    count = bench.pick(2 << 20, 1 << 20) if not bench.on_gpu else 64 << 20
+    count = bench.setting("n", bench.pick(2 << 20, 1 << 20)) if not bench.on_gpu else 64 << 20
     factor = torch.ones((), device=bench.device)
     weights, seconds, resident = {}, {}, {}
     for offload in (False, True):

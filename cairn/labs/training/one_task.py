@@ -62,7 +62,7 @@ def counted(rank: int, count: int, settings: dict[str, Setting]) -> dict[str, Se
 @one_thread()
 def run(bench: Workbench) -> Outcome:
     spec = tiny(layers=4, hidden=64, intermediate=192, vocab=160)
-    usual = Setting(spec, steps=2, per_step=2, tokens=bench.pick(128, 64))
+    usual = Setting(spec, steps=2, per_step=2, tokens=bench.setting("tokens", bench.pick(128, 64)))
     settings = {name: usual._replace(layout=layout) for name, layout in LAYOUTS.items()}
     bench.step("one process")
     expected = alone(usual)

@@ -81,7 +81,7 @@ def _bytes(tensor: Any) -> int:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    spec = tiny(hidden=64, intermediate=128, layers=bench.pick(4, 2))
+    spec = tiny(hidden=64, intermediate=128, layers=bench.setting("layers", bench.pick(4, 2)))
     settings = {
         name: Setting(spec, layout, strategy, steps=1, per_step=2)
         for name, (layout, strategy) in FORMS.items()
