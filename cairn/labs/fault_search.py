@@ -30,7 +30,7 @@ from cairn.labs.workbench import Workbench
 
 OF_A_FUNCTION = 6  # mutants that are tried
 MOST_TRIES = 60
-MOST_S = 60.0  # of searching for one lab
+MOST_S = 40.0  # of searching for one lab
 SHOWS = ("_table", "_plot", "_note", "_checks")  # functions that only lay out, or state the claim
 ASIDE = ("cairn/labs/", "cairn/core/events", "cairn/report/")  # nothing that a claim is about
 
@@ -89,11 +89,27 @@ def candidates(lab: Lab, ceilings: Ceilings) -> Iterator[tuple[str, Mutant]]:
         if isinstance(one, ast.FunctionDef)
     ]
     mine = [f"{own}:{name}" for name in names if name != "run" and not name.startswith(SHOWS)]
-    named = [place for place in lab.code if ":" in place]
+    named = [place for one in lab.code for place in functions_of(one)]
     for place in dict.fromkeys([*named, *called(lab, ceilings), *mine]):
         with contextlib.suppress(ValueError, AttributeError, KeyError, OSError, TypeError):
             found = sorted(mutants(place), key=lambda mutant: _rank(mutant.change))
             yield from ((place, mutant) for mutant in found[:OF_A_FUNCTION])
+
+
+def functions_of(place: str) -> list[str]:
+    """The function that is named, the methods of a class, or all functions of a file."""
+    path, _, name = place.partition(":")
+    file = ROOT / path
+    if file.suffix != ".py" or not file.is_file():
+        return []
+    body = ast.parse(file.read_text()).body
+    tops = [one for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+    found = []
+    for top in tops if not name else [one for one in tops if one.name == name]:
+        inner = [one.name for one in top.body if isinstance(one, ast.FunctionDef)]
+        inside = isinstance(top, ast.ClassDef)
+        found += [f"{path}:{top.name}.{one}" for one in inner] if inside else [f"{path}:{top.name}"]
+    return found or [place] if name else found
 
 
 def called(lab: Lab, ceilings: Ceilings) -> list[str]:

@@ -29,7 +29,9 @@ def run(bench: Workbench) -> Outcome:
     gap = _gradient_gap(operation, x, weight)
     bench.step("its gradient against finite differences")
     inputs = (x[:2, :4].double().requires_grad_(), weight[:4].double().requires_grad_())
-    exact = torch.autograd.gradcheck(lambda a, b: operation(a, b, 1e-6), inputs)
+    exact = torch.autograd.gradcheck(
+        lambda a, b: operation(a, b, 1e-6), inputs, raise_exception=False
+    )
     bench.step("what a tracer sees")
     traced, plain = (
         _traced(lambda a: operation(a, weight, 1e-6), x),
