@@ -6,7 +6,9 @@ listing   all labs, area after area
 markdown  the table of docs/labs.md
 """
 
-import textwrap
+import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 
 from cairn.cli import columns
@@ -19,7 +21,8 @@ from cairn.labs.lab import AREAS, Lab, Language, Words
 from cairn.labs.wording import RUN_SIGNS, WORDS
 from cairn.report.terminal_plot import draw
 
-WIDTH = 100
+WIDEST = 100  # a line of prose that is longer is hard to read
+CLOSING = "，。；：、？！）”》"
 
 
 def line(entry: Entry, language: Language) -> str:
@@ -112,7 +115,8 @@ def _checks(checks: Sequence[CheckLine], language: Language) -> list[str]:
         ]
         for check in checks
     ]
-    return columns.lines(heads, rows, left=[0])
+    narrow = _room(2) if sys.stdout.isatty() else None
+    return columns.lines(heads, rows, left=[0], width=narrow)
 
 
 def _measured(check: CheckLine, two_columns: bool, language: Language) -> list[str]:
@@ -136,16 +140,19 @@ def _plot(plot: PlotLines, language: Language) -> list[str]:
 def _around(lab: Lab, language: Language, answers: bool) -> list[str]:
     """The way into the code, and what to think about."""
     text = _section("code", [str(find_place(place)) for place in lab.code], language)
-    text += _section("reading", list(lab.reading), language)
+    reading = [row for one in lab.reading for row in _wrapped(one)]
+    text += _section("reading", reading, language)
     asked: list[str] = []
     for number, question in enumerate(lab.questions, 1):
         asked += _wrapped(f"{number}. {question.ask.of(language)}")
         if answers:
-            asked += [f"   {row}" for row in _wrapped(question.answer.of(language), WIDTH - 5)]
+            asked += [f"   {row}" for row in _wrapped(question.answer.of(language), 5)]
     text += _section("questions" if answers else "questions hidden", asked, language)
     if not lab.now_try:
         return text
-    steps = [f"{one.command}  # {one.look.of(language)}" for one in lab.now_try]
+    steps: list[str] = []
+    for one in lab.now_try:
+        steps += [one.command, *(f"  {row}" for row in _wrapped(one.look.of(language), 4))]
     return text + _section("now try", steps, language)
 
 
@@ -157,8 +164,18 @@ def _of(text: Words, language: Language) -> str:
     return text.of(language)
 
 
-def _wrapped(text: str, width: int = WIDTH - 2) -> list[str]:
-    """Chinese has no spaces to break at: it is left to the terminal."""
-    if any(ord(letter) >= 0x2E80 for letter in text):
-        return [text]
-    return textwrap.wrap(text, width)
+def _room(margin: int) -> int:
+    here = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST
+    return min(here, WIDEST) - margin
+
+
+def _wrapped(text: str, margin: int = 2) -> list[str]:
+    """Lines that fit beside the margin; Chinese may break behind any character, Latin words stay whole."""
+    from rich.cells import cell_len
+
+    rows = [""]
+    for piece in re.findall(r"[!-~]+ ?|.", text):
+        if cell_len(rows[-1] + piece.rstrip()) > _room(margin) and piece not in CLOSING:
+            rows.append("")
+        rows[-1] += piece if rows[-1] else piece.lstrip()
+    return [row.rstrip() for row in rows]
