@@ -6,12 +6,12 @@ listing   all labs, area after area
 markdown  the table of docs/labs.md
 """
 
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
 from cairn.cli import columns
+from cairn.cli.learn.learn_show import wrapped
 from cairn.core.prose import in_terminal
 from cairn.labs.code_place import find_place
 from cairn.labs.entry import CheckLine, Entry, PlotLines
@@ -20,9 +20,6 @@ from cairn.labs.foresight import said_guess
 from cairn.labs.lab import AREAS, Lab, Language, Words
 from cairn.labs.wording import RUN_SIGNS, WORDS
 from cairn.report.terminal_plot import draw
-
-WIDEST = 100  # a line of prose that is longer is hard to read
-CLOSING = "，。；：、？！）”》"
 
 
 def line(entry: Entry, language: Language) -> str:
@@ -115,7 +112,7 @@ def _checks(checks: Sequence[CheckLine], language: Language) -> list[str]:
         ]
         for check in checks
     ]
-    narrow = _room(2) if sys.stdout.isatty() else None
+    narrow = shutil.get_terminal_size().columns - 2 if sys.stdout.isatty() else None
     return columns.lines(heads, rows, left=[0], width=narrow)
 
 
@@ -164,18 +161,6 @@ def _of(text: Words, language: Language) -> str:
     return text.of(language)
 
 
-def _room(margin: int) -> int:
-    here = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST
-    return min(here, WIDEST) - margin
-
-
 def _wrapped(text: str, margin: int = 2) -> list[str]:
-    """Lines that fit beside the margin; Chinese may break behind any character, Latin words stay whole."""
-    from rich.cells import cell_len
-
-    rows = [""]
-    for piece in re.findall(r"[!-~]+ ?|.", text):
-        if cell_len(rows[-1] + piece.rstrip()) > _room(margin) and piece not in CLOSING:
-            rows.append("")
-        rows[-1] += piece if rows[-1] else piece.lstrip()
-    return [row.rstrip() for row in rows]
+    """Lines that fit beside a margin of so many cells."""
+    return [row[margin:] for row in wrapped(text, " " * margin)]
