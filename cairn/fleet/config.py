@@ -34,6 +34,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: str = "seconds"
     hold_s: Annotated[float, Meta(ge=0)] = 30.0  # a request waits so long while no server is up
     stall_s: Annotated[float, Meta(gt=0)] = 3.0  # a server that is silent for so long is given up
+    wedge_s: Annotated[float, Meta(ge=0)] = (
+        15.0  # without a token of any stream, until its requests go elsewhere; 0: never
+    )
     attempts: Annotated[int, Meta(ge=1, le=100)] = 8  # servers that one request is sent to at most
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
     hedge_s: Annotated[float, Meta(ge=0)] = (

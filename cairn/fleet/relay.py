@@ -125,6 +125,11 @@ class Exchange:
         """A server has it, and nothing has come from there."""
         return self.worker is not None and not self._begun and self._first
 
+    @property
+    def movable(self) -> bool:
+        """Another server could give the rest of the answer."""
+        return self._followed or not self._begun
+
     def written(self) -> tuple[bytes, bytes]:
         request, more = self.request, b""
         own = b""
@@ -184,6 +189,8 @@ class Exchange:
             self._error += body
             return
         self._note_first()
+        if self.worker is not None:
+            self.worker.pieces += 1
         if not self._begun:
             self._begun = True
             self.front.begin(self._status, self._answer_lines(self.worker))
@@ -209,6 +216,7 @@ class Exchange:
             self.router.place(self, time.monotonic())
             return
         worker.failures = 0
+        worker.pieces += 1
         self._complete, self._counted = status == 200, _usage(body, self._counted)
         if not self._begun:
             self.front.send(status, self._answer_lines(worker), body)

@@ -33,6 +33,7 @@ from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.views import Choice, Views
 from cairn.fleet.waiting import WaitingQueue
+from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import TOKEN_S, Worker
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
@@ -58,7 +59,7 @@ class Router:
         self.picking: dict[
             asyncio.Event, str | None
         ] = {}  # models that the endpoint picker waits for
-        self.views = Views(self)
+        self.views, self._wedges = Views(self), WedgeWatch()
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
         self.default_model: str | None = None  # of requests that name none
@@ -163,7 +164,26 @@ class Router:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            if self.config.wedge_s:
+                self._leave_wedged(time.monotonic())
             self.place_held()
+
+    def _leave_wedged(self, now: float) -> None:
+        """Requests of a server that gives no tokens go elsewhere, where somebody else could answer them."""
+        streaming = {one.worker for one in self.open if one.streams}
+        for worker in self.workers:
+            rest_s = self._wedges.rest_s(worker, worker in streaming, self.config.wedge_s, now)
+            if rest_s is None:
+                continue
+            own = [one for one in self.open if one.worker is worker and one.movable]
+            own = [one for one in own if self.able(now, one.model, {worker.number})]
+            reason = f"it has given no token for {self.config.wedge_s:g} s or more"
+            if own:
+                worker.rest(now + rest_s, reason)
+            for exchange in own:
+                if exchange.upstream is not None:
+                    exchange.upstream.drop()
+                    exchange.lost(reason)
 
     # -- a request -------------------------------------------------------------------------------
 

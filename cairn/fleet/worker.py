@@ -43,6 +43,7 @@ class Worker:
         self.managed = False  # a host of several models decides when it sleeps
         self.yielding = False  # it takes nothing new, to make room for another model
         self.sent = self.lost = self.continued = 0  # since the start
+        self.pieces = 0  # of answers that have come, since the start
 
     def up(self, hello: Hello | None) -> None:
         """It answers. The same process (by its epoch) sleeps on, if it did; a new one is awake."""
@@ -79,6 +80,10 @@ class Worker:
         self.lost += 1
         if self.failures >= MOST_FAILURES:
             self.rests_until_s = now_s + REST_S
+
+    def rest(self, until_s: float, reason: str) -> None:
+        """It gets nothing new before then."""
+        self.rests_until_s, self.reason = until_s, reason
 
     def eligible(self, now_s: float, model: str | None, state: State = "up") -> bool:
         if self.state != state or self.yielding or now_s < self.rests_until_s:

@@ -32,6 +32,7 @@ class FakeServer:
         self.code, self.refused = "queue_full", 0
         self.frozen = False
         self.frozen_answers = False  # it tells its pulse, and answers nobody
+        self.wedged_after: int | None = None  # tokens of an answer; its pulse goes on
         self.status = "ok"  # as its pulse says
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +117,7 @@ class FakeServer:
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
         )
         for at in range(len(before), count):
-            while self.frozen:
+            while self.frozen or (self.wedged_after is not None and at >= self.wedged_after):
                 await asyncio.sleep(0.01)
             made = token(prompt, at)
             event = b"data: %b\n\n" % json.dumps({"text": f" {made}"}).encode()

@@ -1,0 +1,44 @@
+"""Which server says that it is healthy, and gives nobody a token? Pure; the clock is handed in.
+
+    streams there, nothing comes for `limit_s` and twice the time of the prompts that wait --> wedged: it rests
+    something comes --> forgotten                                                   wedged again --> a longer rest
+
+Whole answers come at their end, however long they take, so they prove progress and never its absence.
+"""
+
+from typing import NamedTuple
+
+from cairn.fleet.worker import TOKEN_S, Worker
+
+PROMPTS = 2.0  # times as long as the prompts should take: steps are shared with those who decode
+MOST_DOUBLED = 5  # times
+
+
+class Seen(NamedTuple):
+    worker: Worker
+    pieces: int  # that had come from it
+    since_s: float
+    rests: int  # in a row
+
+
+class WedgeWatch:
+    def __init__(self) -> None:
+        self._seen: dict[int, Seen] = {}
+
+    def rest_s(self, worker: Worker, streams: bool, limit_s: float, now_s: float) -> float | None:
+        """To be asked a few times a second. For how long it should get nothing new, if it is wedged."""
+        seen = self._seen.get(worker.number)
+        fresh = seen is None or seen.worker is not worker or seen.pieces != worker.pieces
+        if fresh:
+            self._seen[worker.number] = Seen(worker, worker.pieces, now_s, 0)
+            return None
+        assert seen is not None
+        if not streams or worker.state != "up" or now_s < worker.rests_until_s:
+            self._seen[worker.number] = seen._replace(since_s=now_s)
+            return None
+        prompts_s = worker.queued_tokens * (worker.load.token_s or TOKEN_S)
+        if now_s - seen.since_s < limit_s + PROMPTS * prompts_s:
+            return None
+        rests = min(seen.rests + 1, MOST_DOUBLED)
+        self._seen[worker.number] = seen._replace(since_s=now_s, rests=rests)
+        return limit_s * 2 ** (rests - 1)
