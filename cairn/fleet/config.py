@@ -45,6 +45,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key_requests_per_day: Count | None = None  # of each key that [[keys]] does not name
     key_tokens_per_day: Count | None = None  # prompts and answers
     key_concurrent_requests: Count | None = None
+    quota_file: str = ""  # where they are counted; empty: in the memory of one process
 
     @property
     def limits(self) -> Limits:

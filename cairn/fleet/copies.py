@@ -24,6 +24,7 @@ from cairn.fleet.router import Router
 AGAIN_S, LONGEST_AGAIN_S = 0.2, 10.0  # doubles as long as it does not start
 STOP_S = 35.0
 LONGEST_LINE = 16 << 20
+COLLECTED = (10_000, 50, 100)  # a request leaves few cycles; looking for them often costs more
 COMMAND = (sys.executable, "-m", "cairn.fleet.copies")
 
 
@@ -48,10 +49,10 @@ def check_copies(config: FleetConfig, processes: int, scaler: bool) -> None:
         config.router.limits,
         *((one.requests_per_day, one.tokens_per_day, one.at_once) for one in config.keys),
     ]
-    if any(limit is not None for one in limits for limit in one):
+    if any(limit is not None for one in limits for limit in one) and not config.router.quota_file:
         raise ConfigError(
-            f"--processes is {processes}, and keys have limits, which one process counts",
-            hint="leave the limits to the servers (--key-requests-per-minute), or use one process",
+            f"--processes is {processes}, and keys have limits, which are counted in one",
+            hint="name a file where all of them count: quota_file in [router]",
         )
 
 
@@ -145,6 +146,7 @@ async def _copy() -> None:
     await router.start(shared=True)
     os.write(1, f"{router.own_address}\n".encode())
     gc.freeze()
+    gc.set_threshold(*COLLECTED)
 
     async def follow() -> None:
         while line := await reader.readline():

@@ -70,7 +70,17 @@ class Quotas:
     def admit(self, key: str, reserved: int, now_s: float) -> Refused | None:
         """`now_s`: seconds since 1970. None: it may go on, and has to be settled."""
         self._turn(now_s)
-        used, limits = self._used(key), self._keys.get(key, self._usual)
+        used = self._used(key)
+        if (refused := self.refusal(used, key, reserved, now_s)) is not None:
+            return refused
+        used.requests += 1
+        used.at_once += 1
+        used.reserved += reserved
+        return None
+
+    def refusal(self, used: Used, key: str, reserved: int, now_s: float) -> Refused | None:
+        """Of a key that has used so much today. Changes nothing."""
+        limits = self._keys.get(key, self._usual)
         until = DAY_S - int(now_s) % DAY_S
         if limits.at_once is not None and used.at_once >= limits.at_once:
             said = f"this key has {used.at_once} requests at once, its limit is {limits.at_once}"
@@ -87,9 +97,6 @@ class Quotas:
                 f" with the longest answer that is asked for may take {reserved}"
             )
             return Refused(said, "key_budget", until)
-        used.requests += 1
-        used.at_once += 1
-        used.reserved += reserved
         return None
 
     def settle(self, key: str, reserved: int, tokens: int, now_s: float) -> None:

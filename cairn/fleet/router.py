@@ -14,6 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from cairn.fleet.index import KeyIndex
 from cairn.fleet.paths import COMPUTING, GENERATING, plain_path
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas, digest_of
+from cairn.fleet.quota_file import KeptQuotas
 from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool, Upstream
@@ -55,7 +57,7 @@ class Router:
         self.index, self.pool, self._arrivals = KeyIndex(), Pool(), ArrivalRate()
         self.open: set[Exchange] = set()
         self.held = WaitingQueue[Exchange]()  # while no server can take them
-        self.aliases, self.quotas = Aliases(), Quotas(config.limits)
+        self.aliases, self.quotas = Aliases(), _quotas(config)
         self.picking: dict[
             asyncio.Event, str | None
         ] = {}  # models that the endpoint picker waits for
@@ -111,7 +113,11 @@ class Router:
         """Everything of a file that can change while it runs; where it listens and who is followed cannot."""
         self.policy = POLICIES[config.router.policy]
         self.config = msgspec.structs.replace(
-            config.router, host=self.config.host, port=self.config.port, stall_s=self.config.stall_s
+            config.router,
+            host=self.config.host,
+            port=self.config.port,
+            stall_s=self.config.stall_s,
+            quota_file=self.config.quota_file,
         )
         self.aliases = Aliases(config.aliases)
         own = {
@@ -424,6 +430,12 @@ class Router:
             for one in self.workers
         )
         return f"no server has room after {self.config.hold_s:g} s of waiting ({states})"
+
+
+def _quotas(config: RouterConfig) -> Quotas:
+    if not config.quota_file:
+        return Quotas(config.limits)
+    return KeptQuotas(config.limits, Path(config.quota_file))
 
 
 def _address(listening: asyncio.Server) -> str:
