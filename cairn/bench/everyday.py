@@ -4,6 +4,7 @@
     turns           64 chats of 4 turns, each behind everything that was said before
     agents          32 agents of 6 short turns behind the same 6,000 tokens of instructions and tools
     long            8 documents of 8,000 to 120,000 tokens, 128 out; cut where the model's context is shorter
+    document        one request, 8,192 tokens in, 256 out
     streams         16 requests at once, 1,000 tokens in, 256 out: a small team's assistant
     brief           1,024 prompts of 1 to 16 tokens, 64 out
     sampled         conversations in which each request has its own temperature, top-p, top-k and penalty
@@ -51,6 +52,10 @@ def _long(generator: random.Random, draw: Draw) -> list[Prompted]:
     """Log-uniform: as many below 31,000 tokens as above."""
     low, high = math.log(8_000), math.log(120_000)
     return [Prompted(draw(round(math.exp(generator.uniform(low, high)))), 128) for _ in range(8)]
+
+
+def _document(generator: random.Random, draw: Draw) -> list[Prompted]:
+    return [Prompted(draw(8192), 256)]
 
 
 def _streams(generator: random.Random, draw: Draw) -> list[Prompted]:
@@ -103,6 +108,7 @@ EVERYDAY: dict[str, Callable[[random.Random, Draw], list[Prompted]]] = {
     "turns": _turns,
     "agents": _agents,
     "long": _long,
+    "document": _document,
     "streams": _streams,
     "brief": _brief,
     "sampled": _sampled,

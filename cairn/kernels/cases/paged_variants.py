@@ -44,7 +44,7 @@ PLAIN = dict(
 def decode(
     name: str, plan: DecodePlan, cache: str = "bf16", expect: Expect = "mma", **changes: object
 ) -> Variant:
-    rooms = dict(partial="*fp32", partial_lse="*fp32", owners="*i32", arrivals="*i32")
+    rooms = dict(partial="*fp32", partial_lse="*fp32", arrivals="*i32")
     types = {**TENSORS, **rooms, **NUMBERS, "k": f"*{cache}", "v": f"*{cache}"}
     fixed = PLAIN | dict(
         QUERIES=1, ROWS=16, PAGE=16, BLOCK=plan.block, SCALES=int(cache == "fp8e4nv"), STARTS=False,
@@ -57,15 +57,15 @@ def decode(
 
 def add_up() -> Variant:
     types = dict(
-        partial="*fp32", partial_lse="*fp32", owners="*i32", starts="*i32", out="*bf16", lse="*fp32",
-        out_token="i32", out_head="i32",
+        partial="*fp32", partial_lse="*fp32", lengths="*i32", starts="*i32", out="*bf16", lse="*fp32",
+        sequences="i32", programs="i32", out_token="i32", out_head="i32",
     )  # fmt: skip
     fixed = dict(
-        KV_HEADS=8, GROUP=4, ROWS=16, C=128, WIDTH=128, LSE=True, STARTS=True, OVERLAP=True
-    )
-    return Variant(
-        "paged_decode add up", add_up_kernel, types, fixed, {"num_warps": 4}, tuple(types)
-    )
+        KV_HEADS=8, GROUP=4, QUERIES=1, ROWS=16, C=128, WIDTH=128, BLOCK=64, SEQUENCES=16, WINDOW=0, LSE=True,
+        STARTS=True, EARLY=True, OVERLAP=True,
+    )  # fmt: skip
+    aligned = ("partial", "partial_lse", "out", "lse", "out_token", "out_head")
+    return Variant("paged_decode add up", add_up_kernel, types, fixed, {"num_warps": 4}, aligned)
 
 
 def prefill(name: str, plan: PrefillPlan, cache: str = "bf16", **changes: object) -> Variant:

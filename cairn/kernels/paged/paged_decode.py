@@ -44,6 +44,7 @@ from cairn.kernels.paged.paged_tiles import (
     power_of_2,
     rows_of,
     scaled,
+    tiles_of,
 )
 from cairn.kernels.tuned import tuned
 
@@ -57,13 +58,6 @@ class Plan(NamedTuple):
     warps: int = 4
     stages: int = 3  # tiles under way or in work
     per_sm: int = 2  # programs
-
-
-@triton.jit
-def _tiles_of(length, queries, QUERIES: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
-    """How many tiles of keys a sequence has to read; 0 if it has too many queries to be ours, or none."""
-    tiles = tl.cdiv(length, BLOCK) - first_tile(length, queries, WINDOW, BLOCK)
-    return tl.where((queries > 0) & (queries <= QUERIES), tl.maximum(tiles, 0), 0)
 
 
 @triton.jit
@@ -133,7 +127,7 @@ def _cut_line(
     there = every < sequences
     _, queries_S = counted(starts, every, there, STARTS)
     lengths_S = tl.load(lengths + every, mask=there, other=0)
-    tiles_S = _tiles_of(lengths_S, queries_S, QUERIES, WINDOW, BLOCK)
+    tiles_S = tiles_of(lengths_S, queries_S, QUERIES, WINDOW, BLOCK)
     line = tl.sum(tiles_S, 0) * KV_HEADS
     piece = tl.cdiv(line, tl.num_programs(0))
     place = tl.program_id(0) * piece
@@ -142,7 +136,7 @@ def _cut_line(
 
 @triton.jit(do_not_specialize=["sequences"])
 def _decode_kernel(
-    q, k, v, tables, lengths, starts, out, lse, sinks, k_scale, v_scale, partial, partial_lse, owners, arrivals,
+    q, k, v, tables, lengths, starts, out, lse, sinks, k_scale, v_scale, partial, partial_lse, arrivals,
     sequences, scale, table_stride, q_token, q_head, out_token, out_head, page_stride, token_stride, head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, WINDOW: tl.constexpr,
@@ -158,13 +152,11 @@ def _decode_kernel(
     ends_S, place, end, piece = _cut_line(
         lengths, starts, sequences, KV_HEADS, QUERIES, BLOCK, SEQUENCES, WINDOW, STARTS
     )
-    owned = -1  # the pair that starts here and goes on in the next program
-    owned_parts = 0
     while place < end:
         sequence, before = owner_of(ends_S, place)
         length = tl.load(lengths + sequence)
         start, queries = counted(starts, sequence, sequence >= 0, STARTS)
-        tiles = _tiles_of(length, queries, QUERIES, WINDOW, BLOCK)
+        tiles = tiles_of(length, queries, QUERIES, WINDOW, BLOCK)
         head = (place - before) // tiles
         done = (place - before) % tiles  # tiles of this pair that programs before this one read
         count = tl.minimum(tiles - done, end - place)
@@ -196,21 +188,14 @@ def _decode_kernel(
             store_rows(
                 acc, total, top, slot * WIDTH, slot, partial, partial_lse, ours, v_factor, C, WIDTH, True,
             )  # fmt: skip
-            owner = (place - done) // piece
-            parts = tl.cdiv(place - done + tiles, piece) - owner
             if LAST_ADDS:
+                owner = (place - done) // piece
+                parts = tl.cdiv(place - done + tiles, piece) - owner
                 _add_if_last(
                     arrivals, partial, partial_lse, owner, parts, at, at_lse, out, lse, ours, ROWS, C, WIDTH, LSE
                 )  # fmt: skip
-            elif done == 0:
-                owned = sequence * KV_HEADS + head
-                owned_parts = parts
         place += count
     behind(OVERLAP, EARLY)
-    if not LAST_ADDS:
-        tl.store(owners + 2 * program, owned)
-        tl.store(owners + 2 * program + 1, owned_parts)
-
     for sequence in tl.range(program, sequences, programs, num_stages=1):
         start, queries = counted(starts, sequence, sequence >= 0, STARTS)
         length = tl.load(lengths + sequence)
@@ -236,11 +221,10 @@ def decode(
     programs = plan.per_sm * multiprocessors(call.q_THC.device)
     constants = call.constants()
     rows, width = tile_rows(call.group, queries), constants["WIDTH"]
-    # With few pairs each is cut into many parts, and adding those up is work for many programs.
-    last_adds = workspace is not None and 2 * call.sequences * call.kv_heads >= programs
+    last_adds = workspace is not None and has_few_parts(call, programs)
     room = workspace or new_workspace(programs, rows, width, call.q_THC.device)
     enough = (
-        room.owners.shape[0] >= programs and room.partial.numel() >= 2 * programs * rows * width
+        room.arrivals.shape[0] >= programs and room.partial.numel() >= 2 * programs * rows * width
     )
     require(
         enough, "workspace", f"room for [{2 * programs}, {rows}, {width}]", list(room.partial.shape)
@@ -252,14 +236,19 @@ def decode(
         **pdl(call.q_THC.device),
     )  # fmt: skip
     if not last_adds:
-        shared = ("KV_HEADS", "GROUP", "C", "WIDTH", "LSE", "STARTS")
+        shared = ("KV_HEADS", "GROUP", "C", "WIDTH", "SEQUENCES", "WINDOW", "LSE", "STARTS")
         tensors = call.tensors()
         adding: Any = add_up_kernel
-        adding[(programs, queries * call.group)](
-            *room[:3], tensors["starts"], call.out_THC, tensors["lse"], call.out_THC.stride(0),
-            call.out_THC.stride(1), ROWS=rows, **{name: constants[name] for name in shared}, num_warps=4,
-            **pdl(call.q_THC.device),
+        adding[(call.sequences * call.kv_heads, queries * call.group)](
+            *room[:2], tensors["lengths"], tensors["starts"], call.out_THC, tensors["lse"], call.sequences, programs,
+            call.out_THC.stride(0), call.out_THC.stride(1), QUERIES=queries, ROWS=rows, BLOCK=plan.block,
+            **{name: constants[name] for name in shared}, EARLY=prefetch, num_warps=4, **pdl(call.q_THC.device),
         )  # fmt: skip
+
+
+def has_few_parts(call: Paged, programs: int) -> bool:
+    """With few pairs each is cut into many parts, and adding those up is work for many programs."""
+    return 2 * call.sequences * call.kv_heads >= programs
 
 
 def tile_rows(group: int, queries: int) -> int:

@@ -13,20 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cairn.kernels.dependent import begin
+from cairn.kernels.dependent import begin, behind
 from cairn.kernels.norm.rows import multiprocessors
-from cairn.kernels.paged.paged_tiles import LN_2, LOG2_E, counted, factor
+from cairn.kernels.paged.paged_tiles import LN_2, LOG2_E, counted, factor, tiles_of
 
 MOST_PER_SM = 4  # programs of the decode kernel
 PARTS = tl.constexpr(32)  # added up at a time by the second kernel
 
 
 class Workspace(NamedTuple):
-    """Two unfinished pairs for each program, which pair it owns, and how many parts of that have arrived."""
+    """Two unfinished pairs for each program, and how many parts of the one that starts there have arrived."""
 
     partial: Tensor  # float32 [2 * programs, rows, width]
     partial_lse: Tensor  # float32 [2 * programs, rows]
-    owners: Tensor  # int32 [programs, 2]
     arrivals: Tensor  # int32 [programs]: zero between launches
 
 
@@ -116,20 +115,31 @@ def add_up(
     return acc, total, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def add_up_kernel(
-    partial, partial_lse, owners, starts, out, lse, out_token, out_head,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
-    LSE: tl.constexpr, STARTS: tl.constexpr, OVERLAP: tl.constexpr,
+    partial, partial_lse, lengths, starts, out, lse, sequences, programs, out_token, out_head,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, WINDOW: tl.constexpr, LSE: tl.constexpr,
+    STARTS: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row of the pair that program_id(0) of the first kernel owns: its parts, weighed by their log-sum-exp."""
-    owner = tl.program_id(0)
+    """One row of one pair: its parts, weighed by their log-sum-exp. Where it was cut follows from the lengths."""
+    pair = tl.program_id(0)
     row = tl.program_id(1)
-    begin(OVERLAP)
-    pair = tl.load(owners + 2 * owner)
-    parts = tl.load(owners + 2 * owner + 1)
-    start, queries = counted(starts, pair // KV_HEADS, pair >= 0, STARTS)
-    if (pair < 0) | (row >= queries * GROUP):
+    begin(OVERLAP, EARLY)
+    every = tl.arange(0, SEQUENCES)
+    real = every < sequences
+    _, queries_S = counted(starts, every, real, STARTS)
+    lengths_S = tl.load(lengths + every, mask=real, other=0)
+    tiles_S = tiles_of(lengths_S, queries_S, QUERIES, WINDOW, BLOCK)
+    piece = tl.maximum(tl.cdiv(tl.sum(tiles_S, 0) * KV_HEADS, programs), 1)
+    sequence = pair // KV_HEADS
+    tiles = tl.sum(tl.where(every == sequence, tiles_S, 0), 0)
+    place = tl.sum(tl.where(every < sequence, tiles_S, 0), 0) * KV_HEADS + pair % KV_HEADS * tiles
+    owner = place // piece
+    parts = tl.cdiv(place + tiles, piece) - owner
+    start, queries = counted(starts, sequence, sequence >= 0, STARTS)
+    behind(OVERLAP, EARLY)
+    if (tiles == 0) | (parts < 2) | (row >= queries * GROUP):
         return
     column = tl.arange(0, WIDTH)
     acc = tl.zeros([WIDTH], tl.float32)
@@ -164,11 +174,10 @@ def new_workspace(programs: int, rows: int, width: int, device: torch.device) ->
     """Everything in it is written before it is read, but for the count of arrivals, which is not used."""
     partial = torch.empty((2 * programs, rows, width), dtype=torch.float32, device=device)
     partial_lse = torch.empty((2 * programs, rows), dtype=torch.float32, device=device)
-    owners = torch.empty((programs, 2), dtype=torch.int32, device=device)
-    return Workspace(partial, partial_lse, owners, owners)
+    return Workspace(partial, partial_lse, torch.empty(programs, dtype=torch.int32, device=device))
 
 
 def lasting_workspace(device: torch.device, rows: int = 16, width: int = 128) -> Workspace:
     """For any plan: made once, and given to calls that follow one another on the same stream."""
     room = new_workspace(MOST_PER_SM * multiprocessors(device), rows, width, device)
-    return room._replace(arrivals=torch.zeros_like(room.owners[:, 0]))
+    return room._replace(arrivals=torch.zeros_like(room.arrivals))

@@ -132,6 +132,13 @@ def first_tile(length, queries, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def tiles_of(length, queries, QUERIES: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tiles of keys a sequence has to read; 0 if it has too many queries to be ours, or none."""
+    tiles = tl.cdiv(length, BLOCK) - first_tile(length, queries, WINDOW, BLOCK)
+    return tl.where((queries > 0) & (queries <= QUERIES), tl.maximum(tiles, 0), 0)
+
+
+@triton.jit
 def pages_of(table, tile, limit, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     """Where the tokens of a tile lie: one page for all of them, or the page of each. Behind `limit`: page 0."""
     if PAGE >= BLOCK:
