@@ -27,7 +27,9 @@ def whole(n, k, group, shifts=False):
     """Scales that are powers of two, and whole shifts: sums of few products are exact in any order."""
     levels = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
     scales = 2.0 ** torch.randint(-1, 2, (k // group, n), device="cuda")
-    added = torch.randint(-2, 3, scales.shape, device="cuda").float() if shifts else None
+    if not shifts:
+        return Int4(packed_tiles(levels), scales.to(BF16), None)
+    added = torch.randint(-2, 3, scales.shape, device="cuda").float()
     return Int4(packed_tiles(levels), scales, added)
 
 

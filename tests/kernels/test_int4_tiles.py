@@ -73,6 +73,7 @@ def test_rounding_to_the_nearest_level():
     error = (int4_reference(form.weight) - weight).norm() / weight.norm()
     assert error < 0.13
     assert form.nbytes == 64 * 128 + 4 * 64 * 2
+    assert W4A16(weight.bfloat16()).nbytes == 64 * 128 + 2 * 64 * 2  # scales in 16 bits
     assert "multiples" in (W4A16.obstacle(torch.zeros(60, 256)) or "")
     group = Planes("int4", torch.zeros(64, 64, dtype=torch.uint8), torch.ones(64, 2), None, 32)
     assert "groups of 32" in (PackedInt4.obstacle(group) or "")

@@ -51,7 +51,7 @@ def _variant(
 ) -> Variant:
     split, kernel = plan.parts(k), cast(Any, int4_kernel)
     unit = unit_of(plan.block_k, group)
-    numbers = described([1, TILE], torch.float32)
+    numbers = described([1, TILE], torch.float32 if shifts else torch.bfloat16)
     tiles = {
         "x": described([row_block(m), unit]),
         "w": described([unit // 4, ROW_BYTES], torch.int8),
@@ -123,7 +123,9 @@ def random_int4(
     """Weights of about the size that a model has."""
     levels = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
     scales = (0.5 + torch.rand(k // group, n, device=device)) * 0.2 * k**-0.5
-    return Int4(packed_tiles(levels), scales, torch.randn_like(scales) * scales if shifts else None)
+    if not shifts:
+        return Int4(packed_tiles(levels), scales.bfloat16(), None)
+    return Int4(packed_tiles(levels), scales, torch.randn_like(scales) * scales)
 
 
 def cases() -> Iterator[Case]:

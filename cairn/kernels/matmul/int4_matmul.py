@@ -5,7 +5,7 @@
 
 Weights are `int4_tiles`; `int4_stream` multiplies them for up to 128 rows. For more rows they are dequantised into a
 matrix of bfloat16 by `dequantize_int4`, once for each product: the tensor cores are the limit there.
-Bytes moved for few rows: N*K/2, 4*N*K/group of scales (twice with shifts), 2*M*K and 2*M*N.
+Bytes moved for few rows: N*K/2, 2*N*K/group of scales (4 in float32, 8 with shifts), 2*M*K and 2*M*N.
 """
 
 from typing import Any, NamedTuple
@@ -39,8 +39,10 @@ class Int4(NamedTuple):
     """A packed matrix [N, K]."""
 
     tiles: Tensor  # uint8 [N / 64, K / 64, 2048]
-    scales_GN: Tensor  # float32 [K / group, N]
-    shifts_GN: Tensor | None  # like the scales: what is added to scale * (level - 8); None: 0
+    scales_GN: Tensor  # [K / group, N], in 16 bits where those hold them: 3% of the bytes less
+    shifts_GN: (
+        Tensor | None
+    )  # float32 like the scales: what is added to scale * (level - 8); None: 0
     arrived: Tensor | None = (
         None  # int32 zeros [at least 2 * N / 64]: parts of a tile that are ready
     )
@@ -57,7 +59,7 @@ class Int4(NamedTuple):
 
 def int4_reference(w: Int4, dtype: torch.dtype = torch.float32) -> Tensor:
     """The matrix [N, K] that is meant."""
-    scales_NK = w.scales_GN.T.repeat_interleave(w.group, 1)
+    scales_NK = w.scales_GN.float().T.repeat_interleave(w.group, 1)
     w_NK = (unpacked_tiles(w.tiles).float() - 8) * scales_NK
     if w.shifts_GN is not None:
         w_NK = w_NK + w.shifts_GN.T.repeat_interleave(w.group, 1)
@@ -85,7 +87,7 @@ def _dequantize_kernel(
     level = (tl.load(tiles + at + byte) >> (row % 16 // 8 * 4).to(tl.uint8)) & 15
     n = piece * TILE + tl.arange(0, TILE)
     factor = column_tile * TILE // GROUP * N + n
-    w = (level.to(tl.float32) - 8.0) * tl.load(scales + factor)[:, None]
+    w = (level.to(tl.float32) - 8.0) * tl.load(scales + factor).to(tl.float32)[:, None]
     if shifts is not None:
         w += tl.load(shifts + factor)[:, None]
     if PAIRED:
@@ -181,7 +183,7 @@ def _check_weight(w: Int4) -> None:
     n, k = w.shape
     require(n > 0 and k > 0, "w.tiles", "at least one tile", list(w.tiles.shape))
     scales = w.scales_GN
-    check("w.scales", scales, dtypes=(torch.float32,), shape=(None, n), beside=w.tiles, packed=True)
+    check("w.scales", scales, dtypes=FLOATS, shape=(None, n), beside=w.tiles, packed=True)
     fits = len(scales) > 0 and k % len(scales) == 0 and w.group % TILE == 0
     require(fits, "w.scales", f"groups of a multiple of {TILE} columns", list(scales.shape))
     if w.shifts_GN is not None:
@@ -319,4 +321,4 @@ def _numbers_descriptor(plane_GN: Tensor) -> Any:
 
 
 def cost(m: int, n: int, k: int, group: int = 128) -> Cost:
-    return Cost(2.0 * m * n * k, n * k / 2 + 4.0 * n * k / group + 2.0 * (m * k + m * n))
+    return Cost(2.0 * m * n * k, n * k / 2 + 2.0 * n * k / group + 2.0 * (m * k + m * n))

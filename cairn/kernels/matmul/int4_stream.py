@@ -190,12 +190,12 @@ def _by_wgmma(
         product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
         going = (product, weights)
         if unit > 0:
-            scale = factors[unit - 1].index(turn).reshape([PIECE]).load(of_row)
-            shift = added[unit - 1].index(turn).reshape([PIECE]).load(of_row)
+            scale = factors[unit - 1].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
+            shift = added[unit - 1].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
             last, _weights = warpgroup_mma_wait(1, before)
             total = _scaled(total, last, of_x[unit - 1], scale, shift, SHIFTS)
-    scale = factors[UNITS - 1].index(turn).reshape([PIECE]).load(of_row)
-    shift = added[UNITS - 1].index(turn).reshape([PIECE]).load(of_row)
+    scale = factors[UNITS - 1].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
+    shift = added[UNITS - 1].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
     last, _weights = warpgroup_mma_wait(0, going)
     return _scaled(total, last, of_x[UNITS - 1], scale, shift, SHIFTS)
 
@@ -223,8 +223,8 @@ def _by_warps(
             offset = mma_v2(gl.full([PIECE, UNIT], OFFSET, gl.bfloat16, operand), x, none)
         weights = _unpacked(packed[unit].index(turn).load(read), operand, False)
         product = mma_v2(weights, x, none) + offset
-        scale = factors[unit].index(turn).reshape([PIECE]).load(of_row)
-        shift = added[unit].index(turn).reshape([PIECE]).load(of_row)
+        scale = factors[unit].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
+        shift = added[unit].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
         total = _scaled(total, product, of_x, scale, shift, SHIFTS)
     return total
 

@@ -41,6 +41,8 @@ class PackedInt4:
             shifts_GN = None if symmetric else around_GN.contiguous()
         else:
             shifts_GN = 8 * scales_GN
+        if shifts_GN is None:
+            scales_GN = _in_16_bits(scales_GN)
         self.weight = counted(Int4(packed_tiles(planes.levels_NK), scales_GN, shifts_GN))
         self.order_K = planes.order_K
         self.paired = False  # rows of gate and up lie as the kernel with SwiGLU wants them
@@ -125,9 +127,21 @@ class W4A16(PackedInt4):
         return None
 
 
+def _in_16_bits(scales_GN: Tensor) -> Tensor:
+    """In the type that a checkpoint had them in, if that is one of 16 bits: no scale changes."""
+    for kind in (torch.bfloat16, torch.float16):
+        short_GN = scales_GN.to(kind)
+        if torch.equal(short_GN.float(), scales_GN):
+            return short_GN
+    return scales_GN
+
+
 def nearest_levels(weight_NK: Tensor, group: int = GROUP) -> Planes:
-    """Symmetric, by the largest weight of each group: levels 0 to 15 stand for -8 to 7 times the scale."""
+    """Symmetric, by the largest weight of each group: levels 0 to 15 stand for -8 to 7 times the scale.
+
+    Scales are numbers of the weights' own type.
+    """
     parts_NGg = weight_NK.detach().float().unflatten(1, (-1, group))
-    scales_NG = parts_NGg.abs().amax(-1).clamp(min=1e-12) / 7.5
+    scales_NG = (parts_NGg.abs().amax(-1).clamp(min=1e-6) / 7.5).to(weight_NK.dtype).float()
     levels = (parts_NGg / scales_NG[..., None]).round().clamp(-8, 7).add(8).to(torch.uint8)
     return Planes("int4", levels.flatten(1), scales_NG, -8 * scales_NG, group)
