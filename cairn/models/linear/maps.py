@@ -86,8 +86,9 @@ class Linear(Holder):
         return weights[0]
 
     def joined(self) -> Tensor:
-        """All parts in one matrix [N, K], detached: what another form is made of."""
-        return torch.cat([weight.detach() for weight in self.matrices()])
+        """All parts in one matrix [N, K], detached: what another form is made of. One part is not copied."""
+        parts = [weight.detach() for weight in self.matrices()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def shape_NK(self) -> tuple[int, int]:
         shapes = [weight.shape for weight in self.matrices()]

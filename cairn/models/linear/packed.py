@@ -37,6 +37,7 @@ LOWER = 2.0 * INT8_MOST  # steps of the second digit of an activation in one of 
 PINS = (-127.0, 128.0)  # the ends of the range: 255 steps of 1
 PAIR_MOST = 2**15 // 256  # levels of two neighbours, where their products are added in 16 bits
 DIGIT_ROWS = 32  # of x, up to which two digits are faster than floats on a CPU that adds so
+ROWS_AT_ONCE = 8192  # of a matrix that is being packed
 # Steps: bfloat16 keeps 8 bits of a scale, so it errs by up to 1/256, and a level is less than 15 steps from the mean.
 SCALE_ERROR = LEVELS / 256
 
@@ -133,10 +134,8 @@ class Int8:
         self.outliers_O = outliers_O = _at_least(len(PINS), outliers_O, self.columns)
         self.apart_ON = weight_NK[:, outliers_O].t().contiguous()
         self.inlier_K = torch.ones(self.columns).index_fill_(0, outliers_O, 0.0)
-        inlier_NK = weight_NK * self.inlier_K
         in_pairs = saturates()
-        self.scale_N = row_scales(inlier_NK, in_pairs)
-        level_NK = inlier_NK.div_(self.scale_N[:, None]).round_().to(torch.int8)
+        self.scale_N, level_NK = self._levels(weight_NK, in_pairs)
         # Where 8-bit products are no faster than float32 once there are many rows, levels become floats there.
         self.level_NK = level_NK if in_pairs else None
         with _engine(int8_engine()), warnings.catch_warnings():
@@ -153,6 +152,19 @@ class Int8:
         self.digits = None if no_compiled() else Digits(*given, INT8_MOST, LOWER)
         copies = 1 if self.level_NK is None else 2
         self.nbytes = copies * level_NK.nbytes + self.scale_N.nbytes + self.apart_ON.nbytes
+
+    def _levels(self, weight_NK: Tensor, in_pairs: bool) -> tuple[Tensor, Tensor]:
+        """A scale for each row, and the levels; few rows at a time, because a vocabulary is large."""
+        scale_N, level_NK = (
+            torch.empty(len(weight_NK)),
+            weight_NK.new_empty(weight_NK.shape, dtype=torch.int8),
+        )
+        for first in range(0, len(weight_NK), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            inlier_RK = weight_NK[rows] * self.inlier_K
+            scale_N[rows] = row_scales(inlier_RK, in_pairs)
+            level_NK[rows] = inlier_RK.div_(scale_N[rows, None]).round_()
+        return scale_N, level_NK
 
     def covers(self, rows: int) -> bool:
         return True

@@ -38,7 +38,7 @@ class Matrix:
     def read(self) -> Tensor:
         """A copy of the values."""
         if self.linear is not None:
-            return self.linear.joined()
+            return self.linear.joined().clone()
         return getattr(self.owner, self.parameter).detach()[self.expert].clone()
 
     def write(self, w_NK: Tensor) -> None:

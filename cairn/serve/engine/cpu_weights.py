@@ -98,11 +98,10 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
         gain = _gain([packing.pair(part) for part in _one_of_each_shape(every)])
         if choice == "auto" and gain < LEAST_GAIN:
             return f"weights as they are: packed they are {gain:.2f} times as fast"
-        forms = {part: packing.pack(part) for part in every}
-    for part, form in forms.items():
-        part.take(form)
-        if release and part is not model.embedding:
-            part.release()
+        for part in every:
+            part.take(packing.pack(part))
+            if release and part is not model.embedding:
+                part.release()
     return f"weights: {packing.summary()}; {gain:.1f} times as fast as float32, measured; exact: --weights float"
 
 
@@ -126,8 +125,8 @@ class _Packing:
 
     def pair(self, part: Linear) -> tuple[Map, Map]:
         """The product with the same matrix as it is, and packed."""
-        weight_NK, form = part.joined(), self.made.setdefault(part, self._form(part))
-        columns = weight_NK.shape[1]
+        weight_NK, form = part.joined(), self._form(part)
+        self.made[part], columns = form, weight_NK.shape[1]
         return Map(columns, lambda x_MK: F.linear(x_MK, weight_NK)), Map(columns, form.product)
 
     def _form(self, part: Linear) -> FewBits:
