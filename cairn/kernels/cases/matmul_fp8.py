@@ -20,7 +20,9 @@ from cairn.kernels.matmul.matmul_fp8 import (
     matmul_fp8,
     matmul_fp8_reference,
 )
-from cairn.kernels.quantize.quantize import by_largest
+from cairn.kernels.matmul.matmul_fp8_blocks import matmul_fp8_blocks
+from cairn.kernels.matmul.skinny_fp8 import BLOCK, row_scales
+from cairn.kernels.quantize.quantize import Quantized, by_largest
 from cairn.kernels.tiles import Tiles
 from cairn.kernels.tuned import Tuning, shipped
 
@@ -118,6 +120,23 @@ def cases() -> Iterator[Case]:
                 lambda s=(m, n, k, per_row): _prepare(*s),
                 graph=m <= 256,
             )
+    m, n, k = SHAPES[0]
+    shape = f"{m} x {n} x {k}"
+    yield Case("matmul_fp8 blocks", shape, "fp8", cost(m, n, k), lambda: _prepare_blocks(m, n, k))
+
+
+def _prepare_blocks(m: int, n: int, k: int) -> Prepared:
+    a, b, scale_a, _ = _operands(m, n, k, True)
+    scales = torch.rand(n // BLOCK, k // BLOCK, device="cuda") + 0.5
+    x, w = Quantized(a, scale_a), Quantized(b, scales)
+
+    def error() -> float:
+        rows = slice(None, None, max(1, m // 256))
+        wide_NK = b.double() * row_scales(w).double()
+        exact = (a[rows].double() * scale_a[rows].double()) @ wide_NK.T
+        return relative_error(matmul_fp8_blocks(x, w)[rows], exact)
+
+    return Prepared(lambda: matmul_fp8_blocks(x, w), {}, error)
 
 
 def _prepare(m: int, n: int, k: int, per_row: bool) -> Prepared:

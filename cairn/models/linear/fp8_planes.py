@@ -6,16 +6,14 @@ way; float8 has an exponent of its own, so that a token's small values lose litt
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.kernels.matmul.matmul_fp8_blocks import matmul_fp8_blocks
 from cairn.kernels.matmul.skinny_fp8 import BLOCK, row_scales
 from cairn.kernels.matmul.skinny_plans import TILE_ROWS
 from cairn.kernels.quantize.quantize import Quantized
 from cairn.models.linear.fp8_rows import Fp8Rows
 from cairn.models.quantized.planes import Planes
-
-ALIGNED_ROWS = 4  # of x: scales of its groups begin at multiples of 16 bytes
 
 
 class Fp8Planes(Fp8Rows):
@@ -60,17 +58,4 @@ class Fp8Blocks(Fp8Rows):
         return (self.quantized.values.float() * row_scales(self.quantized)).to(dtype)
 
     def _many(self, x: Quantized, invariant: bool) -> Tensor:
-        """cuBLAS knows blocks of the weights beside groups of 128 columns of x, which have a token's scale here."""
-        weight, rows = self.quantized, len(x.values)
-        values, scale_M = x.values, x.scale.reshape(rows)
-        if more := -rows % ALIGNED_ROWS:
-            values = F.pad(values.view(torch.uint8), (0, 0, 0, more)).view(values.dtype)
-            scale_M = F.pad(scale_M, (0, more))
-        y_MN = torch._scaled_mm(
-            values,
-            weight.values.T,
-            scale_a=scale_M.expand(weight.scale.shape[1], -1).contiguous().T,
-            scale_b=weight.scale.T,
-            out_dtype=torch.bfloat16,
-        )
-        return y_MN[:rows]
+        return matmul_fp8_blocks(x, self.quantized)
