@@ -6,8 +6,8 @@
         add + norm | q, k, v | norm, rotate, write to the pages | attend | out | add + norm | gate, up, SwiGLU | down
 
 What a part adds waits in the residual and is added by the norm that follows. Products choose their kernels themselves
-(`models.linear`). A part that our kernels cannot express (LayerNorm, angles that depend on the length, a relu gate,
-separate projections) runs by torch while the others stay fused. The two forms agree up to the rounding of bfloat16.
+(`models.linear`). A part that our kernels cannot express (angles that depend on the length, a relu gate, separate
+projections) runs by torch while the others stay fused. The two forms agree up to the rounding of bfloat16.
 """
 
 import copy
@@ -21,6 +21,7 @@ from torch import Tensor
 from cairn.kernels.layer.rope import Heads, rope_table
 from cairn.kernels.matmul.skinny_plans import skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
+from cairn.kernels.norm.layernorm import add_layernorm, layernorm
 from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_fp8
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.models.activation import Gate
@@ -250,6 +251,8 @@ def _kind(layer: Layer, number: int, spec: ModelSpec) -> tuple[object, ...]:
 
 
 def _norm(x_TD: Tensor, norm: Norm) -> Tensor:
+    if isinstance(norm, Norm) and norm.bias is not None:
+        return layernorm(x_TD, norm.weight.data, norm.bias.data, norm.eps)
     if not norm.is_rms:
         return norm(x_TD)
     return rmsnorm(x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, prefetch=True)
@@ -257,6 +260,9 @@ def _norm(x_TD: Tensor, norm: Norm) -> Tensor:
 
 def _add_norm(y: Product, x_TD: Tensor, norm: Norm) -> Tensor:
     """Adds y to x, where x lies, and norms the sum."""
+    if isinstance(y, Tensor) and isinstance(norm, Norm) and norm.bias is not None:
+        parameters = (norm.weight.data, norm.bias.data, norm.eps)
+        return add_layernorm(y, x_TD, *parameters, out=y, residual_out=x_TD)
     if y is not None and not norm.is_rms:
         x_TD.add_(y.sums_SMD.sum(0) if isinstance(y, Parts) else y)
         y = None

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.norm.layernorm import layernorm, layernorm_reference
+from cairn.kernels.norm.layernorm import add_layernorm, layernorm, layernorm_reference
 from cairn.kernels.norm.rows import key
 from cairn.kernels.tuned import trying
 
@@ -28,6 +28,18 @@ def test_forward(shape, with_bias, dtype):
     wide = bias.double() if bias is not None else None
     exact = F.layer_norm(x.double(), shape[-1:], weight.double(), wide)
     assert relative_error(out, exact) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_sum_with_a_residual(keeps):
+    x, residual = torch.randn(2, 7, 130).to(BF16)
+    weight, bias = torch.randn(2, 130).to(BF16)
+    total = x + residual
+    room = residual.clone() if keeps else None
+    found = add_layernorm(x, residual, weight, bias, residual_out=room, impl="triton")
+    exact = F.layer_norm(total.double(), (130,), weight.double(), bias.double())
+    assert relative_error(found, exact) < TOLERANCE[BF16]
+    assert room is None or torch.equal(room, total)
 
 
 def test_a_large_mean_costs_no_precision():

@@ -32,16 +32,21 @@ from cairn.kernels.tuned import Tuning
 KERNEL = "cairn.kernels.norm.layernorm"
 
 
-def _variant(columns: int, how: Layout, backward: bool) -> Variant:
+def _variant(columns: int, how: Layout, backward: bool, added: bool = False) -> Variant:
     if backward:
         pointers = dict.fromkeys(("grad", "x", "weight", "dx"), "*bf16")
         pointers |= dict.fromkeys(("mean", "rstd", "parts"), "*fp32")
         strides, absent, scalars = ("grad_stride", "x_stride", "dx_stride"), (), {}
     else:
         pointers = dict.fromkeys(("x", "weight", "bias", "y"), "*bf16")
-        strides, absent, scalars = ("x_stride", "y_stride"), ("mean", "rstd"), {"eps": "fp32"}
+        strides = ("x_stride", "residual_stride", "y_stride", "total_stride")
+        absent, scalars = ("mean", "rstd"), {"eps": "fp32"}
+        if added:
+            pointers |= dict.fromkeys(("residual", "total"), "*bf16")
+        else:
+            absent = (*absent, "residual", "total")
     return Variant(
-        f"layernorm {'backward ' * backward}{columns}, {how}",
+        f"{'add_' * added}layernorm {'backward ' * backward}{columns}, {how}",
         _layernorm_backward_kernel if backward else _layernorm_kernel,
         pointers | dict.fromkeys(strides, "i32") | {"rows": "i32"} | scalars,
         {"COLUMNS": columns, "WIDTH": width(columns), "ROWS": how.rows, "STAGES": how.stages}
@@ -59,6 +64,7 @@ _WIDTHS = (2048, 4096, 8192)
 
 VARIANTS = [
     *(_variant(columns, default_layout(columns), backward=False) for columns in _WIDTHS),
+    _variant(1152, default_layout(1152), backward=False, added=True),
     *(_variant(columns, summing_layout(columns), backward=True) for columns in _WIDTHS),
 ]
 

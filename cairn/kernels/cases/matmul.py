@@ -42,9 +42,13 @@ CANDIDATES = [
 
 
 def _variant(
-    name: str, tiles: Tiles, swiglu: bool = False, c: str = "bf16", **given: str
+    name: str,
+    tiles: Tiles,
+    activation: Activation | None = None,
+    c: str = "bf16",
+    **given: str,
 ) -> Variant:
-    half = tiles.block_n // 2
+    half, swiglu = tiles.block_n // 2, activation == "swiglu"
     types = {
         "a": f"tensordesc<bf16[{tiles.block_m}, {tiles.block_k}]>",
         "b": f"tensordesc<bf16[{half if swiglu else tiles.block_n}, {tiles.block_k}]>",
@@ -55,7 +59,7 @@ def _variant(
     if "residual" in given:
         types["residual"] = types["c"]
     absent = dict.fromkeys({"bias", "residual", "out_scale"} - given.keys())
-    constants = {**_constants(tiles, swiglu), **absent}
+    constants = {**_constants(tiles, activation), **absent}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     aligned = tuple(part for part in ("M", "N", "K", "bias", "out_scale") if part in types)
     return Variant(name, _matmul_kernel, types, constants, options, aligned, "wgmma")
@@ -77,9 +81,11 @@ VARIANTS = [
     _variant("matmul + bias + residual", SMALL, bias="*bf16", residual="as c"),
     _variant("matmul to float32", LARGE._replace(stages=3), c="fp32"),
     _variant("matmul + quantise", LARGE, c="fp8e4nv", out_scale="*fp32"),
-    *(_variant(f"matmul + swiglu {tiles.name()}", tiles, swiglu=True) for tiles in COMPILED),
-    _variant("matmul + swiglu + bias", LARGE, swiglu=True, bias="*bf16"),
-    _variant("matmul + swiglu + quantise", LARGE, swiglu=True, c="fp8e4nv", out_scale="*fp32"),
+    *(_variant(f"matmul + swiglu {tiles.name()}", tiles, "swiglu") for tiles in COMPILED),
+    _variant("matmul + bias + gelu", LARGE, "gelu", bias="*bf16"),
+    _variant("matmul + bias + gelu_tanh", LARGE, "gelu_tanh", bias="*bf16"),
+    _variant("matmul + swiglu + bias", LARGE, "swiglu", bias="*bf16"),
+    _variant("matmul + swiglu + quantise", LARGE, "swiglu", c="fp8e4nv", out_scale="*fp32"),
 ]
 
 
@@ -89,7 +95,7 @@ def tuned_variants() -> Iterator[Variant]:
         swiglu = entry.endswith("swiglu")
         if how["impl"] == "triton":
             name = f"matmul {'+ swiglu ' if swiglu else ''}{tiles.name()}"
-            yield _variant(name, tiles, swiglu=swiglu)
+            yield _variant(name, tiles, "swiglu" if swiglu else None)
 
 
 SQUARE = [(8192, 8192, 8192), (8192, 8192, 1024), (8192, 28672, 4096)]

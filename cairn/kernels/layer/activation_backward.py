@@ -44,7 +44,7 @@ def gated_activation_backward_reference(
 
 
 @triton.jit
-def _power_of_two(x):
+def power_of_two(x):
     """Results below the smallest normal number are 0; care for them would take three more instructions."""
     return tl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -52,7 +52,7 @@ def _power_of_two(x):
 
 
 @triton.jit
-def _reciprocal(x):
+def reciprocal(x):
     """One instruction where a division is eight, and as exact for what is rounded to 16 bits afterwards."""
     return tl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -74,7 +74,7 @@ def act(x, KIND: tl.constexpr):
         if KIND == 1:
             inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)
             inner_slope = 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-        share = _reciprocal(1.0 + _power_of_two(inner * -1.4426950408889634))
+        share = reciprocal(1.0 + power_of_two(inner * -1.4426950408889634))
         slope = share + x * share * (1.0 - share) * inner_slope
     return x * share, slope
 

@@ -1,11 +1,11 @@
-"""What follows a linear layer, before its result is written: bias, SwiGLU, residual, quantisation. Pure torch.
+"""What follows a linear layer, before its result is written: bias, SwiGLU or GELU, residual, quantisation. Pure torch.
 
 With SwiGLU the first half of b's rows is the gate and the second half is up, as the model keeps them:
 y = silu(a @ gate.T) * (a @ up.T). With a scale y becomes float8 e4m3: clamp(y / scale). `matmul_reference` is the
 specification of every product that has an epilogue.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
 
-Activation = Literal["swiglu"]
+Activation = Literal["swiglu", "gelu", "gelu_tanh"]
 LARGEST_E4M3 = 448.0
 
 
@@ -29,13 +29,14 @@ class Epilogue(NamedTuple):
         return any(part is not None for part in self)
 
     def columns(self, n: int) -> int:
-        return n if self.activation is None else n // 2
+        return n // 2 if self.activation == "swiglu" else n
 
     def check(self, a: Tensor, b: Tensor) -> None:
         """A ValueError where it does not fit these operands."""
-        n, known = b.shape[0], (None, "swiglu")
-        require(self.activation in known, "activation", "'swiglu' or None", repr(self.activation))
-        paired = self.activation is None or n % 2 == 0
+        n, known = b.shape[0], (None, *get_args(Activation))
+        wanted = "'swiglu', 'gelu', 'gelu_tanh' or None"
+        require(self.activation in known, "activation", wanted, repr(self.activation))
+        paired = self.activation != "swiglu" or n % 2 == 0
         require(paired, "b_NK", "as many rows of gate as of up", f"{n} rows")
         if self.bias_N is not None:
             check("bias_N", self.bias_N, dtypes=FLOATS, shape=(n,), beside=a, packed=True)
@@ -65,6 +66,8 @@ def _after_bias(y: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> Tensor:
     if epilogue.activation == "swiglu":
         gate, up = y.chunk(2, dim=-1)
         y = F.silu(gate) * up
+    elif epilogue.activation is not None:
+        y = F.gelu(y, approximate="tanh" if epilogue.activation == "gelu_tanh" else "none")
     if epilogue.residual_MN is not None:
         y = y + epilogue.residual_MN
     if epilogue.out_scale is not None:

@@ -67,6 +67,7 @@ def skinny_matmul(
     """
     x = _checked(x_MK, w_NK)
     m, k = x.shape
+    require(activation in (None, "swiglu"), "activation", "'swiglu' or None", repr(activation))
     epilogue = Epilogue(bias_N, activation, residual_MN)
     epilogue.check(x_MK, w_NK)
     n = w_NK.shape[0]

@@ -1,11 +1,14 @@
 """y = (x - mean) / sqrt(variance + eps) * weight + bias, for each row, and its gradients.
 
+    layernorm        x -> y                                          differentiable
+    add_layernorm    x, residual -> y of their sum; the sum is kept where `residual_out` is given
+
 Computed in float32 from registers, so the variance is that of the differences from the mean and no precision is
 lost to large means; rounded once. Bytes moved: 2*T*D elements forward, 3*T*D backward. The sums over rows that the
 gradients of weight and bias need are kept by each program and added up in a fixed order, as in rmsnorm_backward.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -28,6 +31,13 @@ from cairn.kernels.norm.rows import (
 )
 
 
+class Added(NamedTuple):
+    """What is added before the norm, and where the sum goes."""
+
+    residual: Tensor | None = None
+    total: Tensor | None = None
+
+
 def layernorm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     wide = x if x.dtype == torch.float64 else x.float()
     wide = wide - wide.mean(-1, keepdim=True)
@@ -37,7 +47,8 @@ def layernorm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: flo
 
 @triton.jit(do_not_specialize=["rows"])
 def _layernorm_kernel(
-    x, weight, bias, y, mean, rstd, rows, x_stride, y_stride, eps,
+    x, residual, weight, bias, y, total, mean, rstd, rows,
+    x_stride, residual_stride, y_stride, total_stride, eps,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, WIDTH)[None, :]
@@ -50,6 +61,12 @@ def _layernorm_kernel(
         mask = (row < rows) & inside
         at = row.to(tl.int64)
         v = tl.load(x + at * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+        if residual is not None:
+            before = tl.load(residual + at * residual_stride + column, mask=mask, other=0.0)
+            narrow = (v + before.to(tl.float32)).to(residual.dtype.element_ty)
+            if total is not None:
+                tl.store(total + at * total_stride + column, narrow, mask=mask)
+            v = narrow.to(tl.float32)
         m = tl.sum(v, axis=1)[:, None] / COLUMNS
         v = tl.where(inside, v - m, 0.0)
         r = tl.rsqrt(tl.sum(v * v, axis=1)[:, None] / COLUMNS + eps)
@@ -120,8 +137,39 @@ def layernorm(
         require(out is None, "out", "none while gradients are kept", "one")
         return _LayerNorm.apply(x, weight, bias, eps)
     y = output("out", out, x.shape, x.dtype, x)
-    _launch(x, weight, bias, y, None, None, eps)
+    _launch(x, weight, bias, y, eps)
     return y
+
+
+def add_layernorm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """x, residual [..., D] -> y like x. Not differentiable; the outputs may be the inputs."""
+    check("x", x, dtypes=FLOATS)
+    check("residual", residual, dtypes=FLOATS, shape=x.shape, beside=x)
+    check("weight", weight, dtypes=FLOATS, shape=x.shape[-1:], beside=x, packed=True)
+    if bias is not None:
+        check("bias", bias, dtypes=FLOATS, shape=x.shape[-1:], beside=x, packed=True)
+    total = None
+    if residual_out is not None:
+        total = output("residual_out", residual_out, residual.shape, residual.dtype, residual)
+    y = output("out", out, x.shape, x.dtype, x)
+    offers = {"triton": needs_cuda(x) or too_wide(x.shape[-1]), "reference": None}
+    if choose("layernorm", impl, offers).impl == "triton":
+        _launch(x, weight, bias, y, eps, Added(residual, total))
+        return y
+    added = (x + residual).to(residual.dtype)
+    if total is not None:
+        total.copy_(added)
+    return y.copy_(layernorm_reference(added, weight, bias, eps))
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -130,7 +178,7 @@ class _LayerNorm(torch.autograd.Function):
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         rows = x.numel() // x.shape[-1]
         mean, rstd = torch.empty(2, rows, dtype=torch.float32, device=x.device)
-        _launch(x, weight, bias, y, mean, rstd, eps)
+        _launch(x, weight, bias, y, eps, statistics=(mean, rstd))
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return y
@@ -148,18 +196,21 @@ def _launch(
     weight: Tensor,
     bias: Tensor | None,
     y: Tensor,
-    mean: Tensor | None,
-    rstd: Tensor | None,
     eps: float,
+    added: Added = Added(),  # noqa: B008 (immutable)
+    statistics: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> None:
+    """`statistics`: where the mean and the reciprocal deviation of each row go."""
     x_TD, y_TD = as_rows("x", x), as_rows("out", y)
+    residual_TD, total_TD = (None if one is None else as_rows("residual", one) for one in added)
     rows, columns = x_TD.shape
     if not rows:
         return
     how = layout("layernorm", "forward", columns, x.dtype, default_layout(columns))
     launch(
         _layernorm_kernel, how.programs(rows, x.device),
-        x_TD, weight, bias, y_TD, mean, rstd, rows, x_TD.stride(0), y_TD.stride(0), eps,
+        x_TD, residual_TD, weight, bias, y_TD, total_TD, *statistics, rows,
+        *(0 if one is None else one.stride(0) for one in (x_TD, residual_TD, y_TD, total_TD)), eps,
         COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows, STAGES=how.stages,
         num_warps=how.warps,
     )  # fmt: skip

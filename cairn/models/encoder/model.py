@@ -9,6 +9,7 @@ both sides is its business too. `types_T` tells the second text of a pair from t
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,7 +20,8 @@ from cairn.models.encoder.spec import EncoderSpec
 from cairn.models.layer_loop import PlainStep, Step
 from cairn.models.layers import FeedForward
 from cairn.models.linear.maps import Vocabulary
-from cairn.models.spec import ModelSpec
+from cairn.models.rope import Rotation
+from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Positions, Transformer, rotations_of
 
 
@@ -66,12 +68,28 @@ class EncoderLayer(nn.Module):
         self.fused_up: Callable[[Tensor], Tensor] | None = None  # see `cpu_form`
 
     def forward(self, x_TD: Tensor, step: Step) -> Tensor:
+        if step.fuses:
+            return self._fused(x_TD, step)
         norm = self.attention_norm or nn.Identity()
         if self.is_post:
             x_TD = norm(x_TD + self.attention.plain(x_TD, step))
             return self.feed_forward_norm(x_TD + self._feed(x_TD))
         x_TD = x_TD + self.attention.plain(norm(x_TD), step)
         return x_TD + self._feed(self.feed_forward_norm(x_TD))
+
+    def _fused(self, x_TD: Tensor, step: Step) -> Tensor:
+        """The same through the kernels of `gpu_form`."""
+        from cairn.models.encoder.gpu_form import Entered, normed_sum
+
+        if self.is_post:
+            y = self.attention.fused(Entered(x_TD), step)
+            x_TD = normed_sum(y, x_TD, self.attention_norm)
+            return normed_sum(
+                self.feed_forward.fused(Entered(x_TD), step), x_TD, self.feed_forward_norm
+            )
+        normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
+        x_TD = x_TD + self.attention.fused(Entered(normed_TD), step)
+        return x_TD + self.feed_forward.fused(Entered(self.feed_forward_norm(x_TD)), step)
 
     def _feed(self, x_TD: Tensor) -> Tensor:
         if self.fused_up is None:
@@ -103,7 +121,7 @@ class Encoder(nn.Module):
         shape = self.spec.shape
         x_TD = self._embed(tokens_T, positions_T, types_T)
         rotations = rotations_of(shape, range(shape.layers), positions_T, attend, x_TD.dtype)
-        step = PlainStep(attend, rotations)
+        step = packed_step(x_TD, attend, shape, rotations)
         for layer in self.layers:
             x_TD = layer(x_TD, step)
         return x_TD if self.norm is None else self.norm(x_TD)
@@ -122,6 +140,17 @@ class Encoder(nn.Module):
         for path, module in self.named_modules():
             if isinstance(module, Holder):
                 yield from (slot.under(path) for slot in module.slots())
+
+
+def packed_step(
+    x_TD: Tensor, attend: Attend, shape: ModelSpec, rotations: dict[Rope, Rotation]
+) -> Step:
+    """By our kernels where they run and nobody wants gradients; else by torch."""
+    if not x_TD.is_cuda or x_TD.dtype == torch.float32 or torch.is_grad_enabled():
+        return PlainStep(attend, rotations)
+    from cairn.models.encoder.gpu_form import PackedStep
+
+    return PackedStep(attend, shape, rotations)
 
 
 class BidirectionalDecoder(nn.Module):

@@ -2,9 +2,11 @@
 
 few rows       the kernel that reads weights at the memory's speed, SwiGLU in its epilogue; a long K is cut, and
                its parts are joined by the norm that follows
-many rows      cuBLAS; added to the residual at once where K is short, SwiGLU in the epilogue of our own product
+many rows      cuBLAS; added to the residual at once where K is short; SwiGLU and GELU in our own product's epilogue
 invariant      one kernel with one tile for any number of rows
 """
+
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,7 @@ from cairn.kernels.matmul.matmul import SMALL, launch, matmul
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
 from cairn.kernels.matmul.skinny_plans import skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts
+from cairn.models.activation import Gate
 from cairn.models.linear.form import Epilogue, Kernels, Product
 
 LONGEST = 4096  # columns of a product that is added to the residual at once; cuBLAS has slower forms for longer ones
@@ -37,6 +40,8 @@ def gpu_product(
     gate = epilogue.gate
     if gate is not None and gate.is_swiglu and _joins(len(x_MK), w_NK, kernels):
         return _by_kernel(x_MK, w_NK, bias_N, kernels, swiglu=True)
+    if gate is not None and _joins_gelu(len(x_MK), gate, kernels):
+        return matmul(x_MK, w_NK, bias_N=bias_N, activation=cast(Any, gate.activation))
     y_MN = _by_kernel(x_MK, w_NK, bias_N, kernels, swiglu=False)
     return y_MN if gate is None else gate.fast(y_MN)
 
@@ -46,6 +51,11 @@ def _joins(rows: int, w_NK: Tensor, kernels: Kernels) -> bool:
     return (
         skinny_is_faster(rows, *w_NK.shape, gated=True) or rows >= MANY_ROWS
     ) and not kernels.invariant
+
+
+def _joins_gelu(rows: int, gate: Gate, kernels: Kernels) -> bool:
+    gelu = not gate.gated and gate.activation in ("gelu", "gelu_tanh")
+    return gelu and rows >= MANY_ROWS and not kernels.invariant
 
 
 def _by_kernel(

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from cairn.models.attend import Attend, Rule
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.encoder.attend import Bidirectional
-from cairn.models.layer_loop import PlainResidual, PlainStep, run_layers
+from cairn.models.encoder.model import packed_step
+from cairn.models.layer_loop import PlainResidual, Residual, Step, run_layers
 from cairn.models.layers import Norm
 from cairn.models.rope import Rotation
 from cairn.models.spec import Rope
@@ -110,8 +111,9 @@ class Tower(nn.Module):
             rotations = {rope: _reordered(found, order_P) for rope, found in rotations.items()}
         if self.pre_norm is not None:
             x_PD = self.pre_norm(x_PD)
-        step, layers = PlainStep(attend, rotations), enumerate(self.layers)
-        residual, deep = run_layers(layers, PlainResidual(x_PD), step, tower.deep_layers)
+        step = packed_step(x_PD, attend, tower.shape, rotations)
+        first, layers = packed_residual(x_PD, step), enumerate(self.layers)
+        residual, deep = run_layers(layers, first, step, tower.deep_layers)
         x_PD = residual.hidden()
         if self.post_norm is not None:
             x_PD = self.post_norm(x_PD)
@@ -156,6 +158,15 @@ class Tower(nn.Module):
         for path, module in self.named_modules():
             if isinstance(module, Holder):
                 yield from (slot.under(path) for slot in module.slots())
+
+
+def packed_residual(x_PD: Tensor, step: Step) -> Residual:
+    """Of a step; that of the kernels overwrites x."""
+    if not step.fuses:
+        return PlainResidual(x_PD)
+    from cairn.models.fused import FusedResidual
+
+    return FusedResidual(x_PD)
 
 
 def runs(x_PD: Tensor, grids: Sequence[Grid], extra: int = 0) -> Iterator[tuple[Grid, Tensor]]:
