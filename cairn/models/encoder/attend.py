@@ -58,6 +58,7 @@ class Bidirectional:
             not self.plain
             and q_THC.is_cuda
             and q_THC.dtype in VARIABLE_DTYPES
+            and q_THC.shape[-1] % 8 == 0  # what the kernel reads at once
             and whole
             and not rule.softcap
         )
