@@ -15,13 +15,13 @@ from cairn.models.safetensors_file import read_json
 from cairn.models.vision.families import REFUSED, split_config
 from cairn.models.vision.names import part_of
 from cairn.models.vision.picture import Picture, prepare_image
+from cairn.models.vision.prompt import placeholders_of
 from cairn.serve.engine.media import pieces_of
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.spans import axes_offsets, reaches_of
 from cairn.serve.engine.step import Chunk
 from cairn.serve.engine.tower_runner import TowerRunner
-from cairn.serve.media.sight import placeholders_of
 
 SIZES = [(28, 28), (61, 40), (33, 97), (200, 31)]
 

@@ -16,11 +16,12 @@ from cairn.models.checkpoint import open_checkpoint
 from cairn.models.runnable import OpenModel, open_model
 from cairn.models.vision.conversation import ImageSource
 from cairn.models.vision.picture import prepare_image
+from cairn.models.vision.prompt import placeholders_of
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import start as start_module
 from cairn.serve.engine.gpu_runner import GPURunner
 from cairn.serve.engine.start import start
-from cairn.serve.media.sight import placeholders_of, sight_of
+from cairn.serve.media.sight import sight_of
 
 TOKENS = 32
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)

@@ -13,6 +13,7 @@ class TuneVerb(TrainVerb, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     `--lora [RANK]` trains a low-rank adapter and leaves the weights as they are; the run then has a folder `adapter`,
     which PEFT and `cairn serve --adapters` read. [objective] says what is learnt: text, or preferences.
+    `cairn tune pictures CHATS` trains a model that sees on chats with pictures; see its --help.
     """
 
     recipe: tyro.conf.Positional[str] = "tiny-lora"
@@ -20,7 +21,14 @@ class TuneVerb(TrainVerb, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def run(args: list[str]) -> int:
-    """`--lora [RANK]` is short for `--adapter.rank RANK`; everything else is a flag of `cairn train`."""
+    """`--lora [RANK]` is short for `--adapter.rank RANK`; everything else is a flag of `cairn train`.
+
+    `pictures` as the first word fine-tunes a model that sees.
+    """
+    if args[:1] == ["pictures"]:
+        from cairn.cli.train import tune_pictures
+
+        return tune_pictures.run(args[1:])
     return carry_out(read(with_adapter(args), TuneVerb, "cairn tune"))
 
 

@@ -121,7 +121,10 @@ class T5(nn.Module):
 
     def remember(self, tokens_S: Tensor) -> Memory:
         """What the decoder looks at."""
-        memory_SD = self.encode(tokens_S)
+        return self.keys_of(self.encode(tokens_S))
+
+    def keys_of(self, memory_SD: Tensor) -> Memory:
+        """Of encoded text, for every layer of the decoder."""
         looks = [block.look for block in self.decoder]
         return Memory([look.keys(memory_SD) for look in looks if isinstance(look, Attention)])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from cairn.core.errors import RequestError
+from cairn.models.tokenizer import Tokenizer
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.spec import VisionSpec
 
@@ -96,6 +97,18 @@ class Placeholders:
             "the prompt does not have as many placeholders as its pictures have rows",
             hint=f"the text of a message must not hold {self.token}",
         )
+
+
+def placeholders_of(vision: VisionSpec, tokenizer: Tokenizer) -> Placeholders:
+    """How prompts of a model hold pictures, in the words of its vocabulary."""
+    named = [
+        "" if token is None else tokenizer.token(token)
+        for token in (vision.image_token, vision.begin_token, vision.end_token, vision.video_token)
+    ]
+    step = ("", "")
+    if vision.step_tokens is not None:
+        step = (tokenizer.token(vision.step_tokens[0]), tokenizer.token(vision.step_tokens[1]))
+    return Placeholders(vision, *named, step=step)
 
 
 def rows_of(spec: VisionSpec, picture: Picture) -> int:

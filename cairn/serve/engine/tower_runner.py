@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from cairn.models.vision.encode import picture_rows
 from cairn.models.vision.picture import Picture
-from cairn.models.vision.prompt import rows_of
 from cairn.models.vision.rules import ImageRules
-from cairn.models.vision.tower import Grid, Tower, patches_of
+from cairn.models.vision.tower import Tower
 from cairn.serve.engine.media import NewRows
 
 MOST_PATCHES = {"cpu": 2048, "cuda": 32768}  # of one call
@@ -21,8 +21,6 @@ class TowerRunner:
         """`write` puts rows into the arena from a row of it on."""
         self.tower, self.rules, self.write = tower, rules, write
         self.device = tower.patch_embedding.weight.device
-        self.mean_C = torch.tensor(rules.mean, device=self.device)
-        self.std_C = torch.tensor(rules.std, device=self.device)
 
     def patches(self, picture: Picture) -> int:
         patch = self.tower.spec.tower.patch
@@ -52,19 +50,4 @@ class TowerRunner:
 
     def rows(self, pictures: Sequence[Picture]) -> list[Tensor]:
         """Of each picture, [R, D]."""
-        patches: list[Tensor] = []
-        grids: list[Grid] = []
-        counts = []
-        spec = self.tower.spec
-        for picture in pictures:
-            tower = spec.tower
-            cut, own = patches_of(self._normalised(picture), tower.patch, tower.frames)
-            patches.append(cut)
-            grids += own
-            counts.append(rows_of(spec, picture))
-        dtype = self.tower.patch_embedding.weight.dtype
-        return list(self.tower(torch.cat(patches).to(dtype), grids).split(counts))
-
-    def _normalised(self, picture: Picture) -> Tensor:
-        pixels = torch.from_numpy(picture.array().copy()).to(self.device)
-        return (pixels.float() / 255 - self.mean_C) / self.std_C
+        return picture_rows(self.tower, self.rules, pictures)

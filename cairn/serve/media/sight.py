@@ -12,12 +12,10 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.runnable import OpenModel
-from cairn.models.tokenizer import Tokenizer
 from cairn.models.vision.conversation import ImageSource, split_images
 from cairn.models.vision.picture import Picture, prepare_frames, prepare_image
-from cairn.models.vision.prompt import Placeholders
+from cairn.models.vision.prompt import Placeholders, placeholders_of
 from cairn.models.vision.rules import ImageRules
-from cairn.models.vision.spec import VisionSpec
 from cairn.serve.engine.media import pieces_of
 from cairn.serve.engine.pieces import Piece
 from cairn.serve.media.decoder import ImageDecoder
@@ -111,15 +109,3 @@ def sight_of(opened: OpenModel) -> Sight | None:
         return None
     places = placeholders_of(checkpoint.vision, opened.tokenizer)
     return Sight(rules, places, checkpoint.video_rules())
-
-
-def placeholders_of(vision: VisionSpec, tokenizer: Tokenizer) -> Placeholders:
-    """How prompts of a model hold pictures, in the words of its vocabulary."""
-    named = [
-        "" if token is None else tokenizer.token(token)
-        for token in (vision.image_token, vision.begin_token, vision.end_token, vision.video_token)
-    ]
-    step = ("", "")
-    if vision.step_tokens is not None:
-        step = (tokenizer.token(vision.step_tokens[0]), tokenizer.token(vision.step_tokens[1]))
-    return Placeholders(vision, *named, step=step)

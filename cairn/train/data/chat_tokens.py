@@ -17,7 +17,7 @@ from tokenizers import processors
 
 from cairn.core.errors import DataError
 from cairn.models.tokenizer import Tokenizer
-from cairn.train.data.chat_spans import Message, render_with_spans
+from cairn.train.data.chat_spans import Message, Rendered, render_with_spans
 
 Offset = tuple[int, int]
 
@@ -43,7 +43,9 @@ class ChatEncoder:
     def encode(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> ChatTokens:
-        rendered = render_with_spans(self._tokenizer.templates, messages, tools)
+        return self.encode_rendered(render_with_spans(self._tokenizer.templates, messages, tools))
+
+    def encode_rendered(self, rendered: Rendered) -> ChatTokens:
         if not rendered.spans:
             raise DataError(
                 "the assistant says nothing that is to be learnt in this chat",
