@@ -40,7 +40,7 @@ class PictureTuning(msgspec.Struct, frozen=True, kw_only=True):
     lr: float = 1e-4
     train_tower: bool = False
     seed: int = 0
-    device: str = "cpu"
+    device: str = "auto"
 
 
 def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[float]:
@@ -52,8 +52,11 @@ def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[floa
     chats = list(reader.read(config.chats))
     if not chats:
         raise DataError(f"{config.chats} has no chats")
-    model = checkpoint.load(config.device, torch.float32, fused=False).requires_grad_(True)
-    tower = checkpoint.load_tower(config.device, torch.float32)
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = checkpoint.load(device, torch.float32, fused=False).requires_grad_(True)
+    tower = checkpoint.load_tower(device, torch.float32)
     assert tower is not None  # `PictureChats` refuses models without one
     tower.requires_grad_(config.train_tower)
     trained = [p for p in (*model.parameters(), *tower.parameters()) if p.requires_grad]

@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cairn.core.errors import RequestError, UnsupportedModel, WeightsError
+from cairn.models.build import Build
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.families import encoder_spec
 from cairn.models.encoder.head import classifier_head, probabilities
+from cairn.models.encoder.load import load_encoder
 from cairn.models.encoder.open import open_encoder
 from cairn.models.encoder.pool import pooled
 from cairn.models.encoder.pooling_rules import PoolingRules, read_pooling_rules
@@ -38,6 +40,23 @@ def test_hidden_states_are_those_of_transformers_in_both_forms(family, tmp_path)
             found = model(torch.cat(texts), attend.positions_T(), attend)
             torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
     assert expected.std() > 0.1  # there is something to compare
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_the_form_of_a_gpu_computes_the_same(family, tmp_path, monkeypatch):
+    """By the references of its kernels: norms that add, joined projections, a table of rotations by token."""
+    from cairn.models.encoder import model as form
+    from cairn.models.encoder.gpu_form import PackedStep
+
+    opened = open_encoder(str(tiny_encoders.save(tmp_path, tiny_encoders.reference(family))))
+    model = load_encoder(opened.encoder, opened.tensors, Build("cpu", torch.float32, fused=True))
+    texts, attend = texts_of(opened.spec.vocab), Bidirectional(LENGTHS)
+    found = []
+    for step in (form.packed_step, lambda _, *given: PackedStep(*given)):
+        monkeypatch.setattr(form, "packed_step", step)
+        with torch.inference_mode():
+            found.append(model(torch.cat(texts), attend.positions_T(), attend))
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])

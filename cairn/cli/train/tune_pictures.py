@@ -34,13 +34,8 @@ class TunePicturesVerb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 def run(args: list[str]) -> int:
     verb = load(TunePicturesVerb, args=args, env_prefix="CAIRN_TUNE_PICTURES_").value
-    import torch
-
     from cairn.train.picture_run import PictureTuning, tune
 
-    given = msgspec.structs.asdict(verb)
-    if verb.device == "auto":
-        given["device"] = "cuda" if torch.cuda.is_available() else "cpu"
-    losses = tune(PictureTuning(**given))
+    losses = tune(PictureTuning(**msgspec.structs.asdict(verb)))
     print(f"{verb.out}: loss {losses[0]:.3f} -> {losses[-1]:.3f}; cairn serve {verb.out}")
     return 0

@@ -17,6 +17,7 @@ from cairn.models.activation import Gate
 from cairn.models.attend import Attend
 from cairn.models.attention import Attention
 from cairn.models.fused import heads_of
+from cairn.models.layer_loop import PlainResidual, Step, Sublayer
 from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.rope import Rotation
@@ -30,6 +31,9 @@ class Entered(NamedTuple):
 
     tensor: Tensor
     onto: Tensor | None = None
+
+    def add(self, y: Any) -> PlainResidual:
+        return PlainResidual(self.tensor + y)
 
 
 class PackedStep:
@@ -75,7 +79,16 @@ def table_of(rotation: Rotation) -> Tensor:
     return torch.cat(halves, dim=-1)
 
 
-def normed_sum(y: Product, x_TD: Tensor, norm: Any) -> Tensor:
-    """LayerNorm of x + y, written where y was."""
-    y_TD = cast(Tensor, y)
-    return add_layernorm(y_TD, x_TD, norm.weight, norm.bias, norm.eps, out=y_TD)
+def fused_layer(layer: Any, x_TD: Tensor, step: Step) -> Tensor:
+    """An `EncoderLayer`. Where norms stand behind the parts they add on the way."""
+
+    def normed(part: Sublayer, x_TD: Tensor, norm: Any) -> Tensor:
+        y_TD = cast(Tensor, part.fused(Entered(x_TD), step))
+        return add_layernorm(y_TD, x_TD, norm.weight, norm.bias, norm.eps, out=y_TD)
+
+    if layer.is_post:
+        x_TD = normed(layer.attention, x_TD, layer.attention_norm)
+        return normed(layer.feed_forward, x_TD, layer.feed_forward_norm)
+    entered_TD = x_TD if layer.attention_norm is None else layer.attention_norm(x_TD)
+    x_TD = x_TD + layer.attention.fused(Entered(entered_TD), step)
+    return x_TD + layer.feed_forward.fused(Entered(layer.feed_forward_norm(x_TD)), step)

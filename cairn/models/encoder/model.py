@@ -69,27 +69,15 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x_TD: Tensor, step: Step) -> Tensor:
         if step.fuses:
-            return self._fused(x_TD, step)
+            from cairn.models.encoder.gpu_form import fused_layer
+
+            return fused_layer(self, x_TD, step)
         norm = self.attention_norm or nn.Identity()
         if self.is_post:
             x_TD = norm(x_TD + self.attention.plain(x_TD, step))
             return self.feed_forward_norm(x_TD + self._feed(x_TD))
         x_TD = x_TD + self.attention.plain(norm(x_TD), step)
         return x_TD + self._feed(self.feed_forward_norm(x_TD))
-
-    def _fused(self, x_TD: Tensor, step: Step) -> Tensor:
-        """The same through the kernels of `gpu_form`."""
-        from cairn.models.encoder.gpu_form import Entered, normed_sum
-
-        if self.is_post:
-            y = self.attention.fused(Entered(x_TD), step)
-            x_TD = normed_sum(y, x_TD, self.attention_norm)
-            return normed_sum(
-                self.feed_forward.fused(Entered(x_TD), step), x_TD, self.feed_forward_norm
-            )
-        normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
-        x_TD = x_TD + self.attention.fused(Entered(normed_TD), step)
-        return x_TD + self.feed_forward.fused(Entered(self.feed_forward_norm(x_TD)), step)
 
     def _feed(self, x_TD: Tensor) -> Tensor:
         if self.fused_up is None:
