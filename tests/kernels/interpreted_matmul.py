@@ -61,11 +61,10 @@ def test_epilogues(swiglu, bias, residual):
     assert relative_error(y, truth(a, b, **parts)) < 1e-2
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_gelu(activation):
+def test_gelu():
     a, b = operands(70, 136, 48)
     b[:8] *= 40  # far beyond where a share is 0 or 1
-    parts = dict(bias_N=torch.randn(136).bfloat16(), activation=activation)
+    parts = dict(bias_N=torch.randn(136).bfloat16(), activation="gelu")
     y = matmul(a, b, **parts, out_dtype=torch.float32, impl="triton")
     exact = truth(a, b, **parts)
     assert exact.abs().max() > 60

@@ -11,6 +11,7 @@ from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference
 from cairn.kernels.matmul.matmul import (
     FEW,
     LARGE,
+    PAIR,
     SMALL,
     _constants,
     _key,
@@ -82,8 +83,7 @@ VARIANTS = [
     _variant("matmul to float32", LARGE._replace(stages=3), c="fp32"),
     _variant("matmul + quantise", LARGE, c="fp8e4nv", out_scale="*fp32"),
     *(_variant(f"matmul + swiglu {tiles.name()}", tiles, "swiglu") for tiles in COMPILED),
-    _variant("matmul + bias + gelu", LARGE, "gelu", bias="*bf16"),
-    _variant("matmul + bias + gelu_tanh", LARGE, "gelu_tanh", bias="*bf16"),
+    _variant("matmul + bias + gelu", PAIR, "gelu", bias="*bf16"),
     _variant("matmul + swiglu + bias", LARGE, "swiglu", bias="*bf16"),
     _variant("matmul + swiglu + quantise", LARGE, "swiglu", c="fp8e4nv", out_scale="*fp32"),
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
 
-Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+Activation = Literal["swiglu", "gelu"]
 LARGEST_E4M3 = 448.0
 
 
@@ -34,7 +34,7 @@ class Epilogue(NamedTuple):
     def check(self, a: Tensor, b: Tensor) -> None:
         """A ValueError where it does not fit these operands."""
         n, known = b.shape[0], (None, *get_args(Activation))
-        wanted = "'swiglu', 'gelu', 'gelu_tanh' or None"
+        wanted = "'swiglu', 'gelu' or None"
         require(self.activation in known, "activation", wanted, repr(self.activation))
         paired = self.activation != "swiglu" or n % 2 == 0
         require(paired, "b_NK", "as many rows of gate as of up", f"{n} rows")
@@ -66,8 +66,8 @@ def _after_bias(y: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> Tensor:
     if epilogue.activation == "swiglu":
         gate, up = y.chunk(2, dim=-1)
         y = F.silu(gate) * up
-    elif epilogue.activation is not None:
-        y = F.gelu(y, approximate="tanh" if epilogue.activation == "gelu_tanh" else "none")
+    elif epilogue.activation == "gelu":
+        y = F.gelu(y)
     if epilogue.residual_MN is not None:
         y = y + epilogue.residual_MN
     if epilogue.out_scale is not None:

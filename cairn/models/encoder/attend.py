@@ -2,7 +2,7 @@
 
     plain      one call of torch's attention for each text                    the reference
     grouped    one call for each run of texts of equal length                 a CPU, or float32
-    variable   one call for all texts, by torch's kernel for packed tokens    a GPU, in 16 bits
+    variable   one call for all texts, by torch's kernel for packed tokens    a GPU, in 16 bits, lengths that differ
 
 Texts lie side by side, [T, H, C]; there is no padding and no cache. `Rule.window` counts the token itself and one side.
 """
@@ -28,6 +28,7 @@ class Bidirectional:
     ) -> None:
         self.lengths, self.device = list(lengths), torch.device(device)
         self.plain = plain
+        self.differ = len(set(self.lengths)) > 1
         self._bounds_B: Tensor | None = None
 
     def positions_T(self) -> Tensor:
@@ -56,6 +57,7 @@ class Bidirectional:
         whole = not rule.window or rule.window >= max(self.lengths)
         return (
             not self.plain
+            and self.differ  # for equal lengths torch has faster kernels
             and q_THC.is_cuda
             and q_THC.dtype in VARIABLE_DTYPES
             and q_THC.shape[-1] % 8 == 0  # what the kernel reads at once

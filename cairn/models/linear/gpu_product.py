@@ -6,8 +6,9 @@ many rows      cuBLAS; added to the residual at once where K is short; SwiGLU an
 invariant      one kernel with one tile for any number of rows
 """
 
-from typing import Any, cast
+from typing import cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -40,8 +41,8 @@ def gpu_product(
     gate = epilogue.gate
     if gate is not None and gate.is_swiglu and _joins(len(x_MK), w_NK, kernels):
         return _by_kernel(x_MK, w_NK, bias_N, kernels, swiglu=True)
-    if gate is not None and _joins_gelu(len(x_MK), gate, kernels):
-        return matmul(x_MK, w_NK, bias_N=bias_N, activation=cast(Any, gate.activation))
+    if gate is not None and _joins_gelu(len(x_MK), gate, bias_N, kernels):
+        return _with_gelu(x_MK, w_NK, cast(Tensor, bias_N), gate)
     y_MN = _by_kernel(x_MK, w_NK, bias_N, kernels, swiglu=False)
     return y_MN if gate is None else gate.fast(y_MN)
 
@@ -53,9 +54,16 @@ def _joins(rows: int, w_NK: Tensor, kernels: Kernels) -> bool:
     ) and not kernels.invariant
 
 
-def _joins_gelu(rows: int, gate: Gate, kernels: Kernels) -> bool:
+def _joins_gelu(rows: int, gate: Gate, bias_N: Tensor | None, kernels: Kernels) -> bool:
     gelu = not gate.gated and gate.activation in ("gelu", "gelu_tanh")
-    return gelu and rows >= MANY_ROWS and not kernels.invariant
+    return gelu and bias_N is not None and rows >= MANY_ROWS and not kernels.invariant
+
+
+def _with_gelu(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor, gate: Gate) -> Tensor:
+    """cuBLAS has the tanh form in an epilogue; the exact one is ours."""
+    if gate.activation == "gelu_tanh":
+        return torch._addmm_activation(bias_N, x_MK, w_NK.T, use_gelu=True)
+    return matmul(x_MK, w_NK, bias_N=bias_N, activation="gelu")
 
 
 def _by_kernel(

@@ -128,8 +128,8 @@ class Tower(nn.Module):
         """With class tokens, and with positions where those are learned."""
         if self.position_table is not None:
             side, table_SD = self.spec.tower.table, self.position_table.weight
-            tables = [stretched_table(table_SD, side, grid) for grid in grids]
-            return x_PD + torch.cat(tables).to(x_PD.dtype)
+            stretched = {grid: stretched_table(table_SD, side, grid) for grid in set(grids)}
+            return x_PD + torch.cat([stretched[grid] for grid in grids]).to(x_PD.dtype)
         if self.position_embedding is None:
             return x_PD
         tiles, places_PD = [], self.position_embedding.weight
@@ -248,12 +248,12 @@ def grid_rotation(
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     angles = 1.0 / rope.theta**exponents
     across = angles[::2] if kind == "axial" else angles[1::2]
-    parts = []
-    for grid in grids:
+    found = {}
+    for grid in set(grids):
         row_P = torch.arange(grid.height, device=device).repeat_interleave(grid.width).float()
         column_P = torch.arange(grid.width, device=device).repeat(grid.height).float()
-        parts.append(torch.cat((row_P[:, None] * angles[::2], column_P[:, None] * across), 1))
-    angles_P1c = torch.cat(parts)[:, None]
+        found[grid] = torch.cat((row_P[:, None] * angles[::2], column_P[:, None] * across), 1)
+    angles_P1c = torch.cat([found[grid] for grid in grids])[:, None]
     both = torch.cat((angles_P1c, angles_P1c), dim=-1)
     return Rotation(both.cos().to(x_PD.dtype), both.sin().to(x_PD.dtype))
 
