@@ -9,6 +9,7 @@ too.
 """
 
 import argparse
+import sys
 import time
 
 from cairn.bench.record import add_arguments, record
@@ -28,10 +29,12 @@ def main() -> None:
     add_arguments(parser)
     given = parser.parse_args()
     sleepers = []
+    rounds = []
     for name in given.model:
         sleepers.append(made := Sleeper(name, given.device, given.share, given.rows))
         made.sleep()  # the next one needs its memory
-    rounds = [one.wake_and_sleep() for _ in range(given.rounds) for one in sleepers]
+        rounds += [made.wake_and_sleep() for _ in range(given.rounds)]
+        print(f"{name}: (wake, sleep) {rounds} s", file=sys.stderr, flush=True)
     swaps = []
     sleepers[0].wake()
     for turn in range(given.rounds * 2 if len(sleepers) > 1 else 0):

@@ -59,9 +59,15 @@ def test_the_plan_is_the_fastest_of_all_splits(found, places, more, page_s):
     alone = compute(found, end)
     changes = [n for n in range(1, len(places)) if places[n].tier != places[n - 1].tier]
     lasts = [found + n for n in [*changes, len(places)] if n]
-    best = min((seconds(f, n) for n in lasts for f in range(found, n)), default=alone)
-    if best < WORTH * alone - 1e-9:
-        assert abs(plan.seconds - best) < 1e-6
+    splits = [(f, n) for n in lasts for f in range(found, n)]
+    bounds = [alone if f == found else min(alone, seconds(found, n)) for f, n in splits]
+    took = [seconds(*one) for one in splits]
+    pairs = list(zip(took, [WORTH * bound for bound in bounds], strict=True))
+    best = min((one for one, bound in pairs if one < bound), default=alone)
+    fastest = min(took, default=alone)
+    if all(abs(one - bound) > 1e-9 for one, bound in pairs):
+        assert plan.seconds == pytest.approx(best, abs=1e-6)
+    assert plan.seconds <= fastest / WORTH + 1e-9
     assert plan.seconds <= alone
     assert found <= plan.first <= plan.last <= found + len(places)
     assert plan.kind != "compute" or plan.seconds == alone

@@ -18,7 +18,7 @@ import msgspec
 
 from cairn.models.cache import CacheGroup
 
-WORTH = 0.9  # a plan that takes more than this share of computing is not followed: estimates are estimates
+WORTH = 0.9  # a plan has to save a tenth, of computing and, from both ends, of loading: estimates are estimates
 MOST_SLOWER = 8.0  # pages that load so many times more slowly than they are computed are not stored
 
 Kind = Literal["load", "compute", "both ends"]
@@ -87,9 +87,11 @@ def plan_load(
 
         # Computing grows with `first` and loading shrinks: the best is where they cross, or just before.
         crossing = bisect_left(range(found, last), True, key=wins) + found if both_ends else found
-        for first in {max(crossing - 1, found), min(crossing, last - 1)}:
+        whole = load[0] + compute(last, end)
+        for first in sorted({found, max(crossing - 1, found), min(crossing, last - 1)}):
             seconds = max(compute(found, first), load[first - found]) + compute(last, end)
-            if seconds < min(best.seconds, WORTH * alone):
+            bound = WORTH * alone if first == found else WORTH * min(alone, whole)
+            if seconds < min(best.seconds, bound):
                 best = LoadPlan(found, first, last, seconds, alone)
     return best
 

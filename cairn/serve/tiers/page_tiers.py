@@ -39,6 +39,7 @@ LATENCY_S = 0.002  # from the wish for pages until a step sees that they are the
 NEWEST = 0.3  # what the last load counts for in the rate
 TELLING_BYTES = 1 << 20  # of a load that says something about the rate
 NAP_S = 0.02  # the longest wait for the disk
+OF_STEP = 0.5  # a copy to the host may take this share of the step beside it
 
 
 class Fresh(msgspec.Struct, frozen=True, gc=False):
@@ -91,7 +92,10 @@ class PageTiers:
         self._weights = b""  # the identity of requests that only the present ones have computed
         self._fresh: list[Fresh] = []
         self._scheduled: deque[tuple[int, list[Fresh]]] = deque()  # by the step that fills them
+        self._unstored: deque[Fresh] = deque()  # filled, and not copied yet
         self._storing: list[tuple[Copied, list[Fresh]]] = []
+        self._decode_s = 0.0  # of a step without prompts
+        self._flying: Step | None = None  # the step that was launched last
         self._loads: dict[Request, Load] = {}
         self._unwanted: list[Load] = []  # under way, for requests that have left
         self._busy: dict[int, Copied] = {}  # pages of the device that a copy reads or writes
@@ -123,6 +127,7 @@ class PageTiers:
 
     def scheduled(self, step: Step) -> None:
         """What was made findable since is filled by this step."""
+        self._flying = step
         if self._fresh:
             self._scheduled.append((step.number, self._fresh))
             self._fresh = []
@@ -131,18 +136,36 @@ class PageTiers:
         """Store what it has filled, and what its tokens have made findable; it took so long."""
         if isinstance(self.compute, Recompute):
             self.compute.note(step, seconds)
-        ready: list[Fresh] = []
+        if not step.prefill:
+            self._decode_s += NEWEST * (seconds - self._decode_s)
+        if self._flying is step:
+            self._flying = None
         while self._scheduled and self._scheduled[0][0] <= step.number:
-            ready += self._scheduled.popleft()[1]
-        ready += self._fresh
+            self._unstored += self._scheduled.popleft()[1]
+        self._unstored += self._fresh
         self._fresh = []
-        if ready:
-            self._store(ready)
+        self._store()
 
-    def _store(self, ready: list[Fresh]) -> None:
+    def _beside(self) -> int:
+        """Pages that can be copied while the present step runs.
+
+        The tokens that a step draws come to the host by the same engine of the device, and would wait behind a longer
+        copy. Without a step there is nobody to wait.
+        """
+        if self._flying is None:
+            return len(self._unstored)
+        prompt = self.compute(0, -(-self._flying.prefill // self._size))
+        return max(1, int(OF_STEP * (self._decode_s + prompt) * self.rate / self.copies.page_bytes))
+
+    def _store(self) -> None:
+        """The next pages, once those before them are there."""
+        if not self._unstored or (self._storing and self._flying is not None):
+            return
         prefix, source = self.scheduler.blocks.prefix, Source(self.rate, 0.0)
         batch, slots = [], []
-        for one in ready:
+        most = self._beside()
+        while self._unstored and len(batch) < most:
+            one = self._unstored.popleft()
             if prefix.entry(one.page) is not one.entry or one.key in self.host:
                 continue
             slot = None
@@ -287,6 +310,7 @@ class PageTiers:
         for copied, batch in [one for one in self._storing if one[0].done()]:
             self._storing.remove((copied, batch))
             self._stored(batch, copied)
+        self._store()
         for key in self.disk.written() if self.disk is not None else ():
             self.host.unpin(key)
         for request, load in list(self._loads.items()):
@@ -300,6 +324,8 @@ class PageTiers:
 
     def settle(self) -> None:
         """Wait for every copy: the pages of the device are about to be given back."""
+        self._flying = None
+        self._store()
         for copied, _ in self._storing:
             copied.wait()
         for load in self._unwanted:
