@@ -1,5 +1,7 @@
 """Which requests make a server compute: they wait for room and cost their key tokens; others are passed on at once."""
 
+from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 GENERATING = frozenset(
@@ -25,6 +27,19 @@ COMPUTING = GENERATING | {
     b"/v1/audio/translations",
     b"/cairn/prefill",
 }
+
+
+class Work(NamedTuple):
+    """What a path makes a server do."""
+
+    computes: bool
+    generates: bool
+
+
+@lru_cache(256)  # the same few paths in every request
+def work_of(path: bytes) -> Work:
+    plain = plain_path(path)
+    return Work(plain in COMPUTING, plain in GENERATING)
 
 
 def plain_path(path: bytes) -> bytes:

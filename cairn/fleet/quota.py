@@ -7,6 +7,7 @@ at the same time cannot use more than there is. Days are those of UTC. Pure: the
 """
 
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import Annotated, NamedTuple
 
@@ -21,6 +22,9 @@ MOST_KEYS = 10_000  # that are counted: those that use least are forgotten first
 _SENT = re.compile(
     rb"^(authorization|x-api-key):[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE
 )  # headers that may carry a key
+LONGEST_KNOWN = (
+    1024  # bytes of headers whose digest is remembered: those of a connection hardly change
+)
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -132,5 +136,12 @@ class Quotas:
 
 def digest_of(lines: bytes) -> str:
     """Of the key that a request's headers carry, by the servers' own rule."""
+    return _known_digest(lines) if len(lines) <= LONGEST_KNOWN else _digest(lines)
+
+
+def _digest(lines: bytes) -> str:
     key = given_key((name.lower(), value) for name, value in _SENT.findall(lines))
     return sha256(key).hexdigest() if key is not None else ANYBODY
+
+
+_known_digest = lru_cache(1024)(_digest)

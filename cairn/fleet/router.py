@@ -26,7 +26,7 @@ from cairn.fleet.config import FleetConfig, RouterConfig
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedge
 from cairn.fleet.index import KeyIndex
-from cairn.fleet.paths import COMPUTING, GENERATING, plain_path
+from cairn.fleet.paths import work_of
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas, digest_of
 from cairn.fleet.quota_file import KeptQuotas
@@ -217,8 +217,7 @@ class Router:
         exchange.arrived_s = now
         exchange.deadline_s = now + self.config.hold_s
         exchange.holder, exchange.priority = digest_of(request.lines), asked.priority or 0
-        path = plain_path(request.path)
-        exchange.computes, generates = path in COMPUTING, path in GENERATING
+        exchange.computes, generates = work_of(request.path)
         exchange.streams = generates and bool(asked.stream)
         if generates:
             exchange.longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1)
