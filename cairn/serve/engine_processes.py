@@ -137,6 +137,9 @@ class EngineProcesses:
     def follow_pages(self) -> PageEvents | None:
         return self.client.follow_pages()
 
+    def weights_version(self) -> int:
+        return self.client.version
+
     def restarting(self) -> str | None:
         return self.client.restarting
 

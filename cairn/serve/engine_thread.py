@@ -156,6 +156,9 @@ class EngineThread:
         self._call(lambda: followed.append(self.engine.scheduler.blocks.prefix.follow()))
         return followed[0]
 
+    def weights_version(self) -> int:
+        return self.engine.version
+
     def restarting(self) -> str | None:
         return None  # a thread is never started again
 

@@ -152,6 +152,9 @@ class JobThread:
     def follow_pages(self) -> PageEvents | None:
         return None  # there are no pages
 
+    def weights_version(self) -> int:
+        return 0  # they are never replaced
+
     def restarting(self) -> str | None:
         return None
 

@@ -117,6 +117,10 @@ class EngineHost(Protocol):
         """What the prefix cache can find, from now on; None: this engine does not tell."""
         ...
 
+    def weights_version(self) -> int:
+        """Of those that it serves with now; 0: those that it was started with, as after a restart."""
+        ...
+
     def restarting(self) -> str | None:
         """Why it is being started again; requests wait meanwhile."""
         ...

@@ -1,10 +1,14 @@
 """What a server tells of itself: speeds from its steps, and which text key ends at which page."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from cairn.serve.engine.page_events import PageEvent
 from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.weight_sources import identity_of
+from cairn.serve.http.server import followers
 from cairn.serve.pulse import KeyBook, Outbox, speeds
 from cairn.serve.text_keys import prompt_keys, read_asked, token_counts, with_answer
 
@@ -72,3 +76,19 @@ def test_a_key_lives_as_long_as_the_page_that_it_ends_at():
     assert book.bind([3], [40], digests) == [(3, 32)]
     assert book.note([PageEvent(False, b"")]) == ([], True)
     assert book.stored == []
+
+
+def test_keys_are_bound_to_pages_of_the_weights_that_the_engine_has_now(monkeypatch):
+    """An engine that was started again has its first weights, whatever was loaded before."""
+    bound = []
+    monkeypatch.setattr(
+        followers, "page_hashes", lambda request, ids, size, weights: bound.append(weights) or []
+    )
+    versions = iter([3, 0])
+    engine = SimpleNamespace(weights_version=lambda: next(versions))
+    serving = SimpleNamespace(engine=engine, limits=SimpleNamespace(page_size=16))
+    told = followers.Followers(serving, lambda: "ok", "both")
+    keys = prompt_keys(read_asked(msgspec.json.encode({"prompt": [1] * 70})))
+    for _ in range(2):
+        told._bind(keys, SimpleNamespace(request=None), [])
+    assert bound == [identity_of(3), identity_of(0)]

@@ -89,7 +89,6 @@ async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
             f"version {asked.version} was not loaded, and the weights before it serve on: {error}"
         )
         raise Refusal(400, said, param="source", code="weights_not_loaded") from None
-    service.pulse.version = asked.version
     return JSON({"version": asked.version, "seconds": round(time.monotonic() - began, 6)})
 
 

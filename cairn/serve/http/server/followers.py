@@ -59,7 +59,6 @@ class Followers:
         self._followers: list[Follower] = []
         self._watched_s = 0.0
         self.publisher: KvPublisher | None = None  # for routers of other kinds
-        self.version = 0  # of the weights; pages of others are found by nobody
 
     @property
     def followed(self) -> bool:
@@ -124,7 +123,7 @@ class Followers:
             self.collect()
             for job in jobs:
                 ids = [*job.request.prompt, *job.answer.whole.token_ids]
-                self.publisher.stored(job.request, ids, identity_of(self.version))
+                self.publisher.stored(job.request, ids, self._identity())
         if not self._followers or len(jobs) != 1 or not jobs[0].request.known:
             return
         try:
@@ -141,11 +140,14 @@ class Followers:
         if not keys.keys:
             return
         counts = token_counts(keys, ids, self._spell)
-        weights = identity_of(self.version)
-        digests = page_hashes(job.request, ids, self.book.page_size, weights)
+        digests = page_hashes(job.request, ids, self.book.page_size, self._identity())
         fresh = self.book.bind(keys.keys, counts, digests)
         for follower in self._followers if fresh else ():
             follower.outbox.store(fresh)
+
+    def _identity(self) -> bytes:
+        """Of the weights; pages of others are found by nobody. An engine that was started again has its first ones."""
+        return identity_of(self.serving.engine.weights_version())
 
     def _spell(self, id: int) -> bytes:
         tokenizer = self.serving.opened.tokenizer
