@@ -29,6 +29,15 @@ def grouped_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor
     return split_product(x_MK, weights_ENK, ends_E)
 
 
+def grouped_gradient(dy_MN: Tensor, x_MK: Tensor, ends_E: Tensor) -> Tensor:
+    """What the matrices of `grouped_product` get: of each group dy.T x, [E, N, K]; zeros where it is empty."""
+    if x_MK.is_cuda and x_MK.dtype == torch.bfloat16 and _is_hopper(x_MK.device):
+        return F.grouped_mm(dy_MN.t(), x_MK, offs=ends_E)
+    ends = ends_E.tolist()
+    groups = zip([0, *ends[:-1]], ends, strict=True)
+    return torch.stack([dy_MN[a:b].t() @ x_MK[a:b] for a, b in groups])
+
+
 def split_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
     """One product for each expert that has rows; the host reads `ends` once."""
     ends = ends_E.tolist()

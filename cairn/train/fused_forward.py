@@ -33,6 +33,7 @@ from cairn.models.linear.maps import Columns, Rows, Vocabulary
 from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import ModelSpec, Rope
+from cairn.train.expert_products import has_own_backward, trained_experts
 from cairn.train.fused_products import Normed, Settings, gated_product, norm_product
 from cairn.train.lora_product import adapted_product
 from cairn.train.parallel.pipeline.deferred import Deferred
@@ -140,6 +141,8 @@ class TrainingStep:
         return part.summed(adapted_product(part, x_TF, how))
 
     def experts(self, part: ExpertLayer, x: "TrainingInput") -> Tensor:
+        if has_own_backward(part, x.tensor):
+            return trained_experts(part, x.tensor)
         return part.plain(x.tensor, self)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:

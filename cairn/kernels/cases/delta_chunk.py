@@ -56,6 +56,7 @@ VARIANTS = [
         CHUNK=CHUNK,
         BLOCK=delta_chunk.BLOCK,
         PRECISION="tf32",
+        SOLVE=delta_chunk.SOLVE,
     ),
     _variant(
         "delta chunk",

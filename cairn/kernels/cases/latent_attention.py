@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from cairn.kernels.accuracy import relative_error
+from cairn.kernels.attention.attention_rings import described
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.paged.latent_attention import (
     MANY_HEADS,
@@ -15,6 +16,15 @@ from cairn.kernels.paged.latent_attention import (
     latent_attention,
     latent_attention_reference,
 )
+from cairn.kernels.paged.latent_gluon import (
+    FEW_HEADS,
+    GluonPlan,
+    constants,
+)
+from cairn.kernels.paged.latent_gluon import (
+    MANY_HEADS as MANY_HEADS_PLAN,
+)
+from cairn.kernels.paged.latent_gluon_kernel import latent_decode_kernel
 
 KERNEL = "cairn.kernels.paged.latent_attention"
 RANK, ROTATED, PAGE = 512, 64, 16
@@ -43,6 +53,22 @@ def _variant(what: str, heads: int, tile_heads: int, queries: int, parts: int) -
     )
 
 
+def _gluon(what: str, heads: int, parts: int, plan: GluonPlan) -> Variant:
+    types = dict(view=described([16, 64]), q="*bf16", tables="*i32", lengths="*i32")
+    types |= dict(out="*fp32" if parts > 1 else "*bf16", lse="*fp32" if parts > 1 else "*bf16")
+    types |= dict(tokens="i32", scale_log2="fp32", table_stride="i32", q_token="i32", q_head="i32")
+    return Variant(
+        f"latent decode gluon, {what}",
+        latent_decode_kernel,
+        types | dict(page_rows="i32"),
+        constants(plan, heads, RANK, PAGE, parts),
+        {"num_warps": plan.warps, "maxnreg": plan.most},
+        ("q", "out", "lse", "q_token", "q_head"),
+        "wgmma" if plan.tile > 16 else "mma",
+        gluon=True,
+    )
+
+
 _ADDED_UP = Variant(
     "latent attention, parts added up",
     _add_up_kernel,
@@ -55,6 +81,8 @@ VARIANTS = [
     _variant("decode 16 heads", 16, 16, 1, 8),
     _variant("decode 128 heads", 128, MANY_HEADS, 1, 1),
     _variant("prefill 16 heads", 16, 16, 2, 1),
+    _gluon("16 heads", 16, 2, FEW_HEADS),
+    _gluon("128 heads", 128, 1, MANY_HEADS_PLAN),
     _ADDED_UP,
 ]
 

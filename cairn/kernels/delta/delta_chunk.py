@@ -18,6 +18,7 @@ from cairn.kernels.kernel import Cost
 from cairn.kernels.paged.paged_tiles import bucket, counted
 
 BLOCK = 16  # rows of a system that are solved at once
+SOLVE = "ieee"  # what a row takes over from those before it adds up: ten bits of tf32 would be too few
 
 
 @triton.jit
@@ -60,6 +61,7 @@ def _solve_kernel(
     mixed, g, beta, slots, starts, u, w, sequences,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
     COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    SOLVE: tl.constexpr,
 ):  # fmt: skip
     """Some columns of U or of W of one chunk and head."""
     head, part = tl.program_id(1), tl.program_id(2)
@@ -97,11 +99,11 @@ def _solve_kernel(
                 fade = tl.exp(tl.minimum(sums_i[:, None] - sums_j[None, :], 0.0))
                 a = tl.dot(k_i, tl.trans(k_j), input_precision=PRECISION)
                 a = a * fade * strength[:, None]
-                right -= tl.dot(a, held[j], input_precision=PRECISION)
+                right -= tl.dot(a, held[j], input_precision=SOLVE)
             fade = tl.exp(tl.minimum(sums_i[:, None] - sums_i[None, :], 0.0))
             a = tl.dot(k_i, tl.trans(k_i), input_precision=PRECISION) * fade * strength[:, None]
             inverse = _inverse(tl.where(own[:, None] > own[None, :], a, 0.0), BLOCK)
-            solved = tl.dot(inverse, right, input_precision=PRECISION)
+            solved = tl.dot(inverse, right, input_precision=SOLVE)
             held = held + (solved,)  # noqa: RUF005  the compiler takes no star
             line = ((first + at).to(tl.int64) * HEADS + head)[:, None]
             result = solved.to(u.dtype.element_ty)
@@ -190,6 +192,7 @@ def _launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
         COLUMNS=columns,
         SEQUENCES=bucket(count),
         BLOCK=BLOCK,
+        SOLVE=SOLVE,
         num_warps=4,
     )
     block = value_block(width)

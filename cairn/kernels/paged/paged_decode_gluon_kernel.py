@@ -99,7 +99,7 @@ def _cut(
 
 
 @gluon.jit
-def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr):
+def pages_of_tile(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr):
     """The page of a tile, or that of each box where pages are smaller than a tile. Behind the end: page 0."""
     EACH: gl.constexpr = BLOCK if PAGE >= BLOCK else BOX
     found = ()
@@ -110,7 +110,7 @@ def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl
 
 
 @gluon.jit
-def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D: gl.constexpr, PAGE: gl.constexpr,
+def copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D: gl.constexpr, PAGE: gl.constexpr,
                BOX: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
     """One tile of keys or of values."""
     PIECES: gl.constexpr = BLOCK // BOX
@@ -156,15 +156,15 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, starts, line, table_s
         table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
         row = head * head_rows
         column = head * head_columns
-        pages = _pages(table, done, length, PAGE, BOX, BLOCK)
+        pages = pages_of_tile(table, done, length, PAGE, BOX, BLOCK)
         for tile in range(done, done + count):
-            next_pages = _pages(
+            next_pages = pages_of_tile(
                 table, tile + 1, length, PAGE, BOX, BLOCK
             )  # a tile before they are needed
             if OVERLAP and PREFETCH:  # noqa: SIM102  (known to the compiler)
                 if tile >= newest:  # the keys of new tokens are the predecessor's work
                     gdc_wait()
-            _copy_tile(
+            copy_tile(
                 k_view,
                 k_ring,
                 step,
@@ -179,7 +179,7 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, starts, line, table_s
                 BOX,
                 BLOCK,
             )
-            _copy_tile(
+            copy_tile(
                 v_view,
                 v_ring,
                 step,
