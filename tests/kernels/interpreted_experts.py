@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import cairn.kernels.experts.sort_pairs as sorting
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.experts.combine import combine, combine_reference
+from cairn.kernels.experts.gate_backward import gate_backward, gate_backward_reference
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
 from cairn.kernels.experts.grouped_matmul import (
     SWIGLU,
@@ -109,6 +110,15 @@ def test_parts_and_their_sum():
     assert relative_error(summed[1:], exact.sum(0)[1:]) < 1e-2
     assert (summed[0] == 0).all()
     assert torch.equal(summed, combine_reference(results, pairs.places_P, weights))
+
+
+def test_backward_through_the_gate():
+    pairs, columns = 10, 24
+    grad, inner = torch.randn(pairs, columns), torch.randn(pairs, 2 * columns)
+    order, weights = torch.randperm(pairs).int(), torch.rand(5, 2)
+    found = gate_backward(grad, inner, order, weights, impl="triton")
+    exact = gate_backward_reference(grad.double(), inner.double(), order, weights.double())
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(found, exact, strict=True))
 
 
 def test_few_pairs_need_no_order():

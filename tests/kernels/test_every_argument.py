@@ -19,6 +19,7 @@ from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
 from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.experts.combine import combine
+from cairn.kernels.experts.gate_backward import gate_backward
 from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul, grouped_parts
 from cairn.kernels.experts.route import Routing, route
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
@@ -318,6 +319,15 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     (
         combine,
         dict(results_PD=random(6, 8), places_P=ids(0, 4, 2, 5, 1, 3), weights_TK=random(3, 2)),
+    ),
+    (
+        gate_backward,
+        dict(
+            grad_PF=random(6, 4),
+            inner_PI=random(6, 8),
+            order_P=ids(0, 4, 2, 5, 1, 3),
+            weights_TK=random(3, 2),
+        ),
     ),
     (step_inputs, step()),
     (keep_tokens, dict(state=step()["state"], tokens_B=ids(1, 2), rows_B=ids(0, 2))),

@@ -20,6 +20,7 @@ from cairn.kernels.arguments import FLOATS, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import multiprocessors
+from cairn.kernels.paged import latent_gluon
 from cairn.kernels.paged.paged_tiles import (
     LOG2_E,
     bucket,
@@ -219,10 +220,23 @@ def latent_attention(
         max_query=max_query,
         scale=scale,
     )
-    offers = {"triton": needs_cuda(q_THE), "reference": None}
-    if choose("latent_attention", impl, offers).impl == "reference":
+    shape = (q_THE, cache, rank, max_query, cu_seqlens_q)
+    offers = {
+        "gluon": latent_gluon.obstacle(*shape),
+        "triton": needs_cuda(q_THE),
+        "reference": None,
+    }
+    chosen = choose("latent_attention", impl, offers).impl
+    if chosen == "reference":
         return latent_attention_reference(call).to(q_THE.dtype)
-    return _launch(call)
+    return _launch_gluon(call) if chosen == "gluon" else _launch(call)
+
+
+def _launch_gluon(call: Latents, plan: latent_gluon.GluonPlan | None = None) -> Tensor:
+    plan = plan or latent_gluon.plan_of(call.q_THE.shape[1])
+    out, lse = latent_gluon.output(call, plan)
+    latent_gluon.decode(call, out, lse, plan)
+    return _added_up(out, lse, call.q_THE.dtype) if len(out) > 1 else out[0]
 
 
 def _launch(call: Latents) -> Tensor:

@@ -5,7 +5,8 @@
            k_h = U_h c, so q_h . k_h = (U_h^T q_h) . c   the up-projection moves to the query: nothing is unpacked
 
 Three predictions about this project's own engine and `models/latent.py`: bytes of a page, tokens that differ between
-decoding over cached rows (absorbed) and a forward pass without a cache (expanded), and the time of one token.
+decoding over cached rows (absorbed) and a forward pass without a cache (expanded), and the time of one token. On a GPU
+the decode kernel is timed, too.
 """
 
 from typing import TYPE_CHECKING
@@ -57,8 +58,11 @@ def run(bench: Workbench) -> Outcome:
         expanded_s, absorbed_s = one_token(bench, length)
         slow.append((float(length), expanded_s * 1e3))
         fast.append((float(length), absorbed_s * 1e3))
+    checks = [_bytes(ratio), _same(answered, again), _faster(slow[-1], fast[-1])]
+    if bench.on_gpu:
+        checks.append(_kernel(bench))
     return Outcome(
-        checks=[_bytes(ratio), _same(answered, again), _faster(slow[-1], fast[-1])],
+        checks=checks,
         plots=[_plot(slow, fast)],
         table=_table(),
     )
@@ -164,6 +168,36 @@ def _faster(slow: tuple[float, float], fast: tuple[float, float]) -> Check:
         ),
         predicted=0.1 * flops_slow / flops_fast,
         measured=slow[1] / fast[1],
+        unit="x",
+        kind="at_least",
+    )
+
+
+def _kernel(bench: Workbench) -> Check:
+    """64 sequences of 8,192 latents of DeepSeek's sizes with 16 heads: bytes of the rows over time, beside a copy."""
+    import torch
+
+    from cairn.kernels.paged.latent_attention import latent_attention
+
+    bench.step("the decode kernel on the GPU")
+    make = {"device": bench.device, "dtype": torch.bfloat16}
+    cache, q_THE = torch.randn(64 * 512, 16, 1, 576, **make), torch.randn(64, 16, 576, **make)
+    tables = torch.arange(64 * 512, dtype=torch.int32, device=bench.device).view(64, 512)
+    lengths = torch.full((64,), 8192, dtype=torch.int32, device=bench.device)
+    seconds = bench.time(
+        lambda: latent_attention(
+            q_THE, cache, tables, lengths, rank=512, max_query=1, scale=192**-0.5
+        )
+    ).median_s
+    copied = torch.empty_like(cache)
+    copy_s = bench.time(lambda: copied.copy_(cache)).median_s
+    return Check(
+        what=Words(
+            "rate of the decode kernel over a copy's, at least",
+            "decode kernel 的带宽/拷贝带宽（至少）",
+        ),
+        predicted=0.6,
+        measured=copy_s / (2 * seconds),
         unit="x",
         kind="at_least",
     )
