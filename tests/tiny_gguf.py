@@ -63,6 +63,10 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES | {"num_hidden_layers": 4}),
     "olmo2": lambda: transformers.Olmo2Config(**SIZES),
+    "exaone4": lambda: transformers.Exaone4Config(
+        **SIZES, sliding_window=None, layer_types=["full_attention"] * 3
+    ),
+    "seed_oss": lambda: transformers.SeedOssConfig(**SIZES, attention_out_bias=True),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=160, n_embd=64, n_layer=3, n_head=4, n_positions=128,
         bos_token_id=1, eos_token_id=2,

@@ -28,6 +28,8 @@ _CLASSES = {
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
 }
 
 
@@ -197,6 +199,27 @@ def _olmo2(keys: Keys) -> Config:
     return _decoder(keys, "olmo2") | {"hidden_act": "silu"}
 
 
+def _exaone4(keys: Keys) -> Config:
+    """The small models: without windows all layers have positions."""
+    if keys.optional_integer("attention.sliding_window"):
+        raise UnsupportedModel(
+            f"{keys.path} is an EXAONE 4 model with windows",
+            hint="read its checkpoint in Hugging Face's format",
+        )
+    kinds = ["full_attention"] * keys.layers()
+    config = _decoder(keys, "exaone4") | {"hidden_act": "silu"}
+    return config | {"sliding_window": None, "layer_types": kinds}
+
+
+def _seed_oss(keys: Keys) -> Config:
+    return _decoder(keys, "seed_oss") | {
+        "hidden_act": "silu",
+        "attention_bias": keys.biased("attn_q", "attn_k", "attn_v"),
+        "attention_out_bias": keys.biased("attn_output"),
+        "mlp_bias": keys.biased("ffn_gate", "ffn_up", "ffn_down"),
+    }
+
+
 _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -208,6 +231,8 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "granite": _granite,
     "smollm3": _smollm3,
     "olmo2": _olmo2,
+    "exaone4": _exaone4,
+    "seed_oss": _seed_oss,
 }
 
 

@@ -150,6 +150,14 @@ _OLMO2 = Naming(
         "post_ffw_norm": "post_feedforward_layernorm",
     },
 )
+_SEED_OSS = Naming(
+    model=_MODEL,
+    layer=_LAYER,
+    block=_ATTENTION
+    | _MLP
+    | {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
+    biased=(*_ATTENTION, *_MLP),
+)
 _NAMINGS = {  # by the model_type of config.json
     "llama": _LLAMA,
     "mistral": _MISTRAL,
@@ -163,6 +171,8 @@ _NAMINGS = {  # by the model_type of config.json
     "granite": _LLAMA,
     "smollm3": _LLAMA,
     "olmo2": _OLMO2,
+    "exaone4": _OLMO2,
+    "seed_oss": _SEED_OSS,
 }
 
 _NUMBER = r"(0|[1-9][0-9]{0,4})"
