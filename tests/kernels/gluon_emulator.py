@@ -266,12 +266,33 @@ class Memory:
     def permute(self, order):
         return Memory(self.array.transpose(order), self.dtype)
 
+    def slice(self, start, length, dim=0):
+        place = [slice(None)] * self.array.ndim
+        place[dim] = slice(start, start + length)
+        return Memory(self.array[tuple(place)], self.dtype)
+
+    def _reinterpret(self, dtype, shape, layout):
+        """Boxes of rows and columns, as swizzled rows lie: all rows of some columns, then of the next ones."""
+        assert dtype is self.dtype
+        return Boxes(self, shape)
+
     def load(self, layout):
         place = np.arange(self.array.size).reshape(self.array.shape)
         return Tensor(self.array.copy(), layout, self.dtype, place)
 
     def store(self, value):
         self.array[...] = self.dtype.rounded(value.array)
+
+
+class Boxes:
+    def __init__(self, memory: Memory, shape):
+        self.memory, (self.count, self.rows, self.columns) = memory, shape
+        assert self.count * self.rows * self.columns == memory.array.size
+
+    def index(self, i):
+        part, piece = divmod(operator.index(i), self.memory.shape[0] // self.rows)
+        rows = self.memory.slice(piece * self.rows, self.rows)
+        return rows.slice(part * self.columns, self.columns, 1)
 
 
 LOCK = threading.RLock()
@@ -290,13 +311,16 @@ class Barrier:
         assert self.pending >= 0, "more arrivals than a barrier counts"
 
 
-def allocate_shared_memory(dtype, shape, layout=None):
+def allocate_shared_memory(dtype, shape, layout=None, value=None):
     if dtype is int64:
         bars = np.empty(shape, dtype=object)
         for place in np.ndindex(*shape):
             bars[place] = Barrier()
         return Memory(bars, dtype)
-    return Memory(np.full(shape, np.nan, np.float32), dtype)
+    memory = Memory(np.full(shape, np.nan, np.float32), dtype)
+    if value is not None:
+        memory.store(value)
+    return memory
 
 
 def _barrier(memory: Memory) -> Barrier:

@@ -153,7 +153,7 @@ def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_p
     assert expected_TV.std() > 0.02
     torch.testing.assert_close(logits(model, tokens_T), expected_TV, rtol=0, atol=2e-4)
 
-    found_T = greedy(model, tokens_T[:9], 40)
+    found_T = greedy(model, tokens_T[:9], 64)
     best_T = reference(name)(found_T[None]).logits[0].argmax(-1)
     assert found_T[9:].tolist() == best_T[8:-1].tolist()
 
