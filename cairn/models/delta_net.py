@@ -21,7 +21,6 @@ from cairn.kernels.delta.rule import (
     delta_step_reference,
     obstacle,
     short_conv_reference,
-    switched_on,
     unit_length,
 )
 from cairn.models.build import Build, Holder, Slot
@@ -113,7 +112,7 @@ class DeltaNet(Sublayer, Holder):
         sizes = self.sizes
         widths = sizes.key_width, sizes.value_width
         why_not = obstacle(sizes.key_heads, sizes.value_heads, *widths)
-        return switched_on() and why_not is None
+        return why_not is None
 
     def in_slots(self, inputs: Planes, planes: Planes, sequences: Sequences) -> Tensor:
         from cairn.kernels.delta.delta_chunk import delta_rule

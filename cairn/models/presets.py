@@ -149,6 +149,11 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
         2048, 48, 32, 6144, family="qwen3_moe", kv_heads=4,
         experts=Experts(count=128, per_token=8, intermediate=768),
     ),
+    # To train on one card: the layers of the one above, 6 of 48.
+    "qwen3-30b-a3b-6-layers": lambda: _qwen3(
+        2048, 6, 32, 6144, family="qwen3_moe", kv_heads=4,
+        experts=Experts(count=128, per_token=8, intermediate=768),
+    ),
     "qwen2.5-0.5b": lambda: _qwen2(896, 24, 14, 2, 4864, vocab=151_936, head_dim=64, tied=True),
     "qwen2.5-1.5b": lambda: _qwen2(1536, 28, 12, 2, 8960, vocab=151_936, tied=True),
     "qwen2.5-3b": lambda: _qwen2(2048, 36, 16, 2, 11_008, vocab=151_936, tied=True),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.kernels.delta.rule import Sequences, short_conv_reference, switched_on
+from cairn.kernels.delta.rule import Sequences, short_conv_reference
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.linear.maps import Columns, Rows
@@ -54,7 +54,7 @@ class ShortConv(Sublayer, Holder):
 
     @property
     def has_kernels(self) -> bool:
-        return switched_on()
+        return True
 
     def in_slots(self, inputs: Planes, planes: Planes, sequences: Sequences) -> Tensor:
         from cairn.kernels.delta.short_conv import short_conv

@@ -15,7 +15,6 @@ So a chunk is a few products of matrices instead of 64 steps, each of which woul
 on a CPU run these. `delta_step`, `delta_chunk` and `short_conv` are the kernels.
 """
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -91,11 +90,6 @@ class DeltaCall(NamedTuple):
             V=self.value_width,
             STARTS=self.sequences.starts_B1 is not None,
         )
-
-
-def switched_on() -> bool:
-    """The kernels are compiled and interpreted, but have not run on a GPU yet: an engine asks torch without this."""
-    return os.environ.get("CAIRN_DELTA_KERNELS") == "1"
 
 
 def obstacle(key_heads: int, heads: int, key_width: int, value_width: int) -> str | None:
