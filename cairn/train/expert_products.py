@@ -58,9 +58,10 @@ class _Visited(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        x_TD, weights_TN, inner_EID, down_EDF, inner_PI, *sorted_pairs = ctx.saved_tensors
-        pairs = Pairs(*sorted_pairs, weights_TN.shape[1])
-        ends_E = pairs.ends_E
+        x_TD, weights_TN, inner_EID, down_EDF, inner_PI, order_P, places_P, ends_E = (
+            ctx.saved_tensors
+        )
+        pairs = Pairs(order_P, places_P, ends_E, weights_TN.shape[1])
         dy_PD = _gathered(gradients[0].contiguous(), pairs)
         grad_PF = grouped_product(dy_PD, down_EDF.transpose(1, 2), ends_E)
         d_inner_PI, weighed_PF, d_weights_TN = gate_backward(

@@ -65,6 +65,7 @@ def _gluon(what: str, heads: int, parts: int, plan: GluonPlan) -> Variant:
         {"num_warps": plan.warps, "maxnreg": plan.most},
         ("q", "out", "lse", "q_token", "q_head"),
         "wgmma" if plan.tile > 16 else "mma",
+        allowed_spills=96,  # of what lasts through the loop and is used once
         gluon=True,
     )
 
