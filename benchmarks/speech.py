@@ -3,9 +3,10 @@
     python benchmarks/speech.py clip.flac --model whisper-base --repeat 5 --out benchmarks/cpu/speech.json
     python benchmarks/speech.py --shape turbo --device cuda --out benchmarks/h200/speech.json
 
-The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. The long one at
-temperature 0 alone: a text that repeats itself looks wrong to the rule that decodes again, and speech does not. CPU seconds
-are those of all threads, which a busy machine does not lengthen as it does the clock's. `--shape` has random weights, hears noise in full windows, `--rows` at once, and writes as many tokens for each window as one may
+The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. The long one is
+heard at temperature 0 alone: a text that repeats itself looks wrong to the rule that decodes again, and speech does not
+repeat itself. CPU seconds are those of all threads; a busy machine lengthens them less than the clock's. `--shape` has
+random weights, hears noise in full windows, `--rows` at once, and writes as many tokens for each window as one may
 have: more than speech has, so its figure is a lower bound.
 """
 

@@ -202,11 +202,15 @@ class LLM:
         *,
         language: str | None = None,
         task: Literal["transcribe", "translate"] = "transcribe",
+        temperature: float | None = None,
     ) -> Transcript:
-        """What is said in a sound file, or in samples at 16 kHz; for models that hear."""
+        """What is said in a sound file, or in samples at 16 kHz; for models that hear.
+
+        `temperature`: None is 0, and higher ones for a window whose text looks wrong.
+        """
         samples = read_sound(sound) if isinstance(sound, bytes) else sound.astype(np.float32)
         params = SamplingParams(max_tokens=1, temperature=0, pooling="last")
-        speech = Speech(samples, Wanted(task, language))
+        speech = Speech(samples, Wanted(task, language, temperature=temperature))
         countdown = _Countdown()
         request = GenerateRequest([0], params, media=speech)
         jobs = self.serving.jobs([request], countdown.on_update, streamed=False)
