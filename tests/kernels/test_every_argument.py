@@ -36,7 +36,7 @@ from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
-from cairn.kernels.norm.layernorm import layernorm
+from cairn.kernels.norm.layernorm import add_layernorm, layernorm
 from cairn.kernels.norm.rmsnorm import (
     add_rmsnorm,
     add_rmsnorm_fp8,
@@ -151,6 +151,10 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         | dict(out=torch.empty(6, 32), y=torch.empty(6, 32)),
     ),
     (layernorm, NORM | MORE | dict(bias=random(32))),
+    (
+        add_layernorm,
+        NORM | MORE | dict(bias=random(32), residual=random(6, 32), residual_out=random(6, 32)),
+    ),
     (
         join_add_rmsnorm,
         dict(parts=Parts(random(3, 5, 64)), residual=random(5, 64), weight=random(64)),
