@@ -279,11 +279,20 @@ def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
         mfu=flops / best / peak if peak else None,
         mfu_titan=titan / best / peak if peak else None,
         of_measured=flops / best / measured if measured else None,
-        predicted_gib=predict(state.spec, state.config, not setup.plain).total() / 2**30,
+        predicted_gib=predict(state.spec, state.config, not setup.plain, _frozen(state)).total()
+        / 2**30,
         recompute=state.config.precision.recompute,
         step_ms=1e3 * best,
         failure=None if blank.loss == blank.loss else "the loss is not finite",
     )
+
+
+def _frozen(state: "TrainState") -> int:
+    """Values of the model that are not trained; what is trained beside them, as an adapter is, is small."""
+    trained = sum(
+        weight.numel() for weight in state.parallel.parameters().values() if weight.requires_grad
+    )
+    return max(0, state.spec.parameters() - trained)
 
 
 def check(setup: Setup) -> None:

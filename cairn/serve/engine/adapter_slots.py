@@ -153,7 +153,7 @@ class SlotAddend:
         if ready is not None and side is not None and residual_MN is not None:
             with torch.cuda.stream(side):
                 side.wait_event(ready)
-                self._expand(residual_MN, self._shrink(x_MK), x_MK)
+                self._expand(residual_MN, self._shrink(x_MK), x_MK, overlap=False)
             torch.cuda.current_stream().wait_stream(side)
             streams_met()
             return y_MN
