@@ -48,6 +48,13 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """of an answer; a longer one is cut, and is wrong"""
     consistent: bool = False
     """trainer and engine compute the same bits, so that their mismatch is exactly 0; slower, and on a CPU only"""
+    engines: list[str] = []
+    """servers that sample (http://HOST:PORT, by `cairn serve MODEL --admin-endpoints --weights float`); the weights
+    are sent to them before every round. None: the engine of this process, which reads the weights where they lie"""
+    listen: str = "127.0.0.1"
+    """address of this machine that those servers fetch weights from"""
+    timeout_s: Rate = 600.0
+    """how long an answer or an update of theirs may take"""
     updates: Positive = 1
     """steps that learn from one round of rollouts; the later ones are off policy"""
 
@@ -111,6 +118,12 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
                 f"objective.kind is {self.objective.kind!r}, distill.teacher {str(self.distill.teacher or '')!r}, "
                 f"[validation] {'on' if self.validation.on else 'off'}: they are for cairn train and cairn tune",
                 hint="leave them out; task.held_out measures here",
+            )
+        if self.rollout.engines and (self.adapter.rank or self.rollout.consistent):
+            raise ConfigError(
+                f"rollout.engines with adapter.rank {self.adapter.rank}, rollout.consistent "
+                f"{self.rollout.consistent}: whole weights are sent, and other machines round in their own way",
+                hint="leave rollout.engines out, or train the weights themselves",
             )
         if self.rollout.max_tokens >= self.data.sequence:
             raise ConfigError(

@@ -12,6 +12,7 @@ from cairn.align.config import Align
 from cairn.align.consistent import check_covered
 from cairn.align.objective import PolicyObjective
 from cairn.align.policy import Policy
+from cairn.align.remote import RemotePolicy
 from cairn.align.report import render, write_page
 from cairn.align.rollout_batches import RolloutBatches, read_rounds
 from cairn.align.talk import Talk
@@ -78,7 +79,11 @@ def _align(
     state.loss = objective
     answers = config.data.sequences * config.rollout.updates
     consistent = config.rollout.consistent
-    policy = Policy(state, tokenizer, min(answers, 256), config.data.sequence, consistent)
+    policy = (
+        RemotePolicy(state, tokenizer, config)
+        if config.rollout.engines
+        else Policy(state, tokenizer, min(answers, 256), config.data.sequence, consistent)
+    )
     objective.consistent = policy.model if consistent else None
     talk = _talk(config, policy, log_line) if config.talk else None
     between = talk.answer if talk is not None else lambda step: None
