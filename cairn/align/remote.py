@@ -68,22 +68,23 @@ class RemotePolicy(Policy):
         try:
             source = WeightSource(end, held_by_rows(self.model.spec, dtype, 0, 1))
             write_shards(source.memory, source.held, self.model)
-            source.publish(self._run + version + 1)
-            self._told(source)
+            number = self._run + version + 1
+            source.publish(number)
+            self._told(source, number)
         finally:
             end.close()
         self.version = version
 
-    def _told(self, source: WeightSource) -> None:
+    def _told(self, source: WeightSource, number: int) -> None:
         """Waits until every server has taken what was published and says so."""
         where = {"addresses": [source.address], "timeout_s": self.timeout_s}
-        body = {"version": source.version, "source": where}
+        body = {"version": number, "source": where}
         told = [self._threads.submit(self._post, url, "/update_weights", body) for url in self.urls]
         deadline = time.monotonic() + self.timeout_s
         while not all(one.done() for one in told):
             _raise_first(told)
             try:
-                source.until_taken(body["version"], len(self.urls), LOOK_S)
+                source.until_taken(number, len(self.urls), LOOK_S)
             except TransferError:
                 if time.monotonic() > deadline:
                     raise

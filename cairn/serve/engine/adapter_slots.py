@@ -143,8 +143,10 @@ class SlotAddend:
         return self.onto(x_MK.new_zeros(len(x_MK), sum(self.part_rows)), Begun(x_MK, None))
 
     def begin(self, x_MK: Tensor) -> "Begun":
-        few = len(x_MK) <= FEW_TOKENS
-        ready = torch.cuda.current_stream().record_event() if self.slots.side and few else None
+        if self.slots.side is None or len(x_MK) > FEW_TOKENS:
+            return Begun(x_MK, None)
+        ready = torch.cuda.Event()
+        ready.record()
         return Begun(x_MK, ready)
 
     def onto(self, y_MN: Tensor, begun: "Begun", residual_MN: Tensor | None = None) -> Tensor:
