@@ -5,13 +5,13 @@
 The order is that of cost: a typo is answered at once, and gigabytes move last.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
@@ -19,7 +19,7 @@ from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.adapter.attach import ADAPTED, attach
 from cairn.models.adapter.lora import adapter_parameters
 from cairn.models.adapter.spec import ALL_LINEAR, AdapterSpec
-from cairn.models.build import Build
+from cairn.models.build import Build, Slot
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
 from cairn.models.presets import preset
@@ -41,7 +41,7 @@ from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.parallelize import parallelize, with_choice_bias
+from cairn.train.parallel.parallelize import Fill, parallelize, with_choice_bias
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
@@ -198,7 +198,7 @@ def assemble(
         config.strategy,
         dtype=dtype_of(precision),
         seed=config.seed,
-        fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
+        fill=None if start is None else _fill_from(start, spec, device),
         attend=Varlen if by_kernels and spec.head_dim in WIDTHS and not spec.latent else None,
         recompute=_kind(config),
         fused_context=config.data.sequence if fused else None,
@@ -332,20 +332,29 @@ def _kind(config: Train) -> Recompute:
     return kind
 
 
-def _fill(stage: Stage, spec: ModelSpec, start: Checkpoint, device: torch.device) -> None:
+def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill:
     """This rank's part of a checkpoint's weights; the whole of them is only mapped, not read."""
     if spec.experts is not None and start.spec.experts is not None:
         experts = msgspec.structs.replace(spec.experts, choice_bias=start.spec.experts.choice_bias)
         spec = msgspec.structs.replace(spec, experts=experts)
     whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
     known = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
-    stage.to_empty(device=device)
-    for slot in stage.slots():
-        home = stage.get_parameter(slot.parameter).data
-        if slot.name in known:
-            home[slot.index].copy_(slot.share(known[slot.name]))
-        else:  # the bias of a router that begins to be steered
-            home[slot.index].zero_()
+
+    def fill(stage: Stage, slots: list[Slot]) -> None:
+        for path in dict.fromkeys(slot.parameter for slot in slots):
+            owner, _, name = path.rpartition(".")
+            blank = stage.get_parameter(path)
+            if blank.is_meta:
+                made = nn.Parameter(torch.empty_like(blank, device=device), blank.requires_grad)
+                setattr(stage.get_submodule(owner), name, made)
+        for slot in slots:
+            home = stage.get_parameter(slot.parameter).data
+            if slot.name in known:
+                home[slot.index].copy_(slot.share(known[slot.name]))
+            else:  # the bias of a router that begins to be steered
+                home[slot.index].zero_()
+
+    return fill
 
 
 def choose_form(config: Train, device: torch.device) -> tuple[bool, str]:

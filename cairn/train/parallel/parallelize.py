@@ -22,7 +22,7 @@ from cairn.models.adapter.attach import attach, fill_new, map_names
 from cairn.models.adapter.folder import adapter_slots
 from cairn.models.adapter.quantized_base import quantize_base
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.build import Build
+from cairn.models.build import Build, Slot
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -43,7 +43,9 @@ from cairn.train.products import PLAIN, Products, through_products
 from cairn.train.recompute_kinds import Recompute
 from cairn.train.trainable import EVERYTHING, Trainable, freeze
 
-Fill = Callable[[Stage], None]  # gives a stage on the meta device its weights
+Fill = Callable[
+    [Stage, list[Slot]], None
+]  # gives tensors of a stage on the meta device their values
 
 
 def parallelize(
@@ -79,7 +81,7 @@ def parallelize(
     held = build_stages(spec, build, mesh, strategy, balance)
     for stage in held:
         stage.recompute = recompute
-        (fill or partial(_fill_random, device=mesh.device, seed=seed))(stage)
+        _filled(stage, fill or partial(_fill_random, device=mesh.device, seed=seed), quantized)
         if fused_context is not None:
             stage.fuse(FusedLayers(spec, mesh.device, fused_context, products, recompute))
         elif products is not PLAIN:
@@ -87,11 +89,25 @@ def parallelize(
         if adapter is not None:
             _adapt(stage, spec, adapter, build, mesh.device, seed)
         freeze(stage, stage.slots(), trainable)
-        if quantized:
-            quantize_base(stage)
     return ParallelModel(
         spec, held, _syncs(held, mesh, strategy, wide_sums), mesh, strategy, attend
     )
+
+
+def _filled(stage: Stage, fill: Fill, quantized: bool) -> None:
+    """All at once; in 4 bits layer by layer, so that there is never more than one layer in floating point."""
+    slots = list(stage.slots())
+    if not quantized:
+        fill(stage, slots)
+        return
+    parts: dict[str, list[Slot]] = {}
+    for slot in slots:
+        path = slot.parameter.split(".")
+        parts.setdefault(".".join(path[:2]) if path[0] == "layers" else "", []).append(slot)
+    for path, some in parts.items():
+        fill(stage, some)
+        if path:
+            quantize_base(stage.get_submodule(path))
 
 
 def _adapt(
@@ -144,11 +160,11 @@ def _shards(mesh: Mesh, strategy: Strategy) -> Shards:
     return SequenceShards(group) if strategy.sequence_parallel else TensorShards(group)
 
 
-def _fill_random(stage: Stage, device: str, seed: int) -> None:
+def _fill_random(stage: Stage, slots: list[Slot], device: str, seed: int) -> None:
     blank = {
         name for name, p in stage.named_parameters() if p.is_meta
     }  # a shared one has its values
-    fill_random(stage, [s for s in stage.slots() if s.parameter in blank], device, seed)
+    fill_random(stage, [slot for slot in slots if slot.parameter in blank], device, seed)
 
 
 def _syncs(held: list[Stage], mesh: Mesh, strategy: Strategy, wide_sums: bool) -> list[Sync]:
