@@ -98,6 +98,10 @@ def carry_out(
     if config.adapter.rank:
         export_adapter(folder, folder / ADAPTER)
         log_line(f"{folder / ADAPTER}: the adapter, as PEFT reads it")
+        if config.model.checkpoint is not None:
+            log_line(
+                f"beside its base: cairn serve {config.model.checkpoint} --adapters {folder / ADAPTER}"
+            )
     if config.checkpoint.export and (config.adapter.merge or not config.adapter.rank):
         tokenizer = folder / TOKENIZER
         export_newest(folder, folder / MODEL, tokenizer if tokenizer.exists() else None)
