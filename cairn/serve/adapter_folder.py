@@ -1,6 +1,7 @@
 """Adapters in a folder: each subfolder that PEFT or `cairn tune` wrote is served under its own name.
 
-    adapters/legal/adapter_config.json    ->    requests with "model": "legal"
+    adapters/legal/adapter_config.json      ->    requests with "model": "legal"
+    runs/tales/adapter/adapter_config.json  ->    "model": "tales", the name of the run
 
 The folder is looked at again while the server runs: what is new is loaded, what changed is loaded again, and what is
 gone is unloaded. One that cannot be loaded is logged once, and the others are served.
@@ -14,6 +15,7 @@ from cairn.core.errors import CairnError, ConfigError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+OF_RUN = "adapter"  # the folder of a run that has its adapter
 log = logging.getLogger("cairn")
 Stamp = tuple[int, int]  # time of change and size of the weights
 
@@ -52,7 +54,9 @@ class AdapterFolder:
                 self._load(name)
 
     def _load(self, name: str) -> None:
-        path = self.folder if _is_adapter(self.folder) else self.folder / name
+        path = places_in(self.folder).get(name)
+        if path is None:  # gone since it was listed
+            return
         try:
             self.serving.load_adapter(name, str(path), replace=name in self._served)
             self._served.add(name)
@@ -61,13 +65,20 @@ class AdapterFolder:
 
 
 def found_in(folder: Path) -> dict[str, Stamp]:
-    """Complete adapters in a folder, by name; a folder that is one itself has its own name."""
-    places = [folder] if _is_adapter(folder) else sorted(folder.iterdir())
+    """Complete adapters in a folder, by name."""
+    about = {name: (place / WEIGHTS).stat() for name, place in places_in(folder).items()}
+    return {name: (one.st_mtime_ns, one.st_size) for name, one in about.items()}
+
+
+def places_in(folder: Path) -> dict[str, Path]:
+    """A folder that is an adapter itself, or adapters and runs with adapters in it; each has its folder's name."""
+    inside = [folder] if _is_adapter(folder) else sorted(folder.iterdir())
     found = {}
-    for place in places:
-        if _is_adapter(place) and not place.name.startswith("."):
-            about = (place / WEIGHTS).stat()
-            found[place.resolve().name] = (about.st_mtime_ns, about.st_size)
+    for one in inside:
+        place = one / OF_RUN if _is_adapter(one / OF_RUN) else one
+        if _is_adapter(place) and not one.name.startswith("."):
+            named = place.resolve()
+            found[named.parent.name if named.name == OF_RUN else named.name] = place
     return found
 
 

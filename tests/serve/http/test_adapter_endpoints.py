@@ -8,6 +8,7 @@ import tiny_adapters
 
 from cairn.core.errors import ConfigError
 from cairn.models.adapter.spec import AdapterSpec
+from cairn.serve.adapter_folder import places_in
 from cairn.serve.http.server.settings import ServerConfig
 
 PROMPT = "Once upon a time there was a small cat who liked to sit in the sun"
@@ -78,7 +79,9 @@ def test_a_folder_is_followed(tiny_folder, folders, tmp_path):
         refused = server.http.post("/v1/unload_lora_adapter", json={"lora_name": "legal"})
         assert refused.json()["error"]["code"] == "admin_endpoints_off"
         shutil.copytree(folders / "poems", tmp_path / "poems")
-        (tmp_path / "poems").rename(watched / "poems")
+        (watched / "poems").mkdir()  # as a run has it
+        (tmp_path / "poems").rename(watched / "poems" / "adapter")
+        assert list(places_in(watched / "poems" / "adapter")) == ["poems"]
         live_server.wait_until(lambda: "poems" in server.service.serving.models)
         legal, poems = text(server, "legal"), text(server, "poems")
         shutil.rmtree(watched / "legal")
