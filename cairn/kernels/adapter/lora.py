@@ -34,7 +34,8 @@ ENTRY = (
 NO_TILE = -1
 FEW_TOKENS = 512  # steps up to here have small tiles, and cut K to fill the chip
 SMALL_TILE, LARGE_TILE = 16, 64
-PROGRAMS = 264  # of shrinking: K is cut for so many, two for each multiprocessor
+PROGRAMS = 528  # of shrinking: K is cut for so many, four for each multiprocessor
+WIDE = 8  # ranks and widths that are multiples of it are read 16 bytes at a time
 SPLITS = 16
 PART = 512  # columns of K that a part has at least
 BLOCK_N = 128
@@ -55,6 +56,8 @@ class Tiles(NamedTuple):
     rows_T: Tensor  # int32, all rows, sorted by slot
     tiles_N3: Tensor  # int32 [tiles, 3]: slot or NO_TILE, first and end in rows_T
     block: int  # rows of a tile at most
+    # All ranks and widths are multiples of 8 and all adapters begin at multiples of 16 bytes: reads are wide.
+    aligned: bool = False
 
 
 def tile_block(tokens: int) -> int:
@@ -88,29 +91,39 @@ def lora_add_reference(
 
 
 @triton.jit
-def _rank(entry, PART: tl.constexpr):
-    return tl.load(entry + 2 + 2 * PART).to(tl.int32)
+def _eights(value, ALIGNED: tl.constexpr):
+    """The same number, of which the compiler knows that it is a multiple of 8, where it is."""
+    return value // 8 * 8 if ALIGNED else value
 
 
 @triton.jit
-def _address(entry, like):
-    return tl.load(entry).to(tl.pointer_type(like.dtype.element_ty))
+def _rank(entry, PART: tl.constexpr, ALIGNED: tl.constexpr):
+    return _eights(tl.load(entry + 2 + 2 * PART).to(tl.int32), ALIGNED)
+
+
+@triton.jit
+def _address(entry, like, ALIGNED: tl.constexpr):
+    address = tl.load(entry).to(tl.pointer_type(like.dtype.element_ty))
+    if ALIGNED:
+        address = tl.multiple_of(address, 16)
+    return address
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _shrink_kernel(
     x, entries, rows, tiles, h, x_stride, tokens, map_number, maps,
     WORDS: tl.constexpr, K: tl.constexpr, PART_K: tl.constexpr, H_WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, IEEE: tl.constexpr,
+    ALIGNED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     begin(OVERLAP, True)
     tile, split = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tiles + 3 * tile)
     if slot > 0:
         entry = entries + (slot * maps + map_number) * WORDS
-        rank = _rank(entry, 0) + _rank(entry, 1) + _rank(entry, 2)
+        rank = _rank(entry, 0, ALIGNED) + _rank(entry, 1, ALIGNED) + _rank(entry, 2, ALIGNED)
         first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-        a = _address(entry, x)
+        a = _address(entry, x, ALIGNED)
         place = first + tl.arange(0, BLOCK_M)
         inside = place < end
         row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
@@ -138,7 +151,7 @@ def _shrink_kernel(
 def _grown(
     h, b, place, inside, n, tokens, h_start, rank, columns,
     H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr, IEEE: tl.constexpr,
+    BLOCK_N: tl.constexpr, IEEE: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """B h of a tile of rows and a block of columns, float32."""
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -161,14 +174,14 @@ def _expand_kernel(
     y, h, entries, scales, rows, tiles, like, y_stride, tokens, map_number, maps,
     WORDS: tl.constexpr, N_0: tl.constexpr, N_1: tl.constexpr, N_2: tl.constexpr,
     H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_N: tl.constexpr, IEEE: tl.constexpr, ALIGNED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     begin(OVERLAP, True)
     tile, block = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tiles + 3 * tile)
     if slot > 0:
         entry = entries + (slot * maps + map_number) * WORDS
-        rank_0, rank_1 = _rank(entry, 0), _rank(entry, 1)
+        rank_0, rank_1 = _rank(entry, 0, ALIGNED), _rank(entry, 1, ALIGNED)
         part, offset, h_start, rank, columns = 0, 0, 0, rank_0, N_0
         if block >= tl.cdiv(N_0, BLOCK_N):
             part, offset, h_start, rank, columns = 1, N_0, rank_0, rank_1, N_1
@@ -178,13 +191,15 @@ def _expand_kernel(
                     2,
                     N_0 + N_1,
                     rank_0 + rank_1,
-                    _rank(entry, 2),
+                    _rank(entry, 2, ALIGNED),
                     N_2,
                 )
                 block -= tl.cdiv(N_1, BLOCK_N)
+        offset, h_start = _eights(offset, ALIGNED), _eights(h_start, ALIGNED)
+        rank, columns = _eights(rank, ALIGNED), _eights(columns, ALIGNED)
         if rank > 0:
             first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-            b = _address(entry + 1 + 2 * part, like)
+            b = _address(entry + 1 + 2 * part, like, ALIGNED)
             scale = tl.load(scales + (slot * maps + map_number) * 3 + part)
             place = first + tl.arange(0, BLOCK_M)
             inside = place < end
@@ -193,7 +208,7 @@ def _expand_kernel(
             behind(OVERLAP, True)
             sums = _grown(
                 h, b, place, inside, n, tokens, h_start, rank, columns,
-                H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
+                H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE, ALIGNED,
             )  # fmt: skip
             at = row[:, None] * y_stride + offset + n[None, :]
             mask = inside[:, None] & (n < columns)[None, :]
@@ -209,7 +224,8 @@ def _expand_kernel(
 def _gated_kernel(
     y, out, h, entries, scales, rows, tiles, like, y_stride, out_stride, tokens, map_number, maps,
     WORDS: tl.constexpr, F: tl.constexpr, H_WIDTH: tl.constexpr, SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr,
+    ALIGNED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Gate and up with what their adapters add, and SwiGLU of the two: y is read once and not written."""
     begin(OVERLAP, True)
@@ -217,7 +233,7 @@ def _gated_kernel(
     slot = tl.load(tiles + 3 * tile)
     if slot >= 0:
         entry = entries + (slot * maps + map_number) * WORDS
-        rank_0, rank_1 = _rank(entry, 0), _rank(entry, 1)
+        rank_0, rank_1 = _rank(entry, 0, ALIGNED), _rank(entry, 1, ALIGNED)
         first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
         place = first + tl.arange(0, BLOCK_M)
         inside = place < end
@@ -230,16 +246,18 @@ def _gated_kernel(
         up = tl.load(y + at + F, mask=mask, other=0.0).to(tl.float32)
         if rank_0 > 0:
             scale = tl.load(scales + (slot * maps + map_number) * 3)
-            b = _address(entry + 1, like)
+            b = _address(entry + 1, like, ALIGNED)
             sums = _grown(
-                h, b, place, inside, n, tokens, 0, rank_0, F, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE
+                h, b, place, inside, n, tokens, 0, rank_0, F,
+                H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE, ALIGNED,
             )  # fmt: skip
             gate += scale * sums
         if rank_1 > 0:
             scale = tl.load(scales + (slot * maps + map_number) * 3 + 1)
-            b = _address(entry + 3, like)
+            b = _address(entry + 3, like, ALIGNED)
             sums = _grown(
-                h, b, place, inside, n, tokens, rank_0, rank_1, F, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE
+                h, b, place, inside, n, tokens, rank_0, rank_1, F,
+                H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BLOCK_N, IEEE, ALIGNED,
             )  # fmt: skip
             up += scale * sums
         kind = out.dtype.element_ty
@@ -284,7 +302,7 @@ def shrink(
         x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N3, h_STR, x_MK.stride(0), tokens, map_number,
         table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, PART_K=part_k, H_WIDTH=shape[2],
         BLOCK_M=tiles.block, BLOCK_R=min(shape[2], WIDEST_RANK), BLOCK_K=block_k,
-        IEEE=x_MK.dtype == torch.float32, num_warps=4, num_stages=3, **_launched(x_MK, overlap),
+        IEEE=x_MK.dtype == torch.float32, ALIGNED=tiles.aligned, num_warps=4, num_stages=3, **_launched(x_MK, overlap),
     )  # fmt: skip
     return h_STR
 
@@ -309,8 +327,8 @@ def expand(
         y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like, y_MN.stride(0),
         h_STR.shape[1], map_number, table.entries_SME.shape[1], WORDS=ENTRY,
         N_0=sizes[0], N_1=sizes[1], N_2=sizes[2], H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR),
-        BLOCK_M=tiles.block, BLOCK_R=16, BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, num_warps=4,
-        **_launched(y_MN, overlap),
+        BLOCK_M=tiles.block, BLOCK_R=16, BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, ALIGNED=tiles.aligned,
+        num_warps=4, num_stages=1, **_launched(y_MN, overlap),
     )  # fmt: skip
     return y_MN
 
@@ -334,7 +352,8 @@ def gated(
         y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like,
         y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, table.entries_SME.shape[1],
         WORDS=ENTRY, F=half, H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block, BLOCK_R=16,
-        BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, num_warps=4, **_launched(like, overlap),
+        BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, ALIGNED=tiles.aligned, num_warps=4, num_stages=1,
+        **_launched(like, overlap),
     )  # fmt: skip
     return out_MF
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from cairn.kernels.adapter.lora import ENTRY, NO_TILE, PARTS, tile_block
+from cairn.kernels.adapter.lora import ENTRY, NO_TILE, PARTS, WIDE, tile_block
 
 Tile = tuple[int, int, int]  # slot, first row, end
 
@@ -41,3 +41,10 @@ def entry_of(
             words[1 + 2 * number : 3 + 2 * number] = [b_NR.data_ptr(), b_NR.shape[1]]
             scales[number] = scale
     return words, scales
+
+
+def is_aligned(a_RK: Tensor, parts: Sequence[tuple[Tensor | None, float]]) -> bool:
+    """Whether the kernels may read this map's adapter 16 bytes at a time (`Tiles.aligned`)."""
+    tensors = [a_RK, *(b_NR for b_NR, _ in parts if b_NR is not None)]
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    return all(one.data_ptr() % 16 == 0 for one in tensors) and all(n % WIDE == 0 for n in sizes)

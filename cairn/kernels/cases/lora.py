@@ -41,6 +41,7 @@ def _shrink_variant(block: int, width: int) -> Variant:
         BLOCK_R=width,
         BLOCK_K=128,
         IEEE=False,
+        ALIGNED=True,
         OVERLAP=True,
     )
     name, options = f"lora shrink {block} x {width}", {"num_warps": 4, "num_stages": 3}
@@ -62,9 +63,10 @@ def _expand_variant(block: int, y: str) -> Variant:
         BLOCK_R=16,
         BLOCK_N=128,
         IEEE=False,
+        ALIGNED=True,
         OVERLAP=True,
     )
-    name, options = f"lora expand {block}, {y}", {"num_warps": 4}
+    name, options = f"lora expand {block}, {y}", {"num_warps": 4, "num_stages": 1}
     arguments = {**types, **dict.fromkeys(NUMBERS, "i32")}
     return Variant(name, _expand_kernel, arguments, constants, options, tuple(types), "mma")
 
@@ -81,10 +83,11 @@ def _gated_variant() -> Variant:
         BLOCK_R=16,
         BLOCK_N=128,
         IEEE=False,
+        ALIGNED=True,
         OVERLAP=True,
     )
     arguments = {**types, **dict.fromkeys(NUMBERS, "i32")}
-    options = {"num_warps": 4}
+    options = {"num_warps": 4, "num_stages": 1}
     return Variant("lora swiglu", _gated_kernel, arguments, constants, options, tuple(types), "mma")
 
 
@@ -116,7 +119,8 @@ def _prepare(tokens: int, width_k: int, part_rows: tuple[int, ...], adapters: in
     table = LoraTable(entries.cuda(), scales.cuda())
     slots = [1 + row % adapters for row in range(tokens)]
     rows, tiles, block = tiles_of(slots)
-    on_device = Tiles(torch.tensor(rows).int().cuda(), torch.tensor(tiles).int().cuda(), block)
+    sent = torch.tensor(rows).int().cuda(), torch.tensor(tiles).int().cuda()
+    on_device = Tiles(*sent, block, aligned=True)
     x_MK = torch.randn(tokens, width_k, device="cuda", dtype=torch.bfloat16)
     y_MN = torch.randn(tokens, sum(part_rows), device="cuda", dtype=torch.bfloat16)
     widest = RANK * len(part_rows)

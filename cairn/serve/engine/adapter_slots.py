@@ -26,7 +26,7 @@ from cairn.kernels.adapter.lora import (
     gated,
     shrink,
 )
-from cairn.kernels.adapter.slots import entry_of, most_tiles, tiles_of
+from cairn.kernels.adapter.slots import entry_of, is_aligned, most_tiles, tiles_of
 from cairn.kernels.dependent import streams_met
 from cairn.models.adapter.lora import LoRA
 from cairn.models.linear.maps import Columns, Linear, Rows
@@ -54,6 +54,7 @@ class AdapterSlots:
             0  # how often a step with adapters has become another one: graphs of before are void
         )
         self._slots: dict[int, int] = {}  # by the number of the adapter
+        self._odd: set[int] = set()  # adapters that cannot be read 16 bytes at a time
         self._free = list(range(SLOTS - 1, 0, -1))
         self._rows = 2 * limits.step_tokens
         room = self._rows + 3 * most_tiles(self._rows, SLOTS)
@@ -72,18 +73,28 @@ class AdapterSlots:
             return False
         slot = self._slots[number] = self._free.pop()
         entries, scales = [[0] * ENTRY] * len(self.maps), [[0.0] * PARTS] * len(self.maps)
+        aligned = True
         for at, home in enumerate(self.maps):
             if (lora := addends.get(home)) is None:
                 continue
             parts = [(lora.b_of(part) if part.rank else None, part.scale) for part in lora.parts]
             entries[at], scales[at] = entry_of(lora.a_RK, parts)
+            aligned = aligned and is_aligned(lora.a_RK, parts)
             self._cover(home, at, len(lora.a_RK))
         for there, here in (
             (self.table.entries_SME, torch.tensor(entries)),
             (self.table.scales_SMP, torch.tensor(scales)),
         ):
             there[slot].copy_(_pinned(here, self.device), non_blocking=True)
+        self._note_odd(self._odd if aligned else self._odd | {number})
         return True
+
+    def _note_odd(self, odd: set[int]) -> None:
+        """While there is one, all reads are narrow, and graphs are others."""
+        if bool(odd) != bool(self._odd):
+            self.layouts += 1
+            self._staged = ()
+        self._odd = odd
 
     def _cover(self, home: Linear, at: int, rank: int) -> None:
         """Steps with adapters compute this map for ranks of so many together."""
@@ -97,6 +108,7 @@ class AdapterSlots:
         if (slot := self._slots.pop(number, None)) is not None:
             self._free.append(slot)
             self._staged = ()
+            self._note_odd(self._odd - {number})
 
     def hold(self, numbers: Iterable[int]) -> bool:
         return all(number in self._slots for number in numbers)
@@ -121,7 +133,8 @@ class AdapterSlots:
         host[self._rows : end] = torch.tensor(tiles, dtype=torch.int32).flatten()
         self._words[:total].copy_(host[:total], non_blocking=True)
         self._words[self._rows : end].copy_(host[self._rows : end], non_blocking=True)
-        self._tiles = Tiles(self._words[:total], self._words[self._rows : end].view(room, 3), block)
+        words_N3 = self._words[self._rows : end].view(room, 3)
+        self._tiles = Tiles(self._words[:total], words_N3, block, aligned=not self._odd)
         self._staged = (runs, tokens, most)
 
     def staged(self) -> Tiles:
