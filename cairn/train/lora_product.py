@@ -1,11 +1,13 @@
 """A frozen product and its adapter as one operation with a backward of its own: few passes over large tensors.
 
-    forward    y = x W'      h = x A'      y += s h B'          y is written once and added to once
-    backward   dh = s dy B   dx = dy W + dh A   dA = dh' x   dB = s dy' h
+    forward    h = x A'      y = s h B'    y += x W'
+    backward   dh = s dy B   dx = dh A     dx += dy W     dA = dh' x   dB = s dy' h
 
-Composed of torch's operations the same takes a scaled copy of each part, their concatenation and a sum: four more
-passes over y. A frozen weight in 4 bits is dequantised in forward and again in backward, and not kept between. For LoRA
-and rsLoRA on one rank; everything else is composed (`models.adapter.lora`).
+The small product comes first and the large one adds to it: a large product hides what it reads of its result, and a
+small one that adds takes two to three times as long as one that writes. Composed of torch's operations the same takes a
+scaled copy of each part, their concatenation and a sum: four more passes over y. A frozen weight in 4 bits is
+dequantised in forward and again in backward, and not kept between. For LoRA and rsLoRA on one rank; everything else is
+composed (`models.adapter.lora`).
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,9 @@ from cairn.models.linear.form import PLAIN
 from cairn.models.linear.maps import Linear
 from cairn.models.linear.nf4 import NF4Form
 from cairn.train.fused_products import Settings, plain_product
+from cairn.train.products import PLAIN as PLAIN_PRODUCTS
+
+LONGEST = 16384  # columns of a sum over which cuBLAS adds to a result as fast as it writes one
 
 
 class Span(NamedTuple):
@@ -71,10 +76,18 @@ class _LoraProduct(torch.autograd.Function):
         settings: Settings,
         *bs: Tensor,
     ) -> Tensor:
-        y, kept = settings.products.forward(x, _dense(weight, x))
-        h = x @ a.T
-        for span, b in zip(spans, bs, strict=True):
-            y[:, span.rows].addmm_(h[:, span.ranks], b.T, alpha=span.scale)
+        dense, h = _dense(weight, x), x @ a.T
+        if settings.products is PLAIN_PRODUCTS:
+            covered = sum(span.rows.stop - span.rows.start for span in spans)
+            y = (x.new_empty if covered == len(dense) else x.new_zeros)(len(x), len(dense))
+            for span, b in zip(spans, bs, strict=True):
+                _times(h[:, span.ranks], b.T, span.scale, y[:, span.rows])
+            y.addmm_(x, dense.T)
+            kept: tuple[Tensor, ...] = ()
+        else:
+            y, kept = settings.products.forward(x, dense)
+            for span, b in zip(spans, bs, strict=True):
+                y[:, span.rows].addmm_(h[:, span.ranks], b.T, alpha=span.scale)
         ctx.form = None if isinstance(weight, Tensor) else weight
         ctx.save_for_backward(x, None if ctx.form else weight, a, h, *bs, *kept)
         ctx.spans, ctx.settings = spans, settings
@@ -88,15 +101,24 @@ class _LoraProduct(torch.autograd.Function):
         bs, kept = rest[: len(spans)], rest[len(spans) :]
         g = grads[0].contiguous()
         weight = _dense(ctx.form or weight, g)
-        dx, of_weight = ctx.settings.products.backward(g, weight, tuple(kept))
         dh, dbs = torch.empty_like(h), []
         for span, b in zip(spans, bs, strict=True):
             part = g[:, span.rows]
-            dh[:, span.ranks] = span.scale * (part @ b)
-            dbs.append(span.scale * (part.T @ h[:, span.ranks]))
-        dx = dx.addmm_(dh, a)
-        dw = of_weight(x) if ctx.needs_input_grad[1] else None
+            _times(part, b, span.scale, dh[:, span.ranks])
+            dbs.append(_times(part.T, h[:, span.ranks], span.scale, torch.empty_like(b)))
+        if ctx.settings.products is PLAIN_PRODUCTS and len(weight) <= LONGEST:
+            dx = (dh @ a).addmm_(g, weight)
+            dw = g.T @ x if ctx.needs_input_grad[1] else None
+        else:
+            dx, of_weight = ctx.settings.products.backward(g, weight, tuple(kept))
+            dx = dx.addmm_(dh, a)
+            dw = of_weight(x) if ctx.needs_input_grad[1] else None
         return dx, dw, dh.T @ x, None, None, *dbs
+
+
+def _times(x: Tensor, y: Tensor, scale: float, out: Tensor) -> Tensor:
+    """scale * x y, written to `out`, whatever lies there."""
+    return out.addmm_(x, y, beta=0.0, alpha=scale)
 
 
 def _dense(weight: Tensor | NF4Form, like: Tensor) -> Tensor:
