@@ -3,10 +3,9 @@
     adapter -> slot: addresses, ranks and scales of every map in one table on the device
     step    -> rows sorted by slot, in tiles: one small copy, and none while the same requests decode
 
-`kernels.adapter.lora` adds what the slot of each row adds, in place. In steps of few tokens a second stream does so
-beside the product of the base, as far as it does not need that product's result. CAIRN_BESIDE=0 switches that off, to
-see what it is worth. An adapter that no slot can hold (DoRA, split over ranks, or one too many) is computed without
-graphs, as on a CPU (`engine.adapters`).
+`kernels.adapter.lora` adds what the slot of each row adds, in place. With CAIRN_BESIDE=1 a second stream does so beside
+the product of the base in steps of few tokens, as far as it does not need that product's result. An adapter that no
+slot can hold (DoRA, split over ranks, or one too many) is computed without graphs, as on a CPU (`engine.adapters`).
 """
 
 import os
@@ -64,8 +63,8 @@ class AdapterSlots:
         self._turn = 0
         self._staged: tuple[object, ...] = ()
         self._tiles: Tiles | None = None  # of the step that is launched next
-        alone = self.device.type != "cuda" or os.environ.get("CAIRN_BESIDE") == "0"
-        self.side = None if alone else torch.cuda.Stream(self.device)
+        beside = self.device.type == "cuda" and os.environ.get("CAIRN_BESIDE") == "1"
+        self.side = torch.cuda.Stream(self.device) if beside else None
 
     def put(self, number: int, addends: Mapping[Linear, LoRA]) -> bool:
         """Gives an adapter a slot. False: it has none, and steps with it run kernel by kernel."""
