@@ -96,7 +96,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """pinned host memory for pages that leave the prefix cache, such as 8GiB (a bare number counts GiB); they come
     back where loading them is faster than computing them"""
     kv_offload_disk: str | None = None
-    """behind it, a folder for pages as DIR:SIZE, such as /data/kv:100GiB; the next server of the model finds them"""
+    """behind it, a folder for pages as DIR:SIZE, such as /data/kv:100GiB, or an object store as URL:SIZE, such as
+    s3://bucket/kv:100GiB; the next server of the model finds them"""
     cache_groups: bool = True
     """layers with a window free the pages behind it; off: every layer keeps every token"""
     scheduling_policy: str = "fcfs"

@@ -4,6 +4,7 @@ import hashlib
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.page_events import PageEvent
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.tiers import disk_tier
+from cairn.serve.tiers import disk_segments
 from cairn.serve.tiers.load_plan import (
     WORTH,
     Source,
@@ -24,6 +25,7 @@ from cairn.serve.tiers.load_plan import (
     plan_load,
     worth_storing,
 )
+from cairn.serve.tiers.object_pages import ObjectPages
 from cairn.serve.tiers.open_tiers import _sample
 from cairn.serve.tiers.page_copies import Copied, PageCopies
 from cairn.serve.tiers.slot_book import SlotBook
@@ -33,7 +35,7 @@ from cairn.serve.tiers.slot_book import SlotBook
 def small_trial():
     """How fast the disk is does not matter here: loading always pays."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk_tier, "TRIED_BYTES", 1 << 16)
+        patch.setattr(disk_segments, "TRIED_BYTES", 1 << 16)
         yield
 
 
@@ -284,6 +286,7 @@ def test_pages_of_the_disk_outlive_the_server_and_are_believed_only_if_they_are_
     before = tiny_engine("qwen3", pages=9, host="64MiB", disk=disk)
     assert answered(before, [[*LONG, 1]]) == [greedy("qwen3", [*LONG, 1])]
     before.tiers.settle()
+    before.tiers.disk._threads.shutdown()  # what is being written is not given up
     before.tiers.close()
     (segment,) = tmp_path.glob("*/segment-*")
     content = bytearray(segment.read_bytes())
@@ -308,6 +311,58 @@ def test_pages_of_the_disk_outlive_the_server_and_are_believed_only_if_they_are_
     assert damage in ("none", "other model") or loaded < 64
     at_rest(after)
     after.tiers.close()
+
+
+@pytest.mark.parametrize("damage", ["none", "bytes", "gone"])
+def test_pages_of_an_object_store_are_found_by_the_next_server(damage):
+    fsspec = pytest.importorskip("fsspec")
+    url = f"memory://kv-{damage}"
+    before = tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{url}:64MiB")
+    assert answered(before, [[*LONG, 1]]) == [greedy("qwen3", [*LONG, 1])]
+    before.tiers.settle()
+    before.tiers.disk._threads.shutdown()  # what is being written is not given up
+    before.tiers.close()
+    files, root = fsspec.core.url_to_fs(url)
+    names = sorted(files.find(root))
+    assert len(names) >= 4
+    after = tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{url}:64MiB")
+    assert len(after.tiers.disk.book) == len(names)
+    for name in names:
+        if damage == "bytes":
+            files.pipe_file(name, files.cat_file(name)[:-1] + b"?")
+        elif damage == "gone":
+            files.rm_file(name)
+    (request,) = submit(after, [[*LONG, 4, 5]])
+    after.run()
+    assert request.outputs == greedy("qwen3", [*LONG, 4, 5])
+    assert request.ledger.disk_tokens == (64 if damage == "none" else 0)
+    at_rest(after)
+    after.tiers.clear()
+    after.tiers.close()
+    assert damage != "none" or not files.find(root)
+
+
+def test_an_object_store_keeps_as_many_pages_as_it_has_room_for_and_names_a_wrong_address():
+    fsspec = pytest.importorskip("fsspec")
+    page_B = np.arange(64, dtype=np.uint8)
+    store = ObjectPages("memory://few", 3 * 64, 64, "m")
+    assert (store.measure() > 0, store.slots, list(store.filled())) == (True, 3, [])
+    for slot, key in ((0, b"a"), (1, b"b"), (2, b"c"), (0, b"d")):  # the first one has left
+        store.write(slot, key, b"p", 0.25, page_B)
+    again = ObjectPages("memory://few", 3 * 64, 64, "m")
+    found = {one.header.key: one for one in again.filled()}
+    assert set(found) == {b"b", b"c", b"d"}
+    assert (found[b"d"].header.parent, found[b"d"].header.seconds) == (b"p", 0.25)
+    into_B = np.zeros(64, np.uint8)
+    again.read(found[b"d"].slot, b"d", into_B)
+    assert np.array_equal(into_B, page_B)
+    with pytest.raises(disk_segments.Damaged):
+        again.read(found[b"d"].slot, b"b", into_B)
+    assert not list(ObjectPages("memory://few", 3 * 64, 64, "another").filled())
+    fsspec.filesystem("memory").rm("/few", recursive=True)
+    for wrong, said in (("nothing://x", "cannot be opened"), ("memory://x", "a page needs")):
+        with pytest.raises(ConfigError, match=said):
+            ObjectPages(wrong, 64 if "nothing" in wrong else 1, 64, "m")
 
 
 def test_a_full_disk_is_written_no_more_and_other_servers_keep_out(tmp_path, monkeypatch):

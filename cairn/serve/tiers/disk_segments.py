@@ -22,10 +22,13 @@ import numpy as np
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
+from cairn.hw.ceilings import Measured
+from cairn.hw.measure_host import disk_rates
 
 BLOCK = 4096
 MAGIC = b"cairn kv 1"
 SEGMENT_BYTES = 256 << 20
+TRIED_BYTES = 16 << 20  # to measure a disk of which nothing is known
 
 
 class Damaged(Exception):
@@ -49,17 +52,15 @@ _decode = msgspec.msgpack.Decoder(Header).decode
 
 
 class DiskSegments:
+    latency_s = 0.002  # from the wish for a page until its first byte
+
     def __init__(self, folder: Path, capacity: int, page_bytes: int, model: str) -> None:
         """`model`: what the pages belong to, as `fingerprint` has it."""
         self.model, self.page_bytes = model, page_bytes
         self._stride = BLOCK + -(-page_bytes // BLOCK) * BLOCK
         self.slots = capacity // self._stride
         if self.slots < 1:
-            needed = format_bytes(self._stride)
-            raise ConfigError(
-                f"kv_offload_disk has {format_bytes(capacity)}, and a page needs {needed}",
-                hint="give it more room",
-            )
+            raise too_small(capacity, self._stride)
         self._each = max(1, SEGMENT_BYTES // self._stride)  # slots of a segment
         self._files: dict[int, int] = {}
         self.folder = folder / hashlib.sha256(model.encode()).hexdigest()[:16]
@@ -76,6 +77,11 @@ class DiskSegments:
             raise ConfigError(
                 f"kv_offload_disk: {error}", hint="name a folder that you own"
             ) from None
+
+    def measure(self) -> float | None:
+        """Bytes per second of cold reads; None: they cannot be measured here."""
+        found = disk_rates(self.folder, TRIED_BYTES)["disk_read_cold"]
+        return found.value if isinstance(found, Measured) else None
 
     def filled(self) -> Iterator[Filled]:
         """What earlier servers have left; pages themselves are not looked at before they are wanted."""
@@ -153,6 +159,12 @@ class DiskSegments:
     @staticmethod
     def _name(segment: int) -> str:
         return f"segment-{segment:05}"
+
+
+def too_small(capacity: int, page_bytes: int) -> ConfigError:
+    needed = format_bytes(page_bytes)
+    said = f"kv_offload_disk has {format_bytes(capacity)}, and a page needs {needed}"
+    return ConfigError(said, hint="give it more room")
 
 
 def _write(file: int, data: bytes | memoryview, at: int) -> None:

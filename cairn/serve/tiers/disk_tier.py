@@ -1,4 +1,4 @@
-"""The pages of a disk as the engine sees them: a book of slots, and a thread that reads and writes.
+"""The pages of a disk or an object store as the engine sees them: a book of slots, and threads that read and write.
 
 The engine's thread asks and looks later; it waits for the disk only to forget everything (`clear`). Pages are written
 as far as the thread keeps up, and never behind one that is not there. A disk that is full or gone is written no more;
@@ -15,18 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from cairn.core.errors import RequestError
-from cairn.hw.ceilings import Measured
-from cairn.hw.measure_host import disk_rates
 from cairn.serve.tiers.disk_segments import Damaged, DiskSegments
 from cairn.serve.tiers.load_plan import Source
+from cairn.serve.tiers.object_pages import ObjectPages
 from cairn.serve.tiers.slot_book import Key, SlotBook
 
 log = logging.getLogger("cairn")
 MOST_WRITING = 64  # pages that wait to be written
-TRIED_BYTES = 16 << 20  # to measure a disk of which nothing is known
 UNKNOWN_RATE = 0.5e9  # bytes per second of one that cannot be measured, such as memory
 NEWEST = 0.3  # what the last read counts for in the rate
-LATENCY_S = 0.002
 
 
 class Read(NamedTuple):
@@ -35,11 +32,10 @@ class Read(NamedTuple):
 
 
 class DiskTier:
-    def __init__(self, segments: DiskSegments) -> None:
+    def __init__(self, segments: DiskSegments | ObjectPages) -> None:
         self.segments, self.book = segments, SlotBook(segments.slots)
         self.broken: str | None = None  # why nothing is written any more
-        found = disk_rates(segments.folder, TRIED_BYTES)["disk_read_cold"]
-        self.rate = found.value if isinstance(found, Measured) else UNKNOWN_RATE
+        self.rate = segments.measure() or UNKNOWN_RATE
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="cairn kv disk")
         self._writing: dict[Key, Future[None]] = {}
         self._reading_bytes = 0  # asked for, and not there yet
@@ -52,7 +48,7 @@ class DiskTier:
 
     @property
     def source(self) -> Source:
-        return Source(self.rate, LATENCY_S + self._reading_bytes / self.rate)
+        return Source(self.rate, self.segments.latency_s + self._reading_bytes / self.rate)
 
     def wants(self, key: Key, parent: Key) -> bool:
         room = len(self._writing) < MOST_WRITING and self.broken is None

@@ -14,6 +14,7 @@ from cairn.serve.engine.step_budget import NAMES, matmul_rate
 from cairn.serve.separation.memory import identity
 from cairn.serve.tiers.disk_segments import DiskSegments
 from cairn.serve.tiers.disk_tier import DiskTier
+from cairn.serve.tiers.object_pages import ObjectPages
 from cairn.serve.tiers.page_copies import page_copies
 from cairn.serve.tiers.page_tiers import PageTiers
 from cairn.serve.tiers.recompute import Recompute
@@ -22,7 +23,7 @@ SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of a checkpoint
 
 
 class DiskRoom(NamedTuple):
-    folder: Path
+    place: str  # a folder, or an address of an object store
     bytes: int
 
 
@@ -43,7 +44,7 @@ def open_tiers(engine: Engine, opened: OpenModel, config: EngineConfig) -> list[
     if config.kv_offload_disk is not None:
         where = read_room(config.kv_offload_disk)
         model = fingerprint(engine, opened, config)
-        disk = DiskTier(DiskSegments(where.folder.expanduser(), where.bytes, of_page, model))
+        disk = DiskTier(_segments(where, of_page, model))
     rate = None
     if runner.device.type == "cuda":
         import torch
@@ -54,6 +55,12 @@ def open_tiers(engine: Engine, opened: OpenModel, config: EngineConfig) -> list[
     tiers = PageTiers(engine.scheduler, copies, compute, disk)
     engine.tiers = engine.scheduler.tiers = engine.scheduler.blocks.tiers = tiers
     return _notes(tiers, limits.page_size)
+
+
+def _segments(where: DiskRoom, page_bytes: int, model: str) -> DiskSegments | ObjectPages:
+    if "://" in where.place:
+        return ObjectPages(where.place, where.bytes, page_bytes, model)
+    return DiskSegments(Path(where.place).expanduser(), where.bytes, page_bytes, model)
 
 
 def _check(engine: Engine, config: EngineConfig) -> None:
@@ -101,12 +108,13 @@ def read_size(text: str) -> int:
 
 
 def read_room(text: str) -> DiskRoom:
-    folder, _, size = text.rpartition(":")
-    if not folder:
+    place, _, size = text.rpartition(":")
+    if not place or "/" in size:  # the colon of an address
         raise ConfigError(
-            f"kv_offload_disk is {text!r}", hint="it has to be DIR:SIZE, as in /data/kv:100GiB"
+            f"kv_offload_disk is {text!r}",
+            hint="it has to be DIR:SIZE or URL:SIZE, as in /data/kv:100GiB or s3://bucket/kv:100GiB",
         )
-    return DiskRoom(Path(folder), read_size(size))
+    return DiskRoom(place, read_size(size))
 
 
 def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig) -> str:

@@ -1,0 +1,117 @@
+"""Pages in an object store (s3://, gs://, whatever fsspec writes to): one object for each, named by what it holds.
+
+    URL/<model>/<key>.<parent>.<microseconds to compute it again>        [ checksum | page ]
+
+The names say everything that the book of slots has to know, so one listing at the start finds what this server or
+others have left; objects that others write later are not seen before the next start. Several servers of one model may
+share a store: equal keys are equal pages, and an object that somebody else has deleted is computed again. Has the
+methods of `disk_segments`, and believes nothing either: a length or a checksum that does not fit is a damaged page.
+"""
+
+import hashlib
+import re
+import time
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from cairn.core.errors import ConfigError
+from cairn.serve.tiers.disk_segments import Damaged, Filled, Header, too_small
+
+CHECKSUM_BYTES = 4
+TRIES = 3
+_NAME = re.compile(r"([0-9a-f]+)\.([0-9a-f]*)\.(\d+)")
+
+
+class ObjectPages:
+    def __init__(self, url: str, capacity: int, page_bytes: int, model: str) -> None:
+        """`model`: what the pages belong to, as `fingerprint` has it."""
+        self.model, self.page_bytes, self.slots = model, page_bytes, capacity // page_bytes
+        if self.slots < 1:
+            raise too_small(capacity, page_bytes)
+        try:
+            import fsspec
+
+            self._files, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"kv_offload_disk is {url}, and cannot be opened: {error}",
+                hint="install what it asks for (pip install fsspec s3fs), or name a folder",
+            ) from None
+        self.folder = f"{root.rstrip('/')}/{hashlib.sha256(model.encode()).hexdigest()[:16]}"
+        self._names: dict[int, str] = {}  # by slot
+        self.latency_s = 0.0  # of one read
+
+    def measure(self) -> float:
+        """Bytes per second of pages; how long the smallest read takes is left in `latency_s`."""
+        name = f"{self.folder}/probe"
+        try:
+            self._files.makedirs(self.folder, exist_ok=True)
+            self._files.pipe_file(name, bytes(self.page_bytes))
+            small = min(self._timed(name, 1) for _ in range(TRIES))
+            whole = min(self._timed(name, self.page_bytes) for _ in range(TRIES))
+            self._files.rm_file(name)
+        except Exception as error:  # noqa: BLE001 (of whichever library speaks to the store)
+            raise ConfigError(
+                f"kv_offload_disk: {self.folder} cannot be written and read: {error}",
+                hint="check the address and the rights there",
+            ) from None
+        self.latency_s = small
+        return self.page_bytes / max(whole, 1e-9)  # each page is a request of its own
+
+    def _timed(self, name: str, size: int) -> float:
+        began = time.perf_counter()
+        self._files.cat_file(name, start=0, end=size)
+        return time.perf_counter() - began
+
+    def filled(self) -> Iterator[Filled]:
+        """What is there at the start, as far as there are slots."""
+        found = sorted(self._files.find(self.folder)) if self._files.exists(self.folder) else []
+        matches = [match for name in found if (match := _NAME.fullmatch(name.rpartition("/")[2]))]
+        for slot, match in enumerate(matches[: self.slots]):
+            self._names[slot] = match[0]
+            key, parent = bytes.fromhex(match[1]), bytes.fromhex(match[2])
+            yield Filled(slot, Header(self.model, key, parent, int(match[3]) / 1e6, 0))
+
+    def write(
+        self, slot: int, key: bytes, parent: bytes, seconds: float, page_B: np.ndarray
+    ) -> None:
+        """An object is there whole or not at all; what the slot held before is deleted."""
+        before = self._names.pop(slot, None)
+        name = f"{key.hex()}.{parent.hex()}.{round(seconds * 1e6)}"
+        checksum = zlib.crc32(page_B.data).to_bytes(CHECKSUM_BYTES, "little")
+        self._files.pipe_file(f"{self.folder}/{name}", checksum + page_B.tobytes())
+        self._names[slot] = name
+        if before is not None and before != name:
+            self._delete(before)
+
+    def read(self, slot: int, key: bytes, into_B: np.ndarray) -> None:
+        """Damaged: it is not there any more."""
+        name = self._names.get(slot, "")
+        if not name.startswith(f"{key.hex()}."):
+            raise Damaged("it holds another page")
+        try:
+            data = self._files.cat_file(f"{self.folder}/{name}")
+        except Exception as error:  # noqa: BLE001 (of whichever library speaks to the store)
+            raise Damaged(f"{type(error).__name__}: {error}") from None
+        if len(data) != CHECKSUM_BYTES + self.page_bytes:
+            raise Damaged(f"it has {len(data) - CHECKSUM_BYTES} of {self.page_bytes} bytes")
+        page_B = np.frombuffer(data, np.uint8, offset=CHECKSUM_BYTES)
+        if zlib.crc32(page_B.data) != int.from_bytes(data[:CHECKSUM_BYTES], "little"):
+            raise Damaged("its checksum is another")
+        into_B[:] = page_B
+
+    def clear(self) -> None:
+        """Delete every page that this server knows of."""
+        for slot in list(self._names):
+            self._delete(self._names.pop(slot))
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def _delete(self, name: str) -> None:
+        try:
+            self._files.rm_file(f"{self.folder}/{name}")
+        except FileNotFoundError:  # somebody else was faster
+            return
