@@ -91,11 +91,11 @@ def process_context(function: Callable[..., Any]) -> Any:
             importlib.import_module(module)
         return multiprocessing.get_context("fork")
     clean = multiprocessing.get_context("forkserver")
-    wanted = BASE + needed
     known = getattr(forkserver._forkserver, "_preload_modules", ())
+    wanted = dict.fromkeys((*BASE, *known, *needed))  # what it had before stays: labs go on
     if not set(wanted) <= set(known):
         _end_clean_process()
-        clean.set_forkserver_preload(list(wanted))
+        clean.set_forkserver_preload([name for name in wanted if name != "__main__"])
     return clean
 
 

@@ -46,7 +46,7 @@ def run(bench: Workbench) -> Outcome:
     pace = paced(bench.folder / "calm")
     bench.step("killed again and again")
     began = time.perf_counter()
-    life = lived(bench.folder / "broken", drawn(bench.setting("kills", bench.pick(10, 5)), pace))
+    life = lived(bench.folder / "broken", drawn(bench.setting("kills", bench.pick(8, 5)), pace))
     wall = time.perf_counter() - began
     foreseen = expected_steps(life.up_s, pace)
     return Outcome(

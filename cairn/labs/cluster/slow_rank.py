@@ -55,7 +55,7 @@ def detected(steps: list[list[tuple[float, float]]]) -> dict[int, int]:
 def run(bench: Workbench) -> Outcome:
     from cairn.labs.ranks import run_ranks
 
-    steps = bench.setting("steps", bench.pick(12, 6))
+    steps = bench.setting("steps", bench.pick(9, 6))
     bench.step(f"{RANKS} ranks, all alike")
     even = run_ranks(RANKS, timed_steps, steps, 1.0, timeout_s=60.0)
     bench.step(f"rank {SLOW} takes {FACTOR} times as long")

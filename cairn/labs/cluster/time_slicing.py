@@ -59,7 +59,7 @@ def compete(cores: list[int], seconds: float) -> list[tuple[int, float, float]]:
 
 
 def run(bench: Workbench) -> Outcome:
-    seconds = bench.setting("seconds", bench.pick(1.5, 0.4))
+    seconds = bench.setting("seconds", bench.pick(0.8, 0.4))
     cores = sorted(os.sched_getaffinity(0))[:2]
     bench.step("two processes on one core")
     turns = compete([cores[0], cores[0]], seconds)

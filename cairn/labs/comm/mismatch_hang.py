@@ -50,7 +50,7 @@ def told(rank: int, count: int, how: str, timeout_s: float) -> tuple[str, str, f
 
 
 def run(bench: Workbench) -> Outcome:
-    timeout_s = bench.setting("timeout_s", bench.pick(1.5, 0.7))
+    timeout_s = bench.setting("timeout_s", bench.pick(0.8, 0.7))
     answers = {}
     for how in ("mismatch", "hang"):
         bench.step(f"{RANKS} ranks: {how}")

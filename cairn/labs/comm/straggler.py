@@ -39,7 +39,7 @@ def steps(rank: int, count: int, rounds: int) -> tuple[list[float], list[float],
 
 def run(bench: Workbench) -> Outcome:
     bench.step(f"{RANKS} ranks, rank {LATE} computes {LATE_S / USUAL_S:g} times as long")
-    found = run_ranks(RANKS, steps, bench.pick(14, 8))
+    found = run_ranks(RANKS, steps, bench.pick(10, 8))
     for rank, (_, _, recording) in enumerate(found):
         (bench.folder / f"fr_rank_{rank}").write_bytes(recording)
     bench.step("the doctor reads the recordings")

@@ -88,7 +88,7 @@ def _rows_alone_and_together(bench: Workbench) -> tuple[float, float, int]:
     """Seconds of y = x w for all rows, with a w that no cache holds."""
     import torch
 
-    rows = 64
+    rows = 32
     inner, columns = bench.pick((4096, 4096), (2048, 4096))
     if bench.on_gpu:
         inner, columns = 8192, 8192
@@ -101,9 +101,9 @@ def _rows_alone_and_together(bench: Workbench) -> tuple[float, float, int]:
 
     with one_thread():
         bench.step("rows one at a time")
-        alone = bench.time(one_by_one, budget_ms=800, at_least=3).p10_s
+        alone = bench.time(one_by_one, budget_ms=500, at_least=3).p10_s
         bench.step("all rows at once")
-        together = bench.time(lambda: x @ w, budget_ms=800, at_least=3).p10_s
+        together = bench.time(lambda: x @ w, budget_ms=500, at_least=3).p10_s
     return alone, together, rows
 
 
