@@ -68,7 +68,7 @@ def run(bench: Workbench) -> Outcome:
     rates: dict[str, list[float]] = {}
     for kind in kinds:
         bench.step(f"{kind}: runs of {sizes[0]} B to {sizes[-1] >> 20} MiB")
-        rates[kind] = read_rates(kind, sizes, bench.pick(MOST_BYTES, QUICK_BYTES), bench.pick(8, 4))
+        rates[kind] = read_rates(kind, sizes, bench.pick(MOST_BYTES, QUICK_BYTES), bench.pick(6, 4))
     wire = bench.ceilings.loopback_throughput
     checks = [
         Check(

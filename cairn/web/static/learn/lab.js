@@ -17,6 +17,8 @@ export function labReport({ about, run, shown }, again) {
     h("h2", {}, word("hypothesis")), h("p", {}, said(about.hypothesis)),
     run ? measured(about, run, shown) : h("p", { class: "soft" }, `${word("not run")}. ${word("run it")}: `, h("code", {}, `cairn lab run ${about.name}`)),
     runner(about, again),
+    about.now_try.length ? [h("h2", {}, word("now try")), h("ul", { class: "notes" }, about.now_try.map(({ command, look }) =>
+      h("li", {}, h("code", {}, command), h("br"), said(look))))] : [],
     h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, namedLink(place)))),
     h("h2", {}, word("reading")), h("ul", { class: "notes" }, about.reading.map((title) => h("li", {}, title))),
     h("h2", {}, word("questions")), about.questions.map((one) =>
@@ -52,7 +54,7 @@ function runner({ name, predict }, again) {
 
 function measured(about, run, shown) {
   return [
-    h("p", { class: `verdict ${run.status}` }, h("b", {}, `${word(run.status)}: `), said(run.verdict)),
+    h("p", { class: `verdict ${run.status}` }, run.status === "held" ? h("b", {}, said(run.verdict)) : [h("b", {}, `${word(run.status)}: `), said(run.verdict)]),
     h("div", { class: "cards" }, run.plots.map((plot) => drawPlot(plot))),
     checks(run, shown),
     shown.guess ? h("p", { class: "guess" }, said(shown.guess)) : null,

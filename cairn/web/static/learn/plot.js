@@ -33,9 +33,29 @@ function scale(values, wanted, begin, end) {
   if (!log) low = Math.min(low, 0);
   if (!(high > low)) high = low + 1;
   const place = (value) => begin + ((turn(value) - low) / (high - low)) * (end - begin);
-  const steps = [0, 0.25, 0.5, 0.75, 1].map((share) => low + share * (high - low));
-  place.ticks = log ? steps.map((step) => 10 ** step) : steps;
+  place.ticks = log ? decades(low, high) : between(low, high, round((high - low) / 4));
   return place;
+}
+
+/** Multiples of a step that lie between two values. */
+function between(low, high, step) {
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.floor(high / step + 1e-9) - first + 1;
+  return Array.from({ length: count }, (_, at) => Number(((first + at) * step).toPrecision(12)));
+}
+
+/** 1, 2 or 5 times a power of ten: a step that a reader can count with. */
+function round(step) {
+  const power = 10 ** Math.floor(Math.log10(step));
+  return [1, 2, 5, 10].find((times) => times * power >= step * 0.8) * power;
+}
+
+/** Powers of ten, every so many of them; where there are fewer than two, 1, 2 and 5 times each. */
+function decades(low, high) {
+  const whole = between(low, high, Math.max(1, Math.ceil((high - low) / 6)));
+  if (whole.length > 1) return whole.map((power) => 10 ** power);
+  const fine = between(Math.floor(low), Math.ceil(high), 1).flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power));
+  return fine.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9);
 }
 
 function svg(tag, attributes) {

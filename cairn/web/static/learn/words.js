@@ -14,7 +14,11 @@ export async function loadWords() {
   words ??= await getJSON("/cairn/learn/words");
 }
 
-export const chosenLanguage = () => (localStorage.getItem(KEY) === "zh" ? "zh" : "en");
+/** The one that was chosen here; before that, the browser's. */
+export const chosenLanguage = () => {
+  const wanted = localStorage.getItem(KEY) ?? navigator.language;
+  return wanted.startsWith("zh") ? "zh" : "en";
+};
 
 /** A word of the frame in the chosen language. */
 export const word = (name) => said(words[name]);
