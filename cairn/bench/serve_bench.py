@@ -73,6 +73,15 @@ async def find_model(client: LoadClient) -> str:
     return names[0]
 
 
+async def find_vocabulary(client: LoadClient) -> int | None:
+    """How many token ids a server of ours knows; None where the server does not say."""
+    try:
+        status, body = await client.get("/cairn/model")
+        return int(msgspec.json.decode(body)["vocabulary"]) if status == 200 else None
+    except (OSError, TimeoutError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return None
+
+
 async def warm_up(client: LoadClient, setup: Setup) -> None:
     """One request alone, which has to succeed, then the others at once."""
     asks = prompts(setup, -1)

@@ -109,14 +109,21 @@ def _measure(options: BenchServe, setup: "Setup", order: "Next", finished: "Fini
 
 async def _sweep(setup: "Setup", order: "Next", finished: "Finished", cold: bool) -> None:
     from cairn.bench.load_client import LoadClient
-    from cairn.bench.serve_bench import find_model, measure, warm_up, warm_up_under
+    from cairn.bench.serve_bench import (
+        find_model,
+        find_vocabulary,
+        measure,
+        warm_up,
+        warm_up_under,
+    )
     from cairn.cli.bench.load_progress import line
     from cairn.report.progress import StatusLine
 
     if not setup.target.model:
         async with LoadClient(setup.target) as client:
             target = msgspec.structs.replace(setup.target, model=await find_model(client))
-        setup = msgspec.structs.replace(setup, target=target)
+            vocab = min(setup.vocab, await find_vocabulary(client) or setup.vocab)
+        setup = msgspec.structs.replace(setup, target=target, vocab=vocab)
     status = StatusLine()
     rows: list[Row] = []
 

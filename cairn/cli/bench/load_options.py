@@ -63,7 +63,7 @@ class BenchServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_form: Literal["auto", "tokens", "text"] = "auto"
     """send token ids or words; auto sends ids where the endpoint takes them"""
     vocab: int = 10_000
-    """token ids are drawn below this"""
+    """token ids are drawn below this, and below the vocabulary that the server tells"""
     model: str | None = None
     """name of the model; by default the first of /v1/models"""
     temperature: float = 0.0
