@@ -7,9 +7,28 @@ Everything in it was measured on the learner's machine or graded there; nothing 
 
 from collections.abc import Mapping, Sequence
 
-from cairn.labs.entry import Entry
+from cairn.labs.entry import CheckLine, Entry, Guess
 from cairn.labs.figures import shown_gap, with_unit
 from cairn.labs.lab import Lab, Language, Words
+
+SITUATION, TASK = Words("Situation", "情境"), Words("Task", "任务")
+ACTION, RESULT = Words("Action", "行动"), Words("Result", "结果")
+SURPRISE, LEARNT = Words("What surprised me", "意外之处"), Words("What I learnt", "收获")
+NEXT = Words("They will ask next", "可能的追问")
+TASK_TEXT = Words("prove or refute it on {where}.", "在 {where} 上证实或推翻它。")
+ACTION_TEXT = Words(
+    "took the prediction from the model, measured with `{command}`, and read the code behind it, `{code}`.",
+    "由模型得出预测，用 `{command}` 测量，并阅读其背后的代码 `{code}`。",
+)
+RESULT_TEXT = Words("{figures}. {verdict}.", "{figures}。{verdict}。")
+FIGURE = Words(
+    "{what}: {got} measured, {wanted} predicted ({gap})",
+    "{what}：实测 {got}，预测 {wanted}（{gap}）",
+)
+NO_GUESS = Words(
+    "say here what you expected; run it again with --predict to have a number.",
+    "写下你原来的预期；用 --predict 重跑即可得到数字。",
+)
 
 CHECKLIST: tuple[Words, ...] = (
     Words("0:00 one sentence: what it is and for whom", "0:00 一句话：是什么、给谁用"),
@@ -42,30 +61,43 @@ def drafts(
 
 
 def _story(entry: Entry, lab: Lab, language: Language) -> list[str]:
-    check = entry.checks[0]
+    asked = next((one for one in entry.checks if lab.predict_of in one.what.en), entry.checks[0])
+    others = [one for one in entry.checks if one is not asked and one.kind == "near"][:2]
+    facts = {
+        "where": f"{entry.where.device_name}, {entry.at[:10]}",
+        "command": f"cairn lab run {lab.name}",
+        "code": lab.code[0],
+        "figures": "; ".join(_figure(one, language) for one in (asked, *others)),
+        "verdict": entry.verdict.of(language),
+    }
+    guess = _expected(entry.guess, asked).of(language) if entry.guess else NO_GUESS.of(language)
+    told = [
+        (SITUATION, lab.hypothesis.of(language)),
+        (TASK, TASK_TEXT.of(language).format(**facts)),
+        (ACTION, ACTION_TEXT.of(language).format(**facts)),
+        (RESULT, RESULT_TEXT.of(language).format(**facts)),
+        (SURPRISE, guess),
+        (LEARNT, lab.why.of(language) if lab.why else ""),
+        (NEXT, " ".join(one.ask.of(language) for one in lab.questions)),
+    ]
+    colon = "：" if language == "zh" else ": "
+    rows = [f"- **{head.of(language)}**{colon}{text}" for head, text in told if text]
+    return [f"## {lab.title.of(language)}", "", *rows, ""]
+
+
+def _expected(guess: Guess, asked: CheckLine) -> Words:
+    mine, got = with_unit(guess.value, asked.unit), with_unit(guess.measured, asked.unit)
+    off = "" if guess.factor is None else f"{guess.factor:.2f}"
+    return Words(
+        f"I expected {mine.en} and measured {got.en}" + (f", {off}x off." if off else "."),
+        f"我预期 {mine.zh}，实测 {got.zh}" + (f"，相差 {off} 倍。" if off else "。"),
+    )
+
+
+def _figure(check: CheckLine, language: Language) -> str:
     got, wanted = (
         with_unit(value, check.unit).of(language) for value in (check.measured, check.predicted)
     )
-    where = f"{entry.where.device_name}, {entry.at[:10]}"
-    if language == "zh":
-        guess = f"我事先预测 {entry.guess.value:g}。" if entry.guess else ""
-        return [
-            f"## {lab.title.zh}",
-            "",
-            f"- **情境**：{lab.hypothesis.zh}",
-            f"- **任务**：在 {where} 上验证。{guess}",
-            f"- **行动**：用 `{lab.code[0]}` 与 `cairn lab run {lab.name}` 测量。",
-            f"- **结果**：{check.what.zh}：实测 {got}，预测 {wanted}（{shown_gap(check.gap)}）。{entry.verdict.zh}。",
-            "",
-        ]
-    guess = f" My own prediction was {entry.guess.value:g}." if entry.guess else ""
-    return [
-        f"## {lab.title.en}",
-        "",
-        f"- **Situation**: {lab.hypothesis.en}",
-        f"- **Task**: prove or refute it on {where}.{guess}",
-        f"- **Action**: measured with `cairn lab run {lab.name}`, which exercises `{lab.code[0]}`.",
-        f"- **Result**: {check.what.en}: {got} measured, "
-        f"{wanted} predicted ({shown_gap(check.gap)}). {entry.verdict.en}.",
-        "",
-    ]
+    return FIGURE.of(language).format(
+        what=check.what.of(language), got=got, wanted=wanted, gap=shown_gap(check.gap)
+    )
