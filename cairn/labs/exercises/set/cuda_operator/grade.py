@@ -80,3 +80,42 @@ def ragged(attempt: Attempt) -> None:
 @case("a row of zeros stays finite", "全零行不产生非有限值")
 def zeros(attempt: Attempt) -> None:
     close(run(attempt, torch.zeros(2, 64), torch.ones(64)), torch.zeros(2, 64))
+
+
+ON_GPU = """
+extern "C" int run(const float *x, const float *weight, float *out, int rows, int columns, float eps) {
+    rmsnorm<<<rows, THREADS>>>(x, weight, out, columns, eps);
+    return cudaDeviceSynchronize();
+}
+"""
+
+
+def gpu_library(file: Path) -> ctypes.CDLL | None:
+    """The same file built by nvcc; None where this machine has no nvcc or no GPU."""
+    compiler = shutil.which("nvcc")
+    if compiler is None or not torch.cuda.is_available():
+        return None
+    source, made = file.with_suffix(".gpu.cu"), file.with_suffix(".gpu.so")
+    source.write_text(f'#include "{file}"\n{ON_GPU}', encoding="utf-8")
+    command = [compiler, "-O2", "-shared", "-Xcompiler", "-fPIC", str(source), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = done.stderr[:400]
+    require(done.returncode == 0, f"nvcc refuses it: {said}", f"nvcc 无法编译：{said}")
+    return ctypes.CDLL(str(made))
+
+
+@case(
+    "on the GPU through nvcc (not looked at where there is none)",
+    "用 nvcc 在 GPU 上运行（没有时不检查）",
+)
+def on_gpu(attempt: Attempt) -> None:
+    built = gpu_library(attempt)
+    if built is None:
+        return
+    x_MN, weight_N, wanted_MN = problem(129, 1000)
+    x, weight = x_MN.cuda(), weight_N.cuda()
+    out = torch.full_like(x, 7.0)
+    addresses = [ctypes.c_void_p(one.data_ptr()) for one in (x, weight, out)]
+    status = built.run(*addresses, *x.shape, ctypes.c_float(1e-6))
+    require(status == 0, f"CUDA says error {status}", f"CUDA 返回错误 {status}")
+    close(out.cpu(), wanted_MN)
