@@ -22,11 +22,12 @@ from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step import Chunk, Step
 
-REQUESTS = 100  # of one simulation
+REQUESTS = 300  # of one simulation: ten seconds of load, so that a queue that grows is seen
 ROWS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 8, 4, 2, 1)
-SHARES = (0.7, 1.0)  # of the time per token, for a step
+SHARES = (0.75, 1.0)  # of the time per token, for a step
 HEADROOM = 0.9  # of what the simulation holds: what is promised
-TRIALS = 6  # halvings of the rate's interval
+TRIALS = 5  # halvings of the rate's interval
+STEADY = 1.3  # all requests at once end with steps that are nearly empty: a stream of them is faster
 NAMES = ("ttft", "tpot")
 
 
@@ -150,8 +151,8 @@ def _most(served: Served, slo: Slo, lengths: Lengths, rows: int, share: float) -
     """The highest rate at which the promise holds with steps of this length."""
     step_ms = round(1e3 * slo.tpot_s * share, 2)
     whole = _load(served, lengths, math.inf, rows, step_ms)
-    low, high = 0.0, whole.requests / max(whole.seconds, 1e-9)
-    found = _load(served, lengths, 0.05 * high, rows, step_ms)
+    low, high = 0.0, STEADY * whole.requests / max(whole.seconds, 1e-9)
+    found: Load | None = None
     for _ in range(TRIALS):
         middle = (low + high) / 2
         load = _load(served, lengths, middle, rows, step_ms)
@@ -159,7 +160,7 @@ def _most(served: Served, slo: Slo, lengths: Lengths, rows: int, share: float) -
             low, found = middle, load
         else:
             high = middle
-    return _Tried(low, step_ms, found)
+    return _Tried(low, step_ms, found or _load(served, lengths, 0.02 * high, rows, step_ms))
 
 
 def _load(
