@@ -27,7 +27,9 @@ ROWS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 8, 4, 2, 1)
 SHARES = (0.75, 1.0)  # of the time per token, for a step
 HEADROOM = 0.9  # of what the simulation holds: what is promised
 TRIALS = 5  # halvings of the rate's interval
-STEADY = 1.3  # all requests at once end with steps that are nearly empty: a stream of them is faster
+STEADY = (
+    1.3  # all requests at once end with steps that are nearly empty: a stream of them is faster
+)
 NAMES = ("ttft", "tpot")
 
 
@@ -169,10 +171,10 @@ def _load(
     rate: float,
     rows: int,
     step_ms: float,
-    requests: int = REQUESTS,
+    requests: int = 0,
 ) -> Load:
     workload = Workload(
-        requests=requests,
+        requests=requests or REQUESTS,
         rate=rate,
         input_least=max(1, int(0.75 * lengths.input_tokens)),
         input_most=max(1, int(1.25 * lengths.input_tokens)),

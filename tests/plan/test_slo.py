@@ -52,7 +52,8 @@ def test_the_rate_is_near_the_measured_one(chosen):
     assert any(f"--max-num-seqs {chosen.max_num_seqs}" in line for line in chosen.why)
 
 
-def test_a_tighter_promise_holds_a_lower_rate_and_an_impossible_one_is_refused(chosen):
+def test_a_tighter_promise_holds_a_lower_rate_and_an_impossible_one_is_refused(chosen, monkeypatch):
+    monkeypatch.setattr(planned, "REQUESTS", 60)
     tight = choose(SERVED, Slo(0.12, 0.012), LENGTHS)
     assert tight.rate < chosen.rate
     assert holds(tight.load, Slo(0.12, 0.012))

@@ -88,6 +88,16 @@ def test_a_hit_needs_no_reason():
     assert history.explain(tokens(1, 33), b"", 32, 0.0).cause == "hit"
 
 
+def test_short_prompts_and_those_of_the_same_moment_are_no_evictions():
+    history = PrefixHistory(PAGE)
+    assert history.explain(tokens(1, PAGE), b"", 0, 0.0).cause == "short"
+    history.add(tokens(1, 40), b"", 10.0)
+    twin = history.explain(tokens(1, 40), b"", 0, 11.0, arrived=9.0)
+    assert twin.cause == "at once"
+    assert "at the same time" in sentence(twin)
+    assert history.explain(tokens(1, 40), b"", 0, 12.0, arrived=11.0).cause == "evicted"
+
+
 # -- the meter --------------------------------------------------------------------------------------
 
 

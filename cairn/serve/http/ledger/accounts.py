@@ -62,15 +62,15 @@ class Accounts:
             request = job.request
             owner = request.salt.encode() + b"\0" + request.identity
             if entry.miss is None:
-                miss = self._miss(job, owner, now)
+                miss = self._miss(job, owner, now, entry.arrived)
                 entry.miss, entry.miss_text = miss.cause, sentence(miss, self._words(miss))
             self._history.add(request.prompt, owner, now)
 
-    def _miss(self, job: Job, owner: bytes, now: float) -> Miss:
+    def _miss(self, job: Job, owner: bytes, now: float, arrived: float) -> Miss:
         request = job.request
         if request.params.whole_prompt:
             return Miss("off")
-        return self._history.explain(request.prompt, owner, request.cached, now)
+        return self._history.explain(request.prompt, owner, request.cached, now, arrived)
 
     def _words(self, miss: Miss) -> tuple[str, str] | None:
         if self._decode is None or not miss.now:

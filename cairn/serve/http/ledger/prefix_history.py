@@ -1,7 +1,9 @@
 """Why was so little of a prompt found in the prefix cache? Compares it with the prompts that came before. Pure Python.
 
     hit          all that could be found was found
+    short        the prompt has no whole page besides its last token: nothing can be found
     never seen   no prompt before began like this
+    at once      a prompt that begins like this ran at the same time, and its pages came too late
     evicted      a prompt before began like this, and its pages have been taken for something else since
     changed      the prompt is that of an earlier one up to token N, and another from there on
     new text     an earlier prompt is the beginning of this one: the rest is new
@@ -11,11 +13,14 @@ Chunks of tokens are known by a hash of all tokens up to their end, without the 
 remembered, with their tokens, which leave this object only as a number and, if asked for, as a few tokens around it.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-Cause = Literal["hit", "never seen", "evicted", "changed", "new text", "salt", "off"]
+Cause = Literal[
+    "hit", "short", "never seen", "at once", "evicted", "changed", "new text", "salt", "off"
+]
 CHUNK = 64  # tokens that one hash stands for
 PROMPTS = 512
 TOKENS = 1_000_000  # of all prompts that are remembered
@@ -46,9 +51,18 @@ class PrefixHistory:
         self._next = 0
         self._by_hash: dict[int, list[int]] = {}  # which prompts have this chunk
 
-    def explain(self, prompt: Sequence[int], owner: bytes, cached: int, now: float) -> Miss:
-        """`cached`: tokens that the engine found. The prompt is remembered by `add`, afterwards."""
+    def explain(
+        self,
+        prompt: Sequence[int],
+        owner: bytes,
+        cached: int,
+        now: float,
+        arrived: float = math.inf,
+    ) -> Miss:
+        """`cached`: tokens that the engine found. The prompt is remembered by `add`, at its end."""
         most = (len(prompt) - 1) // self.page_size * self.page_size
+        if most == 0:
+            return Miss("short")
         if cached >= most:
             return Miss("hit", cached)
         found = self._longest(prompt)
@@ -61,7 +75,7 @@ class PrefixHistory:
         if seen is None or not self._pages(known):
             return Miss("never seen", known)
         if self._pages(known) > cached:
-            return Miss("evicted", known, now - seen.at)
+            return Miss("at once" if seen.at > arrived else "evicted", known, now - seen.at)
         if known >= len(seen.prompt):
             return Miss("new text", known, now - seen.at)
         around = slice(max(known - AROUND, 0), known + AROUND)
@@ -138,6 +152,10 @@ def sentence(miss: Miss, words: tuple[str, str] | None = None) -> str:
     match miss.cause:
         case "evicted":
             return f"{miss.known} tokens were known {age}, and have been evicted since"
+        case "at once":
+            return f"{miss.known} tokens are those of a request that ran at the same time"
+        case "short":
+            return "the prompt has no whole page that could be found"
         case "changed":
             shown = f": {words[0]!r} became {words[1]!r}" if words else ""
             return (
