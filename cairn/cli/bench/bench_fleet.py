@@ -1,6 +1,9 @@
 """`cairn bench fleet`: what the router costs in CPU time, beside other routers. Measures nothing itself."""
 
+import os
+import platform
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -24,6 +27,10 @@ class BenchFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """of all routers, one after the other"""
     json: bool = False
     """print one JSON document"""
+    out: Path | None = None
+    """write the result with its origin to this file"""
+    commit: str | None = None
+    """the commit that runs, where there is no git"""
 
 
 def run(args: list[str]) -> int:
@@ -31,6 +38,7 @@ def run(args: list[str]) -> int:
     for name in ("requests", "streams", "rounds"):
         if not 1 <= getattr(options, name) <= 1_000_000:
             raise UsageError(f"--{name} is {getattr(options, name)}", hint="1 to 1,000,000")
+    from cairn.bench import record
     from cairn.cli.columns import lines
     from cairn.fleet.measure.drive import measure
     from cairn.fleet.measure.peers import PEERS
@@ -40,11 +48,19 @@ def run(args: list[str]) -> int:
         if name not in PEERS:
             hint = did_you_mean(name, PEERS, otherwise=f"there are: {', '.join(PEERS)}")
             raise UsageError(f"--peers has '{name}'", hint=hint)
+    if options.out is not None:
+        record.require_commit(options.commit)
     found = []
     for turn in range(options.rounds):
         for name in names:
             found.append(measure(PEERS[name], options.requests, options.streams))
             print(f"round {turn + 1}: {name}", file=sys.stderr)
+    if options.out is not None:
+        machine = f"{platform.machine()}, {os.cpu_count()} CPUs"
+        command = record.repeatable(["bench", "fleet"], args)
+        made = msgspec.to_builtins(record.origin(command, machine, options.commit))
+        others = os.getloadavg()[0]
+        record.write(made | {"load_average": round(others, 1), "rows": found}, options.out)
     if options.json:
         print(msgspec.json.encode({"rows": found}).decode())
         return 0
