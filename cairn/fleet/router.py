@@ -424,8 +424,9 @@ class Router:
         return f"no server has the model {model[:200]!r}; {near}"
 
     def why_nobody(self) -> str:
+        now = time.monotonic()
         states = "; ".join(
-            f"{one.name} is full" if one.full else f"{one.name} is {one.state}: {one.reason}"
+            f"{one.name} is full" if one.full else f"{one.name} is {one.state}: {one.why(now)}"
             for one in self.workers
         )
         return f"no server has room after {self.config.hold_s:g} s of waiting ({states})"

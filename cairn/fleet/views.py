@@ -1,6 +1,7 @@
 """What the router shows of itself: health, metrics, its servers, and why a request went where it went."""
 
 import itertools
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -160,7 +161,7 @@ class Views:
             "name": one.name,
             "url": one.url,
             "state": one.state,
-            "reason": one.reason,
+            "reason": one.why(time.monotonic()),
             "models": one.hello.models if one.hello is not None else [],
             "cache": "exact" if exact else "unknown",
             "running": max(one.decoding, one.load.running),

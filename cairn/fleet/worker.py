@@ -37,7 +37,7 @@ class Worker:
         self.waiting = 0  # requests of ours before their first token
         self.decoding = 0  # requests of ours after it
         self.failures = 0  # in a row
-        self.rests_until_s = 0.0
+        self.rests_until_s, self.rest_reason = 0.0, "requests sent there were lost"
         self.capacity = NO_LIMIT  # requests from here at a time
         self._sleeps = False  # as far as its host or its pulse has said
         self.managed = False  # a host of several models decides when it sleeps
@@ -83,7 +83,11 @@ class Worker:
 
     def rest(self, until_s: float, reason: str) -> None:
         """It gets nothing new before then."""
-        self.rests_until_s, self.reason = until_s, reason
+        self.rests_until_s, self.rest_reason = until_s, reason
+
+    def why(self, now_s: float) -> str:
+        """It gets nothing, as far as there is a reason."""
+        return self.reason or (self.rest_reason if now_s < self.rests_until_s else "")
 
     def eligible(self, now_s: float, model: str | None, state: State = "up") -> bool:
         if self.state != state or self.yielding or now_s < self.rests_until_s:

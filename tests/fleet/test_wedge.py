@@ -23,6 +23,7 @@ def test_streams_of_a_wedged_server_go_on_elsewhere_and_it_rests():
             assert (await answer)[:2] == (200, text_of(f"p{at}", 8))
         assert not router.workers[0].eligible(router.workers[0].rests_until_s - 0.01, None)
         assert router.workers[0].state == "up"
+        assert "no token" in router.workers[0].why(router.workers[0].rests_until_s - 0.01)
 
     fleet(check, wedge_s=0.5)
 
