@@ -5,6 +5,8 @@
 
     one row      256 tokens behind a prompt of 128: plain, k = 4 at a length of 3.0 (n-grams, then an EAGLE-3 head with
                  random weights), always wrong with k = 4 and with k chosen by the controller, and one that never drafts
+    json         one row, an answer of a JSON schema: plain, and with the tokens that the schema forces as drafts
+    w4a16        one row with weights in 4 bits: plain, n-grams and a head as above; last, because weights are replaced
     256 rows     96 tokens behind prompts of 1024: plain, and k = 2 at a length of 2.2
 
 A shape is loaded once; each way has an engine of its own. The best of the runs counts; of many rows the median of the
@@ -27,8 +29,12 @@ from cairn.bench.throughput import ledger
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.speculate.synthetic import make_synthetic_on_device, rates_of_length
 from cairn.serve.engine.start import start_with
+from cairn.serve.grammar import Grammar, Grammars
+from cairn.serve.guide import schema_guide
 
 PROMPT, MANY_PROMPT = 128, 1024
 
@@ -39,6 +45,8 @@ class Way(NamedTuple):
     length: float = 1.0  # of the runs; 1: drafts are always wrong
     never: bool = False  # the controller sees no gain in any draft
     who: str = "ngram"
+    weights: str = "auto"
+    schema: bool = False  # the answer is a JSON object
 
 
 ALONE = (
@@ -50,7 +58,29 @@ ALONE = (
     Way("k chosen, length 3.0", "auto", 3.0),
     Way("k = 0 by the controller", "auto", never=True),
 )
+JSON = (
+    Way("json, plain", schema=True),
+    Way("json, forced tokens", 7, who="grammar", schema=True),
+)
+W4A16 = (
+    Way("w4a16, plain", weights="w4a16"),
+    Way("w4a16, head, k = 4, length 3.0", 4, 3.0, who="random:eagle3", weights="w4a16"),
+    Way("w4a16, k = 4, length 3.0", 4, 3.0, weights="w4a16"),
+)
 MANY = (Way("plain"), Way("k = 2, length 2.2", 2, 2.2))
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "animal_kind": {"enum": ["cat", "dog", "bird"]},
+        "age_in_years": {"type": "integer", "minimum": 1, "maximum": 20},
+        "city_name": {"type": "string", "maxLength": 12},
+        "lives_indoors": {"type": "boolean"},
+        "favourite_colour": {"enum": ["red", "green", "blue"]},
+    },
+    "required": ["animal_kind", "age_in_years", "city_name", "lives_indoors", "favourite_colour"],
+    "additionalProperties": False,
+}
+ASKED_AGAIN = 4  # times in a run: an answer of a schema is short
 
 
 def main() -> None:
@@ -58,6 +88,8 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["qwen3-0.6b", "qwen3-8b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 256])
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--only", default="", help="ways whose name has this")
+    parser.add_argument("--kinds", nargs="+", default=["bf16", "json", "w4a16"])
     parser.add_argument("--outputs", type=int, help="tokens of each answer, to try it out")
     parser.add_argument("--device", default="cuda")
     add_arguments(parser)
@@ -67,7 +99,7 @@ def main() -> None:
         opened = open_model(f"random:{shape}")
         runnable = opened.load(options.device, "auto")
         for rows in options.rows:
-            for way in ALONE if rows == 1 else MANY:
+            for way in (w for w in ways_of(rows, options) if options.only in w.name):
                 results.append(measure(opened, runnable, rows, way, options))
                 print_row(results[-1], results)
                 if options.out:  # so that little is lost when the time is over
@@ -76,6 +108,13 @@ def main() -> None:
                 torch.cuda.empty_cache()
         del opened, runnable
     record(results, options)
+
+
+def ways_of(rows: int, options: argparse.Namespace) -> tuple[Way, ...]:
+    if rows > 1:
+        return MANY
+    kinds = {"bf16": ALONE, "json": JSON, "w4a16": W4A16}
+    return tuple(way for kind, ways in kinds.items() if kind in options.kinds for way in ways)
 
 
 def measure(
@@ -91,7 +130,11 @@ def measure(
         for _ in range(rows)
     ]
 
+    grammar = grammar_of(opened.spec.vocab) if way.schema else None
+
     def run() -> Run:
+        if grammar is not None:
+            return serve_schema(engine, asked[0].prompt, grammar)
         steps_N.zero_()  # the same runs hold each time, so the first captures every graph that the others replay
         return serve(engine, asked)
 
@@ -104,7 +147,9 @@ def measure(
         "shape": opened.name,
         "rows": rows,
         "way": way.name,
-        "tokens_per_s": round(rate(best, rows, outputs), 1),
+        "tokens_per_s": round(rate(best, rows, outputs), 1)
+        if grammar is None
+        else schema_rate(best),
         "length": best.length,
         "steps": best.steps,
         "ms": {
@@ -122,6 +167,40 @@ def rate(run: Run, rows: int, outputs: int) -> float:
     return rows * (run.length or 1.0) / statistics.median(turns)
 
 
+def grammar_of(vocabulary: int) -> Grammar:
+    """Of the schema, in the tokens of a small model: random weights have none of their own."""
+    small = open_model("cairn-tiny")
+    assert small.tokenizer is not None
+    grammars = Grammars(small.tokenizer, vocabulary, small.eos_ids)
+    return grammars.compile(schema_guide(SCHEMA, "the schema"))
+
+
+def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
+    """A few answers one after another; `Run.seconds` is the time of a token behind the first."""
+    speculation, first = engine.scheduler.speculation, engine.steps
+    runs, held = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
+    seconds, tokens = 0.0, 0
+    for _ in range(ASKED_AGAIN):
+        params = SamplingParams(temperature=0, max_tokens=256)
+        request = Request(time.monotonic_ns(), prompt, params, constraint=grammar.start())
+        engine.add(request)
+        while not request.outputs:
+            engine.step()
+        began = time.perf_counter()
+        engine.run()
+        seconds += time.perf_counter() - began
+        tokens += len(request.outputs) - 1
+    steps = engine.steps - first
+    length = None
+    if speculation is not None and (verified := speculation.counts.runs - runs):
+        length = 1 + (speculation.accepted - held) / verified
+    return Run(seconds / tokens, steps, list(engine.times)[-steps:], request.error, length)
+
+
+def schema_rate(run: Run) -> float:
+    return round(1 / run.seconds, 1)
+
+
 def engine_of(
     opened: OpenModel, runnable: Runnable, rows: int, way: Way
 ) -> tuple[Engine, torch.Tensor]:
@@ -134,10 +213,11 @@ def engine_of(
         gpu_memory_utilization=0.8,
         speculate=way.who if way.drafts else "off",
         draft_tokens=way.drafts or "auto",  # type: ignore[arg-type]
+        weights=way.weights if not converted(runnable) else "auto",
     )
-    engine = start_with(opened, runnable, config).engine
+    engine = start_with(opened, runnable, config, sole=way.weights != "auto").engine
     speculation, steps_N = engine.scheduler.speculation, torch.zeros(rows)
-    if speculation is not None:
+    if speculation is not None and not way.schema:
         drafts = engine.scheduler.limits.drafts
         rates = rates_of_length(way.length, drafts) if way.length > 1 else [0.0] * drafts
         steps_N = make_synthetic_on_device(engine.runner, rates)
@@ -146,13 +226,15 @@ def engine_of(
     return engine, steps_N
 
 
+def converted(runnable: Runnable) -> bool:
+    """An engine before this one has left the weights in another form."""
+    return any(getattr(part, "form", None) is not None for part in runnable.model.modules())
+
+
 def print_row(row: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    same = (
-        r
-        for r in results
-        if (r["shape"], r["rows"], r["way"]) == (row["shape"], row["rows"], "plain")
-    )
-    plain = next(same)["tokens_per_s"]
+    """With its ratio to the last plain way of the same shape."""
+    plains = (r["tokens_per_s"] for r in reversed(results) if r["way"].endswith("plain"))
+    plain = next(plains, row["tokens_per_s"])
     parts = " ".join(f"{name} {ms:.3f}" for name, ms in row["ms"].items())
     print(
         f"{time.strftime('%H:%M:%S')} {row['shape']:18s} {row['rows']:4d} rows  {row['way']:24s} "

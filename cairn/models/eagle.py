@@ -10,7 +10,7 @@ added to a number of the smaller vocabulary. Layers are counted as there: hidden
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
+from cairn.models.attend import Attend
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.families import from_hf
 from cairn.models.family_config import config_of
@@ -27,7 +28,7 @@ from cairn.models.linear.maps import Columns, Rows, Vocabulary
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
 from cairn.models.shards import ALONE
 from cairn.models.spec import ModelSpec
-from cairn.models.transformer import Layer
+from cairn.models.transformer import Layer, rotations_of
 
 WEIGHTS = "model.safetensors"
 DRAFT_VOCABULARY = 32000  # of a head with random weights
@@ -104,6 +105,13 @@ def random_spec(target: ModelSpec) -> EagleSpec:
     return EagleSpec(layer, taps, target.hidden, min(DRAFT_VOCABULARY, target.vocab))
 
 
+class Passed(NamedTuple):
+    """What a pass of a head leaves."""
+
+    h_TD: Tensor  # takes the place of the hidden states in the next pass
+    normed_TD: Tensor  # for the scores
+
+
 class EagleHead(nn.Module):
     def __init__(self, spec: EagleSpec, build: Build, number: int) -> None:
         """`number`: of its layer in the cache, behind those of the target."""
@@ -137,9 +145,17 @@ class EagleHead(nn.Module):
         """Over the smaller vocabulary."""
         return self.head.logits(self.norm(h_TD))
 
-    def likeliest(self, h_TD: Tensor) -> Tensor:
+    def passed(self, x_TD: Tensor, g_TD: Tensor, positions_T: Tensor, attend: Attend) -> Passed:
+        rotations = rotations_of(self.spec.layer, range(1), positions_T, attend, x_TD.dtype)
+        h_TD = self(x_TD, g_TD, PlainStep(attend, rotations))
+        return Passed(h_TD, self.norm(h_TD))
+
+    def likeliest(self, normed_TD: Tensor) -> Tensor:
         """Of the target's tokens; int32."""
-        found_T = self.logits(h_TD).argmax(-1)
+        return self.token_of(self.head.logits(normed_TD).argmax(-1))
+
+    def token_of(self, found_T: Tensor) -> Tensor:
+        """From the smaller vocabulary to the target's; int32."""
         return (found_T + self.d2t[found_T]).int()
 
     def slots(self) -> list[Slot]:

@@ -11,7 +11,7 @@ projections) runs by torch while the others stay fused. The two forms agree up t
 """
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -59,12 +59,7 @@ class Fused:
         self.kernels = Kernels(invariant=invariant)
         mixers = list(joined_attentions(model))
         device = model.embedding.weight.device
-        self.tables = rope_tables({mixer.rope for mixer in mixers}, model.spec, context, device)
-        self.axis_of = {
-            kind: axis_of_columns(kind, table.shape[1]).to(device)
-            for kind, table in self.tables.items()
-            if kind is not None
-        }
+        self.tables = Tables({mixer.rope for mixer in mixers}, model.spec, context, device)
         self.heads = {mixer: heads_of(mixer, model.spec) for mixer in mixers}
         self.all_fused = len(mixers) == len(model.layers)
         self.most_layers: int | None = None  # None: all
@@ -83,14 +78,6 @@ class Fused:
         step = FusedStep(self, attend, rotations)
         deep = self.model.deep_rows(tokens_T)
         return self.model.through(FusedResidual(x_TD), step, taps, deep, self.most_layers)
-
-    def tables_of(self, attend: Attend) -> dict[Rope | None, Tensor]:
-        """By position; with rows and columns of pictures by token."""
-        axes_3T: Tensor | None = getattr(attend, "axes_3T", None)
-        if axes_3T is None:
-            return self.tables
-        axes = self.axis_of.items()
-        return {kind: rows_by_axes(self.tables[kind], axes_3T, axis_C) for kind, axis_C in axes}
 
     def warming(self) -> "Fused":
         """The same through its first layers alone, if all are alike: they launch every kernel that the others do."""
@@ -136,14 +123,50 @@ class Fused:
         return cap * torch.tanh(scores_TV / cap) if cap else scores_TV
 
 
+class Tables:
+    """Rotations of every position, for each kind of rotary positions of a model."""
+
+    def __init__(
+        self,
+        kinds: Iterable[Rope | None],
+        spec: ModelSpec,
+        context: int,
+        device: torch.device | str,
+    ) -> None:
+        self.by_position = rope_tables(kinds, spec, context, device)
+        self.axis_of = {
+            kind: axis_of_columns(kind, table.shape[1]).to(device)
+            for kind, table in self.by_position.items()
+            if kind is not None
+        }
+
+    def of(self, attend: Attend) -> dict[Rope | None, Tensor]:
+        """By position; with rows and columns of pictures by token."""
+        axes_3T: Tensor | None = getattr(attend, "axes_3T", None)
+        if axes_3T is None:
+            return self.by_position
+        axes = self.axis_of.items()
+        return {
+            kind: rows_by_axes(self.by_position[kind], axes_3T, axis_C) for kind, axis_C in axes
+        }
+
+
+class FusedForm(Protocol):
+    """Whose parts a step computes: a model, or the head that drafts for it."""
+
+    kernels: Kernels
+    tables: Tables
+    heads: Mapping[Attention, Heads]
+
+
 class FusedStep:
     """One pass through our kernels."""
 
     fuses = True
 
-    def __init__(self, form: Fused, attend: Attend, rotations: dict[Rope, Rotation]) -> None:
+    def __init__(self, form: FusedForm, attend: Attend, rotations: dict[Rope, Rotation]) -> None:
         self.form, self.attend, self.rotations = form, attend, rotations
-        self.tables = form.tables_of(attend)
+        self.tables = form.tables.of(attend)
 
     def run(self, layer: Any, residual: Any) -> Any:
         return layer(residual, self)
@@ -235,7 +258,7 @@ class FusedInput:
         if not self._read:  # what was pending belongs to the residual, whoever read it
             _ = self.tensor
         if self.post_norm is not None:
-            y = _norm(cast(Tensor, y), self.post_norm)
+            y = normed(cast(Tensor, y), self.post_norm)
         return FusedResidual(self.x_TD, y)
 
 
@@ -250,7 +273,7 @@ def _kind(layer: Layer, number: int, spec: ModelSpec) -> tuple[object, ...]:
     return (*parts, spec.window(number), spec.rope_of(number))
 
 
-def _norm(x_TD: Tensor, norm: Norm) -> Tensor:
+def normed(x_TD: Tensor, norm: Norm) -> Tensor:
     if isinstance(norm, Norm) and norm.bias is not None:
         return layernorm(x_TD, norm.weight.data, norm.bias.data, norm.eps)
     if not norm.is_rms:
@@ -267,7 +290,7 @@ def _add_norm(y: Product, x_TD: Tensor, norm: Norm) -> Tensor:
         x_TD.add_(y.sums_SMD.sum(0) if isinstance(y, Parts) else y)
         y = None
     if y is None:
-        return _norm(x_TD, norm)
+        return normed(x_TD, norm)
     weight, how = norm.weight.data, {"plus_one": norm.plus_one, "prefetch": True}
     if isinstance(y, Parts):
         return join_add_rmsnorm(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]

@@ -40,12 +40,13 @@ def steps(draw):
 
 
 @settings(deadline=None, max_examples=15)
-@given(steps())
-def test_drafts_like_the_reference(step):
+@given(steps(), st.booleans())
+def test_drafts_like_the_reference(step, by_head):
     rows_B, bounds_B1, tokens_T, positions_T, text_NC = step
     wanted_T, twin_NC = tokens_T.clone(), text_NC.clone()
-    draft_ngrams_reference(rows_B, bounds_B1, wanted_T, positions_T, twin_NC)
-    draft_ngrams(rows_B, bounds_B1, tokens_T, positions_T, text_NC, impl="triton")
+    made_NK = torch.randint(0, 99, (ROWS, 8)).int() if by_head else None
+    draft_ngrams_reference(rows_B, bounds_B1, wanted_T, positions_T, twin_NC, made_NK)
+    draft_ngrams(rows_B, bounds_B1, tokens_T, positions_T, text_NC, made_NK, impl="triton")
     assert tokens_T.tolist() == wanted_T.tolist()
     assert torch.equal(text_NC, twin_NC)
     assert (wanted_T >= 0).all()

@@ -14,7 +14,9 @@ from cairn.models import activation, fused
 from cairn.models.attend import Packed
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
+from cairn.models.eagle import EagleHead, random_spec
 from cairn.models.fused import Fused
+from cairn.models.fused_head import FusedHead
 from cairn.models.lean import Lean
 from cairn.models.linear import gpu_product
 from cairn.models.presets import preset
@@ -195,6 +197,34 @@ def test_every_form_hands_out_the_same_hidden_states(kernels):
         torch.testing.assert_close(one_layer.norm(tapped[0]), expected, rtol=1e-4, atol=1e-4)
     lean_hidden, lean_tapped = Lean(model).tapped(torch.arange(8), torch.arange(8), attend, (0, 1))
     torch.testing.assert_close(model.norm(lean_tapped[1]), lean_hidden, rtol=1e-4, atol=1e-4)
+
+
+class Unturned(Heads):
+    """The same for a plain form, whose queries are rotated by then: at place 0 that changes nothing."""
+
+    def __call__(self, q_THC, k_TKC, v_TKC, rule):
+        return q_THC
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("rows", [8, 300, 1100])
+@torch.inference_mode()
+def test_a_head_in_kernels_passes_as_the_plain_one(kernels, rows, before):
+    spec = random_spec(QWEN)
+    spec = msgspec.structs.replace(spec, taps=(0, 1, 1), norm_before_residual=before)
+    head = EagleHead(spec, Build("cpu", fused=True), 2).requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(4))
+    form, places = FusedHead(head, 32), torch.zeros(rows, dtype=torch.int32)
+    tapped = [torch.randn(rows, QWEN.hidden) for _ in spec.taps]
+    g_TD, x_TD = head.fuse(tapped), torch.randn(rows, QWEN.hidden)
+    torch.testing.assert_close(form.fuse(tapped), g_TD)
+    wanted = head.passed(x_TD, g_TD, places, Unturned())
+    launched.clear()
+    found = form.passed(x_TD, g_TD.clone(), places, Unturned())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert torch.equal(form.likeliest(found.normed_TD), head.likeliest(found.normed_TD))
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3", "tiny-moe"])

@@ -68,7 +68,7 @@ def test_any_pattern_of_drafts_that_hold(monkeypatch, right, drafts, tight, stop
     """Drafts that are right and wrong by a pattern, requests that stop anywhere, pages that run out."""
     pattern = itertools.cycle(right)
 
-    def told(rows_B, bounds_B1, tokens_T, positions_T, text_NC):
+    def told(rows_B, bounds_B1, tokens_T, positions_T, text_NC, made_NK):
         for b, row in enumerate(rows_B.tolist()):
             first, end = bounds_B1[b : b + 2].tolist()
             tokens = tokens_T[first:end]

@@ -13,8 +13,6 @@ from cairn.models import eagle
 from cairn.models.attend import Cached, KVCache
 from cairn.models.build import Build
 from cairn.models.family_config import config_of
-from cairn.models.layer_loop import PlainStep
-from cairn.models.transformer import rotations_of
 
 FAMILY = "llama"
 DRAFTS = 3
@@ -94,11 +92,9 @@ def drafts_behind(text: list[int]) -> list[int]:
     following, g_TD, found = tokens[1:], head.fuse(tapped), []
     while len(found) < DRAFTS:
         attend = Cached([cache], [len(following)])
-        positions_T = attend.positions_T()
-        rotations = rotations_of(head.spec.layer, range(1), positions_T, attend, g_TD.dtype)
-        h_TD = head(net.embedding(following), g_TD, PlainStep(attend, rotations))
+        h_TD, normed_TD = head.passed(net.embedding(following), g_TD, attend.positions_T(), attend)
         attend.commit()
-        following, g_TD = head.likeliest(h_TD[-1:]).long(), h_TD[-1:]
+        following, g_TD = head.likeliest(normed_TD[-1:]).long(), h_TD[-1:]
         found.append(int(following))
     return found
 

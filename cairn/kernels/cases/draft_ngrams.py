@@ -16,15 +16,19 @@ from cairn.kernels.sampling.draft_ngrams import (
 
 KERNEL = "cairn.kernels.sampling.draft_ngrams"
 POINTERS = ("rows", "bounds", "tokens", "positions", "text")
+NUMBERS = {"text_stride": "i32", "made_stride": "i32"}
+
+
+def _variant(name: str, pointers: tuple[str, ...], fixed: dict[str, None]) -> Variant:
+    kinds = dict.fromkeys(pointers, "*i32") | NUMBERS
+    return Variant(
+        name, _draft_kernel, kinds, CONSTANTS | {"OVERLAP": True} | fixed, {"num_warps": 8}, ()
+    )
+
+
 VARIANTS = [
-    Variant(
-        "n-grams drafted",
-        _draft_kernel,
-        dict.fromkeys(POINTERS, "*i32") | {"text_stride": "i32"},
-        CONSTANTS | {"OVERLAP": True},
-        {"num_warps": 8},
-        (),
-    ),
+    _variant("n-grams drafted", POINTERS, {"made": None}),
+    _variant("a head's drafts put in place", (*POINTERS, "made"), {}),
 ]
 
 

@@ -6,7 +6,8 @@
 
 Every row has its text on the device. A step enters the tokens that it computes there, drafts included: those that do
 not hold lie behind the row's length and are overwritten. The host decides how many drafts a row has and need not know
-them: it writes DRAFTED in their place, behind one token of the row. A row without a match drafts token 0. Whatever is
+them: it writes DRAFTED in their place, behind one token of the row. A row without a match drafts token 0. Where
+somebody else has drafted on the device (a head), those drafts are put in place and nothing is searched. Whatever is
 drafted is verified, so no draft changes an answer. Bytes moved: one word for each token of the text, twice that for
 those that match.
 """
@@ -33,7 +34,12 @@ PLACE_BITS = 24  # a place in a text has so many
 
 
 def draft_ngrams_reference(
-    rows_B: Tensor, bounds_B1: Tensor, tokens_T: Tensor, positions_T: Tensor, text_NC: Tensor
+    rows_B: Tensor,
+    bounds_B1: Tensor,
+    tokens_T: Tensor,
+    positions_T: Tensor,
+    text_NC: Tensor,
+    made_NK: Tensor | None = None,
 ) -> None:
     bounds = bounds_B1.tolist()
     for b, row in enumerate(rows_B.tolist()):
@@ -44,8 +50,11 @@ def draft_ngrams_reference(
         drafts = int((tokens == DRAFTED).sum())
         if drafts:
             text_C[start] = tokens[0]
-            found = drafts_of(text_C[: start + 1].tolist(), drafts)
-            tokens[1:] = torch.tensor(found, dtype=tokens.dtype)
+            if made_NK is not None:
+                tokens[1:] = made_NK[row, :drafts]
+            else:
+                found = drafts_of(text_C[: start + 1].tolist(), drafts)
+                tokens[1:] = torch.tensor(found, dtype=tokens.dtype)
         there = tokens >= 0
         text_C[start : start + len(tokens)][there] = tokens[there]
 
@@ -65,8 +74,38 @@ def drafts_of(text: list[int], count: int) -> list[int]:
 
 
 @triton.jit
+def _following_match(
+    text, start, last, draft, drafts, lane, SHORTEST: tl.constexpr, LONGEST: tl.constexpr, SEARCHED: tl.constexpr,
+    PLACE_BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What follows the best match with the end of the text; `last` is its last token, at `start`."""
+    length = start + 1
+    best = start * 0  # length of the match, and its place below
+    for i in tl.range(tl.maximum(SHORTEST, length - SEARCHED), length, BLOCK, num_stages=1):
+        at = i + lane
+        same = tl.load(text + at - 1, mask=at < length, other=-1) == last
+        match = tl.where(same, 1, 0)
+        back = start * 0 + 1
+        matching = tl.max(match, 0)
+        while (matching > 0) & (back < LONGEST):
+            wanted = tl.load(text + tl.maximum(start - back, 0))
+            there = same & (at - 1 - back >= 0)
+            same = there & (tl.load(text + at - 1 - back, mask=there, other=-1) == wanted)
+            match += tl.where(same, 1, 0)
+            matching = tl.max(tl.where(same, 1, 0), 0)
+            back += 1
+        score = tl.where(match >= SHORTEST, (match << PLACE_BITS) + at, 0)
+        best = tl.maximum(best, tl.max(score, 0))
+    at = best - (best >> PLACE_BITS << PLACE_BITS)
+    source = at + draft % (length - at)
+    inside = (draft < drafts) & (best > 0)
+    found = tl.load(text + source, mask=inside & (source < start), other=0)
+    return tl.where(inside & (source == start), last, found)
+
+
+@triton.jit
 def _draft_kernel(
-    rows, bounds, tokens, positions, text, text_stride,
+    rows, bounds, tokens, positions, text, made, text_stride, made_stride,
     DRAFTED: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr, SEARCHED: tl.constexpr,
     PLACE_BITS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -89,29 +128,14 @@ def _draft_kernel(
     drafts = tl.sum(tl.where(given == DRAFTED, 1, 0), 0)
     if drafts == 0:
         return
-    last = tl.load(tokens + opens)
     length = start + 1
-    best = start * 0  # length of the match, and its place below
-    for i in tl.range(tl.maximum(SHORTEST, length - SEARCHED), length, BLOCK, num_stages=1):
-        at = i + lane
-        same = tl.load(text + at - 1, mask=at < length, other=-1) == last
-        match = tl.where(same, 1, 0)
-        back = start * 0 + 1
-        matching = tl.max(match, 0)
-        while (matching > 0) & (back < LONGEST):
-            wanted = tl.load(text + tl.maximum(start - back, 0))
-            there = same & (at - 1 - back >= 0)
-            same = there & (tl.load(text + at - 1 - back, mask=there, other=-1) == wanted)
-            match += tl.where(same, 1, 0)
-            matching = tl.max(tl.where(same, 1, 0), 0)
-            back += 1
-        score = tl.where(match >= SHORTEST, (match << PLACE_BITS) + at, 0)
-        best = tl.maximum(best, tl.max(score, 0))
-    at = best - (best >> PLACE_BITS << PLACE_BITS)
-    source = at + draft % (length - at)
-    inside = (draft < drafts) & (best > 0)
-    found = tl.load(text + source, mask=inside & (source < start), other=0)
-    found = tl.where(inside & (source == start), last, found)
+    if made is not None:
+        found = tl.load(made + row * made_stride + draft, mask=draft < drafts, other=0)
+    else:
+        last = tl.load(tokens + opens)
+        found = _following_match(
+            text, start, last, draft, drafts, lane, SHORTEST, LONGEST, SEARCHED, PLACE_BITS, BLOCK
+        )
     tl.store(tokens + opens + 1 + draft, found, mask=draft < drafts)
     tl.store(text + length + draft, found, mask=draft < drafts)
 
@@ -122,11 +146,13 @@ def draft_ngrams(
     tokens_T: Tensor,
     positions_T: Tensor,
     text_NC: Tensor,
+    made_NK: Tensor | None = None,
     impl: Impl = "auto",
 ) -> None:
     """Enter the step's tokens into the rows' texts, and put drafts in place of DRAFTED. Row -1 is padding.
 
-    A sequence with drafts has one token before them.
+    A sequence with drafts has one token before them. `made_NK`: of each row the drafts that a head has made; None: they
+    are searched in its text.
     """
     first = check("rows_B", rows_B, dtypes=(torch.int32,), shape=(None,), packed=True)
     sequences = len(first)
@@ -135,13 +161,17 @@ def draft_ngrams(
     for name, tensor in given.items():
         check(name, tensor, dtypes=(torch.int32,), shape=shapes[name], beside=first, packed=True)
     check("text_NC", text_NC, dtypes=(torch.int32,), shape=(None, None), beside=first, packed=True)
+    if made_NK is not None:
+        check(
+            "made_NK", made_NK, dtypes=(torch.int32,), shape=(None, None), beside=first, packed=True
+        )
     for name, tensor in (("tokens_T", tokens_T), ("text_NC", text_NC)):
         apart(name, tensor)
     longest = text_NC.shape[1]
     require(longest < 1 << PLACE_BITS, "text_NC", f"rows shorter than {1 << PLACE_BITS}", longest)
     offers = {"triton": needs_cuda(rows_B), "reference": None}
     if choose("draft_ngrams", impl, offers).impl == "reference":
-        draft_ngrams_reference(rows_B, bounds_B1, tokens_T, positions_T, text_NC)
+        draft_ngrams_reference(rows_B, bounds_B1, tokens_T, positions_T, text_NC, made_NK)
     elif sequences:
         kernel: Any = _draft_kernel
         kernel[(sequences,)](
@@ -150,7 +180,9 @@ def draft_ngrams(
             tokens_T,
             positions_T,
             text_NC,
+            made_NK,
             text_NC.stride(0),
+            0 if made_NK is None else made_NK.stride(0),
             **CONSTANTS,
             num_warps=8,
             **pdl(first.device),

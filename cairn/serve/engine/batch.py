@@ -21,7 +21,6 @@ from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 from cairn.serve.engine.pieces import words_of_pieces
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.spans import axes_offsets
-from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.step import Chunk
 
 TURNS = 4  # pinned arrays: more than there are steps in flight
@@ -139,7 +138,7 @@ class Batch:
             integers(2 * rows),
             integers(groups, 2 * rows, table),
         )
-        self.head_drafts: HeadDrafts | None = None  # who drafts; None: n-grams
+        self.made_NK: Tensor | None = None  # drafts that a head has made; None: n-grams
         self.text_NC = integers(rows, limits.context) if limits.device_drafts else None
         most = words_of(limits)
         pinned = self.device.type == "cuda"
@@ -188,11 +187,10 @@ class Batch:
         make, decided = step_inputs if self.device.type == "cuda" else inputs_on_cpu, staged.decided
         make(decided, self.state, self.limits.page_size, self.inputs)
         inputs = self.inputs_of(staged)
-        if self.head_drafts is not None and staged.verifies:
-            self.head_drafts.fill(staged, inputs.tokens_T)
         if self.text_NC is not None:
             rows_B, bounds_B1 = decided.rows_B, decided.bounds_B1
-            draft_ngrams(rows_B, bounds_B1, inputs.tokens_T, inputs.positions_T, self.text_NC)
+            tokens_T, positions_T = inputs.tokens_T, inputs.positions_T
+            draft_ngrams(rows_B, bounds_B1, tokens_T, positions_T, self.text_NC, self.made_NK)
         return inputs
 
     def inputs_of(self, staged: Staged) -> Inputs:

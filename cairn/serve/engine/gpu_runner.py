@@ -17,6 +17,7 @@ from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
 from cairn.models.eagle import EagleHead
 from cairn.models.fused import Fused
+from cairn.models.fused_head import FusedHead
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import VARIES
@@ -66,6 +67,8 @@ class GPURunner(Runner):
             self.adapters.slots = AdapterSlots(model, limits)
         self._layouts = 0  # of steps with adapters, when their graphs were captured
         self.fused = Fused(model, limits.context, invariant) if fused else None
+        if self.head is not None and head is not None and fused:
+            self.head.form = FusedHead(head, limits.context, invariant)
         why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
         if invariant and why_not:
             raise ConfigError(

@@ -96,7 +96,7 @@ class Runner:
         self._slept: int | None = None  # the level of its sleep
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
-        self.batch.head_drafts = self.head
+        self.batch.made_NK = self.head.drafts_NK if self.head is not None else None
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         if limits.arena_rows:
             width = model.spec.hidden * (1 + model.spec.deep_rows)

@@ -78,6 +78,11 @@ class Runs:
         """Call it for one depth after another: grammars follow the drafts."""
         return [self._draw(i, depth) for i in self.at_depth(depth)]
 
+    def every_draw(self) -> list[Draw]:
+        """In the order of the step."""
+        depths = [(i, depth) for i, own in enumerate(self.drafts) for depth in range(1 + len(own))]
+        return [self._draw(i, depth) for i, depth in depths]
+
     def _draw(self, i: int, depth: int) -> Draw:
         request, drafts = self.requests[i], self.drafts[i]
         index = _drawn_last(request) - len(drafts) + depth
@@ -145,7 +150,9 @@ class Sampler:
     def _sample_runs(
         self, logits_SV: Tensor, position_S: Tensor, rows_S: Tensor, runs: "Runs"
     ) -> Tensor:
-        """All first draws, then all second ones, ..: a penalty counts the drafts before, a grammar follows them."""
+        """At once; with penalties all first draws, then all second ones, ..: a penalty counts the drafts before."""
+        if not any(is_penalised(request.params) for request in runs.requests):
+            return self._sample_each(logits_SV, position_S, rows_S, runs.every_draw(), rows_S)
         tokens_S = torch.zeros(len(rows_S), dtype=torch.int32, device=self.device)
         holds_R = torch.ones(len(runs.requests), dtype=torch.bool, device=self.device)
         for depth in range(runs.longest):
