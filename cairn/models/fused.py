@@ -11,7 +11,7 @@ projections) runs by torch while the others stay fused. The two forms agree up t
 """
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -156,7 +156,7 @@ class FusedForm(Protocol):
 
     kernels: Kernels
     tables: Tables
-    heads: Mapping[Attention, Heads]
+    heads: dict[Attention, Heads]
 
 
 class FusedStep:
