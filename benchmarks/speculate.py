@@ -179,7 +179,7 @@ def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
     """A few answers one after another; `Run.seconds` is the time of a token behind the first."""
     speculation, first = engine.scheduler.speculation, engine.steps
     runs, held = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
-    seconds, tokens = 0.0, 0
+    seconds, tokens, error = 0.0, 0, None
     for _ in range(ASKED_AGAIN):
         params = SamplingParams(temperature=0, max_tokens=256)
         request = Request(time.monotonic_ns(), prompt, params, constraint=grammar.start())
@@ -189,12 +189,12 @@ def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
         began = time.perf_counter()
         engine.run()
         seconds += time.perf_counter() - began
-        tokens += len(request.outputs) - 1
+        tokens, error = tokens + len(request.outputs) - 1, error or request.error
     steps = engine.steps - first
     length = None
     if speculation is not None and (verified := speculation.counts.runs - runs):
         length = 1 + (speculation.accepted - held) / verified
-    return Run(seconds / tokens, steps, list(engine.times)[-steps:], request.error, length)
+    return Run(seconds / tokens, steps, list(engine.times)[-steps:], error, length)
 
 
 def schema_rate(run: Run) -> float:

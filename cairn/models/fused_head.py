@@ -1,6 +1,6 @@
 """An EAGLE-3 head through the kernels that serve on a GPU; `models.eagle` has the form to read first.
 
-    norm x and g | q, k, v | rotate, write to the pages | attend | out | add + norm | gate, up, SwiGLU | down | add + norm
+    norm x and g | q, k, v | rotate, write to pages | attend | out | add + norm | gate, up, SwiGLU | down | add + norm
 
 A head passes over its own guesses one after another, so at small batches its launches count as much as its weights.
 """
