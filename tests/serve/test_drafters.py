@@ -309,6 +309,13 @@ def test_a_text_that_the_draft_model_cannot_hold_goes_without_drafts():
     assert [len(tokens) for tokens in found] == [0, 3]
 
 
+def test_a_name_that_names_nothing_is_refused_with_the_drafters_there_are():
+    from cairn.core.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="speculate is nonsense.*use off, grammar, ngram"):
+        tiny_engine("qwen3", speculate="nonsense")
+
+
 def test_other_tokens_are_refused_with_the_first_difference():
     from cairn.core.errors import ConfigError
     from cairn.models.runnable import OpenModel, open_model

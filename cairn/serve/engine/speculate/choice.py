@@ -3,7 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.core.errors import ConfigError
+from cairn.core.errors import ConfigError, ModelNotFound
 from cairn.serve.engine.speculate.draft_model import open_draft_model
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.grammar_tokens import GrammarDrafter
@@ -84,7 +84,13 @@ def open_head(
     from cairn.models.hub import resolve
     from cairn.models.safetensors_file import read_json
 
-    folder = None if name == RANDOM_HEAD else resolve(name)
+    try:
+        folder = None if name == RANDOM_HEAD else resolve(name)
+    except ModelNotFound as problem:
+        raise ConfigError(
+            f"speculate is {name}, which names no drafter, and as a model or a head: {problem.message}",
+            hint=f"use {', '.join(OWN_DRAFTERS)}, a model of the same tokens, or an EAGLE-3 head",
+        ) from problem
     described = None if folder is None else folder / "config.json"
     if described is not None and not (described.is_file() and is_eagle(read_json(described))):
         return None
