@@ -310,6 +310,8 @@ def test_a_text_that_the_draft_model_cannot_hold_goes_without_drafts():
 
 
 def test_a_name_that_names_nothing_is_refused_with_the_drafters_there_are():
+    from tiny_engines import tiny_engine
+
     from cairn.core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="speculate is nonsense.*use off, grammar, ngram"):
