@@ -314,7 +314,7 @@ def test_a_name_that_names_nothing_is_refused_with_the_drafters_there_are():
 
     from cairn.core.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="speculate is nonsense.*use off, grammar, ngram"):
+    with pytest.raises(ConfigError, match=r"speculate is nonsense.*use off, grammar, ngram"):
         tiny_engine("qwen3", speculate="nonsense")
 
 
