@@ -9,8 +9,8 @@
     w4a16        one row with weights in 4 bits: plain, n-grams and a head as above; last, because weights are replaced
     256 rows     96 tokens behind prompts of 1024: plain, and k = 2 at a length of 2.2
 
-A shape is loaded once; each way has an engine of its own. The best of the runs counts; of many rows the median of the
-steps in which all of them decode: towards the end rows finish one by one, in shapes that may have no graph yet.
+A shape is loaded once; each way has an engine of its own. The best of the runs counts; of many rows one run, and in it
+the median of the steps in which all decode: towards the end rows finish one by one, in shapes that may have no graph yet.
 """
 
 import argparse
@@ -68,6 +68,7 @@ W4A16 = (
     Way("w4a16, k = 4, length 3.0", 4, 3.0, weights="w4a16"),
 )
 MANY = (Way("plain"), Way("k = 2, length 2.2", 2, 2.2))
+KINDS = {"bf16": ALONE, "json": JSON, "w4a16": W4A16}
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -89,7 +90,8 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 256])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only", default="", help="ways whose name has this")
-    parser.add_argument("--kinds", nargs="+", default=["bf16", "json", "w4a16"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--w4a16", nargs="*", default=["qwen3-8b"], help="shapes of that kind")
     parser.add_argument("--outputs", type=int, help="tokens of each answer, to try it out")
     parser.add_argument("--device", default="cuda")
     add_arguments(parser)
@@ -99,7 +101,7 @@ def main() -> None:
         opened = open_model(f"random:{shape}")
         runnable = opened.load(options.device, "auto")
         for rows in options.rows:
-            for way in (w for w in ways_of(rows, options) if options.only in w.name):
+            for way in ways_of(shape, rows, options):
                 results.append(measure(opened, runnable, rows, way, options))
                 print_row(results[-1], results)
                 if options.out:  # so that little is lost when the time is over
@@ -110,11 +112,10 @@ def main() -> None:
     record(results, options)
 
 
-def ways_of(rows: int, options: argparse.Namespace) -> tuple[Way, ...]:
-    if rows > 1:
-        return MANY
-    kinds = {"bf16": ALONE, "json": JSON, "w4a16": W4A16}
-    return tuple(way for kind, ways in kinds.items() if kind in options.kinds for way in ways)
+def ways_of(shape: str, rows: int, options: argparse.Namespace) -> list[Way]:
+    kinds = [kind for kind in options.kinds if kind != "w4a16" or shape in options.w4a16]
+    ways = MANY if rows > 1 else [way for kind in kinds for way in KINDS[kind]]
+    return [way for way in ways if options.only in way.name]
 
 
 def measure(
@@ -139,7 +140,8 @@ def measure(
         return serve(engine, asked)
 
     run()
-    best = min((run() for _ in range(options.repeats)), key=lambda one: one.seconds)
+    repeats = options.repeats if rows == 1 else 1  # most of such a run is prompts
+    best = min((run() for _ in range(repeats)), key=lambda one: one.seconds)
     if best.failure is not None:
         raise SystemExit(f"{opened.name}, {rows} rows, {way.name}: {best.failure}")
     times = ledger(best.times)
