@@ -10,7 +10,7 @@
     256 rows     96 tokens behind prompts of 1024: plain, and k = 2 at a length of 2.2
 
 A shape is loaded once; each way has an engine of its own. The best of the runs counts; of many rows one run, and in it
-the median of the steps in which all decode: towards the end rows finish one by one, in shapes that may have no graph yet.
+the median of the steps in which all decode: at the end rows finish one by one, in shapes that may have no graph yet.
 """
 
 import argparse

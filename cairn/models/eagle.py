@@ -133,29 +133,36 @@ class EagleHead(nn.Module):
     def fuse(self, tapped: list[Tensor]) -> Tensor:
         return self.fc(torch.cat(tapped, -1))
 
-    def forward(self, x_TD: Tensor, g_TD: Tensor, step: PlainStep) -> Tensor:
-        """`x_TD`: embedded tokens, each the one behind the hidden state at its place."""
+    def forward(
+        self, x_TD: Tensor, g_TD: Tensor, step: PlainStep, ends_B: Tensor | None = None
+    ) -> Tensor:
+        """`x_TD`: embedded tokens, each the one behind the hidden state at its place. `ends_B`: those wanted."""
         layer, normed_TD = self.layer, self.hidden_norm(g_TD)
         residual_TD = normed_TD if self.spec.norm_before_residual else g_TD
         both_TD = torch.cat((layer.attention_norm(x_TD), normed_TD), -1)
         h_TD = residual_TD + layer.attention.plain(both_TD, step)
+        h_TD = h_TD if ends_B is None else h_TD[ends_B]
         return h_TD + layer.feed_forward.plain(layer.feed_forward_norm(h_TD), step)
 
     def logits(self, h_TD: Tensor) -> Tensor:
         """Over the smaller vocabulary."""
         return self.head.logits(self.norm(h_TD))
 
-    def passed(self, x_TD: Tensor, g_TD: Tensor, positions_T: Tensor, attend: Attend) -> Passed:
+    def passed(
+        self,
+        x_TD: Tensor,
+        g_TD: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        ends_B: Tensor | None = None,
+    ) -> Passed:
         rotations = rotations_of(self.spec.layer, range(1), positions_T, attend, x_TD.dtype)
-        h_TD = self(x_TD, g_TD, PlainStep(attend, rotations))
+        h_TD = self(x_TD, g_TD, PlainStep(attend, rotations), ends_B)
         return Passed(h_TD, self.norm(h_TD))
 
     def likeliest(self, normed_TD: Tensor) -> Tensor:
         """Of the target's tokens; int32."""
-        return self.token_of(self.head.logits(normed_TD).argmax(-1))
-
-    def token_of(self, found_T: Tensor) -> Tensor:
-        """From the smaller vocabulary to the target's; int32."""
+        found_T = self.head.logits(normed_TD).argmax(-1)
         return (found_T + self.d2t[found_T]).int()
 
     def slots(self) -> list[Slot]:

@@ -10,9 +10,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from cairn.kernels.quantize.quantize import Quantized, quantize
+from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.models.attend import Attend
 from cairn.models.eagle import EagleHead, Passed
-from cairn.models.fused import FusedResidual, FusedStep, Tables, heads_of, normed
+from cairn.models.fused import FusedInput, FusedResidual, FusedStep, Tables, heads_of, normed
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.form import Epilogue, Kernels
 from cairn.models.transformer import rotations_of
@@ -21,19 +23,30 @@ from cairn.models.transformer import rotations_of
 class FusedHead:
     """`EagleHead` with the same calls, without gradients."""
 
-    def __init__(self, head: EagleHead, context: int, invariant: bool = False) -> None:
-        """`context`: positions that the rotations are tabulated for."""
+    def __init__(self, head: EagleHead, context: int, rows: int, invariant: bool = False) -> None:
+        """`context`: positions that the rotations are tabulated for. `rows`: most that are guessed for at once."""
         self.head, self.kernels = head, Kernels(invariant=invariant)
         self.mixer, spec = head.layer.attention, head.spec.layer
         device = head.norm.weight.device
         self.tables = Tables({self.mixer.rope}, spec, context, device)
         self.heads = {self.mixer: heads_of(self.mixer, spec)}
+        self._greedy = Parameters.neutral(1, device)
+        self._none = torch.zeros(rows, dtype=torch.int32, device=device)
+        known = torch.arange(len(head.d2t), device=device)
+        self.token_K = (known + head.d2t).int()  # of the target's vocabulary
 
     def fuse(self, tapped: list[Tensor]) -> Tensor:
         entering_TE = torch.cat(tapped, -1)
         return cast(Tensor, self.head.fc.product(entering_TE, Epilogue(kernels=self.kernels)))
 
-    def passed(self, x_TD: Tensor, g_TD: Tensor, positions_T: Tensor, attend: Attend) -> Passed:
+    def passed(
+        self,
+        x_TD: Tensor,
+        g_TD: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        ends_B: Tensor | None = None,
+    ) -> Passed:
         """Overwrites `g_TD`."""
         head, layer = self.head, self.head.layer
         rotations = {}
@@ -43,15 +56,25 @@ class FusedHead:
         normed_TD = normed(g_TD, head.hidden_norm)
         both_TD = torch.cat((normed(x_TD, cast(Norm, layer.attention_norm)), normed_TD), -1)
         residual_TD = normed_TD if head.spec.norm_before_residual else g_TD
-        x = BothNormed(both_TD, residual_TD)
-        x = x.add(self.mixer.fused(x, step)).normed(cast(Norm, layer.feed_forward_norm))
+        x = self._attended(BothNormed(both_TD, residual_TD), step, ends_B)
+        x = x.normed(cast(Norm, layer.feed_forward_norm))
         x = x.add(cast(FeedForward, layer.feed_forward).fused(x, step)).normed(head.norm)
         last_TD = x.tensor  # adds what is pending to the residual
         return Passed(x.x_TD, last_TD)
 
+    def _attended(self, x: "BothNormed", step: FusedStep, ends_B: Tensor | None) -> FusedResidual:
+        """Every token leaves its key and value; only those at `ends_B` go on."""
+        if ends_B is None or not self.mixer.has_fused:
+            residual = x.add(self.mixer.fused(x, step))
+            return residual if ends_B is None else FusedResidual(residual.hidden()[ends_B])
+        y_TN = step.attended(self.mixer, step.columns(self.mixer.qkv, cast(FusedInput, x)))
+        residual_BD = x.onto[ends_B]
+        return FusedResidual(residual_BD, step.rows(self.mixer.out, y_TN[ends_B], residual_BD))
+
     def likeliest(self, normed_TD: Tensor) -> Tensor:
         scores_TV = self.head.head.logits(normed_TD, Epilogue(kernels=self.kernels))
-        return self.head.token_of(scores_TV.argmax(-1))
+        none_T = self._none[: len(scores_TV)]
+        return self.token_K[sample(scores_TV, self._greedy, none_T, rows_B=none_T)]
 
 
 class BothNormed:
@@ -63,6 +86,10 @@ class BothNormed:
     @property
     def tensor(self) -> Tensor:
         return self.x_TD
+
+    @property
+    def quantized(self) -> Quantized:
+        return quantize(self.x_TD)
 
     def add(self, y_TD: object) -> FusedResidual:
         return FusedResidual(self.onto, y_TD)  # type: ignore[arg-type]

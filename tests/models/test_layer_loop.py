@@ -19,6 +19,7 @@ from cairn.models.fused import Fused
 from cairn.models.fused_head import FusedHead
 from cairn.models.lean import Lean
 from cairn.models.linear import gpu_product
+from cairn.models.linear.convert import convert_drafter, convert_weights
 from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -215,16 +216,29 @@ def test_a_head_in_kernels_passes_as_the_plain_one(kernels, rows, before):
     head = EagleHead(spec, Build("cpu", fused=True), 2).requires_grad_(False)
     for parameter in head.parameters():
         parameter.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(4))
-    form, places = FusedHead(head, 32), torch.zeros(rows, dtype=torch.int32)
+    form, places = FusedHead(head, 32, rows), torch.zeros(rows, dtype=torch.int32)
     tapped = [torch.randn(rows, QWEN.hidden) for _ in spec.taps]
     g_TD, x_TD = head.fuse(tapped), torch.randn(rows, QWEN.hidden)
     torch.testing.assert_close(form.fuse(tapped), g_TD)
-    wanted = head.passed(x_TD, g_TD, places, Unturned())
-    launched.clear()
-    found = form.passed(x_TD, g_TD.clone(), places, Unturned())
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for ends in (None, torch.tensor([2, 5])):
+        wanted = head.passed(x_TD, g_TD, places, Unturned(), ends)
+        found = form.passed(x_TD, g_TD.clone(), places, Unturned(), ends)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert torch.equal(form.likeliest(found.normed_TD), head.likeliest(found.normed_TD))
+
+
+@torch.inference_mode()
+def test_a_head_takes_the_form_of_its_model_where_it_has_one():
+    spec = msgspec.structs.replace(QWEN, hidden=128, head_dim=64, intermediate=256)
+    model, build = model_of(spec), Build("cpu", fused=True)
+    head = EagleHead(random_spec(spec), build, 2).requires_grad_(False)
+    assert convert_drafter(head, model) is None
+    convert_weights(model, "w4a16")
+    assert "4-bit" in convert_drafter(head, model)
+    parts = (head.fc, head.layer.attention.qkv, head.layer.feed_forward.down)
+    assert {type(part.form) for part in parts} == {type(model.layers[0].attention.qkv.form)}
+    assert head.head.form is None  # its rows are no multiple of a tile
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3", "tiny-moe"])

@@ -7,6 +7,7 @@ import torch
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
+from cairn.models.eagle import EagleHead
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused_experts import has_kernels
 from cairn.models.linear.maps import Linear, Vocabulary, linears
@@ -61,6 +62,23 @@ def _check(model: Transformer, name: str, parts: list[Linear], layers: list[Expe
                 f"no {name} weights: the experts of this {model.spec.family} model have no kernel here",
                 hint="leave out --weights: groups of experts and tensor-parallel shards multiply in floating point",
             )
+
+
+@torch.inference_mode()
+def convert_drafter(head: EagleHead, model: Transformer) -> str | None:
+    """An EAGLE-3 head into the form that the model's matrices were converted to: what it guesses is verified anyway.
+
+    None: those are as they were loaded. A matrix that has no such form stays as it is.
+    """
+    forms = {type(part.form) for part in linears(model) if not isinstance(part, Vocabulary)}
+    name = next((name for name in FORMS if forms == {form_class(name)}), None)
+    if name is None:
+        return None
+    for part in linears(head):
+        if not form_class(name).obstacle(part.matrices()[0]):
+            part.take(form_class(name)(part.joined()))
+            part.release()
+    return f"drafts: the head as {FORMS[name].about}, as the model"
 
 
 @torch.inference_mode()

@@ -20,6 +20,7 @@ from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes, state_bytes, with_draft_layer
 from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
+from cairn.models.linear.convert import convert_drafter
 from cairn.models.linear.registry import CONVERTED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
@@ -174,6 +175,8 @@ def start_with(
     check_form(config, on_gpu)
     with memory.weights() if memory is not None else nullcontext():
         converted = convert(model, config, sole)  # before the memory that is left is counted
+        if head is not None and on_gpu and (note := convert_drafter(head, model)) is not None:
+            converted.append(note)
     limits, sizes = choose_limits(runnable, config, head is not None)
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device

@@ -36,8 +36,15 @@ class HeadForm(Protocol):
         ...
 
     def passed(
-        self, x_TD: Tensor, g_TD: Tensor, positions_T: Tensor, attend: "Attend"
-    ) -> "Passed": ...
+        self,
+        x_TD: Tensor,
+        g_TD: Tensor,
+        positions_T: Tensor,
+        attend: "Attend",
+        ends_B: Tensor | None = None,
+    ) -> "Passed":
+        """`ends_B`: the tokens whose results are wanted; None: all of them."""
+        ...
 
     def likeliest(self, normed_TD: Tensor) -> Tensor: ...
 
@@ -81,47 +88,42 @@ class HeadDrafts:
         attend_rows: AttendRows,
     ) -> None:
         """Draft for the next step, from what this one has computed, drawn and accepted."""
-        rows_B = staged.decided.rows_B
-        there_B, rows_B = rows_B >= 0, torch.where(rows_B >= 0, rows_B, self.limits.rows).long()
+        rows_B, lengths_B = staged.decided.rows_B, inputs.lengths_B
         following_T = drawn_S if staged.each_drawn else _following(staged, inputs, drawn_S, text_NC)
-        h_TD, normed_TD = self._pass(
-            following_T, self.form.fuse(tapped), inputs.positions_T, attend
-        )
         ends_B = staged.decided.bounds_B1[1:] - 1
-        lengths_B = inputs.lengths_B
-        if staged.verifies:  # behind the last token that holds
-            lengths_B = torch.where(
-                there_B, state.length_N[rows_B.clamp(max=len(state.length_N) - 1)], 0
-            )
+        if staged.verifies:  # behind the last token that holds; row -1 is padding, and goes nowhere
+            lengths_B = state.length_N[rows_B]
             ends_B = ends_B - (inputs.lengths_B - lengths_B)
-        ends_B = ends_B.clamp(0, len(h_TD) - 1)
-        h_BD = h_TD[ends_B]
-        drafts = [self.form.likeliest(normed_TD[ends_B])]
-        places = self._places(lengths_B, inputs, there_B)
+        # Where every token is followed by a draw, the second half of the sequences is padding.
+        real = slice(len(rows_B) // 2 if staged.each_drawn else len(rows_B))
+        ends_B = ends_B[real].clamp(0, len(following_T) - 1)
+        x_TD, g_TD = self.embedding(following_T), self.form.fuse(tapped)
+        h_BD, normed_BD = self.form.passed(x_TD, g_TD, inputs.positions_T, attend, ends_B)
+        drafts = [self.form.likeliest(normed_BD)]
+        tables_GBP = inputs.tables_GBP[:, real]
+        places = self._places(lengths_B[real], inputs.lengths_B[real], tables_GBP)
         for positions_B, seen_B, slots_GB in zip(*places, strict=True):
-            rows = attend_rows(slots_GB, positions_B, seen_B, inputs.tables_GBP)
-            h_BD, normed_BD = self._pass(drafts[-1], h_BD, positions_B, rows)
+            rows = attend_rows(slots_GB, positions_B, seen_B, tables_GBP)
+            x_BD = self.embedding(drafts[-1])
+            h_BD, normed_BD = self.form.passed(x_BD, h_BD, positions_B, rows)
             drafts.append(self.form.likeliest(normed_BD))
-        self.drafts_NK[rows_B] = torch.stack(drafts, 1)
+        self.drafts_NK[rows_B[real]] = torch.stack(drafts, 1)
 
-    def _pass(
-        self, tokens_T: Tensor, g_TD: Tensor, positions_T: Tensor, attend: "Attend"
-    ) -> "Passed":
-        return self.form.passed(self.embedding(tokens_T), g_TD, positions_T, attend)
+    def _places(self, lengths_B: Tensor, paged_B: Tensor, tables_GBP: Tensor) -> Places:
+        """Of all further passes at once: a kernel of a few words takes as long as one of many.
 
-    def _places(self, lengths_B: Tensor, inputs: "Inputs", there_B: Tensor) -> Places:
-        """Of all further passes at once: a kernel of a few words takes as long as one of many."""
+        `paged_B`: tokens for which each sequence has pages, 0 for padding.
+        """
         size = self.limits.page_size
-        room_B = (inputs.lengths_B + size - 1) // size * size  # tokens that the row's pages hold
-        room_B = torch.where(there_B, room_B, 0)
+        room_B = (paged_B + (size - 1)) // size * size
         next_KB = lengths_B + self._more_K1
         fits_KB = next_KB < room_B
         positions_KB = torch.where(fits_KB, next_KB, 0)
         sequences_B = self._sequences[: len(lengths_B)]
-        pages_GKB = inputs.tables_GBP[:, sequences_B, positions_KB // size]
-        slots_KGB = (pages_GKB * size + positions_KB % size).transpose(0, 1)
+        pages_GKB = tables_GBP[:, sequences_B, positions_KB // size]
+        slots_GKB = torch.add(positions_KB % size, pages_GKB, alpha=size)
         # Whoever does not fit writes to the null page.
-        slots_KGB = torch.where(fits_KB[:, None], slots_KGB, 0).contiguous()
+        slots_KGB = torch.where(fits_KB, slots_GKB, 0).transpose(0, 1).contiguous()
         return Places(positions_KB, torch.minimum(next_KB + 1, room_B), slots_KGB)
 
 
