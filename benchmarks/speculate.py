@@ -9,12 +9,11 @@
     w4a16        one row with weights in 4 bits: plain, n-grams and a head as above; last, because weights are replaced
     256 rows     96 tokens behind prompts of 1024: plain, and k = 2 at a length of 2.2
 
-A shape is loaded once; each way has an engine of its own. The best of the runs counts; of many rows one run, and in it
+Each way has an engine of its own. The best of the runs counts; of many rows one run, and in it
 the median of the steps in which all decode: at the end rows finish one by one, in shapes that may have no graph yet.
 """
 
 import argparse
-import gc
 import random
 import statistics
 import time
@@ -25,7 +24,7 @@ import torch
 from cairn.bench.engine_run import Run, serve
 from cairn.bench.prompted import Prompted
 from cairn.bench.record import add_arguments, record, write
-from cairn.bench.throughput import ledger
+from cairn.bench.throughput import ledger, release
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
@@ -86,7 +85,7 @@ ASKED_AGAIN = 4  # times in a run: an answer of a schema is short
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", default=["qwen3-0.6b", "qwen3-8b"])
+    parser.add_argument("--shapes", nargs="+", default=["qwen3-8b", "qwen3-0.6b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 256])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only", default="", help="ways whose name has this")
@@ -99,16 +98,16 @@ def main() -> None:
     results = []
     for shape in options.shapes:
         opened = open_model(f"random:{shape}")
-        runnable = opened.load(options.device, "auto")
         for rows in options.rows:
+            runnable = opened.load(options.device, "auto")
             for way in ways_of(shape, rows, options):
                 results.append(measure(opened, runnable, rows, way, options))
                 print_row(results[-1], results)
                 if options.out:  # so that little is lost when the time is over
                     write({"results": results}, options.out)
-                gc.collect()
-                torch.cuda.empty_cache()
-        del opened, runnable
+                release()
+            del runnable
+            release()
     record(results, options)
 
 
