@@ -14,6 +14,7 @@ the median of the steps in which all decode: at the end rows finish one by one, 
 """
 
 import argparse
+import itertools
 import random
 import statistics
 import time
@@ -96,18 +97,17 @@ def main() -> None:
     add_arguments(parser)
     options = parser.parse_args()
     results = []
-    for shape in options.shapes:
+    for rows, shape in itertools.product(options.rows, options.shapes):
         opened = open_model(f"random:{shape}")
-        for rows in options.rows:
-            runnable = opened.load(options.device, "auto")
-            for way in ways_of(shape, rows, options):
-                results.append(measure(opened, runnable, rows, way, options))
-                print_row(results[-1], results)
-                if options.out:  # so that little is lost when the time is over
-                    write({"results": results}, options.out)
-                release()
-            del runnable
+        runnable = opened.load(options.device, "auto")
+        for way in ways_of(shape, rows, options):
+            results.append(measure(opened, runnable, rows, way, options))
+            print_row(results[-1], results)
+            if options.out:  # so that little is lost when the time is over
+                write({"results": results}, options.out)
             release()
+        del opened, runnable
+        release()
     record(results, options)
 
 
