@@ -101,7 +101,11 @@ def main() -> None:
         opened = open_model(f"random:{shape}")
         runnable = opened.load(options.device, "auto")
         for way in ways_of(shape, rows, options):
-            results.append(measure(opened, runnable, rows, way, options))
+            try:
+                results.append(measure(opened, runnable, rows, way, options))
+            except Exception as problem:  # noqa: BLE001  the others may still be measured
+                print(f"{shape}, {rows} rows, {way.name}: left out: {problem!r}", flush=True)
+                continue
             print_row(results[-1], results)
             if options.out:  # so that little is lost when the time is over
                 write({"results": results}, options.out)
@@ -142,7 +146,7 @@ def measure(
     repeats = options.repeats if rows == 1 else 1  # most of such a run is prompts
     best = min((run() for _ in range(repeats)), key=lambda one: one.seconds)
     if best.failure is not None:
-        raise SystemExit(f"{opened.name}, {rows} rows, {way.name}: {best.failure}")
+        raise RuntimeError(best.failure)
     times = ledger(best.times)
     return {
         "shape": opened.name,
