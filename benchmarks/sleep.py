@@ -31,7 +31,9 @@ def main() -> None:
     sleepers = []
     rounds = []
     for name in given.model:
+        began = time.monotonic()
         sleepers.append(made := Sleeper(name, given.device, given.share, given.rows))
+        print(f"{name}: ready after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         made.sleep()  # the next one needs its memory
         rounds += [made.wake_and_sleep() for _ in range(given.rounds)]
         print(f"{name}: (wake, sleep) {rounds} s", file=sys.stderr, flush=True)
