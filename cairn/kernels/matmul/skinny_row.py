@@ -74,6 +74,9 @@ def one_row_kernel(
             rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first"
         )
         held = held + (part,)  # noqa: RUF005  the compiler takes no star
+    # Scales come from the memory as weights do: asked for behind the product they would be waited for.
+    if scale_w is not None and not BLOCKS:
+        factors = gl.load(scale_w + n, mask=n < N, other=0.0)
     if OVERLAP and EARLY:
         gdc_wait()
     given = ()
@@ -85,7 +88,7 @@ def one_row_kernel(
         sums += _near(held[chunk], given[chunk], scale_w, chunk, N, K, NEAR, BLOCKS, SWIGLU)
     total = gl.convert_layout(gl.sum(sums, axis=1), gl.SliceLayout(1, layout))
     if scale_w is not None and not BLOCKS:  # weights are float8, with a scale for each row
-        total *= gl.load(scale_w + n, mask=n < N, other=0.0)
+        total *= factors
     total = _biased(total, bias, n, N)
     if SWIGLU:
         gate, up = gl.split(total.reshape([2, HALF]).permute((1, 0)))

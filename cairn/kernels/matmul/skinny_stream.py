@@ -57,17 +57,28 @@ def _rows(n0, N, layout: gl.constexpr, SWIGLU: gl.constexpr):
 
 
 @gluon.jit
-def _scaled(sums, scale_x, scale_w, n0, m0, M, N, BLOCKS: gl.constexpr, SWIGLU: gl.constexpr):
-    """Sums of float8 products times the scales of their rows; blocks of w have been scaled on the way."""
+def _scales_of_w(
+    scale_w, n0, N, layout: gl.constexpr, PIECES: gl.constexpr, BLOCKS: gl.constexpr, SWIGLU: gl.constexpr
+):  # fmt: skip
+    """Of the rows of each piece, where rows have them. Ask with the weights: they come from the memory, too."""
+    found = ()
+    for piece in gl.static_range(PIECES):
+        if scale_w is not None and not BLOCKS:
+            rows = _rows(n0 + piece * PIECE, N, gl.SliceLayout(1, layout), SWIGLU)
+            found = found + (gl.load(scale_w + rows, mask=rows < N, other=0.0),)  # noqa: RUF005
+    return found
+
+
+@gluon.jit
+def _scaled(sums, scale_x, of_w, m0, M):
+    """Sums of float8 products times the scales of their rows; blocks of w have been scaled on the way (no `of_w`)."""
     layout: gl.constexpr = sums.type.layout
     BM: gl.constexpr = sums.type.shape[1]
-    rows = _rows(n0, N, gl.SliceLayout(1, layout), SWIGLU)
     m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
     of_x = gl.load(scale_x + m, mask=m < M, other=0.0)
-    if BLOCKS:
+    if of_w is None:
         return sums * of_x[None, :]
     else:
-        of_w = gl.load(scale_w + rows, mask=rows < N, other=0.0)
         return sums * of_w[:, None] * of_x[None, :]
 
 
@@ -133,6 +144,8 @@ def stream_kernel(
         mbarrier.init(full.index(slot), count=1)
     for slot in gl.static_range(STAGES):
         _ask_w(w, weights, full, slot, n0, (begin + slot) * BK, slot < count, BYTES, PIECES, SWIGLU)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 256 // BITS])
+    of_w = _scales_of_w(scale_w, n0, N, layout, PIECES, BLOCKS, SWIGLU)
     if OVERLAP and EARLY:
         gdc_wait()
     for slot in gl.static_range(STAGES):
@@ -141,7 +154,6 @@ def stream_kernel(
             x, at, full.index(slot), values.index(slot), pred=slot < count
         )
 
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 256 // BITS])
     sums = ()
     for _ in gl.static_range(PIECES):
         sums = sums + (gl.zeros([PIECE, BM], gl.float32, layout),)  # noqa: RUF005
@@ -178,7 +190,7 @@ def stream_kernel(
         row = n0 + piece * PIECE
         result = sums[piece]
         if scale_w is not None:
-            result = _scaled(result, scale_x, scale_w, row, m0, M, N, BLOCKS, SWIGLU)
+            result = _scaled(result, scale_x, None if BLOCKS else of_w[piece], m0, M)
         if parts is None:
             _deliver(result, bias, residual, y, row, m0, stride_r, stride_y, M, N, SWIGLU)
         else:
