@@ -30,6 +30,7 @@ from cairn.kernels.paged.paged_parts import (
     add_up,
     add_up_kernel,
     begin_rows,
+    has_few_parts,
     new_workspace,
     store_empty,
     store_rows,
@@ -221,7 +222,7 @@ def decode(
     programs = plan.per_sm * multiprocessors(call.q_THC.device)
     constants = call.constants()
     rows, width = tile_rows(call.group, queries), constants["WIDTH"]
-    last_adds = workspace is not None and has_few_parts(call, programs)
+    last_adds = workspace is not None and has_few_parts(call.sequences * call.kv_heads, programs)
     room = workspace or new_workspace(programs, rows, width, call.q_THC.device)
     enough = (
         room.arrivals.shape[0] >= programs and room.partial.numel() >= 2 * programs * rows * width
@@ -244,11 +245,6 @@ def decode(
             call.out_THC.stride(0), call.out_THC.stride(1), QUERIES=queries, ROWS=rows, BLOCK=plan.block,
             **{name: constants[name] for name in shared}, EARLY=prefetch, num_warps=4, **pdl(call.q_THC.device),
         )  # fmt: skip
-
-
-def has_few_parts(call: Paged, programs: int) -> bool:
-    """With few pairs each is cut into many parts, and adding those up is work for many programs."""
-    return 2 * call.sequences * call.kv_heads >= programs
 
 
 def tile_rows(group: int, queries: int) -> int:

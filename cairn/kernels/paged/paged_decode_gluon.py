@@ -9,7 +9,7 @@ from cairn.kernels.dependent import pdl
 from cairn.kernels.dispatch import needs_hopper
 from cairn.kernels.norm.rows import multiprocessors
 from cairn.kernels.paged.paged_decode_gluon_kernel import LOG2_E, ROWS, decode_kernel
-from cairn.kernels.paged.paged_parts import Workspace
+from cairn.kernels.paged.paged_parts import Workspace, has_few_parts
 from cairn.kernels.paged.paged_tiles import Paged, bucket
 from cairn.kernels.paged.paged_views import matrix_view
 
@@ -58,7 +58,7 @@ def unfit(call: Paged, programs: int) -> str | None:
     if call.columns not in (64, 128) or call.max_query * call.group > ROWS.value:
         rows = f"{call.max_query} queries of groups of {call.group} heads"
         return f"heads have {call.columns} columns, and there are {rows}"
-    if 2 * call.sequences * call.kv_heads < programs:
+    if not has_few_parts(call.sequences * call.kv_heads, programs):
         return "there are few sequences, each is cut into many parts, and those want a kernel of their own"
     if matrix_view(call.cache_k) is None or call.cache_v.data_ptr() % 16:
         return "TMA needs rows of 16 bytes, and pages at one distance from another"

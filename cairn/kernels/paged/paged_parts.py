@@ -170,6 +170,11 @@ def add_up_kernel(
         tl.store(lse + token * (KV_HEADS * GROUP) + head, level)
 
 
+def has_few_parts(pairs: int, programs: int) -> bool:
+    """Whether who comes last adds a pair up: with few pairs each is cut into many parts, and that is work for many."""
+    return 4 * pairs >= programs
+
+
 def new_workspace(programs: int, rows: int, width: int, device: torch.device) -> Workspace:
     """Everything in it is written before it is read, but for the count of arrivals, which is not used."""
     partial = torch.empty((2 * programs, rows, width), dtype=torch.float32, device=device)
