@@ -46,13 +46,10 @@ def decode(options: argparse.Namespace, keep: Keep) -> None:
     folders = [_load(engine, number) for number in range(1, max(options.adapters) + 1)]
     keep("load_ms", [one for one in folders if one is not None])
     print(f"loads {[one for one in folders if one is not None]}", flush=True)
-    for name in ("two streams", "one stream"):
-        _in_streams(engine, name)
-        for count in options.adapters:
-            took = _step_ms(engine, rows, prompt, steps, list(range(1, count + 1)))
-            keep(f"adapters_{count}, {name}", {"ms": took, "slower": took / none - 1})
-            slower = f"{100 * (took / none - 1):.1f}% slower"
-            print(f"{count} adapters in {name}: {took:.3f} ms, {slower}", flush=True)
+    for count in options.adapters:
+        took = _step_ms(engine, rows, prompt, steps, list(range(1, count + 1)))
+        keep(f"adapters_{count}", {"ms": took, "slower": took / none - 1})
+        print(f"{count} adapters: {took:.3f} ms, {100 * (took / none - 1):.1f}% slower", flush=True)
     keep("none_again_ms", _step_ms(engine, rows, prompt, steps, [0]))
     keep("beside_a_load", _beside_a_load(engine, options))
 
@@ -77,14 +74,6 @@ def _engine(options: argparse.Namespace) -> Any:
         num_gpu_blocks_override=options.rows * (longest // GPU_PAGE + 2),
     )
     return start_with(opened, runnable, config).engine
-
-
-def _in_streams(engine: Any, name: str) -> None:
-    """What adapters add is computed beside the products of the base, or behind them."""
-    slots = engine.runner.adapters.slots
-    if slots is not None:
-        slots.side = torch.cuda.Stream() if name == "two streams" else None
-        engine.runner.graphs.forget_adapters()
 
 
 def _load(engine: Any, number: int) -> dict[str, float] | None:

@@ -7,8 +7,6 @@ a dependent is on its multiprocessors, past its first instructions, when its pre
     what may be prefetched is asked for before it: begin(OVERLAP, True), read that, then behind(OVERLAP, True)
     a kernel waits for its predecessor only; that one has waited for its own, and so on
 
-    where two streams meet the next kernel is launched in the ordinary way (`streams_met`), and waits for both
-
 so every kernel that is launched with `pdl` calls `begin`, even if it needs nothing from its predecessor. A kernel may
 prefetch what nothing that still runs writes: weights while nobody trains, and what was written before the last
 kernel that was launched in the ordinary way, which starts when all before it have ended. Weights were pushed out of
@@ -17,7 +15,6 @@ CAIRN_OVERLAP=0 switches it off, to see what it is worth.
 """
 
 import os
-import threading
 
 import torch
 import triton
@@ -25,8 +22,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cairn.kernels.dispatch import capability
-
-_streams = threading.local()
 
 
 @triton.jit
@@ -45,14 +40,8 @@ def behind(OVERLAP: tl.constexpr, EARLY: tl.constexpr):
         gdc_wait()
 
 
-def streams_met() -> None:
-    """This stream has waited for another one: the next launch is an ordinary one."""
-    _streams.met = True
-
-
 def pdl(device: torch.device) -> dict[str, bool]:
     """Options of a launch: a dependent one where the device can, and the kernel's own constant."""
     off = os.environ.get("TRITON_INTERPRET") == "1" or os.environ.get("CAIRN_OVERLAP") == "0"
-    met, _streams.met = getattr(_streams, "met", False), False
-    overlap = capability(device) >= (9, 0) and not off and not met
+    overlap = capability(device) >= (9, 0) and not off
     return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}

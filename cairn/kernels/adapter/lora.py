@@ -5,9 +5,6 @@
     expand   y += s B h      one program for each tile and block of columns
     gated    SwiGLU of gate and up, with what is added to both
 
-Shrinking needs the input of a product and not its result, so it may run in another stream beside the product. A kernel
-behind both is launched in the ordinary way (`overlap=False`): a dependent launch waits for one predecessor only.
-
 A slot of the table holds addresses, ranks and scales, so adapters stay where they were loaded, each with its own rank,
 and loading one changes no launch: the kernels can lie in a CUDA graph. Slot 0 has no adapter. Nothing is added
 atomically, so a result repeats. A map has up to three parts (q, k, v) with one A each, stacked, and one B each.
@@ -278,22 +275,40 @@ def lora_add(
     widest: int,
 ) -> Tensor:
     """Adds to y what the adapter of each row adds to this map. `widest`: the largest sum of ranks of any slot here."""
-    h_STR = shrink(x_MK, table, map_number, tiles, widest)
-    return expand(y_MN, h_STR, x_MK, table, map_number, part_rows, tiles)
+    _check(y_MN, x_MK, table, map_number, part_rows, tiles)
+    h_STR = _shrink(x_MK, table, map_number, tiles, widest)
+    sizes = [*part_rows, *[0] * (PARTS - len(part_rows))]
+    _launch(
+        _expand_kernel, (len(tiles.tiles_N3), sum(blocks_of(rows, BLOCK_N) for rows in sizes)),
+        y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, x_MK, y_MN.stride(0),
+        h_STR.shape[1], map_number, table.entries_SME.shape[1], WORDS=ENTRY,
+        N_0=sizes[0], N_1=sizes[1], N_2=sizes[2], **_expanding(x_MK, h_STR, tiles),
+    )  # fmt: skip
+    return y_MN
 
 
-def shrink(
-    x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, widest: int, overlap: bool = True
+def lora_swiglu(
+    y_MN: Tensor, x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, widest: int
 ) -> Tensor:
+    """SwiGLU of gate and up, which lie side by side in y, with what the adapter of each row adds to them; y stays."""
+    half = y_MN.shape[1] // 2
+    _check(y_MN, x_MK, table, map_number, (half, half), tiles)
+    h_STR = _shrink(x_MK, table, map_number, tiles, widest)
+    out_MF = torch.empty(len(y_MN), half, dtype=x_MK.dtype, device=x_MK.device)
+    _launch(
+        _gated_kernel, (len(tiles.tiles_N3), blocks_of(half, BLOCK_N)),
+        y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, x_MK,
+        y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, table.entries_SME.shape[1],
+        WORDS=ENTRY, F=half, **_expanding(x_MK, h_STR, tiles),
+    )  # fmt: skip
+    return out_MF
+
+
+def _shrink(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, widest: int) -> Tensor:
     """A x of each row's adapter, in the parts that K is cut into: float32 [parts, tokens, ranks], rows as sorted."""
-    check("x", x_MK, dtypes=FLOATS, shape=(None, None))
-    as_rows("x", x_MK)
-    _check_table(x_MK, table, map_number, tiles)
     tokens, width_k = x_MK.shape
-    splits, block_k = (
-        splits_of(tokens, width_k, len(tiles.tiles_N3)),
-        128 if x_MK.element_size() == 2 else 32,
-    )
+    splits = splits_of(tokens, width_k, len(tiles.tiles_N3))
+    block_k = 128 if x_MK.element_size() == 2 else 32
     shape = (splits, tokens, width(max(16, widest)))
     h_STR = torch.empty(shape, dtype=torch.float32, device=x_MK.device)
     part_k = blocks_of(blocks_of(width_k, splits), block_k) * block_k
@@ -302,64 +317,18 @@ def shrink(
         x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N3, h_STR, x_MK.stride(0), tokens, map_number,
         table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, PART_K=part_k, H_WIDTH=shape[2],
         BLOCK_M=tiles.block, BLOCK_R=min(shape[2], WIDEST_RANK), BLOCK_K=block_k,
-        IEEE=x_MK.dtype == torch.float32, ALIGNED=tiles.aligned, num_warps=4, num_stages=3, **_launched(x_MK, overlap),
+        IEEE=x_MK.dtype == torch.float32, ALIGNED=tiles.aligned, num_warps=4, num_stages=3, **pdl(x_MK.device),
     )  # fmt: skip
     return h_STR
 
 
-def expand(
-    y_MN: Tensor,
-    h_STR: Tensor,
-    like: Tensor,
-    table: LoraTable,
-    map_number: int,
-    part_rows: Sequence[int],
-    tiles: Tiles,
-    overlap: bool = True,
-) -> Tensor:
-    """Adds s B h to y. `like`: a tensor of the adapters' type."""
-    _check_sum(y_MN, h_STR, part_rows, like)
-    _check_table(y_MN, table, map_number, tiles)
-    sizes = [*part_rows, *[0] * (PARTS - len(part_rows))]
-    blocks = sum(blocks_of(rows, BLOCK_N) for rows in sizes)
-    _launch(
-        _expand_kernel, (len(tiles.tiles_N3), blocks),
-        y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like, y_MN.stride(0),
-        h_STR.shape[1], map_number, table.entries_SME.shape[1], WORDS=ENTRY,
-        N_0=sizes[0], N_1=sizes[1], N_2=sizes[2], H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR),
-        BLOCK_M=tiles.block, BLOCK_R=16, BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, ALIGNED=tiles.aligned,
-        num_warps=4, num_stages=1, **_launched(y_MN, overlap),
-    )  # fmt: skip
-    return y_MN
-
-
-def gated(
-    y_MN: Tensor,
-    h_STR: Tensor,
-    like: Tensor,
-    table: LoraTable,
-    map_number: int,
-    tiles: Tiles,
-    overlap: bool = True,
-) -> Tensor:
-    """SwiGLU of gate and up, which lie side by side in y, with s B h of each added to them; y stays."""
-    half = y_MN.shape[1] // 2
-    _check_sum(y_MN, h_STR, (half, half), like)
-    _check_table(y_MN, table, map_number, tiles)
-    out_MF = torch.empty(len(y_MN), half, dtype=like.dtype, device=like.device)
-    _launch(
-        _gated_kernel, (len(tiles.tiles_N3), blocks_of(half, BLOCK_N)),
-        y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like,
-        y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], map_number, table.entries_SME.shape[1],
-        WORDS=ENTRY, F=half, H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block, BLOCK_R=16,
-        BLOCK_N=BLOCK_N, IEEE=like.dtype == torch.float32, ALIGNED=tiles.aligned, num_warps=4, num_stages=1,
-        **_launched(like, overlap),
-    )  # fmt: skip
-    return out_MF
-
-
-def _launched(beside: Tensor, overlap: bool) -> dict[str, bool]:
-    return pdl(beside.device) if overlap else {"OVERLAP": False}
+def _expanding(x_MK: Tensor, h_STR: Tensor, tiles: Tiles) -> dict[str, Any]:
+    """What both kernels that multiply with B are launched with."""
+    sizes = dict(
+        H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block, BLOCK_R=16, BLOCK_N=BLOCK_N
+    )
+    kinds = dict(IEEE=x_MK.dtype == torch.float32, ALIGNED=tiles.aligned)
+    return {**sizes, **kinds, "num_warps": 4, "num_stages": 1, **pdl(x_MK.device)}
 
 
 def _launch(kernel: Any, grid: tuple[int, int], *arguments: Any, **options: Any) -> None:
@@ -367,23 +336,21 @@ def _launch(kernel: Any, grid: tuple[int, int], *arguments: Any, **options: Any)
     kernel[grid](*arguments, **options)
 
 
-def _check_sum(y_MN: Tensor, h_STR: Tensor, part_rows: Sequence[int], like: Tensor) -> None:
-    tokens = h_STR.shape[1]
-    check("y", y_MN, dtypes=FLOATS, shape=(tokens, sum(part_rows)), beside=like)
-    check("h", h_STR, dtypes=(torch.float32,), shape=(None, tokens, None), beside=like, packed=True)
-    as_rows("y", y_MN)
+def _check(
+    y_MN: Tensor, x_MK: Tensor, table: LoraTable, map_number: int, part_rows: Sequence[int], tiles: Tiles
+) -> None:  # fmt: skip
+    check("x", x_MK, dtypes=FLOATS, shape=(None, None))
+    tokens, (entries, scales) = len(x_MK), table
+    check("y", y_MN, dtypes=FLOATS, shape=(tokens, sum(part_rows)), beside=x_MK)
+    as_rows("x", x_MK), as_rows("y", y_MN)
     require(len(part_rows) <= PARTS, "part_rows", f"at most {PARTS} parts", len(part_rows))
-
-
-def _check_table(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles) -> None:
-    entries, scales = table
     slots, maps = entries.shape[:2]
     int64, float32, int32 = (torch.int64,), (torch.float32,), (torch.int32,)
     how = dict(beside=x_MK, packed=True)
     check("entries", entries, dtypes=int64, shape=(None, None, ENTRY), **how)
     check("scales", scales, dtypes=float32, shape=(slots, maps, PARTS), **how)
     require(0 <= map_number < maps, "map_number", f"one of {maps} maps", map_number)
-    check("rows", tiles.rows_T, dtypes=int32, shape=(len(x_MK),), **how)
+    check("rows", tiles.rows_T, dtypes=int32, shape=(tokens,), **how)
     check("tiles", tiles.tiles_N3, dtypes=int32, shape=(None, 3), **how)
 
 

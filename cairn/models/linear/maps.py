@@ -11,7 +11,7 @@ product: an adapter hangs there, whatever the form is.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -38,17 +38,11 @@ Addend = Callable[[Tensor], Tensor]  # x [M, K] -> [M, N]
 
 @runtime_checkable
 class AddsInPlace(Protocol):
-    """An addend that adds to what the product has written, in kernels; some may run beside the product."""
+    """An addend that adds to what the product has written, in a kernel."""
 
-    def begin(self, x_MK: Tensor) -> Any:
-        """The input is there, and the product is launched next."""
-        ...
+    def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor: ...
 
-    def onto(self, y_MN: Tensor, begun: Any, residual_MN: Tensor | None = None) -> Tensor:
-        """To y; or to what y will be added to, which the product does not touch."""
-        ...
-
-    def gated(self, y_MN: Tensor, begun: Any) -> Tensor:
+    def gated(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
         """SwiGLU of gate and up side by side, with what is added to them."""
         ...
 
@@ -130,18 +124,17 @@ class Linear(Holder):
         return finished(cast(Tensor, y_MN) + self.addend(cast(Tensor, x_MK)), None, epilogue)
 
     def _with_addend(self, addend: AddsInPlace, x_MK: Tensor, epilogue: Epilogue) -> Product:
-        """Added wherever the product goes: to its result, to the first part of a cut sum, or to the residual."""
-        begun, onto_MN = addend.begin(x_MK), epilogue.onto_MN
+        """Added wherever the product went: to its result, to the first part of a cut sum, or to the residual."""
         y = self._multiply(x_MK, epilogue._replace(gate=None, quantized=False))
         if y is None:
-            addend.onto(cast(Tensor, onto_MN), begun)
+            addend.onto(cast(Tensor, epilogue.onto_MN), x_MK)
             return None
         if not isinstance(y, Tensor):
-            addend.onto(y.sums_SMD[0], begun, onto_MN)
+            addend.onto(y.sums_SMD[0], x_MK)
             return y
         if epilogue.gate is not None and epilogue.gate.is_swiglu:
-            return addend.gated(y, begun)
-        return finished(addend.onto(y, begun, onto_MN), None, epilogue)
+            return addend.gated(y, x_MK)
+        return finished(addend.onto(y, x_MK), None, epilogue)
 
     def _multiply(self, x_MK: Entering, epilogue: Epilogue, biased: bool = True) -> Product:
         form = self.form

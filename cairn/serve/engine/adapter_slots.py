@@ -3,30 +3,17 @@
     adapter -> slot: addresses, ranks and scales of every map in one table on the device
     step    -> rows sorted by slot, in tiles: one small copy, and none while the same requests decode
 
-`kernels.adapter.lora` adds what the slot of each row adds, in place. With CAIRN_BESIDE=1 a second stream does so beside
-the product of the base in steps of few tokens, as far as it does not need that product's result. An adapter that no
-slot can hold (DoRA, split over ranks, or one too many) is computed without graphs, as on a CPU (`engine.adapters`).
+`kernels.adapter.lora` adds what the slot of each row adds, in place. An adapter that no slot can hold (DoRA, split over
+ranks, or one too many) is computed without graphs, as on a CPU (`engine.adapters`).
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cairn.kernels.adapter.lora import (
-    ENTRY,
-    FEW_TOKENS,
-    PARTS,
-    LoraTable,
-    Tiles,
-    expand,
-    gated,
-    shrink,
-)
+from cairn.kernels.adapter.lora import ENTRY, PARTS, LoraTable, Tiles, lora_add, lora_swiglu
 from cairn.kernels.adapter.slots import entry_of, is_aligned, most_tiles, tiles_of
-from cairn.kernels.dependent import streams_met
 from cairn.models.adapter.lora import LoRA
 from cairn.models.linear.maps import Columns, Linear, Rows
 from cairn.models.transformer import Transformer
@@ -63,8 +50,6 @@ class AdapterSlots:
         self._turn = 0
         self._staged: tuple[object, ...] = ()
         self._tiles: Tiles | None = None  # of the step that is launched next
-        beside = self.device.type == "cuda" and os.environ.get("CAIRN_BESIDE") == "1"
-        self.side = torch.cuda.Stream(self.device) if beside else None
 
     def put(self, number: int, addends: Mapping[Linear, LoRA]) -> bool:
         """Gives an adapter a slot. False: it has none, and steps with it run kernel by kernel."""
@@ -152,59 +137,15 @@ class SlotAddend:
         )
 
     def __call__(self, x_MK: Tensor) -> Tensor:
-        return self.onto(x_MK.new_zeros(len(x_MK), sum(self.part_rows)), Begun(x_MK, None))
+        return self.onto(x_MK.new_zeros(len(x_MK), sum(self.part_rows)), x_MK)
 
-    def begin(self, x_MK: Tensor) -> "Begun":
-        if self.slots.side is None or len(x_MK) > FEW_TOKENS:
-            return Begun(x_MK, None)
-        ready = torch.cuda.Event()
-        ready.record()
-        return Begun(x_MK, ready)
-
-    def onto(self, y_MN: Tensor, begun: "Begun", residual_MN: Tensor | None = None) -> Tensor:
-        x_MK, ready = begun
-        side = self.slots.side
-        if ready is not None and side is not None and residual_MN is not None:
-            with torch.cuda.stream(side):
-                side.wait_event(ready)
-                self._expand(residual_MN, self._shrink(x_MK), x_MK, overlap=False)
-            torch.cuda.current_stream().wait_stream(side)
-            streams_met()
-            return y_MN
-        h_STR = self._shrunk(begun)
-        return self._expand(y_MN, h_STR, x_MK, overlap=ready is None)
-
-    def gated(self, y_MN: Tensor, begun: "Begun") -> Tensor:
-        h_STR, table, tiles = self._shrunk(begun), self.slots.table, self.slots.staged()
-        return gated(
-            y_MN, h_STR, begun.x_MK, table, self.number, tiles, overlap=begun.ready is None
-        )
-
-    def _shrunk(self, begun: "Begun") -> Tensor:
-        """A x, which what is launched next in this stream may read."""
-        side = self.slots.side
-        if begun.ready is None or side is None:
-            return self._shrink(begun.x_MK, overlap=True)
-        with torch.cuda.stream(side):
-            side.wait_event(begun.ready)
-            h_STR = self._shrink(begun.x_MK)
-        torch.cuda.current_stream().wait_stream(side)
-        return h_STR
-
-    def _shrink(self, x_MK: Tensor, overlap: bool = False) -> Tensor:
+    def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
         table, tiles = self.slots.table, self.slots.staged()
-        return shrink(x_MK, table, self.number, tiles, self.widest, overlap)
+        return lora_add(y_MN, x_MK, table, self.number, self.part_rows, tiles, self.widest)
 
-    def _expand(self, y_MN: Tensor, h_STR: Tensor, like: Tensor, overlap: bool = True) -> Tensor:
+    def gated(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
         table, tiles = self.slots.table, self.slots.staged()
-        return expand(y_MN, h_STR, like, table, self.number, self.part_rows, tiles, overlap)
-
-
-class Begun(NamedTuple):
-    """The input of a product, and when it was computed; None: all runs in one stream."""
-
-    x_MK: Tensor
-    ready: torch.cuda.Event | None
+        return lora_swiglu(y_MN, x_MK, table, self.number, tiles, self.widest)
 
 
 def _fits(lora: LoRA) -> bool:
