@@ -96,6 +96,7 @@ def _throughput(record: dict[str, Any], other: dict[str, Any]) -> str:
                 f"{peer:,}" if peer else "",
                 f"{ours / peer:.2f}x" if peer else "",
                 f"{row['fraction_of_limit']:.0%}",
+                f"{row['first_of_warm']:.1%}" if row.get("first_of_warm") else "",
                 _commit(row, record),
             ]
         )
@@ -107,6 +108,7 @@ def _throughput(record: dict[str, Any], other: dict[str, Any]) -> str:
         "vLLM 0.23",
         "ratio",
         "of the roofline",
+        "first run / warm",
         "commit",
     ]
     return _titled("Serving: whole workloads", "cairn bench throughput", heads, rows)
