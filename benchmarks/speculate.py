@@ -24,7 +24,7 @@ import torch
 
 from cairn.bench.engine_run import Run, serve
 from cairn.bench.prompted import Prompted
-from cairn.bench.record import add_arguments, record, write
+from cairn.bench.record import add_arguments, record
 from cairn.bench.throughput import ledger, release
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
@@ -108,7 +108,7 @@ def main() -> None:
                 continue
             print_row(results[-1], results)
             if options.out:  # so that little is lost when the time is over
-                write({"results": results}, options.out)
+                record(results, options, show=False)
             release()
         del opened, runnable
         release()
