@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
+from cairn.kernels.cases import gate_backward as gate_cases
 from cairn.kernels.cases.grouped_matmul import (
     COUNT,
     DOWN,
@@ -150,3 +151,8 @@ def test_many_tokens_of_every_expert(shape, zipf):
         gate, up = exact.float().chunk(2, -1)
         exact = torch.nn.functional.silu(gate) * up
     assert relative_error(y, exact.float()) < 1e-2
+
+
+def test_backward_through_the_gate():
+    prepared = gate_cases._prepare(300)
+    assert prepared.error() < 5e-3
