@@ -22,15 +22,7 @@ def _variant(
     aligned = tuple(n for n in types if n not in loose)
     multiplies = "mma" if "CHUNK" in constants else "none"
     return Variant(
-        name,
-        function,
-        types,
-        constants,
-        {"num_warps": warps, "num_stages": 1},
-        aligned,
-        multiplies,
-        # Each factor of a product in three parts of tf32 takes more registers than there are.
-        allowed_spills=1536 if "SOLVE" in constants else 0,
+        name, function, types, constants, {"num_warps": warps, "num_stages": 1}, aligned, multiplies
     )
 
 

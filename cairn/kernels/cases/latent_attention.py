@@ -114,7 +114,6 @@ def attended(call: Latents) -> torch.Tensor:
         rank=call.rank,
         max_query=call.max_query,
         scale=call.scale,
-        impl="triton",
     )
 
 

@@ -1,11 +1,8 @@
 """Many tokens through the gated delta rule, a chunk of 64 at a time; `rule` says what is computed.
 
-One launch inverts the systems of all chunks at once; a second one has a program for each head of a sequence and some
-columns of its state, which stays in registers from the first chunk to the last. Sequences with one token take
-`delta_step`. A system I + A is inverted in blocks of 16 rows: those on the diagonal a row after another, all four at
-the same time, and then the rest, of which no power above the third is left:
-
-    I + A = B (I + N),   B: blocks on the diagonal,   N = B^-1 (A below them)      (I + N)^-1 = (I - N) (I + N N)
+One launch solves the systems of all chunks at once, 16 rows of one after another; a second one has a program for each
+head of a sequence and some columns of its state, which stays in registers from the first chunk to the last.
+Sequences with one token take `delta_step`.
 """
 
 from typing import Any
@@ -20,9 +17,9 @@ from cairn.kernels.delta.rule import CHUNK, DeltaCall
 from cairn.kernels.kernel import Cost
 from cairn.kernels.paged.paged_tiles import bucket, counted
 
-BLOCK = 16  # rows of a system whose inverse is found row by row
+BLOCK = 16  # rows of a system that are solved at once
 # What a row takes over from those before it adds up: the ten bits of tf32 would be too few.
-SOLVE = "tf32x3"
+SOLVE = "ieee"
 
 
 @triton.jit
@@ -41,28 +38,23 @@ def _place(starts, sequences, place, SEQUENCES: tl.constexpr, CHUNK: tl.constexp
 
 
 @triton.jit
-def _inverse(a, CHUNK: tl.constexpr, BLOCK: tl.constexpr, SOLVE: tl.constexpr):
-    """Of I + a, where a [CHUNK, CHUNK] is strictly lower."""
-    COUNT: tl.constexpr = CHUNK // BLOCK
-    number = tl.arange(0, COUNT)
-    row = tl.arange(0, BLOCK)
+def _sums_to(g, first, rows, head, at, HEADS: tl.constexpr, CHUNK: tl.constexpr):
+    """The running sum of g in a chunk, at these of its rows."""
     every = tl.arange(0, CHUNK)
-    same = (number[:, None, None, None] == number[None, None, :, None]).to(tl.float32)
-    blocks = tl.sum(tl.reshape(a, (COUNT, BLOCK, COUNT, BLOCK)) * same, axis=2)
-    found = tl.zeros([COUNT, BLOCK, BLOCK], tl.float32)
-    found += (row[:, None] == row[None, :]).to(tl.float32)[None, :, :]
+    fades = tl.load(g + (first + every) * HEADS + head, mask=every < rows, other=0.0)
+    return tl.sum(tl.where(every[None, :] <= at[:, None], fades[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def _inverse(a, BLOCK: tl.constexpr):
+    """Of I + a, where a is strictly lower: a row after another."""
+    row = tl.arange(0, BLOCK)
+    found = (row[:, None] == row[None, :]).to(tl.float32)
     for i in tl.range(1, BLOCK):
-        chosen = (row == i)[None, :, None]
-        of_row = tl.sum(tl.where(chosen, blocks, 0.0), axis=1)
-        new = tl.sum(of_row[:, :, None] * found, axis=1)
-        found = tl.where(chosen, found - new[:, None, :], found)
-    inverse = tl.reshape(found[:, :, None, :] * same, (CHUNK, CHUNK))
-    below = tl.where(every[:, None] // BLOCK > every[None, :] // BLOCK, a, 0.0)
-    one = (every[:, None] == every[None, :]).to(tl.float32)
-    n = tl.dot(inverse, below, input_precision=SOLVE)
-    squared = tl.dot(n, n, input_precision=SOLVE)
-    rest = tl.dot(one - n, one + squared, input_precision=SOLVE)
-    return tl.dot(rest, inverse, input_precision=SOLVE)
+        of_row = tl.sum(tl.where(row[:, None] == i, a, 0.0), axis=0)
+        new = tl.sum(of_row[:, None] * found, axis=0)
+        found = tl.where(row[:, None] == i, found - new[None, :], found)
+    return found
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -72,42 +64,54 @@ def _solve_kernel(
     COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """U and W of one chunk and head."""
-    head = tl.program_id(1)
+    """Some columns of U or of W of one chunk and head."""
+    head, part = tl.program_id(1), tl.program_id(2)
     sequence, first, rows = _place(starts, sequences, tl.program_id(0), SEQUENCES, CHUNK)
     slot = tl.load(slots + sequence, mask=rows > 0, other=-1)
     if slot >= 0:
         KEYS: tl.constexpr = KEY_HEADS * K
         WIDTH: tl.constexpr = 2 * KEYS + HEADS * V
-        kind = mixed.dtype.element_ty
-        own = tl.arange(0, CHUNK)
-        column = tl.arange(0, COLUMNS)[None, :]
-        there = own < rows
-        some = there[:, None]
-        line = mixed + (first + own).to(tl.int64)[:, None] * WIDTH
-        keys = line + KEYS + head // (HEADS // KEY_HEADS) * K
-        values = line + 2 * KEYS + head * V
-        wide = tl.load(keys + tl.arange(0, K)[None, :], mask=some, other=0.0).to(tl.float32)
-        shrink = tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
-        k = (wide * shrink[:, None]).to(kind)
-        strength = tl.load(beta + (first + own) * HEADS + head, mask=there, other=0.0)
-        sums = tl.cumsum(tl.load(g + (first + own) * HEADS + head, mask=there, other=0.0), 0)
-        fade = tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0))
-        a = tl.dot(k, tl.trans(k), input_precision=PRECISION) * fade * strength[:, None]
-        a = tl.where(own[:, None] > own[None, :], a, 0.0)
-        inverse = _inverse(a, CHUNK, BLOCK, SOLVE).to(kind)
-        of_head = ((first + own).to(tl.int64) * HEADS + head)[:, None]
-        for part in tl.static_range(V // COLUMNS):
-            at = part * COLUMNS + column
-            right = tl.load(values + at, mask=some, other=0.0).to(tl.float32) * strength[:, None]
-            solved = tl.dot(inverse, right.to(kind), input_precision=PRECISION)
-            tl.store(u + of_head * V + at, solved.to(kind), mask=some)
-        strength *= tl.exp(sums) * shrink
-        for part in tl.static_range(K // COLUMNS):
-            at = part * COLUMNS + column
-            right = tl.load(keys + at, mask=some, other=0.0).to(tl.float32) * strength[:, None]
-            solved = tl.dot(inverse, right.to(kind), input_precision=PRECISION)
-            tl.store(w + of_head * K + at, solved.to(kind), mask=some)
+        own = tl.arange(0, BLOCK)
+        column = part * COLUMNS + tl.arange(0, COLUMNS)
+        of_value = part * COLUMNS < V
+        key_at = KEYS + head // (HEADS // KEY_HEADS) * K
+        right_at = tl.where(of_value, 2 * KEYS + head * V, key_at - V)
+        base = mixed + first.to(tl.int64) * WIDTH
+        held = ()
+        for i in tl.static_range(CHUNK // BLOCK):
+            at = i * BLOCK + own
+            there = (at < rows)[:, None]
+            line = base + at[:, None] * WIDTH
+            wide = tl.load(line + key_at + tl.arange(0, K)[None, :], mask=there, other=0.0)
+            wide = wide.to(tl.float32)
+            shrink = tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
+            k_i = (wide * shrink[:, None]).to(mixed.dtype.element_ty)
+            strength = tl.load(beta + (first + at) * HEADS + head, mask=at < rows, other=0.0)
+            sums_i = _sums_to(g, first, rows, head, at, HEADS, CHUNK)
+            right = tl.load(line + right_at + column[None, :], mask=there, other=0.0)
+            factor = tl.where(of_value, strength, strength * tl.exp(sums_i) * shrink)
+            right = right.to(tl.float32) * factor[:, None]
+            for j in tl.static_range(i):
+                past = j * BLOCK + own
+                other = base + past[:, None] * WIDTH + key_at + tl.arange(0, K)[None, :]
+                k_j = unit_rows(tl.load(other, mask=(past < rows)[:, None], other=0.0))
+                k_j = k_j.to(mixed.dtype.element_ty)
+                sums_j = _sums_to(g, first, rows, head, past, HEADS, CHUNK)
+                fade = tl.exp(tl.minimum(sums_i[:, None] - sums_j[None, :], 0.0))
+                a = tl.dot(k_i, tl.trans(k_j), input_precision=PRECISION)
+                a = a * fade * strength[:, None]
+                right -= tl.dot(a, held[j], input_precision=SOLVE)
+            fade = tl.exp(tl.minimum(sums_i[:, None] - sums_i[None, :], 0.0))
+            a = tl.dot(k_i, tl.trans(k_i), input_precision=PRECISION) * fade * strength[:, None]
+            inverse = _inverse(tl.where(own[:, None] > own[None, :], a, 0.0), BLOCK)
+            solved = tl.dot(inverse, right, input_precision=SOLVE)
+            held = held + (solved,)  # noqa: RUF005  the compiler takes no star
+            line = ((first + at).to(tl.int64) * HEADS + head)[:, None]
+            result = solved.to(u.dtype.element_ty)
+            tl.store(u + line * V + column[None, :], result, mask=there & of_value)
+            tl.store(
+                w + line * K + (column - V)[None, :], result, mask=there & (part * COLUMNS >= V)
+            )
 
 
 @triton.jit
@@ -182,14 +186,14 @@ def _launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
     precision = "ieee" if mixed_TE.dtype == torch.float32 else "tf32"
     common = {**call.constants(), "CHUNK": CHUNK, "PRECISION": precision}
     solve: Any = _solve_kernel
-    solve[(tokens // CHUNK + count, heads)](
+    solve[(tokens // CHUNK + count, heads, (width + call.key_width) // columns)](
         *(mixed_TE, call.g_TH, call.beta_TH, sequences.slots_B, sequences.bounds),
         *(u_THV, w_THK, count),
         **common,
         COLUMNS=columns,
         SEQUENCES=bucket(count),
         BLOCK=BLOCK,
-        SOLVE="ieee" if mixed_TE.dtype == torch.float32 else SOLVE,
+        SOLVE=SOLVE,
         num_warps=4,
     )
     block = value_block(width)
