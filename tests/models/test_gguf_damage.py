@@ -225,7 +225,7 @@ def test_a_large_vocabulary_opens_quickly(tmp_path):
     ]
     path = tmp_path / "vocabulary.gguf"
     path.write_bytes(container(keys=keys, tensors=[tensor("a", [8], 99)]))
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(WeightsError, match="unknown quantisation type 99"):  # behind the metadata
         GGUFFile(path)
-    assert time.perf_counter() - began < 3.0  # a fifth of a second on an idle machine
+    assert time.thread_time() - began < 3.0  # of CPU; a fifth of a second where the machine is idle

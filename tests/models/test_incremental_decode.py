@@ -197,11 +197,11 @@ def test_a_token_costs_microseconds_however_long_the_answer():
 
     def seconds_per_token(repeats: int) -> float:
         stream = tokenizer.stream()
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(repeats):
             for id in ids:
                 stream.push(id)
-        return (time.perf_counter() - began) / (repeats * len(ids))
+        return (time.thread_time() - began) / (repeats * len(ids))
 
     seconds_per_token(1)
     assert min(seconds_per_token(20) for _ in range(5)) < 10e-6
