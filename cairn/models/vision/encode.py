@@ -1,10 +1,13 @@
 """Pictures through the tower: from their pixels to the rows that the decoder reads. With gradients, if they are on."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cairn.models.encoder.attend import sent
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.prompt import rows_of
 from cairn.models.vision.rules import ImageRules
@@ -12,16 +15,29 @@ from cairn.models.vision.tower import Grid, Tower, patches_of
 
 
 def picture_rows(tower: Tower, rules: ImageRules, pictures: Sequence[Picture]) -> list[Tensor]:
-    """Of each picture, [R, D]."""
+    """Of each picture, [R, D]. Neighbours of one size travel to the device and are cut together."""
     spec, weight = tower.spec, tower.patch_embedding.weight
     mean_C, std_C = (torch.tensor(one, device=weight.device) for one in (rules.mean, rules.std))
     patches: list[Tensor] = []
     grids: list[Grid] = []
-    for picture in pictures:
-        pixels = torch.from_numpy(picture.array().copy()).to(weight.device)
-        normalised = (pixels.float() / 255 - mean_C) / std_C
-        cut, own = patches_of(normalised, spec.tower.patch, spec.tower.frames)
-        patches.append(cut)
+    for _, same in groupby(pictures, lambda one: (one.tiles, one.height, one.width)):
+        pixels_NHWC = whole_steps(sent(_stacked(list(same)), weight.device), spec.tower.frames)
+        normalised_NHWC = (pixels_NHWC.float() / 255 - mean_C) / std_C
+        cut, own = patches_of(normalised_NHWC, spec.tower.patch, spec.tower.frames)
+        patches.append(cut.to(weight.dtype))
         grids += own
     counts = [rows_of(spec, picture) for picture in pictures]
-    return list(tower(torch.cat(patches).to(weight.dtype), grids).split(counts))
+    return list(tower(torch.cat(patches), grids).split(counts))
+
+
+def _stacked(pictures: Sequence[Picture]) -> np.ndarray:
+    return np.stack([picture.array() for picture in pictures])
+
+
+def whole_steps(pixels_PTHWC: Tensor, frames: int) -> Tensor:
+    """Tiles of all pictures, [N, H, W, 3]; the last one of each is repeated until `frames` divides their number."""
+    missing = -pixels_PTHWC.shape[1] % frames
+    if missing:
+        last_PTHWC = pixels_PTHWC[:, -1:].expand(-1, missing, -1, -1, -1)
+        pixels_PTHWC = torch.cat((pixels_PTHWC, last_PTHWC), dim=1)
+    return pixels_PTHWC.flatten(0, 1)

@@ -140,11 +140,12 @@ def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
     return True
 
 
-def _arena_rows(runnable: Runnable, context: int) -> int:
-    """Of embeddings that a tower makes; 0: there is none."""
+def _arena_rows(runnable: Runnable, limits: Limits) -> int:
+    """Of embeddings that a tower makes; 0: there is none. A request holds its rows until it ends."""
     if runnable.tower is None:
         return 0
-    return min(context, MOST_ROWS[runnable.tower.patch_embedding.weight.device.type])
+    most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
+    return min(limits.context * limits.rows, most)
 
 
 def start_with(
@@ -184,7 +185,7 @@ def start_with(
         limits,
         drafts=drafts,
         device_drafts=device_drafts,
-        arena_rows=arena_rows or _arena_rows(runnable, limits.context),
+        arena_rows=arena_rows or _arena_rows(runnable, limits),
         axes=runnable.tower is not None and bool(model.spec.rope.sections),
     )
     shards = model.build.shards
