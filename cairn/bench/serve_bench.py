@@ -20,7 +20,7 @@ from cairn.bench.load_client import LoadClient
 from cairn.bench.load_drive import closed_loop, open_loop
 from cairn.bench.load_row import Row, summarize
 from cairn.bench.load_setup import Load, Setup, describe, due_times, prompts
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, system_words
 
 TICK_S = 0.25
 WARM_PLACE = -2  # the number of the warm-up among the points, so that its prompts are its own
@@ -60,7 +60,7 @@ async def find_model(client: LoadClient) -> str:
         status, body = await client.get("/v1/models")
     except (OSError, TimeoutError) as error:
         raise CairnError(
-            f"no answer from {url}: {error or 'timeout'}", hint="is the server running?"
+            f"no answer from {url}: {system_words(error)}", hint="is the server running?"
         ) from None
     try:
         names = [entry["id"] for entry in msgspec.json.decode(body)["data"]]

@@ -14,7 +14,7 @@ import tyro
 
 from cairn.cli.top_screen import screen
 from cairn.core.config import load
-from cairn.core.errors import CairnError, UsageError
+from cairn.core.errors import CairnError, UsageError, system_words
 
 TIMEOUT_S = 10.0
 HOME_AND_CLEAR = "\033[H\033[J"
@@ -91,5 +91,6 @@ def _get(url: str) -> dict[str, Any]:
         raise CairnError(f"{url} answered {error.code}", hint=hint) from None
     except (OSError, ValueError) as error:
         raise CairnError(
-            f"cannot look at {url}: {error}", hint="is it running? `cairn serve` starts one"
+            f"cannot look at {url}: {system_words(error)}",
+            hint="is it running? `cairn serve` starts one",
         ) from None

@@ -100,3 +100,14 @@ def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None
     """A hint that names the closest choice, or `otherwise` when nothing is near."""
     match = closest(word, choices)
     return f"did you mean '{match}'?" if match is not None else otherwise
+
+
+def system_words(error: BaseException) -> str:
+    """The words "connection refused" of an error that says "<urlopen error [Errno 111] Connection refused>"."""
+    import os
+
+    cause = getattr(error, "reason", error)
+    number = getattr(cause, "errno", None) or 0
+    if number > 0:  # those below are of the resolver, which has words of its own
+        return os.strerror(number).lower()
+    return str(cause) or type(cause).__name__

@@ -9,7 +9,7 @@ import tyro
 
 from cairn.cli.columns import lines
 from cairn.core.config import load
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, system_words
 
 PATIENCE_S = 10
 
@@ -92,4 +92,5 @@ def _get(url: str, path: str) -> dict[str, Any]:
         said = error.read().decode(errors="replace")[:300]
         raise CairnError(f"{url}{path} was answered with {error.code}: {said}") from None
     except (urllib.error.URLError, OSError) as error:
-        raise CairnError(f"no answer from {url}: {error}", hint="is the router running?") from None
+        said = f"no answer from {url}: {system_words(error)}"
+        raise CairnError(said, hint="is the router running?") from None
