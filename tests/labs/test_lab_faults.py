@@ -27,6 +27,12 @@ def test_every_lab_has_a_fault_that_it_notices():
     assert set(FAULTS) == set(all_labs())
 
 
+def test_no_fault_is_planted_in_a_claim():
+    """To change what a check says proves nothing about the code; a lab that only a GPU runs is not searched here."""
+    claims = [name for name, fault in FAULTS.items() if fault["place"].endswith(":_checks")]
+    assert claims == ["pinned-copies"]
+
+
 def mutant_of(fault):
     return find_mutant(fault["place"], fault["line"], fault["change"], fault.get("which", 0))
 

@@ -80,9 +80,9 @@ def _has_tma(bench: Workbench) -> bool:
 
 
 def _on_cpu(bench: Workbench) -> tuple[list[int], int, dict[int, float]]:
-    """Four threads; the last three counts are one full wave, one task more, and two full waves."""
+    """Threads, four of them by default; the last three counts are one full wave, one task more, and two full waves."""
     workers, each_s = bench.setting("workers", 4), bench.pick(0.03, 0.01)
-    counts = [1, 2, 3, 4, 4, 5, 8]
+    counts = [*range(1, workers + 1), workers, workers + 1, 2 * workers]
     seconds = {}
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(time.sleep, [0.0] * workers))  # threads start when they are first needed
