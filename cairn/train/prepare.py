@@ -127,7 +127,7 @@ def _open_start(model: Model) -> Checkpoint | None:
     if found.vision is not None:
         raise ConfigError(
             f"{model.checkpoint} sees pictures, and the trainer would lose its tower",
-            hint="begin with a text model; examples/cairn-tiny-vl trains one that sees",
+            hint="`cairn tune pictures` trains a model that sees; else begin with a text model",
         )
     return found
 
