@@ -98,9 +98,11 @@ def test_json_is_one_document_with_what_is_promised(capsys):
         assert any("scale 0.01" in note for note in row["notes"])
         assert any("modulo" in note for note in row["notes"])
         assert set(row["ledger"]) == {"schedule_ms", "launch_ms", "wait_ms", "update_ms"}
-    last = captured.err.strip().splitlines()[-6:]  # the table
-    assert last[0].split()[:3] == ["shape", "workload", "type"]
-    assert [line.split()[1] for line in last[1:]] == [row["workload"] for row in rows]
+    printed = captured.err.strip().splitlines()
+    speeds, steps = printed[-14:-8], printed[-6:]  # a blank line and a sentence between them
+    for table, third in ((speeds, "type"), (steps, "steps")):
+        assert table[0].split()[:3] == ["shape", "workload", third]
+        assert [line.split()[1] for line in table[1:]] == [row["workload"] for row in rows]
 
 
 def test_a_run_begins_with_an_empty_prefix_cache(monkeypatch):
@@ -179,8 +181,9 @@ def test_a_request_that_fails_is_a_row_that_says_so(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "tiny-qwen3 nano: FAILED: 3 of 3 requests did not finish" in out
     assert "OutOfMemoryError: the device is full" in out
-    assert "tiny-qwen3 latency: " in out.splitlines()[-5]
-    assert "output tokens/s" in out.splitlines()[-5]
+    (measured,) = (line for line in out.splitlines() if "tiny-qwen3 latency: " in line)
+    assert "output tokens/s" in measured
+    assert out.splitlines()[-1].split()[:2] == ["tiny-qwen3", "latency"]  # steps of what ran
 
 
 def test_merge_keeps_what_was_not_measured_again(tmp_path):

@@ -213,7 +213,10 @@ def table(rows: "list[Row]") -> str:
     from cairn.cli.columns import lines
 
     speeds = lines(HEADINGS, [_cells(row) for row in rows], left=range(3))
-    steps = lines(STEPS, [cells for row in rows if (cells := _step_cells(row))], left=range(2))
+    ran = [cells for row in rows if (cells := _step_cells(row))]
+    if not ran:
+        return "\n".join(speeds)
+    steps = lines(STEPS, ran, left=range(2))
     return "\n".join([*speeds, "", "The median step of the best run, on the host:", *steps])
 
 
