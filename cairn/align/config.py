@@ -4,11 +4,14 @@
 has at most `data.sequence` tokens. Unknown keys are refused. No torch.
 """
 
+from ipaddress import ip_address
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import is_loopback
 from cairn.train.config import Amount, Count, Positive, Rate, Share, Train
 
 Kind = Literal["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo", "ppo"]
@@ -52,11 +55,43 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """servers that sample (http://HOST:PORT, by `cairn serve MODEL --admin-endpoints --weights float`); the weights
     are sent to them before every round. None: the engine of this process, which reads the weights where they lie"""
     listen: str = "127.0.0.1"
-    """address of this machine that those servers fetch weights from"""
-    timeout_s: Rate = 600.0
+    """address of this machine that those servers fetch weights from; off loopback CAIRN_JOB_SECRET has to be set on
+    both sides"""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 600.0
     """how long an answer or an update of theirs may take"""
     updates: Positive = 1
     """steps that learn from one round of rollouts; the later ones are off policy"""
+
+    def __post_init__(self) -> None:
+        if _is_wildcard(self.listen):
+            raise ConfigError(
+                f"rollout.listen is {self.listen!r}, which is no address that a server could fetch weights from",
+                hint="name the address of this machine that the servers can reach",
+            )
+        for url in self.engines:
+            host = _host_of(url)
+            if is_loopback(self.listen) and not is_loopback(host):
+                raise ConfigError(
+                    f"rollout.engines has {url}, and rollout.listen is {self.listen}, which only this machine reaches",
+                    hint="set rollout.listen to the address of this machine that the servers can reach",
+                )
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return not host or ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
+
+
+def _host_of(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts.hostname
+    except ValueError:  # a port that is no number, or brackets that do not close
+        pass
+    raise ConfigError(f"rollout.engines has {url!r}", hint="it has to be http://HOST:PORT")
 
 
 class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -82,7 +82,8 @@ class Policy:
         opened = OpenModel("policy", state.spec, tokenizer, self.eos_ids, None)
         runnable = Runnable("policy", self.model, "the weights that are trained")
         self.engine = start_with(opened, runnable, config).engine
-        self._asked = 0
+        self.version = 0  # the step whose weights the engine has
+        self._asked = self._updates = 0
 
     def sample(
         self, prompts: Sequence[list[int]], most: int, seeds: Sequence[int] | None
@@ -112,7 +113,7 @@ class Policy:
         for at, (prompt, params) in enumerate(asked):
             self._asked += 1
             request = Request(self._asked, prompt, params, eos_ids=self.eos_ids)
-            found[request] = Sampled([], [], self.engine.version, False, [])
+            found[request] = Sampled([], [], self.version, False, [])
             ends[request] = stop[at] if stop else ()
         try:
             for request in found:
@@ -161,9 +162,16 @@ class Policy:
             self.engine.abort(request.id, "stop")
 
     def updated(self, version: int) -> None:
-        """The trainer has changed the weights, where they lie."""
-        if version:
-            self.engine.weights_changed(version)
+        """The trainer has changed the weights, where they lie.
+
+        The engine names its pages by a count of calls: after a rewind a step's number comes again with other weights.
+        """
+        self.version = version
+        self._updates += 1
+        self.engine.weights_changed(self._updates)
+
+    def close(self) -> None:
+        """Nothing outside this process is held."""
 
 
 def engine_view(stage: Stage) -> Transformer:

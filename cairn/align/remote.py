@@ -3,11 +3,11 @@
     trainer                                              cairn serve MODEL --admin-endpoints --weights float
     updated(step): publish -- POST /update_weights -->   reads them between two steps     (comm.transfer.weight_sync)
                    wait until all have them       <--    answers 200
-    generate: prompts in turns -- POST /v1/completions (token ids) --> tokens and their log-probabilities
+    generate: prompts in turns -- POST /v1/completions (token ids) --> tokens, their log-probabilities, weights version
 
 `updated` is the fence: it returns when every server computes with the new weights and none reads the trainer's copy any
-more, so an answer has one version. Each publication has a number that no run has used before, because servers name
-their cached pages by it.
+more. Each publication has a number that no publication of any run had before, because servers name their cached pages
+by it; an answer that was computed with another one (the engine of a server has restarted since) is refused.
 """
 
 import http.client
@@ -15,8 +15,8 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,9 +24,8 @@ import msgspec
 from cairn.align.config import Align
 from cairn.align.policy import Policy, Sampled, engine_view
 from cairn.comm.transfer.choose import make_transport
-from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.weight_sync import WeightSource
-from cairn.core.errors import ConfigError, RequestError
+from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.weight_shards import held_by_rows, write_shards
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -35,10 +34,46 @@ from cairn.train.state import TrainState
 
 KEY = "CAIRN_API_KEY"  # of the servers, where they ask for one
 THREADS = 64  # answers that are waited for at once, of each server
-LOOK_S = 0.2  # between two looks at whether a server has refused
-STEPS = 24  # bits of a version that count steps; those above tell runs apart
-SENT = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "seed", "max_tokens", "logprobs")  # fmt: skip
+LOOK_S = 0.02  # between two looks at who has come to fetch weights
+COUNT_BITS = 24  # of a weights version: they count publications, those above tell runs apart
+SENT = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "logprobs",
+)
+
+
+class Scores(msgspec.Struct):
+    token_logprobs: list[float]
+
+
+class Choice(msgspec.Struct):
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: Scores | None = None
+
+
+class Completion(msgspec.Struct):
+    """What is read of an answer to /v1/completions."""
+
+    choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
+    weights_version: int
+
+
+class Updated(msgspec.Struct):
+    """What is read of an answer to /update_weights."""
+
+    version: int
+
+
+Read = TypeVar("Read", Completion, Updated)
 
 
 class RemotePolicy(Policy):
@@ -47,48 +82,49 @@ class RemotePolicy(Policy):
     def __init__(self, state: TrainState, tokenizer: Tokenizer, config: Align) -> None:
         assert isinstance(state.parallel, ParallelModel)
         rollout = config.rollout
-        self.model = engine_view(state.parallel.stages[0])
+        self.state, self.model = state, engine_view(state.parallel.stages[0])
         self.tokenizer, self.eos_ids = tokenizer, tuple(sorted(tokenizer.eos_ids))
         self.urls, self.listen, self.timeout_s = rollout.engines, rollout.listen, rollout.timeout_s
-        for url in self.urls:
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise ConfigError(
-                    f"rollout.engines has {url!r}", hint="it has to be http://HOST:PORT"
-                )
-        self.version: int | None = None
-        self._run = int(time.time()) << STEPS
+        self.version = 0
+        self._sent: tuple[int, int] | None = None  # step and samples whose weights servers have
+        self._number = int(time.time()) << COUNT_BITS  # of the last publication
         self._threads = ThreadPoolExecutor(THREADS * len(self.urls), "cairn rollouts")
 
     def updated(self, version: int) -> None:
         """The servers answer with the weights as they are now."""
-        if version == self.version:
+        # Not the step alone: after a rewind it comes again with other weights, and samples only go up.
+        now = (version, self.state.samples)
+        if now == self._sent:
             return
         dtype = self.model.embedding.weight.dtype
+        self._number += 1
         end = make_transport("tcp", f"trainer-{uuid.uuid4().hex[:12]}", host=self.listen)
         try:
             source = WeightSource(end, held_by_rows(self.model.spec, dtype, 0, 1))
             write_shards(source.memory, source.held, self.model)
-            number = self._run + version + 1
-            source.publish(number)
-            self._told(source, number)
+            source.publish(self._number)
+            self._wait_for_servers(source)
         finally:
             end.close()
-        self.version = version
+        self.version, self._sent = version, now
 
-    def _told(self, source: WeightSource, number: int) -> None:
-        """Waits until every server has taken what was published and says so."""
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _wait_for_servers(self, source: WeightSource) -> None:
+        """Until every server has said that it computes with what was published. Its answer has to come in time."""
         where = {"addresses": [source.address], "timeout_s": self.timeout_s}
-        body = {"version": number, "source": where}
-        told = [self._threads.submit(self._post, url, "/update_weights", body) for url in self.urls]
-        deadline = time.monotonic() + self.timeout_s
-        while not all(one.done() for one in told):
-            _raise_first(told)
-            try:
-                source.until_taken(number, len(self.urls), LOOK_S)
-            except TransferError:
-                if time.monotonic() > deadline:
-                    raise
-        _raise_first(told)
+        body = {"version": self._number, "source": where}
+        told = [
+            self._threads.submit(self._post, url, "/update_weights", body, Updated)
+            for url in self.urls
+        ]
+        pending = True
+        while pending:
+            source.attend()
+            done, pending = wait(told, LOOK_S, FIRST_EXCEPTION)
+            for one in done:
+                one.result()
 
     def generate(
         self, asked: Sequence[tuple[list[int], SamplingParams]], stop: Sequence[Sequence[str]] = ()
@@ -117,19 +153,24 @@ class RemotePolicy(Policy):
         body |= {"prompt": prompt, "return_token_ids": True, "stop_token_ids": self.eos_ids}
         if stop:
             body |= {"stop": stop, "include_stop_str_in_output": True}
-        choice = self._post(url, "/v1/completions", body)["choices"][0]
-        scores = choice["logprobs"]["token_logprobs"] if choice.get("logprobs") else []
-        ended = choice["finish_reason"] == "stop"
-        return Sampled(choice["token_ids"], scores, self.version or 0, ended)
+        answer = self._post(url, "/v1/completions", body, Completion)
+        if answer.weights_version != self._number:
+            self._sent = None
+            raise RequestError(
+                f"the engine at {url} has answered with weights {answer.weights_version}, and not {self._number}",
+                hint="has it restarted, or does another run send weights to it? Start this run again: it resumes",
+            )
+        choice = answer.choices[0]
+        scores = choice.logprobs.token_logprobs if choice.logprobs else []
+        return Sampled(choice.token_ids, scores, self.version, choice.finish_reason == "stop")
 
-    def _post(self, url: str, path: str, body: dict[str, Any]) -> Any:
+    def _post(self, url: str, path: str, body: dict[str, Any], kind: type[Read]) -> Read:
         parts, key = urlsplit(url), os.environ.get(KEY)
-        kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
+        secure = parts.scheme == "https"
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         headers = {"content-type": "application/json"}
         headers |= {"authorization": f"Bearer {key}"} if key else {}
-        connection = kind(parts.hostname or "", parts.port, timeout=self.timeout_s)
+        connection = connect(parts.hostname or "", parts.port, timeout=self.timeout_s)
         try:
             connection.request(
                 "POST", parts.path.rstrip("/") + path, msgspec.json.encode(body), headers
@@ -143,13 +184,13 @@ class RemotePolicy(Policy):
             ) from None
         finally:
             connection.close()
+        said = content[:400].decode(errors="replace")
         if response.status != 200:
-            said = content[:400].decode(errors="replace")
             raise RequestError(f"the engine at {url} refuses {path}: {response.status} {said}")
-        return msgspec.json.decode(content)
-
-
-def _raise_first(told: Sequence[Future[Any]]) -> None:
-    for one in told:
-        if one.done():
-            one.result()
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RequestError(
+                f"{url} answers {path} with something else than an engine does ({error}): {said}",
+                hint="is it a server of cairn serve, and of the same release?",
+            ) from None

@@ -4,6 +4,7 @@ recipe -> model, tokenizer -> policy (trainer and engine on one copy) -> loop ->
 """
 
 from collections.abc import Callable
+from contextlib import closing
 
 import msgspec
 import torch
@@ -63,28 +64,31 @@ def align(
     check_free(config.folder)
     prepared = prepare(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    with only_here(config.folder):
-        return _align(config, prepared, log_line, on_record)
+    with only_here(config.folder), closing(_policy(config, prepared)) as policy:
+        return _align(config, prepared, policy, log_line, on_record)
+
+
+def _policy(config: Align, prepared: Prepared) -> Policy:
+    state, tokenizer = prepared.state, prepared.corpus.tokenizer
+    assert tokenizer is not None
+    if config.rollout.engines:
+        return RemotePolicy(state, tokenizer, config)
+    answers = config.data.sequences * config.rollout.updates
+    rows, consistent = min(answers, 256), config.rollout.consistent
+    return Policy(state, tokenizer, rows, config.data.sequence, consistent)
 
 
 def _align(
     config: Align,
     prepared: Prepared,
+    policy: Policy,
     log_line: Callable[[str], None],
     on_record: Callable[[Record], None],
 ) -> Aligned:
-    state, tokenizer = prepared.state, prepared.corpus.tokenizer
-    assert tokenizer is not None
+    state = prepared.state
     objective = PolicyObjective(state.spec, config, prepared.fused, state.device)
     state.loss = objective
-    answers = config.data.sequences * config.rollout.updates
-    consistent = config.rollout.consistent
-    policy = (
-        RemotePolicy(state, tokenizer, config)
-        if config.rollout.engines
-        else Policy(state, tokenizer, min(answers, 256), config.data.sequence, consistent)
-    )
-    objective.consistent = policy.model if consistent else None
+    objective.consistent = policy.model if config.rollout.consistent else None
     talk = _talk(config, policy, log_line) if config.talk else None
     between = talk.answer if talk is not None else lambda step: None
     rollouts = RolloutBatches(config, policy, objective, log_line, between)

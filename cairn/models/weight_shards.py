@@ -19,7 +19,7 @@ def held_by_rows(spec: ModelSpec, dtype: torch.dtype, rank: int, ranks: int) -> 
     """Each rank has the rows that FSDP leaves it; one rank has everything."""
     slots = Transformer(spec).slots()
     held = (Held(slot.name, dtype.itemsize, rows_of(slot.shape, rank, ranks)) for slot in slots)
-    return pack(rank, held)
+    return pack(rank, held)._replace(dtype=str(dtype).removeprefix("torch."))
 
 
 def wanted_by(model: Transformer) -> Packed:

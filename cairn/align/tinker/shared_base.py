@@ -290,7 +290,7 @@ class SharedBase:
             )
         run.steps += 1
         run.version = next(self._versions)
-        self.policy.updated(run.version)
+        self.policy.engine.weights_changed(run.version)
         return {"grad_norm:mean": float(norm)}
 
     # -- sampling -------------------------------------------------------------------------------

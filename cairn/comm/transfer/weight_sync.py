@@ -21,7 +21,6 @@ import msgspec
 
 from cairn.comm.transfer.errors import PeerLost, Refused, TransferError
 from cairn.comm.transfer.plan import Leg, make_plan
-from cairn.comm.transfer.shard import Shard
 from cairn.comm.transfer.transport import Done, Event, Failed, Joined, Lost, Note, Transport
 from cairn.comm.transfer.weights import REGION, Packed
 
@@ -41,13 +40,15 @@ class Cut(msgspec.Struct, frozen=True):
     words: str
 
 
-def cut_of_rank(shards: Sequence[Shard]) -> Cut:
-    """The same for two ranks exactly if every rectangle lies at the same byte."""
+def cut_of_rank(held: Packed) -> Cut:
+    """The same for two ranks exactly if every rectangle lies at the same byte and has the same number type."""
+    shards = held.shards
     rows = [[s.tensor, s.rank, s.base, s.itemsize, s.box] for s in shards]
-    digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest()[:32]
+    digest = hashlib.sha256(msgspec.json.encode([held.dtype, rows])).hexdigest()[:32]
     total = sum(shard.nbytes for shard in shards)
     rank = shards[0].rank if shards else "?"
-    return Cut(digest, f"rank {rank}: {len(shards)} pieces, {total:,} bytes")
+    kind = f" of {held.dtype}" if held.dtype else ""
+    return Cut(digest, f"rank {rank}: {len(shards)} pieces, {total:,} bytes{kind}")
 
 
 class WeightSource:
@@ -56,7 +57,7 @@ class WeightSource:
     def __init__(self, end: Transport, held: Packed) -> None:
         self.end, self.held = end, held
         self.memory = end.allocate(REGION, max(held.nbytes, 1))
-        self.address = end.listen(msgspec.msgpack.encode(cut_of_rank(held.shards)))
+        self.address = end.listen(msgspec.msgpack.encode(cut_of_rank(held)))
         self.version: int | None = None
         self._readers: set[str] = set()
         self._taken: dict[str, int] = {}
@@ -68,6 +69,10 @@ class WeightSource:
         self._look(0.0)
         for peer in self._readers:
             self._tell(peer)
+
+    def attend(self) -> None:
+        """Tells readers that have come since what is published; for one who learns otherwise that they have it."""
+        self._look(0.0)
 
     def until_taken(self, version: int, readers: int, timeout_s: float) -> None:
         """Blocks until so many sinks have all of it; raises when one of them is gone, or too slow."""
@@ -172,7 +177,7 @@ class WeightSink:
         return [peer for peer in self._names if peer not in self._greeted]
 
     def _check(self, peer: str, place: int, held: Packed) -> None:
-        ours = cut_of_rank(held.shards)
+        ours = cut_of_rank(held)
         try:
             theirs = msgspec.msgpack.decode(self._greeted[peer], type=Cut)
         except msgspec.MsgspecError:
@@ -180,7 +185,8 @@ class WeightSink:
         if theirs.fingerprint != ours.fingerprint:
             raise Refused(
                 f"source {place} ({peer}) has another layout: expected {ours.words}, it has {theirs.words}",
-                hint="both sides build the layout from the same model, ranks and number type",
+                hint="both sides need the same model, ranks and number type: "
+                "--dtype of the server, precision.kind of the trainer",
             )
 
     def _until(

@@ -30,6 +30,7 @@ class Held(NamedTuple):
 class Packed(NamedTuple):
     shards: list[Shard]
     nbytes: int  # that the region has to hold
+    dtype: str = ""  # name of the number type, where both sides have to agree on it
 
 
 def pack(rank: int, held: Iterable[Held], region: str = REGION) -> Packed:

@@ -133,7 +133,10 @@ class CompletionReply:
             choices.append(self.choice(done, text, self.logprobs(done), whole=True))
             if self.asked.echo:
                 self.echo(choices[-1], exchange)
-        return self.document(choices, self.usage(exchange))
+        made = self.document(choices, self.usage(exchange))
+        if self.asked.return_token_ids:
+            made.weights_version = self.service.serving.engine.weights_version()
+        return made
 
     def piece(self, delta: CompletionOutput, exchange: Exchange) -> CompletionChoice | None:
         """A choice of a stream; None while there is only half of a character, or of a stop string."""

@@ -138,6 +138,9 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    weights_version: int | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # with return_token_ids, of a whole one
 
 
 # -- models, tokens, version ----------------------------------------------------------------------
