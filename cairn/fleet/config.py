@@ -10,9 +10,11 @@
 A typo is an error with the name that was meant. Nothing here starts anything.
 """
 
+import re
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +28,7 @@ from cairn.fleet.choose import POLICIES
 from cairn.fleet.quota import Count, KeyLimits, Limits
 
 MOST_PORT = 65535
+ENDPOINT = re.compile(r"tcp://[^/\s]+:\d+")
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +63,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"policy is {self.policy!r}", hint=near)
 
 
+class BlockSource(msgspec.Struct, frozen=True):
+    """Where a server tells its blocks of the KV cache, as vLLM does."""
+
+    events: str
+    replay: str  # where batches are asked for again; empty: nowhere
+
+
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Servers of one kind: started by the fleet (`model`), or already there (`urls`, `dns`)."""
 
@@ -77,6 +87,8 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory: str = "4GiB"
     urls: list[str] = []
     dns: str = ""  # host:port; every address of the host is a server, as of a headless Service
+    kv_events: str = ""  # of `urls`: tcp://*:PORT where each tells its blocks; * is its host
+    kv_events_replay: str = ""  # ... and tells them again
 
     def __post_init__(self) -> None:
         if bool(self.model) + bool(self.urls) + bool(self.dns) != 1:
@@ -96,9 +108,32 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.least is not None and self.least > (self.most or 0):
             raise ConfigError(f"least is {self.least}, most is {self.most}", hint="least <= most")
+        self._check_events()
         for url in self.urls:
             if not url.startswith("http://"):
                 raise ConfigError(f"the url {url!r} is not http://", hint="http://HOST:PORT")
+
+    def _check_events(self) -> None:
+        for name in ("kv_events", "kv_events_replay"):
+            given = getattr(self, name)
+            if given and not ENDPOINT.fullmatch(given):
+                raise ConfigError(f"{name} is {given!r}", hint='such as "tcp://*:5557"')
+        if (self.kv_events or self.kv_events_replay) and not (self.kv_events and self.urls):
+            raise ConfigError(
+                f"a group of servers has kv_events {self.kv_events!r}, kv_events_replay"
+                f" {self.kv_events_replay!r} and {len(self.urls)} urls",
+                hint="kv_events belong to `urls`; servers that the fleet starts tell their pages anyway",
+            )
+
+    @property
+    def block_sources(self) -> dict[str, BlockSource]:
+        """By url."""
+        hosts = {url: urlsplit(url).hostname or "" for url in self.urls if self.kv_events}
+        both = self.kv_events, self.kv_events_replay
+        return {
+            url: BlockSource(*(one.replace("*", host) for one in both))
+            for url, host in hosts.items()
+        }
 
     @property
     def scaled(self) -> bool:

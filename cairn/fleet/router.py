@@ -21,8 +21,9 @@ import msgspec
 
 from cairn.core.errors import did_you_mean
 from cairn.fleet.aliases import Aliases, with_model
+from cairn.fleet.block_client import BlockClient
 from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, ArrivalRate, Ask, best
-from cairn.fleet.config import FleetConfig, RouterConfig
+from cairn.fleet.config import BlockSource, FleetConfig, RouterConfig
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedge
 from cairn.fleet.index import KeyIndex
@@ -73,6 +74,8 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[str, list[asyncio.Task[None]]] = {}  # by url
         self._urls = list(urls)
+        self._sources: dict[str, BlockSource] = {}  # by url: servers that tell blocks, as vLLM does
+        self._blocks: dict[str, BlockClient] = {}
         self._listening: asyncio.Server | None = None
         self._own: asyncio.Server | None = None  # of this process alone, where several share a port
         self.own_address = ""
@@ -120,6 +123,9 @@ class Router:
             quota_file=self.config.quota_file,
         )
         self.aliases = Aliases(config.aliases)
+        self._sources = {
+            url: source for group in config.servers for url, source in group.block_sources.items()
+        }
         own = {
             one.sha256: Limits(one.requests_per_day, one.tokens_per_day, one.at_once)
             for one in config.keys
@@ -133,6 +139,7 @@ class Router:
             self.workers.remove(worker)
             for task in self._following.pop(worker.url):
                 task.cancel()
+            self._blocks.pop(worker.url, None)
             self.index.forget(worker.number)
             self.pool.forget(worker.url)
         known = {worker.url for worker in self.workers}
@@ -144,6 +151,10 @@ class Router:
             self.workers.append(worker)
             pulse = PulseClient(worker, self.index, self.config.stall_s)
             self._following[url] = [self._spawn(pulse.run()), self._spawn(self._watch(pulse))]
+            if (source := self._sources.get(url)) is not None:
+                blocks = BlockClient(worker, self.index, source, self.config.stall_s)
+                self._blocks[url] = blocks
+                self._following[url].append(self._spawn(blocks.run()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -321,6 +332,9 @@ class Router:
         if self.config.hedge_s and exchange.streams and len(able) > 1:
             loop = asyncio.get_running_loop()
             loop.call_later(self.config.hedge_s, self._hedge, exchange, exchange.attempts)
+        if (blocks := self._blocks.get(chosen.url)) is not None and blocks.wants(exchange.keys):
+            asked, others = exchange.request, list(self._blocks.values())
+            self._spawn(blocks.learn(asked.path, asked.body, exchange.keys, others))
         attempt = exchange.attempts
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.connected(upstream, "", attempt)

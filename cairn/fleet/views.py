@@ -156,7 +156,7 @@ class Views:
         }
 
     def _server(self, one: "Worker") -> dict[str, object]:
-        exact = one.hello is not None and one.hello.exact and self._router.index.knows(one.number)
+        exact = (one.hello is None or one.hello.exact) and self._router.index.knows(one.number)
         return {
             "name": one.name,
             "url": one.url,

@@ -1,16 +1,22 @@
 """Events in vLLM's encoding: a follower of them knows exactly what can be found, and asks for what it has missed."""
 
+import asyncio
+
 import live_server
 import msgspec
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.fleet.block_batches import BatchFollower
+from cairn.fleet.prompt_tokens import prompt_tokens
+from cairn.fleet.worker import Worker
 from cairn.serve.engine.page_events import PageEvent
 from cairn.serve.engine.prefix_cache import page_hashes
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.server.kv_events import END, KvEvents, KvPublisher
+from cairn.serve.text_keys import prompt_keys, read_asked
 
 SIZE = 2
 PROMPTS = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8], [9, 9, 9, 9]]
@@ -119,6 +125,29 @@ def test_a_server_tells_the_pages_of_its_answers(tiny_folder):
         assert len(stored["block_hashes"]) == 40 // size
         assert stored["token_ids"] == prompt[: 40 // size * size]
         assert stored["parent_block_hash"] is None
+        told_to_our_router(made, publisher)
+
+
+def told_to_our_router(made, publisher: KvPublisher) -> None:
+    """A conversation: its keys are stored as far as the blocks reach that the server tells and tokenizes itself."""
+    texts = {"system": "Stones lie.", "user": "a stone on a path"}
+    messages = [{"role": role, "content": text} for role, text in texts.items()]
+    body = msgspec.json.encode({"model": "tiny", "messages": messages, "max_tokens": 2})
+    before = len(publisher._sent)
+    answer = made.http.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 200, answer.text
+    live_server.wait_until(lambda: len(publisher._sent) > before)
+    keys, worker = prompt_keys(read_asked(body)), Worker(0, made.url)
+    told = asyncio.run(prompt_tokens(worker, b"/v1/chat/completions", body, keys, 60))
+    assert told is not None
+    follower, context = BatchFollower(), zmq.Context()
+    follower.catch_up(sent_again(context, publisher, 0))
+    context.destroy(linger=0)
+    follower.book.bind(keys.keys, told.counts, told.ids)
+    size = follower.book.block_size
+    assert told.counts[1] > told.counts[0] > size, (size, told)
+    expected = [(key, n // size * size) for key, n in zip(keys.keys, told.counts, strict=True)]
+    assert sorted(follower.book.snapshot()) == sorted(expected)
 
 
 def test_pages_of_other_weights_have_other_names():
