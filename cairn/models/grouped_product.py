@@ -22,7 +22,7 @@ def sort_by_expert(chosen_TN: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def grouped_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
     """Rows up to ends[0] times weights[0].T, from there up to ends[1] times weights[1].T, ..."""
-    if x_MK.is_cuda and x_MK.dtype == torch.bfloat16 and _is_hopper(x_MK.device):
+    if has_grouped_mm(x_MK):
         return F.grouped_mm(x_MK, weights_ENK.transpose(-1, -2), offs=ends_E)
     if x_MK.is_cuda and not torch.is_grad_enabled():
         return masked_product(x_MK, weights_ENK, ends_E)
@@ -31,7 +31,7 @@ def grouped_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor
 
 def grouped_gradient(dy_MN: Tensor, x_MK: Tensor, ends_E: Tensor) -> Tensor:
     """What the matrices of `grouped_product` get: of each group dy.T x, [E, N, K]; zeros where it is empty."""
-    if x_MK.is_cuda and x_MK.dtype == torch.bfloat16 and _is_hopper(x_MK.device):
+    if has_grouped_mm(x_MK):
         return F.grouped_mm(dy_MN.t(), x_MK, offs=ends_E)
     ends = ends_E.tolist()
     groups = zip([0, *ends[:-1]], ends, strict=True)
@@ -57,5 +57,8 @@ def masked_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
     return y_MN
 
 
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def has_grouped_mm(x: Tensor) -> bool:
+    """Whether torch's grouped product takes such rows."""
+    if not x.is_cuda or x.dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (9, 0)

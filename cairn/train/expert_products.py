@@ -18,15 +18,15 @@ from cairn.kernels.experts.gate_backward import gate_backward
 from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
 from cairn.kernels.layer.activation import gated_activation
 from cairn.models.experts import ExpertLayer
-from cairn.models.grouped_product import grouped_gradient, grouped_product
+from cairn.models.grouped_product import grouped_gradient, grouped_product, has_grouped_mm
 from cairn.train.parallel.expert import SpreadExperts
 
 
 def has_own_backward(layer: ExpertLayer, x_TD: Tensor) -> bool:
-    """Whether `trained_experts` can express this layer; what it cannot runs by torch."""
+    """Whether `trained_experts` can express this layer and is fast on this GPU; otherwise it runs by torch."""
     here = not isinstance(layer, SpreadExperts) or layer.ranks == 1
     plain = layer.forms is None and layer.inner_bias_EF is None and layer.gate.is_swiglu
-    return here and plain and x_TD.is_cuda and x_TD.dtype == torch.bfloat16
+    return here and plain and has_grouped_mm(x_TD)
 
 
 def trained_experts(layer: ExpertLayer, x_TD: Tensor) -> Tensor:
