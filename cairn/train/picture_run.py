@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.checkpoint_names import sources
 from cairn.models.hub import resolve
 from cairn.models.transformer import Transformer
-from cairn.models.vision.names import part_of, tower_source
+from cairn.models.vision.names import Part, part_of, tower_source
 from cairn.models.vision.tower import Tower
 from cairn.train.data.picture_chats import PictureChat, PictureChats
 from cairn.train.picture_loss import picture_loss
@@ -45,9 +45,7 @@ class PictureTuning(msgspec.Struct, frozen=True, kw_only=True):
 
 def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[float]:
     """The loss of every step; `config.out` is a model that can be served."""
-    if config.out.exists() and any(config.out.iterdir()):
-        raise ConfigError(f"{config.out} is not empty", hint="name a new folder with --out")
-    checkpoint = open_checkpoint(resolve(config.model))
+    checkpoint = _opened(config)
     reader = PictureChats(checkpoint)
     chats = list(reader.read(config.chats))
     if not chats:
@@ -59,6 +57,7 @@ def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[floa
     tower = checkpoint.load_tower(device, torch.float32)
     assert tower is not None  # `PictureChats` refuses models without one
     tower.requires_grad_(config.train_tower)
+    new = stored_weights(checkpoint, model, tower if config.train_tower else None)
     trained = [p for p in (*model.parameters(), *tower.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
     losses, began = [], time.monotonic()
@@ -73,8 +72,20 @@ def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[floa
         losses.append(float(loss.detach()))
         if step % 10 == 0 or step == config.steps - 1:
             say(f"step {step}  loss {losses[-1]:.4f}  {time.monotonic() - began:.0f} s")
-    write(config.out, checkpoint, model, tower if config.train_tower else None)
+    write(config.out, checkpoint, new)
     return losses
+
+
+def _opened(config: PictureTuning) -> Checkpoint:
+    if config.out.exists() and any(config.out.iterdir()):
+        raise ConfigError(f"{config.out} is not empty", hint="name a new folder with --out")
+    checkpoint = open_checkpoint(resolve(config.model))
+    if (method := checkpoint.method()) is not None:
+        raise ConfigError(
+            f"{config.model} is quantised ({method}), and tuned weights are written in floating point",
+            hint="tune the model in floating point, and quantise the result",
+        )
+    return checkpoint
 
 
 def _batches(
@@ -96,17 +107,31 @@ def _rate(step: int, steps: int) -> float:
     return max(0.05, 0.5 * (1 + math.cos(math.pi * (step - up) / max(1, steps - up))))
 
 
-def write(folder: Path, checkpoint: Checkpoint, model: Transformer, tower: Tower | None) -> None:
-    """All tensors in one file under the names that they had; `tower`: None where it was frozen."""
-    new = dict(_text_tensors(checkpoint, model))
+def stored_weights(
+    checkpoint: Checkpoint, model: Transformer, tower: Tower | None
+) -> dict[str, Tensor]:
+    """The trained weights by their names in the checkpoint, as views: what cannot be written is refused before a step.
+
+    `tower`: None where it is frozen.
+    """
+    views = dict(_text_tensors(checkpoint, model))
     if tower is not None:
-        new |= dict(_tower_tensors(tower))
+        views |= dict(_tower_tensors(tower))
+    names = {part_of(name): name for name in checkpoint.whole.names()}
+    if missing := views.keys() - names.keys():
+        raise ConfigError(
+            f"{checkpoint.path} has no place for {sorted(missing)[:3]}",
+            hint="begin with a checkpoint that stores every weight of its model",
+        )
+    return {names[place]: view.detach() for place, view in views.items()}
+
+
+def write(folder: Path, checkpoint: Checkpoint, new: Mapping[str, Tensor]) -> None:
+    """All tensors in one file under the names that they had; what is not `new` as it was."""
     whole, tensors = checkpoint.whole, {}
     for name in whole.names():
-        tensor = new.pop(part_of(name), None)
+        tensor = new.get(name)
         tensors[name] = whole.tensor(name) if tensor is None else tensor.to(whole.dtype(name))
-    if new:
-        raise ConfigError(f"{checkpoint.path} has no place for {sorted(new)[:3]}")
     folder.mkdir(parents=True, exist_ok=True)
     for path in checkpoint.path.iterdir():
         if path.is_file() and not path.name.startswith("model") and path.suffix != ".safetensors":
@@ -119,7 +144,7 @@ def write(folder: Path, checkpoint: Checkpoint, model: Transformer, tower: Tower
 
 def _text_tensors(
     checkpoint: Checkpoint, model: Transformer
-) -> Iterator[tuple[tuple[str, str], Tensor]]:
+) -> Iterator[tuple[tuple[Part, str], Tensor]]:
     """By part of the checkpoint and name within it."""
     parameters, slots = dict(model.named_parameters()), list(model.slots())
     places = sources(checkpoint.spec, {slot.name: slot.shape for slot in slots})
@@ -133,7 +158,7 @@ def _text_tensors(
         yield ("text", place.tensor), parameters[slot.parameter][slot.index or ...]
 
 
-def _tower_tensors(tower: Tower) -> Iterator[tuple[tuple[str, str], Tensor]]:
+def _tower_tensors(tower: Tower) -> Iterator[tuple[tuple[Part, str], Tensor]]:
     parameters, spec = dict(tower.named_parameters()), tower.spec
     shape = spec.tower.shape
     for slot in tower.slots():

@@ -122,6 +122,7 @@ def test_what_is_no_picture_is_refused_with_its_line(tmp_path):
         ("missing.png", "is no file"),
         ("http://localhost/a.png", "fetches nothing"),
         ("data:image/png;base64,!!", "not base64"),
+        ("data:image/png;base64,é", "not base64"),
         ("data:image/png;base64,aGVsbG8=", "cannot be read"),
     ):
         path.write_text(line(image, "What?", "A wave."))

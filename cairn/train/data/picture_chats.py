@@ -8,7 +8,6 @@ ids are those that the engine reads for the same messages, and only the assistan
 """
 
 import base64
-import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +118,7 @@ def _bytes_of(given: str, folder: Path, where: str) -> bytes:
     if given.startswith("data:"):
         try:
             return base64.b64decode(given.partition(",")[2], validate=True)
-        except binascii.Error as problem:
+        except ValueError as problem:  # not base64, or not even ASCII
             raise DataError(f"{where} is a data URL that is not base64: {problem}") from None
     if "://" in given:
         raise DataError(
