@@ -11,7 +11,7 @@ import torch
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.adapter import lora
 from cairn.kernels.adapter.lora import LoraTable, Tiles, lora_add, lora_add_reference
-from cairn.kernels.adapter.slots import entry_of, tiles_of
+from cairn.kernels.adapter.slots import entry_of, is_aligned, tiles_of
 from cairn.models.activation import Gate
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.checkpoint import open_checkpoint
@@ -39,6 +39,7 @@ def adapter(ranks, part_rows, width, dtype):
     [
         (21, 48, (40, 16, 16), torch.float32, "product"),
         (21, 48, (40, 16, 16), torch.bfloat16, "aligned"),
+        (7, 48, (40, 16, 16), torch.bfloat16, "product"),  # odd ranks
         (5, 520, (136,), torch.bfloat16, "parts"),
         (70, 16, (24, 24), torch.float32, "product"),
     ],
@@ -75,6 +76,13 @@ def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto,
     assert relative_error(found, exact) < (1e-5 if dtype == torch.float32 else 1e-2)
     nobody = [row for row, slot in enumerate(slots) if slot == 0]
     assert torch.equal(found[nobody], untouched[nobody])
+
+
+def test_a_part_without_an_adapter_counts_for_alignment():
+    a_RK, b_NR = torch.zeros(8, 16), torch.zeros(16, 8)
+    parts = [(None, 0.0), (b_NR, 1.0)]
+    assert is_aligned(a_RK, parts, (16, 16))
+    assert not is_aligned(a_RK, parts, (12, 16))  # the second part begins at column 12
 
 
 def test_a_map_adds_what_the_slots_of_a_step_add(tmp_path):

@@ -43,8 +43,13 @@ def entry_of(
     return words, scales
 
 
-def is_aligned(a_RK: Tensor, parts: Sequence[tuple[Tensor | None, float]]) -> bool:
-    """Whether the kernels may read this map's adapter 16 bytes at a time (`Tiles.aligned`)."""
+def is_aligned(
+    a_RK: Tensor, parts: Sequence[tuple[Tensor | None, float]], part_rows: Sequence[int]
+) -> bool:
+    """Whether the kernels may read this map's adapter 16 bytes at a time (`Tiles.aligned`).
+
+    `part_rows`: of all parts of the map. One without an adapter moves those behind it, too.
+    """
     tensors = [a_RK, *(b_NR for b_NR, _ in parts if b_NR is not None)]
-    sizes = [size for tensor in tensors for size in tensor.shape]
+    sizes = [*part_rows, *(size for tensor in tensors for size in tensor.shape)]
     return all(one.data_ptr() % 16 == 0 for one in tensors) and all(n % WIDE == 0 for n in sizes)

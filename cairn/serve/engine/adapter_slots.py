@@ -63,7 +63,7 @@ class AdapterSlots:
                 continue
             parts = [(lora.b_of(part) if part.rank else None, part.scale) for part in lora.parts]
             entries[at], scales[at] = entry_of(lora.a_RK, parts)
-            aligned = aligned and is_aligned(lora.a_RK, parts)
+            aligned = aligned and is_aligned(lora.a_RK, parts, [part.rows for part in lora.parts])
             self._cover(home, at, len(lora.a_RK))
         for there, here in (
             (self.table.entries_SME, torch.tensor(entries)),

@@ -68,7 +68,8 @@ class GPURunner(Runner):
         self._layouts = 0  # of steps with adapters, when their graphs were captured
         self.fused = Fused(model, limits.context, invariant) if fused else None
         if self.head is not None and head is not None and fused:
-            self.head.form = FusedHead(head, limits.context, 2 * limits.rows, invariant)
+            longest = limits.context + limits.drafts  # a guess may stand behind the last token
+            self.head.form = FusedHead(head, longest, 2 * limits.rows, invariant)
         why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
         if invariant and why_not:
             raise ConfigError(
