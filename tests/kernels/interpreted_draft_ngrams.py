@@ -1,6 +1,7 @@
 """Drafts made and drawn on the device, in the interpreter, against the loops that define them."""
 
 import cairn.kernels.interpret  # noqa: F401  # isort: skip
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from cairn.kernels.sampling.draft_ngrams import (
     DRAFTED,
     draft_ngrams,
     draft_ngrams_reference,
+    random_texts,
 )
 from cairn.kernels.sampling.synthetic_draws import (
     random_rates,
@@ -50,6 +52,12 @@ def test_drafts_like_the_reference(step, by_head):
     assert tokens_T.tolist() == wanted_T.tolist()
     assert torch.equal(text_NC, twin_NC)
     assert (wanted_T >= 0).all()
+
+
+def test_a_head_has_drafts_for_every_text():
+    made_NK = torch.zeros(2, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="made_NK: wanted a row for each of the 3 texts"):
+        draft_ngrams(*random_texts(3, 20, 2, "cpu"), made_NK)
 
 
 def test_draws_like_the_reference():

@@ -30,13 +30,16 @@ def test_forward(shape, with_bias, dtype):
     assert relative_error(out, exact) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("keeps", [True, False, "in place"])
 def test_the_sum_with_a_residual(keeps):
     x, residual = torch.randn(2, 7, 130).to(BF16)
     weight, bias = torch.randn(2, 130).to(BF16)
     total = x + residual
-    room = residual.clone() if keeps else None
-    found = add_layernorm(x, residual, weight, bias, residual_out=room, impl="triton")
+    room, out = residual.clone() if keeps else None, None
+    if keeps == "in place":
+        room, out = residual, x
+    found = add_layernorm(x, residual, weight, bias, out=out, residual_out=room, impl="triton")
+    assert out is None or found is out
     exact = F.layer_norm(total.double(), (130,), weight.double(), bias.double())
     assert relative_error(found, exact) < TOLERANCE[BF16]
     assert room is None or torch.equal(room, total)

@@ -39,13 +39,13 @@ class Int4(NamedTuple):
     """A packed matrix [N, K]."""
 
     tiles: Tensor  # uint8 [N / 64, K / 64, 2048]
-    scales_GN: Tensor  # [K / group, N], in 16 bits where those hold them: 3% of the bytes less
-    shifts_GN: (
-        Tensor | None
-    )  # float32 like the scales: what is added to scale * (level - 8); None: 0
-    arrived: Tensor | None = (
-        None  # int32 zeros [at least 2 * N / 64]: parts of a tile that are ready
-    )
+    # [K / group, N], in 16 bits where those hold them and there are no shifts: 3% of the bytes less
+    scales_GN: Tensor
+    # What is added to scale * (level - 8); None: 0. Then they and the scales are float32: the kernel keeps both in
+    # buffers of one type.
+    shifts_GN: Tensor | None
+    # int32 zeros [at least 2 * N / 64]: parts of a tile that are ready
+    arrived: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -137,6 +137,7 @@ def int4_matmul(
 ) -> Tensor:
     """x [M, K] bfloat16 with at most 128 rows. With SwiGLU the rows of w are in the order of `paired_rows`."""
     x = _checked(x_MK, w)
+    require(activation in (None, "swiglu"), "activation", "'swiglu' or None", repr(activation))
     epilogue = Epilogue(bias_N, activation)
     (m, k), n = x.shape, w.shape[0]
     if bias_N is not None:
@@ -183,7 +184,8 @@ def _check_weight(w: Int4) -> None:
     n, k = w.shape
     require(n > 0 and k > 0, "w.tiles", "at least one tile", list(w.tiles.shape))
     scales = w.scales_GN
-    check("w.scales", scales, dtypes=FLOATS, shape=(None, n), beside=w.tiles, packed=True)
+    kinds = FLOATS if w.shifts_GN is None else (torch.float32,)
+    check("w.scales", scales, dtypes=kinds, shape=(None, n), beside=w.tiles, packed=True)
     fits = len(scales) > 0 and k % len(scales) == 0 and w.group % TILE == 0
     require(fits, "w.scales", f"groups of a multiple of {TILE} columns", list(scales.shape))
     if w.shifts_GN is not None:

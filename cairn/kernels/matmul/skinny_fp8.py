@@ -78,6 +78,7 @@ def skinny_fp8(
 ) -> Tensor:
     """One row x [1, K] in 16 bits, or up to 256 quantised rows; w [N, K] quantised by rows or blocks."""
     values = _checked(x, w)
+    require(activation in (None, "swiglu"), "activation", "'swiglu' or None", repr(activation))
     epilogue = Epilogue(bias_N, activation)
     epilogue.check(values, w.values)
     m, n = len(values), len(w.values)

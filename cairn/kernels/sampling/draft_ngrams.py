@@ -151,8 +151,8 @@ def draft_ngrams(
 ) -> None:
     """Enter the step's tokens into the rows' texts, and put drafts in place of DRAFTED. Row -1 is padding.
 
-    A sequence with drafts has one token before them. `made_NK`: of each row the drafts that a head has made; None: they
-    are searched in its text.
+    A sequence with drafts has one token before them. `made_NK`: of each row the drafts that a head has made, as many as
+    any sequence has (not checked: the device knows); None: they are searched in its text.
     """
     first = check("rows_B", rows_B, dtypes=(torch.int32,), shape=(None,), packed=True)
     sequences = len(first)
@@ -165,6 +165,8 @@ def draft_ngrams(
         check(
             "made_NK", made_NK, dtypes=(torch.int32,), shape=(None, None), beside=first, packed=True
         )
+        wanted = f"a row for each of the {len(text_NC)} texts"
+        require(len(made_NK) >= len(text_NC), "made_NK", wanted, len(made_NK))
     for name, tensor in (("tokens_T", tokens_T), ("text_NC", text_NC)):
         apart(name, tensor)
     longest = text_NC.shape[1]
