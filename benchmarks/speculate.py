@@ -106,10 +106,11 @@ def main() -> None:
             except Exception as problem:  # noqa: BLE001  the others may still be measured
                 print(f"{shape}, {rows} rows, {way.name}: left out: {problem!r}", flush=True)
                 continue
+            finally:
+                release()
             print_row(results[-1], results)
             if options.out:  # so that little is lost when the time is over
                 record(results, options, show=False)
-            release()
         del opened, runnable
         release()
     record(results, options)
@@ -184,22 +185,24 @@ def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
     """A few answers one after another; `Run.seconds` is the time of a token behind the first."""
     speculation, first = engine.scheduler.speculation, engine.steps
     runs, held = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
-    seconds, tokens, error = 0.0, 0, None
+    seconds, tokens = 0.0, 0
     for _ in range(ASKED_AGAIN):
         params = SamplingParams(temperature=0, max_tokens=256)
         request = Request(time.monotonic_ns(), prompt, params, constraint=grammar.start())
         engine.add(request)
-        while not request.outputs:
+        while not request.outputs and engine.has_work:
             engine.step()
         began = time.perf_counter()
         engine.run()
         seconds += time.perf_counter() - began
-        tokens, error = tokens + len(request.outputs) - 1, error or request.error
+        if request.error is not None or len(request.outputs) < 2:
+            raise RuntimeError(request.error or f"an answer of {len(request.outputs)} tokens")
+        tokens += len(request.outputs) - 1
     steps = engine.steps - first
     length = None
     if speculation is not None and (verified := speculation.counts.runs - runs):
         length = 1 + (speculation.accepted - held) / verified
-    return Run(seconds / tokens, steps, list(engine.times)[-steps:], error, length)
+    return Run(seconds / tokens, steps, list(engine.times)[-steps:], None, length)
 
 
 def schema_rate(run: Run) -> float:
@@ -237,16 +240,22 @@ def converted(runnable: Runnable) -> bool:
 
 
 def print_row(row: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """With its ratio to the last plain way of the same shape."""
-    plains = (r["tokens_per_s"] for r in reversed(results) if r["way"].endswith("plain"))
-    plain = next(plains, row["tokens_per_s"])
+    """With its ratio to the plain way of the same shape, rows and kind, if that could be measured."""
+    alike = (r for r in results if r["way"].endswith("plain") and _setting(r) == _setting(row))
+    plain = next(alike, None)
+    ratio = f"{row['tokens_per_s'] / plain['tokens_per_s']:5.3f}x" if plain else "     -"
     parts = " ".join(f"{name} {ms:.3f}" for name, ms in row["ms"].items())
     print(
         f"{time.strftime('%H:%M:%S')} {row['shape']:18s} {row['rows']:4d} rows  {row['way']:24s} "
-        f"{row['tokens_per_s']:8.0f} tok/s  {row['tokens_per_s'] / plain:5.3f}x  length {row['length'] or 1:.2f}  "
+        f"{row['tokens_per_s']:8.0f} tok/s  {ratio}  length {row['length'] or 1:.2f}  "
         f"steps {row['steps']}  ms: {parts}",
         flush=True,
     )
+
+
+def _setting(row: dict[str, Any]) -> tuple[str, int, str]:
+    kind = row["way"].partition(",")[0]
+    return row["shape"], row["rows"], kind if kind in KINDS else "bf16"
 
 
 if __name__ == "__main__":
