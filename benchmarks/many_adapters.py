@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from posttraining import _folder, _wait
+from posttraining import adapter_folder, wait_for_device
 
 from cairn.bench.record import add_arguments, record
 from cairn.models.runnable import open_model
@@ -67,11 +67,11 @@ def loaded(options: argparse.Namespace) -> tuple[Any, list[float]]:
                           max_num_seqs=options.rows, max_model_len=options.prompt + options.answer + 8)  # fmt: skip
     engine = start_with(opened, runnable, config).engine
     took = []
-    with _folder(engine.runner.model) as folder:
+    with adapter_folder(engine.runner.model) as folder:
         for number in range(1, options.registered + 1):
             began = time.perf_counter()
             engine.load_adapter(number, engine.read_adapter(folder))
-            _wait()
+            wait_for_device()
             took.append(1e3 * (time.perf_counter() - began))
     return engine, took
 

@@ -83,7 +83,7 @@ def _load(engine: Any, number: int) -> dict[str, float] | None:
 
     model = engine.runner.model
     if number <= FROM_FOLDERS:
-        with _folder(model) as folder:
+        with adapter_folder(model) as folder:
             return _timed_load(engine, number, folder)
     made = addends(model, model.spec, _spec(), _build(model))
     for one in made.values():
@@ -95,13 +95,13 @@ def _load(engine: Any, number: int) -> dict[str, float] | None:
 
 
 def _timed_load(engine: Any, number: int, folder: str) -> dict[str, float]:
-    _wait()
+    wait_for_device()
     began = time.perf_counter()
     loaded = engine.read_adapter(folder)
-    _wait()
+    wait_for_device()
     read = time.perf_counter()
     engine.load_adapter(number, loaded)
-    _wait()
+    wait_for_device()
     done = time.perf_counter()
     return {
         "ms": 1e3 * (done - began),
@@ -111,7 +111,7 @@ def _timed_load(engine: Any, number: int, folder: str) -> dict[str, float]:
 
 
 @contextmanager
-def _folder(model: Any) -> Iterator[str]:
+def adapter_folder(model: Any) -> Iterator[str]:
     """A folder with a random adapter, in the page cache."""
     from cairn.models.adapter.folder import write_adapter
     from cairn.models.adapter.merge import _detach
@@ -128,7 +128,7 @@ def _folder(model: Any) -> Iterator[str]:
 def _beside_a_load(engine: Any, options: argparse.Namespace) -> dict[str, float]:
     """What others wait for while an adapter is read on another thread and gets its slot between two steps."""
     number, read = max(options.adapters) + 1, []
-    with _folder(engine.runner.model) as folder:
+    with adapter_folder(engine.runner.model) as folder:
         reader = threading.Thread(target=lambda: read.append(engine.read_adapter(folder)))
 
         def before(step: int) -> None:
@@ -197,7 +197,7 @@ def _steps(
     return times
 
 
-def _wait() -> None:
+def wait_for_device() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -287,7 +287,7 @@ def _grpo_step(options: argparse.Namespace, state: Any, policy: Any, turn: int) 
     from cairn.align.rollout import batches_of, document
     from cairn.train.step import train_step
 
-    _wait()
+    wait_for_device()
     began = time.perf_counter()
     policy.updated(turn)
     fenced = time.perf_counter()
@@ -305,7 +305,7 @@ def _grpo_step(options: argparse.Namespace, state: Any, policy: Any, turn: int) 
     batches = batches_of(documents, state.config.data.microbatch, 0, 0)
     state.loss.watch.on = True
     train_step(state, [batch.to(state.device) for batch in batches])
-    _wait()
+    wait_for_device()
     done = time.perf_counter()
     mean, largest = state.loss.watch.read()
     peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0

@@ -28,15 +28,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     add_arguments(parser)
     given = parser.parse_args()
-    sleepers = []
-    rounds = []
+    sleepers, rounds = [], []
     for name in given.model:
         began = time.monotonic()
         sleepers.append(made := Sleeper(name, given.device, given.share, given.rows))
         print(f"{name}: ready after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         made.sleep()  # the next one needs its memory
-        rounds += [made.wake_and_sleep() for _ in range(given.rounds)]
-        print(f"{name}: (wake, sleep) {rounds} s", file=sys.stderr, flush=True)
+        rounds.append([made.wake_and_sleep() for _ in range(given.rounds)])
+        print(f"{name}: (wake, sleep) {rounds[-1]} s", file=sys.stderr, flush=True)
     swaps = []
     sleepers[0].wake()
     for turn in range(given.rounds * 2 if len(sleepers) > 1 else 0):
@@ -44,8 +43,9 @@ def main() -> None:
     found = {
         "models": given.model,
         "first_sleep_s": [one.first_sleep_s for one in sleepers],
-        "wake_s": [wake for wake, _ in rounds],  # until a token has come
-        "sleep_s": [sleep for _, sleep in rounds],
+        # Of each model, each round; a wake-up until a token has come.
+        "wake_s": [[wake for wake, _ in of_model] for of_model in rounds],
+        "sleep_s": [[sleep for _, sleep in of_model] for of_model in rounds],
         "swap_s": swaps,
         "same_tokens": all(one.same for one in sleepers),
     }
