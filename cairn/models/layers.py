@@ -26,7 +26,7 @@ class Norm(Holder):
 
     @property
     def is_rms(self) -> bool:
-        """Whether our kernels compute it; by mean and variance torch does."""
+        """By the root mean square; otherwise by mean and variance."""
         return self.bias is None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -244,7 +244,7 @@ def test_a_head_takes_the_form_of_its_model_where_it_has_one():
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3", "tiny-moe"])
 @torch.inference_mode()
 def test_a_part_without_a_kernel_runs_plainly_inside_the_fused_form(kernels, name):
-    """LayerNorm, learned positions, activations without a gate, experts: no model is refused."""
+    """Learned positions, activations without a gate, experts: no model is refused."""
     spec = msgspec.structs.replace(preset(name), windows=(), attention_softcap=0.0)
     form = Fused(model_of(spec), 64)
     hidden = form(torch.arange(6), torch.arange(6), Heads())

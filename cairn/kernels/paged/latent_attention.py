@@ -6,7 +6,7 @@ A row is the latent of a token (`rank` columns) and one rotated key; it is key a
 once for all of them. One program has a tile of queries x heads, and one part of the rows that they see: few tiles are
 cut into several parts so that they fill the GPU, and the parts are added up by their log-sum-exp in a fixed order.
 The grid follows from shapes alone, so a call can be part of a CUDA graph. Rows of padding are zeros.
-`paged_tiles` says what lies where; queries of a sequence are its last tokens.
+`paged_tiles` says what lies where; queries of a sequence are its last tokens. The cache must be finite everywhere.
 """
 
 from typing import Any, NamedTuple

@@ -1,6 +1,6 @@
 """Where the Gluon form of latent decode can run, and how it is launched."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from cairn.kernels.dispatch import needs_hopper
 from cairn.kernels.norm.rows import multiprocessors
 from cairn.kernels.paged.latent_gluon_kernel import COLUMNS, FEW, latent_decode_kernel
 from cairn.kernels.paged.paged_tiles import LOG2_E
+
+if TYPE_CHECKING:
+    from cairn.kernels.paged.latent_attention import Latents
 
 MANY = 64  # heads of a tile that wgmma takes
 MOST_PARTS = 32
@@ -68,8 +71,8 @@ def parts_of(plan: GluonPlan, heads: int, sequences: int, on: Tensor) -> int:
     return min(MOST_PARTS, 1 << max(wanted.bit_length() - 1, 0))
 
 
-def decode(call: Any, out: Tensor, lse: Tensor, plan: GluonPlan) -> None:
-    """`call`: the `Latents` of `latent_attention`; fills out [parts, T, H, rank] and lse [parts, T, H]."""
+def decode(call: "Latents", out: Tensor, lse: Tensor, plan: GluonPlan) -> None:
+    """Fills out [parts, T, H, rank] and lse [parts, T, H]."""
     cache, parts, heads = call.cache, len(out), call.q_THE.shape[1]
     page_rows = cache.stride(0) // cache.stride(1)
     box = [min(BOX, call.page_size), SWIZZLED]
@@ -93,7 +96,7 @@ def constants(plan: GluonPlan, heads: int, rank: int, page_size: int, parts: int
     )  # fmt: skip
 
 
-def output(call: Any, plan: GluonPlan) -> tuple[Tensor, Tensor]:
+def output(call: "Latents", plan: GluonPlan) -> tuple[Tensor, Tensor]:
     """Room for the parts; every program writes its rows."""
     tokens, heads, _ = call.q_THE.shape
     parts = parts_of(plan, heads, call.sequences, call.q_THE)

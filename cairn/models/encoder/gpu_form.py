@@ -6,7 +6,7 @@ A `Step` of `layer_loop`, as `models.fused` has one for decoders: there keys are
 pictures lie side by side and `attend` takes them as they are.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.rope import Rotation
 from cairn.models.spec import ModelSpec, Rope
+
+if TYPE_CHECKING:
+    from cairn.models.encoder.model import EncoderLayer
 
 KERNELS = Kernels()
 
@@ -79,16 +82,19 @@ def table_of(rotation: Rotation) -> Tensor:
     return torch.cat(halves, dim=-1)
 
 
-def fused_layer(layer: Any, x_TD: Tensor, step: Step) -> Tensor:
-    """An `EncoderLayer`. Where norms stand behind the parts they add on the way."""
+def fused_layer(layer: "EncoderLayer", x_TD: Tensor, step: Step) -> Tensor:
+    """Where norms stand behind the parts they add on the way."""
+
+    def computed(part: Sublayer, x_TD: Tensor) -> Tensor:
+        return cast(Tensor, part.fused(Entered(x_TD), step))
 
     def normed(part: Sublayer, x_TD: Tensor, norm: Any) -> Tensor:
-        y_TD = cast(Tensor, part.fused(Entered(x_TD), step))
+        y_TD = computed(part, x_TD)
         return add_layernorm(y_TD, x_TD, norm.weight, norm.bias, norm.eps, out=y_TD)
 
     if layer.is_post:
         x_TD = normed(layer.attention, x_TD, layer.attention_norm)
         return normed(layer.feed_forward, x_TD, layer.feed_forward_norm)
     entered_TD = x_TD if layer.attention_norm is None else layer.attention_norm(x_TD)
-    x_TD = x_TD + layer.attention.fused(Entered(entered_TD), step)
-    return x_TD + layer.feed_forward.fused(Entered(layer.feed_forward_norm(x_TD)), step)
+    x_TD = x_TD + computed(layer.attention, entered_TD)
+    return x_TD + computed(layer.feed_forward, layer.feed_forward_norm(x_TD))
