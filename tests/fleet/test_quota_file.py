@@ -1,6 +1,6 @@
 """Quotas in a file: the same answers as in memory, over several processes and restarts."""
 
-import os
+import sqlite3
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,10 +14,10 @@ from cairn.fleet import quota_file
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
 from cairn.fleet.copies import check_copies
 from cairn.fleet.quota import Limits, Quotas
-from cairn.fleet.quota_file import KeptQuotas
+from cairn.fleet.quota_file import KeptQuotas, name_of
 
 LIMITS = Limits(requests_per_day=6, tokens_per_day=100, at_once=3)
-OTHER = 1  # a process that runs, whoever tests
+OTHER = "1 0 another process"
 
 moves = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 60), st.booleans(),
@@ -50,7 +50,8 @@ def test_two_processes_refuse_what_one_that_counts_everything_would(steps):
 def test_what_was_used_survives_a_restart_and_requests_of_the_dead_are_given_up(tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
-    before = KeptQuotas(LIMITS, tmp_path / "used", ended.pid)
+    assert name_of(ended.pid) == ""
+    before = KeptQuotas(LIMITS, tmp_path / "used", f"{ended.pid} 1 boot")
     for _ in range(3):
         assert before.admit("a", 20, 0.0) is None
     before.settle("a", 20, 50, 0.0)
@@ -70,14 +71,17 @@ def test_invented_keys_make_no_file_without_end_and_push_nobody_out(tmp_path, mo
     monkeypatch.setattr(quota_file, "MOST_KEYS", 40)
     monkeypatch.setattr(quota_file, "COUNTED_EVERY", 10)
     quotas = KeptQuotas(LIMITS, tmp_path / "used")
-    assert quotas.admit("real", 90, 0.0) is None
-    quotas.settle("real", 90, 90, 0.0)
+    quotas.change(LIMITS, {"named": Limits(requests_per_day=1)})
+    for key, used in (("real", 90), ("named", 0)):
+        assert quotas.admit(key, 90, 0.0) is None
+        quotas.settle(key, 90, used, 0.0)
     for number in range(200):
         assert quotas.admit(f"invented {number}", 1, 0.0) is None
         quotas.settle(f"invented {number}", 1, 0, 0.0)
     (rows,) = quotas._file.execute("SELECT count(DISTINCT key) FROM used").fetchone()
     assert rows <= 50
     assert quotas.admit("real", 90, 0.0) is not None
+    assert quotas.admit("named", 1, 0.0) is not None
     quotas.close()
 
 
@@ -88,10 +92,40 @@ def test_a_file_that_fails_is_refused_at_the_start_and_refuses_nobody_later(tmp_
     quotas._file.execute("DROP TABLE used")
     assert [quotas.admit("a", 1, 0.0) for _ in range(9)] == [None] * 9
     assert [one.message for one in caplog.records] == [
-        "what keys use is not counted any more: no such table: used"
+        "what a key used is not in the quota file yet: no such table: used"
     ]
+    quotas._file.execute(quota_file.TABLE)
+    refused = quotas.admit("a", 1, 0.0) or pytest.fail("the nine were forgotten")
+    assert refused.code == "key_concurrency"
+    for _ in range(9):
+        quotas.settle("a", 1, 1, 0.0)
+    refused = quotas.admit("a", 1, 0.0) or pytest.fail("the nine were forgotten")
+    assert refused.code == "key_requests"
     quotas.close()
-    assert os.getpid() != OTHER
+
+
+def test_what_is_counted_while_another_process_holds_the_file_is_written_later(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(quota_file, "LOCKED_S", 0.001)
+    quotas = KeptQuotas(Limits(at_once=2), tmp_path / "used")
+    for _ in range(2):
+        assert quotas.admit("a", 5, 0.0) is None
+    holder = sqlite3.connect(tmp_path / "used", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    quotas.settle("a", 5, 3, 0.0)
+    quotas.settle("a", 5, 3, 0.0)
+    assert quotas.admit("b", 5, 0.0) is None
+    holder.execute("ROLLBACK")
+    assert quotas.admit("a", 2**64, 0.0) is None  # the two have ended; any number can be reserved
+    fields = holder.execute("SELECT key, total(tokens), total(at_once) FROM used GROUP BY key")
+    assert fields.fetchall() == [("a", 6, 1), ("b", 0, 1)]
+    quotas.settle("a", 2**64, 0, 0.0)
+    quotas.settle("a", 5, 0, 0.0)  # one too many is no credit
+    fields = holder.execute("SELECT min(reserved), min(at_once) FROM used WHERE key = 'a'")
+    assert fields.fetchall() == [(0, 0)]
+    holder.close()
+    quotas.close()
 
 
 def test_several_processes_need_a_file_to_count_in():
