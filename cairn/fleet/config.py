@@ -37,14 +37,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: str = "seconds"
     hold_s: Annotated[float, Meta(ge=0)] = 30.0  # a request waits so long while no server is up
     stall_s: Annotated[float, Meta(gt=0)] = 3.0  # a server that is silent for so long is given up
-    wedge_s: Annotated[float, Meta(ge=0)] = (
-        15.0  # without a token of any stream, until its requests go elsewhere; 0: never
-    )
+    # Without a token of any stream, until its requests go elsewhere; 0: never.
+    wedge_s: Annotated[float, Meta(ge=0)] = 15.0
     attempts: Annotated[int, Meta(ge=1, le=100)] = 8  # servers that one request is sent to at most
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
-    hedge_s: Annotated[float, Meta(ge=0)] = (
-        0.0  # without an answer, until a second server is asked; 0: never
-    )
+    # Without an answer, until a second server is asked; 0: never.
+    hedge_s: Annotated[float, Meta(ge=0)] = 0.0
     key_requests_per_day: Count | None = None  # of each key that [[keys]] does not name
     key_tokens_per_day: Count | None = None  # prompts and answers
     key_concurrent_requests: Count | None = None
@@ -78,9 +76,8 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     least: Annotated[int, Meta(ge=0, le=1024)] | None = None  # of servers, where they are scaled
     most: Annotated[int, Meta(ge=1, le=1024)] | None = None  # scaled up to so many
     ttft_s: Annotated[float, Meta(gt=0)] = 2.0  # a longer wait for a first token starts one more
-    idle_s: Annotated[float, Meta(gt=0)] = (
-        300.0  # without a request, until there are none (least = 0)
-    )
+    # Without a request, until there are none (least = 0).
+    idle_s: Annotated[float, Meta(gt=0)] = 300.0
     args: list[str] = []  # more flags of `cairn serve`
     gpus: Annotated[int, Meta(ge=0, le=64)] = 0  # of each server
     cpus: Annotated[float, Meta(gt=0)] = 1.0

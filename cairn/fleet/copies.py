@@ -24,7 +24,7 @@ from cairn.fleet.router import Router
 AGAIN_S, LONGEST_AGAIN_S = 0.2, 10.0  # doubles as long as it does not start
 STOP_S = 35.0
 LONGEST_LINE = 16 << 20
-COLLECTED = (10_000, 50, 100)  # a request leaves few cycles; looking for them often costs more
+GC_THRESHOLDS = (10_000, 50, 100)  # a request leaves few cycles; looking for them often costs more
 COMMAND = (sys.executable, "-m", "cairn.fleet.copies")
 
 
@@ -146,7 +146,7 @@ async def _copy() -> None:
     await router.start(shared=True)
     os.write(1, f"{router.own_address}\n".encode())
     gc.freeze()
-    gc.set_threshold(*COLLECTED)
+    gc.set_threshold(*GC_THRESHOLDS)
 
     async def follow() -> None:
         while line := await reader.readline():

@@ -73,7 +73,7 @@ class Picked:
             return write_refusal(status, said)
         keys = prompt_keys(body) if data else NO_KEYS
         wanted = body.max_completion_tokens or body.max_tokens or body.max_output_tokens
-        ask = router.ask(router.next_number(), keys, wanted, now)
+        ask = router.ask(router.next_number(), keys, wanted, now, bool(data))
         choice, self._tokens = router.choose(ask, keys, able, now)
         self._worker = worker = choice.chosen
         router.meter(body.model, now, self._tokens * (worker.load.token_s or TOKEN_S))

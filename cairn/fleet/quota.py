@@ -19,12 +19,10 @@ from cairn.serve.given_key import given_key
 DAY_S = 86_400
 ANYBODY = "anybody"  # sends no key
 MOST_KEYS = 10_000  # that are counted: those that use least are forgotten first
-_SENT = re.compile(
-    rb"^(authorization|x-api-key):[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE
-)  # headers that may carry a key
-LONGEST_KNOWN = (
-    1024  # bytes of headers whose digest is remembered: those of a connection hardly change
-)
+# Headers that may carry a key.
+_SENT = re.compile(rb"^(authorization|x-api-key):[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+# Bytes of headers whose digest is remembered: those of a connection hardly change.
+LONGEST_KNOWN = 1024
 Count = Annotated[int, Meta(ge=0)]
 
 

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
 USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"tokens_predicted":')
 BUSY = (429, 503)  # another server may have room
-OF_KEY = (
-    b'"code":"key_'  # unless it is the client's key that has no more: nobody else is asked then
-)
+# Unless it is the client's key that has no more: nobody else is asked then.
+OF_KEY = b'"code":"key_'
 
 
 class TokensUsed(NamedTuple):
@@ -58,6 +57,7 @@ class Exchange:
     priority = 0  # lower ones go first
     computes = True  # it waits for room, and costs its holder what it used
     streams = False  # the answer comes token by token
+    paused = False  # its client does not read
     hedge: "Hedge | None" = None  # a second copy, until one of them answers
     remembered: "Remembered | None" = None  # where it went, for those who ask
     _begun = False  # the client has a head
@@ -124,6 +124,13 @@ class Exchange:
     def unanswered(self) -> bool:
         """A server has it, and nothing has come from there."""
         return self.worker is not None and not self._begun and self._first
+
+    @property
+    def expects_tokens(self) -> bool:
+        """Its server should give it some. How long a prompt takes is not known where the server has told no speed."""
+        if self.worker is None or not self.streams or self.paused:
+            return False
+        return self.worker.load.token_s > 0 or not self._first
 
     @property
     def movable(self) -> bool:
@@ -273,6 +280,7 @@ class Exchange:
         self.router.done(self)
 
     def _slow(self, slow: bool) -> None:
+        self.paused = slow
         transport = self.upstream.transport if self.upstream is not None else None
         if transport is not None and not transport.is_closing():
             (transport.pause_reading if slow else transport.resume_reading)()

@@ -187,18 +187,17 @@ class Router:
 
     def _leave_wedged(self, now: float) -> None:
         """Requests of a server that gives no tokens go elsewhere, where somebody else could answer them."""
-        streaming = {one.worker for one in self.open if one.streams}
+        streaming = {one.worker for one in self.open if one.expects_tokens}
+        reason = f"it has given no token for {self.config.wedge_s:g} s or more"
         for worker in self.workers:
             rest_s = self._wedges.rest_s(worker, worker in streaming, self.config.wedge_s, now)
             if rest_s is None:
                 continue
-            own = [one for one in self.open if one.worker is worker and one.movable]
-            own = [one for one in own if self.able(now, one.model, {worker.number})]
-            reason = f"it has given no token for {self.config.wedge_s:g} s or more"
-            if own:
-                worker.rest(now + rest_s, reason)
-            for exchange in own:
-                if exchange.upstream is not None:
+            for exchange in [one for one in self.open if one.worker is worker and one.computes]:
+                if exchange.upstream is None or not exchange.movable:
+                    continue
+                if self.able(now, exchange.model, {worker.number}):  # those before it took room
+                    worker.rest(now + rest_s, reason)
                     exchange.upstream.drop()
                     exchange.lost(reason)
 
@@ -220,16 +219,15 @@ class Router:
             request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
         wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
-        now = time.monotonic()
-        ask = self.ask(number, keys, wanted, now)
+        now, (computes, generates) = time.monotonic(), work_of(request.path)
+        ask = self.ask(number, keys, wanted, now, computes)
         given = request.id
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
         exchange = Exchange(self, front, request, id, ask, keys, model)
         exchange.arrived_s = now
         exchange.deadline_s = now + self.config.hold_s
         exchange.holder, exchange.priority = digest_of(request.lines), asked.priority or 0
-        exchange.computes, generates = work_of(request.path)
-        exchange.streams = generates and bool(asked.stream)
+        exchange.computes, exchange.streams = computes, generates and bool(asked.stream)
         if generates:
             exchange.longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1)
         if self.quotas.limited and request.body and not self._admit(exchange):
@@ -302,8 +300,14 @@ class Router:
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def ask(self, number: int, keys: PromptKeys, wanted: int | None, now: float) -> Ask:
-        rate = self._arrivals.note(now) / (len(self.workers) or 1)
+    def ask(
+        self, number: int, keys: PromptKeys, wanted: int | None, now: float, computes: bool = True
+    ) -> Ask:
+        """What computes nothing delays nobody. Of several processes each one sees its share of the arrivals."""
+        rate = 0.0
+        if computes:
+            all_per_s = self._arrivals.note(now) * (len(self.processes) or 1)
+            rate = all_per_s / (len(self.workers) or 1)
         return Ask(number, keys.length, max(wanted or OUTPUT_TOKENS, 1), rate)
 
     def choose(

@@ -12,7 +12,7 @@ import msgspec
 from cairn.core.errors import CairnError
 from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.config import FleetConfig, ServerGroup
-from cairn.fleet.copies import COLLECTED, Copies, State, check_copies
+from cairn.fleet.copies import GC_THRESHOLDS, Copies, State, check_copies
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.keda import start_keda
 from cairn.fleet.own_servers import OwnServers
@@ -72,7 +72,7 @@ async def serve_fleet(
         asyncio.create_task(_reload(router, discovery, own, reload, read, say, copies)),
     ]
     gc.freeze()
-    gc.set_threshold(*COLLECTED)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -3,7 +3,8 @@
     streams there, nothing comes for `limit_s` and twice the time of the prompts that wait --> wedged: it rests
     something comes --> forgotten                                                   wedged again --> a longer rest
 
-Whole answers come at their end, however long they take, so they prove progress and never its absence.
+Whole answers come at their end, however long they take, so they prove progress and never its absence. Nor is a server
+judged while requests of others wait there: nobody here knows how long their prompts take.
 """
 
 from typing import NamedTuple
@@ -26,14 +27,18 @@ class WedgeWatch:
         self._seen: dict[int, Seen] = {}
 
     def rest_s(self, worker: Worker, streams: bool, limit_s: float, now_s: float) -> float | None:
-        """To be asked a few times a second. For how long it should get nothing new, if it is wedged."""
+        """To be asked a few times a second. For how long it should get nothing new, if it is wedged.
+
+        `streams`: some there should be getting tokens.
+        """
         seen = self._seen.get(worker.number)
         fresh = seen is None or seen.worker is not worker or seen.pieces != worker.pieces
         if fresh:
             self._seen[worker.number] = Seen(worker, worker.pieces, now_s, 0)
             return None
         assert seen is not None
-        if not streams or worker.state != "up" or now_s < worker.rests_until_s:
+        others = worker.load.waiting > worker.waiting
+        if not streams or others or worker.state != "up" or now_s < worker.rests_until_s:
             self._seen[worker.number] = seen._replace(since_s=now_s)
             return None
         prompts_s = worker.queued_tokens * (worker.load.token_s or TOKEN_S)

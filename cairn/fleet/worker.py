@@ -19,6 +19,7 @@ STATES: dict[str, State] = {"ok": "up", "asleep": "asleep"}  # by what a server 
 STEP_S, TOKEN_S, ROW_S = 0.02, 25e-6, 1e-4  # of a server that has not told yet
 MOST_FAILURES = 3  # in a row, after which it is given a rest
 REST_S = 1.0
+LOST = "requests sent there were lost"
 NO_LIMIT = 2**31
 
 
@@ -37,7 +38,7 @@ class Worker:
         self.waiting = 0  # requests of ours before their first token
         self.decoding = 0  # requests of ours after it
         self.failures = 0  # in a row
-        self.rests_until_s, self.rest_reason = 0.0, "requests sent there were lost"
+        self.rests_until_s, self.rest_reason = 0.0, LOST
         self.capacity = NO_LIMIT  # requests from here at a time
         self._sleeps = False  # as far as its host or its pulse has said
         self.managed = False  # a host of several models decides when it sleeps
@@ -79,11 +80,12 @@ class Worker:
         self.failures += 1
         self.lost += 1
         if self.failures >= MOST_FAILURES:
-            self.rests_until_s = now_s + REST_S
+            self.rest(now_s + REST_S, LOST)
 
     def rest(self, until_s: float, reason: str) -> None:
-        """It gets nothing new before then."""
-        self.rests_until_s, self.rest_reason = until_s, reason
+        """It gets nothing new before then. A longer rest that it has already stays."""
+        if until_s > self.rests_until_s:
+            self.rests_until_s, self.rest_reason = until_s, reason
 
     def why(self, now_s: float) -> str:
         """It gets nothing, as far as there is a reason."""

@@ -27,9 +27,8 @@ ROWS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 8, 4, 2, 1)
 SHARES = (0.75, 1.0)  # of the time per token, for a step
 HEADROOM = 0.9  # of what the simulation holds: what is promised
 TRIALS = 5  # halvings of the rate's interval
-STEADY = (
-    1.3  # all requests at once end with steps that are nearly empty: a stream of them is faster
-)
+# All requests at once end with steps that are nearly empty: a stream of them is faster.
+STEADY = 1.3
 NAMES = ("ttft", "tpot")
 
 

@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
 from cairn.fleet.choose import POLICIES, ArrivalRate, Ask, Candidate, best, seconds
-from cairn.fleet.config import read_fleet
+from cairn.fleet.config import RouterConfig, read_fleet
+from cairn.fleet.router import NO_KEYS, Router
+from cairn.fleet.worker import Worker
 
 candidates = st.lists(
     st.builds(Candidate, cached_tokens=st.integers(0, 5000), queued_tokens=st.integers(0, 50_000),
@@ -73,6 +75,17 @@ def test_a_rate_is_that_of_the_last_arrivals():
     assert arrivals.note(1.0) == 0.0
     assert [arrivals.note(1.0 + at) for at in range(1, 100)][-1] == pytest.approx(1.0)
     assert [arrivals.note(100.0 + at / 10) for at in range(1, 100)][-1] == pytest.approx(10.0)
+
+
+def test_the_router_counts_what_computes_over_all_of_its_processes():
+    router = Router(RouterConfig(), [])
+    router.workers = [Worker(0, "http://a:1"), Worker(1, "http://b:1")]
+    router.processes = ["http://x:1", "http://x:2", "http://x:3"]
+    rates = [
+        router.ask(at, NO_KEYS, None, at / 10, computes).arrivals_per_s
+        for at, computes in enumerate([True, False, False, False, True])
+    ]
+    assert rates == pytest.approx([0, 0, 0, 0, 2.5 * 3 / 2])
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,89 @@
 """Servers that say that they are healthy, and give nobody a token."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 from fake_servers import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_router import ask, fleet
 
+from cairn.fleet.relay import Exchange
 from cairn.fleet.wedge import WedgeWatch
-from cairn.fleet.worker import Worker
-from cairn.serve.pulse import Hello
+from cairn.fleet.worker import LOST, MOST_FAILURES, REST_S, Worker
+from cairn.serve.pulse import Hello, Load
 
 
 def test_streams_of_a_wedged_server_go_on_elsewhere_and_it_rests():
     async def check(url, servers, router):
         servers[0].wedged_after = servers[1].wedged_after = 3
         asked = [asyncio.create_task(ask(url, f"p{at}", 8)) for at in range(6)]
-        while not all(server.served for server in servers):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            while not all(server.served for server in servers):
+                await asyncio.sleep(0.01)
         servers[1].wedged_after = None
         for at, answer in enumerate(asked):
             assert (await answer)[:2] == (200, text_of(f"p{at}", 8))
-        assert not router.workers[0].eligible(router.workers[0].rests_until_s - 0.01, None)
-        assert router.workers[0].state == "up"
-        assert "no token" in router.workers[0].why(router.workers[0].rests_until_s - 0.01)
+        wedged = router.workers[0]
+        assert wedged.lost >= MOST_FAILURES
+        assert wedged.state == "up"
+        assert "no token" in wedged.why(wedged.rests_until_s - 0.01)
 
-    fleet(check, wedge_s=0.5)
+    fleet(check, wedge_s=REST_S + 0.1)
+
+
+def test_no_more_requests_leave_than_others_have_room_for():
+    async def check(url, servers, router):
+        servers[0].wedged_after = servers[1].wedged_after = 3
+        asked = [asyncio.create_task(ask(url, f"p{at}", 8)) for at in range(12)]
+        async with asyncio.timeout(20):
+            while sum(worker.pieces for worker in router.workers) < 12 * 3:
+                await asyncio.sleep(0.01)
+        first, second = router.workers
+        room, held = MOST_FAILURES, first.decoding
+        assert held > room
+        second.capacity = second.decoding + room
+        now = time.monotonic()
+        router._leave_wedged(now)
+        router._leave_wedged(now + 1000.0)
+        assert (first.lost, first.decoding, second.waiting) == (room, held - room, room)
+        assert first.rests_until_s == now + 1900.0  # not the short rest for requests that were lost
+        assert (second.lost, len(router.held)) == (0, 0)
+        servers[0].wedged_after = servers[1].wedged_after = None
+        for at, answer in enumerate(asked):
+            assert (await answer)[:2] == (200, text_of(f"p{at}", 8))
+
+    fleet(check, wedge_s=900.0)
+
+
+def test_who_should_be_getting_tokens():
+    """Not before the first one of a server whose speed is not known, and not where the client does not read."""
+    exchange = Exchange(None, SimpleNamespace(), None, b"id", None, None, None)
+    worker = Worker(0, "http://x:1")
+    exchange.sent_to(worker, 10)
+    assert not exchange.expects_tokens
+    exchange.streams = True
+    assert not exchange.expects_tokens
+    worker.load = Load(token_s=1e-3)
+    assert exchange.expects_tokens
+    worker.load = Load()
+    exchange._note_first()
+    assert exchange.expects_tokens
+    exchange._slow(True)
+    assert not exchange.expects_tokens
+
+
+def test_lost_requests_do_not_end_a_longer_rest():
+    worker = Worker(0, "http://x:1")
+    worker.rest(10.0, "no token")
+    for _ in range(MOST_FAILURES):
+        worker.failed(0.0)
+    assert (worker.rests_until_s, worker.rest_reason) == (10.0, "no token")
+    worker.up(None)
+    for _ in range(MOST_FAILURES):
+        worker.failed(20.0)
+    assert (worker.rests_until_s, worker.why(20.5)) == (20.0 + REST_S, LOST)
 
 
 def test_where_nobody_else_could_answer_everybody_waits():
@@ -72,3 +130,14 @@ def test_prompts_that_wait_give_it_more_time_and_rests_grow_until_something_come
     worker.pieces += 1
     watch.rest_s(worker, True, 1.0, 61.0)
     assert watch.rest_s(worker, True, 1.0, 63.0) == 1.0
+
+
+def test_a_server_where_requests_of_others_wait_is_not_judged():
+    watch, worker = watched()
+    worker.waiting = 2
+    watch.rest_s(worker, True, 1.0, 0.0)
+    worker.load = Load(waiting=3)
+    assert watch.rest_s(worker, True, 1.0, 60.0) is None
+    worker.load = Load(waiting=2)  # those from here
+    assert watch.rest_s(worker, True, 1.0, 60.5) is None
+    assert watch.rest_s(worker, True, 1.0, 62.0) == 1.0

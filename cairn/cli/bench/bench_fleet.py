@@ -50,7 +50,7 @@ def run(args: list[str]) -> int:
             raise UsageError(f"--peers has '{name}'", hint=hint)
     if options.out is not None:
         record.require_commit(options.commit)
-    found = []
+    found, others = [], os.getloadavg()[0]  # before this run adds to it
     for turn in range(options.rounds):
         for name in names:
             found.append(measure(PEERS[name], options.requests, options.streams))
@@ -59,7 +59,6 @@ def run(args: list[str]) -> int:
         machine = f"{platform.machine()}, {os.cpu_count()} CPUs"
         command = record.repeatable(["bench", "fleet"], args)
         made = msgspec.to_builtins(record.origin(command, machine, options.commit))
-        others = os.getloadavg()[0]
         record.write(made | {"load_average": round(others, 1), "rows": found}, options.out)
     if options.json:
         print(msgspec.json.encode({"rows": found}).decode())

@@ -144,9 +144,8 @@ class PageTiers:
             self._unstored += self._scheduled.popleft()[1]
         self._unstored += self._fresh
         self._fresh = []
-        if (
-            len(self._unstored) > 2 * self.scheduler.limits.pages
-        ):  # most of them hold something else
+        # Most of them hold something else.
+        if len(self._unstored) > 2 * self.scheduler.limits.pages:
             entry = self.scheduler.blocks.prefix.entry
             self._unstored = deque(one for one in self._unstored if entry(one.page) is one.entry)
         self._store()
