@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from concurrent.futures import wait as wait_for
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 
-from cairn.core.errors import ConfigError
+from cairn.core.errors import ConfigError, RequestError
 from cairn.models.cache import CacheGroup
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.page_events import PageEvent
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.tiers import disk_segments
+from cairn.serve.tiers import disk_segments, disk_tier
+from cairn.serve.tiers.disk_tier import DiskTier
 from cairn.serve.tiers.load_plan import (
     WORTH,
     Source,
@@ -365,7 +367,54 @@ def test_an_object_store_keeps_as_many_pages_as_it_has_room_for_and_names_a_wron
             ObjectPages(wrong, 64 if "nothing" in wrong else 1, 64, "m")
 
 
-def test_a_full_disk_is_written_no_more_and_other_servers_keep_out(tmp_path, monkeypatch):
+def test_an_object_store_that_fails_for_a_while_is_used_again_and_loses_no_page(monkeypatch):
+    pytest.importorskip("fsspec")
+    page_B, into_B, now = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8), [0.0]
+    store = ObjectPages("memory://fails", 2 * 64, 64, "m")
+    tier = DiskTier(store)
+    monkeypatch.setattr(disk_tier, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def write(key):
+        assert tier.write(key, b"", 1.0, page_B)
+        wait_for(tier._writing.values())
+        assert tier.written() == [key]
+
+    def read(key):
+        result = tier.read([key], [into_B]).result()
+        tier.have_read([key], result)
+        return result
+
+    def fails(*_, **__):
+        raise RuntimeError("slow down")
+
+    write(b"a")
+    write(b"b")
+    with monkeypatch.context() as broken:
+        for name in ("pipe_file", "cat_file", "rm"):
+            broken.setattr(store._files, name, fails)
+        write(b"c")  # in the slot of the first, whose object is still known
+        assert (tier.broken, len(tier.book)) == ("RuntimeError: slow down", 1)
+        assert not tier.wants(b"d", b"")
+        assert (read(b"b").unread, tier.has(b"b")) == ([b"b"], False)
+        with pytest.raises(RequestError, match="slow down"):
+            tier.clear()
+    assert len(store._names) == 2
+    tier._adopt()
+    now[0] += disk_tier.PAUSE_S
+    assert tier.wants(b"d", b"")
+    assert tier.has(b"b")
+    assert read(b"b") == ([], 0.0, ())
+    assert np.array_equal(into_B, page_B)
+    write(b"d")
+    assert tier.broken is None
+    assert {one.header.key for one in store.filled()} == {b"b", b"d"}
+    store._files.rm_file(f"{store.folder}/{store._names[0]}")  # somebody else is faster
+    tier.clear()
+    assert not store._files.find(store.folder)
+    tier.close()
+
+
+def test_a_full_disk_is_left_alone_and_other_servers_keep_out(tmp_path, monkeypatch):
     engine = tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{tmp_path}:64MiB")
     with pytest.raises(ConfigError, match="another server"):
         tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{tmp_path}:64MiB")
@@ -447,20 +496,27 @@ def test_a_reset_leaves_nothing_on_the_host_nor_on_the_disk(tmp_path):
 
 
 def test_the_disk_knows_a_checkpoint_that_was_written_again_between_its_samples(tmp_path):
-    def digest():
+    """By its time, which an object store, shared by several machines, cannot go by."""
+
+    def digest(timed=True):
         found = hashlib.sha256()
-        _sample(SimpleNamespace(path=tmp_path), found)
+        _sample(SimpleNamespace(path=tmp_path), found, timed)
         return found.digest()
 
     file = tmp_path / "model.safetensors"
     content = bytearray(256 * 8192)
     file.write_bytes(content)
     os.utime(file, ns=(1, 1))
-    before = digest()
+    before, shared = digest(), digest(timed=False)
     assert digest() == before
+    os.utime(file, ns=(2, 2))
+    assert digest(timed=False) == shared
     content[5000] = 1
     file.write_bytes(content)
     assert digest() != before
+    content[0] = 1
+    file.write_bytes(content)
+    assert digest(timed=False) != shared
 
 
 def test_what_cannot_be_offloaded_is_refused_with_a_reason(tmp_path):

@@ -35,6 +35,10 @@ class Damaged(Exception):
     """A slot does not hold what was asked for."""
 
 
+class Unreachable(Exception):
+    """Nobody knows what a slot holds: the store does not answer now."""
+
+
 class Header(msgspec.Struct, frozen=True, array_like=True):
     model: str
     key: bytes

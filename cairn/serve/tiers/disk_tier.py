@@ -1,8 +1,8 @@
 """The pages of a disk or an object store as the engine sees them: a book of slots, and threads that read and write.
 
 The engine's thread asks and looks later; it waits for the disk only to forget everything (`clear`). Pages are written
-as far as the thread keeps up, and never behind one that is not there. A disk that is full or gone is written no more;
-what it has is still read.
+as far as the thread keeps up, and never behind one that is not there. A disk that is full or gone is left alone for a
+while and then tried again; what a full one has is still read.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cairn.core.errors import RequestError
-from cairn.serve.tiers.disk_segments import Damaged, DiskSegments
+from cairn.serve.tiers.disk_segments import Damaged, DiskSegments, Unreachable
 from cairn.serve.tiers.load_plan import Source
 from cairn.serve.tiers.object_pages import ObjectPages
 from cairn.serve.tiers.slot_book import Key, SlotBook
@@ -23,18 +23,21 @@ from cairn.serve.tiers.slot_book import Key, SlotBook
 log = logging.getLogger("cairn")
 MOST_WRITING = 64  # pages that wait to be written
 UNKNOWN_RATE = 0.5e9  # bytes per second of one that cannot be measured, such as memory
+PAUSE_S = 30.0  # after a write or a read that has failed
 NEWEST = 0.3  # what the last read counts for in the rate
 
 
 class Read(NamedTuple):
     damaged: list[Key]
     seconds: float
+    unread: Sequence[Key] = ()  # they may be there later
 
 
 class DiskTier:
     def __init__(self, segments: DiskSegments | ObjectPages) -> None:
         self.segments, self.book = segments, SlotBook(segments.slots)
-        self.broken: str | None = None  # why nothing is written any more
+        self.broken: str | None = None  # why nothing is written for a while
+        self._writes_s = self._reads_s = 0.0  # not before these times
         self.rate = segments.measure() or UNKNOWN_RATE
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="cairn kv disk")
         self._writing: dict[Key, Future[None]] = {}
@@ -51,8 +54,14 @@ class DiskTier:
         return Source(self.rate, self.segments.latency_s + self._reading_bytes / self.rate)
 
     def wants(self, key: Key, parent: Key) -> bool:
-        room = len(self._writing) < MOST_WRITING and self.broken is None
-        return room and key not in self.book and (not parent or parent in self.book)
+        if len(self._writing) >= MOST_WRITING or key in self.book:
+            return False
+        paused = self.broken is not None and time.monotonic() < self._writes_s
+        return not paused and (not parent or parent in self.book)
+
+    def has(self, key: Key) -> bool:
+        """Whether it can be read now."""
+        return self.book.has(key) and (not self._reads_s or time.monotonic() >= self._reads_s)
 
     def write(self, key: Key, parent: Key, seconds: float, page_B: np.ndarray) -> bool:
         """Begin to; `page_B` stays as it is until `written` names the key."""
@@ -70,11 +79,14 @@ class DiskTier:
             problem = self._writing.pop(key).exception()
             if problem is None:
                 self.book.ready(key)
+                self.broken = None
                 continue
             self.book.drop(key)
             if self.broken is None:
-                self.broken = f"{type(problem).__name__}: {problem}"
-                log.warning("no page is written to %s any more: %s", self.segments.folder, problem)
+                said = "no page is written to %s for %g s: %s"
+                log.warning(said, self.segments.folder, PAUSE_S, problem)
+            self.broken = f"{type(problem).__name__}: {problem}"
+            self._writes_s = time.monotonic() + PAUSE_S
         return done
 
     def read(self, keys: Sequence[Key], into: Sequence[np.ndarray]) -> "Future[Read]":
@@ -90,7 +102,9 @@ class DiskTier:
         """In the engine's thread, when a read has ended: the books follow."""
         size = len(keys) * self.segments.page_bytes
         self._reading_bytes -= size
-        if read.seconds > 0:
+        if read.unread:
+            self._reads_s = time.monotonic() + PAUSE_S
+        elif read.seconds > 0:
             self.rate += NEWEST * (size / read.seconds - self.rate)
         for key in keys:
             self.book.unpin(key)
@@ -115,11 +129,15 @@ class DiskTier:
         self.segments.close()
 
     def _read(self, wanted: Sequence[tuple[Key, int, np.ndarray]]) -> Read:
-        began, damaged = time.monotonic(), []
-        for key, slot, into_B in wanted:
+        began, damaged, folder = time.monotonic(), [], self.segments.folder
+        for at, (key, slot, into_B) in enumerate(wanted):
             try:
                 self.segments.read(slot, key, into_B)
             except Damaged as problem:
-                log.warning("a page in %s is computed again: %s", self.segments.folder, problem)
+                log.warning("a page in %s is computed again: %s", folder, problem)
                 damaged.append(key)
+            except Unreachable as problem:
+                log.warning("no page in %s is read for %g s: %s", folder, PAUSE_S, problem)
+                unread = [one[0] for one in wanted[at:]]
+                return Read(damaged, time.monotonic() - began, unread)
         return Read(damaged, time.monotonic() - began)

@@ -4,11 +4,13 @@
 
 The names say everything that the book of slots has to know, so one listing at the start finds what this server or
 others have left; objects that others write later are not seen before the next start. Several servers of one model may
-share a store: equal keys are equal pages, and an object that somebody else has deleted is computed again. Has the
-methods of `disk_segments`, and believes nothing either: a length or a checksum that does not fit is a damaged page.
+share a store: equal keys are equal pages, and an object that somebody else has deleted is computed again. Each keeps to
+its own room; what no server of now has found room for is never deleted here, so the store wants a lifecycle rule. Has
+the methods of `disk_segments`, and believes nothing either: a length or a checksum that does not fit is a damaged page.
 """
 
 import hashlib
+import os
 import re
 import time
 import zlib
@@ -17,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cairn.core.errors import ConfigError
-from cairn.serve.tiers.disk_segments import Damaged, Filled, Header, too_small
+from cairn.serve.tiers.disk_segments import Damaged, Filled, Header, Unreachable, too_small
 
 CHECKSUM_BYTES = 4
 TRIES = 3
@@ -45,7 +47,7 @@ class ObjectPages:
 
     def measure(self) -> float:
         """Bytes per second of pages; how long the smallest read takes is left in `latency_s`."""
-        name = f"{self.folder}/probe"
+        name = f"{self.folder}/probe-{os.urandom(8).hex()}"  # others may measure at the same time
         try:
             self._files.makedirs(self.folder, exist_ok=True)
             self._files.pipe_file(name, bytes(self.page_bytes))
@@ -77,8 +79,8 @@ class ObjectPages:
     def write(
         self, slot: int, key: bytes, parent: bytes, seconds: float, page_B: np.ndarray
     ) -> None:
-        """An object is there whole or not at all; what the slot held before is deleted."""
-        before = self._names.pop(slot, None)
+        """An object is there whole or not at all; what the slot held before is deleted after that."""
+        before = self._names.get(slot)
         name = f"{key.hex()}.{parent.hex()}.{round(seconds * 1e6)}"
         checksum = zlib.crc32(page_B.data).to_bytes(CHECKSUM_BYTES, "little")
         self._files.pipe_file(f"{self.folder}/{name}", checksum + page_B.tobytes())
@@ -87,14 +89,16 @@ class ObjectPages:
             self._delete(before)
 
     def read(self, slot: int, key: bytes, into_B: np.ndarray) -> None:
-        """Damaged: it is not there any more."""
+        """Damaged: it is not there any more. Unreachable: it may be there later."""
         name = self._names.get(slot, "")
         if not name.startswith(f"{key.hex()}."):
             raise Damaged("it holds another page")
         try:
             data = self._files.cat_file(f"{self.folder}/{name}")
+        except FileNotFoundError as error:
+            raise Damaged(f"somebody has deleted it: {error}") from None
         except Exception as error:  # noqa: BLE001 (of whichever library speaks to the store)
-            raise Damaged(f"{type(error).__name__}: {error}") from None
+            raise Unreachable(f"{type(error).__name__}: {error}") from None
         if len(data) != CHECKSUM_BYTES + self.page_bytes:
             raise Damaged(f"it has {len(data) - CHECKSUM_BYTES} of {self.page_bytes} bytes")
         page_B = np.frombuffer(data, np.uint8, offset=CHECKSUM_BYTES)
@@ -103,9 +107,17 @@ class ObjectPages:
         into_B[:] = page_B
 
     def clear(self) -> None:
-        """Delete every page that this server knows of."""
-        for slot in list(self._names):
-            self._delete(self._names.pop(slot))
+        """Delete every page that this server knows of, many in a request. An OSError: some are left."""
+        names = [f"{self.folder}/{name}" for name in self._names.values()]
+        try:
+            if names:
+                self._files.rm(names)
+        except FileNotFoundError:  # somebody else was faster: not every store passes over that
+            for name in self._names.values():
+                self._delete(name)
+        except Exception as error:  # of whichever library speaks to the store
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        self._names.clear()
 
     def close(self) -> None:
         """There is nothing to close."""

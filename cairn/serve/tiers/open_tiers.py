@@ -139,21 +139,23 @@ def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig) -> str:
     if opened.checkpoint is None:
         digest.update(identity(runner.model).encode())
     else:
-        _sample(opened.checkpoint, digest)
+        shared = "://" in (config.kv_offload_disk or "")
+        _sample(opened.checkpoint, digest, timed=not shared)
     return digest.hexdigest()
 
 
-def _sample(checkpoint: Checkpoint, digest: "hashlib._Hash") -> None:
-    """Of every file: its name, size and time, and bytes at many places.
+def _sample(checkpoint: Checkpoint, digest: "hashlib._Hash", timed: bool) -> None:
+    """Of every file: its name and size, bytes at many places, and its time.
 
-    Training changes nearly every number; an edit of a few changes the time.
+    Training changes nearly every number; an edit of a few changes the time. Machines that share an object store have
+    files of other times, so there (not `timed`) an edit between the samples is not seen.
     """
     path = checkpoint.path
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     for file in files:
         found = file.stat()
         size = found.st_size
-        digest.update(repr((file.name, size, found.st_mtime_ns)).encode())
+        digest.update(repr((file.name, size, found.st_mtime_ns if timed else 0)).encode())
         with file.open("rb") as opened:
             for at in range(0, size, max(size // SAMPLES, SAMPLE_BYTES)):
                 opened.seek(at)

@@ -377,17 +377,18 @@ class PageTiers:
         load.reading = None
         if self.disk is not None:
             self.disk.have_read(load.read, read)
+        missing = {*read.damaged, *read.unread}
         for key in load.read:
-            if key in read.damaged:
+            if key in missing:
                 self.host.drop(key)
             else:
                 self.host.pin(key)  # of the load, as those that were here
                 self.host.ready(key)
-        if not read.damaged and load.wanted:
+        if not missing and load.wanted:
             self._copy(load)
             return
         for key in load.keys:
-            if key not in read.damaged:
+            if key not in missing:
                 self.host.unpin(key)
         load.loading.state = "failed"
 
@@ -416,4 +417,4 @@ class PageTiers:
         if self.host.has(key):
             return HOST
         lasting = self.disk is not None and not request.identity
-        return DISK if lasting and self.disk is not None and self.disk.book.has(key) else None
+        return DISK if lasting and self.disk is not None and self.disk.has(key) else None
