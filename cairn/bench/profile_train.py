@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cairn.bench.limit import measure_ceiling
 from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled_calls
-from cairn.bench.train import Bench
+from cairn.bench.train import Bench, frozen_values
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
 from cairn.kernels.tooling.measure import Ceiling
@@ -181,7 +181,7 @@ def _floors(bench: Bench, ceiling: Ceiling, unit: str) -> dict[str, float]:
 
 def _memory(bench: Bench) -> list[Held]:
     state = bench.state
-    predicted = predict(state.spec, state.config, not bench.setup.plain)
+    predicted = predict(state.spec, state.config, not bench.setup.plain, frozen_values(state))
     roles = state.optimizer.tensors()
     masters = sum(t.nbytes for r, ts in roles.items() if "master" in r for t in ts.values())
     known = {

@@ -279,7 +279,9 @@ def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
         mfu=flops / best / peak if peak else None,
         mfu_titan=titan / best / peak if peak else None,
         of_measured=flops / best / measured if measured else None,
-        predicted_gib=predict(state.spec, state.config, not setup.plain, _frozen(state)).total()
+        predicted_gib=predict(
+            state.spec, state.config, not setup.plain, frozen_values(state)
+        ).total()
         / 2**30,
         recompute=state.config.precision.recompute,
         step_ms=1e3 * best,
@@ -287,7 +289,7 @@ def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
     )
 
 
-def _frozen(state: "TrainState") -> int:
+def frozen_values(state: "TrainState") -> int:
     """Values of the model that are not trained; what is trained beside them, as an adapter is, is small."""
     trained = sum(
         weight.numel() for weight in state.parallel.parameters().values() if weight.requires_grad

@@ -105,9 +105,11 @@ def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None
 def system_words(error: BaseException) -> str:
     """The words "connection refused" of an error that says "<urlopen error [Errno 111] Connection refused>"."""
     import os
+    import ssl
 
     cause = getattr(error, "reason", error)
     number = getattr(cause, "errno", None) or 0
-    if number > 0:  # those below are of the resolver, which has words of its own
+    # Those below 0 are of the resolver, which has words of its own, as OpenSSL has, whose numbers are no errno either.
+    if number > 0 and not isinstance(cause, ssl.SSLError):
         return os.strerror(number).lower()
     return str(cause) or type(cause).__name__

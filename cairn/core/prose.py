@@ -1,4 +1,7 @@
-"""Prose as wide as the terminal. A pipe or a file gets each sentence on one line, so that it can be searched."""
+"""Prose as wide as the terminal: help texts (`folded`), and lines of a report (`in_terminal`).
+
+Where the output is a pipe or a file, a line of a report stays one line, so that it can be searched.
+"""
 
 import shutil
 import sys

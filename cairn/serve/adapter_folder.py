@@ -1,13 +1,15 @@
 """Adapters in a folder: each subfolder that PEFT or `cairn tune` wrote is served under its own name.
 
     adapters/legal/adapter_config.json      ->    requests with "model": "legal"
-    runs/tales/adapter/adapter_config.json  ->    "model": "tales", the name of the run
+    runs/tales/adapter/adapter_config.json  ->    "model": "tales", the name of the run, for --adapters runs,
+                                                  runs/tales or runs/tales/adapter
 
 The folder is looked at again while the server runs: what is new is loaded, what changed is loaded again, and what is
 gone is unloaded. One that cannot be loaded is logged once, and the others are served.
 """
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -40,46 +42,50 @@ class AdapterFolder:
     def scan(self) -> None:
         """Make what is served agree with the folder. Reads files: not for an event loop."""
         try:
-            found = found_in(self.folder)
+            places = places_in(self.folder)
+            found = {name: _stamp(place) for name, place in places.items()}
         except OSError as error:  # what is served stays: a disk may come back
             log.warning("the adapters in %s cannot be listed: %s", self.folder, error.strerror)
             return
         for name in self._served - found.keys():
-            self.serving.unload_adapter(name)
-            self._served.discard(name)
+            self._unload(name)
         self._seen = {name: stamp for name, stamp in self._seen.items() if name in found}
         for name, stamp in found.items():
             if self._seen.get(name) != stamp:
                 self._seen[name] = stamp
-                self._load(name)
+                self._load(name, places[name])
 
-    def _load(self, name: str) -> None:
-        path = places_in(self.folder).get(name)
-        if path is None:  # gone since it was listed
-            return
+    def _load(self, name: str, place: Path) -> None:
         try:
-            self.serving.load_adapter(name, str(path), replace=name in self._served)
+            self.serving.load_adapter(name, str(place), replace=name in self._served)
             self._served.add(name)
-        except CairnError as error:
+        except (CairnError, OSError) as error:  # also: gone since it was listed
             log.warning("the adapter %s is not served: %s", name, error)
 
-
-def found_in(folder: Path) -> dict[str, Stamp]:
-    """Complete adapters in a folder, by name."""
-    about = {name: (place / WEIGHTS).stat() for name, place in places_in(folder).items()}
-    return {name: (one.st_mtime_ns, one.st_size) for name, one in about.items()}
+    def _unload(self, name: str) -> None:
+        self._served.discard(name)
+        with suppress(CairnError):  # somebody has unloaded it by hand
+            self.serving.unload_adapter(name)
 
 
 def places_in(folder: Path) -> dict[str, Path]:
-    """A folder that is an adapter itself, or adapters and runs with adapters in it; each has its folder's name."""
-    inside = [folder] if _is_adapter(folder) else sorted(folder.iterdir())
+    """By name: the folder itself, or the adapters and the runs with adapters in it, each under its folder's name."""
+    own = folder.resolve()
+    if _is_adapter(folder):
+        return {own.parent.name if own.name == OF_RUN else own.name: folder}
     found = {}
-    for one in inside:
+    for one in sorted(folder.iterdir()):
         place = one / OF_RUN if _is_adapter(one / OF_RUN) else one
         if _is_adapter(place) and not one.name.startswith("."):
-            named = place.resolve()
-            found[named.parent.name if named.name == OF_RUN else named.name] = place
+            found[one.name] = place
+    if found.keys() == {OF_RUN}:  # the folder is a run
+        return {own.name: found[OF_RUN]}
     return found
+
+
+def _stamp(place: Path) -> Stamp:
+    about = (place / WEIGHTS).stat()
+    return about.st_mtime_ns, about.st_size
 
 
 def _is_adapter(place: Path) -> bool:

@@ -1,5 +1,6 @@
 """Errors of the system in plain words."""
 
+import ssl
 import urllib.error
 
 from cairn.core.errors import system_words
@@ -14,3 +15,5 @@ def test_the_words_of_the_system_stand_without_their_wrapping():
         == "[Errno -2] Name or service not known"
     )
     assert system_words(TimeoutError()) == "TimeoutError"
+    untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    assert "certificate verify failed" in system_words(urllib.error.URLError(untrusted))

@@ -19,10 +19,11 @@ from cairn.models.generate import Generation, Sampling
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.adapter_residency import Residency
+from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import Adapters, segments_of
 from cairn.serve.engine.client import EngineClient, ProcessOptions
 from cairn.serve.engine.messages import EngineFailed
-from cairn.serve.engine.request import Request
+from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
 from cairn.serve.engine.step import Chunk
@@ -219,3 +220,19 @@ def test_workers_that_are_started_again_have_the_adapters(tmp_path):
         assert answer(1) == []  # refused
     finally:
         client.close(0.0)
+
+
+def test_graphs_are_void_once_when_an_unaligned_adapter_comes_and_goes(tmp_path):
+    base = tiny_checkpoints.folder(FAMILY)
+    net = open_checkpoint(base).load("cpu", torch.float32)
+    limits = Limits(rows=8, step_tokens=32, pages=8, page_size=8, context=64, vocabulary=300)
+    slots, loaded, layouts = AdapterSlots(net, limits), {}, []
+    for number, rank in ((1, 8), (2, 3)):
+        tiny_adapters.write(base, AdapterSpec(rank=rank, alpha=8), tmp_path / str(number), number)
+        loaded[number] = Adapters(net).read(str(tmp_path / str(number))).addends
+        assert slots.put(number, loaded[number])
+        layouts.append(slots.layouts)
+    assert layouts[1] == layouts[0] + 1
+    slots.drop(2)
+    assert slots.put(3, loaded[2])
+    assert slots.layouts == layouts[1]

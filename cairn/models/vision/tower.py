@@ -261,11 +261,8 @@ def grid_rotation(
 def patches_of(pixels_NHWC: Tensor, patch: int, frames: int = 1) -> tuple[Tensor, list[Grid]]:
     """Tiles of one size, cut: [P, 3 f p p] in the order of a convolution's kernel, and the grid of each.
 
-    `frames`: so many tiles become one of the tower's; the last one is repeated where they do not come out even.
+    `frames`: so many tiles become one of the tower's; it divides their number.
     """
-    missing = -len(pixels_NHWC) % frames
-    if missing:
-        pixels_NHWC = torch.cat((pixels_NHWC, *[pixels_NHWC[-1:]] * missing))
     _, height, width, channels = pixels_NHWC.shape
     grid = Grid(height // patch, width // patch)
     x = pixels_NHWC.view(-1, frames, grid.height, patch, grid.width, patch, channels)

@@ -40,7 +40,7 @@ class AdapterSlots:
             0  # how often a step with adapters has become another one: graphs of before are void
         )
         self._slots: dict[int, int] = {}  # by the number of the adapter
-        self._odd: set[int] = set()  # adapters that cannot be read 16 bytes at a time
+        self._unaligned = False  # some adapter could not be read 16 bytes at a time
         self._free = list(range(SLOTS - 1, 0, -1))
         self._rows = 2 * limits.step_tokens
         room = self._rows + 3 * most_tiles(self._rows, SLOTS)
@@ -70,15 +70,12 @@ class AdapterSlots:
             (self.table.scales_SMP, torch.tensor(scales)),
         ):
             there[slot].copy_(_pinned(here, self.device), non_blocking=True)
-        self._note_odd(self._odd if aligned else self._odd | {number})
-        return True
-
-    def _note_odd(self, odd: set[int]) -> None:
-        """While there is one, all reads are narrow, and graphs are others."""
-        if bool(odd) != bool(self._odd):
+        if not aligned and not self._unaligned:
+            # All reads stay narrow from now on: graphs are void once, not whenever such an adapter comes or goes.
+            self._unaligned = True
             self.layouts += 1
             self._staged = ()
-        self._odd = odd
+        return True
 
     def _cover(self, home: Linear, at: int, rank: int) -> None:
         """Steps with adapters compute this map for ranks of so many together."""
@@ -92,7 +89,6 @@ class AdapterSlots:
         if (slot := self._slots.pop(number, None)) is not None:
             self._free.append(slot)
             self._staged = ()
-            self._note_odd(self._odd - {number})
 
     def hold(self, numbers: Iterable[int]) -> bool:
         return all(number in self._slots for number in numbers)
@@ -118,7 +114,7 @@ class AdapterSlots:
         self._words[:total].copy_(host[:total], non_blocking=True)
         self._words[self._rows : end].copy_(host[self._rows : end], non_blocking=True)
         words_N3 = self._words[self._rows : end].view(room, 3)
-        self._tiles = Tiles(self._words[:total], words_N3, block, aligned=not self._odd)
+        self._tiles = Tiles(self._words[:total], words_N3, block, aligned=not self._unaligned)
         self._staged = (runs, tokens, most)
 
     def staged(self) -> Tiles:

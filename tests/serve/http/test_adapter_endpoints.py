@@ -8,7 +8,7 @@ import tiny_adapters
 
 from cairn.core.errors import ConfigError
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.serve.adapter_folder import places_in
+from cairn.serve.adapter_folder import AdapterFolder, places_in
 from cairn.serve.http.server.settings import ServerConfig
 
 PROMPT = "Once upon a time there was a small cat who liked to sit in the sun"
@@ -88,6 +88,35 @@ def test_a_folder_is_followed(tiny_folder, folders, tmp_path):
         shutil.copy(folders / "legal" / "adapter_config.json", watched / "broken")
         live_server.wait_until(lambda: "legal" not in server.service.serving.models)
         assert text(server, "poems") == poems != legal
+
+
+def test_names_of_folders(folders, tmp_path):
+    run, many = tmp_path / "tales", tmp_path / "many"
+    shutil.copytree(folders / "legal", run / "adapter")
+    assert list(places_in(run)) == list(places_in(run / "adapter")) == ["tales"]
+    shutil.copytree(folders / "poems", many / "adapter")
+    (many / "newest").symlink_to(run)
+    (many / "stories").symlink_to(run / "adapter")
+    found = places_in(many)  # their own names, so that no two are the same
+    assert list(found) == ["adapter", "newest", "stories"]
+    assert found["newest"] == many / "newest" / "adapter"
+
+
+def test_an_adapter_that_goes_while_it_is_read_stops_nobody(folders, tmp_path, caplog):
+    for name in ("legal", "poems"):
+        shutil.copytree(folders / name, tmp_path / "many" / name)
+
+    served = []
+
+    class Loads:
+        def load_adapter(self, name, folder, replace=False):
+            if name == "legal":
+                raise FileNotFoundError(folder)
+            served.append(name)
+
+    AdapterFolder(tmp_path / "many", Loads()).scan()
+    assert served == ["poems"]
+    assert "the adapter legal is not served" in caplog.text
 
 
 def test_settings():

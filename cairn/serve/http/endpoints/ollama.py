@@ -298,9 +298,15 @@ def _details(service: Service) -> dict[str, Any]:
     return {"family": spec.family, "parameter_size": size, "quantization_level": stored}
 
 
+def _size(service: Service) -> int:
+    """Bytes of the weights on all ranks."""
+    facts = service.serving.facts
+    return facts.weights_bytes * facts.ranks
+
+
 async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
     created = datetime.fromtimestamp(service.created, UTC).isoformat()
-    weights = service.serving.facts.weights_bytes
+    weights = _size(service)
     return JSON(
         {
             "models": [
@@ -314,7 +320,7 @@ async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
 
 async def api_ps(service: Service, call: Call, body: bytes) -> JSON:
     """What is loaded: every model that this server has."""
-    weights = service.serving.facts.weights_bytes
+    weights = _size(service)
     on_gpu = weights if service.serving.facts.device.startswith("cuda") else 0
     about = {"size": weights, "size_vram": on_gpu, "details": _details(service)}
     models = [{"name": name, "model": name, **about} for name in service.serving.models]
