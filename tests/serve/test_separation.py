@@ -22,7 +22,7 @@ from cairn.serve.separation.decode import Coming, DecodeSide
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask, Handoff, PrefillSide
-from cairn.serve.separation.remote_pays import RemoteCosts, remote_pays
+from cairn.serve.separation.remote_pays import Pending, RemoteCosts, remote_pays
 from cairn.serve.separation.roles import DecodeEngine, with_role
 from cairn.serve.separation.timed import generate_alone
 from cairn.serve.tiers.page_copies import Copied
@@ -296,14 +296,16 @@ COSTS = st.builds(
     bytes=st.integers(0, 10**10),
     decoding=st.integers(0, 99),
     ahead=st.integers(0, 10**5),
+    pending=st.builds(Pending, st.integers(0, 9), st.integers(0, 10**5)),
 )
 def test_a_prompt_is_computed_elsewhere_where_that_spares_more_than_it_costs(
-    costs, tokens, bytes, decoding, ahead
+    costs, tokens, bytes, decoding, ahead, pending
 ):
     load = (tokens, bytes, decoding, ahead)
     pays = remote_pays(costs, *load, 1.0)
-    here = (tokens * decoding + ahead) * costs.token_s
+    here = (tokens * decoding / 2 + ahead) * costs.token_s
     assert pays == (here > costs.way_s + bytes / costs.bytes_per_s)
+    assert pays >= remote_pays(costs, *load, 1.0, pending)  # a line there never speaks for it
     assert remote_pays(costs, *load, 1e3)  # known too long ago
     assert remote_pays(RemoteCosts(), *load, 1.0)
     if pays:  # more of those who would wait never speaks against it, nor does a longer line or a faster way
@@ -318,9 +320,9 @@ def test_a_prompt_that_would_have_to_wait_here_is_computed_elsewhere():
     engine.costs.note_reply(100, 1.0, 1.5, 0.0)
     engine.costs.note_pages(10**9, 1.0)
     request = Request("r", prompt_of(40, 2), SamplingParams())
-    assert not engine._pays(request, 1.0)  # an idle server computes it itself
+    assert not engine._is_remote(request, 1.0)  # an idle server computes it itself
     tiny_engines.submit(engine.side.engine, [prompt_of(63, 1)])
-    assert engine._pays(request, 1.0)
+    assert engine._is_remote(request, 1.0)
     engine.side.engine.run()
     engine.close()
 

@@ -24,7 +24,7 @@ from cairn.serve.engine.runner import TokenLogprobs
 from cairn.serve.separation.decode import DecodeSide
 from cairn.serve.separation.prefill import Ask, Ended, Handoff, PrefillSide
 from cairn.serve.separation.prefill_client import PrefillClient, Reply
-from cairn.serve.separation.remote_pays import RemoteCosts, remote_pays
+from cairn.serve.separation.remote_pays import Pending, RemoteCosts, pays_elsewhere
 
 HELD_S = 0.005  # between two looks at pages that somebody may have read
 REPLY_S = 0.02  # the longest wait for a prefill server when there is nothing to decode
@@ -154,7 +154,9 @@ class DecodeEngine:
         self.side, self._client, self._config = side, client, config
         self.costs = RemoteCosts()
         side.on_arrival = lambda arrival: self.costs.note_pages(arrival.bytes, arrival.moved_s)
-        self._asked_at: dict[str, float] = {}
+        self._asked_at: dict[
+            str, tuple[float, int]
+        ] = {}  # and the tokens that were asked for before
         self.remote_prefills = 0  # prompts that came from elsewhere
         self._unanswered = 0  # prompts that nobody else computed
         self._asked: dict[str, Request] = {}
@@ -191,7 +193,8 @@ class DecodeEngine:
         ledger = request.ledger
         ledger.arrived = ledger.admitting = ledger.scheduled = now
         ask = ask_of(request)
-        self._asked[ask.id], self._asked_at[ask.id] = request, now
+        self._asked_at[ask.id] = now, round(self._pending().tokens)
+        self._asked[ask.id] = request
         client.ask(ask, self._replies.put)
 
     def abort(
@@ -225,22 +228,22 @@ class DecodeEngine:
             return False
         if request.adapter or request.identity or request.pieces or self.side.engine.version:
             return False
-        return self._config.prefill_when == "always" or self._pays(request, now)
+        if self._config.prefill_when == "always":
+            return True
+        scheduler, bytes_of = self.side.engine.scheduler, self.side.memory.bytes_of
+        return pays_elsewhere(scheduler, request, self.costs, bytes_of, now, self._pending())
 
-    def _pays(self, request: Request, now: float) -> bool:
-        scheduler = self.side.engine.scheduler
-        start = scheduler.blocks.prefix.find(request).pages * scheduler.limits.page_size
-        tokens = len(request.prompt)
-        bytes = self.side.memory.bytes_of(tokens, start)
-        ahead = sum(max(one.known - one.computed, 0) for one in scheduler.requests.values())
-        return remote_pays(self.costs, tokens - start, bytes, scheduler.running, ahead, now)
+    def _pending(self) -> Pending:
+        """What each of the prefill servers, which take turns, was asked for from here."""
+        asked, share = self._asked.values(), 1 / max(len(self._config.prefill_urls), 1)
+        return Pending(len(asked) * share, sum(len(one.prompt) for one in asked) * share)
 
     def _replied(self, reply: Reply) -> list[Output]:
         request, found = self._asked.pop(reply.id, None), reply.found
-        began, now = self._asked_at.pop(reply.id, 0.0), self.clock()
+        (began, behind), now = self._asked_at.pop(reply.id, (0.0, 0)), self.clock()
         if isinstance(found, Handoff):
             computed = len(found.ask.prompt) - found.cached
-            self.costs.note_reply(computed, found.compute_s, now - began, now)
+            self.costs.note_reply(computed, found.compute_s, now - began, now, behind)
         if request is None:  # it was aborted meanwhile
             if isinstance(found, Handoff):
                 self.side.decline(found)
