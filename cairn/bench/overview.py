@@ -85,7 +85,7 @@ def _throughput(record: dict[str, Any], other: dict[str, Any]) -> str:
         prefill = row["workload"] == "prefill"
         figure = "input_tokens_per_s" if prefill else "output_tokens_per_s"
         ours = row[figure]
-        peers = VLLM_FP8 if row.get("quantization") == "fp8" else {} if _form(row) else VLLM
+        peers = {"": VLLM, "fp8": VLLM_FP8}.get(_form(row), {})  # only those of the same form
         peer = peers.get((row["shape"], row["workload"]))
         rows.append(
             [

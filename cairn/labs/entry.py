@@ -15,7 +15,17 @@ from msgspec.structs import asdict
 
 from cairn.hw.ceilings import Ceilings, Identity
 from cairn.labs.glossary import label
-from cairn.labs.lab import Check, Kind, Lab, Outcome, Plot, Verdict, Words, predicted_check
+from cairn.labs.lab import (
+    Check,
+    Kind,
+    Lab,
+    Outcome,
+    Plot,
+    Verdict,
+    Words,
+    predicted_check,
+    question_of,
+)
 
 SCHEMA = 1  # of an entry; another number is another format
 
@@ -114,7 +124,6 @@ def measured_entry(
     attempts: int = 1,
 ) -> Entry:
     text = verdict.text if attempts == 1 else _again(verdict.text)
-    asked = predicted_check(lab, outcome.checks)
     return Entry(
         lab=lab.name,
         area=lab.area,
@@ -129,9 +138,18 @@ def measured_entry(
         table=_table(outcome),
         notes=list(outcome.notes),
         calibrated=list(calibrated),
-        guess=None if guess is None else judge_guess(guess, asked.measured, asked.unit),
+        guess=None if guess is None else _judged(guess, predicted_check(lab, outcome.checks)),
         settings=dict(settings or {}),
         attempts=attempts,
+    )
+
+
+def _judged(guess: float, asked: Check | None) -> Guess:
+    """Where this machine could not measure what was asked for, the guess has no score."""
+    return (
+        judge_guess(guess, math.nan)
+        if asked is None
+        else judge_guess(guess, asked.measured, asked.unit)
     )
 
 
@@ -199,8 +217,11 @@ def where_of(ceilings: Ceilings, cairn: str, commit: str | None) -> Where:
     )
 
 
-def about(lab: Lab) -> dict[str, object]:
-    """What a lab is, as JSON: everything but its measurement."""
+def about(
+    lab: Lab, quick: bool = False, settings: Mapping[str, float] | None = None
+) -> dict[str, object]:
+    """What a lab is, as JSON: everything but its measurement; the question is that of this form."""
+    question = question_of(lab, quick, settings or {})
     return {
         "name": lab.name,
         "area": lab.area,
@@ -208,9 +229,9 @@ def about(lab: Lab) -> dict[str, object]:
         "hypothesis": asdict(lab.hypothesis),
         "needs": list(lab.needs),
         "seconds": lab.seconds,
-        "predict": None if lab.predict is None else asdict(lab.predict),
+        "predict": None if question is None else asdict(question),
         "why": None if lab.why is None else asdict(lab.why),
-        "knobs": [{"name": knob.name, "what": asdict(knob.what)} for knob in lab.knobs],
+        "knobs": [msgspec.to_builtins(knob) for knob in lab.knobs],
         "now_try": [{"command": one.command, "look": asdict(one.look)} for one in lab.now_try],
         "code": list(lab.code),
         "reading": list(lab.reading),

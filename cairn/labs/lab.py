@@ -143,6 +143,15 @@ class Knob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     what: Words
+    least: float = 1  # a lab that draws, steps or measures nothing has nothing to judge
+    most: float = 1e9
+
+
+class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A size that the question names: `{tokens}` in its text, `bench.size("tokens")` in the lab."""
+
+    full: int | float
+    quick: int | float
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,6 +176,7 @@ class Lab:
     seconds: float = 5.0  # about how long it takes on two cores
     predict: Words | None = None  # what the learner is asked for first: the value of one check
     predict_of: str = ""  # words of that check's name; "" is the first check
+    sizes: Mapping[str, Size] = field(default_factory=dict)  # what `predict` has in braces
     why: Words | None = None  # why the result comes out so; shown after it
     knobs: tuple[Knob, ...] = ()
     now_try: tuple[Step, ...] = ()
@@ -186,6 +196,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 5.0
     predict: Words | None = None
     predict_of: str = ""
+    sizes: dict[str, Size] = {}
     why: Words | None = None
     knobs: tuple[Knob, ...] = ()
     now_try: tuple[Step, ...] = ()
@@ -205,9 +216,18 @@ def described(file: str, run: "Callable[[Workbench], Outcome]") -> Lab:
     )
 
 
-def predicted_check(lab: Lab, checks: Sequence[Check]) -> Check:
-    """The check that the learner's own number is about; a machine may lack it, then the first one."""
-    return next((check for check in checks if lab.predict_of in check.what.en), checks[0])
+def question_of(lab: Lab, quick: bool, settings: Mapping[str, float]) -> Words | None:
+    """What the learner is asked for first, with the sizes of the form that will run."""
+    if lab.predict is None:
+        return None
+    sizes = {name: size.quick if quick else size.full for name, size in lab.sizes.items()}
+    shown = {name: f"{settings.get(name, size):g}" for name, size in sizes.items()}
+    return Words(lab.predict.en.format(**shown), lab.predict.zh.format(**shown))
+
+
+def predicted_check(lab: Lab, checks: Sequence[Check]) -> Check | None:
+    """The check that the learner's own number is about; a machine may lack it."""
+    return next((check for check in checks if lab.predict_of in check.what.en), None)
 
 
 @dataclass(frozen=True)

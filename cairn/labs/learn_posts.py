@@ -50,7 +50,7 @@ ANSWERS_NEAR = (
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    guess: float | None = None  # what the learner expects of the first check
+    guess: float | None = None  # what the learner expects of what the lab asks for
 
 
 class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

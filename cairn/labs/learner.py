@@ -141,7 +141,7 @@ def lab_document(learner: Learner, name: str) -> dict[str, Any]:
     """A lab, its newest run, and the run's figures as a person reads them."""
     run = learner.runs.get(name)
     return {
-        "about": about(all_labs()[name]),
+        "about": about(all_labs()[name], quick=True),  # the form that the page runs
         "run": run,
         "shown": None if run is None else _shown(run),
     }

@@ -109,6 +109,7 @@ def _once(lab: Lab, session: Session, report: Callable[[str], None]) -> Outcome:
             folder=Path(folder),
             report=report,
             settings=session.settings,
+            sizes=lab.sizes,
         )
         return lab.run(bench)
 

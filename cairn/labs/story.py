@@ -17,8 +17,8 @@ SURPRISE, LEARNT = Words("What surprised me", "意外之处"), Words("What I lea
 NEXT = Words("They will ask next", "可能的追问")
 TASK_TEXT = Words("prove or refute it on {where}.", "在 {where} 上证实或推翻它。")
 ACTION_TEXT = Words(
-    "took the prediction from the model, measured with `{command}`, and read the code behind it, `{code}`.",
-    "由模型得出预测，用 `{command}` 测量，并阅读其背后的代码 `{code}`。",
+    "took the prediction from the model and measured with `{command}`; the code behind it is `{code}`.",
+    "由模型得出预测，用 `{command}` 测量；背后的代码是 `{code}`。",
 )
 RESULT_TEXT = Words("{figures}. {verdict}.", "{figures}。{verdict}。")
 FIGURE = Words(
@@ -70,13 +70,14 @@ def _story(entry: Entry, lab: Lab, language: Language) -> list[str]:
         "figures": "; ".join(_figure(one, language) for one in (asked, *others)),
         "verdict": entry.verdict.of(language),
     }
-    guess = _expected(entry.guess, asked).of(language) if entry.guess else NO_GUESS.of(language)
+    mine = entry.guess
+    scored = NO_GUESS if mine is None or mine.measured is None else _expected(mine, asked)
     told = [
         (SITUATION, lab.hypothesis.of(language)),
         (TASK, TASK_TEXT.of(language).format(**facts)),
         (ACTION, ACTION_TEXT.of(language).format(**facts)),
         (RESULT, RESULT_TEXT.of(language).format(**facts)),
-        (SURPRISE, guess),
+        (SURPRISE, scored.of(language)),
         (LEARNT, lab.why.of(language) if lab.why else ""),
         (NEXT, " ".join(one.ask.of(language) for one in lab.questions)),
     ]

@@ -7,8 +7,9 @@
     bench.time(...)  the median of repeated calls, with its spread
     bench.folder     an empty folder that is gone afterwards
     bench.setting()  a size that the learner may have set: --set n=512
+    bench.size(...)  one that the lab's question names, as the learner set it or as this form has it
 
-Knows nothing about labs. Loading or measuring the ceilings is the caller's business.
+Loading or measuring the ceilings is the caller's business.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from cairn.hw.ceilings import Ceilings
 from cairn.hw.timing import Timing, measure
+from cairn.labs.lab import Size
 
 Choice = TypeVar("Choice")
 Number = TypeVar("Number", int, float)
@@ -30,6 +32,7 @@ class Workbench:
     folder: Path
     report: Callable[[str], None] = lambda label: None
     settings: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -50,6 +53,11 @@ class Workbench:
     def setting(self, name: str, default: Number) -> Number:
         """What the learner set, as a number of the same type, or the lab's own value."""
         return type(default)(self.settings.get(name, default))
+
+    def size(self, name: str) -> Any:
+        """Of `sizes` in the lab's TOML file, from which the question is filled in as well."""
+        size = self.sizes[name]
+        return self.setting(name, self.pick(size.full, size.quick))
 
     def time(
         self,

@@ -1,5 +1,6 @@
 """`cairn bench serve` as a person runs it: against a server on loopback, from flags to files."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 from mock_openai import Reply, running
 
 from cairn.bench.load_row import read
-from cairn.bench.serve_bench import Progress
+from cairn.bench.serve_bench import Progress, find_vocabulary
 from cairn.cli.bench.load_options import BenchServe, read_setup
 from cairn.cli.bench.load_progress import line
 from cairn.cli.main import main
@@ -46,6 +47,34 @@ def test_a_sweep_from_flags_to_files(tmp_path, capsys):
     assert len(records) == 40
     assert records[0]["due_s"] == 0
     assert "400/s poisson" in capsys.readouterr().out
+
+
+def test_the_vocabulary_is_asked_for_where_the_model_is_named_too():
+    with running([Reply()]) as server:
+        assert (
+            bench("--url", server.url, "--model", "mock", "--rate", 200, "--num-requests", 1) == 0
+        )
+    assert server.heads[0].startswith("GET /cairn/model ")
+    assert not any(head.startswith("GET /v1/models") for head in server.heads)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "found"),
+    [
+        (200, b'{"vocabulary": 512}', 512),
+        (404, b"{}", None),
+        (200, b"{}", None),
+        (200, b'{"vocabulary": "many"}', None),
+        (200, b"<html>", None),
+    ],
+)
+def test_the_vocabulary_of_a_server_that_may_not_say(status, body, found):
+    class Client:
+        async def get(self, path):
+            assert path == "/cairn/model"
+            return status, body
+
+    assert asyncio.run(find_vocabulary(Client())) == found
 
 
 def test_a_closed_loop_as_json_with_failures(capsys):

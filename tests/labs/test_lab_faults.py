@@ -13,7 +13,7 @@ from lab_samples import ceilings_here
 
 from cairn.hw.probe import probe
 from cairn.labs.catalogue import all_labs
-from cairn.labs.fault_search import once
+from cairn.labs.fault_search import once, predicts, reads_clock
 from cairn.labs.needs import unmet
 from cairn.labs.planted_fault import find_mutant, mutants, planted
 
@@ -31,6 +31,16 @@ def test_no_fault_is_planted_in_a_claim():
     """To change what a check says proves nothing about the code; a lab that only a GPU runs is not searched here."""
     claims = [name for name, fault in FAULTS.items() if fault["place"].endswith(":_checks")]
     assert claims == ["pinned-copies"]
+    predictions = [name for name, fault in FAULTS.items() if predicts(fault["place"])]
+    assert predictions == ["openmp"]  # its loops are in C, where nothing is planted
+
+
+def test_no_fault_is_planted_in_a_clock():
+    """A wrong clock flips any ratio of times, whatever was timed."""
+    assert not [
+        name for name, fault in FAULTS.items() if reads_clock(fault["place"], fault["line"])
+    ]
+    assert reads_clock("cairn/bench/transfer.py:timed", "return time.perf_counter() - began")
 
 
 def mutant_of(fault):

@@ -119,11 +119,11 @@ async def _sweep(setup: "Setup", order: "Next", finished: "Finished", cold: bool
     from cairn.cli.bench.load_progress import line
     from cairn.report.progress import StatusLine
 
-    if not setup.target.model:
-        async with LoadClient(setup.target) as client:
-            target = msgspec.structs.replace(setup.target, model=await find_model(client))
-            vocab = min(setup.vocab, await find_vocabulary(client) or setup.vocab)
-        setup = msgspec.structs.replace(setup, target=target, vocab=vocab)
+    async with LoadClient(setup.target) as client:
+        model = setup.target.model or await find_model(client)
+        vocab = min(setup.vocab, await find_vocabulary(client) or setup.vocab)
+    target = msgspec.structs.replace(setup.target, model=model)
+    setup = msgspec.structs.replace(setup, target=target, vocab=vocab)
     status = StatusLine()
     rows: list[Row] = []
 

@@ -61,7 +61,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     all: bool = False
     """every lab"""
     predict: float | None = None
-    """your own prediction of the lab's first check, before it is measured"""
+    """your own number for what the lab asks for, before it is measured"""
     set: list[str] = []
     """knobs of the lab, such as n=512; `cairn lab list --json` names them"""
     quick: bool = False
@@ -138,7 +138,7 @@ def run_run(args: list[str]) -> int:
     if not options.area and not options.all:
         _refuse_unmet(labs, machine, options.lang)
     settings = _settings(labs, options)
-    guess = _guess(labs, options)
+    guess = _guess(labs, options, settings)
     session = _session(machine, options.quick, settings)
     prepare(len(labs))
     entries: list[Entry] = []
@@ -202,7 +202,7 @@ def _settings(labs: "list[Lab]", options: Run) -> dict[str, float]:
         raise UsageError("--set is for one lab", hint="name one lab")
     for written in options.set:
         name, _, value = written.partition("=")
-        knobs = {knob.name for knob in labs[0].knobs}
+        knobs = {knob.name: knob for knob in labs[0].knobs}
         if name not in knobs:
             has = f"its knobs are: {', '.join(sorted(knobs))}" if knobs else "it has no knobs"
             raise UsageError(f"lab {labs[0].name} has no knob '{name}'", hint=has)
@@ -210,20 +210,23 @@ def _settings(labs: "list[Lab]", options: Run) -> dict[str, float]:
             found[name] = float(value)
         except ValueError as error:
             raise UsageError(f"--set {written}: '{value}' is no number") from error
-        if not 0 < found[name] < 1e9:
-            raise UsageError(f"--set {written}: a knob is above 0 and below 1e9")
+        knob = knobs[name]
+        if not knob.least <= found[name] <= knob.most:
+            bounds = f"{knob.least:,g} to {knob.most:,g}"
+            raise UsageError(f"--set {written}: {name} ({knob.what.en}) goes from {bounds}")
     return found
 
 
-def _guess(labs: "list[Lab]", options: Run) -> float | None:
+def _guess(labs: "list[Lab]", options: Run, settings: dict[str, float]) -> float | None:
     """The learner's own number: from --predict, or asked for at a terminal where the lab has a question."""
+    from cairn.labs.lab import question_of
     from cairn.labs.wording import WORDS
 
     if options.predict is not None:
         if len(labs) != 1:
             raise UsageError("--predict is for one lab", hint="name one lab")
         return options.predict
-    question = labs[0].predict if len(labs) == 1 else None
+    question = question_of(labs[0], options.quick, settings) if len(labs) == 1 else None
     if question is None or options.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return None
     print(f"{WORDS['predict first'].of(options.lang)}: {question.of(options.lang)}")
@@ -344,7 +347,9 @@ def _documents(entries: "Iterable[Entry]", labs: "Mapping[str, Lab]") -> list[di
     return [
         {
             **msgspec.to_builtins(entry),
-            "about": about(labs[entry.lab]) if entry.lab in labs else None,
+            "about": about(labs[entry.lab], entry.quick, entry.settings)
+            if entry.lab in labs
+            else None,
         }
         for entry in entries
     ]

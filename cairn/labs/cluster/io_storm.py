@@ -79,11 +79,11 @@ def one_reads(server: FileServer, path: Path, ranks: int, link: float) -> float:
 
 
 def run(bench: Workbench) -> Outcome:
-    size = bench.pick(4 << 20, 1 << 20)
+    size = bench.size("mib") << 20
     path = bench.folder / "checkpoint"
     path.write_bytes(bytes(size))
     found = []
-    for ranks in bench.pick((1, 2, 4, 8, 16), (1, 4, 8)):
+    for ranks in (*bench.pick((1, 2, 4, 8), (1, 4)), bench.size("ranks")):
         bench.step(f"{ranks} ranks restart")
         server, again = FileServer(STORAGE), FileServer(STORAGE)
         storm_s, tree_s = all_read(server, path, ranks), one_reads(again, path, ranks, LINK)

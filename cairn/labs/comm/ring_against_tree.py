@@ -27,7 +27,7 @@ MOST_CHUNKS = 32
 
 
 def run(bench: Workbench) -> Outcome:
-    ranks = bench.setting("ranks", bench.pick(32, 16))
+    ranks = bench.size("ranks")
     top = topology("rail-1tier", ranks, domain=1, nic_gb_per_s=RATE)
     sizes = [1 << power for power in range(12, 30, bench.pick(1, 3))]
     ring, trees = make("all_reduce", "ring", ranks), {}

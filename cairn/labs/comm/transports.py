@@ -8,12 +8,13 @@ A second process owns memory; this one reads scattered runs out of it. Short run
 what the bytes cost.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
+    from cairn.comm.transfer.endpoint import Endpoint
     from cairn.comm.transfer.runs import Runs
     from cairn.hw.ceilings import Measured
 
@@ -21,6 +22,11 @@ RUNS = (256, 4 << 10, 64 << 10, 1 << 20)
 MOST_BYTES = 16 << 20
 QUICK_BYTES = 4 << 20
 MOST_RUNS = 4096
+
+
+class Read(NamedTuple):
+    rates: list[float]  # GB/s, by length of run
+    wrong: int  # bytes that did not arrive as they are
 
 
 def scattered(size: int, total: int) -> "Runs":
@@ -34,28 +40,43 @@ def scattered(size: int, total: int) -> "Runs":
     return Runs(order * size, np.arange(count) * size, np.full(count, size))
 
 
-def read_rates(kind: str, sizes: tuple[int, ...], total: int, repeats: int) -> list[float]:
-    """GB/s of scattered runs of each size, best of several; "memcpy": within this process."""
+def read_all(kind: str, sizes: tuple[int, ...], total: int, repeats: int) -> Read:
+    """Scattered runs of each size, best of several; "memcpy": within this process."""
     import numpy as np
 
     from cairn.bench.transfer import line, move_all, peer, reader, timed
     from cairn.comm.transfer.copies import copy_runs
     from cairn.comm.transfer.kv import REGION
 
-    found = []
+    found, wrong = [], 0
     if kind == "memcpy":
         source, target = (np.ones(total, np.uint8) for _ in range(2))
         for runs in (scattered(size, total) for size in sizes):
             move = lambda runs=runs: copy_runs(source, target, runs)  # noqa: E731
             found.append(runs.nbytes / min(timed(move) for _ in range(2 * repeats)) / 1e9)
-        return found
+        return Read(found, wrong)
     with peer("serve", kind, str(total)) as process, reader(kind, total) as end:
         owner = end.connect(line(process))
         for runs in (scattered(size, total) for size in sizes):
             move = lambda runs=runs: move_all(end, [end.read(owner, REGION, REGION, runs)])  # noqa: E731
             move()
+            wrong += wrong_bytes(end, runs)
             found.append(runs.nbytes / min(timed(move) for _ in range(repeats)) / 1e9)
-    return found
+    return Read(found, wrong)
+
+
+def wrong_bytes(end: "Endpoint", runs: "Runs") -> int:
+    """Bytes that are not the owner's, who counts from 0 to 255 again and again; the reader's are wrong afterwards."""
+    import numpy as np
+
+    from cairn.comm.transfer.kv import REGION
+
+    memory = end.regions[REGION].memory
+    assert memory is not None, "the reader's memory is the host's"
+    got, expected = memory[: runs.nbytes], np.arange(runs.nbytes, dtype=np.uint32).astype(np.uint8)
+    wrong = int((got != expected).sum())
+    got[:] = 1
+    return wrong
 
 
 def run(bench: Workbench) -> Outcome:
@@ -66,11 +87,24 @@ def run(bench: Workbench) -> Outcome:
     )
     sizes = bench.pick(RUNS, (RUNS[0], RUNS[-1]))
     rates: dict[str, list[float]] = {}
+    wrong, total = 0, bench.pick(MOST_BYTES, QUICK_BYTES)
     for kind in kinds:
         bench.step(f"{kind}: runs of {sizes[0]} B to {sizes[-1] >> 20} MiB")
-        rates[kind] = read_rates(kind, sizes, bench.pick(MOST_BYTES, QUICK_BYTES), bench.pick(6, 4))
+        read = read_all(kind, sizes, total, bench.pick(6, 4))
+        rates[kind], wrong = read.rates, wrong + read.wrong
     wire = bench.ceilings.loopback_throughput
-    checks = [
+    return Outcome(
+        checks=_checks(rates, wrong),
+        plots=[_plot(sizes, rates, wire)],
+        table=Table(
+            columns=[Words("run bytes", "段字节"), *[Words(kind, kind) for kind in kinds]],
+            rows=[[size, *(rates[kind][i] for kind in kinds)] for i, size in enumerate(sizes)],
+        ),
+    )
+
+
+def _checks(rates: dict[str, list[float]], wrong: int) -> list[Check]:
+    return [
         Check(
             what=Words("shared memory over TCP, long runs", "长连续段：共享内存与 TCP 的速率比"),
             predicted=1.5,
@@ -93,15 +127,13 @@ def run(bench: Workbench) -> Outcome:
             kind="at_most",
             within=0.6,
         ),
-    ]
-    return Outcome(
-        checks=checks,
-        plots=[_plot(sizes, rates, wire)],
-        table=Table(
-            columns=[Words("run bytes", "段字节"), *[Words(kind, kind) for kind in kinds]],
-            rows=[[size, *(rates[kind][i] for kind in kinds)] for i, size in enumerate(sizes)],
+        Check(
+            what=Words("wrong bytes, all transports", "错误的字节数（所有方式）"),
+            predicted=0,
+            measured=wrong,
+            unit="bytes",
         ),
-    )
+    ]
 
 
 def _plot(sizes: tuple[int, ...], rates: dict[str, list[float]], wire: "Measured | None") -> Plot:

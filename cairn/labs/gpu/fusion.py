@@ -40,9 +40,8 @@ def _loops(bench: Workbench) -> Outcome:
 
     bench.step("compiling two loops")
     library = _compiled(bench)
-    count = bench.setting(
-        "n", bench.pick(1 << 24, 1 << 23)
-    )  # 64 MiB each: beyond the last cache of most machines
+    # 64 MiB each: beyond the last cache of most machines
+    count = bench.setting("n", bench.pick(1 << 24, 1 << 23))
     x = np.random.default_rng(0).random(count, dtype=np.float32)
     plain, fused, spare = (np.zeros_like(x) for _ in range(3))
 

@@ -87,13 +87,20 @@ def _checks(
 def _add_seconds(bench: Workbench, dtype: Any, stride: int) -> float:
     import numpy as np
 
-    a, b, c = (np.ones(COUNT * stride, dtype=dtype)[::stride] for _ in range(3))
+    a, b, c = (_numbers(dtype, stride) for _ in range(3))
 
     def burst() -> None:
         for _ in range(20):  # one addition is only a few times the cost of the call
             np.add(a, b, out=c)
 
     return bench.time(burst, device="cpu").p10_s
+
+
+def _numbers(dtype: Any, stride: int) -> Any:
+    """COUNT ones, so far apart in memory."""
+    import numpy as np
+
+    return np.ones(COUNT * stride, dtype=dtype)[::stride]
 
 
 def _walk(bench: Workbench) -> tuple[float, float]:

@@ -28,7 +28,7 @@ QUOTA = 0.2
 def run(bench: Workbench) -> Outcome:
     bench.step("reading a quota")
     quota = cpu_quota(made_up_root(bench.folder, QUOTA)) or 0.0
-    work_s = bench.setting("work_s", bench.pick(0.11, 0.05))
+    work_s = bench.size("work_s")
     blocks = blocks_for(work_s)
     bench.step("throttled")
     ran_s, stopped_s, cpu_s = throttled(blocks, quota, PERIOD_S)

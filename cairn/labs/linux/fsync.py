@@ -20,7 +20,7 @@ GROUPS = (1, 4, 16, 64)
 
 
 def run(bench: Workbench) -> Outcome:
-    count = bench.setting("records", bench.pick(64, 16))
+    count = bench.size("records")
     groups = [group for group in GROUPS if group <= count]
     path = bench.folder / "log"
     bench.step("one record, one fsync")

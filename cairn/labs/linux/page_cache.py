@@ -33,7 +33,7 @@ class Pass(NamedTuple):
 
 
 def run(bench: Workbench) -> Outcome:
-    size = bench.pick(64 << 20, 16 << 20)
+    size = bench.size("mib") << 20
     path = bench.folder / "tokens.bin"
     bench.step("writing the file")
     write_synced(path, size)

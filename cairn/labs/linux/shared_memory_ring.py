@@ -20,7 +20,7 @@ PLACES = (1, 2, 4, 8)
 
 
 def run(bench: Workbench) -> Outcome:
-    size, repeats = bench.pick(32 << 20, 8 << 20), bench.pick(9, 4)
+    size, repeats = bench.size("mib") << 20, bench.pick(9, 4)
     places = bench.pick(PLACES, (1, 8))
     ways = [*((count, False) for count in places), (places[-1], True)]
     bench.step("rings of several depths, then TCP")

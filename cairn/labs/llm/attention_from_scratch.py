@@ -20,7 +20,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.models.attend import Rule, attention
 
     generator = torch.Generator().manual_seed(0)
-    length = bench.setting("length", bench.pick(512, 128))
+    length = bench.size("length")
     q = torch.randn(length, HEADS, SIZE, generator=generator)
     k, v = (torch.randn(length, KV_HEADS, SIZE, generator=generator) for _ in range(2))
     bench.step("causal, against the model's own")

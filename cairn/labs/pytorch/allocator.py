@@ -127,7 +127,7 @@ def _page_faults(bench: Workbench) -> list[Check]:
     import torch
 
     bench.step("page faults of fresh and kept buffers")
-    size = bench.setting("mib", bench.pick(64, 16)) * MIB
+    size = bench.size("mib") * MIB
     start = _faults()
     buffer = torch.empty(size, dtype=torch.uint8).fill_(1)
     fresh = _faults() - start

@@ -20,7 +20,7 @@ from cairn.labs.serving._engine import (
 from cairn.labs.workbench import Workbench
 from cairn.models.step_cost import SequenceWork, step_cost
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
+BATCHES = (1, 2, 4, 8, 16, 32)  # and the largest
 CONTEXT = 8
 
 
@@ -31,7 +31,7 @@ def floor_s(batch: int, rates: Rates) -> float:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    batches = bench.pick(BATCHES, (1, 8, 32))
+    batches = (*bench.pick(BATCHES, (1, 8)), bench.size("batch"))
     before = host_rates(bench, batches[-1])  # few rows reach less than a large product
     steps = bench.pick(10, 5)
     engine = small_engine(SMALL, max_num_seqs=64, enable_prefix_caching=False)

@@ -64,7 +64,8 @@ def merged(x_MK: "Tensor", merged_INK: "Tensor", which_M: "Tensor") -> "Tensor":
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    size, rank, count, batch = bench.pick((1024, 8, 16, 16), (768, 8, 8, 8))
+    size, rank, count = bench.size("width"), 8, bench.size("adapters")
+    batch = count
     case = made(size, rank, count)
     rows, lines, far = [], {name: [] for name in FORMS}, 0.0
     for kinds in sorted({1, count // 4, count}):

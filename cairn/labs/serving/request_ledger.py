@@ -19,7 +19,7 @@ PARTS = ("tokenize", "queue", "schedule", "prefill", "decode", "respond")
 def run(bench: Workbench) -> Outcome:
     from cairn.labs.serving._server import get, paced, post
 
-    tokens = bench.setting("tokens", bench.pick(40, 12))
+    tokens = bench.size("tokens")
     with paced(rows=1, step_s=STEP_S) as server:
         bench.step("one request alone")
         post(server.url, prompt="The first stone", max_tokens=2)  # warm

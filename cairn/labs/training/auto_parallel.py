@@ -23,7 +23,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.train.memory import OF_DEVICE
     from cairn.train.parallel.layout import Layout
 
-    model, gpus = "qwen3-8b", bench.setting("gpus", bench.pick(64, 16))
+    model, gpus = "qwen3-8b", bench.size("gpus")
     gpu, job = device("h200"), Job(spec=preset(model), sequence=4096, sequences=1024)
     bench.step(f"{model} on {gpus} H200: every layout")
     began = time.process_time()
@@ -63,7 +63,7 @@ def run(bench: Workbench) -> Outcome:
 def _checks(seconds: float, errors: list[float], slowest: float) -> list[Check]:
     return [
         Check(
-            what=Words("CPU seconds of the search", "搜索耗时"),
+            what=Words("CPU seconds of the search", "搜索的 CPU 秒数"),
             predicted=5.0,
             measured=seconds,
             unit="s",

@@ -75,7 +75,7 @@ class _Careless:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    count = bench.setting("steps", bench.pick(24, 14))
+    count = bench.size("steps")
     bench.step("a run without the poisoned batch")
     clean, _ = steps(prepared(bench), count, poison=False, careless=False)
     bench.step("the same batch under the trainer's step")

@@ -47,7 +47,7 @@ def _spy(call: Any, calls: list[float], weight: float) -> Any:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    spec = tiny(layers=bench.setting("layers", bench.pick(4, 2)))
+    spec = tiny(layers=bench.size("layers"))
     usual = Setting(spec, Layout(tp=RANKS), steps=1, per_step=2)
     settings = {
         "tp": usual,
