@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from cairn.bench.paced_engine import paced_engine
-from cairn.models.runnable import open_model
+from cairn.models.runnable import OpenModel, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import worker
@@ -67,8 +67,10 @@ def held_until(engine: Engine, requests: int) -> Engine:
 def main() -> int:
     pace = msgspec.json.decode(sys.argv[1], type=Pace)
 
-    def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
-        opened = open_model(pace.model)
+    def start(
+        config: EngineConfig, shards: Shards = ALONE, opened: OpenModel | None = None
+    ) -> Started:
+        opened = opened or open_model(pace.model)
         engine = paced_engine(opened, pace.limits, lambda step: pace.step_s)
         if pace.together:
             held_until(engine, pace.together)

@@ -58,12 +58,12 @@ def with_slo(options: Serve, slo: str) -> Serve:
     wanted, lengths = planned.parse_slo(slo), planned.parse_lengths(options.slo_lengths)
     gpu = planned.device_called(gpu_name(options.device))
     from cairn.models.linear.registry import FORMS
-    from cairn.models.runnable import open_model
+    from cairn.models.runnable import spec_of
     from cairn.plan.serve_cost import Served
     from cairn.plan.weight_forms import weight_form
 
     served = Served(
-        spec=open_model(options.model, options.context).spec,
+        spec=spec_of(options.model, options.context),
         device=gpu,
         tp=options.tensor_parallel_size,
         weight_bytes=weight_form(options.weights if options.weights in FORMS else "", None).bytes,

@@ -55,7 +55,7 @@ def open_whole(name: str, device: str, dtype: str) -> Whole:
         stored = torch.bfloat16 if quantised else opened.checkpoint.stored_dtype()
         if quantised:
             notes.append(
-                f"{name} is quantised to at most {bits:.3g} bits a weight: what it lost before stays lost"
+                f"{name} is quantised to at most {bits:.3g} bits a weight in its layers: what it lost before stays lost"
             )
     if dtype != "auto":
         stored = DTYPES[dtype]

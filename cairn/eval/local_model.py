@@ -81,6 +81,7 @@ class LocalModel:
     def _engine(self) -> LLM:
         return LLM(
             self.name,
+            opened=self._opened,
             device=self.device,
             dtype=self._dtype,
             weights=self._weights,

@@ -8,7 +8,8 @@ A folder in Hugging Face's format (config.json, safetensors, tokenizer.json) or 
 like one. Opening reads headers only.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cairn.models.checkpoint_names import LEFTOVERS
 from cairn.models.config_fields import Fields
 from cairn.models.families import from_hf
 from cairn.models.family_fields import eos_ids_of
-from cairn.models.gguf.tokenizer import tokenizer_from_gguf
+from cairn.models.gguf.tokenizer import tokenizer_from_metadata
 from cairn.models.quantized.scheme import CONFIG, GGUF, quantization_of
 from cairn.models.quantized.source import QuantizedTensors
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
@@ -40,6 +41,8 @@ from cairn.models.vision.tower import Tower
 from cairn.models.weights import Progress, load_model
 
 FLOAT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+IN_LAYER = re.compile(r"\.\d+\.")  # names of tensors that a layer has
+HEAD = "lm_head.weight"
 
 
 class Checkpoint:
@@ -48,12 +51,13 @@ class Checkpoint:
     ) -> None:
         self.path = path
         self.generation: dict[str, Any] = {}  # generation_config.json
+        self.metadata: Mapping[str, object] | None = None  # of a GGUF file
         self.vision: VisionSpec | None = None  # of a model that sees
         self.whole: TensorSource = tensors  # with the tower's tensors, where there is one
         if has_vision(config):
             config, self.vision = split_config(config)
             tensors = PartOfCheckpoint(tensors, "text")
-            if "lm_head.weight" in tensors.names():
+            if HEAD in tensors.names():
                 config["tie_word_embeddings"] = False
         self.config = config
         self.spec: ModelSpec = from_hf(config)
@@ -68,8 +72,8 @@ class Checkpoint:
         self.eos_ids = tuple(eos_ids) or self.spec.eos_ids
 
     def tokenizer(self) -> Tokenizer:
-        if self.path.is_file():
-            return tokenizer_from_gguf(self.path)
+        if self.metadata is not None:
+            return tokenizer_from_metadata(self.metadata, str(self.path))
         return tokenizer_from_folder(self.path)
 
     def stored_dtype(self) -> torch.dtype:
@@ -109,9 +113,18 @@ class Checkpoint:
         return self.tensors.cache_scales(self.spec.layers)
 
     def stored_bits(self) -> float:
-        """Bits of a weight in the file, scales included: the most that a matrix has."""
-        matrices = (name for name in self._weights() if len(self.tensors.shape(name)) > 1)
+        """Bits of a weight in the file, scales included: the most that a matrix of a layer has."""
+        matrices = filter(IN_LAYER.search, self._matrices())
         return max(map(self._bits, matrices), default=32.0)
+
+    def head_bits(self) -> float:
+        """The same of the output projection, which many quantised checkpoints leave in floating point."""
+        outside = [name for name in self._matrices() if not IN_LAYER.search(name)]
+        heads = [HEAD] if HEAD in outside else outside  # without one, the embedding is the head
+        return max(map(self._bits, heads), default=32.0)
+
+    def _matrices(self) -> list[str]:
+        return [name for name in self._weights() if len(self.tensors.shape(name)) > 1]
 
     def stored_bytes(self) -> int:
         """Bytes of all weights in the file."""
@@ -232,7 +245,9 @@ def _open_gguf(path: Path) -> Checkpoint:
     from cairn.models.gguf.file import GGUFFile
 
     file = GGUFFile(path)
-    return Checkpoint(path, file.config(), file, ())
+    checkpoint = Checkpoint(path, file.config(), file, ())
+    checkpoint.metadata = file.metadata
+    return checkpoint
 
 
 def _only_gguf(folder: Path) -> Path:

@@ -45,9 +45,13 @@ class Runnable:
         model: Transformer,
         why: str,
         bits: float | None = None,
+        head_bits: float | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        """`bits`: of a weight in the file, scales included, where it has fewer than the model."""
+        """`bits`: of a layer's weight in the file, scales included, where it has fewer than the model.
+
+        `head_bits`: of the output projection's, where it has others.
+        """
         self.name, self.model, self.why, self.notes = name, model, why, list(notes)
         # Of keys and values in 8 bits, for each layer, where the checkpoint has them.
         self.cache_scales: list[tuple[float, float]] | None = None
@@ -55,6 +59,7 @@ class Runnable:
         weight = model.embedding.weight
         self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
         self.bits = 8.0 * weight.itemsize if bits is None else bits
+        self.head_bits = self.bits if head_bits is None else head_bits
 
     def bytes_per_token(self) -> float:
         """Weights that one decoded token has to read: all that it visits, once."""
@@ -106,6 +111,9 @@ class OpenModel:
         quantised = self.checkpoint is not None and self.checkpoint.quantised()
         notes: list[str] | None = [] if packed and quantised else None
         chosen, why = choose_dtype(stored, quantised, device, dtype)
+        few_bits = quantised and self.checkpoint is not None and self.checkpoint.stored_bits() < 16
+        if few_bits and device == "cpu" and dtype == "auto":
+            chosen, why = torch.float32, "a CPU computes with quantised weights in float32"
         mapped = self.checkpoint is not None and not quantised and chosen == stored
         stored_bytes = None
         if self.checkpoint is not None and notes is not None:
@@ -118,7 +126,8 @@ class OpenModel:
             model = self.checkpoint.load(
                 device, chosen, shards=shards, progress=progress, notes=notes
             )
-        runnable = Runnable(self.name, model, why, self.checkpoint.stored_bits(), notes or ())
+        bits, head_bits = self.checkpoint.stored_bits(), self.checkpoint.head_bits()
+        runnable = Runnable(self.name, model, why, bits, head_bits, notes or ())
         runnable.cache_scales = self.checkpoint.cache_scales()
         runnable.tower = self.checkpoint.load_tower(device, chosen)
         return runnable
@@ -126,17 +135,27 @@ class OpenModel:
 
 def open_model(name: str, context: int | None = None) -> OpenModel:
     """`context`: tokens that the model is to see, stretched where it was trained for fewer."""
-    if name.startswith(RANDOM):
-        spec = preset(name.removeprefix(RANDOM))
-        spec = spec if context is None else stretched(spec, context)
+    spec, checkpoint = _headers(name, context)
+    if checkpoint is None:
         return OpenModel(name, spec, None, (), None)
-    checkpoint = open_checkpoint(resolve(name))
-    if context is not None:
-        checkpoint.spec = stretched(checkpoint.spec, context)
     tokenizer = checkpoint.tokenizer()
     tokenizer.reads_parts = checkpoint.vision is not None
     eos_ids = checkpoint.eos_ids or tokenizer.eos_ids
-    return OpenModel(name, checkpoint.spec, tokenizer, eos_ids, checkpoint)
+    return OpenModel(name, spec, tokenizer, eos_ids, checkpoint)
+
+
+def spec_of(name: str, context: int | None = None) -> ModelSpec:
+    """The shape alone: building a tokenizer takes seconds."""
+    return _headers(name, context)[0]
+
+
+def _headers(name: str, context: int | None) -> tuple[ModelSpec, Checkpoint | None]:
+    checkpoint = None if name.startswith(RANDOM) else open_checkpoint(resolve(name))
+    spec = preset(name.removeprefix(RANDOM)) if checkpoint is None else checkpoint.spec
+    spec = spec if context is None else stretched(spec, context)
+    if checkpoint is not None:
+        checkpoint.spec = spec
+    return spec, checkpoint
 
 
 def choose_dtype(

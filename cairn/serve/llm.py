@@ -28,6 +28,7 @@ import numpy as np
 from cairn.core.errors import ConfigError, RequestError, did_you_mean
 from cairn.models.encoder.pooling_rules import Pooling
 from cairn.models.encoder.texts import TextIds, encode_texts
+from cairn.models.runnable import OpenModel
 from cairn.models.speech.sound_file import read_sound
 from cairn.models.speech.transcribe import Wanted
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
@@ -50,9 +51,10 @@ log = logging.getLogger("cairn")
 class LLM:
     """A model that answers. Takes the fields of `EngineConfig` by name; `LLM.config` says what they are."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, *, opened: OpenModel | None = None, **options: Any) -> None:
+        """`opened`: this model as `open_model` gives it, where it is open already."""
         self.config = read_config(model, options)
-        self.serving = open_serving(self.config)
+        self.serving = open_serving(self.config, opened=opened)
         self.notes = self.serving.notes  # what was chosen automatically, and why
         for note in self.notes:
             log.info(note)

@@ -395,23 +395,26 @@ def open_serving(
     in_processes: bool | None = None,
     role: RoleConfig | None = None,
     early: "WorkerGroup | None" = None,
+    opened: OpenModel | None = None,
 ) -> Serving:
     """Load the model and start the engine; raises what keeps it from starting.
 
     `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
-    prefill and decode pair. `early`: processes of this configuration, where they have been started already.
+    prefill and decode pair. `early`: processes of this configuration, where they have been started already. `opened`:
+    the model as `open_model` gives it, where somebody has opened it: a tokenizer takes seconds to build.
     """
     if (other := _open_other(config, names)) is not None:
         return other
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
-    if role is not None and open_model(config.model).vision is not None:
+    opened = opened or open_model(config.model, config.context)
+    if role is not None and opened.vision is not None:
         raise ConfigError(
             f"role is {role.role}, and {config.model} sees pictures",
             hint="serve it with a server that does both",
         )
     if not in_processes:
-        started = start(config)
+        started = start(config, opened=opened)
         limits, facts = started.engine.scheduler.limits, facts_of(started.engine)
         engine = started.engine
         if role is not None:
@@ -419,11 +422,10 @@ def open_serving(
 
             engine = with_role(engine, role)
         host = EngineThread(engine)
-        opened, notes, defaults = started.opened, started.notes, config.generation_config
+        notes, defaults = started.notes, config.generation_config
         return Serving(opened, limits, host, notes, facts, names, defaults)
     from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
 
-    opened = open_model(config.model, config.context)
     processes = EngineProcesses(config, role=role, early=early)
     client = processes.client
     limits, notes, defaults = client.limits, client.notes, config.generation_config

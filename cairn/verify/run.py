@@ -49,6 +49,7 @@ def gather(opened: OpenModel, engine: Engine, server: Server | None) -> Evidence
         room = max(len(probe.ids) + probe.answer for probe in probes)
         made = LLM(
             opened.name,
+            opened=opened,
             max_num_seqs=8,
             max_model_len=room + 1,
             load_in_advance=False,  # a few short texts need few graphs

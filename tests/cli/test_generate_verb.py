@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from cairn.cli.main import main
-from cairn.models.checkpoint import open_checkpoint
+from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.generate import Generation, Sampling
 
 PROMPT = "Once upon a time"
@@ -120,6 +120,19 @@ def test_json_is_one_document_with_every_field(made, capsys):
         "model", "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason",
         "device", "dtype", "seconds", "speed",
     }  # fmt: skip
+
+
+def test_the_tokenizer_is_built_once(made, capsys, monkeypatch):
+    """That of a GGUF file with 262,144 tokens takes seconds and hundreds of megabytes."""
+    built, build = [], Checkpoint.tokenizer
+
+    def counted(self: Checkpoint):
+        built.append(self.path)
+        return build(self)
+
+    monkeypatch.setattr(Checkpoint, "tokenizer", counted)
+    assert generate(made, "--prompt", "Once", "--max-tokens", "1") == 0
+    assert built == [made]
 
 
 def test_a_single_token_has_no_speed(made, capsys):

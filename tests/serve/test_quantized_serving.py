@@ -1,5 +1,6 @@
 """A quantised checkpoint in an engine: what it is checked against, what is held, and what cannot follow."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -7,16 +8,20 @@ import pytest
 import torch
 
 from cairn.core.errors import ConfigError
+from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.linear.maps import held_bytes
+from cairn.models.linear.maps import held_bytes, linears
+from cairn.models.linear.packed import Int4, Int8
 from cairn.models.runnable import OpenModel, open_model
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine import cpu_weights
 from cairn.serve.engine.cache_scales import CacheScales
-from cairn.serve.engine.start import stays_packed, with_quantization
+from cairn.serve.engine.start import start_with, stays_packed, with_quantization
 from cairn.serve.engine.weights_in_place import replace_weights
 
 FOLDER = Path(__file__).parent.parent / "quantized_checkpoints"
 W4 = str(FOLDER / "w4a16")
+TOKENS = [3, 17, 29, 5, 11, 23, 2, 31]  # that logits are expected of
 
 
 def opened_w4() -> OpenModel:
@@ -65,6 +70,32 @@ def test_a_packed_model_says_its_bytes_and_refuses_other_weights():
     assert packed.bytes_per_token() < 0.6 * plain.bytes_per_token()
     with pytest.raises(ConfigError, match=r"packed when it started \(PlanesForm\)"):
         replace_weights(packed.model, 2, W4)
+
+
+def test_on_a_cpu_the_layers_are_held_in_8_bits_and_the_head_as_it_is(monkeypatch):
+    """The file has 4 bits for a layer's weight and 16 for the head's; transformers says what it computes."""
+    if Int8.obstacle(8, 64):
+        pytest.skip("this CPU has no packed product")
+    monkeypatch.setattr(cpu_weights, "_gain", lambda pairs: 2.0)  # so small, none is seen
+    opened = opened_w4()
+    runnable = opened.load("cpu")
+    assert (runnable.dtype, runnable.bits, runnable.head_bits) == ("float32", 4.5, 16.0)
+    model, before = runnable.model, held_bytes(runnable.model)
+    layers = sum(part.read_bytes() for part in linears(model) if part is not model.head)
+    config = EngineConfig(model=W4, device="cpu", max_num_seqs=4, num_gpu_blocks_override=16)
+    started = start_with(opened, runnable, config, sole=True)
+    assert "the embedding and the output projection in float32" in "\n".join(started.notes)
+    forms = [part.form for part in linears(model) if part is not model.head]
+    assert all(isinstance(form, Int8 | Int4) for form in forms)
+    assert held_bytes(model) == before - layers + sum(form.nbytes for form in forms)
+    assert sum(form.nbytes for form in forms) < 0.8 * layers  # so narrow, 8 columns apart are many
+    assert model.head.form is None
+    expected_TV = torch.tensor(json.loads((Path(W4) / "expected.json").read_text())["logits"])
+    attend = Packed([len(TOKENS)])
+    with torch.inference_mode():
+        found_TV = model.logits(model(torch.tensor(TOKENS), attend.positions_T(), attend))
+    assert torch.equal(found_TV.argmax(-1), expected_TV.argmax(-1))
+    assert (found_TV - expected_TV).norm() < 0.02 * expected_TV.norm()
 
 
 def test_the_scales_of_the_cache_come_from_the_checkpoint():

@@ -9,7 +9,7 @@ ends the request in the engine within one step.
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cairn.cli.chat.chat_state import Message, Sampling
 from cairn.cli.chat.chat_talker import Ending, Piece
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LocalTalker:
-    def __init__(self, model: str, template: Path | None = None, **options: object) -> None:
+    def __init__(self, model: str, template: Path | None = None, **options: Any) -> None:
         """`template`: a file with the chat template to use instead of the model's."""
         # Imported late: torch takes seconds, which a chat with a server need not wait for.
         from cairn.models.chat_template import read_template
@@ -34,7 +34,8 @@ class LocalTalker:
         source = None if template is None else read_template(template)
         self.model = model
         # One person talks: the graphs of many requests at once would only delay the first answer.
-        self._llm = LLM(model, **{"load_in_advance": False, **options})
+        options.setdefault("load_in_advance", False)
+        self._llm = LLM(model, **options)
         if source is not None:
             self._llm.tokenizer.use_template(source)
         self.notes: Sequence[str] = self._llm.notes

@@ -257,6 +257,7 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     with span("load", model=options.model):
         llm = LLM(
             options.model,
+            opened=opened,
             max_num_seqs=1,
             num_gpu_blocks_override=pages,
             load_in_advance=False,  # one answer needs few graphs

@@ -1,7 +1,8 @@
 """In which form do the weights serve on this CPU? Decided by what the file holds and what is measured here, and said.
 
     auto    as few bits as the file has, where that is faster: 4-bit groups of a GGUF file stay what they are, other
-            quantised matrices become 8-bit rows, and a checkpoint in floating point stays as it is
+            quantised matrices become 8-bit rows, and a checkpoint in floating point stays as it is; so does an
+            output projection that a quantised checkpoint has in floating point
     packed  matrices of a GGUF file stay mapped as they are stored (`models.linear.blocks`); wants a C compiler
     float   the numbers of the checkpoint: the exact form, and the slowest
     int8    all matrices as 8-bit rows
@@ -14,6 +15,7 @@ Which columns of the activations are outliers is seen in a pass over random toke
 stay as they are, too.
 """
 
+import ctypes
 import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
@@ -55,8 +57,9 @@ class Map(NamedTuple):
 class Largest:
     """Multiplies as the matrix does, and keeps how large each column of x becomes."""
 
-    def __init__(self, weight_NK: Tensor) -> None:
-        self.weight_NK, self.largest_K = weight_NK, torch.zeros(weight_NK.shape[1])
+    def __init__(self, weights: list[Tensor]) -> None:
+        """`weights`: of the map's parts, which are not joined here: every matrix would be held twice."""
+        self.weights, self.largest_K = weights, torch.zeros(weights[0].shape[1])
         self.nbytes = 0
 
     def covers(self, rows: int) -> bool:
@@ -67,14 +70,23 @@ class Largest:
 
     def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
         self.largest_K = torch.maximum(self.largest_K, x_MK.abs().amax(0))
-        return F.linear(x_MK, self.weight_NK, bias_N)
+        y_MN = torch.cat([F.linear(x_MK, weight_NK) for weight_NK in self.weights], dim=-1)
+        return y_MN if bias_N is None else y_MN + bias_N
 
 
 @torch.inference_mode()
-def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bool = False) -> str:
+def pack_weights(
+    model: Transformer,
+    choice: Choice,
+    bits: float,
+    head_bits: float | None = None,
+    *,
+    release: bool = False,
+) -> str:
     """Give the matrices of a model their form; says which, and why.
 
-    `bits`: of a weight in the file. `release`: nobody else uses the model, so what is packed is not kept as it was.
+    `bits`: of a layer's weight in the file; `head_bits`: of the output projection's, if they are others. `release`:
+    nobody else uses the model, so what is packed is not kept as it was.
     """
     if kept := [part.form for part in linears(model) if isinstance(part.form, BlocksForm)]:
         size = format_bytes(sum(form.nbytes for form in kept), "binary")
@@ -91,7 +103,8 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
         return f"weights as they are: {why_not}"
     if why_not:
         raise HardwareError(f"no {choice} weights: {why_not}", hint="use --weights auto")
-    every = list(linears(model))
+    whole_head = choice == "auto" and (head_bits or bits) > QUANTISED_BITS
+    every = [part for part in linears(model) if not (whole_head and isinstance(part, Vocabulary))]
     # Hundreds of short operations: of few threads, each waits for the others longer than it computes.
     with one_thread(where_at_most=FEW_THREADS):
         packing = _Packing(choice, _outliers(model, every))
@@ -102,7 +115,26 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
             part.take(packing.pack(part))
             if release and part is not model.embedding:
                 part.release()
-    return f"weights: {packing.summary()}; {gain:.1f} times as fast as float32, measured; exact: --weights float"
+    if release:
+        _return_freed_memory()
+    whole = _whole(model, whole_head)
+    speed = f"{gain:.1f} times as fast as float32, measured"
+    return f"weights: {packing.summary()}; {whole}; {speed}; exact: --weights float"
+
+
+def _whole(model: Transformer, whole_head: bool) -> str:
+    """What is not packed, and how much memory it takes."""
+    head = (model.head if whole_head else None) or model.embedding
+    size = format_bytes(sum(part.weight.nbytes for part in {model.embedding, head}), "binary")
+    also = " and the output projection" if whole_head else ""
+    return f"the embedding{also} in float32, {size}"
+
+
+def _return_freed_memory() -> None:
+    """To the system: glibc keeps hundreds of freed matrices, some of them for as long as the process runs."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # None: another C library
+    if trim is not None:
+        trim(0)
 
 
 def packed(model: Transformer) -> bool:
@@ -149,7 +181,7 @@ class _Packing:
 
 def _outliers(model: Transformer, every: list[Linear]) -> dict[Linear, Tensor]:
     """The columns of each matrix's input that become largest over tokens drawn at random."""
-    seen = {part: Largest(part.joined()) for part in every}
+    seen = {part: Largest(part.matrices()) for part in every}
     for part, largest in seen.items():
         part.take(largest)
     try:

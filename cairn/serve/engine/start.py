@@ -72,15 +72,15 @@ class Started(NamedTuple):
     notes: list[str]  # what was chosen, and why
 
 
-def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
-    """`shards`: this process's place among those that share the model."""
+def start(config: EngineConfig, shards: Shards = ALONE, opened: OpenModel | None = None) -> Started:
+    """`shards`: this process's place among those that share the model. `opened`: the model, if it is open already."""
     if config.tensor_parallel_size != shards.size:
         raise ConfigError(
             f"tensor_parallel_size is {config.tensor_parallel_size}, and this process is one of {shards.size}",
             hint="use EngineClient, which starts a process for each",
         )
     began = time.monotonic()
-    opened = open_model(config.model, config.context)
+    opened = opened or open_model(config.model, config.context)
     _check_experts(config, opened.spec)
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)

@@ -45,7 +45,8 @@ def arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> lis
     """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
     exact = config.plain or config.batch_invariant
     choice = cast(Choice, "float" if exact else config.weights)
-    notes = [pack_weights(runnable.model, choice, runnable.bits, release=sole)]
+    bits, head_bits = runnable.bits, runnable.head_bits
+    notes = [pack_weights(runnable.model, choice, bits, head_bits, release=sole)]
     if not exact and not packed(runnable.model):
         notes.append(transpose_weights(runnable.model))
     return notes
