@@ -768,5 +768,5 @@ def test_drafts_change_no_answer(folder):
     assert answers(str(folder)) == plain  # the model drafts for itself
     with pytest.raises(ConfigError, match="draft_tokens is 0"):
         LLM(folder, speculate="ngram", draft_tokens=0)
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ConfigError, match="names no drafter"):
         LLM(folder, device="cpu", speculate="/no/such/folder")
