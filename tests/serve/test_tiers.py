@@ -197,7 +197,7 @@ class Slow(PageCopies):
 
     def __init__(self, runner, slots):
         super().__init__(runner, slots)
-        self.open, self.asked = True, []
+        self.open, self.open_out, self.asked = True, True, []
 
     def into(self, slots, pages):
         if self.open:
@@ -206,6 +206,12 @@ class Slow(PageCopies):
         self.asked.append(coming)
         return coming
 
+    def out(self, pages, slots):
+        if self.open_out:
+            return super().out(pages, slots)
+        self.asked.append(SlowCopy(lambda: super(Slow, self).out(pages, slots)))
+        return self.asked[-1]
+
 
 class SlowCopy(Copied):
     def __init__(self, act):
@@ -213,7 +219,8 @@ class SlowCopy(Copied):
         self.act, self.ended, self.held = act, False, False
 
     def finish(self):
-        self.act()
+        if not self.ended:
+            self.act()
         self.ended = True
 
     def done(self):
@@ -235,6 +242,56 @@ def slow_engine(**more):
     evict(engine)
     tiers.copies.open = False
     return engine, tiers.copies
+
+
+def test_copies_to_the_host_are_short_beside_steps_and_what_they_miss_is_forgotten():
+    engine = tiny_engine("qwen3", pages=16, host="64MiB", overlap=True)
+    tiers, most = engine.tiers, 2 * engine.scheduler.limits.pages
+    copies = tiers.copies = Slow(engine.runner, len(tiers.copies.memory_SB))
+    copies.open_out = False
+    tiers.compute = lambda first, last: 1e3
+    tiers.rate = copies.page_bytes / 600  # worth a copy, and no step is long enough for two
+    begin, beside = copies.out, []
+
+    def out(pages, slots):
+        if tiers._flying is not None:
+            beside.append((len(pages), sum(not one.done() for one in copies.asked)))
+        return begin(pages, slots)
+
+    copies.out = out
+    # There is always a step in flight, and its first page, which is copied first, does not change hands.
+    submit(engine, [prompt_of(20, 90)], max_tokens=60)
+    prompts = [prompt_of(30, seed) for seed in range(60)]
+    requests = submit(engine, prompts, max_tokens=1)
+    while not all(one.finish for one in requests):
+        engine.step()
+        assert len(tiers._unstored) <= most
+    engine.run()
+    assert set(beside) == {(1, 0)}  # one page, and none before it under way
+    tiers.settle()
+    assert not tiers._unstored
+    copies.open_out = True
+    again = submit(engine, prompts, max_tokens=1)
+    engine.run()
+    assert [one.outputs for one in again] == [one.outputs for one in requests]
+    assert requests[0].outputs == greedy("qwen3", prompts[0])[:1]
+    at_rest(engine)
+
+
+def test_a_step_that_fails_is_beside_no_copy(monkeypatch):
+    engine = tiny_engine("qwen3", pages=9, host="64MiB")
+    (request,) = submit(engine, [LONG])
+
+    def fails(step):
+        raise RuntimeError("no kernel")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "launch", fails)
+        engine.run()
+    assert request.finish == "error"
+    assert (engine.tiers._flying, len(engine.tiers._scheduled)) == (None, 0)
+    assert answered(engine, [LONG]) == [greedy("qwen3", LONG)]
+    at_rest(engine)
 
 
 def test_who_waits_for_pages_keeps_nobody_else_waiting():
@@ -288,7 +345,7 @@ def test_pages_of_the_disk_outlive_the_server_and_are_believed_only_if_they_are_
     before = tiny_engine("qwen3", pages=9, host="64MiB", disk=disk)
     assert answered(before, [[*LONG, 1]]) == [greedy("qwen3", [*LONG, 1])]
     before.tiers.settle()
-    before.tiers.disk._threads.shutdown()  # what is being written is not given up
+    before.tiers.disk._writers.shutdown()  # what is being written is not given up
     before.tiers.close()
     (segment,) = tmp_path.glob("*/segment-*")
     content = bytearray(segment.read_bytes())
@@ -322,7 +379,7 @@ def test_pages_of_an_object_store_are_found_by_the_next_server(damage):
     before = tiny_engine("qwen3", pages=9, host="64MiB", disk=f"{url}:64MiB")
     assert answered(before, [[*LONG, 1]]) == [greedy("qwen3", [*LONG, 1])]
     before.tiers.settle()
-    before.tiers.disk._threads.shutdown()  # what is being written is not given up
+    before.tiers.disk._writers.shutdown()  # what is being written is not given up
     before.tiers.close()
     files, root = fsspec.core.url_to_fs(url)
     names = sorted(files.find(root))
@@ -351,10 +408,16 @@ def test_an_object_store_keeps_as_many_pages_as_it_has_room_for_and_names_a_wron
     assert (store.measure() > 0, store.slots, list(store.filled())) == (True, 3, [])
     for slot, key in ((0, b"a"), (1, b"b"), (2, b"c"), (0, b"d")):  # the first one has left
         store.write(slot, key, b"p", 0.25, page_B)
+    other = ObjectPages("memory://few", 3 * 64, 64, "m")
+    other.write(0, b"d", b"p", 0.5, page_B)  # slower there, and the same page
+    store._files.pipe_file(f"{store.folder}/abc.", b"")  # no name of ours
     again = ObjectPages("memory://few", 3 * 64, 64, "m")
+    again.measure()
     found = {one.header.key: one for one in again.filled()}
     assert set(found) == {b"b", b"c", b"d"}
-    assert (found[b"d"].header.parent, found[b"d"].header.seconds) == (b"p", 0.25)
+    assert (found[b"d"].header.parent, found[b"d"].header.seconds > 0) == (b"p", True)
+    store.write(1, b"d", b"p", 0.25, page_B)  # read as damaged, and written again in another slot
+    store.write(0, b"e", b"p", 0.25, page_B)
     into_B = np.zeros(64, np.uint8)
     again.read(found[b"d"].slot, b"d", into_B)
     assert np.array_equal(into_B, page_B)
@@ -425,7 +488,7 @@ def test_a_full_disk_is_left_alone_and_other_servers_keep_out(tmp_path, monkeypa
     monkeypatch.setattr(engine.tiers.disk.segments, "write", full)
     answered(engine, [[*LONG, 1]])
     engine.tiers.settle()
-    engine.tiers.disk._threads.shutdown()
+    engine.tiers.disk._writers.shutdown()
     evict(engine)
     assert "No space left" in engine.tiers.disk.broken
     assert len(engine.tiers.disk.book) == 0

@@ -374,7 +374,7 @@ class Engine:
         except Exception as problem:  # whatever it was, it ends these requests and no others
             if self.together:
                 raise
-            return self._outputs(self.scheduler.fail(step, described(problem))), None
+            return self._failed(step, problem), None
 
     def _land(self, flight: Flight) -> tuple[Landed | None, list[Output]]:
         try:
@@ -382,7 +382,12 @@ class Engine:
         except Exception as problem:  # an error of the device is seen when its results are read
             if self.together:
                 raise
-            return None, self._outputs(self.scheduler.fail(flight.step, described(problem)))
+            return None, self._failed(flight.step, problem)
+
+    def _failed(self, step: Step, problem: Exception) -> list[Output]:
+        if self.tiers is not None:
+            self.tiers.failed(step)
+        return self._outputs(self.scheduler.fail(step, described(problem)))
 
     def _update(self, step: Step, landed: Landed) -> list[Output]:
         for request, (start, found) in landed.prompt_logprobs.items():

@@ -22,6 +22,7 @@ from cairn.serve.tiers.slot_book import Key, SlotBook
 
 log = logging.getLogger("cairn")
 MOST_WRITING = 64  # pages that wait to be written
+THREADS = 2  # that write, and as many that read
 UNKNOWN_RATE = 0.5e9  # bytes per second of one that cannot be measured, such as memory
 PAUSE_S = 30.0  # after a write or a read that has failed
 NEWEST = 0.3  # what the last read counts for in the rate
@@ -39,7 +40,9 @@ class DiskTier:
         self.broken: str | None = None  # why nothing is written for a while
         self._writes_s = self._reads_s = 0.0  # not before these times
         self.rate = segments.measure() or UNKNOWN_RATE
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="cairn kv disk")
+        # Apart, so that a request that waits for pages does not wait for those that are written.
+        self._writers = ThreadPoolExecutor(THREADS, thread_name_prefix="cairn kv write")
+        self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="cairn kv read")
         self._writing: dict[Key, Future[None]] = {}
         self._reading_bytes = 0  # asked for, and not there yet
         self._adopt()
@@ -69,7 +72,7 @@ class DiskTier:
         if slot is None:
             return False
         write = self.segments.write
-        self._writing[key] = self._threads.submit(write, slot, key, parent, seconds, page_B)
+        self._writing[key] = self._writers.submit(write, slot, key, parent, seconds, page_B)
         return True
 
     def written(self) -> list[Key]:
@@ -96,7 +99,7 @@ class DiskTier:
             self.book.use(key)
             self.book.pin(key)
         self._reading_bytes += len(keys) * self.segments.page_bytes
-        return self._threads.submit(self._read, list(zip(keys, slots, into, strict=True)))
+        return self._readers.submit(self._read, list(zip(keys, slots, into, strict=True)))
 
     def have_read(self, keys: Sequence[Key], read: Read) -> None:
         """In the engine's thread, when a read has ended: the books follow."""
@@ -125,7 +128,8 @@ class DiskTier:
             ) from None
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._writers, self._readers):
+            threads.shutdown(wait=True, cancel_futures=True)
         self.segments.close()
 
     def _read(self, wanted: Sequence[tuple[Key, int, np.ndarray]]) -> Read:

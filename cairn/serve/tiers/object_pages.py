@@ -1,12 +1,13 @@
 """Pages in an object store (s3://, gs://, whatever fsspec writes to): one object for each, named by what it holds.
 
-    URL/<model>/<key>.<parent>.<microseconds to compute it again>        [ checksum | page ]
+    URL/<model>/<key>.<parent>        [ checksum | page ]
 
-The names say everything that the book of slots has to know, so one listing at the start finds what this server or
-others have left; objects that others write later are not seen before the next start. Several servers of one model may
-share a store: equal keys are equal pages, and an object that somebody else has deleted is computed again. Each keeps to
-its own room; what no server of now has found room for is never deleted here, so the store wants a lifecycle rule. Has
-the methods of `disk_segments`, and believes nothing either: a length or a checksum that does not fit is a damaged page.
+A key has one parent, so equal pages have one name, whoever writes them. One listing at the start finds what this server
+or others have left; how long such a page takes to compute is not known, and taken to be as long as it takes to read.
+Objects that others write later are not seen before the next start. Several servers of one model may share a store: an
+object that somebody else has deleted is computed again. Each keeps to its own room; what no server of now has found
+room for is never deleted here, so the store wants a lifecycle rule. Has the methods of `disk_segments`, and believes
+nothing either: a length or a checksum that does not fit is a damaged page.
 """
 
 import hashlib
@@ -23,7 +24,8 @@ from cairn.serve.tiers.disk_segments import Damaged, Filled, Header, Unreachable
 
 CHECKSUM_BYTES = 4
 TRIES = 3
-_NAME = re.compile(r"([0-9a-f]+)\.([0-9a-f]*)\.(\d+)")
+_NAME = re.compile(r"((?:[0-9a-f]{2})+)\.((?:[0-9a-f]{2})*)")
+LOCAL = {"file", "local"}  # where folders have to be made; a store of buckets would make a bucket
 
 
 class ObjectPages:
@@ -43,13 +45,15 @@ class ObjectPages:
             ) from None
         self.folder = f"{root.rstrip('/')}/{hashlib.sha256(model.encode()).hexdigest()[:16]}"
         self._names: dict[int, str] = {}  # by slot
-        self.latency_s = 0.0  # of one read
+        self.latency_s = self._page_s = 0.0  # of the smallest read, and of a page
 
     def measure(self) -> float:
         """Bytes per second of pages; how long the smallest read takes is left in `latency_s`."""
         name = f"{self.folder}/probe-{os.urandom(8).hex()}"  # others may measure at the same time
         try:
-            self._files.makedirs(self.folder, exist_ok=True)
+            protocol = self._files.protocol
+            if LOCAL & ({protocol} if isinstance(protocol, str) else set(protocol)):
+                self._files.makedirs(self.folder, exist_ok=True)
             self._files.pipe_file(name, bytes(self.page_bytes))
             small = min(self._timed(name, 1) for _ in range(TRIES))
             whole = min(self._timed(name, self.page_bytes) for _ in range(TRIES))
@@ -59,8 +63,8 @@ class ObjectPages:
                 f"kv_offload_disk: {self.folder} cannot be written and read: {error}",
                 hint="check the address and the rights there",
             ) from None
-        self.latency_s = small
-        return self.page_bytes / max(whole, 1e-9)  # each page is a request of its own
+        self.latency_s, self._page_s = small, max(whole, 1e-9)
+        return self.page_bytes / self._page_s  # each page is a request of its own
 
     def _timed(self, name: str, size: int) -> float:
         began = time.perf_counter()
@@ -74,18 +78,18 @@ class ObjectPages:
         for slot, match in enumerate(matches[: self.slots]):
             self._names[slot] = match[0]
             key, parent = bytes.fromhex(match[1]), bytes.fromhex(match[2])
-            yield Filled(slot, Header(self.model, key, parent, int(match[3]) / 1e6, 0))
+            yield Filled(slot, Header(self.model, key, parent, self._page_s, 0))
 
     def write(
         self, slot: int, key: bytes, parent: bytes, seconds: float, page_B: np.ndarray
     ) -> None:
         """An object is there whole or not at all; what the slot held before is deleted after that."""
         before = self._names.get(slot)
-        name = f"{key.hex()}.{parent.hex()}.{round(seconds * 1e6)}"
+        name = f"{key.hex()}.{parent.hex()}"
         checksum = zlib.crc32(page_B.data).to_bytes(CHECKSUM_BYTES, "little")
         self._files.pipe_file(f"{self.folder}/{name}", checksum + page_B.tobytes())
         self._names[slot] = name
-        if before is not None and before != name:
+        if before is not None and before not in self._names.values():  # nor in another slot by now
             self._delete(before)
 
     def read(self, slot: int, key: bytes, into_B: np.ndarray) -> None:
@@ -108,7 +112,7 @@ class ObjectPages:
 
     def clear(self) -> None:
         """Delete every page that this server knows of, many in a request. An OSError: some are left."""
-        names = [f"{self.folder}/{name}" for name in self._names.values()]
+        names = [f"{self.folder}/{name}" for name in {*self._names.values()}]
         try:
             if names:
                 self._files.rm(names)

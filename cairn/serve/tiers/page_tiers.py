@@ -132,6 +132,12 @@ class PageTiers:
             self._scheduled.append((step.number, self._fresh))
             self._fresh = []
 
+    def failed(self, step: Step) -> None:
+        """It was not launched, or did not land: no copy is beside it, and what it was to fill is stored nowhere."""
+        if self._flying is step:
+            self._flying = None
+        self._scheduled = deque(one for one in self._scheduled if one[0] != step.number)
+
     def landed(self, step: Step, seconds: float) -> None:
         """Store what it has filled, and what its tokens have made findable; it took so long."""
         if isinstance(self.compute, Recompute):
@@ -144,14 +150,14 @@ class PageTiers:
             self._unstored += self._scheduled.popleft()[1]
         self._unstored += self._fresh
         self._fresh = []
-        # Most of them hold something else.
+        # So many cannot be there any more: forget those whose page holds something else by now.
         if len(self._unstored) > 2 * self.scheduler.limits.pages:
             entry = self.scheduler.blocks.prefix.entry
             self._unstored = deque(one for one in self._unstored if entry(one.page) is one.entry)
         self._store()
 
-    def _beside(self) -> int:
-        """Pages that can be copied while the present step runs.
+    def _pages_per_copy(self) -> int:
+        """Pages of the next copy to the host: as many as take a share of the step in flight.
 
         The tokens that a step draws come to the host by the same engine of the device, and would wait behind a longer
         copy. Without a step there is nobody to wait.
@@ -167,7 +173,7 @@ class PageTiers:
             return
         prefix, source = self.scheduler.blocks.prefix, Source(self.rate, 0.0)
         batch, slots = [], []
-        most = self._beside()
+        most = self._pages_per_copy()
         while self._unstored and len(batch) < most:
             one = self._unstored.popleft()
             if prefix.entry(one.page) is not one.entry or one.key in self.host:
