@@ -306,6 +306,7 @@ def test_right_answers_are_imitated():
     assert watch.read() == (None, None)
 
 
+@pytest.mark.timeout(400)  # a minute where nothing else runs
 def test_rewards_rise_and_the_run_leaves_a_model(tmp_path):
     """A model that imitates two orders of digits learns by trying which one is right, also of lists never asked."""
     config = msgspec.structs.replace(
