@@ -14,8 +14,8 @@ from cairn.plan import slo as planned
 from cairn.plan.device import device
 from cairn.plan.serve_cost import Served
 from cairn.plan.slo import Lengths, Slo, choose, device_called, holds, parse_lengths, parse_slo
+from cairn.serve.engine.choose_limits import longest_context
 from cairn.serve.engine.request import Limits
-from cairn.serve.engine.start import longest_context
 
 H200 = "NVIDIA H200"
 SERVED = Served(spec=preset("qwen3-8b"), device=device("h200"))

@@ -26,7 +26,7 @@ from cairn.hw.machine import Memory
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.serve.config import INSTEAD, EngineConfig
-from cairn.serve.engine import start as engine_start
+from cairn.serve.engine import choose_limits
 from cairn.serve.engine.runner import Runner
 from cairn.serve.llm import read_config
 from cairn.serve.progress import answer_bar
@@ -532,8 +532,8 @@ def test_the_share_of_a_container(monkeypatch, limit, used, share):
     host = Memory(
         total_bytes=64 << 30, available_bytes=60 << 30, limit_bytes=limit, used_bytes=used
     )
-    monkeypatch.setattr(engine_start, "read_memory", lambda root: (host, []))
-    memory, _ = engine_start._memory(torch.device("cpu"), 0.5)
+    monkeypatch.setattr(choose_limits, "read_memory", lambda root: (host, []))
+    memory, _ = choose_limits.memory_for_pages(torch.device("cpu"), 0.5)
     assert memory.total == int(0.5 * share * 2**30)
     assert memory.free == min(memory.total, host.free_bytes)
 

@@ -6,64 +6,49 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from cairn.core.errors import ConfigError, HardwareError
-from cairn.core.units import format_bytes, format_count
-from cairn.hw.host import read_memory
+from cairn.core.units import format_count
 from cairn.kernels.built import Lookups, use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
-from cairn.models.cache import cache_groups, page_bytes, state_bytes, with_draft_layer
 from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_drafter
 from cairn.models.linear.registry import CONVERTED
-from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.vision.spec import VisionSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
+from cairn.serve.engine.choose_limits import (
+    AT_ONCE,
+    cache_type,
+    choose_limits,
+    groups_note,
+    limits_context,
+)
 from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.media import WaitingForRows
 from cairn.serve.engine.ranks import Ranks, device_kind, device_of
-from cairn.serve.engine.request import Limits, Policy
+from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.scheduler import Scheduler
-from cairn.serve.engine.sizing import (
-    CPU_PAGE,
-    CPU_STEP_TOKENS,
-    GPU_PAGE,
-    GPU_STEP_TOKENS,
-    Memory,
-    Sizes,
-    size_pages,
-    size_states,
-    step_bytes,
-)
 from cairn.serve.engine.sleep_memory import GpuMemory, sleep_memory
-from cairn.serve.engine.speculate.choice import choose_drafter, make_speculation
+from cairn.serve.engine.speculate.choice import Chosen, choose_drafter, make_speculation
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
-from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
+from cairn.serve.engine.step_budget import CPU_STEP_S, Pace
 from cairn.serve.engine.timed_blocks import TimedBlocks
 from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
 from cairn.serve.engine.weight_forms import arrange_weights, check_form, convert
 
 MOST_ROWS = {"cpu": 8192, "cuda": 16384}  # of pictures, in the arena
-AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
-UNKNOWN = 8 << 30  # bytes of a machine that does not say
-CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
-SMALLEST_CACHE = (
-    1 << 30
-)  # bytes, where half of what is free has them: a tenth of a small container has no room for a step
 
 
 class Started(NamedTuple):
@@ -178,19 +163,19 @@ def start_with(
         converted = convert(model, config, sole)  # before the memory that is left is counted
         if head is not None and on_gpu and (note := convert_drafter(head, model)) is not None:
             converted.append(note)
-    limits, sizes = choose_limits(runnable, config, head is not None)
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
+    shards = model.build.shards
+    limits, sizes = choose_limits(runnable, config, head is not None)
     limits = msgspec.structs.replace(
         limits,
+        # Memory that is free differs between ranks, pages must not.
+        pages=shards.smallest(limits.pages) if isinstance(shards, Ranks) else limits.pages,
         drafts=drafts,
         device_drafts=device_drafts,
         arena_rows=arena_rows or _arena_rows(runnable, limits),
         axes=runnable.tower is not None and bool(model.spec.rope.sections),
     )
-    shards = model.build.shards
-    if isinstance(shards, Ranks):  # memory that is free differs, pages must not
-        limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
     if sole:
         model.requires_grad_(False)
     arranged = converted if on_gpu or converted else arrange_weights(runnable, config, sole)
@@ -204,24 +189,17 @@ def start_with(
         groups=limits.groups,
         states=limits.states,
     )
-    speculation = None
-    if drafter is not None:
-        speculation = Speculation(drafter, on_device=device_drafts)
+    speculation = None if drafter is None else Speculation(drafter, on_device=device_drafts)
     if chosen is not None:
         speculation = make_speculation(
             chosen, config, runnable, _row_widths(config, limits, on_gpu)
         )
     scheduler = Scheduler(limits, blocks=blocks, speculation=speculation)
     notes = [*_limit_notes(opened, runnable, config, limits, sizes.why)]
-    if runner.pool.scales is not None:
-        notes.append(runner.pool.scales.note())
-    notes += arranged
-    notes += [kernels.note()] if kernels is not None else []
-    notes += [chosen.note] if chosen is not None else []
+    notes += _form_notes(runner, arranged, kernels, chosen)
     overlap, together = on_gpu and not config.plain, shards.size > 1
-    pace = None
-    if config.step_ms and not on_gpu and not together:  # ranks would not decide the same
-        pace = Pace(max(config.step_ms / 1e3, CPU_STEP_S))
+    pace = None if on_gpu or together else _pace(config)  # ranks would not decide the same
+    if pace is not None:
         notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
     media = _media(opened, runnable, runner, scheduler)
     engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
@@ -261,6 +239,23 @@ def _limit_notes(
         yield f"at most {most} tokens where somebody decodes: about {config.step_ms:g} ms"
 
 
+def _form_notes(
+    runner: Runner, arranged: list[str], kernels: Lookups | None, chosen: Chosen | None
+) -> Iterator[str]:
+    """Types of keys and values, forms of weights, where kernels come from, who drafts."""
+    if runner.pool.scales is not None:
+        yield runner.pool.scales.note()
+    yield from arranged
+    if kernels is not None:
+        yield kernels.note()
+    if chosen is not None:
+        yield chosen.note
+
+
+def _pace(config: EngineConfig) -> Pace | None:
+    return Pace(max(config.step_ms / 1e3, CPU_STEP_S)) if config.step_ms else None
+
+
 def _media(
     opened: OpenModel, runnable: Runnable, runner: Runner, scheduler: Scheduler
 ) -> WaitingForRows | None:
@@ -295,121 +290,6 @@ def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int
     from cairn.serve.engine.cuda_graph import verify_widths
 
     return verify_widths(limits.drafts)
-
-
-def groups_note(limits: Limits) -> str:
-    """What the layers keep, where they do not all keep the same."""
-    layers: dict[str, int] = {}
-    for group in limits.groups:
-        what = f"the last {group.window} tokens" if group.window else "every token"
-        what = f"a state, in {limits.states} slots" if group.kind == "state" else what
-        layers[what] = layers.get(what, 0) + len(group.layers)
-    kept = [f"{count} layers keep {what}" for what, count in layers.items()]
-    return f"{len(limits.groups)} cache groups: {', '.join(kept)}"
-
-
-def choose_limits(
-    runnable: Runnable, config: EngineConfig, with_head: bool = False
-) -> tuple[Limits, Sizes]:
-    """`with_head`: the layer of a head keeps keys and values, too."""
-    model = runnable.model
-    spec, weight = model.spec, model.embedding.weight
-    on_gpu = weight.is_cuda
-    context = limits_context(spec, config)
-    page_size = config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE)
-    step_tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
-    rows = min(config.max_num_seqs, step_tokens)
-    groups = cache_groups(
-        spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
-    )
-    groups = with_draft_layer(groups, spec.layers) if with_head else groups
-    cache_dtype = cache_type(config, on_gpu) or weight.dtype
-    of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
-    of_state = state_bytes(groups, weight.dtype.itemsize)
-    memory, fraction = _memory(weight.device, config.gpu_memory_utilization)
-    step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
-    states = size_states(of_state, memory, fraction, step, rows)
-    rows = min(rows, states) if states else rows
-    if config.num_gpu_blocks_override is not None:
-        sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
-        _check_pages(sizes.pages, of_page, weight.device)
-    else:
-        step += int(states * of_state)
-        sizes = size_pages(
-            groups, memory, fraction, page_size, of_page, step, rows, context, step_tokens
-        )
-    policy: Policy = "shortest" if config.scheduling_policy == "shortest" else "fcfs"
-    shared = mixed_step_tokens(
-        spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens
-    )
-    limits = Limits(
-        rows=rows,
-        step_tokens=step_tokens,
-        mixed_step_tokens=shared,
-        context=context,
-        pages=sizes.pages,
-        page_size=page_size,
-        groups=groups,
-        states=states,
-        vocabulary=spec.vocab,
-        policy=policy,
-        prefill_chunk=config.long_prefill_token_threshold,
-    )
-    if config.max_model_len == "auto":
-        limits = msgspec.structs.replace(limits, context=longest_context(limits))
-    return limits, sizes
-
-
-def longest_context(limits: Limits) -> int:
-    """So long that AT_ONCE requests of this length fit into the cache, in whole pages; at most the model's."""
-    together = msgspec.structs.replace(limits, pages=max(2, (limits.pages - 1) // AT_ONCE + 1))
-    return max(min(limits.context, together.capacity), 1)
-
-
-def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
-    """The type of keys and values; None: the model's."""
-    if config.kv_cache_dtype == "auto":
-        return None
-    if not on_gpu:
-        raise ConfigError(
-            "kv_cache_dtype is fp8, and the device is a CPU", hint="leave it out, or serve on a GPU"
-        )
-    return torch.float8_e4m3fn
-
-
-def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
-    asked = config.max_model_len
-    if asked == "auto":
-        return spec.context  # `longest_context` makes it shorter, once the pages are counted
-    if asked is not None and asked > spec.context:
-        raise ConfigError(
-            f"max_model_len is {asked}, the model was made for {spec.context} tokens",
-            hint=f"use at most {spec.context}, or stretch the model: --context {asked}",
-        )
-    return asked or spec.context
-
-
-def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return Memory(total, free), fraction
-    host = read_memory(Path("/"))[0]  # or what the container may have of it
-    usable = UNKNOWN if host.usable_bytes is None else host.usable_bytes
-    free = usable if host.free_bytes is None else host.free_bytes
-    allowed = int(fraction * max(usable * CPU_SHARE, min(SMALLEST_CACHE, free // 2)))
-    return Memory(allowed, min(allowed, free), spare=0), 1.0
-
-
-def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
-    """As many as somebody asked for, if there is room for them at all."""
-    free = free_bytes(str(device))
-    if free is not None and pages * of_page > free:
-        raise HardwareError(
-            f"{pages - 1} pages take {format_bytes(pages * of_page)}, and {format_bytes(free)} are free on {device}",
-            hint=f"num_gpu_blocks_override can be {max(0, free // of_page - 1)} at most; without it as many are taken "
-            "as fit",
-        )
 
 
 def _check_experts(config: EngineConfig, spec: ModelSpec) -> None:

@@ -1,0 +1,153 @@
+"""How much an engine can hold: sequences of a step, its tokens, the longest request, pages of the cache.
+
+Asked for, or what the memory that is left after loading allows; `Sizes.why` says which. The arithmetic is in `sizing`.
+"""
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from cairn.core.errors import ConfigError, HardwareError
+from cairn.core.units import format_bytes
+from cairn.hw.host import read_memory
+from cairn.models.cache import cache_groups, page_bytes, state_bytes, with_draft_layer
+from cairn.models.room import free_bytes
+from cairn.models.runnable import Runnable
+from cairn.models.spec import ModelSpec
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Limits, Policy
+from cairn.serve.engine.sizing import (
+    CPU_PAGE,
+    CPU_STEP_TOKENS,
+    GPU_PAGE,
+    GPU_STEP_TOKENS,
+    Memory,
+    Sizes,
+    size_pages,
+    size_states,
+    step_bytes,
+)
+from cairn.serve.engine.step_budget import mixed_step_tokens
+
+AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
+UNKNOWN = 8 << 30  # bytes of a machine that does not say
+CPU_SHARE = 0.1  # of the machine's memory
+# Bytes, where half of what is free has them: a tenth of a small container has no room for a step.
+SMALLEST_CACHE = 1 << 30
+
+
+def choose_limits(
+    runnable: Runnable, config: EngineConfig, with_head: bool = False
+) -> tuple[Limits, Sizes]:
+    """`with_head`: the layer of a head keeps keys and values, too."""
+    model = runnable.model
+    spec, weight = model.spec, model.embedding.weight
+    on_gpu = weight.is_cuda
+    context = limits_context(spec, config)
+    page_size = config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE)
+    step_tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
+    rows = min(config.max_num_seqs, step_tokens)
+    groups = cache_groups(
+        spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
+    )
+    groups = with_draft_layer(groups, spec.layers) if with_head else groups
+    cache_dtype = cache_type(config, on_gpu) or weight.dtype
+    of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
+    of_state = state_bytes(groups, weight.dtype.itemsize)
+    memory, fraction = memory_for_pages(weight.device, config.gpu_memory_utilization)
+    step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
+    states = size_states(of_state, memory, fraction, step, rows)
+    rows = min(rows, states) if states else rows
+    if config.num_gpu_blocks_override is not None:
+        sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
+        _check_pages(sizes.pages, of_page, weight.device)
+    else:
+        step += int(states * of_state)
+        sizes = size_pages(
+            groups, memory, fraction, page_size, of_page, step, rows, context, step_tokens
+        )
+    policy: Policy = "shortest" if config.scheduling_policy == "shortest" else "fcfs"
+    shared = mixed_step_tokens(
+        spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens
+    )
+    limits = Limits(
+        rows=rows,
+        step_tokens=step_tokens,
+        mixed_step_tokens=shared,
+        context=context,
+        pages=sizes.pages,
+        page_size=page_size,
+        groups=groups,
+        states=states,
+        vocabulary=spec.vocab,
+        policy=policy,
+        prefill_chunk=config.long_prefill_token_threshold,
+    )
+    if config.max_model_len == "auto":
+        limits = msgspec.structs.replace(limits, context=longest_context(limits))
+    return limits, sizes
+
+
+def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
+    asked = config.max_model_len
+    if asked == "auto":
+        return spec.context  # `longest_context` makes it shorter, once the pages are counted
+    if asked is not None and asked > spec.context:
+        raise ConfigError(
+            f"max_model_len is {asked}, the model was made for {spec.context} tokens",
+            hint=f"use at most {spec.context}, or stretch the model: --context {asked}",
+        )
+    return asked or spec.context
+
+
+def longest_context(limits: Limits) -> int:
+    """So long that AT_ONCE requests of this length fit into the cache, in whole pages; at most the model's."""
+    together = msgspec.structs.replace(limits, pages=max(2, (limits.pages - 1) // AT_ONCE + 1))
+    return max(min(limits.context, together.capacity), 1)
+
+
+def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
+    """The type of keys and values; None: the model's."""
+    if config.kv_cache_dtype == "auto":
+        return None
+    if not on_gpu:
+        raise ConfigError(
+            "kv_cache_dtype is fp8, and the device is a CPU", hint="leave it out, or serve on a GPU"
+        )
+    return torch.float8_e4m3fn
+
+
+def memory_for_pages(device: torch.device, fraction: float) -> tuple[Memory, float]:
+    """What the pages may take, and the share of it; a CPU is shared with everything else."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return Memory(total, free), fraction
+    host = read_memory(Path("/"))[0]  # or what the container may have of it
+    usable = UNKNOWN if host.usable_bytes is None else host.usable_bytes
+    free = usable if host.free_bytes is None else host.free_bytes
+    allowed = int(fraction * max(usable * CPU_SHARE, min(SMALLEST_CACHE, free // 2)))
+    return Memory(allowed, min(allowed, free), spare=0), 1.0
+
+
+def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
+    """As many as somebody asked for, if there is room for them at all."""
+    free = free_bytes(str(device))
+    if free is not None and pages * of_page > free:
+        raise HardwareError(
+            f"{pages - 1} pages take {format_bytes(pages * of_page)}, and {format_bytes(free)} are free on {device}",
+            hint=f"num_gpu_blocks_override can be {max(0, free // of_page - 1)} at most; without it as many are taken "
+            "as fit",
+        )
+
+
+def groups_note(limits: Limits) -> str:
+    """What the layers keep, where they do not all keep the same."""
+    layers: dict[str, int] = {}
+    for group in limits.groups:
+        what = f"the last {group.window} tokens" if group.window else "every token"
+        what = f"a state, in {limits.states} slots" if group.kind == "state" else what
+        layers[what] = layers.get(what, 0) + len(group.layers)
+    kept = [f"{count} layers keep {what}" for what, count in layers.items()]
+    return f"{len(limits.groups)} cache groups: {', '.join(kept)}"
