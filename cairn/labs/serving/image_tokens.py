@@ -58,7 +58,7 @@ def tokens_of(side: int) -> int:
 
 
 def counted_flops(tower: "Tower", side: int) -> int:
-    """Of the layers of the tower over one picture, as torch counts them."""
+    """Of the tower over one picture, as torch counts them."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -73,9 +73,8 @@ def counted_flops(tower: "Tower", side: int) -> int:
         sdpa_kernel(SDPBackend.MATH),
         FlopCounterMode(display=False) as counter,
     ):
-        tower.hidden(patches_PE, [grid])
-    embedded = 2 * grid.patches * patches_PE.shape[1] * SHAPE.hidden
-    return counter.get_total_flops() - embedded
+        tower(patches_PE, [grid])
+    return counter.get_total_flops()
 
 
 def towers_work(requests: int, pictures: int) -> int:

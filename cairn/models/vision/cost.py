@@ -12,28 +12,42 @@ FIXED = ("llava", "paligemma", "gemma3")  # every picture becomes one of the tow
 
 
 def tower_parameters(vision: VisionSpec) -> int:
-    tower, projector = vision.tower, vision.projector
-    patch = 3 * tower.frames * tower.patch**2 * tower.shape.hidden
-    wide = tower.shape.hidden * (1 if projector.kind == "pooled" else projector.merge**2)
-    maps = {
-        "mlp": wide * projector.hidden + projector.hidden**2,
-        "merged_mlp": wide * tower.shape.hidden
-        + tower.shape.hidden * projector.hidden
-        + projector.hidden**2,
-        "cells": wide**2 + wide * projector.hidden,
-    }.get(projector.kind, wide * projector.hidden)
+    tower = vision.tower
     places = tower.table**2 or (tower.side**2 if tower.positions == "learned" else 0)
     table = places * tower.shape.hidden
-    return tower.shape.parameters() + patch + table + (1 + len(tower.deep_layers)) * maps
+    maps = (1 + len(tower.deep_layers)) * sum(_projector_matrices(vision))
+    return tower.shape.parameters() + _patch_matrix(vision) + table + maps
 
 
 def tower_flops(vision: VisionSpec, patches: int) -> int:
-    """Of one picture: every patch through every matrix of the layers, and with every other patch it sees."""
+    """Of one picture: every patch through the layers and with all it sees, every cell through the projectors."""
     shape = vision.tower.shape
     seen = vision.tower.window**2 or patches
     full = len(vision.tower.full_layers) if vision.tower.window else shape.layers
     pairs = patches * (full * patches + (shape.layers - full) * min(seen, patches))
-    return 2 * shape.matmul_parameters() * patches + 4 * shape.heads * shape.head_dim * pairs
+    matrices = shape.matmul_parameters() + _patch_matrix(vision)
+    rows = patches // vision.projector.merge**2
+    maps = (1 + len(vision.tower.deep_layers)) * sum(_projector_matrices(vision))
+    return 2 * (matrices * patches + maps * rows) + 4 * shape.heads * shape.head_dim * pairs
+
+
+def _patch_matrix(vision: VisionSpec) -> int:
+    tower = vision.tower
+    return 3 * tower.frames * tower.patch**2 * tower.shape.hidden
+
+
+def _projector_matrices(vision: VisionSpec) -> tuple[int, ...]:
+    """Sizes of what each row is multiplied with, once."""
+    width, projector = vision.tower.shape.hidden, vision.projector
+    wide, out = width * (1 if projector.kind == "pooled" else projector.merge**2), projector.hidden
+    match projector.kind:
+        case "mlp":
+            return wide * out, out * out
+        case "merged_mlp":
+            return wide * width, width * out, out * out
+        case "cells":
+            return wide * wide, wide * out
+    return (wide * out,)
 
 
 def picture_rows(vision: VisionSpec, height: int, width: int) -> int:
