@@ -9,7 +9,6 @@ alone. Every epoch has another order, which depends on the seed.
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -43,8 +42,10 @@ class PictureTuning(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
 
 
-def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[float]:
-    """The loss of every step; `config.out` is a model that can be served."""
+def tune(
+    config: PictureTuning, on_step: Callable[[int, float], None] = lambda step, loss: None
+) -> list[float]:
+    """The loss of every step; `config.out` is a model that can be served. `on_step`: steps done, and the last loss."""
     checkpoint = _opened(config)
     reader = PictureChats(checkpoint)
     chats = list(reader.read(config.chats))
@@ -58,9 +59,10 @@ def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[floa
     assert tower is not None  # `PictureChats` refuses models without one
     tower.requires_grad_(config.train_tower)
     new = stored_weights(checkpoint, model, tower if config.train_tower else None)
+    config.out.mkdir(parents=True, exist_ok=True)  # now: what cannot be written ends no long run
     trained = [p for p in (*model.parameters(), *tower.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    losses, began = [], time.monotonic()
+    losses: list[float] = []
     for step, batch in enumerate(_batches(chats, config)):
         for group in optimizer.param_groups:
             group["lr"] = config.lr * _rate(step, config.steps)
@@ -70,15 +72,17 @@ def tune(config: PictureTuning, say: Callable[[str], None] = print) -> list[floa
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         losses.append(float(loss.detach()))
-        if step % 10 == 0 or step == config.steps - 1:
-            say(f"step {step}  loss {losses[-1]:.4f}  {time.monotonic() - began:.0f} s")
+        on_step(step + 1, losses[-1])
     write(config.out, checkpoint, new)
     return losses
 
 
 def _opened(config: PictureTuning) -> Checkpoint:
-    if config.out.exists() and any(config.out.iterdir()):
-        raise ConfigError(f"{config.out} is not empty", hint="name a new folder with --out")
+    out = config.out
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file", hint="name a new folder with --out")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty", hint="name a new folder with --out")
     checkpoint = open_checkpoint(resolve(config.model))
     if (method := checkpoint.method()) is not None:
         raise ConfigError(
@@ -132,7 +136,6 @@ def write(folder: Path, checkpoint: Checkpoint, new: Mapping[str, Tensor]) -> No
     for name in whole.names():
         tensor = new.get(name)
         tensors[name] = whole.tensor(name) if tensor is None else tensor.to(whole.dtype(name))
-    folder.mkdir(parents=True, exist_ok=True)
     for path in checkpoint.path.iterdir():
         if path.is_file() and not path.name.startswith("model") and path.suffix != ".safetensors":
             shutil.copyfile(path, folder / path.name)

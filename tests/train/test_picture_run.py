@@ -30,7 +30,10 @@ def test_two_steps_change_the_text_and_leave_a_frozen_tower(chats, tmp_path, cap
     out, model = tmp_path / "out", tiny.folder("llava")
     args = ["--model", str(model), "--out", str(out), "--steps", "2", "--batch", "1"]
     assert tune_pictures.run([str(chats), *args, "--lr", "0.01", "--device", "cpu"]) == 0
-    assert "cairn serve" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "step 2/2 loss" in said
+    assert "0:00 left" in said
+    assert "cairn serve" in said
     before, after = open_checkpoint(model), open_checkpoint(out)
     assert after.whole.names() == before.whole.names()
     changed = {
@@ -55,6 +58,11 @@ def test_a_quantised_model_is_refused(chats, tmp_path):
     with pytest.raises(ConfigError, match=r"model is quantised \(fp8\).*floating point"):
         tune(PictureTuning(model=str(folder), chats=chats, out=tmp_path / "out", device="cpu"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_folder_to_write_to(chats):
+    with pytest.raises(ConfigError, match=r"chats.jsonl is a file"):
+        tune(PictureTuning(model=str(tiny.folder("llava")), chats=chats, out=chats, device="cpu"))
 
 
 def test_what_has_no_place_is_refused_before_the_first_step(chats, tmp_path, monkeypatch):

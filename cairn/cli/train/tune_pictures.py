@@ -1,5 +1,7 @@
 """`cairn tune pictures`: fine-tune a model that sees, on chats with pictures. Trains nothing itself."""
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +10,7 @@ import tyro
 
 from cairn.core.config import load
 from cairn.models.hub import TINY_VL
+from cairn.report.progress import Bar, clock_time
 
 
 class TunePicturesVerb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,10 +35,25 @@ class TunePicturesVerb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     device: str = "auto"
 
 
+@contextmanager
+def shown(steps: int) -> Generator[Callable[[int, float], None]]:
+    """A bar with the time left where a person watches, else a line every tenth step."""
+    with Bar("training", steps) as bar:
+
+        def on_step(done: int, loss: float) -> None:
+            bar.update(done, f"loss {loss:.3f}")
+            if not bar.shown and (done % 10 == 0 or done in (1, steps)):
+                left = clock_time(bar.left_s() or 0.0)
+                print(f"step {done}/{steps} loss {loss:.4f}, {left} left", flush=True)
+
+        yield on_step
+
+
 def run(args: list[str]) -> int:
     verb = load(TunePicturesVerb, args=args, env_prefix="CAIRN_TUNE_PICTURES_").value
     from cairn.train.picture_run import PictureTuning, tune
 
-    losses = tune(PictureTuning(**msgspec.structs.asdict(verb)))
+    with shown(verb.steps) as on_step:
+        losses = tune(PictureTuning(**msgspec.structs.asdict(verb)), on_step)
     print(f"{verb.out}: loss {losses[0]:.3f} -> {losses[-1]:.3f}; cairn serve {verb.out}")
     return 0

@@ -87,6 +87,7 @@ def open_image(content: bytes) -> Any:
         raise RequestError("the image needs more memory than a picture may") from None
     except Exception as problem:  # noqa: BLE001  decoders of strangers' bytes raise anything
         said = str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__
+        said = said.partition(" <")[0]  # Pillow names the object that it read from
         raise RequestError(
             f"the image cannot be read: {said}", hint=f"send one of {', '.join(FORMATS)}"
         ) from None
