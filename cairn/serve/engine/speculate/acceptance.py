@@ -2,27 +2,34 @@
 
 START = 0.5  # believed of a request before the first draft
 START_WEIGHT = 1.5  # drafts that this belief counts as
-DECAY = 0.9  # what an earlier step's drafts count for
-REST = 0.985  # the same for a step without drafts: slowly forgotten, so that drafts are tried again
+DECAY = 0.9  # what all earlier drafts count for, this belief too, when a step has verified some
+REST = 0.985  # what remains of the distance to the belief after a step without drafts: they are tried again
 
 
 class Acceptance:
-    """Of one request: the chance that its next draft holds, given that those before it did."""
+    """Of one request: the chance that its next draft holds, given that those before it did.
+
+    Where nothing holds it falls by a tenth and more with every step, so drafts that cost little end soon, too. Where
+    nothing is drafted it rises slowly to what was believed first: the more drafts cost, the later they are tried again.
+    """
 
     __slots__ = ("held", "tried")
 
     def __init__(self) -> None:
-        self.tried = self.held = 0.0
+        self.tried, self.held = START_WEIGHT, START * START_WEIGHT
 
     @property
     def rate(self) -> float:
-        return (self.held + START * START_WEIGHT) / (self.tried + START_WEIGHT)
+        return self.held / self.tried
 
     def note(self, drafts: int, held: int) -> None:
         """Drafts behind the first that fails say nothing: they were not tried."""
-        decay = DECAY if drafts else REST
-        self.tried = decay * self.tried + min(held + 1, drafts)
-        self.held = decay * self.held + held
+        if drafts:
+            self.tried = DECAY * self.tried + min(held + 1, drafts)
+            self.held = DECAY * self.held + held
+        else:
+            self.tried = START_WEIGHT + REST * (self.tried - START_WEIGHT)
+            self.held = START * START_WEIGHT + REST * (self.held - START * START_WEIGHT)
 
 
 class Counts:
