@@ -1,7 +1,7 @@
 """What drafts are worth on one GPU, with random weights and acceptance dialled in.
 
     python benchmarks/speculate.py --out benchmarks/h200/speculate.json
-    python benchmarks/speculate.py --shapes qwen3-0.6b --rows 1
+    python benchmarks/speculate.py --shapes qwen3-0.6b --rows 1 --merge --out benchmarks/h200/speculate.json
 
     one row      256 tokens behind a prompt of 128: plain, k = 4 at a length of 3.0 (n-grams, then an EAGLE-3 head with
                  random weights), always wrong with k = 4 and with k chosen by the controller, and one that never drafts
@@ -9,8 +9,9 @@
     w4a16        one row with weights in 4 bits: plain, n-grams and a head as above; last, because weights are replaced
     256 rows     96 tokens behind prompts of 1024: plain, and k = 2 at a length of 2.2
 
-Each way has an engine of its own. The best of the runs counts; of many rows one run, and in it
-the median of the steps in which all decode: at the end rows finish one by one, in shapes that may have no graph yet.
+Each way has an engine of its own, over the same weights. The best of the runs behind a short one counts; of many rows
+one run, and in it the median of the steps in which all decode: at the end rows finish one by one, in shapes that may
+have no graph yet. The record is written after every way.
 """
 
 import argparse
@@ -20,11 +21,12 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from cairn.bench.engine_run import Run, serve
 from cairn.bench.prompted import Prompted
-from cairn.bench.record import add_arguments, record
+from cairn.bench.record import add_arguments, current_commit, not_again, record
 from cairn.bench.throughput import ledger, release
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
@@ -37,6 +39,7 @@ from cairn.serve.grammar import Grammar, Grammars
 from cairn.serve.guide import schema_guide
 
 PROMPT, MANY_PROMPT = 128, 1024
+WARM = 64  # tokens of an answer that is not counted: behind it everything is compiled
 
 
 class Way(NamedTuple):
@@ -94,9 +97,11 @@ def main() -> None:
     parser.add_argument("--w4a16", nargs="*", default=["qwen3-8b"], help="shapes of that kind")
     parser.add_argument("--outputs", type=int, help="tokens of each answer, to try it out")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--merge", action="store_true", help="keep what else the file of --out has")
     add_arguments(parser)
     options = parser.parse_args()
-    results = []
+    results: list[dict[str, Any]] = []
+    old = msgspec.json.decode(options.out.read_bytes()) if options.merge else {}
     for rows, shape in itertools.product(options.rows, options.shapes):
         opened = open_model(f"random:{shape}")
         runnable = opened.load(options.device, "auto")
@@ -109,11 +114,16 @@ def main() -> None:
             finally:
                 release()
             print_row(results[-1], results)
-            if options.out:  # so that little is lost when the time is over
-                record(results, options, show=False)
+            keep(results, old, options)
         del opened, runnable
         release()
-    record(results, options)
+
+
+def keep(results: list[dict[str, Any]], old: dict[str, Any], options: argparse.Namespace) -> None:
+    """Write the record with what is measured so far, and what an old one has besides."""
+    kept = not_again(old.get("results", []), results, _which)
+    ordered = sorted([*kept, *results], key=lambda row: (row["rows"], row["shape"]))
+    record(ordered, options, old.get("command"), show=False)
 
 
 def ways_of(shape: str, rows: int, options: argparse.Namespace) -> list[Way]:
@@ -130,22 +140,19 @@ def measure(
     prompt = PROMPT if rows == 1 else MANY_PROMPT
     chance = random.Random(0)
     vocabulary = min(opened.spec.vocab, 10000)
-    asked = [
-        Prompted([chance.randrange(vocabulary) for _ in range(prompt)], outputs)
-        for _ in range(rows)
-    ]
-
+    prompts = [[chance.randrange(vocabulary) for _ in range(prompt)] for _ in range(rows)]
     grammar = grammar_of(opened.spec.vocab) if way.schema else None
 
-    def run() -> Run:
+    def run(outputs: int) -> Run:
         if grammar is not None:
-            return serve_schema(engine, asked[0].prompt, grammar)
-        steps_N.zero_()  # the same runs hold each time, so the first captures every graph that the others replay
-        return serve(engine, asked)
+            return serve_schema(engine, prompts[0], grammar)
+        steps_N.zero_()  # the same runs of drafts hold each time
+        return serve(engine, [Prompted(own, outputs) for own in prompts])
 
-    run()
+    if rows == 1:
+        run(min(outputs, WARM))
     repeats = options.repeats if rows == 1 else 1  # most of such a run is prompts
-    best = min((run() for _ in range(repeats)), key=lambda one: one.seconds)
+    best = min((run(outputs) for _ in range(repeats)), key=lambda one: one.seconds)
     if best.failure is not None:
         raise RuntimeError(best.failure)
     times = ledger(best.times)
@@ -153,6 +160,7 @@ def measure(
         "shape": opened.name,
         "rows": rows,
         "way": way.name,
+        "commit": options.commit or current_commit(),
         "tokens_per_s": round(rate(best, rows, outputs), 1)
         if grammar is None
         else schema_rate(best),
@@ -251,6 +259,10 @@ def print_row(row: dict[str, Any], results: list[dict[str, Any]]) -> None:
         f"steps {row['steps']}  ms: {parts}",
         flush=True,
     )
+
+
+def _which(row: dict[str, Any]) -> tuple[str, int, str]:
+    return row["shape"], row["rows"], row["way"]
 
 
 def _setting(row: dict[str, Any]) -> tuple[str, int, str]:
