@@ -71,13 +71,12 @@ class Layout(NamedTuple):
 
     def padding(self, sequences: int, tokens: int) -> list[int]:
         """How many tokens each of the sequences gets that make a step of so many fill this layout."""
-        left, counts = self.tokens - tokens, []
-        for _ in range(self.sequences - sequences):
-            counts.append(min(left, self.max_query))
-            left -= counts[-1]
-        if left:
+        full, rest = divmod(self.tokens - tokens, self.max_query)
+        counts = [self.max_query] * full + [rest] * (rest > 0)
+        empty = self.sequences - sequences - len(counts)
+        if full < 0 or empty < 0:
             raise ValueError(f"{self} cannot hold {sequences} sequences of {tokens} tokens")
-        return counts
+        return counts + [0] * empty
 
 
 def most_pages(limits: Limits) -> int:

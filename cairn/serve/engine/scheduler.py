@@ -298,19 +298,19 @@ class Scheduler:
             return 0
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
-        total, size = request.total, self.limits.page_size
-        later = max(
-            len(self.queues.running) - len(step.chunks) - 1, 0
-        )  # each of them needs a token
-        most = min(self.limits.drafts, budget - 1 - later, request.end - total - 1)
+        total, drafts = request.total, NO_TOKENS
         guesses, wanted = speculation.planned(request)
-        drafts = guesses[: max(min(most, wanted), 0)]
+        if wanted:
+            # What is left when those that run behind it have a token each.
+            spare = budget - max(len(self.queues.running) - len(step.chunks), 1)
+            drafts = guesses[: max(min(wanted, spare, request.end - total - 1), 0)]
         first_page, pages = len(request.blocks), NO_PAGES
-        if drafts and total + len(drafts) > first_page * size:
+        room = first_page * self.limits.page_size
+        if drafts and total + len(drafts) > room:
             pages = self.blocks.allocate(request, total + len(drafts))
             if pages is None:  # nobody loses pages for drafts
-                drafts, pages = drafts[: max(first_page * size - total, 0)], NO_PAGES
-        if not pages and total > first_page * size:
+                drafts, pages = drafts[: max(room - total, 0)], NO_PAGES
+        if not pages and total > room:
             pages = self._grow(request, total, step)
             if pages is None:
                 return 0
@@ -319,7 +319,7 @@ class Scheduler:
             Chunk(request, total - 1, count, first_page, pages, count, drafts, request.drafted > 0)
         )
         step.sampling.append(request)
-        speculation.launch(request, len(drafts), guesses)
+        speculation.launch(request, count - 1, guesses)
         request.computed = total - 1 + count
         request.total = total + count
         step.read += request.computed

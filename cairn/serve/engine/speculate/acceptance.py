@@ -1,5 +1,9 @@
 """How often drafts of a request hold: a decaying mean of each request, and counts by position of all. Pure Python."""
 
+import itertools
+
+from cairn.serve.engine.request import MOST_DRAFTS
+
 START = 0.5  # believed of a request before the first draft
 START_WEIGHT = 1.5  # drafts that this belief counts as
 DECAY = 0.9  # what all earlier drafts count for, this belief too, when a step has verified some
@@ -36,21 +40,29 @@ class Counts:
     """Of all requests since the start, under the meanings that vLLM's metrics have."""
 
     def __init__(self) -> None:
-        self.runs = 0  # steps of a request that verified drafts
         self.drafted = 0  # tokens
-        self.accepted = 0
-        self.by_position: list[int] = []  # how often the first, second, .. draft held
+        self._of_held = [0] * (MOST_DRAFTS + 1)  # steps of a request in which exactly so many held
 
     def note(self, drafts: int, held: int) -> None:
-        if not drafts:
-            return
-        self.runs += 1
-        self.drafted += drafts
-        self.accepted += held
-        if held > len(self.by_position):
-            self.by_position += [0] * (held - len(self.by_position))
-        for position in range(held):
-            self.by_position[position] += 1
+        """A step of a request; one without drafts does not count."""
+        if drafts:
+            self.drafted += drafts
+            self._of_held[held] += 1
+
+    @property
+    def runs(self) -> int:
+        """Steps of a request that verified drafts."""
+        return sum(self._of_held)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.by_position)
+
+    @property
+    def by_position(self) -> list[int]:
+        """How often the first, second, .. draft held, as far as any did."""
+        behind = itertools.accumulate(reversed(self._of_held[1:]))
+        return [count for count in reversed(list(behind)) if count]
 
     @property
     def length(self) -> float:

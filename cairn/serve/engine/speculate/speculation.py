@@ -15,7 +15,7 @@ drafted by the host, each when its own drafts in flight have landed.
 A drafter that raises is asked no more: requests go on without drafts, and their answers are the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.core.errors import ConfigError
@@ -68,6 +68,7 @@ class Speculation:
         self._on_failure = on_failure
         self._acceptance: dict[Request, Acceptance] = {}
         self._planned: dict[Request, Planned] = {}
+        self._for_others = NOTHING  # planned for a request that `_planned` does not have
 
     @property
     def drafted(self) -> int:
@@ -80,12 +81,19 @@ class Speculation:
     def plan(self, decoding: Sequence["Request"], most: int) -> None:
         """Ask for drafts of all requests that the next step may decode, and choose how many of them it verifies."""
         self._planned.clear()
+        self._for_others = NOTHING
         decoding = [request for request in decoding if request.params.pooling is None]
         if not decoding or self.failed:
             return
+        alike = self.on_device and not any(map(special, decoding))
+        if (
+            alike and self.seconds is None
+        ):  # in every step of many requests, so without a word on each
+            self._for_others = Planned((DRAFTED,) * most, most)
+            return
         if not any(self._choose(decoding, [most] * len(decoding))):
             return  # whatever is proposed
-        guesses = self._guesses(decoding, most)
+        guesses = [(DRAFTED,) * most] * len(decoding) if alike else self._guesses(decoding, most)
         rooms = [min(most, request.end - request.total - 1) for request in decoding]
         counts = [max(min(len(g), room), 0) for g, room in zip(guesses, rooms, strict=True)]
         counts = self._choose(decoding, counts)
@@ -95,8 +103,6 @@ class Speculation:
 
     def _guesses(self, decoding: Sequence["Request"], most: int) -> list[Sequence[int]]:
         """Of each request the next tokens, or in place of those that the device drafts as many of DRAFTED."""
-        if self.on_device and not any(map(special, decoding)):
-            return [(DRAFTED,) * most] * len(decoding)
         asks = [_ask(request, most) for request in decoding if self.drafts_on_host(request)]
         proposed = self._propose(asks)
         found = {a.request: _behind(a.request, own) for a, own in zip(asks, proposed, strict=True)}
@@ -107,7 +113,7 @@ class Speculation:
 
     def must_land(self, request: "Request") -> bool:
         """Is it scheduled only when its drafts in flight have landed?"""
-        return self.on_device and request.drafted > 0 and special(request)
+        return request.drafted > 0 and self.on_device and special(request)
 
     def _choose(self, decoding: Sequence["Request"], proposed: Sequence[int]) -> Sequence[int]:
         """How many drafts of each are worth their time; where nothing says how long a step takes, all."""
@@ -117,7 +123,7 @@ class Speculation:
         return choose_drafts(prospects, self.seconds, self.widths, self.wait_s)
 
     def planned(self, request: "Request") -> Planned:
-        return self._planned.pop(request, NOTHING)
+        return self._planned.get(request, self._for_others)
 
     def rate(self, request: "Request") -> float:
         """The chance that its next draft holds."""
@@ -131,16 +137,16 @@ class Speculation:
         request.drafted += drafts
         request.steps_in_flight += 1
 
-    def land(self, step: "Step", drawn: Sequence[int]) -> list[tuple["Request", int]]:
+    def land(self, step: "Step", drawn: Sequence[int]) -> Iterator[tuple["Request", int]]:
         """Each request with each of its tokens that hold; what was computed for the others is given back."""
-        drafts = step.drafts or [NO_DRAFTS] * len(step.sampling)
-        pairs, at = [], 0
+        drafts, at = step.drafts or [NO_DRAFTS] * len(step.sampling), 0
         for request, guessed in zip(step.sampling, drafts, strict=True):
-            run = self.accept(request, drawn[at : at + len(guessed) + 1], guessed)
-            at += len(guessed) + 1
-            pairs += [(request, token) for token in run]
-            self._settle(request, run, len(guessed))
-        return pairs
+            end = at + 1 + len(guessed)
+            run = self.accept(request, drawn[at:end], guessed)
+            self._settle(request, run, end - at - 1)
+            at = end
+            for token in run:
+                yield request, token
 
     def finish(self, request: "Request") -> None:
         """The request has ended."""
@@ -166,12 +172,13 @@ class Speculation:
         self._on_failure(problem)
 
     def _settle(self, request: "Request", run: list[int], drafts: int) -> None:
-        rejected = 1 + drafts - len(run)
-        held = drafts - rejected
+        tokens = len(run)
+        held, rejected = tokens - 1, 1 + drafts - tokens
         self.counts.note(drafts, held)
         if request.state != "finished":
-            request.ledger.drafted += drafts
-            request.ledger.accepted += held
+            ledger = request.ledger
+            ledger.drafted += drafts
+            ledger.accepted += held
             if (acceptance := self._acceptance.get(request)) is not None:
                 acceptance.note(drafts, held)
         request.total -= rejected
@@ -179,9 +186,9 @@ class Speculation:
             request.computed -= rejected
         request.drafted -= drafts
         request.steps_in_flight -= 1
-        if not rejected and request.hoped[: len(run)] == run:
-            del request.hoped[: len(run)]
-            request.expected -= len(run)
+        if not rejected and request.hoped and request.hoped[:tokens] == run:
+            del request.hoped[:tokens]
+            request.expected -= tokens
         else:  # what was hoped for behind it does not follow; each step brings at least a token
             request.hoped.clear()
             request.expected = request.steps_in_flight
