@@ -16,7 +16,7 @@ from cairn.hw.ceilings import Ceilings
 from cairn.hw.machine import Machine
 from cairn.hw.probe import probe
 from cairn.labs import calibration, record
-from cairn.labs.busy import is_busy
+from cairn.labs.busy import Watch
 from cairn.labs.catalogue import find_lab
 from cairn.labs.entry import where_of
 from cairn.labs.runner import Session, run_lab
@@ -38,7 +38,7 @@ def main(name: str, guess: float | None = None) -> None:
         ceilings=ceilings,
         where=where_of(ceilings, __version__, None),
         quick=True,
-        is_busy=is_busy,
+        watch=Watch(),
     )
     entry = run_lab(find_lab(name), session, lambda label: say({"step": label}), guess)
     if entry.status != "skipped":

@@ -2,7 +2,7 @@
 
     unmet needs ──> skipped          raises, or takes too long ──> failed (the whole traceback is kept)
     run(bench) ──judge──> held | off ──> what it measured goes into machine.json
-                             └──> once more: held | off | busy (others held the cores, and the number changed)
+                             └──> once more: held | off | busy (the machine was disturbed, and the number changed)
 
 Prints nothing and writes no record: the caller does both. A lab that raises has told nothing about this machine's
 ceilings, so none of them is kept.
@@ -26,7 +26,7 @@ from cairn.core.events import span
 from cairn.hw.ceilings import Ceilings
 from cairn.hw.machine import Machine
 from cairn.labs import calibration
-from cairn.labs.busy import Reading, reading
+from cairn.labs.busy import Watch
 from cairn.labs.entry import Entry, Where, failed_entry, measured_entry, skipped_entry
 from cairn.labs.lab import Lab, Outcome, judge
 from cairn.labs.needs import unmet
@@ -50,8 +50,7 @@ class Session:
     limit_s: float = LIMIT_S
     log_line: calibration.LogLine = lambda message: None
     settings: Mapping[str, float] = field(default_factory=dict)  # knobs that were set
-    # Whether others held the cores since a reading; asked after an "off".
-    is_busy: Callable[[Reading | None], bool] = lambda before: False
+    watch: Watch | None = None  # asked after an "off" whether the machine was disturbed
 
 
 def run_lab(
@@ -64,15 +63,21 @@ def run_lab(
     quick, where = session.quick, session.where
     if reasons := unmet(lab.needs, session.machine, session.ceilings.device):
         return skipped_entry(lab, reasons, at=at, quick=quick, where=where)
-    began, before, busy, attempts = time.perf_counter(), reading(), False, 1
+    watch, busy, attempts = session.watch, False, 1
+    if watch is not None:
+        watch.begin()
+    began = time.perf_counter()
     try:
         outcome = _once(lab, session, report)
         verdict = judge(lab, outcome)
         if not verdict.held:  # a moment's disturbance does not come twice, a wrong claim does
+            if watch is not None:
+                watch.look()
             first, outcome, attempts = outcome, _once(lab, session, report), 2
             verdict = judge(lab, outcome)
             changed = not verdict.held and not _repeats(first, outcome)
-            busy = changed and (session.ceilings.busy or session.is_busy(before))
+            disturbed = watch is not None and watch.was_disturbed()
+            busy = changed and (session.ceilings.busy or disturbed)
         calibration.merge(session.ceilings, outcome.calibrates)  # raises where one is nonsense
     except Exception:  # noqa: BLE001  a lab is an experiment: its failure is a result, shown whole
         seconds = time.perf_counter() - began

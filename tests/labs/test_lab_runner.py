@@ -1,6 +1,7 @@
 """One lab from its needs to its entry: held, off, failed, skipped, too slow; and nothing is left behind."""
 
 import dataclasses
+import itertools
 import math
 import time
 
@@ -11,10 +12,11 @@ from lab_samples import both, ceilings_here, lab, measured, outcome
 from cairn.hw.ceilings import load, machine_file, save
 from cairn.hw.machine import Cpu, Gpu, Machine, Versions
 from cairn.hw.probe import probe
-from cairn.labs.busy import Reading, is_busy, others_share
+from cairn.labs.busy import Reading, Watch, others_share
 from cairn.labs.entry import Entry, where_of
 from cairn.labs.lab import Check, Outcome
 from cairn.labs.needs import unmet
+from cairn.labs.pace import Pace, has_moved, pace
 from cairn.labs.runner import Session, run_lab
 
 
@@ -61,21 +63,54 @@ def test_off_while_others_hold_the_cores_says_busy(session, monkeypatch):
     assert others_share(begin, Reading(working=30.0, total=120.0, own=24.0)) == 0.0
     assert others_share(begin, begin) == 0.0
 
-    readings = [begin, Reading(working=17.0, total=120.0, own=5.0)]
-    monkeypatch.setattr("cairn.labs.runner.reading", lambda: readings[0])
-    monkeypatch.setattr("cairn.labs.busy.reading", lambda: readings[1])
-    loaded = dataclasses.replace(session, is_busy=is_busy)
+    idle, held_by_others = (
+        Reading(working=30.0, total=120.0, own=24.0),
+        Reading(working=17.0, total=120.0, own=5.0),
+    )
+    loaded = watched(session, monkeypatch, begin, held_by_others, [STEADY])
     entry = run_lab(lab(run=_measures(3.0, 4.0)), loaded)
     assert entry.status == "busy"
     assert "measure again when it is idle" in entry.verdict.en
-    assert run_lab(lab(run=held), loaded).status == "held"
     again = run_lab(lab(run=_measures(3.0, 2.0)), loaded)  # measured once more
     assert (again.status, again.attempts) == ("held", 2)
     assert again.verdict.en == "exactly as predicted (at the second attempt)"
     assert run_lab(lab(run=_measures(3.0, 3.0)), loaded).status == "off"  # load repeats no number
-    readings[1] = Reading(working=30.0, total=120.0, own=24.0)
-    assert run_lab(lab(run=_measures(3.0, 4.0)), loaded).status == "off"
-    assert run_lab(lab(run=_measures(3.0, 2.0)), loaded).status == "held"
+    quiet = watched(session, monkeypatch, begin, idle, [STEADY])
+    assert run_lab(lab(run=_measures(3.0, 4.0)), quiet).status == "off"
+    assert run_lab(lab(run=_measures(3.0, 2.0)), quiet).status == "held"
+    assert run_lab(lab(run=held), loaded).status == "held"
+
+
+STEADY = Pace(compute_s=0.010, memory_s=0.005)
+
+
+def watched(session, monkeypatch, before, after, paces):
+    """A session whose machine shows these readings around each lab, and these paces one after the other."""
+    readings, left = itertools.cycle([before, after]), itertools.cycle(paces)
+    monkeypatch.setattr("cairn.labs.busy.reading", lambda: next(readings))
+    monkeypatch.setattr("cairn.labs.busy.pace", lambda: next(left))
+    return dataclasses.replace(session, watch=Watch())
+
+
+@pytest.mark.parametrize("slow", [Pace(0.014, 0.005), Pace(0.010, 0.008)])
+@pytest.mark.parametrize("when", [0, 1, 2])
+def test_off_while_the_pace_moved_says_busy(session, monkeypatch, slow, when):
+    """A neighbour that /proc/stat does not show, before the first run, between the two, or after them."""
+    paces = [STEADY] * 3
+    paces[when] = slow
+    disturbed = watched(session, monkeypatch, None, None, paces)
+    assert run_lab(lab(run=_measures(3.0, 4.0)), disturbed).status == "busy"
+    steady = watched(session, monkeypatch, None, None, [STEADY])
+    assert run_lab(lab(run=_measures(3.0, 4.0)), steady).status == "off"
+
+
+def test_a_machine_that_is_slow_all_along_is_seen_beside_an_earlier_lab(session, monkeypatch):
+    slow = Pace(0.020, 0.005)
+    later = watched(session, monkeypatch, None, None, [STEADY, slow, slow, slow])
+    assert run_lab(lab(run=held), later).status == "held"
+    assert run_lab(lab(run=_measures(3.0, 4.0)), later).status == "busy"
+    assert not has_moved([STEADY, Pace(0.011, 0.0055)])
+    assert min(pace()) > 0
 
 
 def _measures(*values):

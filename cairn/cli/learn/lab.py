@@ -274,7 +274,7 @@ def _session(machine: "Machine", quick: bool, settings: "Mapping[str, float]") -
     from cairn import __version__
     from cairn.bench.record import current_commit
     from cairn.labs import calibration
-    from cairn.labs.busy import is_busy
+    from cairn.labs.busy import Watch
     from cairn.labs.entry import where_of
     from cairn.labs.runner import Session
 
@@ -287,7 +287,7 @@ def _session(machine: "Machine", quick: bool, settings: "Mapping[str, float]") -
         quick=quick,
         log_line=_log_line,
         settings=settings,
-        is_busy=is_busy,
+        watch=Watch(),
     )
 
 

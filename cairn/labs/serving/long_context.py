@@ -6,14 +6,23 @@ The two are equal at weights / KV bytes of a token. A sliding window stops the g
 longer and longer caches, and over a window.
 """
 
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from typing import TYPE_CHECKING
+
+from cairn.labs.in_turn import fastest_in_turn
 from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.presets import preset
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 WINDOW = 1024
 HEADS, KV_HEADS, SIZE = 8, 1, 64
+AT_ONCE = 8192  # tokens of every timed call, so that a disturbance meets all lengths alike
 UNCACHED = 64 << 20  # bytes that no cache of a core holds
 MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "mistral-7b-v0.1", "llama-3.1-70b")
 
@@ -26,14 +35,11 @@ def crossing(name: str) -> float:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    full, windowed = [], []
-    for length in bench.pick((1024, 2048, 4096, 8192), (1024, 8192)):
-        bench.step(f"one token attends to {length}")
-        whole, part = attention_us(bench, length)
-        full.append((float(length), whole))
-        windowed.append((float(length), part))
+    lengths = bench.pick((1024, 2048, 4096, 8192), (1024, 8192))
+    bench.step(f"one token attends to {lengths[0]} to {lengths[-1]}")
+    full, windowed = attention_us(lengths, bench.pick(200, 40))
     return Outcome(
-        checks=[*_times(full, windowed), _kept()],
+        checks=[*_times(full, windowed), _window_rule(), _kept()],
         plots=[
             Plot(
                 title=Words("One decoded token, one layer", "单 token、单层 attention"),
@@ -48,33 +54,36 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def attention_us(bench: Workbench, length: int) -> tuple[float, float]:
-    """One query over a cache of this length, and over the window at its end; the two must agree with the rule."""
+def attention_us(lengths: Sequence[int], rounds: int) -> tuple[Points, Points]:
+    """One query over caches of these lengths, and over the window at the end of each; all of them take turns."""
+    import torch
+
+    # The caches lie side by side in more bytes than a CPU's own cache holds, and none is read twice in a row.
+    pool = torch.randn(2, UNCACHED // (2 * KV_HEADS * SIZE * 4), KV_HEADS, SIZE)
+    calls = [_decode(pool, length, last) for length in lengths for last in (length, WINDOW)]
+    read = [AT_ONCE // last for length in lengths for last in (length, WINDOW)]
+    spent = fastest_in_turn(rounds, *calls)
+    each_us = [seconds / count * 1e6 for seconds, count in zip(spent, read, strict=True)]
+    at = [float(length) for length in lengths]
+    return list(zip(at, each_us[::2], strict=True)), list(zip(at, each_us[1::2], strict=True))
+
+
+def _decode(pool: "Tensor", length: int, last: int) -> Callable[[], None]:
+    """A call that attends to the `last` tokens of the next few sequences of this length, AT_ONCE tokens in all."""
     import torch
 
     from cairn.models.attend import Rule, attention
 
     rule = Rule(layer=0, scale=SIZE**-0.5)
     q_1HC = torch.randn(1, HEADS, SIZE)
-    # Several caches take turns, so that none of them stays in the CPU's own.
-    copies = max(2, UNCACHED // (2 * length * KV_HEADS * SIZE * 4))
-    pairs = [torch.randn(2, length, KV_HEADS, SIZE).unbind() for _ in range(copies)]
-    k_NKC, v_NKC = pairs[0]
-    seen = attention(q_1HC, k_NKC[-WINDOW:], v_NKC[-WINDOW:], rule)
-    same = attention(q_1HC, k_NKC, v_NKC, Rule(layer=0, scale=SIZE**-0.5, window=WINDOW))
-    assert torch.allclose(seen, same, atol=1e-5)
+    ends = range(length, pool.shape[1] + 1, length)
+    caches = cycle([pool[:, end - last : end].unbind() for end in ends])
 
-    def best(count: int) -> float:
-        """The quick runs over so many tokens: whatever else the machine does only adds time."""
-        given = [
-            (q_1HC, keys[at : at + count], values[at : at + count], rule)
-            for keys, values in pairs
-            for at in range(0, length, count)
-        ]
-        looks = (bench.time(attention, given, device="cpu", budget_ms=40) for _ in range(4))
-        return min(look.p10_s for look in looks) * 1e6
+    def decode() -> None:
+        for keys, values in islice(caches, AT_ONCE // last):
+            attention(q_1HC, keys, values, rule)
 
-    return best(length), best(WINDOW)
+    return decode
 
 
 def _times(full: Points, windowed: Points) -> list[Check]:
@@ -98,6 +107,28 @@ def _times(full: Points, windowed: Points) -> list[Check]:
             within=0.4,
         ),
     ]
+
+
+def _window_rule() -> Check:
+    """The model's rule of a window against attention that is given the last tokens alone."""
+    import torch
+
+    from cairn.models.attend import Rule, attention
+
+    q_1HC = torch.randn(1, HEADS, SIZE)
+    k_NKC, v_NKC = torch.randn(2, 2 * WINDOW, KV_HEADS, SIZE).unbind()
+    alone = attention(q_1HC, k_NKC[-WINDOW:], v_NKC[-WINDOW:], Rule(layer=0, scale=SIZE**-0.5))
+    ruled = attention(q_1HC, k_NKC, v_NKC, Rule(layer=0, scale=SIZE**-0.5, window=WINDOW))
+    return Check(
+        what=Words(
+            "largest difference of the window's rule and of its tokens alone",
+            "窗口规则与只取窗口内 token 的最大差异",
+        ),
+        predicted=1e-5,
+        measured=float((alone - ruled).abs().max()),
+        unit="",
+        kind="at_most",
+    )
 
 
 def _kept() -> Check:
