@@ -38,6 +38,13 @@ def test_kernels_grade_rightly_in_the_interpreter():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*INTERPRETED, "cuda-operator"])
+def test_kernels_grade_rightly_on_a_gpu(name):
+    """Compiled, and with the case of their speed."""
+    assert list(proof.faults(EXERCISES[name])) == []
+
+
 def texts(about):
     yield from (about.title, about.wanted, *about.hints, *(one.why for one in about.mistakes))
 

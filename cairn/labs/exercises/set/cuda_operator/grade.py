@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from cairn.labs.exercises.exercise import find_exercise
-from cairn.labs.exercises.grading import Attempt, case, close, require
+from cairn.labs.exercises.grading import Attempt, Figure, case, close, require
+from cairn.labs.exercises.speed import ON_GPU, beside
 
 # What a host does around the kernel; with nvcc the call is rmsnorm<<<rows, THREADS>>>(...).
 HOST = """
@@ -82,40 +83,49 @@ def zeros(attempt: Attempt) -> None:
     close(run(attempt, torch.zeros(2, 64), torch.ones(64)), torch.zeros(2, 64))
 
 
-ON_GPU = """
+LAUNCH = """
 extern "C" int run(const float *x, const float *weight, float *out, int rows, int columns, float eps) {
     rmsnorm<<<rows, THREADS>>>(x, weight, out, columns, eps);
-    return cudaDeviceSynchronize();
+    return cudaGetLastError();
 }
 """
+NVCC = shutil.which("nvcc")
 
 
-def gpu_library(file: Path) -> ctypes.CDLL | None:
-    """The same file built by nvcc; None where this machine has no nvcc or no GPU."""
-    compiler = shutil.which("nvcc")
-    if compiler is None or not torch.cuda.is_available():
-        return None
-    source, made = file.with_suffix(".gpu.cu"), file.with_suffix(".gpu.so")
-    source.write_text(f'#include "{file}"\n{ON_GPU}', encoding="utf-8")
-    command = [compiler, "-O2", "-shared", "-Xcompiler", "-fPIC", str(source), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    said = done.stderr[:400]
-    require(done.returncode == 0, f"nvcc refuses it: {said}", f"nvcc 无法编译：{said}")
-    return ctypes.CDLL(str(made))
+def gpu_library(file: Path) -> ctypes.CDLL:
+    """The same file built by nvcc."""
+    made = file.with_suffix(".gpu.so")
+    if made not in BUILT:
+        source = file.with_suffix(".gpu.cu")
+        source.write_text(f'#include "{file}"\n{LAUNCH}', encoding="utf-8")
+        flags = ["-O2", "-arch=native", "-shared", "-Xcompiler", "-fPIC"]
+        done = subprocess.run(
+            [str(NVCC), *flags, str(source), "-o", str(made)], capture_output=True, text=True
+        )
+        said = done.stderr[:400]
+        require(done.returncode == 0, f"nvcc refuses it: {said}", f"nvcc 无法编译：{said}")
+        BUILT[made] = ctypes.CDLL(str(made))
+    return BUILT[made]
 
 
-@case(
-    "on the GPU through nvcc (not looked at where there is none)",
-    "用 nvcc 在 GPU 上运行（没有时不检查）",
-)
-def on_gpu(attempt: Attempt) -> None:
-    built = gpu_library(attempt)
-    if built is None:
-        return
-    x_MN, weight_N, wanted_MN = problem(129, 1000)
-    x, weight = x_MN.cuda(), weight_N.cuda()
-    out = torch.full_like(x, 7.0)
+def launch(file: Path, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     addresses = [ctypes.c_void_p(one.data_ptr()) for one in (x, weight, out)]
-    status = built.run(*addresses, *x.shape, ctypes.c_float(1e-6))
+    status = gpu_library(file).run(*addresses, *x.shape, ctypes.c_float(1e-6))
     require(status == 0, f"CUDA says error {status}", f"CUDA 返回错误 {status}")
-    close(out.cpu(), wanted_MN)
+
+
+if NVCC and ON_GPU:
+
+    @case("on this GPU, built by nvcc", "用 nvcc 编译并在本机 GPU 上运行")
+    def on_gpu(attempt: Attempt) -> None:
+        x_MN, weight_N, wanted_MN = problem(129, 1000)
+        x, weight = x_MN.cuda(), weight_N.cuda()
+        out = torch.full_like(x, 7.0)
+        launch(attempt, x, weight, out)
+        close(out.cpu(), wanted_MN)
+
+    @case("on this GPU, beside a copy of the same bytes", "在本机 GPU 上，与拷贝同样字节相比")
+    def speed(attempt: Attempt) -> Figure:
+        x, weight = torch.randn(16384, 4096, device="cuda"), torch.ones(4096, device="cuda")
+        out, copied = torch.empty_like(x), torch.empty_like(x)
+        return beside(lambda: launch(attempt, x, weight, out), lambda: copied.copy_(x), allowed=3.0)

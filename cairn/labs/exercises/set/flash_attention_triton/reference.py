@@ -36,6 +36,7 @@ def _attend(q_ptr, k_ptr, v_ptr, o_ptr, T, D: tl.constexpr, BLOCK: tl.constexpr)
 def attention(q_TD: torch.Tensor, k_TD: torch.Tensor, v_TD: torch.Tensor) -> torch.Tensor:
     """Causal softmax(q k^T / sqrt(D)) v in fp32; D is a power of two, at least 16."""
     length, width = q_TD.shape
-    o_TD, block = torch.zeros_like(q_TD), 16
+    o_TD = torch.zeros_like(q_TD)
+    block = 16 if length < 256 else 64
     _attend[(triton.cdiv(length, block),)](q_TD, k_TD, v_TD, o_TD, length, D=width, BLOCK=block)
     return o_TD

@@ -1,8 +1,9 @@
 import torch
 
-from cairn.labs.exercises.grading import Attempt, case, close
+from cairn.labs.exercises.grading import Attempt, Figure, case, close
+from cairn.labs.exercises.speed import ON_GPU, beside
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 def made(*shape):
@@ -25,3 +26,11 @@ def ragged(attempt: Attempt) -> None:
 def transposed(attempt: Attempt) -> None:
     a, b = made(24, 20).T, made(17, 24).T
     close(attempt.matmul(a, b), a @ b, 1e-2)
+
+
+if ON_GPU:
+
+    @case("on this GPU in bf16, beside cuBLAS", "在本机 GPU 上用 bf16，与 cuBLAS 相比")
+    def speed(attempt: Attempt) -> Figure:
+        a, b = made(4096, 4096).bfloat16(), made(4096, 4096).bfloat16()
+        return beside(lambda: attempt.matmul(a, b), lambda: a @ b, allowed=5.0)

@@ -31,7 +31,8 @@ def _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, BLOCK: tl.constexpr):
 
 def matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     """Either matrix may be a transposed view."""
-    (m, k), n, block = a_MK.shape, b_KN.shape[1], 16
+    (m, k), n = a_MK.shape, b_KN.shape[1]
+    block = 16 if min(m, n) < 64 else 64  # large tiles reuse what they load
     c_MN = torch.zeros(m, n, dtype=a_MK.dtype, device=a_MK.device)
     grid = (triton.cdiv(m, block), triton.cdiv(n, block))
     _matmul[grid](a_MK, b_KN, c_MN, m, n, k, *a_MK.stride(), *b_KN.stride(), BLOCK=block)

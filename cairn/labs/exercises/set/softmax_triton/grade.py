@@ -1,8 +1,9 @@
 import torch
 
-from cairn.labs.exercises.grading import Attempt, case, close
+from cairn.labs.exercises.grading import Attempt, Figure, case, close
+from cairn.labs.exercises.speed import ON_GPU, beside
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 def made(*shape):
@@ -24,3 +25,12 @@ def ragged(attempt: Attempt) -> None:
 def large(attempt: Attempt) -> None:
     x = made(2, 33) * 20 + 500
     close(attempt.softmax(x), torch.softmax(x, -1))
+
+
+if ON_GPU:
+
+    @case("on this GPU, beside a copy of the same bytes", "在本机 GPU 上，与拷贝同样字节相比")
+    def speed(attempt: Attempt) -> Figure:
+        x = made(8192, 4096)
+        y = torch.empty_like(x)
+        return beside(lambda: attempt.softmax(x), lambda: y.copy_(x), allowed=2.0)
