@@ -75,9 +75,9 @@ def graded(exercise: Exercise, grade: Grade, file: Path, language: Language) -> 
     lines = [f"{exercise.about.title.of(language)}  ({file})"]
     for result in grade.results:
         lines += _result(result, language)
-    count = sum(result.passed for result in grade.results)
+    count = sum(result.passed for result in grade.graded)
     said = _word("passed" if grade.passed else "not yet", language)
-    lines += ["", f"{said}: {count}/{len(grade.results)}"]
+    lines += ["", f"{said}: {count}/{len(grade.graded)}"]
     if not grade.passed:
         lines.append(f"cairn exercise hint {exercise.name}{_flag(language)}")
     return lines
@@ -98,7 +98,8 @@ def solution(exercise: Exercise, language: Language) -> list[str]:
 
 def _result(result: Result, language: Language) -> list[str]:
     near = f"  {_near(result.figure, language)}" if result.figure else ""
-    lines = [f"{'✓' if result.passed else '✗'} {result.what.of(language)}{near}"]
+    sign = ("✓" if result.passed else "✗") if result.looked_at else "–"
+    lines = [f"{sign} {result.what.of(language)}{near}"]
     if result.said is not None:
         where = f"{_word('line', language).format(result.line)}: " if result.line else ""
         lines += wrapped(f"{where}{result.said.of(language)}", "    ")

@@ -9,7 +9,8 @@
         return Figure(sent, limit=2 * (n - 1) / n * size, unit="bytes")     # how near to the limit
 
 `attempt` is the learner's module, or the path of a file in another language. A case fails by raising; what it raised,
-and the line of the learner's file, are the explanation. Runs the learner's code in this process: `check` runs it in one
+and the line of the learner's file, are the explanation. A case that needs what this machine lacks raises `NotHere`: the
+grade says so and counts the others. Runs the learner's code in this process: `check` runs it in one
 of its own, with a time limit.
 """
 
@@ -38,6 +39,14 @@ class Wrong(AssertionError):
         self.words = words
 
 
+class NotHere(Exception):
+    """A case needs something that this machine does not have; says what, and how to get it."""
+
+    def __init__(self, en: str, zh: str) -> None:
+        super().__init__(en)
+        self.words = Words(en, zh)
+
+
 class Figure(msgspec.Struct, frozen=True):
     """How near an answer comes to the limit; past `allowed` times the limit the case fails."""
 
@@ -50,7 +59,8 @@ class Figure(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     what: Words
     passed: bool
-    said: Words | None = None  # why it failed
+    looked_at: bool = True  # or this machine lacks what the case needs
+    said: Words | None = None  # why it failed, or what is lacking
     line: int | None = None  # of the learner's file
     figure: Figure | None = None
 
@@ -61,7 +71,11 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        return bool(self.results) and all(result.passed for result in self.results)
+        return bool(self.graded) and all(result.passed for result in self.graded)
+
+    @property
+    def graded(self) -> list[Result]:
+        return [result for result in self.results if result.looked_at]
 
 
 def case(en: str, zh: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -119,6 +133,8 @@ def _result(one: Callable[..., Any], attempt: Attempt, file: Path) -> Result:
     what: Words = one.case  # type: ignore[attr-defined]
     try:
         found = one(attempt)
+    except NotHere as lacking:
+        return Result(what=what, passed=False, looked_at=False, said=lacking.words)
     except Exception as error:  # noqa: BLE001  whatever the learner's code raises is the explanation
         return _failed(what, error, file)
     if not isinstance(found, Figure):

@@ -17,7 +17,7 @@ from cairn.labs.exercises.grading import Grade, grade
 def faults(exercise: Exercise) -> Iterator[str]:
     """What is wrong with the exercise, one sentence each."""
     whole = _grade_text(exercise, exercise.answer)
-    for result in whole.results:
+    for result in whole.graded:
         if not result.passed:
             why = result.said.en if result.said else f"{result.figure}"
             yield f"{exercise.name}: the reference fails '{result.what.en}': {why}"

@@ -1,12 +1,11 @@
 """How near does an answer come to the speed of this GPU? Its time beside that of torch on the same data.
 
-    if ON_GPU:
+    @case("a copy's time", "一次拷贝的时间")
+    def speed(attempt):
+        require_gpu()
+        return beside(lambda: attempt.softmax(x), lambda: y.copy_(x), allowed=2.0)
 
-        @case("a copy's time", "一次拷贝的时间")
-        def speed(attempt):
-            return beside(lambda: attempt.softmax(x), lambda: y.copy_(x), allowed=2.0)
-
-Cases of speed exist only where there is a GPU: a CPU and the interpreter say nothing about it.
+Where there is no GPU such a case is not looked at: a CPU and the interpreter say nothing about speed.
 """
 
 import os
@@ -15,9 +14,17 @@ from collections.abc import Callable
 import torch
 
 from cairn.hw.timing import measure
-from cairn.labs.exercises.grading import Figure
+from cairn.labs.exercises.grading import Figure, NotHere
 
 ON_GPU = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+
+
+def require_gpu() -> None:
+    if not ON_GPU:
+        raise NotHere(
+            "not looked at: there is no GPU here, so its speed is not known",
+            "未检查：本机没有 GPU，无法得知速度",
+        )
 
 
 def beside(answer: Callable[[], object], limit: Callable[[], object], allowed: float) -> Figure:

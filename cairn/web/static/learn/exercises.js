@@ -59,10 +59,13 @@ function workplace(one) {
   return h("div", {}, editor.element, h("div", { class: "actions" }, reset, check), results);
 }
 
+const SIGNS = { held: "✓", off: "✗", skipped: "–" };
+const verdictOf = (result) => (result.looked_at ? (result.passed ? "held" : "off") : "skipped");
+
 const shown = (graded, editor) => [
   h("p", { class: `verdict ${graded.passed ? "held" : "off"}` }, h("b", {}, word(graded.passed ? "passed" : "not yet"))),
-  h("ul", { class: "cases" }, graded.results.map((result) => h("li", { class: result.passed ? "held" : "off" },
-    h("span", {}, `${result.passed ? "✓" : "✗"} ${said(result.what)}`),
+  h("ul", { class: "cases" }, graded.results.map((result) => h("li", { class: verdictOf(result) },
+    h("span", {}, `${SIGNS[verdictOf(result)]} ${said(result.what)}`),
     result.figure ? h("span", { class: "soft number" }, ` · ${figure(result.figure.measured)} / ${figure(result.figure.limit)} ${result.figure.unit}`) : null,
     result.said ? h("pre", {}, said(result.said)) : null,
     result.line ? h("button", { type: "button", class: "plain-button", onclick: () => editor.show(result.line) }, word("line").replace("{0}", result.line)) : null))),

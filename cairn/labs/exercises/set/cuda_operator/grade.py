@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from cairn.labs.exercises.exercise import find_exercise
-from cairn.labs.exercises.grading import Attempt, Figure, case, close, require
-from cairn.labs.exercises.speed import ON_GPU, beside
+from cairn.labs.exercises.grading import Attempt, Figure, NotHere, case, close, require
+from cairn.labs.exercises.speed import beside, require_gpu
 
 # What a host does around the kernel; with nvcc the call is rmsnorm<<<rows, THREADS>>>(...).
 HOST = """
@@ -114,18 +114,28 @@ def launch(file: Path, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor)
     require(status == 0, f"CUDA says error {status}", f"CUDA 返回错误 {status}")
 
 
-if NVCC and ON_GPU:
+def require_nvcc() -> None:
+    require_gpu()
+    if NVCC is None:
+        raise NotHere(
+            "not looked at: nvcc is not on the PATH (CUDA's toolkit has it)",
+            "未检查：PATH 中没有 nvcc（CUDA toolkit 自带）",
+        )
 
-    @case("on this GPU, built by nvcc", "用 nvcc 编译并在本机 GPU 上运行")
-    def on_gpu(attempt: Attempt) -> None:
-        x_MN, weight_N, wanted_MN = problem(129, 1000)
-        x, weight = x_MN.cuda(), weight_N.cuda()
-        out = torch.full_like(x, 7.0)
-        launch(attempt, x, weight, out)
-        close(out.cpu(), wanted_MN)
 
-    @case("on this GPU, beside a copy of the same bytes", "在本机 GPU 上，与拷贝同样字节相比")
-    def speed(attempt: Attempt) -> Figure:
-        x, weight = torch.randn(16384, 4096, device="cuda"), torch.ones(4096, device="cuda")
-        out, copied = torch.empty_like(x), torch.empty_like(x)
-        return beside(lambda: launch(attempt, x, weight, out), lambda: copied.copy_(x), allowed=3.0)
+@case("on this GPU, built by nvcc", "用 nvcc 编译并在本机 GPU 上运行")
+def on_gpu(attempt: Attempt) -> None:
+    require_nvcc()
+    x_MN, weight_N, wanted_MN = problem(129, 1000)
+    x, weight = x_MN.cuda(), weight_N.cuda()
+    out = torch.full_like(x, 7.0)
+    launch(attempt, x, weight, out)
+    close(out.cpu(), wanted_MN)
+
+
+@case("on this GPU, beside a copy of the same bytes", "在本机 GPU 上，与拷贝同样字节相比")
+def speed(attempt: Attempt) -> Figure:
+    require_nvcc()
+    x, weight = torch.randn(16384, 4096, device="cuda"), torch.ones(4096, device="cuda")
+    out, copied = torch.empty_like(x), torch.empty_like(x)
+    return beside(lambda: launch(attempt, x, weight, out), lambda: copied.copy_(x), allowed=3.0)

@@ -1,7 +1,7 @@
 import torch
 
 from cairn.labs.exercises.grading import Attempt, Figure, case, close
-from cairn.labs.exercises.speed import ON_GPU, beside
+from cairn.labs.exercises.speed import ON_GPU, beside, require_gpu
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -36,17 +36,16 @@ def rising(attempt: Attempt) -> None:
     close(attempt.attention(q, k, v), wanted(q, k, v), 1e-2)
 
 
-if ON_GPU:
+@case(
+    "on this GPU, beside attention that writes its scores",
+    "在本机 GPU 上，与写出分数矩阵的 attention 相比",
+)
+def speed(attempt: Attempt) -> Figure:
+    require_gpu()
+    q, k, v = (torch.randn(8192, 64, device=DEVICE) for _ in range(3))
+    hidden = torch.ones(8192, 8192, dtype=torch.bool, device=DEVICE).triu(1)
 
-    @case(
-        "on this GPU, beside attention that writes its scores",
-        "在本机 GPU 上，与写出分数矩阵的 attention 相比",
-    )
-    def speed(attempt: Attempt) -> Figure:
-        q, k, v = (torch.randn(8192, 64, device=DEVICE) for _ in range(3))
-        hidden = torch.ones(8192, 8192, dtype=torch.bool, device=DEVICE).triu(1)
+    def plain() -> torch.Tensor:
+        return (q @ k.T / 8).masked_fill_(hidden, -1e30).softmax(-1) @ v
 
-        def plain() -> torch.Tensor:
-            return (q @ k.T / 8).masked_fill_(hidden, -1e30).softmax(-1) @ v
-
-        return beside(lambda: attempt.attention(q, k, v), plain, allowed=1.0)
+    return beside(lambda: attempt.attention(q, k, v), plain, allowed=1.0)
