@@ -6,7 +6,8 @@
     one row      256 tokens behind a prompt of 128: plain, k = 4 at a length of 3.0 (n-grams, then an EAGLE-3 head with
                  random weights), always wrong with k = 4 and with k chosen by the controller, and one that never drafts
     json         one row, an answer of a JSON schema: plain, and with the tokens that the schema forces as drafts
-    w4a16        one row with weights in 4 bits: plain, n-grams and a head as above; last, because weights are replaced
+    w4a16        one row with weights in 4 bits, the output projection in 8: plain, a head and n-grams as above; last,
+                 because weights are replaced
     256 rows     96 tokens behind prompts of 1024: plain, and k = 2 at a length of 2.2
 
 Each way has an engine of its own, over the same weights. The best of the runs behind a short one counts; of many rows
@@ -220,7 +221,8 @@ def schema_rate(run: Run) -> float:
 def engine_of(
     opened: OpenModel, runnable: Runnable, rows: int, way: Way
 ) -> tuple[Engine, torch.Tensor]:
-    """And the counts of steps by which drafts hold."""
+    """And the counts of steps by which drafts hold. Weights in few bits stay so for the engines behind the first."""
+    weights = way.weights if not converted(runnable) else "auto"
     config = EngineConfig(
         model=opened.name,
         max_model_len=2048,
@@ -229,7 +231,8 @@ def engine_of(
         gpu_memory_utilization=0.8,
         speculate=way.who if way.drafts else "off",
         draft_tokens=way.drafts or "auto",  # type: ignore[arg-type]
-        weights=way.weights if not converted(runnable) else "auto",
+        weights=weights,
+        head="auto" if weights == "auto" else "8bit",
     )
     engine = start_with(opened, runnable, config, sole=way.weights != "auto").engine
     speculation, steps_N = engine.scheduler.speculation, torch.zeros(rows)
