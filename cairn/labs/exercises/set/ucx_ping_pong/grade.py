@@ -75,7 +75,7 @@ def fails(attempt: Attempt) -> None:
 def kept(attempt: Attempt) -> None:
     box = attempt.Mailbox(MadeUp(notes=[{}, {"c": [b"one"], "b": [b"two", b"three"]}]))
     for peer, note in (("b", b"three"), ("c", b"one"), ("b", b"two")):
-        box.wait(peer, note, 1.0)
+        box.wait(peer, note, 0.3)
 
 
 @case("a note is handed out once, and waiting ends", "每条通知只给一次，等待有期限")
