@@ -8,14 +8,15 @@ import pytest
 
 from cairn.cli.learn.learn_show import wrapped
 from cairn.cli.main import main
+from cairn.labs.catalogue import all_labs
 from cairn.labs.coverage import coverage, read_lines
 from cairn.labs.lesson import lessons, reading_of, snippet_of
 from cairn.labs.roadmap import load
 
 LINES = Path(__file__).with_name("roadmap_lines.txt")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
-# "Title (Authors, 2024), where", or "Title, part (Publisher, 2025), where".
-PAPER = re.compile(r"^.{8,}\([^()]*(19|20)\d\d\)[,.:]? ?\S+")
+# "Title (Authors, 2024), arXiv:2401.00001", or "Title, part (Publisher, 2025), where".
+PAPER = re.compile(r"^.{3,} \([^()]*[^\W\d][^()]*, (19|20)\d\d\), \S+")
 
 
 @pytest.mark.parametrize("topic", sorted(lessons()))
@@ -33,7 +34,16 @@ def test_a_lesson_is_complete(topic):
     assert len(shown.lines) >= 3
     assert lesson.snippet.partition(":")[0] in shown.place
     assert len(lesson.reading) >= 2
-    assert [paper for paper in lesson.reading if not PAPER.match(paper)] == []
+
+
+def test_all_reading_has_authors_a_year_and_a_place():
+    """What lessons, topics and labs name can be found: an arXiv number, a venue, or the address of a document."""
+    lists = [
+        *(lesson.reading for lesson in lessons().values()),
+        *(topic.reading for topic in load().topics.values()),
+        *(lab.reading for lab in all_labs().values()),
+    ]
+    assert {one for reading in lists for one in reading if not PAPER.match(one)} == set()
 
 
 def test_no_two_lessons_ask_the_same():
