@@ -13,13 +13,11 @@ from typing import Any
 
 import msgspec
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 
 from cairn.core.errors import CairnError, ConfigError, DataError
 from cairn.models.spec import ModelSpec
 from cairn.train.checkpoint.folder import ABOUT
 from cairn.train.checkpoint.piece import Piece
-from cairn.train.checkpoint.planner import LoadPieces
 from cairn.train.trainable import Base
 
 
@@ -64,6 +62,10 @@ def check_model(about: About, spec: ModelSpec, folder: Path) -> None:
 
 def load_pieces(folder: Path, pieces: Mapping[str, Piece], together: bool = True) -> None:
     """`together`: all ranks of the process group call this; otherwise one reads by itself."""
+    import torch.distributed.checkpoint as dcp  # a second, which only those who load spend
+
+    from cairn.train.checkpoint.planner import LoadPieces
+
     tensors = {name: piece.tensor for name, piece in pieces.items()}
     alone = not together or not dist.is_initialized()
     try:

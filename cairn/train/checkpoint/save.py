@@ -21,13 +21,11 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 
 from cairn.core.errors import CairnError
 from cairn.core.events import span
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.piece import Piece
-from cairn.train.checkpoint.planner import SavePieces
 
 Result = TypeVar("Result")
 STORAGE_TIMEOUT = timedelta(hours=6)  # a slow disk is no hang; a rank that dies is noticed at once
@@ -147,6 +145,10 @@ class Saver:
 
 
 def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -> None:
+    import torch.distributed.checkpoint as dcp  # a second, which only those who save spend
+
+    from cairn.train.checkpoint.planner import SavePieces
+
     tensors = {name: piece.tensor for name, piece in pieces.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about its own deprecated parts

@@ -36,6 +36,10 @@ class Sync(Protocol):
         """`last`: no other backward of this step follows, and the gradients may leave during it."""
         ...
 
+    def before_backward_of(self, chunk: int, last: bool) -> None:
+        """The same for one stage of several that finish one by one."""
+        ...
+
     def after_backward(self) -> None: ...
 
     def finish(self) -> None:
@@ -80,6 +84,9 @@ class Replicas:
     def before_backward(self, last: bool) -> None:
         if last and self.group is not None:
             self.buckets.arm()
+
+    def before_backward_of(self, chunk: int, last: bool) -> None:
+        pass
 
     def after_backward(self) -> None:
         if self._adds and not self._flying:  # what is on its way already is complete

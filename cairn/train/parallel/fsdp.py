@@ -80,7 +80,6 @@ class Fsdp:
             self.before_backward_of(chunk, last)
 
     def before_backward_of(self, chunk: int, last: bool) -> None:
-        """Where stages finish one by one, each has a last backward of its own."""
         stage = self.stages[chunk]
         assert isinstance(stage, FSDPModule)
         self.held[chunk].collect()

@@ -16,7 +16,6 @@ from cairn.models.attend import Attend
 from cairn.models.linear.maps import Vocabulary
 from cairn.train.parallel.context import attend_for, local_batch
 from cairn.train.parallel.data import Sync
-from cairn.train.parallel.fsdp import Fsdp
 from cairn.train.parallel.layout import Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.pipeline.deferred import Deferred, deferring
@@ -71,8 +70,7 @@ class Microbatches:
 
     def before_backward(self, chunk: int, last: bool) -> None:
         for sync in self.syncs:
-            if isinstance(sync, Fsdp):
-                sync.before_backward_of(chunk, last)
+            sync.before_backward_of(chunk, last)
 
     def after_backward(self, chunk: int) -> None:
         for sync in self.syncs:

@@ -30,7 +30,6 @@ from cairn.models.weights import fill_random
 from cairn.train.fused_forward import FusedLayers
 from cairn.train.parallel.data import Replicas, Sync
 from cairn.train.parallel.expert import Sharing, SpreadExperts, is_expert_weight
-from cairn.train.parallel.fsdp import Fsdp
 from cairn.train.parallel.layout import IN_V, Balance, Strategy, stages
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.microbatches import MakeAttend
@@ -176,6 +175,8 @@ def _syncs(held: list[Stage], mesh: Mesh, strategy: Strategy, wide_sums: bool) -
     dense = {n: p for n, p in parameters.items() if n not in experts}
     found: list[Sync] = []
     if mesh.size("fsdp") > 1:
+        from cairn.train.parallel.fsdp import Fsdp  # torch's takes a second to import
+
         wide = torch.float32 if next(iter(everything.values())).dtype != torch.float32 else None
         # Experts have groups of their own, and the biases of routers are steered, not trained.
         apart = {p for n, p in everything.items() if n in all_experts or n.endswith(".bias_E")}

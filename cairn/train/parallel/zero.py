@@ -63,6 +63,9 @@ class Zero:
         if last or self.stage == 2:
             self.buckets.arm()
 
+    def before_backward_of(self, chunk: int, last: bool) -> None:
+        pass
+
     def after_backward(self) -> None:
         if self.stage == 2 and self.buckets.armed:
             self._land()
