@@ -11,12 +11,14 @@ too.
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 from cairn.bench.record import add_arguments, record
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.llm import LLM
 
 PROMPT = list(range(5, 69))
+BEGAN_S = time.monotonic()
 
 
 def main() -> None:
@@ -28,28 +30,43 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     add_arguments(parser)
     given = parser.parse_args()
-    sleepers, rounds = [], []
+    sleepers: list[Sleeper] = []
+    swaps: list[float] = []
     for name in given.model:
-        began = time.monotonic()
+        say(f"{name}: starts")
         sleepers.append(made := Sleeper(name, given.device, given.share, given.rows))
-        print(f"{name}: ready after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        say(f"{name}: ready")
         made.sleep()  # the next one needs its memory
-        rounds.append([made.wake_and_sleep() for _ in range(given.rounds)])
-        print(f"{name}: (wake, sleep) {rounds[-1]} s", file=sys.stderr, flush=True)
-    swaps = []
-    sleepers[0].wake()
-    for turn in range(given.rounds * 2 if len(sleepers) > 1 else 0):
-        swaps.append(swap(sleepers[turn % 2], sleepers[1 - turn % 2]))
-    found = {
-        "models": given.model,
+        say(f"{name}: asleep for the first time after {made.first_sleep_s:.2f} s")
+        for _ in range(given.rounds):
+            made.rounds.append((made.wake(), made.sleep()))
+            say(f"{name}: wake and sleep %.3f and %.3f s" % made.rounds[-1])
+        record(found(given.model, sleepers, swaps), given, show=False)
+    if len(sleepers) > 1:
+        sleepers[0].wake()
+        for turn in range(given.rounds * 2):
+            swaps.append(swap(sleepers[turn % 2], sleepers[1 - turn % 2]))
+            say(f"swap {swaps[-1]:.3f} s")
+    record(found(given.model, sleepers, swaps), given)
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN_S:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def found(
+    models: Sequence[str], sleepers: Sequence["Sleeper"], swaps: Sequence[float]
+) -> dict[str, object]:
+    """As far as it was measured: a run that is cut short has left what it had."""
+    return {
+        "models": models[: len(sleepers)],
         "first_sleep_s": [one.first_sleep_s for one in sleepers],
         # Of each model, each round; a wake-up until a token has come.
-        "wake_s": [[wake for wake, _ in of_model] for of_model in rounds],
-        "sleep_s": [[sleep for _, sleep in of_model] for of_model in rounds],
+        "wake_s": [[wake for wake, _ in one.rounds] for one in sleepers],
+        "sleep_s": [[sleep for _, sleep in one.rounds] for one in sleepers],
         "swap_s": swaps,
         "same_tokens": all(one.same for one in sleepers),
     }
-    record(found, given)
 
 
 class Sleeper:
@@ -62,6 +79,7 @@ class Sleeper:
             max_num_seqs=rows,
         )
         self.same, self.first_sleep_s = True, 0.0
+        self.rounds: list[tuple[float, float]] = []  # seconds of a wake-up and of a sleep
         self._before = self._token()
 
     def sleep(self) -> float:
@@ -79,9 +97,6 @@ class Sleeper:
         took = time.monotonic() - began
         self.same = self.same and token == self._before
         return took
-
-    def wake_and_sleep(self) -> tuple[float, float]:
-        return self.wake(), self.sleep()
 
     def _token(self) -> list[int]:
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

@@ -26,9 +26,8 @@ class BlockBook:
         self.outbox = Outbox()  # keys that are stored or gone, and not yet taken
         self._digest_of: dict[BlockHash, bytes] = {}  # blocks that are stored
         self._parent_of: dict[bytes, bytes] = {}
-        self._children: dict[
-            bytes, set[bytes]
-        ] = {}  # that are stored, also of parents that are not
+        # Blocks that are stored, also of parents that are not.
+        self._children: dict[bytes, set[bytes]] = {}
         self._found = {ROOT}  # blocks that are stored with all before them
         self._keys_at: dict[bytes, dict[int, int]] = {}  # digest -> key -> cached tokens
         self._block_of: dict[int, bytes] = {}

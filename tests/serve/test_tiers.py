@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from types import SimpleNamespace
 
@@ -475,6 +476,22 @@ def test_an_object_store_that_fails_for_a_while_is_used_again_and_loses_no_page(
     tier.clear()
     assert not store._files.find(store.folder)
     tier.close()
+
+
+def test_threads_that_write_equal_pages_to_an_object_store_delete_none_that_is_in_use():
+    pytest.importorskip("fsspec")
+    store, page_B = ObjectPages("memory://threads", 8 * 64, 64, "m"), np.arange(64, dtype=np.uint8)
+    keys = [bytes([key]) for key in range(3)]
+
+    def write(own):  # slots of its own, as the book gives them out; pages that others write, too
+        for turn in range(100):
+            store.write(own + turn % 2, keys[(own + turn) % 3], b"", 1.0, page_B)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(0, 8, 2)))
+    there = {name.rpartition("/")[2] for name in store._files.find(store.folder)}
+    assert there == set(store._names.values()) == set(store._users)
+    assert store._users.total() == 8
 
 
 def test_a_full_disk_is_left_alone_and_other_servers_keep_out(tmp_path, monkeypatch):

@@ -15,7 +15,9 @@ import os
 import re
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from threading import Lock
 
 import numpy as np
 
@@ -45,6 +47,8 @@ class ObjectPages:
             ) from None
         self.folder = f"{root.rstrip('/')}/{hashlib.sha256(model.encode()).hexdigest()[:16]}"
         self._names: dict[int, str] = {}  # by slot
+        self._users = Counter[str]()  # by name: slots that have it or are getting it
+        self._changing = Lock()  # of both: several threads write
         self.latency_s = self._page_s = 0.0  # of the smallest read, and of a page
 
     def measure(self) -> float:
@@ -75,8 +79,9 @@ class ObjectPages:
         """What is there at the start, as far as there are slots."""
         found = sorted(self._files.find(self.folder)) if self._files.exists(self.folder) else []
         matches = [match for name in found if (match := _NAME.fullmatch(name.rpartition("/")[2]))]
+        self._names = {slot: match[0] for slot, match in enumerate(matches[: self.slots])}
+        self._users = Counter(self._names.values())
         for slot, match in enumerate(matches[: self.slots]):
-            self._names[slot] = match[0]
             key, parent = bytes.fromhex(match[1]), bytes.fromhex(match[2])
             yield Filled(slot, Header(self.model, key, parent, self._page_s, 0))
 
@@ -84,13 +89,24 @@ class ObjectPages:
         self, slot: int, key: bytes, parent: bytes, seconds: float, page_B: np.ndarray
     ) -> None:
         """An object is there whole or not at all; what the slot held before is deleted after that."""
-        before = self._names.get(slot)
         name = f"{key.hex()}.{parent.hex()}"
         checksum = zlib.crc32(page_B.data).to_bytes(CHECKSUM_BYTES, "little")
-        self._files.pipe_file(f"{self.folder}/{name}", checksum + page_B.tobytes())
-        self._names[slot] = name
-        if before is not None and before not in self._names.values():  # nor in another slot by now
-            self._delete(before)
+        with self._changing:
+            self._users[name] += 1  # already: the slot that has it now may be given to another page
+        try:
+            self._files.pipe_file(f"{self.folder}/{name}", checksum + page_B.tobytes())
+        except BaseException:
+            with self._changing:
+                self._users[name] -= 1
+            raise
+        with self._changing:  # also while it is deleted: it may not be written in between
+            before = self._names.get(slot)
+            self._names[slot] = name
+            if before is not None:
+                self._users[before] -= 1
+                if not self._users[before]:
+                    del self._users[before]
+                    self._delete(before)
 
     def read(self, slot: int, key: bytes, into_B: np.ndarray) -> None:
         """Damaged: it is not there any more. Unreachable: it may be there later."""
@@ -112,16 +128,18 @@ class ObjectPages:
 
     def clear(self) -> None:
         """Delete every page that this server knows of, many in a request. An OSError: some are left."""
-        names = [f"{self.folder}/{name}" for name in {*self._names.values()}]
+        names = [f"{self.folder}/{name}" for name in self._users]
         try:
             if names:
                 self._files.rm(names)
         except FileNotFoundError:  # somebody else was faster: not every store passes over that
-            for name in self._names.values():
+            for name in self._users:
                 self._delete(name)
         except Exception as error:  # of whichever library speaks to the store
             raise OSError(f"{type(error).__name__}: {error}") from error
-        self._names.clear()
+        with self._changing:
+            self._names.clear()
+            self._users.clear()
 
     def close(self) -> None:
         """There is nothing to close."""
