@@ -64,24 +64,20 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
     answering  everybody who is there gets the tokens behind this moment later, by its prompt once and by its row in
                every step, and it gets its own later by theirs. They are in the middle of their answers on average: half
     """
-    return [_seconds(ask, one) for one in candidates]
-
-
-def _seconds(ask: Ask, one: Candidate) -> float:
-    new, token_s, requests = (
-        ask.prompt_tokens - one.cached_tokens,
-        one.token_s,
-        one.running + one.waiting,
-    )
-    prompt_s = (new if new > 1 else 1) * token_s  # `max` would cost more than the rest of the line
-    queued_s = one.queued_tokens * token_s
-    first_s = queued_s + prompt_s + one.step_s
-    if requests >= one.rows:
-        # It waits until one of the running ends, which happens `rows` times in the time of an answer.
-        first_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
-    behind_s = ask.arrivals_per_s * prompt_s * (queued_s + prompt_s / 2)
-    answering_s = requests * (prompt_s + ask.output_tokens * one.row_s) / 2
-    return first_s + behind_s + answering_s
+    costs: Costs = []
+    for one in candidates:
+        new, token_s = ask.prompt_tokens - one.cached_tokens, one.token_s
+        requests = one.running + one.waiting
+        prompt_s = (new if new > 1 else 1) * token_s  # `max` would cost more than the rest of it
+        queued_s = one.queued_tokens * token_s
+        first_s = queued_s + prompt_s + one.step_s
+        if requests >= one.rows:
+            # It waits until one of the running ends, which happens `rows` times in the time of an answer.
+            first_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
+        behind_s = ask.arrivals_per_s * prompt_s * (queued_s + prompt_s / 2)
+        answering_s = requests * (prompt_s + ask.output_tokens * one.row_s) / 2
+        costs.append(first_s + behind_s + answering_s)
+    return costs
 
 
 class ArrivalRate:

@@ -112,11 +112,8 @@ class Front(asyncio.Protocol):
         if self._busy:
             self._waiting.append(request)
         else:
-            self._begin(request)
-
-    def _begin(self, request: HttpRequest) -> None:
-        self._busy, self._keep_alive = True, request.keep_alive
-        self._handle(self, request)
+            self._busy, self._keep_alive = True, request.keep_alive
+            self._handle(self, request)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         self._keep_alive = False
@@ -128,7 +125,7 @@ class Front(asyncio.Protocol):
         """A whole answer; `lines` are its headers."""
         if self.transport is None:
             return
-        head = self._head(status, lines, b"content-length: %d\r\n" % len(body))
+        head = self._head(status, b"%bcontent-length: %d\r\n" % (lines, len(body)))
         if len(body) <= JOINED:
             self.transport.write(head + body)
         else:
@@ -137,7 +134,7 @@ class Front(asyncio.Protocol):
 
     def begin(self, status: int, lines: bytes) -> None:
         if self.transport is not None:
-            self.transport.write(self._head(status, lines, b"transfer-encoding: chunked\r\n"))
+            self.transport.write(self._head(status, lines + b"transfer-encoding: chunked\r\n"))
 
     def write(self, chunk: bytes) -> None:
         if self.transport is not None and chunk:
@@ -148,10 +145,10 @@ class Front(asyncio.Protocol):
             self.transport.write(b"0\r\n\r\n")
             self._over()
 
-    def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
-        close = b"" if self._keep_alive else b"connection: close\r\n"
+    def _head(self, status: int, lines: bytes) -> bytes:
         first = STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
-        return b"%b%b%b%b\r\n" % (first, lines, close, framing)
+        close = b"" if self._keep_alive else b"connection: close\r\n"
+        return b"%b%b%b\r\n" % (first, lines, close)
 
     def _over(self) -> None:
         """The answer is out; the next request, if there is one."""
@@ -159,7 +156,7 @@ class Front(asyncio.Protocol):
         if not self._keep_alive and self.transport is not None:
             self.transport.close()
         elif self._waiting:
-            self._begin(self._waiting.popleft())
+            self._came(self._waiting.popleft())
 
 
 def error_body(status: int, message: str, code: str) -> tuple[bytes, bytes]:

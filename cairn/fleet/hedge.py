@@ -5,6 +5,8 @@ Exchange --hedge_s without a byte--> Hedge --begins first--> the exchange goes o
                                        '--- begins second, fails --> it is dropped
 """
 
+import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from cairn.fleet.upstream import Upstream
@@ -12,8 +14,43 @@ from cairn.fleet.worker import Worker
 
 if TYPE_CHECKING:
     from cairn.fleet.relay import Exchange
+    from cairn.fleet.router import Router
 
 FAILED = 429  # answers from here on do not win
+SHARE, MOST = 0.1, 8.0  # copies for each request, and saved up for a bad moment
+
+
+class Hedging:
+    """When a copy is sent: the router's budget of them."""
+
+    def __init__(self, router: "Router") -> None:
+        self._router = router
+        self.budget = MOST  # copies that may be sent now
+
+    def sent(self, exchange: "Exchange", after_s: float) -> None:
+        """A request was sent to a server. 0: there is no other one."""
+        self.budget = min(self.budget + SHARE, MOST)
+        if after_s and exchange.streams:
+            loop = asyncio.get_running_loop()
+            loop.call_later(after_s, self._hedge, exchange, exchange.attempts)
+
+    def _hedge(self, exchange: "Exchange", attempt: int) -> None:
+        """A copy to another server, if nothing has come from the first one."""
+        now, first, router = time.monotonic(), exchange.worker, self._router
+        if attempt != exchange.attempts or first is None or not exchange.unanswered:
+            return
+        able = router.able(now, exchange.model, {*exchange.tried, first.number})
+        able = [one for one in able if one.state == "up"]
+        if not able or self.budget < 1:
+            return
+        self.budget -= 1
+        choice, new = router.choose(exchange.ask, exchange.keys, able, now)
+        exchange.hedge = copy = Hedge(exchange, choice.chosen, new)
+        router.views.hedged += 1
+        if (upstream := router.pool.take(choice.chosen)) is not None:
+            copy.connected(upstream, "")
+        else:
+            router.connect(choice.chosen, copy.connected)
 
 
 class Hedge:

@@ -8,12 +8,11 @@ ends where nobody has more. Decisions that were just made count as if the server
 events come or they expire: siblings of a burst go to the same place. Pure; the clock is handed in.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from cairn.serve.pulse import Events
 
-EXPECTED_S = 10.0  # that a decision counts without an event
+EXPECTED_S = 10.0  # that a decision counts without an event, at most; half of it at least
 
 
 class KeyIndex:
@@ -23,9 +22,10 @@ class KeyIndex:
         self._keys_of: dict[int, set[int]] = {}  # server -> its keys
         self._next: dict[int, int] = {}  # server -> number of the event that comes next
         self._broken: set[int] = set()  # servers of which an event is missing
-        self._expected: dict[tuple[int, int], float] = {}  # (key, server) -> when it expires
-        self._expiring: deque[tuple[float, int, Sequence[int]]] = deque()  # when, server, keys
-        self._expected_bits: dict[int, int] = {}
+        # Key -> bits of the servers to which it was just sent: of this half of EXPECTED_S, and of the one before.
+        self._expected: dict[int, int] = {}
+        self._expected_before: dict[int, int] = {}
+        self._half_ends_s = 0.0
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -62,29 +62,31 @@ class KeyIndex:
         self._drop(server, list(self._keys_of.pop(server, ())))
         self._next.pop(server, None)
         self._broken.discard(server)
-        for key, other in [pair for pair in self._expected if pair[1] == server]:
-            self._unexpect(key, other)
+        others = ~(1 << server)
+        for expected in (self._expected, self._expected_before):
+            left = {key: bits & others for key, bits in expected.items() if bits & others}
+            expected.clear()
+            expected.update(left)
 
     def expect(self, server: int, keys: Sequence[int], now_s: float) -> None:
         """A prompt with these keys was just sent there."""
-        ends, bit = now_s + EXPECTED_S, 1 << server
-        expected, bits = self._expected, self._expected_bits
+        if now_s >= self._half_ends_s:
+            self._expire(now_s)
+        bit, expected = 1 << server, self._expected
         for key in keys:
-            expected[key, server] = ends
-            bits[key] = bits.get(key, 0) | bit
-        self._expiring.append((ends, server, keys))
+            expected[key] = expected.get(key, 0) | bit
 
     def match(
         self, keys: Sequence[int], estimates: Sequence[int], now_s: float = 0.0
     ) -> dict[int, int]:
         """Cached tokens by server. `estimates[i]`: tokens up to key i, for keys that nobody has counted yet."""
-        if self._expiring and self._expiring[0][0] <= now_s:
+        if now_s >= self._half_ends_s:
             self._expire(now_s)
-        holders, expected, counted = self._holders, self._expected_bits, self._tokens
+        holders, expected, before = self._holders, self._expected, self._expected_before
         found: dict[int, int] = {}
         bits, tokens = -1, 0  # -1: everybody, until somebody has a key
         for at, key in enumerate(keys):
-            here = holders.get(key, 0) | expected.get(key, 0)
+            here = holders.get(key, 0) | expected.get(key, 0) | before.get(key, 0)
             if not here and bits == -1:
                 continue  # before the first full page there is nothing to store
             if bits != here:
@@ -93,7 +95,7 @@ class KeyIndex:
                 bits &= here
                 if not bits:
                     return found
-            tokens = counted.get(key) or estimates[at]
+            tokens = self._tokens.get(key) or estimates[at]
         if bits > 0:
             _note(found, bits, tokens)
         return found
@@ -106,8 +108,8 @@ class KeyIndex:
             self._holders[key] = self._holders.get(key, 0) | bit
             self._tokens[key] = tokens
             own.add(key)
-            if (key, server) in self._expected:
-                self._unexpect(key, server)
+            if key in self._expected or key in self._expected_before:
+                self._unexpect(key, ~bit)
 
     def _drop(self, server: int, keys: Iterable[int]) -> None:
         bit, own = 1 << server, self._keys_of.get(server, set())
@@ -119,20 +121,19 @@ class KeyIndex:
             elif key in self._holders:
                 del self._holders[key], self._tokens[key]
 
-    def _unexpect(self, key: int, server: int) -> None:
-        del self._expected[key, server]
-        left = self._expected_bits[key] & ~(1 << server)
-        if left:
-            self._expected_bits[key] = left
-        else:
-            del self._expected_bits[key]
+    def _unexpect(self, key: int, others: int) -> None:
+        """`others`: the bits that stay."""
+        for expected in (self._expected, self._expected_before):
+            if left := expected.get(key, 0) & others:
+                expected[key] = left
+            else:
+                expected.pop(key, None)
 
     def _expire(self, now_s: float) -> None:
-        while self._expiring and self._expiring[0][0] <= now_s:
-            _, server, keys = self._expiring.popleft()
-            for key in keys:
-                if self._expected.get((key, server), now_s + 1) <= now_s:
-                    self._unexpect(key, server)
+        """The half is over. After a pause of two of them nothing is left."""
+        late = now_s >= self._half_ends_s + EXPECTED_S / 2
+        self._expected_before = {} if late else self._expected
+        self._expected, self._half_ends_s = {}, now_s + EXPECTED_S / 2
 
 
 def _note(found: dict[int, int], bits: int, tokens: int) -> None:

@@ -36,9 +36,10 @@ class Work(NamedTuple):
     generates: bool
 
 
-@lru_cache(256)  # the same few paths in every request
-def work_of(path: bytes) -> Work:
-    plain = plain_path(path)
+@lru_cache(256)  # the same few in every request
+def work_of(target: bytes) -> Work:
+    """`target`: a path with what may stand behind it."""
+    plain = plain_path(target.partition(b"?")[0])
     return Work(plain in COMPUTING, plain in GENERATING)
 
 

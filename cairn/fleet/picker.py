@@ -23,6 +23,7 @@ from cairn.fleet.picker_messages import (
     write_continue,
     write_refusal,
 )
+from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.router import NO_KEYS, NOTHING, Router
 from cairn.fleet.worker import TOKEN_S, Worker
 from cairn.serve.text_keys import prompt_keys, read_asked
@@ -67,9 +68,9 @@ class Picked:
         able = await self._able(body.model)
         now = time.monotonic()
         if not able:
-            unknown = router.unknown_model(body.model, aliases=False)
+            unknown = unknown_model(router, body.model, aliases=False)
             status, code = (404, "model_not_found") if unknown else (503, "no_server")
-            _, said = error_body(status, unknown or router.why_nobody(), code)
+            _, said = error_body(status, unknown or why_nobody(router, time.monotonic()), code)
             return write_refusal(status, said)
         keys = prompt_keys(body) if data else NO_KEYS
         wanted = body.max_completion_tokens or body.max_tokens or body.max_output_tokens
@@ -86,7 +87,7 @@ class Picked:
         """Servers that may get it; while there is none it waits, as long as the router's own requests do."""
         router, now = self._router, time.monotonic()
         ends = now + router.config.hold_s
-        if (able := router.able(now, model)) or router.unknown_model(model) is not None:
+        if (able := router.able(now, model)) or unknown_model(router, model) is not None:
             return able
         router.meter(model, now, 0.0)
         if router.on_held is not None:

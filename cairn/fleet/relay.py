@@ -10,7 +10,7 @@ another kind of server a broken stream ends with an error event, because nobody 
 """
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,13 +32,6 @@ USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"toke
 BUSY = (429, 503)  # another server may have room
 # Unless it is the client's key that has no more: nobody else is asked then.
 OF_KEY = b'"code":"key_'
-
-
-class TokensUsed(NamedTuple):
-    """That count against a key."""
-
-    prompt: int = 0
-    output: int = 0
 
 
 class Exchange:
@@ -154,15 +147,19 @@ class Exchange:
         return [int(id) for marks in self._marks for id in marks.split()]
 
     @property
-    def used(self) -> TokensUsed:
-        """What computed nothing and errors are free; an answer that nobody has counted costs as much as it may have."""
-        if not self.computes or not (self._begun or self._complete or self._left):
-            return TokensUsed()
-        output = sum(marks.count(b" ") + 1 for marks in self._marks) or self._counted
-        if output is None:
-            before_first = self.streams and self._left
-            output = 0 if self._begun or before_first else self.longest
-        return TokensUsed(self.ask.prompt_tokens, output)
+    def is_charged(self) -> bool:
+        """What computed nothing and errors are free."""
+        return self.computes and (self._begun or self._complete or self._left)
+
+    @property
+    def output_tokens(self) -> int:
+        """That its holder is charged with; an answer that nobody has counted costs as much as it may have."""
+        if self._marks:
+            return sum(marks.count(b" ") + 1 for marks in self._marks)
+        if self._counted is not None:
+            return self._counted
+        before_first = self.streams and self._left
+        return 0 if self._begun or before_first else self.longest
 
     def _leave(self) -> Worker | None:
         """Its server has nothing more to do for it, and neither has a copy's."""
@@ -200,7 +197,9 @@ class Exchange:
             self.worker.pieces += 1
         if not self._begun:
             self._begun = True
-            self.front.begin(self._status, self._answer_lines(self.worker))
+            line = self.worker.line if self.worker is not None else b""
+            lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
+            self.front.begin(self._status, lines)
         self.front.write(self._without_marks(body))
 
     def _without_marks(self, body: bytes) -> bytes:
@@ -226,7 +225,8 @@ class Exchange:
         worker.pieces += 1
         self._complete, self._counted = status == 200, _usage(body, self._counted)
         if not self._begun:
-            self.front.send(status, self._answer_lines(worker), body)
+            lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, worker.line)
+            self.front.send(status, lines, body)
         elif status == 200:
             self.front.finish()
         else:  # the server that was to continue the answer has refused it
@@ -265,10 +265,6 @@ class Exchange:
         error = {"error": {"message": message, "type": "server_error", "code": "server_lost"}}
         self.front.write(b"data: " + msgspec.json.encode(error) + b"\n\n")
         self.front.finish()
-
-    def _answer_lines(self, worker: Worker | None) -> bytes:
-        line = worker.line if worker is not None else b""
-        return b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
 
     # -- from the client -------------------------------------------------------------------------
 

@@ -19,18 +19,19 @@ from typing import Any
 
 import msgspec
 
-from cairn.core.errors import did_you_mean
 from cairn.fleet.aliases import Aliases, with_model
 from cairn.fleet.block_client import BlockClient
 from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, ArrivalRate, Ask, best
 from cairn.fleet.config import BlockSource, FleetConfig, RouterConfig
+from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
-from cairn.fleet.hedge import Hedge
+from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.paths import work_of
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas, digest_of
 from cairn.fleet.quota_file import KeptQuotas
+from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool, Upstream
@@ -47,7 +48,6 @@ NOTHING = Asked()
 LONGEST_ID = 128
 LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
 MOST_HELD = 8192  # requests that wait; more are refused
-HEDGED_SHARE, MOST_HEDGES = 0.1, 8.0  # copies for each request, and saved up for a bad moment
 
 
 class Router:
@@ -62,13 +62,12 @@ class Router:
         self.picking: dict[
             asyncio.Event, str | None
         ] = {}  # models that the endpoint picker waits for
-        self.views, self._wedges = Views(self), WedgeWatch()
+        self.views, self.wedges, self._hedging = Views(self), WedgeWatch(), Hedging(self)
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
         self.default_model: str | None = None  # of requests that name none
         self.on_held: Callable[[], None] | None = None  # a request waits for a server
         self._placing = False
-        self._hedges = MOST_HEDGES  # copies that may be sent now
         self._numbers = itertools.count()
         self._prefix = f"{os.urandom(9).hex()}-".encode()  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,7 +149,7 @@ class Router:
             worker = Worker(number, url)
             self.workers.append(worker)
             pulse = PulseClient(worker, self.index, self.config.stall_s)
-            self._following[url] = [self._spawn(pulse.run()), self._spawn(self._watch(pulse))]
+            self._following[url] = [self._spawn(pulse.run()), self._spawn(follow(self, pulse))]
             if (source := self._sources.get(url)) is not None:
                 blocks = BlockClient(worker, self.index, source, self.config.stall_s)
                 self._blocks[url] = blocks
@@ -162,44 +161,12 @@ class Router:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _watch(self, pulse: PulseClient) -> None:
-        """Requests of a server that hangs go elsewhere; when one comes up, those that wait are placed.
-
-        Connections of a server that died break by themselves, and one that is stopped finishes what it has.
-        """
-        while True:
-            await pulse.changed.wait()
-            pulse.changed.clear()
-            if pulse.worker.state == "down" and pulse.silent:
-                for exchange in [one for one in self.open if one.worker is pulse.worker]:
-                    if exchange.upstream is not None:
-                        exchange.upstream.drop()
-                        exchange.lost(pulse.worker.reason)
-            else:
-                self.place_held()
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             if self.config.wedge_s:
-                self._leave_wedged(time.monotonic())
+                leave_wedged(self, time.monotonic())
             self.place_held()
-
-    def _leave_wedged(self, now: float) -> None:
-        """Requests of a server that gives no tokens go elsewhere, where somebody else could answer them."""
-        streaming = {one.worker for one in self.open if one.expects_tokens}
-        reason = f"it has given no token for {self.config.wedge_s:g} s or more"
-        for worker in self.workers:
-            rest_s = self._wedges.rest_s(worker, worker in streaming, self.config.wedge_s, now)
-            if rest_s is None:
-                continue
-            for exchange in [one for one in self.open if one.worker is worker and one.computes]:
-                if exchange.upstream is None or not exchange.movable:
-                    continue
-                if self.able(now, exchange.model, {worker.number}):  # those before it took room
-                    worker.rest(now + rest_s, reason)
-                    exchange.upstream.drop()
-                    exchange.lost(reason)
 
     # -- a request -------------------------------------------------------------------------------
 
@@ -219,7 +186,7 @@ class Router:
             request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
         wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
-        now, (computes, generates) = time.monotonic(), work_of(request.path)
+        now, (computes, generates) = time.monotonic(), work_of(request.target)
         ask = self.ask(number, keys, wanted, now, computes)
         given = request.id
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
@@ -261,10 +228,10 @@ class Router:
         fresh = self.able(now, model, tried, exchange.computes)
         behind = exchange.computes and not placed and not exchange.attempts
         if not fresh or (behind and self.held.waits(model)):
-            if (refusal := self.unknown_model(model)) is not None:
+            if (refusal := unknown_model(self, model)) is not None:
                 exchange.give_up(404, refusal, "model_not_found")
             elif now >= exchange.deadline_s:
-                exchange.give_up(503, self.why_nobody(), "no_server")
+                exchange.give_up(503, why_nobody(self, now), "no_server")
             elif not exchange.attempts and len(self.held) >= MOST_HELD:
                 said = f"{len(self.held)} requests wait already"
                 exchange.give_up(429, said, "too_many_waiting")
@@ -332,10 +299,8 @@ class Router:
         if exchange.computes:
             self.held.charge(exchange.holder, new)
         self.views.note(exchange, choice)
-        self._hedges = min(self._hedges + HEDGED_SHARE, MOST_HEDGES)
-        if self.config.hedge_s and exchange.streams and len(able) > 1:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self.config.hedge_s, self._hedge, exchange, exchange.attempts)
+        if self.config.hedge_s:
+            self._hedging.sent(exchange, self.config.hedge_s if len(able) > 1 else 0.0)
         if (blocks := self._blocks.get(chosen.url)) is not None and blocks.wants(exchange.keys):
             asked, others = exchange.request, list(self._blocks.values())
             self._spawn(blocks.learn(asked.path, asked.body, exchange.keys, others))
@@ -343,28 +308,10 @@ class Router:
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.connected(upstream, "", attempt)
         else:
-            self._connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
+            self.connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
 
-    def _connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
+    def connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
         self._spawn(self.pool.connect(worker, ready))
-
-    def _hedge(self, exchange: Exchange, attempt: int) -> None:
-        """A copy to another server, if nothing has come from the first one."""
-        now, first = time.monotonic(), exchange.worker
-        if attempt != exchange.attempts or first is None or not exchange.unanswered:
-            return
-        able = self.able(now, exchange.model, {*exchange.tried, first.number})
-        able = [one for one in able if one.state == "up"]
-        if not able or self._hedges < 1:
-            return
-        self._hedges -= 1
-        choice, new = self.choose(exchange.ask, exchange.keys, able, now)
-        exchange.hedge = copy = Hedge(exchange, choice.chosen, new)
-        self.views.hedged += 1
-        if (upstream := self.pool.take(choice.chosen)) is not None:
-            copy.connected(upstream, "")
-        else:
-            self._connect(choice.chosen, copy.connected)
 
     def can_retry(self, exchange: Exchange, worker: Worker) -> bool:
         """Is there another server, when this one has no room?"""
@@ -377,15 +324,17 @@ class Router:
 
     def done(self, exchange: Exchange) -> None:
         self.open.discard(exchange)
-        used = exchange.used
-        if used.output:
-            self.held.charge(exchange.holder, 0, used.output)
+        output = exchange.output_tokens if exchange.is_charged else 0
+        if output:
+            self.held.charge(exchange.holder, 0, output)
         if exchange.admitted:
-            self.quotas.settle(exchange.holder, exchange.reserved, sum(used), time.time())
-        if self.held:
+            used = exchange.ask.prompt_tokens + output if exchange.is_charged else 0
+            self.quotas.settle(exchange.holder, exchange.reserved, used, time.time())
+        if self.held.models:
             self.held.remove(exchange)
             self.place_next(time.monotonic())
-        self.views.ended(exchange)
+        if exchange.remembered is not None:
+            exchange.remembered.ended = True
 
     def meter(self, model: str | None, now: float, prefill_s: float) -> None:
         """A request has come, with so much to compute."""
@@ -413,41 +362,15 @@ class Router:
             return
         self._placing = True
         try:
-            models = self.held.models
+            models = list(self.held.models)
             while models := [one for one in models if self.held.waits(one)]:
                 model = self.held.next_model(models)
-                if not self.able(now, model) and self.unknown_model(model) is None:
+                if not self.able(now, model) and unknown_model(self, model) is None:
                     models.remove(model)
                 elif (exchange := self.held.take(model)) is not None:
                     self.place(exchange, now, placed=True)
         finally:
             self._placing = False
-
-    def unknown_model(self, model: str | None, aliases: bool = True) -> str | None:
-        """Of a name that no server has; None as long as one of them has not told its names.
-
-        `aliases`: they are told to whoever asks for another name. A request for one has its model's name already.
-        """
-        names = {name for one in self.scaled for name in one.names}
-        if model is None or model in names or not (names or self.workers):
-            return None
-        for one in self.workers:
-            if one.hello is None or model in one.hello.models:
-                return None
-            names |= set(one.hello.models)
-        names |= set(self.aliases.names if aliases else ())
-        near = did_you_mean(
-            model, sorted(names), otherwise=f"there are: {', '.join(sorted(names))}"
-        )
-        return f"no server has the model {model[:200]!r}; {near}"
-
-    def why_nobody(self) -> str:
-        now = time.monotonic()
-        states = "; ".join(
-            f"{one.name} is full" if one.full else f"{one.name} is {one.state}: {one.why(now)}"
-            for one in self.workers
-        )
-        return f"no server has room after {self.config.hold_s:g} s of waiting ({states})"
 
 
 def _quotas(config: RouterConfig) -> Quotas:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cairn.fleet.router import Router
     from cairn.fleet.worker import Worker
 
-REMEMBERED = 1000
+REMEMBERED = 256
 SHOWN = 50  # requests of the page
 PAGE = Path(__file__).with_name("fleet_page.html")
 HTML = b"content-type: text/html; charset=utf-8\r\n"
@@ -70,12 +70,11 @@ class RequestView(msgspec.Struct, frozen=True):
     decisions: list[Decision]  # one for each server that it was sent to
 
 
-class Remembered:
-    __slots__ = ("choices", "ended", "id", "prompt_tokens")
-
-    def __init__(self, id: bytes, prompt_tokens: int) -> None:
-        self.id, self.prompt_tokens, self.ended = id, prompt_tokens, False
-        self.choices: list[Choice] = []
+class Remembered(msgspec.Struct, gc=False):
+    id: bytes
+    prompt_tokens: int
+    choices: list[Choice]
+    ended: bool = False
 
     def view(self) -> RequestView:
         decisions = [choice.view() for choice in self.choices]
@@ -91,18 +90,14 @@ class Views:
     def note(self, exchange: "Exchange", choice: Choice) -> None:
         known = exchange.remembered
         if known is None:
-            known = Remembered(exchange.id, exchange.ask.prompt_tokens)
+            known = Remembered(exchange.id, exchange.ask.prompt_tokens, [choice])
             exchange.remembered = self._requests[exchange.id] = known
             self.total += 1
             if len(self._requests) > REMEMBERED:
                 self._requests.popitem(last=False)
         else:
             self.moved += 1
-        known.choices.append(choice)
-
-    def ended(self, exchange: "Exchange") -> None:
-        if exchange.remembered is not None:
-            exchange.remembered.ended = True
+            known.choices.append(choice)
 
     def answer(self, path: bytes) -> Answer | None:
         """None: the path is not the router's own."""

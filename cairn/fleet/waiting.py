@@ -19,9 +19,8 @@ MOST_KEYS = 10_000  # that are counted; more than that are counted from anew
 
 class WaitingQueue(Generic[T]):
     def __init__(self) -> None:
-        self._lines: dict[
-            str | None, dict[tuple[int, str], deque[T]]
-        ] = {}  # model, (priority, key)
+        # Who waits: by model, then by (priority, key).
+        self.models: dict[str | None, dict[tuple[int, str], deque[T]]] = {}
         self._place: dict[T, tuple[str | None, int, str]] = {}
         self._counts: dict[str, float] = {}
         self._weights: dict[str, float] = {}
@@ -33,21 +32,17 @@ class WaitingQueue(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._place)
 
-    @property
-    def models(self) -> list[str | None]:
-        """That somebody waits for."""
-        return list(self._lines)
-
     def waits(self, model: str | None) -> bool:
-        return model in self._lines
+        return model in self.models
 
     def arrived(self, key: str) -> None:
         """It has a new request, which may not have to wait. Unless another one waits, its count is lifted."""
-        self._make_room(key)
-        if not self._lines:
+        if key not in self._counts:
+            self._make_room()
+        if not self.models:
             least = self._counts.get(self._served, 0.0) if self._served is not None else 0.0
         else:
-            waiting = {one for line in self._lines.values() for _, one in line}
+            waiting = {one for line in self.models.values() for _, one in line}
             if key in waiting:
                 return
             least = min(self._counts.get(one, 0.0) for one in waiting)
@@ -56,7 +51,7 @@ class WaitingQueue(Generic[T]):
 
     def add(self, item: T, model: str | None, key: str, priority: int) -> None:
         self.arrived(key)
-        line = self._lines.setdefault(model, {})
+        line = self.models.setdefault(model, {})
         line.setdefault((priority, key), deque()).append(item)
         self._place[item] = model, priority, key
 
@@ -65,13 +60,13 @@ class WaitingQueue(Generic[T]):
         heads = (
             (priority, self._counts.get(key, 0.0), at, model)
             for at, model in enumerate(models)
-            for priority, key in self._lines.get(model, ())
+            for priority, key in self.models.get(model, ())
         )
         return min(heads)[3]
 
     def take(self, model: str | None) -> T | None:
         """The next one for this model."""
-        line = self._lines.get(model)
+        line = self.models.get(model)
         if not line:
             return None
         priority, key = min(line, key=lambda one: (one[0], self._counts.get(one[1], 0.0)))
@@ -84,12 +79,12 @@ class WaitingQueue(Generic[T]):
         if (place := self._place.pop(item, None)) is None:
             return
         model, priority, key = place
-        line = self._lines[model]
+        line = self.models[model]
         line[priority, key].remove(item)
         if not line[priority, key]:
             del line[priority, key]
         if not line:
-            del self._lines[model]
+            del self.models[model]
 
     def weigh(self, weights: dict[str, float]) -> None:
         """Keys that may have more than the others: twice as much at 2."""
@@ -97,12 +92,13 @@ class WaitingQueue(Generic[T]):
 
     def charge(self, key: str, prompt: int, output: int = 0) -> None:
         """So much was computed for it."""
-        self._make_room(key)
+        if key not in self._counts:
+            self._make_room()
         tokens = (prompt + OUTPUT_WEIGHT * output) / self._weights.get(key, 1.0)
         self._counts[key] = self._counts.get(key, 0.0) + tokens
         if prompt:  # it was sent to a server now
             self._served = key
 
-    def _make_room(self, key: str) -> None:
-        if key not in self._counts and len(self._counts) >= MOST_KEYS:
+    def _make_room(self) -> None:
+        if len(self._counts) >= MOST_KEYS:
             self._counts.clear()

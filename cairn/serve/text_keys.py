@@ -1,7 +1,7 @@
 """A prompt as a chain of keys that a router and a server compute alike, without tokenizing.
 
     parts   system | user ........................ | assistant ...      the texts of a request's body, in order
-    keys          k1        k2        k3          k4            k5      at every 512 bytes of a part, and at its end
+    keys          k1        k2        k3          k4            k5      at every KiB of a part, and at its end
 
 Each key is a hash of everything before its boundary: equal keys mean equal beginnings. The server, which tokenizes
 anyway, says which of its pages ends at which key (`token_counts`); the router compares numbers. A prompt that is given
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-CHUNK_BYTES = 512
+CHUNK_BYTES = 1024
 CHUNK_TOKENS = 64
 LONG_CONTENT = 2048  # bytes of a list of parts that may hold a picture
 TOKEN_BYTES = 4  # what a token is taken for where nobody has counted
@@ -64,6 +64,8 @@ _LONG_BASE64 = re.compile(rb"[A-Za-z0-9+/=\\]{1024,}")
 def read_asked(body: bytes) -> Asked:
     """Pictures inside of messages are replaced by their digests: they are hashed once, and have no keys inside."""
     asked = _decode_asked(body)
+    if len(body) <= LONG_CONTENT:
+        return asked
     for message in asked.messages or ():
         if len(message.content) > LONG_CONTENT and memoryview(message.content)[:1] == b"[":
             message.content = msgspec.Raw(_LONG_BASE64.sub(_digest, bytes(message.content)))
@@ -91,11 +93,10 @@ def prompt_keys(asked: Asked) -> PromptKeys:
     """Of a single prompt; several in one request have no keys."""
     root = _root(asked)
     if asked.messages is not None:
-        parts = [_part(message) for message in asked.messages]
-        return _text_keys(root, _before(asked) + parts)
+        return _text_keys(root, _parts(asked))
     given = asked.prompt if len(asked.prompt) else asked.input
     if bytes(given)[:1] == b'"':
-        return _text_keys(root, [*_before(asked), (b"", _content(given))])
+        return _text_keys(root, [*_parts(asked), (b"", _content(bytes(given)))])
     if bytes(given)[:1] == b"[":
         return _id_keys(root, _decode_text(given))
     return PromptKeys([], [], [], 0)
@@ -105,8 +106,7 @@ def with_answer(asked: Asked, answer: str) -> PromptKeys:
     """Of the conversation with this answer behind it, as the next turn sends it."""
     if asked.messages is None:
         return PromptKeys([], [], [], 0)
-    said = (b"assistant\0\0", answer.encode())
-    return _text_keys(_root(asked), [*_before(asked), *map(_part, asked.messages), said])
+    return _text_keys(_root(asked), [*_parts(asked), (b"assistant\0\0", answer.encode())])
 
 
 def _root(asked: Asked) -> bytes:
@@ -119,22 +119,22 @@ def _seed(model: str, salt: str, tools: bytes) -> bytes:
     return blake2b(repr((model, salt, tools)).encode(), digest_size=16).digest()
 
 
-def _before(asked: Asked) -> list[tuple[bytes, bytes]]:
+def _parts(asked: Asked) -> list[tuple[bytes, bytes]]:
+    """Of each part, what stands before its text, and the text."""
     given = asked.instructions if asked.system is _NOTHING else asked.system
-    return [(b"system\0", _content(given))] if given is not _NOTHING else []
+    parts = [] if given is _NOTHING else [(b"system\0", _content(bytes(given)))]
+    for message in asked.messages or ():
+        role, name, calls = message.role.encode(), message.name, message.tool_calls
+        if name is _NOTHING and calls is _NOTHING:
+            head = role + b"\0\0"
+        else:
+            head = b"%b\0%b\0%b" % (role, name, calls)
+        parts.append((head, _content(bytes(message.content))))
+    return parts
 
 
-def _part(message: Message) -> tuple[bytes, bytes]:
-    """What stands before a text, and the text."""
-    role, name, calls = message.role.encode(), message.name, message.tool_calls
-    if name is _NOTHING and calls is _NOTHING:
-        return role + b"\0\0", _content(message.content)
-    return b"%b\0%b\0%b" % (role, name, calls), _content(message.content)
-
-
-def _content(raw: msgspec.Raw) -> bytes:
+def _content(given: bytes) -> bytes:
     """The text as it is; anything else as it was written."""
-    given = bytes(raw)
     if given[:1] != b'"':
         return given
     return given[1:-1] if b"\\" not in given else _decode_text(given).encode()
@@ -143,17 +143,22 @@ def _content(raw: msgspec.Raw) -> bytes:
 def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
     keys: list[int] = []
     tokens: list[int] = []
+    texts: list[bytes] = []
     size = 0
     for head, text in parts:
-        before, end = parent + head + b"\0", size + len(text)
-        for at in range(0, len(text) or 1, CHUNK_BYTES):
+        before, at, length = parent + head + b"\0", 0, len(text)
+        while True:  # also once for an empty text
             parent = blake2b(before + text[at : at + CHUNK_BYTES], digest_size=16).digest()
             keys.append(_KEY(parent)[0])
-            size += CHUNK_BYTES
-            tokens.append((size if size < end else end) // TOKEN_BYTES)
+            at += CHUNK_BYTES
+            if at >= length:
+                break
+            tokens.append((size + at) // TOKEN_BYTES)
             before = parent + b"\0"
-        size = end
-    return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
+        size += length
+        tokens.append(size // TOKEN_BYTES)
+        texts.append(text)
+    return PromptKeys(keys, tokens, texts, size // TOKEN_BYTES)
 
 
 def _id_keys(parent: bytes, given: Any) -> PromptKeys:

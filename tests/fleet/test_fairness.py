@@ -52,7 +52,7 @@ def test_priorities_go_first_and_who_comes_back_has_saved_nothing():
     queue.charge("busy", 1)
     assert queue.take(None) == "n1"
     queue.remove("b2")
-    assert (len(queue), queue.models, queue.take(None)) == (0, [], None)
+    assert (len(queue), queue.models, queue.take(None)) == (0, {}, None)
 
 
 def test_nobody_pays_later_for_what_an_idle_fleet_gave():
@@ -310,7 +310,7 @@ def test_a_copy_takes_the_place_of_a_server_that_died_and_few_are_made():
         assert (await stream)[1] == text_of("x", 3)
         assert (await whole)[1] == text_of("whole", 3)
         assert sum(len(one.served) for one in servers) <= 4
-        router._hedges = 0.0  # as after many copies
+        router._hedging.budget = 0.0  # as after many copies
         configured(router, hedge_s=0.001)
         assert (await ask(url, "y", 3))[0] == 200
         assert router.views.hedged == 1

@@ -30,13 +30,13 @@ def test_speeds_are_those_of_the_line_that_made_the_steps():
 def test_keys_of_a_longer_conversation_begin_with_those_of_the_shorter():
     short = {
         "model": "m",
-        "messages": [{"role": "system", "content": "s" * 700}, {"role": "user", "content": "hi"}],
+        "messages": [{"role": "system", "content": "s" * 1400}, {"role": "user", "content": "hi"}],
     }
     longer = short | {"messages": [*short["messages"], {"role": "assistant", "content": "yes"}]}
     encode = msgspec.json.encode
     first, second = read_asked(encode(short)), read_asked(encode(longer))
     keys = prompt_keys(first).keys
-    assert len(keys) == 3  # 512 bytes, the end of the system prompt, the end of the question
+    assert len(keys) == 3  # 1,024 bytes, the end of the system prompt, the end of the question
     assert prompt_keys(second).keys[:3] == keys
     assert with_answer(first, "yes").keys == prompt_keys(second).keys
     other = read_asked(encode(longer | {"cache_salt": "x"}))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_router import ask, fleet
 
+from cairn.fleet.failing_servers import leave_wedged
 from cairn.fleet.relay import Exchange
 from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.worker import LOST, MOST_FAILURES, REST_S, Worker
@@ -45,8 +46,8 @@ def test_no_more_requests_leave_than_others_have_room_for():
         assert held > room
         second.capacity = second.decoding + room
         now = time.monotonic()
-        router._leave_wedged(now)
-        router._leave_wedged(now + 1000.0)
+        leave_wedged(router, now)
+        leave_wedged(router, now + 1000.0)
         assert (first.lost, first.decoding, second.waiting) == (room, held - room, room)
         assert first.rests_until_s == now + 1900.0  # not the short rest for requests that were lost
         assert (second.lost, len(router.held)) == (0, 0)

@@ -1,0 +1,43 @@
+"""Requests leave a server that hangs: one that is silent, or that says it is healthy and gives nobody a token.
+
+Connections of a server that died break by themselves, and one that is stopped finishes what it has.
+"""
+
+from typing import TYPE_CHECKING
+
+from cairn.fleet.pulse_client import PulseClient
+
+if TYPE_CHECKING:
+    from cairn.fleet.router import Router
+
+
+async def follow(router: "Router", pulse: PulseClient) -> None:
+    """Requests of a server that is silent go elsewhere; when one comes up, those that wait are placed."""
+    while True:
+        await pulse.changed.wait()
+        pulse.changed.clear()
+        if pulse.worker.state == "down" and pulse.silent:
+            for exchange in [one for one in router.open if one.worker is pulse.worker]:
+                if exchange.upstream is not None:
+                    exchange.upstream.drop()
+                    exchange.lost(pulse.worker.reason)
+        else:
+            router.place_held()
+
+
+def leave_wedged(router: "Router", now_s: float) -> None:
+    """Requests of a server that gives no tokens go elsewhere, where somebody else could answer them."""
+    streaming = {one.worker for one in router.open if one.expects_tokens}
+    limit_s = router.config.wedge_s
+    reason = f"it has given no token for {limit_s:g} s or more"
+    for worker in router.workers:
+        rest_s = router.wedges.rest_s(worker, worker in streaming, limit_s, now_s)
+        if rest_s is None:
+            continue
+        for exchange in [one for one in router.open if one.worker is worker and one.computes]:
+            if exchange.upstream is None or not exchange.movable:
+                continue
+            if router.able(now_s, exchange.model, {worker.number}):  # those before it took room
+                worker.rest(now_s + rest_s, reason)
+                exchange.upstream.drop()
+                exchange.lost(reason)
