@@ -7,13 +7,12 @@ thread of this process or in processes of its own. A thread costs nothing to rea
 the interpreter for most of a step. GPUs get processes, so that sockets and text never delay the device.
 """
 
-import asyncio
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -29,15 +28,12 @@ from cairn.serve.answer import Answer
 from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of
-from cairn.serve.engine.messages import Facts, Stats
-from cairn.serve.engine.page_events import PageEvents
-from cairn.serve.engine.page_map import PageMap
+from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.pieces import Piece
-from cairn.serve.engine.request import Limits, Request, RequestId, check_request
+from cairn.serve.engine.request import Limits, Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
-from cairn.serve.engine.step_times import StepTimes
-from cairn.serve.engine.weight_sources import WeightsFrom
+from cairn.serve.engine_host import EngineHost
 from cairn.serve.engine_thread import EngineThread
 from cairn.serve.grammar import Grammar, Grammars, grammars_for
 from cairn.serve.guide import read_guide
@@ -53,81 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 CLOSED = "the engine is closed"
 DECODER_POOLINGS = (None, "mean", "last")
-
-
-class EngineHost(Protocol):
-    """An engine, wherever it runs: `EngineThread` or `EngineProcesses`."""
-
-    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Call `on_update` in this loop's thread; before the first request. False: it is called in another one."""
-        ...
-
-    def submit(self, jobs: Sequence[Job]) -> None: ...
-
-    def abort(self, ids: Sequence[RequestId]) -> None: ...
-
-    def close(self) -> None: ...
-
-    def pause(self, keep: bool = True) -> None:
-        """Take no step until `resume`; requests are kept, or aborted."""
-        ...
-
-    def resume(self) -> None: ...
-
-    def check_sleep(self, level: int = 1) -> None:
-        """Raises what keeps it from ever sleeping at this level."""
-        ...
-
-    def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back until `wake`; refused while requests are under way."""
-        ...
-
-    def switch_role(self, role: RoleConfig) -> None: ...
-    def wake(self) -> None: ...
-
-    def load_weights(self, version: int, source: WeightsFrom) -> None:
-        """Serve with these weights from the next step on."""
-        ...
-
-    def load_adapter(self, number: int, folder: str) -> None:
-        """Keep an adapter for requests of this number; numbers are never used again."""
-        ...
-
-    def unload_adapter(self, number: int) -> None:
-        """Its requests finish; there will be no others."""
-        ...
-
-    def reset_prefix_cache(self) -> None: ...
-
-    def stats(self) -> Stats: ...
-
-    def recent(self) -> list[StepTimes]:
-        """The newest steps, oldest first."""
-        ...
-
-    def watch(self, seconds: float) -> None:
-        """Keep `stats`, `recent` and `page_map` fresh for so long."""
-        ...
-
-    def page_map(self) -> PageMap:
-        """Empty while it is not known."""
-        ...
-
-    def follow_pages(self) -> PageEvents | None:
-        """What the prefix cache can find, from now on; None: this engine does not tell."""
-        ...
-
-    def weights_version(self) -> int:
-        """Of those that it serves with now; 0: those that it was started with, as after a restart."""
-        ...
-
-    def restarting(self) -> str | None:
-        """Why it is being started again; requests wait meanwhile."""
-        ...
-
-    def dead(self) -> str | None:
-        """Why it takes no requests any more; None while it does."""
-        ...
 
 
 class ServedModel(NamedTuple):

@@ -12,19 +12,15 @@ than decisions are, and nothing about a step needs a form on the wire.
 """
 
 import faulthandler
-import os
 import secrets
-import shutil
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import zmq
@@ -33,19 +29,17 @@ from cairn.core.errors import CairnError, RequestError
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.constraint import follow
-from cairn.serve.engine.facts import facts_of, stats_of
+from cairn.serve.engine.facts import facts_of
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import (
     Abort,
     Admit,
-    Beat,
     Begun,
     Boot,
     Call,
     CheckSleep,
     Command,
     Ended,
-    Failure,
     FollowPages,
     LoadAdapter,
     LoadWeights,
@@ -70,14 +64,12 @@ from cairn.serve.engine.messages import (
     encode,
 )
 from cairn.serve.engine.page_events import PageEvents
-from cairn.serve.engine.page_map import PageMap, map_of
 from cairn.serve.engine.ranks import join_ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.start import Started, start
+from cairn.serve.engine.worker_life import Pulse, connect, leave, leave_with_parent, report_failure
 from cairn.serve.grammar import Grammar, grammars_for
 
-WATCHED_BEAT_S = 0.25  # while somebody looks
-MOST_STEPS = 512  # of one beat
 IDLE_MS = 200  # how often an idle worker looks whether it has been told to stop
 COMPILE_MS = 2  # the same while it waits for nothing but a grammar or an adapter
 STACKS = "stacks"
@@ -373,7 +365,7 @@ def main() -> int:
     stacks = (Path(boot.folder) / f"{STACKS}-{boot.rank}").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent as well, which decides
-    threading.Thread(target=_leave_with_parent, args=(boot.folder,), daemon=True).start()
+    threading.Thread(target=leave_with_parent, args=(boot.folder,), daemon=True).start()
     context = zmq.Context()
     pulse = Pulse(boot, context)
     pulse.start()
@@ -390,87 +382,12 @@ def main() -> int:
         worker.ready(started.notes)
         worker.serve() if boot.rank == 0 else worker.follow()
     except BaseException as problem:  # noqa: BLE001  whatever it was, the client has to hear it
-        _report_failure(boot, problem)
-        _leave(1)
+        report_failure(boot, problem)
+        leave(1)
     pulse.stopped.set()
     pulse.join()
     context.destroy(linger=2000)
-    _leave(0)
-
-
-class Pulse(threading.Thread):
-    """Says that the process lives, and how many steps it has taken. Sees its parent's end, too."""
-
-    def __init__(self, boot: Boot, context: zmq.Context) -> None:
-        super().__init__(daemon=True)
-        self.boot, self.context = boot, context
-        self.worker: Worker | None = None
-        self.stopped = threading.Event()
-        self._told = -1  # the newest step that the client has heard of
-
-    def run(self) -> None:
-        parent, due = os.getppid(), 0.0
-        socket = connect(self.context, zmq.PUSH, self.boot.folder, "reports")
-        while not self.stopped.wait(min(WATCHED_BEAT_S, self.boot.beat_s)):
-            if os.getppid() != parent:
-                _abandon(self.boot.folder)
-            if self.boot.rank != 0 or self.worker is None:
-                continue
-            now = time.monotonic()
-            watched = now < self.worker.watched_until
-            if watched or now >= due:
-                due = now + self.boot.beat_s - WATCHED_BEAT_S / 2  # never a turn later than asked
-                socket.send(encode(self._beat(self.worker.engine, watched)))
-        socket.close()
-
-    def _beat(self, engine: Engine, watched: bool) -> Beat:
-        fresh = []
-        for step in reversed(engine.times.copy()):  # in C, in one go: the loop may append meanwhile
-            if step.number <= self._told or len(fresh) == MOST_STEPS:
-                break
-            fresh.append(step)
-        self._told = fresh[0].number if fresh else self._told
-        pages = map_of(engine.scheduler.blocks) if watched else PageMap()
-        return Beat(stats_of(engine), fresh[::-1], pages)
-
-
-def connect(context: zmq.Context, kind: int, folder: str, name: str) -> zmq.Socket:
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.RCVHWM, 0)  # nothing is ever dropped, and nobody waits for a slow reader
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.connect(f"ipc://{folder}/{name}")
-    return socket
-
-
-def _report_failure(boot: Boot, problem: BaseException) -> None:
-    hint = problem.hint if isinstance(problem, CairnError) else None
-    message = problem.message if isinstance(problem, CairnError) else str(problem)
-    text = "".join(traceback.format_exception(problem))
-    context = zmq.Context()  # its end waits until the words have left, and for nothing else
-    socket = connect(context, zmq.PUSH, boot.folder, "reports")
-    socket.send(encode(Failure(boot.rank, type(problem).__name__, message, hint, text)))
-    context.destroy(linger=2000)
-
-
-def _leave_with_parent(folder: str) -> None:
-    sys.stdin.buffer.read()  # until the other end is closed, which only its death or its wish does
-    _abandon(folder)
-
-
-def _abandon(folder: str) -> NoReturn:
-    for _ in range(3):  # another rank may be at it, too
-        shutil.rmtree(folder, ignore_errors=True)
-        if not Path(folder).exists():
-            break
-        time.sleep(0.1)
-    os._exit(1)
-
-
-def _leave(status: int) -> NoReturn:
-    """Without waiting for other threads, or for other ranks in a collective that will never end."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""What a server asks of an engine, wherever that runs: `EngineThread` in this process, `EngineProcesses` in their own.
+
+Requests go in by `submit` and come back by each job's `on_update`. The rest is life (pause, sleep, other weights,
+adapters) and what can be seen from outside (steps, pages, whether it lives). Names and texts are no part of it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from cairn.serve.config import RoleConfig
+from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.page_events import PageEvents
+from cairn.serve.engine.page_map import PageMap
+from cairn.serve.engine.request import RequestId
+from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.weight_sources import WeightsFrom
+from cairn.serve.job import Job
+
+
+class EngineHost(Protocol):
+    """An engine that takes jobs. Any thread may call it."""
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Call `on_update` in this loop's thread; before the first request. False: it is called in another one."""
+        ...
+
+    def submit(self, jobs: Sequence[Job]) -> None: ...
+
+    def abort(self, ids: Sequence[RequestId]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def pause(self, keep: bool = True) -> None:
+        """Take no step until `resume`; requests are kept, or aborted."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def check_sleep(self, level: int = 1) -> None:
+        """Raises what keeps it from ever sleeping at this level."""
+        ...
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake`; refused while requests are under way."""
+        ...
+
+    def switch_role(self, role: RoleConfig) -> None: ...
+    def wake(self) -> None: ...
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Serve with these weights from the next step on."""
+        ...
+
+    def load_adapter(self, number: int, folder: str) -> None:
+        """Keep an adapter for requests of this number; numbers are never used again."""
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Its requests finish; there will be no others."""
+        ...
+
+    def reset_prefix_cache(self) -> None: ...
+
+    def stats(self) -> Stats: ...
+
+    def recent(self) -> list[StepTimes]:
+        """The newest steps, oldest first."""
+        ...
+
+    def watch(self, seconds: float) -> None:
+        """Keep `stats`, `recent` and `page_map` fresh for so long."""
+        ...
+
+    def page_map(self) -> PageMap:
+        """Empty while it is not known."""
+        ...
+
+    def follow_pages(self) -> PageEvents | None:
+        """What the prefix cache can find, from now on; None: this engine does not tell."""
+        ...
+
+    def weights_version(self) -> int:
+        """Of those that it serves with now; 0: those that it was started with, as after a restart."""
+        ...
+
+    def restarting(self) -> str | None:
+        """Why it is being started again; requests wait meanwhile."""
+        ...
+
+    def dead(self) -> str | None:
+        """Why it takes no requests any more; None while it does."""
+        ...
