@@ -136,77 +136,87 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _sweep(rows: Sequence[Row]) -> list[Markup]:
-    """Curves over what was offered; where that is no number (a trace, all at once), over what was served."""
-    several = len({(row.label, row.workload) for row in rows}) > len({row.label for row in rows})
+class _Curves:
+    """Rows as curves, one for each label, over what was offered.
 
-    def name_of(row: Row) -> str:
-        return f"{row.label} {row.workload}" if several else row.label
+    Where that is no number (a trace, all at once), over what was served.
+    """
 
-    labels = list(dict.fromkeys(map(name_of, rows)))
-    called = {label: f"{label} " if len(labels) > 1 else "" for label in labels}
-    offered = all(row.rate is not None for row in rows)
-    closed = all(row.rate is None and row.concurrency is not None for row in rows)
-    x = "offered requests/s" if offered else "at a time" if closed else "served requests/s"
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.several = len({(row.label, row.workload) for row in rows}) > len(
+            {row.label for row in rows}
+        )
+        self.rows: dict[str, list[Row]] = {}
+        for row in rows:
+            self.rows.setdefault(self._name(row), []).append(row)
+        self.offered = all(row.rate is not None for row in rows)
+        self.closed = all(row.rate is None and row.concurrency is not None for row in rows)
 
-    def at(row: Row) -> float:
-        value = row.rate if offered else row.concurrency if closed else row.requests_per_s
-        return float(value or 0.0)
+    def x(self) -> str:
+        if self.offered:
+            return "offered requests/s"
+        return "at a time" if self.closed else "served requests/s"
 
-    def curves(name: str, quantiles: Sequence[str]) -> list[Series]:
-        series = []
-        for label in labels:
-            own = sorted((row for row in rows if name_of(row) == label), key=at)
-            for quantile in quantiles:
-                points = [
-                    (at(row), getattr(spread, quantile))
-                    for row in own
-                    if (spread := getattr(row, name)) is not None
-                ]
-                series.append(Series(f"{called[label]}{quantile}", points))
-        return series
-
-    def rates(name: str) -> list[Series]:
+    def quantiles(self, name: str) -> list[Series]:
+        shown = ["p50", "p90", "p99"] if len(self.rows) == 1 else ["p50", "p99"]
         return [
             Series(
-                f"{called[label]}{RATES[name]}",
-                sorted((at(row), getattr(row, name)) for row in rows if name_of(row) == label),
+                self._called(label, quantile),
+                [
+                    (self._at(row), getattr(spread, quantile))
+                    for row in sorted(own, key=self._at)
+                    if (spread := getattr(row, name)) is not None
+                ],
             )
-            for label in labels
+            for label, own in self.rows.items()
+            for quantile in shown
         ]
 
-    trade = [
-        Series(
-            label,
-            sorted(
-                (row.tpot_ms.p50, row.output_tokens_per_s)
-                for row in rows
-                if name_of(row) == label and row.tpot_ms is not None
-            ),
-        )
-        for label in labels
-    ]
-    quantiles = ["p50", "p90", "p99"] if len(labels) == 1 else ["p50", "p99"]
-    slo = rows[0].slo
+    def rates(self, name: str) -> list[Series]:
+        return [
+            Series(
+                self._called(label, RATES[name]),
+                sorted((self._at(row), getattr(row, name)) for row in own),
+            )
+            for label, own in self.rows.items()
+        ]
+
+    def throughput_by_tpot(self) -> list[Series]:
+        return [
+            Series(
+                label,
+                sorted(
+                    (row.tpot_ms.p50, row.output_tokens_per_s)
+                    for row in own
+                    if row.tpot_ms is not None
+                ),
+            )
+            for label, own in self.rows.items()
+        ]
+
+    def _name(self, row: Row) -> str:
+        return f"{row.label} {row.workload}" if self.several else row.label
+
+    def _called(self, label: str, what: str) -> str:
+        return f"{label} {what}" if len(self.rows) > 1 else what
+
+    def _at(self, row: Row) -> float:
+        value = row.requests_per_s
+        if self.offered or self.closed:
+            value = row.rate if self.offered else row.concurrency
+        return float(value or 0.0)
+
+
+def _sweep(rows: Sequence[Row]) -> list[Markup]:
+    curves, slo = _Curves(rows), rows[0].slo
+    x, ttft, tpot = curves.x(), curves.quantiles("ttft_ms"), curves.quantiles("tpot_ms")
+    served = [*curves.rates("requests_per_s"), *curves.rates("goodput_per_s")]
+    tokens, trade = curves.rates("output_tokens_per_s"), curves.throughput_by_tpot()
     return [
-        chart(
-            "Time to first token",
-            curves("ttft_ms", quantiles),
-            x=x,
-            y="ms",
-            limit=_limit(slo.ttft_s),
-        ),
-        chart(
-            "Time per output token",
-            curves("tpot_ms", quantiles),
-            x=x,
-            y="ms",
-            limit=_limit(slo.tpot_s),
-        ),
-        chart(
-            "Requests per second", [*rates("requests_per_s"), *rates("goodput_per_s")], x=x, y="1/s"
-        ),
-        chart("Output tokens per second", rates("output_tokens_per_s"), x=x, y="tokens/s"),
+        chart("Time to first token", ttft, x=x, y="ms", limit=_limit(slo.ttft_s)),
+        chart("Time per output token", tpot, x=x, y="ms", limit=_limit(slo.tpot_s)),
+        chart("Requests per second", served, x=x, y="1/s"),
+        chart("Output tokens per second", tokens, x=x, y="tokens/s"),
         chart("Throughput against speed", trade, x="TPOT p50, ms", y="output tokens/s"),
     ]
 

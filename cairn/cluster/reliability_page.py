@@ -7,7 +7,7 @@ from cairn.cluster.reliability_monte_carlo import Lived
 from cairn.cluster.reliability_published import Checked
 from cairn.core.units import format_duration
 from cairn.report import plot
-from cairn.report.page import bars, element, facts, heading, join, page, paragraph, table
+from cairn.report.page import Markup, bars, element, facts, heading, join, page, paragraph, table
 from cairn.report.plot import Series, chart
 
 HEADINGS = (
@@ -43,15 +43,6 @@ def render(
     expected: Mapping[str, float],
 ) -> str:
     first = now[0][0]
-    curves = [
-        Series(name, [(row.gpus / 1000, 100 * row.ettr) for row in rows])
-        for name, rows in sweep.items()
-    ]
-    worth = [
-        Series(name, [(row.gpus / 1000, row.goodput_gpus / 1000) for row in rows])
-        for name, rows in sweep.items()
-    ]
-    mean = [(row.gpus / 1000, row.mttf / 3600) for row in next(iter(sweep.values()))]
     return page(
         f"Failures of {gpus:,} GPUs",
         facts(
@@ -67,22 +58,7 @@ def render(
         paragraph(
             "ETTR is exact for failures without memory; the Monte Carlo beside it draws them one by one."
         ),
-        element(
-            "div",
-            join(
-                [
-                    chart("ETTR over the size of the job", curves, x="thousand GPUs", y="%"),
-                    chart("Goodput", worth, x="thousand GPUs", y="thousand GPUs that train"),
-                    chart(
-                        "Time between failures",
-                        [Series("MTTF", mean)],
-                        x="thousand GPUs",
-                        y="hours",
-                    ),
-                ]
-            ),
-            class_="plots",
-        ),
+        element("div", join(_by_size(sweep)), class_="plots"),
         heading("Where the time goes, %"),
         *(
             element(
@@ -93,20 +69,40 @@ def render(
             for outlook, _ in now
         ),
         heading("Published beside predicted"),
-        table(
-            ["what", "published", "predicted", "error", "note"],
-            [
-                [
-                    row.what,
-                    f"{row.published:g} {row.unit}",
-                    f"{row.predicted:.3g} {row.unit}",
-                    f"{row.error:+.1%}",
-                    row.note,
-                ]
-                for row in checked
-            ],
-        ),
+        _published(checked),
         heading("Interruptions to expect in 30 days, by cause (Llama 3's mix)"),
         bars({cause: count for cause, count in expected.items() if count >= 0.5}),
         style=plot.STYLE,
     )
+
+
+def _by_size(sweep: Mapping[str, Sequence[Outlook]]) -> list[Markup]:
+    training = [
+        Series(name, [(row.gpus / 1000, 100 * row.ettr) for row in rows])
+        for name, rows in sweep.items()
+    ]
+    worth = [
+        Series(name, [(row.gpus / 1000, row.goodput_gpus / 1000) for row in rows])
+        for name, rows in sweep.items()
+    ]
+    mean = [(row.gpus / 1000, row.mttf / 3600) for row in next(iter(sweep.values()))]
+    x = "thousand GPUs"
+    return [
+        chart("ETTR over the size of the job", training, x=x, y="%"),
+        chart("Goodput", worth, x=x, y="thousand GPUs that train"),
+        chart("Time between failures", [Series("MTTF", mean)], x=x, y="hours"),
+    ]
+
+
+def _published(checked: Sequence[Checked]) -> Markup:
+    rows = [
+        [
+            row.what,
+            f"{row.published:g} {row.unit}",
+            f"{row.predicted:.3g} {row.unit}",
+            f"{row.error:+.1%}",
+            row.note,
+        ]
+        for row in checked
+    ]
+    return table(["what", "published", "predicted", "error", "note"], rows)
