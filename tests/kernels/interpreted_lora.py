@@ -9,9 +9,11 @@ import tiny_checkpoints
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.adapter import lora
-from cairn.kernels.adapter.lora import LoraTable, Tiles, lora_add, lora_add_reference
+from cairn.kernels.adapter import expand, shrink
+from cairn.kernels.adapter import table as tables
+from cairn.kernels.adapter.lora import lora_add, lora_add_reference
 from cairn.kernels.adapter.slots import entry_of, is_aligned, tiles_of
+from cairn.kernels.adapter.table import LoraTable, Tiles, Widest
 from cairn.models.activation import Gate
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.checkpoint import open_checkpoint
@@ -45,7 +47,10 @@ def adapter(ranks, part_rows, width, dtype):
     ],
 )
 def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto, monkeypatch):
-    monkeypatch.setattr(lora, "FEW_TOKENS", 32)  # the last case has large tiles
+    for module in (tables, shrink):
+        monkeypatch.setattr(module, "FEW_TOKENS", 32)  # the last case has large tiles
+    monkeypatch.setattr(expand, "BROADEST", 16)
+    monkeypatch.setattr(expand, "PROGRAMS", 16)  # a program has several blocks
     ranks = [(4,) * len(part_rows), (17, *[0] * (len(part_rows) - 1)), (1, 3, 2)[: len(part_rows)]]
     if aligned := onto == "aligned":
         ranks = [(8, 8, 8), (16, 0, 0), (0, 8, 24)]
@@ -71,7 +76,7 @@ def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto,
         if part[1].numel()
     }
     with reachable(**there):
-        found = lora_add(y_MN, x_MK, table, MAP, part_rows, on_device, widest=32)
+        found = lora_add(y_MN, x_MK, table, MAP, part_rows, on_device, Widest(32, 24))
     assert found is y_MN
     assert relative_error(found, exact) < (1e-5 if dtype == torch.float32 else 1e-2)
     nobody = [row for row, slot in enumerate(slots) if slot == 0]

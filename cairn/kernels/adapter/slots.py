@@ -1,10 +1,10 @@
-"""The host's side of `kernels.adapter.lora`: which rows make a tile, and what a slot of the table holds. Pure."""
+"""The host's side of `kernels.adapter.table`: which rows make a tile, and what a slot of the table holds. Pure."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from cairn.kernels.adapter.lora import ENTRY, NO_TILE, PARTS, WIDE, tile_block
+from cairn.kernels.adapter.table import ENTRY, NO_TILE, PARTS, WIDE, tile_block
 
 Tile = tuple[int, int, int]  # slot, first row, end
 

@@ -6,19 +6,11 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.adapter.lora import (
-    ENTRY,
-    PARTS,
-    LoraTable,
-    Tiles,
-    _expand_kernel,
-    _gated_kernel,
-    _shrink_kernel,
-    cost,
-    lora_add,
-    lora_add_reference,
-)
+from cairn.kernels.adapter.expand import _expand_kernel, _gated_kernel
+from cairn.kernels.adapter.lora import cost, lora_add, lora_add_reference
+from cairn.kernels.adapter.shrink import _shrink_kernel
 from cairn.kernels.adapter.slots import entry_of, tiles_of
+from cairn.kernels.adapter.table import ENTRY, PARTS, LoraTable, Tiles, Widest
 from cairn.kernels.kernel import Case, Prepared, Variant
 
 KERNEL = "cairn.kernels.adapter.lora"
@@ -27,15 +19,15 @@ RANK, MAPS = 16, 144
 SHAPES = ((256, 4096, (4096, 1024, 1024)), (256, 12288, (4096,)))
 
 
-NUMBERS = ("tokens", "map_number", "maps")
+NUMBERS = ("map_number", "maps")
 
 
 def _shrink_variant(block: int, width: int) -> Variant:
     types = dict(x="*bf16", entries="*i64", rows="*i32", tiles="*i32", h="*fp32", x_stride="i32")
+    types |= dict(part_k="i32")
     constants = dict(
         WORDS=ENTRY,
         K=4096,
-        PART_K=512,
         H_WIDTH=width,
         BLOCK_M=block,
         BLOCK_R=width,
@@ -44,14 +36,14 @@ def _shrink_variant(block: int, width: int) -> Variant:
         ALIGNED=True,
         OVERLAP=True,
     )
-    name, options = f"lora shrink {block} x {width}", {"num_warps": 4, "num_stages": 3}
-    arguments = {**types, **dict.fromkeys(NUMBERS, "i32")}
+    name, options = f"lora shrink {block} x {width}", {"num_warps": 4, "num_stages": 4}
+    arguments = {**types, "tokens": "i32", **dict.fromkeys(NUMBERS, "i32")}
     return Variant(name, _shrink_kernel, arguments, constants, options, tuple(types), "mma")
 
 
 def _expand_variant(block: int, y: str) -> Variant:
     types = dict(y=y, h="*fp32", entries="*i64", scales="*fp32", rows="*i32", tiles="*i32")
-    types |= dict(like="*bf16", y_stride="i32")
+    types |= dict(like="*bf16", y_stride="i32", span_n="i32")
     constants = dict(
         WORDS=ENTRY,
         N_0=4096,
@@ -67,13 +59,13 @@ def _expand_variant(block: int, y: str) -> Variant:
         OVERLAP=True,
     )
     name, options = f"lora expand {block}, {y}", {"num_warps": 4, "num_stages": 1}
-    arguments = {**types, **dict.fromkeys(NUMBERS, "i32")}
+    arguments = {**types, "tokens": "i32", **dict.fromkeys(NUMBERS, "i32")}
     return Variant(name, _expand_kernel, arguments, constants, options, tuple(types), "mma")
 
 
 def _gated_variant() -> Variant:
     types = dict(y="*bf16", out="*bf16", h="*fp32", entries="*i64", scales="*fp32", rows="*i32")
-    types |= dict(tiles="*i32", like="*bf16", y_stride="i32", out_stride="i32")
+    types |= dict(tiles="*i32", like="*bf16", y_stride="i32", out_stride="i32", span_n="i32")
     constants = dict(
         WORDS=ENTRY,
         F=12288,
@@ -86,7 +78,7 @@ def _gated_variant() -> Variant:
         ALIGNED=True,
         OVERLAP=True,
     )
-    arguments = {**types, **dict.fromkeys(NUMBERS, "i32")}
+    arguments = {**types, "tokens": "i32", **dict.fromkeys(NUMBERS, "i32")}
     options = {"num_warps": 4, "num_stages": 1}
     return Variant("lora swiglu", _gated_kernel, arguments, constants, options, tuple(types), "mma")
 
@@ -123,7 +115,7 @@ def _prepare(tokens: int, width_k: int, part_rows: tuple[int, ...], adapters: in
     on_device = Tiles(*sent, block, aligned=True)
     x_MK = torch.randn(tokens, width_k, device="cuda", dtype=torch.bfloat16)
     y_MN = torch.randn(tokens, sum(part_rows), device="cuda", dtype=torch.bfloat16)
-    widest = RANK * len(part_rows)
+    widest = Widest(RANK * len(part_rows), RANK)
 
     def ours() -> Tensor:
         return lora_add(y_MN, x_MK, table, 0, part_rows, on_device, widest)

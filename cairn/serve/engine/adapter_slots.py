@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cairn.kernels.adapter.lora import ENTRY, PARTS, LoraTable, Tiles, lora_add, lora_swiglu
+from cairn.kernels.adapter.lora import lora_add, lora_swiglu
 from cairn.kernels.adapter.slots import entry_of, is_aligned, most_tiles, tiles_of
+from cairn.kernels.adapter.table import ENTRY, PARTS, LoraTable, Tiles, Widest
 from cairn.models.adapter.lora import LoRA
 from cairn.models.linear.maps import Columns, Linear, Rows
 from cairn.models.transformer import Transformer
@@ -64,7 +65,7 @@ class AdapterSlots:
             parts = [(lora.b_of(part) if part.rank else None, part.scale) for part in lora.parts]
             entries[at], scales[at] = entry_of(lora.a_RK, parts)
             aligned = aligned and is_aligned(lora.a_RK, parts, [part.rows for part in lora.parts])
-            self._cover(home, at, len(lora.a_RK))
+            self._cover(home, at, Widest(len(lora.a_RK), max(part.rank for part in lora.parts)))
         for there, here in (
             (self.table.entries_SME, torch.tensor(entries)),
             (self.table.scales_SMP, torch.tensor(scales)),
@@ -77,11 +78,12 @@ class AdapterSlots:
             self._staged = ()
         return True
 
-    def _cover(self, home: Linear, at: int, rank: int) -> None:
-        """Steps with adapters compute this map for ranks of so many together."""
-        addend = self.addends.get(home)
-        if addend is None or addend.widest < rank:
-            self.addends[home] = SlotAddend(self, home, at, rank)
+    def _cover(self, home: Linear, at: int, ranks: Widest) -> None:
+        """Steps with adapters compute this map for ranks as large as these."""
+        before = self.addends[home].widest if home in self.addends else Widest(0, 0)
+        widest = Widest(*map(max, before, ranks))
+        if home not in self.addends or widest != before:
+            self.addends[home] = SlotAddend(self, home, at, widest)
             self.layouts += 1
 
     def drop(self, number: int) -> None:
@@ -126,7 +128,7 @@ class AdapterSlots:
 class SlotAddend:
     """What the slots of a step's rows add to one map."""
 
-    def __init__(self, slots: AdapterSlots, home: Linear, number: int, widest: int) -> None:
+    def __init__(self, slots: AdapterSlots, home: Linear, number: int, widest: Widest) -> None:
         self.slots, self.number, self.widest = slots, number, widest
         self.part_rows = (
             list(home.rows.values()) if isinstance(home, Columns) else [home.shape_NK()[0]]

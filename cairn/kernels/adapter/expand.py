@@ -1,0 +1,218 @@
+"""The second of an adapter's two products: y += s B h, in place, or SwiGLU of gate and up with what is added to both.
+
+One program has a tile of rows and a span of columns of one part, which it walks through block by block: the trip to an
+address through the tables is made once, and the next block of B is on its way while the present one is multiplied.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.adapter.table import (
+    ENTRY,
+    NUMBERS,
+    PARTS,
+    LoraTable,
+    Tiles,
+    multiple_of_eight,
+    read_address,
+    read_rank,
+    read_tile,
+)
+from cairn.kernels.dependent import begin, behind, pdl
+from cairn.kernels.norm.rows import blocks as blocks_of
+from cairn.kernels.norm.rows import width
+
+PROGRAMS = 1056  # columns are cut for so many, eight for each multiprocessor
+BLOCK_NUMBERS = 2048  # of B that a program reads at a time: rank times columns
+NARROWEST, BROADEST = 16, 128  # columns of a block
+WARPS = 4
+
+
+@triton.jit
+def _b_block(b, n, r, rank, end):
+    """Columns n of the part's B, [n, r]. It is read by one tile or a few, and then not before the next step."""
+    mask = (n < end)[:, None] & (r < rank)[None, :]
+    return tl.load(
+        b + n[:, None] * rank + r[None, :], mask=mask, other=0.0, eviction_policy="evict_first"
+    )
+
+
+@triton.jit
+def _h_tile(
+    h, place, inside, r, tokens, h_start, rank, like,
+    H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """A x of a tile's rows for one part: the sum of the parts that K was cut into."""
+    mask = inside[:, None] & (r < rank)[None, :]
+    sums = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+    for split in tl.static_range(SPLIT):
+        at = (split * tokens + place)[:, None] * H_WIDTH + (h_start + r)[None, :]
+        sums += tl.load(h + at, mask=mask, other=0.0)
+    return sums.to(like.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def _expand_kernel(
+    y, h, entries, scales, rows, tiles, like, y_stride, tokens, span_n, map_number, maps,
+    WORDS: tl.constexpr, N_0: tl.constexpr, N_1: tl.constexpr, N_2: tl.constexpr,
+    H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr, ALIGNED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    begin(OVERLAP, True)
+    tile, span = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(tiles + 3 * tile, eviction_policy="evict_last")
+    if slot > 0:
+        entry = entries + (slot * maps + map_number) * WORDS
+        rank_0, rank_1 = read_rank(entry, 0, ALIGNED), read_rank(entry, 1, ALIGNED)
+        part, offset, h_start, rank, columns = 0, 0, 0, rank_0, N_0
+        if span >= tl.cdiv(N_0, span_n):
+            part, offset, h_start, rank, columns = 1, N_0, rank_0, rank_1, N_1
+            span -= tl.cdiv(N_0, span_n)
+            if span >= tl.cdiv(N_1, span_n):
+                part, offset, h_start, rank, columns = (
+                    2,
+                    N_0 + N_1,
+                    rank_0 + rank_1,
+                    read_rank(entry, 2, ALIGNED),
+                    N_2,
+                )
+                span -= tl.cdiv(N_1, span_n)
+        offset = multiple_of_eight(offset, ALIGNED)
+        h_start = multiple_of_eight(h_start, ALIGNED)
+        rank = multiple_of_eight(rank, ALIGNED)
+        if rank > 0:
+            b = read_address(entry + 1 + 2 * part, like, ALIGNED)
+            scale = tl.load(
+                scales + (slot * maps + map_number) * 3 + part, eviction_policy="evict_last"
+            )
+            place, inside, row = read_tile(tiles, rows, tile, BLOCK_M)
+            r, column = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_N)
+            end = min(span * span_n + span_n, columns)
+            b_tile = _b_block(b, span * span_n + column, r, rank, end)
+            behind(OVERLAP, True)
+            h_tile = _h_tile(
+                h, place, inside, r, tokens, h_start, rank, like, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R
+            )
+            for start in range(span * span_n, end, BLOCK_N):
+                n = start + column
+                next_tile = _b_block(b, n + BLOCK_N, r, rank, end)
+                at = row[:, None] * y_stride + offset + n[None, :]
+                mask = inside[:, None] & (n < end)[None, :]
+                before = tl.load(y + at, mask=mask, other=0.0)
+                sums = tl.dot(h_tile, tl.trans(b_tile), input_precision="ieee" if IEEE else "tf32")
+                tl.store(
+                    y + at, (before.to(tl.float32) + scale * sums).to(y.dtype.element_ty), mask=mask
+                )
+                b_tile = next_tile
+        else:
+            behind(OVERLAP, True)
+    else:
+        behind(OVERLAP, True)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def _gated_kernel(
+    y, out, h, entries, scales, rows, tiles, like, y_stride, out_stride, tokens, span_n, map_number,
+    maps,
+    WORDS: tl.constexpr, F: tl.constexpr, H_WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    IEEE: tl.constexpr, ALIGNED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Gate and up with what their adapters add, and SwiGLU of the two: y is read once and not written."""
+    begin(OVERLAP, True)
+    tile, span = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(tiles + 3 * tile, eviction_policy="evict_last")
+    if slot >= 0:
+        entry = entries + (slot * maps + map_number) * WORDS
+        factors = scales + (slot * maps + map_number) * 3
+        rank_0, rank_1 = read_rank(entry, 0, ALIGNED), read_rank(entry, 1, ALIGNED)
+        b_0 = read_address(entry + 1, like, ALIGNED)
+        b_1 = read_address(entry + 3, like, ALIGNED)
+        scale_0 = tl.load(factors, eviction_policy="evict_last")
+        scale_1 = tl.load(factors + 1, eviction_policy="evict_last")
+        place, inside, row = read_tile(tiles, rows, tile, BLOCK_M)
+        r, column = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_N)
+        end = min(span * span_n + span_n, F)
+        # A part without an adapter has rank 0: nothing of it is read, and its sums are 0.
+        gate_tile = _b_block(b_0, span * span_n + column, r, rank_0, end)
+        up_tile = _b_block(b_1, span * span_n + column, r, rank_1, end)
+        behind(OVERLAP, True)
+        h_0 = _h_tile(
+            h, place, inside, r, tokens, 0, rank_0, like, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R
+        )
+        h_1 = _h_tile(
+            h, place, inside, r, tokens, rank_0, rank_1, like, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R
+        )
+        kind = out.dtype.element_ty
+        for start in range(span * span_n, end, BLOCK_N):
+            n = start + column
+            next_gate = _b_block(b_0, n + BLOCK_N, r, rank_0, end)
+            next_up = _b_block(b_1, n + BLOCK_N, r, rank_1, end)
+            mask = inside[:, None] & (n < end)[None, :]
+            at = row[:, None] * y_stride + n[None, :]
+            gate = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
+            up = tl.load(y + at + F, mask=mask, other=0.0).to(tl.float32)
+            gate += scale_0 * tl.dot(
+                h_0, tl.trans(gate_tile), input_precision="ieee" if IEEE else "tf32"
+            )
+            up += scale_1 * tl.dot(
+                h_1, tl.trans(up_tile), input_precision="ieee" if IEEE else "tf32"
+            )
+            gate = gate.to(kind).to(tl.float32)
+            active = (gate * tl.sigmoid(gate)).to(kind)
+            tl.store(out + row[:, None] * out_stride + n[None, :], active * up.to(kind), mask=mask)
+            gate_tile, up_tile = next_gate, next_up
+    else:
+        behind(OVERLAP, True)
+
+
+def expand(
+    y_MN: Tensor, h_STR: Tensor, like: Tensor, table: LoraTable, map_number: int, part_rows: Sequence[int],
+    tiles: Tiles, rank: int,
+) -> None:  # fmt: skip
+    """Adds s B h to y. `rank`: the largest of any part here; `like`: has the adapters' dtype."""
+    sizes = [*part_rows, *[0] * (PARTS - len(part_rows))]
+    block_r, block_n, span = _cut(tiles, rank, sum(part_rows))
+    kernel: Any = _expand_kernel  # Triton's own types do not know what a launch takes
+    kernel[(len(tiles.tiles_N3), sum(blocks_of(rows, span) for rows in sizes))](
+        y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like, y_MN.stride(0),
+        h_STR.shape[1], span, map_number, table.entries_SME.shape[1], WORDS=ENTRY,
+        N_0=sizes[0], N_1=sizes[1], N_2=sizes[2], BLOCK_R=block_r, BLOCK_N=block_n,
+        **_launch_options(like, h_STR, tiles),
+    )  # fmt: skip
+
+
+def expand_swiglu(
+    y_MN: Tensor, h_STR: Tensor, like: Tensor, table: LoraTable, map_number: int, tiles: Tiles, rank: int
+) -> Tensor:  # fmt: skip
+    """SwiGLU of gate and up side by side in y, with s B h added to both; y stays."""
+    half = y_MN.shape[1] // 2
+    out_MF = torch.empty(len(y_MN), half, dtype=like.dtype, device=like.device)
+    block_r, block_n, span = _cut(tiles, rank, half)
+    kernel: Any = _gated_kernel
+    kernel[(len(tiles.tiles_N3), blocks_of(half, span))](
+        y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like,
+        y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], span, map_number, table.entries_SME.shape[1],
+        WORDS=ENTRY, F=half, BLOCK_R=block_r, BLOCK_N=block_n, **_launch_options(like, h_STR, tiles),
+    )  # fmt: skip
+    return out_MF
+
+
+def _cut(tiles: Tiles, rank: int, columns: int) -> tuple[int, int, int]:
+    """Ranks and columns of a block, and columns of a program."""
+    block_r = width(max(16, rank))
+    block_n = min(BROADEST, max(NARROWEST, BLOCK_NUMBERS // block_r))
+    spans = max(1, PROGRAMS // max(1, len(tiles.tiles_N3)))
+    return block_r, block_n, blocks_of(blocks_of(columns, spans), block_n) * block_n
+
+
+def _launch_options(like: Tensor, h_STR: Tensor, tiles: Tiles) -> dict[str, Any]:
+    sizes = dict(H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block)
+    kinds = dict(IEEE=like.dtype == torch.float32, ALIGNED=tiles.aligned)
+    return {**sizes, **kinds, "num_warps": WARPS, "num_stages": 1, **pdl(like.device)}
