@@ -2,7 +2,7 @@
 
     python benchmarks/posttraining.py decode --model qwen3-8b --out benchmarks/h200/posttraining.json
     python benchmarks/posttraining.py train --model qwen3-8b qwen3-1.7b qwen3-0.6b --out ...
-    python benchmarks/posttraining.py train --model qwen3-8b --base nf4 --out ...
+    python benchmarks/posttraining.py train --model qwen3-8b --microbatch 2 --base float nf4 --out ...
     python benchmarks/posttraining.py grpo --model qwen3-0.6b --out ...
 
     decode   a decode step with 1, 8, 32 and 64 adapters on all linear maps beside one without; loading an adapter
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +204,11 @@ def wait_for_device() -> None:
 
 
 def train(options: argparse.Namespace, keep: Keep) -> None:
-    for model in options.model:
+    for model, base in product(options.model, options.base):
         setup = Setup(
             model=model,
             lora=RANK,
-            base=options.base,
+            base=base,
             layers=options.layers,
             dtype="bf16" if options.dtype == "bfloat16" else "fp32",
             seq=options.seq,
@@ -221,9 +222,9 @@ def train(options: argparse.Namespace, keep: Keep) -> None:
             warmup=options.warmup,
         )
         row = measure(setup)
-        keep(f"{model} {options.base}", msgspec.to_builtins(row))
+        keep(f"{model} {base}", msgspec.to_builtins(row))
         print(
-            f"{model} r{RANK} over {options.base}: {row.tokens_per_s} tokens/s, {row.peak_gib} GiB, "
+            f"{model} r{RANK} over {base}: {row.tokens_per_s} tokens/s, {row.peak_gib} GiB, "
             f"recompute {row.recompute}, {row.failure or ''}",
             flush=True,
         )
@@ -328,7 +329,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--lora", type=int, default=0)
-    parser.add_argument("--base", default="float")
+    parser.add_argument("--base", nargs="+", default=["float"])
     parser.add_argument("--recompute", default="")
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--warmup", type=int, default=2)
