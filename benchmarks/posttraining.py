@@ -257,7 +257,8 @@ def grpo(options: argparse.Namespace, keep: Keep) -> None:
             "prompt": options.prompt,
             "answer": options.answer,
         }
-        keep(name, about | {"rows": options.rows, "layers": options.layers, "turns": turns})
+        about |= {"rows": options.rows, "layers": options.layers, "shared": not options.unshared}
+        keep(name, about | {"turns": turns})
 
 
 def _recipe(options: argparse.Namespace) -> Any:
@@ -278,14 +279,16 @@ def _recipe(options: argparse.Namespace) -> Any:
             recompute=options.recompute or "none",
         ),
         adapter=Adapter(rank=options.lora),
-        rollout=Rollout(group=options.group, max_tokens=options.answer),
+        rollout=Rollout(
+            group=options.group, max_tokens=options.answer, shared_prompts=not options.unshared
+        ),
         algorithm=Algorithm(kind="grpo"),
         device=options.device,
     )
 
 
 def _grpo_step(options: argparse.Namespace, state: Any, policy: Any, turn: int) -> dict[str, Any]:
-    from cairn.align.rollout import batches_of, document
+    from cairn.align.rollout import batches_of, document, shares_prompts
     from cairn.train.step import train_step
 
     wait_for_device()
@@ -303,7 +306,8 @@ def _grpo_step(options: argparse.Namespace, state: Any, policy: Any, turn: int) 
         document(asked, one.tokens, one.logp, 0.5 - (n % 2), 1 / len(one.tokens))
         for n, (asked, one) in enumerate(zip(each, sampled, strict=True))
     ]
-    batches = batches_of(documents, state.config.data.microbatch, 0, 0)
+    shared = shares_prompts(state.config, state.spec)
+    batches = batches_of(documents, state.config.data.microbatch, 0, 0, shared)
     state.loss.watch.on = True
     train_step(state, [batch.to(state.device) for batch in batches])
     wait_for_device()
@@ -328,6 +332,7 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--unshared", action="store_true", help="prompts once for each answer")
     parser.add_argument("--lora", type=int, default=0)
     parser.add_argument("--base", nargs="+", default=["float"])
     parser.add_argument("--recompute", default="")

@@ -59,6 +59,8 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     both sides"""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 600.0
     """how long an answer or an update of theirs may take"""
+    shared_prompts: bool = True
+    """in training, a prompt is computed once for all of its answers; off: once for each, with the same gradients"""
     updates: Positive = 1
     """steps that learn from one round of rollouts; the later ones are off policy"""
 

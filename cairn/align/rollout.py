@@ -17,8 +17,10 @@ from torch import Tensor
 from cairn.align.config import Align
 from cairn.align.environment import ENVIRONMENTS, Limits, run_episodes
 from cairn.align.policy import Policy, Sampled
+from cairn.align.shared_prompts import share_prompts
 from cairn.align.tasks import Problem, make_problem, reward_of, turns_of
 from cairn.core.errors import DataError
+from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.data.batch import IGNORED, Batch, Document, pack
 from cairn.train.data.chance import mix
@@ -167,12 +169,26 @@ def document(
     return Document(tokens_T, targets_T, streams)
 
 
-def batches_of(documents: Sequence[Document], size: int, pad_id: int, first: int) -> list[Batch]:
-    """`size` answers in each microbatch. Their numbers begin at `first`."""
+def batches_of(
+    documents: Sequence[Document], size: int, pad_id: int, first: int, shared: bool = False
+) -> list[Batch]:
+    """`size` answers in each microbatch. Their numbers begin at `first`. `shared`: a prompt is there once."""
     made = []
     for begin in range(0, len(documents), size):
         part = documents[begin : begin + size]
-        tokens = sum(len(one.tokens_T) for one in part)
         ids = range(first + begin, first + begin + len(part))
-        made.append(pack(part, -(-tokens // PADDED) * PADDED, pad_id, list(ids)))
+        parts, prefixes = share_prompts(part) if shared else (part, ())
+        tokens = sum(len(one.tokens_T) for one in parts)
+        made.append(pack(parts, -(-tokens // PADDED) * PADDED, pad_id, list(ids), prefixes))
     return made
+
+
+def shares_prompts(config: Align, spec: ModelSpec) -> bool:
+    """Whether answers are computed behind one copy of their prompt.
+
+    A state of a recurrent layer is not handed on to several documents, values of PPO are read document by document,
+    and the passes of the consistent mode are those of the engine, one sequence after another.
+    """
+    covered = {spec.mixer_of(layer) for layer in range(spec.layers)} == {"attention"}
+    other = config.rollout.consistent or config.algorithm.kind == "ppo"
+    return config.rollout.shared_prompts and covered and not other

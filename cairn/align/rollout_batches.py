@@ -25,6 +25,7 @@ from cairn.align.rollout import (
     judged,
     prompt_of,
     roll_out,
+    shares_prompts,
     written,
 )
 from cairn.align.tasks import make_problem
@@ -122,7 +123,8 @@ class RolloutBatches:
         if not documents:  # the loop takes no step then
             state.samples += config.data.sequences
             return []
-        made = batches_of(documents, config.data.microbatch, self.pad_id, state.samples)
+        shared = shares_prompts(config, state.spec)
+        made = batches_of(documents, config.data.microbatch, self.pad_id, state.samples, shared)
         return [batch.to(state.device) for batch in made]
 
     def state_dict(self) -> dict[str, Any]:

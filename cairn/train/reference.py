@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from cairn.models.adapter.attach import adapter_off
-from cairn.models.attend import Packed
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.transformer import Transformer
 from cairn.train.data.batch import Batch
 from cairn.train.heads import TargetLogProbs
 from cairn.train.next_batches import NextBatches, StatefulBatches
 from cairn.train.pair_objective import REFERENCE
+from cairn.train.parallel.context import attend_for
 from cairn.train.parallel.model import ParallelModel
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ReferredBatches:
     def _frozen(self, batch: Batch) -> Tensor:
         model = self.frozen
         assert model is not None
-        attend = Packed(batch.lengths, batch.tokens_T.device)
+        attend = attend_for(batch, None, "ring")
         hidden_TD = model(batch.tokens_T, batch.positions_T, attend)
         vocabulary: Vocabulary = model.head or model.embedding
         return self.head(hidden_TD, vocabulary, batch)["logp"]

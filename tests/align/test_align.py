@@ -31,11 +31,12 @@ from cairn.align.tasks import Problem
 from cairn.align.value_head import with_credit
 from cairn.cli.main import main
 from cairn.core.errors import ConfigError, DataError
-from cairn.models.attend import Packed
+from cairn.models.attend import Packed, Rule
 from cairn.models.spec import Rope
 from cairn.train.config import Adapter, Data, Model, Objective, Optim
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import TargetLogProbs
+from cairn.train.parallel.context import attend_for
 from cairn.train.parallel.layout import Layout
 from cairn.train.prepare import shape_of
 from cairn.train.rules.policy import PolicyGradient
@@ -170,20 +171,52 @@ def test_trainer_and_engine_compute_the_same_bits(tmp_path, kind, monkeypatch):
     assert seen == [(0.0, 0.0)] * 2
 
 
-def test_consistent_gradients_are_the_usual_ones(lively):
+def test_gradients_of_consistent_passes_and_of_shared_prompts_are_the_usual_ones(lively):
     config, state, policy = lively
-    groups = roll_out(policy, config, 0, 1)
-    flat = [[one._replace(reward=float(at)) for at, one in enumerate(groups[0])]]
-    batches = batches_of(documents_of(flat, config), 4, 0, 0)
+    groups = roll_out(policy, config, 0, 2)
+    flat = [[one._replace(reward=float(at)) for at, one in enumerate(group)] for group in groups]
+    documents = documents_of(flat, config)
     found = []
-    for model in (None, policy.model):
+    for model, shared in ((None, False), (policy.model, False), (None, True)):
         state.loss.consistent = model
+        batches = batches_of(documents, 4, 0, 0, shared)
+        assert all(bool(batch.prefixes) == shared for batch in batches)
         state.parallel.forward_backward(batches, state.loss, torch.tensor(8.0), 1.0)
         found.append({name: g.clone() for name, g in state.parallel.gradients().items()})
         state.parallel.zero_grad()
     assert max(float(g.abs().max()) for g in found[0].values()) > 1e-5
     for name, exact in found[0].items():
         assert torch.allclose(found[1][name], exact, atol=1e-6), name
+        assert torch.allclose(found[2][name], exact, atol=1e-6), name
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_documents_behind_a_prefix_attend_as_if_they_had_it(window):
+    """Answers of several prompts, a document alone and padding; values and gradients of float64."""
+    prompts = [[1, 2, 3, 4, 5, 6, 7], [9, 8]]
+    groups = [(prompts[0], [[11], [12, 13, 14]]), (prompts[1], [[21, 22]]), (prompts[1], [[3]] * 3)]
+    documents = [document(p, one, [0.0] * len(one), 1.0, 1.0) for p, many in groups for one in many]
+    documents[2] = documents[2]._replace(tokens_T=documents[2].tokens_T + 40)  # nobody shares it
+    plain, shared = (batches_of(documents, 8, 0, 0, share)[0] for share in (False, True))
+    assert shared.prefixes == (-1, 0, 0, -1, -1, 4, 4, 4, -1)
+    assert sum(shared.lengths[:-1]) == sum(plain.lengths[:-1]) - 6 - 2
+    learnt = [batch.targets_T != IGNORED for batch in (plain, shared)]
+    for name in ("tokens_T", "targets_T", "positions_T"):
+        pair = [
+            getattr(batch, name)[mask] for batch, mask in zip((plain, shared), learnt, strict=True)
+        ]
+        assert torch.equal(*pair), name
+    vocab, rule = 128, Rule(layer=0, scale=0.3, window=window)
+    outcomes = []
+    for batch, mask in zip((plain, shared), learnt, strict=True):
+        torch.manual_seed(0)
+        table = torch.randn(vocab + 64, 3, 4, 8, dtype=torch.float64, requires_grad=True)
+        q, k, v = (table[batch.tokens_T] + table[vocab + batch.positions_T]).unbind(1)
+        out = attend_for(batch, None, "ring")(q, k[:, :2], v[:, :2], rule)[mask]
+        (out * torch.arange(len(out))[:, None, None]).sum().backward()
+        outcomes.append((out.detach(), table.grad))
+    for found, exact in zip(*outcomes, strict=True):
+        assert torch.allclose(found, exact, atol=1e-12)
 
 
 def test_rollouts_repeat(lively):

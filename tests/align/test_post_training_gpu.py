@@ -103,7 +103,8 @@ def test_engine_and_trainer_agree_on_one_copy(tmp_path, rank):
         policy.updated(turn)
         groups = roll_out(policy, config, 0, 8)
         flat = [[one._replace(reward=float(n)) for n, one in enumerate(group)] for group in groups]
-        batches = [b.to("cuda") for b in batches_of(documents_of(flat, config), 64, 0, 0)]
+        made = batches_of(documents_of(flat, config), 64, 0, 0, shared=turn > 0)
+        batches = [batch.to("cuda") for batch in made]
         found = state.parallel.forward(batches, TargetLogProbs(state.spec, fused=prepared.fused))
         for values, batch in zip(found, batches, strict=True):
             there_T = batch.targets_T != IGNORED

@@ -8,6 +8,10 @@ There is no batch dimension: a microbatch is T = sequence_length * sequences tok
     lengths       [4, 3, ...]      cu_seqlens  [0, 4, 7, ...]
     extra         other streams, one row for each token: rewards, weights, log-probabilities of a reference
 
+A document may go on where another one of the batch ends (`prefixes`): answers behind one prompt, which is there once.
+
+    prompt | an answer | another answer | ...       prefixes [NONE, 0, 0, ...]; positions of answers go on
+
 Knows nothing about where the tokens come from, nor who trains on them.
 """
 
@@ -18,16 +22,20 @@ import torch
 from torch import Tensor
 
 IGNORED = -100  # the target of a token that has no loss, as torch's cross entropy wants it
+NONE = -1  # the prefix of a document that begins by itself
 
 
 class Batch(NamedTuple):
     tokens_T: Tensor  # int64
     targets_T: Tensor  # int64, IGNORED where there is no loss
-    positions_T: Tensor  # int64, from 0 in each document
+    positions_T: Tensor  # int64, from 0 in each document, or from the end of its prefix
     cu_seqlens: Tensor  # int32 [documents + 1], where each document begins and the last one ends
     lengths: list[int]  # the same on the host: tokens of each document
     ids: list[int]  # sample numbers, for the report of a bad step
     extra: dict[str, Tensor] = {}  # noqa: RUF012 (never written to): streams [T, ...] by name
+    prefixes: tuple[
+        int, ...
+    ] = ()  # of each document the number of the one before it, or NONE; empty: none has one
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
         """The same batch with its tensors on `device`."""
@@ -74,6 +82,7 @@ def make_batch(
     lengths: Sequence[int],
     ids: Sequence[int],
     extra: Mapping[str, Tensor] | None = None,
+    prefixes: Sequence[int] = (),
 ) -> Batch:
     """A batch with the positions and boundaries that these document lengths imply."""
     lengths = [int(length) for length in lengths]
@@ -87,7 +96,8 @@ def make_batch(
         if len(stream) != len(tokens_T):
             raise ValueError(f"stream {name} has {len(stream)} rows for {len(tokens_T)} tokens")
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    starts_T = ends[:-1].repeat_interleave(ends.diff())
+    before = [0 if one == NONE else lengths[one] for one in prefixes] or [0] * len(lengths)
+    starts_T = (ends[:-1] - torch.tensor(before)).repeat_interleave(ends.diff())
     return Batch(
         tokens_T=tokens_T.long(),
         targets_T=targets_T.long(),
@@ -96,10 +106,17 @@ def make_batch(
         lengths=lengths,
         ids=list(ids),
         extra=streams,
+        prefixes=tuple(prefixes),
     )
 
 
-def pack(documents: Sequence[Document], capacity: int, pad_id: int, ids: Sequence[int]) -> Batch:
+def pack(
+    documents: Sequence[Document],
+    capacity: int,
+    pad_id: int,
+    ids: Sequence[int],
+    prefixes: Sequence[int] = (),
+) -> Batch:
     """Documents side by side, then padding up to `capacity` tokens, which has no loss and zeros in its streams."""
     padding = capacity - sum(len(document.tokens_T) for document in documents)
     lengths = [len(document.tokens_T) for document in documents]
@@ -113,13 +130,16 @@ def pack(documents: Sequence[Document], capacity: int, pad_id: int, ids: Sequenc
         for name, stream in streams.items():
             zeros = stream.new_zeros((padding, *stream.shape[1:]))
             streams[name] = torch.cat([stream, zeros])
-    return make_batch(torch.cat(tokens), torch.cat(targets), lengths, ids, streams)
+        prefixes = [*prefixes, NONE] if prefixes else ()
+    return make_batch(torch.cat(tokens), torch.cat(targets), lengths, ids, streams, prefixes)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
     """Batches side by side as one; their documents stay apart."""
     if len(batches) == 1:
         return batches[0]
+    if any(batch.prefixes for batch in batches):
+        raise ValueError("batches whose documents have prefixes are not joined")
     lengths = [length for batch in batches for length in batch.lengths]
     return Batch(
         tokens_T=torch.cat([batch.tokens_T for batch in batches]),

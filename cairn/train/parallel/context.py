@@ -32,6 +32,7 @@ from cairn.train.parallel.ring_blocks import (
     merge,
 )
 from cairn.train.parallel.ring_kernels import backward_kernel, fits, forward_kernel
+from cairn.train.prefixed import Prefixed
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -234,6 +235,10 @@ def attend_for(
 ) -> Attend:
     """How the tokens of a whole microbatch attend, on a rank that has some of them; `inner`: how it would alone."""
     device = batch.tokens_T.device
+    if batch.prefixes:
+        if group is not None:
+            raise ValueError("documents with prefixes are not split over ranks")
+        return Prefixed(batch)
     if group is not None and kind == "ring":
         return Ring(group, batch.lengths, device)
     alone = Packed(batch.lengths, device) if inner is None else inner(batch)
