@@ -26,6 +26,9 @@ from cairn.train.recompute_kinds import KINDS, Recompute
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGITS = 1200 << 20  # the chunk of logits that the kernel works on
 WORKSPACE = 64 << 20  # of cuBLAS
+NF4 = (
+    0.5 + 1 / 64 + 4 / (64 * 256)
+)  # bytes of a value: 4 bits, a byte for each 64, a float for each 256 of those
 OF_DEVICE = 0.9  # what a run may plan to use: the allocator and the driver want a share
 MARGIN = 1.01  # by which a prediction has to be below a limit that a person has set
 
@@ -58,12 +61,12 @@ def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Mem
             config, fitting(spec, config, fused, room_of(config.precision), frozen)
         )
     width = WIDTHS[config.precision.kind]
-    count, trained = spec.parameters(), spec.parameters() - frozen
+    trained = spec.parameters() - frozen
     tokens = config.data.sequence * config.data.microbatch
     on_device = 0 if config.optim.offload else 1
     gradients, activations, transient = max(_peaks(spec, config, tokens, fused, trained), key=sum)
     return Memory(
-        weights=count * width,
+        weights=_weight_bytes(spec, config, width),
         gradients=gradients,
         states=on_device * state_bytes(trained, config.optim),
         masters=on_device * (4 * trained if config.precision.masters and width < 4 else 0),
@@ -71,6 +74,16 @@ def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Mem
         transient=transient,
         workspace=WORKSPACE,
     )
+
+
+def _weight_bytes(spec: ModelSpec, config: Train, width: int) -> int:
+    """Of the model; over a base in 4 bits its layers, and one matrix of them that is in floating point for a while."""
+    count = spec.parameters()
+    if not config.adapter.rank or config.adapter.base != "nf4":
+        return count * width
+    outside = spec.vocab * spec.hidden * (1 if spec.tied else 2)
+    largest = spec.hidden * (2 if spec.gated else 1) * spec.intermediate
+    return (outside + largest) * width + int(NF4 * (count - outside))
 
 
 def fitting(spec: ModelSpec, config: Train, fused: bool, room: float, frozen: int = 0) -> Recompute:

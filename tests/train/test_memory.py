@@ -2,12 +2,14 @@
 
 import msgspec
 import pytest
+import torch
 from plain_model import PlainModel
 from tiny_runs import TINY, recipe, state_of
 from torch.utils.flop_counter import FlopCounterMode
 
+from cairn.models.linear.maps import Columns, Rows
 from cairn.models.presets import preset
-from cairn.train.config import Data, Model, Optim, Precision
+from cairn.train.config import Adapter, Data, Model, Optim, Precision
 from cairn.train.flops import peak_flops, step_flops, titan_flops
 from cairn.train.memory import checkpoint_bytes, predict
 from cairn.train.recipes import recipe as named
@@ -49,6 +51,19 @@ def test_eight_bits_take_a_quarter():
         nbytes(ts.values()) for r, ts in state.optimizer.tensors().items() if "master" not in r
     )
     assert found == pytest.approx(predict(state.spec, config, False).states, rel=0.05)
+
+
+def test_a_base_in_four_bits_is_predicted():
+    model = msgspec.structs.replace(TINY, hidden=256, head_dim=128, intermediate=512)
+    config = recipe(model=model, adapter=Adapter(rank=4, base="nf4"))
+    stage = state_of(config).state.parallel.stages[0]
+    maps = [part for part in stage.modules() if isinstance(part, Columns | Rows)]
+    largest = max(part.form.dense(torch.float32).nbytes for part in maps)
+    base = sum(
+        p.nbytes for n, p in stage.named_parameters() if not p.is_meta and "adapter" not in n
+    )
+    found = base + largest + sum(part.form.nbytes for part in maps)
+    assert found == pytest.approx(predict(stage.spec, config, False).weights, rel=0.02)
 
 
 @pytest.mark.parametrize(
