@@ -43,9 +43,9 @@ from cairn.train.rules.policy import PolicyGradient
 from cairn.train.step import train_step
 
 LEARNING = dict(
-    steps=180,
+    steps=220,
     warm_up_mistakes=0.5,
-    optim=Optim(lr=1e-3, weight_decay=0.0),
+    optim=Optim(lr=5e-4, weight_decay=0.0),
     task=Task(numbers=3, held_out=64, every=0),
 )
 
