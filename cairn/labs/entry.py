@@ -23,6 +23,7 @@ from cairn.labs.lab import (
     Plot,
     Verdict,
     Words,
+    gap_of,
     predicted_check,
     question_of,
 )
@@ -131,7 +132,7 @@ def measured_entry(
         seconds=round(seconds, 3),
         quick=quick,
         status="held" if verdict.held else "busy" if busy else "off",
-        verdict=_while_busy(text) if busy and not verdict.held else text,
+        verdict=_while_busy(verdict.worst) if busy and not verdict.held else text,
         where=where,
         checks=[_check(check, lab.simulated) for check in outcome.checks],
         plots=[_plot(plot) for plot in outcome.plots],
@@ -167,10 +168,12 @@ def _again(text: Words) -> Words:
     return Words(f"{text.en} (at the second attempt)", f"{text.zh}（第二次测量）")
 
 
-def _while_busy(text: Words) -> Words:
+def _while_busy(worst: Check) -> Words:
+    """Without the causes of a gap: the machine is the cause."""
+    gap = gap_of(worst)
     return Words(
-        f"busy machine, measure again when it is idle ({text.en})",
-        f"机器繁忙，空闲时请重测（{text.zh}）",
+        f"busy machine, measure again when it is idle ({gap.en})",
+        f"机器繁忙，空闲时请重测（{gap.zh}）",
     )
 
 

@@ -265,12 +265,18 @@ def _held_text(checks: Sequence[Check]) -> Words:
 
 
 def _gap_text(check: Check, causes: tuple[Words, Words]) -> Words:
-    if not math.isfinite(check.gap):
-        away = Words("not a number", "不是有效数值")
-    else:
-        away = Words(f"{check.gap:+.0%} from predicted", f"与预测相差 {check.gap:+.0%}")
-    first, second = causes
+    gap, (first, second) = gap_of(check), causes
     return Words(
-        f"{check.what.en}: {away.en}; likeliest: {first.en}; or: {second.en}",
-        f"{check.what.zh}：{away.zh}；最可能的原因：{first.zh}；其次：{second.zh}",
+        f"{gap.en}; likeliest: {first.en}; or: {second.en}",
+        f"{gap.zh}；最可能的原因：{first.zh}；其次：{second.zh}",
+    )
+
+
+def gap_of(check: Check) -> Words:
+    """Which check, and how far it is from its prediction."""
+    if not math.isfinite(check.gap):
+        return Words(f"{check.what.en}: not a number", f"{check.what.zh}：不是有效数值")
+    return Words(
+        f"{check.what.en}: {check.gap:+.0%} from predicted",
+        f"{check.what.zh}：与预测相差 {check.gap:+.0%}",
     )

@@ -68,10 +68,13 @@ def snippet_of(lesson: Lesson) -> Snippet:
     """The code that does it, from its first line to the end of what is named there."""
     place = find_place(lesson.snippet)
     lines = (ROOT / place.path).read_text(encoding="utf-8").splitlines()
-    last = min(_end(lines, place), place.line - 1 + MOST_LINES)
+    end = _end(lines, place)
+    last = min(end, place.line - 1 + MOST_LINES)
     shown = lines[place.line - 1 : last]
     while shown and not shown[-1].strip():
         shown.pop()
+    if last < end:
+        shown.append(f"    ... {end - last} more lines")
     return Snippet(str(place), shown)
 
 

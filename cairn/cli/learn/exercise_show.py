@@ -56,7 +56,7 @@ def skeleton(exercise: Exercise, language: Language) -> str:
     sign = "#" if exercise.reference.suffix == ".py" else "//"
     wanted = [f"{sign} {line}" for line in wrapped(exercise.about.wanted.of(language), "")]
     head = [f"{sign} {exercise.about.title.of(language)}", sign, *wanted, sign]
-    head.append(f"{sign} cairn exercise check {exercise.name}")
+    head.append(f"{sign} {_command('check', exercise, language)}")
     return "\n".join(head) + "\n\n" + exercise.skeleton
 
 
@@ -67,7 +67,7 @@ def started(exercise: Exercise, file: Path, language: Language) -> list[str]:
         *wrapped(about.wanted.of(language), "  "),
         "",
         f"{_word('wrote', language)} {file}",
-        f"{_word('then', language)}: cairn exercise check {exercise.name}",
+        f"{_word('then', language)}: {_command('check', exercise, language)}",
     ]
 
 
@@ -79,7 +79,7 @@ def graded(exercise: Exercise, grade: Grade, file: Path, language: Language) -> 
     said = _word("passed" if grade.passed else "not yet", language)
     lines += ["", f"{said}: {count}/{len(grade.graded)}"]
     if not grade.passed:
-        lines.append(f"cairn exercise hint {exercise.name}{_flag(language)}")
+        lines.append(_command("hint", exercise, language))
     return lines
 
 
@@ -115,8 +115,9 @@ def _near(found: Figure, language: Language) -> str:
     return said.of(language)
 
 
-def _flag(language: Language) -> str:
-    return "" if language == "en" else f" --lang {language}"
+def _command(verb: str, exercise: Exercise, language: Language) -> str:
+    flag = "" if language == "en" else f" --lang {language}"
+    return f"cairn exercise {verb} {exercise.name}{flag}"
 
 
 def _word(name: str, language: Language) -> str:

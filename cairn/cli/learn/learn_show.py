@@ -76,7 +76,7 @@ def _lesson(lesson: Lesson, language: Language) -> list[str]:
     lines += _titled("worked", worked, language)
     shown = snippet_of(lesson)
     lines += _titled("snippet", [f"  {shown.place}", *(f"  | {x}" for x in shown.lines)], language)
-    mistakes = [line for one in lesson.mistakes for line in wrapped(f"- {one.of(language)}", "  ")]
+    mistakes = [line for one in lesson.mistakes for line in _item(one.of(language))]
     return [*lines, *_titled("mistakes", mistakes, language)]
 
 
@@ -175,6 +175,12 @@ def _word(name: str, language: Language) -> str:
     return WORDS[name].of(language)
 
 
+def _item(text: str) -> list[str]:
+    """A line with a dash, and under it what does not fit."""
+    first, *more = wrapped(text, "    ")
+    return [f"  - {first.lstrip()}", *more]
+
+
 def wrapped(text: str, before: str, whole: str | None = None) -> list[str]:
     """Lines of the terminal's width. `whole`: break at this text only."""
     width = min(shutil.get_terminal_size().columns, 110) - len(before)
@@ -193,7 +199,7 @@ def _filled(parts: list[str], between: str, width: int) -> list[str]:
             lines.append(part)
         else:
             lines[-1] = longer
-    return lines
+    return [line.rstrip() for line in lines]
 
 
 def _cells(text: str) -> int:

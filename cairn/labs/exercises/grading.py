@@ -159,6 +159,8 @@ def _failed(what: Words, error: Exception, file: Path) -> Result:
         lines.append(error.lineno)
     said = f"{type(error).__name__}: {error}"
     words = error.words if isinstance(error, Wrong) else Words(said, said)
+    if isinstance(error, NotImplementedError):
+        words = Words("not written yet", "还没有写")
     return Result(what=what, passed=False, said=words, line=lines[-1] if lines else None)
 
 
