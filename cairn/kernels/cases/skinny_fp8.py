@@ -36,7 +36,7 @@ def _variant(plan: Plan, m: int, k: int, swiglu: bool = False, blocks: bool = Fa
     if plan.kernel == "row":
         types = {"x": "*bf16", "w": "*fp8e4nv", "scale_w": "*fp32", "y": "*bf16"}
         constants |= dict(BN=plan.block_n, BK=plan.block_k, CHUNKS=triton.cdiv(k, plan.block_k))
-        constants |= dict(WARPS=plan.warps)
+        constants |= dict(WARPS=plan.warps, WHOLE=k % plan.block_k == 0)
     else:
         box = [PIECE // 16, 2, 8, plan.block_k] if swiglu else [PIECE, plan.block_k]
         rows = described([row_block(m), plan.block_k], E4M3)

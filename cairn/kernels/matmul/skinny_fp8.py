@@ -208,6 +208,7 @@ def _launch_row(
         BN=plan.block_n,
         BK=plan.block_k,
         CHUNKS=triton.cdiv(k, plan.block_k),
+        WHOLE=k % plan.block_k == 0,
         WARPS=plan.warps,
         BLOCKS=is_blocked(w),
         SWIGLU=epilogue.activation is not None,

@@ -54,8 +54,8 @@ def _biased(sums, bias, n, N):
 @gluon.jit
 def one_row_kernel(
     x, w, scale_w, bias, residual, y, stride_w, N, K,
-    BN: gl.constexpr, BK: gl.constexpr, CHUNKS: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr,
-    SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+    BN: gl.constexpr, BK: gl.constexpr, CHUNKS: gl.constexpr, WHOLE: gl.constexpr, WARPS: gl.constexpr,
+    BLOCKS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     NEAR: gl.constexpr = 128 // w.dtype.element_ty.primitive_bitwidth
     layout: gl.constexpr = gl.BlockedLayout([1, NEAR], [1, 32], [1, WARPS], [1, 0])
@@ -70,9 +70,11 @@ def one_row_kernel(
     held = ()
     for chunk in gl.static_range(CHUNKS):
         k = chunk * BK + columns
-        part = gl.load(
-            rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first"
-        )
+        if WHOLE:
+            part = gl.load(rows + k[None, :], eviction_policy="evict_first")
+        else:
+            inside = (k < K)[None, :]
+            part = gl.load(rows + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
         held = held + (part,)  # noqa: RUF005  the compiler takes no star
     # Scales come from the memory as weights do: asked for behind the product they would be waited for.
     if scale_w is not None and not BLOCKS:
@@ -82,7 +84,10 @@ def one_row_kernel(
     given = ()
     for chunk in gl.static_range(CHUNKS):
         k = chunk * BK + columns
-        given = given + (gl.load(x + k, mask=k < K, other=0.0),)  # noqa: RUF005
+        if WHOLE:
+            given = given + (gl.load(x + k),)  # noqa: RUF005
+        else:
+            given = given + (gl.load(x + k, mask=k < K, other=0.0),)  # noqa: RUF005
     sums = _near(held[0], given[0], scale_w, 0, N, K, NEAR, BLOCKS, SWIGLU)
     for chunk in gl.static_range(1, CHUNKS):
         sums += _near(held[chunk], given[chunk], scale_w, chunk, N, K, NEAR, BLOCKS, SWIGLU)
