@@ -7,6 +7,7 @@ a product in float32.
 """
 
 import ctypes
+import mmap
 import os
 import threading
 import weakref
@@ -33,6 +34,7 @@ class Blocks(NamedTuple):
     kind: str  # a key of TYPES
     bytes_NB: Tensor  # uint8, contiguous
     columns: int
+    mapped: bool = False  # a view of a mapped file, which nobody has written to
 
 
 class _Part(ctypes.Structure):
@@ -153,6 +155,15 @@ class PackedMatrix:
             ctypes.c_void_p(out_RK.data_ptr()),
         )
         return out_RK
+
+    def let_go(self) -> None:
+        """Pages of a mapped file that were read leave this process; the system's cache has them when they are read."""
+        advise = getattr(ctypes.CDLL(None), "madvise", None)  # None: another system
+        for bytes_NB in (one.bytes_NB for one in self.blocks if one.mapped):
+            first = -(-bytes_NB.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = bytes_NB.data_ptr() + bytes_NB.nbytes - first
+            if advise is not None and size > 0:
+                advise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
     def _matrix(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
         key = (0 if bias_N is None else bias_N.data_ptr(), add, GATES[gate] if gate else 0)

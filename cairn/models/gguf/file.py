@@ -92,7 +92,8 @@ class GGUFFile:
         source = self._source(name)
         rows, columns = source.shape
         bytes_NB = torch.from_numpy(self._raw(source)).view(rows, -1)
-        return Blocks(source.stored.block.name, _undo(source, bytes_NB), columns)
+        kept = source.change == "none"
+        return Blocks(source.stored.block.name, _undo(source, bytes_NB), columns, mapped=kept)
 
     def planes_shape(self, name: str) -> PlanesShape | None:
         """Of a matrix that can stay as it is stored; None: it is dequantised."""

@@ -83,6 +83,22 @@ class BlocksForm:
         """Rows of the first map in float32: the lookup of an embedding."""
         return self.matrix.rows(0, rows_T)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.outputs, self.matrix.columns
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Rows of all maps side by side in float32: what another form is made of."""
+        first, last, _ = rows.indices(self.matrix.outputs)
+        found_RK, start = torch.empty(last - first, self.matrix.columns), 0
+        for part, count in enumerate(self.matrix.part_rows):
+            low, high = max(first, start), min(last, start + count)
+            if low < high:
+                wanted_R = torch.arange(low - start, high - start)
+                self.matrix.rows(part, wanted_R, found_RK[low - first : high - first])
+            start += count
+        return found_RK
+
 
 def _normed(x_MK: Tensor, norm: NormWeight) -> Tensor:
     return torch.nn.functional.rms_norm(x_MK, norm.weight_K.shape, norm.weight_K, norm.struct.eps)

@@ -17,9 +17,9 @@ says where there is none. Which form pays on this machine is decided elsewhere, 
 import copy
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,15 @@ DIGIT_ROWS = 32  # of x, up to which two digits are faster than floats on a CPU 
 ROWS_AT_ONCE = 8192  # of a matrix that is being packed
 # Steps: bfloat16 keeps 8 bits of a scale, so it errs by up to 1/256, and a level is less than 15 steps from the mean.
 SCALE_ERROR = LEVELS / 256
+
+
+class RowsOfMatrix(Protocol):
+    """A matrix [N, K] in floating point of which some rows are read at a time: a tensor, or one that is packed."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
 
 
 class Levels:
@@ -128,11 +137,10 @@ class Int8:
     are outliers, are therefore pinned to the ends of the range: it is the same for every batch, and its step is 1.
     """
 
-    def __init__(self, weight_NK: Tensor, outliers_O: Tensor) -> None:
-        weight_NK = weight_NK.detach().float()
+    def __init__(self, weight_NK: RowsOfMatrix, outliers_O: Tensor) -> None:
         self.columns = weight_NK.shape[1]
         self.outliers_O = outliers_O = _at_least(len(PINS), outliers_O, self.columns)
-        self.apart_ON = weight_NK[:, outliers_O].t().contiguous()
+        self.apart_ON = torch.empty(len(outliers_O), weight_NK.shape[0])
         self.inlier_K = torch.ones(self.columns).index_fill_(0, outliers_O, 0.0)
         in_pairs = saturates()
         self.scale_N, level_NK = self._levels(weight_NK, in_pairs)
@@ -153,15 +161,15 @@ class Int8:
         copies = 1 if self.level_NK is None else 2
         self.nbytes = copies * level_NK.nbytes + self.scale_N.nbytes + self.apart_ON.nbytes
 
-    def _levels(self, weight_NK: Tensor, in_pairs: bool) -> tuple[Tensor, Tensor]:
+    def _levels(self, weight_NK: RowsOfMatrix, in_pairs: bool) -> tuple[Tensor, Tensor]:
         """A scale for each row, and the levels; few rows at a time, because a vocabulary is large."""
-        scale_N, level_NK = (
-            torch.empty(len(weight_NK)),
-            weight_NK.new_empty(weight_NK.shape, dtype=torch.int8),
-        )
-        for first in range(0, len(weight_NK), ROWS_AT_ONCE):
-            rows = slice(first, first + ROWS_AT_ONCE)
-            inlier_RK = weight_NK[rows] * self.inlier_K
+        count, columns = weight_NK.shape
+        scale_N, level_NK = torch.empty(count), torch.empty(count, columns, dtype=torch.int8)
+        for first in range(0, count, ROWS_AT_ONCE):
+            rows = slice(first, min(first + ROWS_AT_ONCE, count))
+            weight_RK = weight_NK[rows].detach().float()
+            self.apart_ON[:, rows] = weight_RK[:, self.outliers_O].t()
+            inlier_RK = weight_RK * self.inlier_K
             scale_N[rows] = row_scales(inlier_RK, in_pairs)
             level_NK[rows] = inlier_RK.div_(scale_N[rows, None]).round_()
         return scale_N, level_NK

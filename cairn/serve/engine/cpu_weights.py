@@ -12,7 +12,8 @@ Whether packed forms pay is measured, on one thread and by its own clock, so tha
 Which columns of the activations are outliers is seen in a pass over random tokens. The others are rounded to 8 bits for
 4-bit groups, and to 16 for 8-bit rows: an answer is then the same in any batch, but for ties.
 `models.linear.packed` has the arithmetic. The embedding stays as it is: it is looked up, not multiplied with. Experts
-stay as they are, too.
+stay as they are, too. A GGUF file is mapped, and its matrices are dequantised for packing some rows at a time, so that
+a model in floating point is never in memory.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ from cairn.models.attend import Packed
 from cairn.models.linear.blocks import FLOAT_ROWS, BlocksForm
 from cairn.models.linear.form import Epilogue
 from cairn.models.linear.maps import Linear, Vocabulary, linears
-from cairn.models.linear.packed import Int4, Int8, Levels
+from cairn.models.linear.packed import Int4, Int8, Levels, RowsOfMatrix
 from cairn.models.transformer import Layer, Transformer
 from cairn.serve.engine.cpu_threads import one_thread
 
@@ -43,6 +44,7 @@ FEW_THREADS = 4  # with which packing is no faster than on one
 OUTLIERS = (
     8  # columns of x that are not rounded; of what attention gives, which is a mean of values, none
 )
+TRIAL_ROWS = 8192  # of a matrix that is timed
 SEEN = 64  # random tokens in which they are found
 QUANTISED_BITS = 9  # of a weight in the file, scales included, up to which it counts as quantised
 
@@ -55,11 +57,12 @@ class Map(NamedTuple):
 
 
 class Largest:
-    """Multiplies as the matrix does, and keeps how large each column of x becomes."""
+    """Multiplies as a map does, and keeps how large each column of x becomes."""
 
-    def __init__(self, weights: list[Tensor]) -> None:
-        """`weights`: of the map's parts, which are not joined here: every matrix would be held twice."""
-        self.weights, self.largest_K = weights, torch.zeros(weights[0].shape[1])
+    def __init__(self, part: Linear) -> None:
+        """Parts of a map are not joined here: every matrix would be held twice."""
+        self.blocks = part.form if isinstance(part.form, BlocksForm) else None
+        self.weights, self.largest_K = part.matrices(), torch.zeros(part.shape_NK()[1])
         self.nbytes = 0
 
     def covers(self, rows: int) -> bool:
@@ -70,6 +73,8 @@ class Largest:
 
     def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
         self.largest_K = torch.maximum(self.largest_K, x_MK.abs().amax(0))
+        if self.blocks is not None:
+            return self.blocks.product(x_MK, bias_N)
         y_MN = torch.cat([F.linear(x_MK, weight_NK) for weight_NK in self.weights], dim=-1)
         return y_MN if bias_N is None else y_MN + bias_N
 
@@ -88,31 +93,35 @@ def pack_weights(
     `bits`: of a layer's weight in the file; `head_bits`: of the output projection's, if they are others. `release`:
     nobody else uses the model, so what is packed is not kept as it was.
     """
-    if kept := [part.form for part in linears(model) if isinstance(part.form, BlocksForm)]:
-        size = format_bytes(sum(form.nbytes for form in kept), "binary")
-        return (
-            f"weights: {len(kept)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits "
-            f"in steps of fewer than {FLOAT_ROWS} tokens; exact: --weights float"
-        )
+    blocks = [part.form for part in linears(model) if isinstance(part.form, BlocksForm)]
+    if choice == "packed":
+        return _stay_packed(blocks)
     for part in linears(model):
-        part.take(None)
+        if not isinstance(part.form, BlocksForm):
+            part.take(None)
     if choice == "float":
         return "weights as they are, as asked"
     why_not = _obstacle(model, choice, bits)
     if why_not and choice == "auto":
-        return f"weights as they are: {why_not}"
+        return _stay_packed(blocks) if blocks else f"weights as they are: {why_not}"
     if why_not:
         raise HardwareError(f"no {choice} weights: {why_not}", hint="use --weights auto")
     whole_head = choice == "auto" and (head_bits or bits) > QUANTISED_BITS
     every = [part for part in linears(model) if not (whole_head and isinstance(part, Vocabulary))]
+    if isinstance(model.embedding.form, BlocksForm):
+        model.embedding.lookup = model.embedding.form  # whatever multiplies with it
     # Hundreds of short operations: of few threads, each waits for the others longer than it computes.
     with one_thread(where_at_most=FEW_THREADS):
         packing = _Packing(choice, _outliers(model, every))
         gain = _gain([packing.pair(part) for part in _one_of_each_shape(every)])
         if choice == "auto" and gain < LEAST_GAIN:
-            return f"weights as they are: packed they are {gain:.2f} times as fast"
+            slower = f"weights as they are: packed they are {gain:.2f} times as fast"
+            return _stay_packed(blocks) if blocks else slower
         for part in every:
-            part.take(packing.pack(part))
+            form, packed_form = part.form, packing.pack(part)
+            part.take(packed_form)
+            if isinstance(form, BlocksForm):
+                form.matrix.let_go()
             if release and part is not model.embedding:
                 part.release()
     if release:
@@ -122,8 +131,18 @@ def pack_weights(
     return f"weights: {packing.summary()}; {whole}; {speed}; exact: --weights float"
 
 
+def _stay_packed(blocks: list[BlocksForm]) -> str:
+    size = format_bytes(sum(form.nbytes for form in blocks), "binary")
+    return (
+        f"weights: {len(blocks)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits "
+        f"in steps of fewer than {FLOAT_ROWS} tokens; exact: --weights float"
+    )
+
+
 def _whole(model: Transformer, whole_head: bool) -> str:
     """What is not packed, and how much memory it takes."""
+    if model.embedding.lookup is not None or isinstance(model.embedding.form, BlocksForm):
+        return "the embedding is looked up in the file, mapped"
     head = (model.head if whole_head else None) or model.embedding
     size = format_bytes(sum(part.weight.nbytes for part in {model.embedding, head}), "binary")
     also = " and the output projection" if whole_head else ""
@@ -146,27 +165,27 @@ class _Packing:
 
     def __init__(self, choice: Choice, outliers: dict[Linear, Tensor]) -> None:
         self.choice, self.outliers, self.nbytes = choice, outliers, 0
-        self.made: dict[Linear, FewBits] = {}  # for the trials: packing the largest takes a second
         self.count = {"4-bit groups": 0, "8-bit rows": 0}
 
     def pack(self, part: Linear) -> FewBits:
-        form = self.made.pop(part, None) or self._form(part)
+        form = self._form(part, _matrix(part))
         self.count["8-bit rows" if isinstance(form, Int8) else "4-bit groups"] += 1
         self.nbytes += form.nbytes
         return form
 
     def pair(self, part: Linear) -> tuple[Map, Map]:
-        """The product with the same matrix as it is, and packed."""
-        weight_NK, form = part.joined(), self._form(part)
-        self.made[part], columns = form, weight_NK.shape[1]
+        """The product with some rows of its matrix as they are, and packed."""
+        weight_NK = _matrix(part)[:TRIAL_ROWS]
+        columns, form = weight_NK.shape[1], self._form(part, weight_NK)
         return Map(columns, lambda x_MK: F.linear(x_MK, weight_NK)), Map(columns, form.product)
 
-    def _form(self, part: Linear) -> FewBits:
-        weight_NK, outliers_O = part.joined(), self.outliers[part]
+    def _form(self, part: Linear, weight_NK: RowsOfMatrix) -> FewBits:
+        outliers_O = self.outliers[part]
         four = self.choice != "int8" and not isinstance(part, Vocabulary)
-        if four and Int4.obstacle(*weight_NK.shape) is None:
-            levels = Levels(weight_NK)
-            if self.choice == "int4" or levels.exact(weight_NK):
+        if four and Int4.obstacle(weight_NK.shape[0], weight_NK.shape[1]) is None:
+            whole_NK = weight_NK[:]
+            levels = Levels(whole_NK)
+            if self.choice == "int4" or levels.exact(whole_NK):
                 return Int4(levels, outliers_O)
         return Int8(weight_NK, outliers_O)
 
@@ -179,9 +198,14 @@ class _Packing:
         return f"{counts}, {size}, activations rounded to {bits} bits but for {OUTLIERS} columns"
 
 
+def _matrix(part: Linear) -> RowsOfMatrix:
+    """In floating point, or one whose rows become that when they are read."""
+    return part.form if isinstance(part.form, BlocksForm) else part.joined()
+
+
 def _outliers(model: Transformer, every: list[Linear]) -> dict[Linear, Tensor]:
     """The columns of each matrix's input that become largest over tokens drawn at random."""
-    seen = {part: Largest(part.matrices()) for part in every}
+    seen, before = {part: Largest(part) for part in every}, {part: part.form for part in every}
     for part, largest in seen.items():
         part.take(largest)
     try:
@@ -191,8 +215,8 @@ def _outliers(model: Transformer, every: list[Linear]) -> dict[Linear, Tensor]:
         attend = Packed([len(tokens_T)])
         model.logits(model(tokens_T, attend.positions_T(), attend))
     finally:
-        for part in every:
-            part.take(None)
+        for part, form in before.items():
+            part.take(form)
     averaged = {cast(Layer, layer).attention.out for layer in model.layers}
     return {
         part: _largest(found.largest_K, 0 if part in averaged else OUTLIERS)

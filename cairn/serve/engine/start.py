@@ -114,9 +114,13 @@ def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
         return False
     if device_kind(device) == "cuda":
         return config.weights == "auto"
+    is_file = opened.checkpoint is not None and opened.checkpoint.path.is_file()
+    if config.weights in ("auto", "int8", "int4"):
+        # These are made of the blocks, one matrix after another.
+        return is_file and config.head == "auto" and no_cpu_kernels() is None
     if config.weights != "packed":
         return False
-    if opened.checkpoint is None or not opened.checkpoint.path.is_file():
+    if not is_file:
         raise ConfigError(
             f"weights is packed, and {opened.name} is no GGUF file", hint="leave out --weights"
         )
