@@ -5,7 +5,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import tyro
@@ -37,6 +37,10 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """whose tuned configurations and memory count, as its driver calls it"""
     dtype: str = "bfloat16"
     """of weights: bfloat16, float16 or float32"""
+    quantization: str = ""
+    """form of the weights, as the engine will get it: fp8, w4a16, or mxfp4 for experts; "" as they are"""
+    kv_cache: Literal["auto", "fp8"] = "auto"
+    """type of keys and values, as the engine will get it"""
     max_model_len: int | None = None
     """longest request, as the engine will get it; default: what the model was made for"""
     max_num_seqs: int = 256
@@ -66,6 +70,8 @@ def run_build(args: list[str]) -> int:
             dtype=options.dtype,
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
+            weights=options.quantization or "auto",
+            kv_cache_dtype=options.kv_cache,
         )
         for one in (config, msgspec.structs.replace(config, **SERVER)):
             engines.append(Engine(spec, one, options.gpu, options.architecture))

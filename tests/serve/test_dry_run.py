@@ -23,9 +23,10 @@ CONFIG = EngineConfig(
 )
 
 
-def launched(layers: int):
+def launched(layers: int, **changed: str):
     spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=layers, vocab=2048)
-    return by_hash(dry_run.launches_of(spec, CONFIG, "NVIDIA H200", "sm_90"))
+    config = msgspec.structs.replace(CONFIG, **changed)
+    return by_hash(dry_run.launches_of(spec, config, "NVIDIA H200", "sm_90"))
 
 
 def test_every_part_of_a_step_is_launched_and_layers_that_are_alike_are_not_repeated(monkeypatch):
@@ -36,6 +37,11 @@ def test_every_part_of_a_step_is_launched_and_layers_that_are_alike_are_not_repe
     assert any(type(launch.source).__name__ == "GluonASTSource" for launch in few.values())
     monkeypatch.setattr(dry_run, "fewer_layers", lambda spec: spec)
     assert launched(4).keys() == few.keys()
+
+
+def test_float8_weights_and_pages_launch_kernels_of_their_own():
+    names = {one.source.name for one in launched(2, weights="fp8", kv_cache_dtype="fp8").values()}
+    assert {"one_row_kernel", "stream_kernel", "_gated_fp8_kernel", "_quantize_kernel"} <= names
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(5, 3), (130, 7), (77, 1), (200, 5)])
