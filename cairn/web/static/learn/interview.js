@@ -23,7 +23,7 @@ function form(round, { topic, number, ask, evidence }) {
     result.replaceChildren(...graded(await getJSON(`/cairn/learn/grade?${query}`)));
   };
   return h("form", { class: "question", onsubmit: grade }, evidence ? h("pre", { class: "code", tabindex: "0" }, evidence.trim()) : null, h("p", {}, said(ask)), field,
-    h("button", { type: "submit" }, word("grade")), result);
+    h("button", { type: "submit", class: "plain-button" }, word("grade")), result);
 }
 
 /** Only the wordings of the chosen language, where there are any. */

@@ -7,6 +7,8 @@ import { namedLink } from "./code.js";
 import { drawPlot } from "./plot.js";
 import { said, word } from "./words.js";
 
+const SAYS_ITSELF = ["held", "busy"]; // verdicts that begin with what the status means
+
 const LOOK_MS = 400; // between two looks at a lab that runs
 
 /** `again` draws this report anew when a run has ended. */
@@ -54,7 +56,7 @@ function runner({ name, predict }, again) {
 
 function measured(about, run, shown) {
   return [
-    h("p", { class: `verdict ${run.status}` }, run.status === "held" ? h("b", {}, said(run.verdict)) : [h("b", {}, `${word(run.status)}: `), said(run.verdict)]),
+    h("p", { class: `verdict ${run.status}` }, SAYS_ITSELF.includes(run.status) ? h("b", {}, said(run.verdict)) : [h("b", {}, `${word(run.status)}: `), said(run.verdict)]),
     h("div", { class: "cards" }, run.plots.map((plot) => drawPlot(plot))),
     checks(run, shown),
     shown.guess ? h("p", { class: "guess" }, said(shown.guess)) : null,

@@ -29,6 +29,7 @@ export function makeView() {
   async function show(rest) {
     place = rest;
     const mine = ++turn;
+    if (!body.hasChildNodes()) body.replaceChildren(h("p", { class: "soft", role: "status" }, chosenLanguage() === "zh" ? "正在加载……" : "Loading…"));
     try {
       const drawn = await draw(rest, () => show(rest));
       if (mine !== turn) return;
