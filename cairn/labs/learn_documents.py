@@ -22,10 +22,12 @@ SHOWN = (".py", ".c", ".cpp", ".cu", ".go", ".js", ".css", ".toml")  # suffixes 
 def exercises_document() -> list[dict[str, Any]]:
     """All of them in order; `passed` is what the journal of this machine says."""
     passed = journal.passed(journal.read())
+    courses = {course.id: {"en": course.en, "zh": course.zh} for course in load().map.course}
     return [
         {
             "name": one.name,
             "course": one.about.course,
+            "course_title": courses[one.about.course],
             "minutes": one.about.minutes,
             "title": asdict(one.about.title),
             "passed": one.name in passed,

@@ -10,6 +10,7 @@ from cairn.labs.exercises.exercise import Exercise
 from cairn.labs.exercises.grading import Figure, Grade, Result
 from cairn.labs.figures import figure
 from cairn.labs.lab import Language, Words
+from cairn.labs.roadmap import load
 from cairn.labs.wording import WORDS
 
 
@@ -33,8 +34,9 @@ def listing(
 ) -> list[str]:
     lines: list[str] = []
     width = max((len(one.name) for one in exercises), default=0)
+    titles = {course.id: Words(course.en, course.zh) for course in load().map.course}
     for course in dict.fromkeys(one.about.course for one in exercises):
-        lines.append(course)
+        lines.append(f"{course}  {titles[course].of(language)}")
         for one in exercises:
             if one.about.course == course:
                 sign = "✓" if one.name in passed else "○"

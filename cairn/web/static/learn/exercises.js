@@ -12,12 +12,12 @@ import { makeEditor } from "./editor.js";
 import { said, word } from "./words.js";
 
 export function exerciseList(exercises) {
-  const courses = [...new Set(exercises.map(({ course }) => course))];
+  const courses = new Map(exercises.map(({ course, course_title: title }) => [course, title]));
   return [
     h("p", {}, h("a", { href: "#/learn" }, `← ${word("back")}`)),
     h("div", { class: "head" }, h("h1", {}, word("exercises")),
       h("p", { class: "soft", "data-figure": "passed" }, `${exercises.filter(({ passed }) => passed).length}/${exercises.length} ${word("passed")}`)),
-    courses.map((course) => h("section", { class: "card course", "aria-label": course }, h("h2", {}, course),
+    [...courses].map(([course, title]) => h("section", { class: "card course", "aria-label": course }, h("h2", {}, `${course} ${said(title)}`),
       h("ul", { class: "notes" }, exercises.filter((one) => one.course === course).map(line)))),
   ].flat();
 }
