@@ -91,12 +91,15 @@ class Speculation:
         ):  # in every step of many requests, so without a word on each
             self._for_others = Planned((DRAFTED,) * most, most)
             return
-        if not any(self._choose(decoding, [most] * len(decoding))):
+        rooms = [max(min(most, request.end - request.total - 1), 0) for request in decoding]
+        counts = self._choose(decoding, rooms)
+        if not any(counts):
             return  # whatever is proposed
-        guesses = [(DRAFTED,) * most] * len(decoding) if alike else self._guesses(decoding, most)
-        rooms = [min(most, request.end - request.total - 1) for request in decoding]
-        counts = [max(min(len(g), room), 0) for g, room in zip(guesses, rooms, strict=True)]
-        counts = self._choose(decoding, counts)
+        guesses: list[Sequence[int]] = [(DRAFTED,) * most] * len(decoding)
+        if not alike:
+            guesses = self._guesses(decoding, most)
+            fitting = [min(len(own), room) for own, room in zip(guesses, rooms, strict=True)]
+            counts = self._choose(decoding, fitting)
         for request, own, count in zip(decoding, guesses, counts, strict=True):
             if own:
                 self._planned[request] = Planned(own, count)
