@@ -5,7 +5,7 @@
     /v1/chat/completions logprobs        a greedy answer, through the server's own template
 
 A server gives tokens as texts; ids are found by the vocabulary of the model. A text that several ids share is left
-out. A token that no id has ends the reading of that answer.
+out, and a place with it where it is the likeliest. A token that no id has ends the reading of that answer.
 """
 
 import http.client
@@ -124,9 +124,18 @@ class TokenIds:
             return int(text[9:])
         return self.tokenizer.backend.token_to_id(text)
 
-    def row(self, spelled: Spelled | None) -> Row:
-        found = {self.of(token): float(value) for token, value in (spelled or {}).items()}
-        return {id: value for id, value in found.items() if id is not None and value > LEAST}
+    def row(self, spelled: Spelled | None, known: Mapping[bytes, int] = {}) -> Row:
+        """`known`: ids of tokens that need not be told by their bytes.
+
+        Empty where the likeliest token cannot be told: nobody could say whether it is the expected one.
+        """
+        if not spelled:
+            return {}
+        ids = {token: known.get(token, self.of(token)) for token in spelled}
+        if ids[max(spelled, key=spelled.__getitem__)] is None:
+            return {}
+        found = ((ids[token], float(value)) for token, value in spelled.items())
+        return {id: value for id, value in found if id is not None and value > LEAST}
 
 
 def _text(server: Server, probe: Probe, ids: TokenIds) -> Observation:
@@ -164,7 +173,9 @@ def _completion(answer: dict[str, Any]) -> Tokens:
     rows: list[Spelled | None] = []
     for token, top, value in zip(tokens, tops, values, strict=False):
         row = {text.encode(): likely for text, likely in (top or {}).items()}
-        rows.append(None if value is None else {**row, token: value})
+        if row.get(token, value) != value:  # half of a character: another token has the same text
+            row = None
+        rows.append(None if value is None or row is None else {**row, token: value})
     return Tokens(tokens, rows)
 
 
@@ -193,11 +204,7 @@ def _echoed(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
     scored = []
     for at in range(probe.first, len(every)):
         spelled = rows[at - hidden] if at - hidden >= 0 else None
-        row = ids.row(spelled)
-        own = None if spelled is None else spelled.get(tokens[at - hidden])
-        if own is not None:
-            row[every[at]] = float(own)
-        scored.append(row)
+        scored.append(ids.row(spelled, {tokens[at - hidden]: every[at]}))
     return Observation(probe.name, every, probe.first, scored)
 
 

@@ -15,7 +15,8 @@ from cairn.models.runnable import open_model
 from cairn.verify.ask import probes_of
 from cairn.verify.check import Check
 from cairn.verify.plain_path import PlainPath
-from cairn.verify.server_source import Server, from_server
+from cairn.verify.probes import Probe
+from cairn.verify.server_source import Server, TokenIds, _completion, _echoed, from_server
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +108,27 @@ def test_the_verb_records_compares_and_leaves_with_a_status(wide, folder, tmp_pa
 def test_a_server_that_cannot_be_reached_or_says_nothing_is_an_error(folder):
     with pytest.raises(CairnError, match="cannot ask"):
         Server("http://127.0.0.1:9")
+
+
+class Halves:
+    """A vocabulary in which two tokens are halves of characters, which JSON spells alike."""
+
+    vocab_size, bos_id = 4, None
+    backend = type("Backend", (), {"token_to_id": staticmethod(lambda text: None)})
+
+    def piece(self, id):
+        return [b"a", b"b", b"\xe6", b"\x9d"][id]
+
+
+@pytest.mark.parametrize("top", [{"\ufffd": -0.5, "a": -1.0, "b": -3.0}, {"a": -0.2, "b": -3.0}])
+def test_a_place_whose_likeliest_token_cannot_be_told_is_left_out(top):
+    """Else the second likeliest would pass for the likeliest, and a healthy server for another one."""
+    logprobs = {"tokens": ["a", "b", "\ufffd"], "token_logprobs": [None, -3.0, -2.0]}
+    logprobs["top_logprobs"] = [None, top, top]
+    found = _completion({"choices": [{"logprobs": logprobs}]})
+    ids = TokenIds(Halves())
+    rows = _echoed(Probe("text", "", [0, 1, 2], 1, 0), found, ids).rows
+    clear = max(top, key=top.get) == "a"
+    assert [bool(row) for row in rows] == [clear, clear]
+    if clear:
+        assert rows[1] == {0: -0.2, 1: -3.0, 2: -2.0}
