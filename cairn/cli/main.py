@@ -84,6 +84,16 @@ VERBS = {
 
 # Where the package on PyPI has another name than the module.
 DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+# How a system refuses a path; EEXIST: a file lies where a folder is needed.
+REFUSED = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,9 +227,8 @@ def _report_bug() -> int:
 
 def _named_by_the_user(error: OSError, args: Sequence[str]) -> CairnError | None:
     """A path of the command line that cannot be used is a mistake in it, and no bug; None: it is another path."""
-    refused = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)
     path = error.filename
-    if error.errno not in refused or not isinstance(path, str):
+    if error.errno not in REFUSED or not isinstance(path, str):
         return None
     given = [arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg for arg in args]
     named = any(word and f"{word}/".startswith(f"{path}/") for word in given)

@@ -120,7 +120,10 @@ def read_captured(file: Path) -> Captured:
             hint="`cairn serve --capture DIR` writes a file for each request",
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} is no captured request: {error}") from None
+        raise DataError(
+            f"{file} is no captured request: {error}",
+            hint="`cairn serve --capture DIR` writes a file for each request",
+        ) from None
     if found.format != FORMAT:
         raise DataError(f"{file} has format {found.format}; this version reads {FORMAT}")
     return found

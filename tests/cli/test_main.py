@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cairn import __version__
-from cairn.cli.main import VERBS
+from cairn.cli.main import VERBS, main
 from cairn.core.records import Span, read
 
 HEAVY = ("torch", "rich", "tyro", "msgspec", "numpy")
@@ -289,6 +289,13 @@ def test_a_path_that_cannot_be_used_is_a_mistake_if_the_user_named_it_and_else_a
         else:
             said = f"error: cannot use {missing}: no such file or directory\nhint: check the path\n"
             assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_file_where_a_folder_is_needed_is_a_mistake(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("here")
+    assert main(["operator", "manifests", str(file)]) == 2
+    assert f"cannot use {file}: file exists" in capsys.readouterr().err
 
 
 def test_events_of_any_verb_are_recorded_when_asked_for(tmp_path, verb):

@@ -72,7 +72,9 @@ def _kind(path: Path) -> tuple[Kind, str]:
         with path.open("rb") as file:
             head = file.read(HEAD)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error}", hint="give a file that exists") from None
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", hint="give a file that exists"
+        ) from None
     if not head.strip():
         raise DataError(f"{path} is empty", hint="was it written before the job ended?")
     if flight_recorder.looks_like(head):

@@ -74,7 +74,9 @@ def _bytes(path: Path) -> bytes:
             raise DataError(f"{path} has more than {LARGEST >> 20} MiB", hint="is it a dump?")
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error}", hint="give a file that exists") from None
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", hint="give a file that exists"
+        ) from None
 
 
 def _call(entry: dict[str, Any]) -> Call:

@@ -10,6 +10,7 @@ A second SIGINT ends the waiting. Knows nothing about endpoints.
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
@@ -77,6 +78,12 @@ class Server(uvicorn.Server):
         self.stop()
 
 
+HINTS = {
+    errno.EADDRINUSE: "another program listens there; choose another --port, or 0 for a free one",
+    errno.EACCES: "ports below 1024 are not everybody's; choose another --port",
+}
+
+
 def bind(config: ServerConfig) -> socket.socket:
     """A socket that does not listen yet: until the model is ready, clients are told that nobody is here."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -91,7 +98,7 @@ def bind(config: ServerConfig) -> socket.socket:
         found.bind((config.host, config.port))
     except OSError as error:
         found.close()
-        hint = "another program listens there; choose another --port, or 0 for a free one"
+        hint = HINTS.get(error.errno or 0, "name an address of this machine with --host")
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror}", hint=hint
         ) from None
