@@ -7,6 +7,7 @@
 Reads the lab record, the answers and the machine; draws nothing. Both languages are in every document.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,26 +54,32 @@ def answers() -> Answers:
 
 def look() -> Learner:
     """Where the person at this machine stands."""
-    roadmap, machine, kept, said = load(), probe(), record.read(), answers().read()
+    roadmap, kept, said = load(), record.read(), answers().read()
     runs = {
         name: entry
         for name, entry in record.latest(kept.entries).items()
         if entry.status != "failed"
     }
-    impossible = {
-        name: reasons[0].en
-        for name, lab in all_labs().items()
-        if (reasons := unmet(lab.needs, machine))
-    }
     right = answered_right(said.values)
     standings = standing(
         roadmap,
         labs_run=runs,
-        labs_impossible=impossible,
+        labs_impossible=_impossible(),
         answered=right,
         placed=placed_topics(said.values),
     )
     return Learner(roadmap, standings, runs, [*kept.trouble, *said.trouble])
+
+
+@cache
+def _impossible() -> dict[str, str]:
+    """Labs that this machine cannot run, and why; asked once, since a page asks where the learner stands each time."""
+    machine = probe()
+    return {
+        name: reasons[0].en
+        for name, lab in all_labs().items()
+        if (reasons := unmet(lab.needs, machine))
+    }
 
 
 def map_document(learner: Learner) -> dict[str, Any]:
