@@ -6,7 +6,7 @@ large ones for the arithmetic. The roofline says at which intensity that turns.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.hw.roofline import floor
+from cairn.hw.roofline import Floor, floor
 from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
@@ -53,19 +53,11 @@ def run(bench: Workbench) -> Outcome:
         [one.label, one.intensity, low.bound, one.rate, low.share(one.seconds)]
         for one, low in zip(points, best, strict=True)
     ]
-    roof = [(o.intensity, o.flops / low.seconds / 1e9) for o, low in zip(points, best, strict=True)]
+    # An addition and the largest product are in no cache.
+    uncached = [best[0].share(adding.seconds), best[-1].share(products[-1].seconds)]
     return Outcome(
-        checks=_checks(rate, bandwidth, left, products),
-        plots=[
-            Plot(
-                title=Words("Roofline", "屋顶线"),
-                x=Words("FLOP per byte", "每字节浮点运算数"),
-                y=Words("GFLOP/s", "GFLOP/s"),
-                lines={"roofline": roof, "measured": [(one.intensity, one.rate) for one in points]},
-                log_x=True,
-                log_y=True,
-            )
-        ],
+        checks=[*_checks(rate, bandwidth, left, products), _under_the_roof(uncached)],
+        plots=[_plot(points, best)],
         table=_table(rows),
     )
 
@@ -106,6 +98,17 @@ def _checks(rate: float, bandwidth: float, left: list[Point], products: list[Poi
     ]
 
 
+def _under_the_roof(shares: list[float]) -> Check:
+    """`floor` is the least time that an operation can take."""
+    return Check(
+        what=Words("nearest to its floor, share of the limit", "最接近下限者，达到上限的比例"),
+        predicted=1.5,  # the ceilings are those of another moment
+        measured=max(shares),
+        unit="",
+        kind="at_most",
+    )
+
+
 def _product(bench: Workbench, n: int, dtype: "torch.dtype") -> Point:
     import torch
 
@@ -126,6 +129,18 @@ def _matrix_vector(bench: Workbench, dtype: "torch.dtype") -> Point:
     bench.step("matrix times vector, left of the ridge")
     seconds = bench.time(lambda: torch.mv(matrix, vector)).p10_s
     return Point("matrix x vector", 2.0 * n * n, (n * n + 2 * n) * dtype.itemsize, seconds)
+
+
+def _plot(points: list[Point], best: list[Floor]) -> Plot:
+    roof = [(o.intensity, o.flops / low.seconds / 1e9) for o, low in zip(points, best, strict=True)]
+    return Plot(
+        title=Words("Roofline", "屋顶线"),
+        x=Words("FLOP per byte", "每字节浮点运算数"),
+        y=Words("GFLOP/s", "GFLOP/s"),
+        lines={"roofline": roof, "measured": [(one.intensity, one.rate) for one in points]},
+        log_x=True,
+        log_y=True,
+    )
 
 
 def _table(rows: Rows) -> Table:
