@@ -107,8 +107,7 @@ def close(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
         return
     import torch  # here: most answers are graded without it, and it takes seconds to import
 
-    got_t = torch.as_tensor(got, dtype=torch.float64)
-    wanted_t = torch.as_tensor(wanted, dtype=torch.float64)
+    got_t, wanted_t = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (got, wanted))
     shapes = f"shape {tuple(got_t.shape)}, wanted {tuple(wanted_t.shape)}"
     require(got_t.shape == wanted_t.shape, shapes, shapes.replace("wanted", "应为"))
     require(torch.isfinite(got_t).all(), "a value is not finite", "有非有限值")

@@ -40,6 +40,15 @@ def batched(x_MK: "Tensor", weight_NK: "Tensor", adapters: Adapters, which_M: "T
     return x_MK @ weight_NK.t() + torch.einsum("mr,mnr->mn", low_MR, adapters.b_INR[which_M])
 
 
+def served(x_MK: "Tensor", weight_NK: "Tensor", adapters: Adapters, which_M: "Tensor") -> "Tensor":
+    """What the engine's kernels are held against: the specification of adding an adapter to each row."""
+    from cairn.kernels.adapter.lora import lora_add_reference
+
+    slots = [[(a_RK, b_NR, 1.0)] for a_RK, b_NR in zip(*adapters, strict=True)]
+    y_MN = x_MK @ weight_NK.t()
+    return lora_add_reference(y_MN, x_MK, slots, which_M.tolist(), [len(weight_NK)])
+
+
 def grouped(x_MK: "Tensor", weight_NK: "Tensor", adapters: Adapters, which_M: "Tensor") -> "Tensor":
     """The same, with the rows of one adapter together: one small product for each adapter that is there."""
     y_MN = x_MK @ weight_NK.t()
@@ -114,11 +123,11 @@ def made(size: int, rank: int, count: int) -> Case:
 
 
 def disagreement(case: Case, x_MK: "Tensor", which_M: "Tensor") -> float:
-    """The largest difference of either shared form to merged weights."""
+    """The largest difference of any shared form to merged weights."""
     reference_MN = merged(x_MK, case.copies_INK, which_M)
     return max(
         float((form(x_MK, case.weight_NK, case.adapters, which_M) - reference_MN).abs().max())
-        for form in (batched, grouped)
+        for form in (batched, grouped, served)
     )
 
 
