@@ -4,9 +4,10 @@
     python benchmarks/cpu_speculate.py --model cairn-tiny --rounds 1 --outputs 32
 
 Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which forces
-most of its tokens (--speculate grammar drafts nothing else), and for something new. One engine answers
-all of them with and without drafts in turns, greedily. On a shared machine only the ratios within one run mean
-something, and that of CPU time, with OMP_NUM_THREADS=1, most.
+most of its tokens (--speculate grammar drafts nothing else), and for something new. The answer to an edit is begun:
+small models else write something of their own. One engine answers all of them with and without drafts in turns,
+greedily, to the end of the answer. On a shared machine only the ratios within one run mean something, and that of CPU
+time, with OMP_NUM_THREADS=1, most.
 """
 
 import argparse
@@ -42,25 +43,37 @@ def area_of_square(side):
 LETTER = """Dear Ms. Okafor, thank you for your letter of the third of May. We have looked at the two pumps that you \
 sent back to us. The first pump works as it should. The second pump has a broken seal, which we have replaced at no \
 cost. Both pumps will be sent to your office in Leeds on Monday. Please call us if they have not arrived by Friday."""
+
+
+class Asked(NamedTuple):
+    text: str
+    begun: str = ""  # of the answer
+
+
 TASKS = {
     "repeat": [
-        f"Repeat this text exactly, word for word:\n\n{LETTER}",
-        f"Repeat this program exactly:\n\n{CODE}",
+        Asked(f"Repeat this text exactly, word for word:\n\n{LETTER}"),
+        Asked(f"Repeat this program exactly:\n\n{CODE}"),
     ],
     "edit": [
-        f"Rewrite this program, but name the first argument of every function `first`:\n\n{CODE}",
-        f"Write this letter again, but to Mr. Tanaka instead of Ms. Okafor:\n\n{LETTER}",
+        Asked(
+            f"Rewrite this program, but name the first argument of every function `first`:\n\n{CODE}",
+            "def area_of_rectangle(first, height):\n    if first < 0 or height < 0:\n",
+        ),
+        Asked(
+            f"Write this letter again, but to Mr. Tanaka instead of Ms. Okafor:\n\n{LETTER}",
+            "Dear Mr. Tanaka, thank you for your letter of the third of May.",
+        ),
     ],
     "json": [
-        "Describe a cat that lives in Lisbon as a JSON object.",
-        "Describe a dog of Oslo as a JSON object.",
+        Asked("Describe a cat that lives in Lisbon as a JSON object."),
+        Asked("Describe a dog of Oslo as a JSON object."),
     ],
     "new": [
-        "Tell me a short story about a lighthouse.",
-        "Why is the sky blue? Answer in a few sentences.",
+        Asked("Tell me a short story about a lighthouse."),
+        Asked("Why is the sky blue? Answer in a few sentences."),
     ],
 }
-
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -102,7 +115,7 @@ def main() -> None:
     for task in options.tasks:
         grammar = grammar_of(started) if task == "json" else None
         asked = prompts(started.opened, TASKS[task])
-        results[task] = compare(started.engine, asked, options, grammar)
+        results[task] = compare(started, asked, options, grammar)
         print(task, results[task], flush=True)
     record(
         {"model": config.model, "speculate": config.speculate, "draft_tokens": drafts,
@@ -117,12 +130,15 @@ def grammar_of(started: Started) -> Grammar:
     return grammars.compile(schema_guide(SCHEMA, "the schema"))
 
 
-def prompts(opened: OpenModel, texts: list[str]) -> list[list[int]]:
+def prompts(opened: OpenModel, many: list[Asked]) -> list[list[int]]:
     tokenizer = opened.tokenizer
     assert tokenizer is not None
     if not tokenizer.templates:
-        return [tokenizer.encode(text) for text in texts]
-    return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+        return [tokenizer.encode(one.text + one.begun) for one in many]
+    return [
+        tokenizer.encode_chat([{"role": "user", "content": one.text}]) + tokenizer.encode(one.begun)
+        for one in many
+    ]
 
 
 class Answered(NamedTuple):
@@ -132,9 +148,10 @@ class Answered(NamedTuple):
 
 
 def compare(
-    engine: Engine, asked: list[list[int]], options: argparse.Namespace, grammar: Grammar | None
+    started: Started, asked: list[list[int]], options: argparse.Namespace, grammar: Grammar | None
 ) -> dict[str, Any]:
     """Of one task: each prompt without and with drafts in turns; decoded tokens per second, prompts not counted."""
+    engine, ends = started.engine, started.opened.eos_ids
     speculation = engine.scheduler.speculation
     assert speculation is not None
     found: dict[str, list[Answered]] = {"off": [], "on": []}
@@ -142,7 +159,12 @@ def compare(
     for prompt in asked * options.rounds:
         for way in found:
             engine.scheduler.speculation = speculation if way == "on" else None
-            found[way].append(answer(engine, prompt, options.outputs, grammar))
+            constraint = None if grammar is None else grammar.start()
+            params = SamplingParams(temperature=0, max_tokens=options.outputs)
+            request = Request(
+                time.monotonic_ns(), prompt, params, eos_ids=ends, constraint=constraint
+            )
+            found[way].append(answer(engine, request))
     engine.scheduler.speculation = speculation
     runs, accepted = speculation.counts.runs - before[0], speculation.counts.accepted - before[1]
     return {
@@ -164,10 +186,7 @@ def speedup(found: dict[str, list[Answered]], clock: str) -> float:
     return round(rate(found["on"], clock) / rate(found["off"], clock), 3)
 
 
-def answer(engine: Engine, prompt: list[int], most: int, grammar: Grammar | None) -> Answered:
-    params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=grammar is None)
-    constraint = None if grammar is None else grammar.start()
-    request = Request(time.monotonic_ns(), prompt, params, constraint=constraint)
+def answer(engine: Engine, request: Request) -> Answered:
     engine.add(request)
     while not request.outputs:
         engine.step()
