@@ -166,12 +166,11 @@ def compare(
             )
             found[way].append(answer(engine, request))
     engine.scheduler.speculation = speculation
-    runs, accepted = speculation.counts.runs - before[0], speculation.counts.accepted - before[1]
     return {
         "tokens_per_s": {way: round(rate(many, "seconds"), 2) for way, many in found.items()},
         "speedup": speedup(found, "seconds"),
         "speedup_in_cpu_time": speedup(found, "cpu_seconds"),
-        "length": round(1 + accepted / runs, 2) if runs else 1.0,
+        "length": round(speculation.counts.length_since(*before) or 1.0, 2),
         "equal": [a.tokens for a in found["on"]] == [a.tokens for a in found["off"]],
         "output_tokens": sum(len(one.tokens) for one in found["on"]),
     }

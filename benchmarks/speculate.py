@@ -34,6 +34,7 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.speculate.acceptance import Counts
 from cairn.serve.engine.speculate.synthetic import make_synthetic_on_device, rates_of_length
 from cairn.serve.engine.start import start_with
 from cairn.serve.grammar import Grammar, Grammars
@@ -193,7 +194,8 @@ def grammar_of(vocabulary: int) -> Grammar:
 def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
     """A few answers one after another; `Run.seconds` is the time of a token behind the first."""
     speculation, first = engine.scheduler.speculation, engine.steps
-    runs, held = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
+    counts = speculation.counts if speculation is not None else Counts()
+    runs, held = counts.runs, counts.accepted
     seconds, tokens = 0.0, 0
     for _ in range(ASKED_AGAIN):
         params = SamplingParams(temperature=0, max_tokens=256)
@@ -208,9 +210,7 @@ def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
             raise RuntimeError(request.error or f"an answer of {len(request.outputs)} tokens")
         tokens += len(request.outputs) - 1
     steps = engine.steps - first
-    length = None
-    if speculation is not None and (verified := speculation.counts.runs - runs):
-        length = 1 + (speculation.accepted - held) / verified
+    length = counts.length_since(runs, held)
     return Run(seconds / tokens, steps, list(engine.times)[-steps:], None, length)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.bench.prompted import Prompted
 from cairn.core.collector import quiet_collector
+from cairn.serve.engine.speculate.acceptance import Counts
 
 if TYPE_CHECKING:
     from cairn.serve.engine.loop import Engine, StepTimes
@@ -31,7 +32,8 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
     """All requests at once into an idle engine with an empty prefix cache, until the last has its last token."""
     engine.scheduler.blocks.reset()
     first, speculation = engine.steps, engine.scheduler.speculation
-    runs, accepted = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
+    counts = speculation.counts if speculation is not None else Counts()
+    runs, accepted = counts.runs, counts.accepted
     later = _followers(chosen)
     with quiet_collector():
         began = time.perf_counter()
@@ -47,10 +49,7 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
     steps = engine.steps - first
     times = list(islice(reversed(engine.times), steps))[::-1]
     failure = _failure([added.get(at) for at in range(len(chosen))], chosen)
-    length = None
-    if speculation is not None and (verified := speculation.counts.runs - runs):
-        length = 1 + (speculation.accepted - accepted) / verified
-    return Run(seconds, steps, times, failure, length)
+    return Run(seconds, steps, times, failure, counts.length_since(runs, accepted))
 
 
 def submit(engine: "Engine", chosen: Sequence[Prompted]) -> "list[Request]":

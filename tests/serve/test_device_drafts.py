@@ -124,7 +124,7 @@ def test_drafts_that_are_wrong_are_soon_given_up():
     engine.run()
     assert len(request.outputs) == 150
     assert 0 < speculation.counts.runs < 30
-    assert speculation.accepted == 0
+    assert speculation.counts.accepted == 0
 
 
 @pytest.mark.parametrize("length", [2.2, 3.0])

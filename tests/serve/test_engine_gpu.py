@@ -261,7 +261,7 @@ def test_drafts_through_graphs_change_no_token(loaded, drafts, how):
         for request in requests:
             agrees(engine.runner.model, request)
     speculation = engine.scheduler.speculation
-    assert speculation.accepted > 0.3 * speculation.drafted > 0
+    assert speculation.counts.accepted > 0.3 * speculation.counts.drafted > 0
     if not how:
         shapes = [shape for shape in engine.runner.graphs._captured if shape.layout.verifies]
         assert any(shape.layout.max_query == 1 + drafts for shape in shapes)

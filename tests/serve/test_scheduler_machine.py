@@ -210,7 +210,7 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
     if limits.drafts:
         speculation = engine.scheduler.speculation
         assert speculation is not None
-        assert 0 < speculation.accepted < speculation.drafted
+        assert 0 < speculation.counts.accepted < speculation.counts.drafted
         assert bool(engine.seen["drafts ahead of drafts"]) == bool(depth and not waits)
     if engine.scheduler.blocks.windowed:
         assert engine.seen["window"]

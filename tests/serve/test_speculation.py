@@ -138,8 +138,8 @@ def test_tokens_are_those_of_a_run_without_drafts(accuracy, overlap):
     engine = drafting(FAMILY, accuracy, overlap=overlap)
     assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
     speculation = engine.scheduler.speculation
-    assert speculation.drafted > 100
-    share = speculation.accepted / speculation.drafted
+    assert speculation.counts.drafted > 100
+    share = speculation.counts.accepted / speculation.counts.drafted
     assert share == 0 if accuracy == 0 else share > 0.3 * accuracy
     at_rest(engine)
 
@@ -194,7 +194,7 @@ def test_where_drafts_are_waited_for_nothing_runs_ahead_of_them(accuracy):
     engine = drafting(FAMILY, accuracy, overlap=True)
     engine.scheduler.speculation.waits = True
     assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
-    assert engine.scheduler.speculation.accepted > 100
+    assert engine.scheduler.speculation.counts.accepted > 100
 
 
 def test_a_drafter_that_dies_ends_nothing():
@@ -314,4 +314,4 @@ def test_draws_behind_drafts_have_the_distribution_of_the_model():
     freedom = len(sums[0]) - 1
     assert len(drawn) > 100
     assert statistic < freedom + 5 * (2 * freedom) ** 0.5
-    assert engine.scheduler.speculation.accepted > 50
+    assert engine.scheduler.speculation.counts.accepted > 50

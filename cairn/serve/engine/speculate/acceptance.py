@@ -67,4 +67,9 @@ class Counts:
     @property
     def length(self) -> float:
         """Tokens that a verifying step brings a request on average, the one that is always drawn included."""
-        return 1 + self.accepted / self.runs if self.runs else 1.0
+        return self.length_since(0, 0) or 1.0
+
+    def length_since(self, runs: int, accepted: int) -> float | None:
+        """The same since these were the counts; None: nothing was verified."""
+        verified = self.runs - runs
+        return 1 + (self.accepted - accepted) / verified if verified else None

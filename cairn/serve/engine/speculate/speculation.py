@@ -70,14 +70,6 @@ class Speculation:
         self._planned: dict[Request, Planned] = {}
         self._for_others = NOTHING  # planned for a request that `_planned` does not have
 
-    @property
-    def drafted(self) -> int:
-        return self.counts.drafted
-
-    @property
-    def accepted(self) -> int:
-        return self.counts.accepted
-
     def plan(self, decoding: Sequence["Request"], most: int) -> None:
         """Ask for drafts of all requests that the next step may decode, and choose how many of them it verifies."""
         self._planned.clear()
