@@ -18,6 +18,7 @@ from cairn.kernels.matmul.skinny_fp8 import (
     block_plan,
     cost,
     fp8_plan,
+    most_registers,
     skinny_fp8,
 )
 from cairn.kernels.matmul.skinny_matmul import KERNELS
@@ -46,6 +47,8 @@ def _variant(plan: Plan, m: int, k: int, swiglu: bool = False, blocks: bool = Fa
         constants |= {} if plan.parts(k) > 1 else {"parts": None}
         constants |= dict(PIECES=plan.block_n // PIECE, SPLIT=plan.parts(k), STAGES=plan.stages)
     constants |= dict(BLOCKS=blocks)
+    most = most_registers(plan, k, blocks) if plan.kernel == "row" else None
+    registers = {} if most is None else {"maxnreg": most}
     known = types | constants
     types |= {name: "i32" for name in kernel.arg_names if name not in known}
     aligned = {"y", "parts", "scale_x", "scale_w", "stride_w", "stride_y", "N", "K"}
@@ -56,7 +59,7 @@ def _variant(plan: Plan, m: int, k: int, swiglu: bool = False, blocks: bool = Fa
         kernel,
         {name: types[name] for name in kernel.arg_names if name in types},
         {name: constants[name] for name in kernel.arg_names if name in constants},
-        {"num_warps": plan.warps},
+        {"num_warps": plan.warps} | registers,
         tuple(name for name in kernel.arg_names if name in aligned & types.keys()),
         "none" if plan.kernel == "row" else "wgmma",
         gluon=True,

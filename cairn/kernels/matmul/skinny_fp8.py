@@ -44,6 +44,7 @@ from cairn.kernels.tuned import tuned
 E4M3 = torch.float8_e4m3fn
 BLOCK = 128  # rows and columns that share a scale
 BLOCK_PROGRAMS = 192  # fewer leave multiprocessors waiting
+HELD_BYTES = 128  # of weights in a thread, up to which 64 registers are enough
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -198,6 +199,12 @@ def launch(
     )
 
 
+def most_registers(plan: Plan, k: int, blocks: bool) -> int | None:
+    """Of a thread. With two more than 64 a multiprocessor has three programs of 8 warps in place of four."""
+    held = plan.block_n * triton.cdiv(k, plan.block_k) * plan.block_k // (32 * plan.warps)
+    return 64 if held <= HELD_BYTES and not blocks else None
+
+
 def _launch_row(
     x: Tensor, w: Quantized, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool
 ) -> None:
@@ -212,6 +219,7 @@ def _launch_row(
         WARPS=plan.warps,
         BLOCKS=is_blocked(w),
         SWIGLU=epilogue.activation is not None,
+        maxnreg=most_registers(plan, k, is_blocked(w)),
         **launch_constants(plan, prefetch),
     )
 
