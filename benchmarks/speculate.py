@@ -40,7 +40,7 @@ from cairn.serve.engine.start import start_with
 from cairn.serve.grammar import Grammar, Grammars
 from cairn.serve.guide import schema_guide
 
-PROMPT, MANY_PROMPT = 128, 1024
+PROMPT, MANY_PROMPT, PAGE = 128, 1024, 64
 WARM = 64  # tokens of an answer that is not counted: behind it everything is compiled
 
 
@@ -223,12 +223,14 @@ def engine_of(
 ) -> tuple[Engine, torch.Tensor]:
     """And the counts of steps by which drafts hold. Weights in few bits stay so for the engines behind the first."""
     weights = way.weights if not converted(runnable) else "auto"
+    context = 2048 if rows == 1 else MANY_PROMPT + 256
     config = EngineConfig(
         model=opened.name,
-        max_model_len=2048,
+        max_model_len=context,
         max_num_seqs=rows,
         enable_prefix_caching=False,
-        gpu_memory_utilization=0.8,
+        block_size=PAGE,
+        num_gpu_blocks_override=1 + rows * context // PAGE,
         speculate=way.who if way.drafts else "off",
         draft_tokens=way.drafts or "auto",  # type: ignore[arg-type]
         weights=weights,

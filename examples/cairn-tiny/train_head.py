@@ -79,7 +79,12 @@ def prompts(opened: OpenModel, who: tuple[str, ...], count: int) -> list[list[in
 def write_texts(opened: OpenModel, runnable: Runnable, options: argparse.Namespace) -> Tensor:
     """What the model says at temperature 1, prompts included, cut to one length."""
     config = EngineConfig(
-        model=options.model, max_model_len=512, max_num_seqs=256, enable_prefix_caching=False
+        model=options.model,
+        max_model_len=512,
+        max_num_seqs=256,
+        enable_prefix_caching=False,
+        block_size=64,
+        num_gpu_blocks_override=1 + 256 * 512 // 64,
     )
     engine = start_with(opened, runnable, config).engine
     requests = []
@@ -127,6 +132,8 @@ def measure(
         model=options.model,
         max_model_len=512,
         max_num_seqs=16,
+        block_size=64,
+        num_gpu_blocks_override=1 + 16 * 512 // 64,
         speculate=str(options.out),
         draft_tokens=3,
     )
