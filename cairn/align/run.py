@@ -4,7 +4,7 @@ recipe -> model, tokenizer -> policy (trainer and engine on one copy) -> loop ->
 """
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import msgspec
 import torch
@@ -30,6 +30,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.cpu_threads import one_thread
 from cairn.train.corpus import Corpus
 from cairn.train.data.tokenizer_identity import id_limit
 from cairn.train.data.tokenizer_trainer import MIN_VOCAB, train_tokenizer
@@ -45,6 +46,9 @@ from cairn.train.run import Finished, carry_out
 
 TEXTS = 2000  # of the task, for the tokenizer of a model that begins with random weights
 VOCABULARY = 512
+SMALL = (
+    2_000_000  # parameters up to which several threads wait for each other longer than they compute
+)
 
 
 class Aligned(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +68,13 @@ def align(
     check_free(config.folder)
     prepared = prepare(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    with only_here(config.folder), closing(_policy(config, prepared)) as policy:
+    state = prepared.state
+    alone = state.device.type == "cpu" and state.spec.parameters() <= SMALL
+    with (
+        only_here(config.folder),
+        closing(_policy(config, prepared)) as policy,
+        one_thread() if alone else nullcontext(),
+    ):
         return _align(config, prepared, policy, log_line, on_record)
 
 
