@@ -36,6 +36,7 @@ Keep = Callable[[str, Any], None]  # writes a figure into this part of the file
 
 
 def decode(options: argparse.Namespace, keep: Keep) -> None:
+    """A whole part anew: its figures are compared with each other."""
     rows, prompt, steps = options.rows, options.prompt, options.steps
     model = options.model[0]
     for name, value in (("model", model), ("rows", rows), ("context", prompt), ("rank", RANK)):
@@ -348,6 +349,8 @@ def main() -> None:
     if options.out and options.out.is_file():
         before = msgspec.json.decode(options.out.read_bytes())
     results = before.get("results", {})
+    if options.what == "decode":
+        results.pop("decode", None)
 
     def keep(name: str, value: Any) -> None:
         results.setdefault(options.what, {})[name] = value
