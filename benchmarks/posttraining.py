@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import torch
 
-from cairn.bench.record import add_arguments, record
+from cairn.bench.record import add_arguments, record, require_commit
 from cairn.bench.train import Setup, measure
 
 RANK = 16
@@ -345,6 +345,8 @@ def main() -> None:
     parser.add_argument("--microbatch", type=int, default=0)
     parser.add_argument("--memory-gib", type=float, default=0.0)
     options = parser.parse_args()
+    if options.out:
+        require_commit(options.commit)
     before: dict[str, Any] = {}
     if options.out and options.out.is_file():
         before = msgspec.json.decode(options.out.read_bytes())
@@ -354,7 +356,8 @@ def main() -> None:
 
     def keep(name: str, value: Any) -> None:
         results.setdefault(options.what, {})[name] = value
-        record(results, options, before.get("command"), show=False)
+        if options.out:
+            record(results, options, before.get("command"), show=False)
 
     {"decode": decode, "train": train, "grpo": grpo}[options.what](options, keep)
 

@@ -1,4 +1,4 @@
-"""The first of an adapter's two products, h = A x of each row's adapter: one program for each tile and part of K.
+"""The first of an adapter's two products, h = A x of each row's adapter: programs have a tile, a part of K, some ranks.
 
 The parts are summed by who reads h. Nothing is added atomically, so a result repeats.
 """
@@ -24,19 +24,19 @@ from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.norm.rows import blocks as blocks_of
 from cairn.kernels.norm.rows import width
 
-PROGRAMS = 528  # K is cut for so many, four for each multiprocessor
+PROGRAMS = 2112  # K is cut for so many at most, sixteen for each multiprocessor
 SPLITS = 16
 PART = 512  # columns of K that a part has at least
-WIDEST_RANK = 64  # columns of h that a program holds at a time
+FEW_RANKS, MANY_RANKS = 16, 64  # columns of h that a program has, of small tiles and of large ones
 BLOCK_K = 128
 WARPS, STAGES = 4, 4
 
 
-def splits_of(tokens: int, width_k: int, tiles: int) -> int:
-    """Parts that K is cut into. Who reads h adds them up, each program anew: no more than fill the chip."""
+def splits_of(tokens: int, width_k: int, programs: int) -> int:
+    """Parts that K is cut into, each for so many programs. Who reads h adds them up: no more than fill the chip."""
     if tokens > FEW_TOKENS:
         return 1
-    most = min(SPLITS, blocks_of(width_k, PART), max(1, PROGRAMS // max(1, tiles)))
+    most = min(SPLITS, blocks_of(width_k, PART), max(1, PROGRAMS // max(1, programs)))
     return 1 << (most.bit_length() - 1)  # of each number there is a kernel that reads h
 
 
@@ -61,20 +61,19 @@ def _shrink_kernel(
         place, inside, row = read_tile(tiles, rows, tile, BLOCK_M)
         column = tl.arange(0, BLOCK_K)
         behind(OVERLAP, True)
-        for start in range(0, rank, BLOCK_R):
-            r = start + tl.arange(0, BLOCK_R)
-            sums = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-            for begin_k in range(split * part_k, min(split * part_k + part_k, K), BLOCK_K):
-                k = begin_k + column
-                x_mask = inside[:, None] & (k < K)[None, :]
-                x_tile = tl.load(x + row[:, None] * x_stride + k[None, :], mask=x_mask, other=0.0)
-                a_mask = (r < rank)[:, None] & (k < K)[None, :]
-                a_tile = tl.load(a + r[:, None] * K + k[None, :], mask=a_mask, other=0.0)
-                sums = tl.dot(
-                    x_tile, tl.trans(a_tile), sums, input_precision="ieee" if IEEE else "tf32"
-                )
-            at = (split * tokens + place)[:, None] * H_WIDTH + r[None, :]
-            tl.store(h + at, sums, mask=inside[:, None] & (r < rank)[None, :])
+        r = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+        sums = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+        for begin_k in range(split * part_k, min(split * part_k + part_k, K), BLOCK_K):
+            k = begin_k + column
+            x_mask = inside[:, None] & (k < K)[None, :]
+            x_tile = tl.load(x + row[:, None] * x_stride + k[None, :], mask=x_mask, other=0.0)
+            a_mask = (r < rank)[:, None] & (k < K)[None, :]
+            a_tile = tl.load(a + r[:, None] * K + k[None, :], mask=a_mask, other=0.0)
+            sums = tl.dot(
+                x_tile, tl.trans(a_tile), sums, input_precision="ieee" if IEEE else "tf32"
+            )
+        at = (split * tokens + place)[:, None] * H_WIDTH + r[None, :]
+        tl.store(h + at, sums, mask=inside[:, None] & (r < rank)[None, :])
     else:
         behind(OVERLAP, True)
 
@@ -85,16 +84,18 @@ def shrink(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, widest
     `widest`: the largest sum of ranks of any slot here.
     """
     tokens, width_k = x_MK.shape
-    splits = splits_of(tokens, width_k, len(tiles.tiles_N3))
+    h_width = width(max(16, widest))
+    block_r = min(h_width, FEW_RANKS if tokens <= FEW_TOKENS else MANY_RANKS)
+    blocks = len(tiles.tiles_N3), blocks_of(widest, block_r)
+    splits = splits_of(tokens, width_k, blocks[0] * blocks[1])
     block_k = BLOCK_K if x_MK.element_size() == 2 else 32
-    shape = (splits, tokens, width(max(16, widest)))
-    h_STR = torch.empty(shape, dtype=torch.float32, device=x_MK.device)
     part_k = blocks_of(blocks_of(width_k, splits), block_k) * block_k
+    h_STR = torch.empty(splits, tokens, h_width, dtype=torch.float32, device=x_MK.device)
     kernel: Any = _shrink_kernel  # Triton's own types do not know what a launch takes
-    kernel[(len(tiles.tiles_N3), splits)](
+    kernel[(blocks[0], splits, blocks[1])](
         x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N3, h_STR, x_MK.stride(0), tokens, part_k,
-        map_number, table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, H_WIDTH=shape[2],
-        BLOCK_M=tiles.block, BLOCK_R=min(shape[2], WIDEST_RANK), BLOCK_K=block_k,
+        map_number, table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, H_WIDTH=h_width,
+        BLOCK_M=tiles.block, BLOCK_R=block_r, BLOCK_K=block_k,
         IEEE=x_MK.dtype == torch.float32, ALIGNED=tiles.aligned,
         num_warps=WARPS, num_stages=STAGES, **pdl(x_MK.device),
     )  # fmt: skip

@@ -85,7 +85,7 @@ def _gated_variant() -> Variant:
 
 VARIANTS = [
     _gated_variant(),
-    _shrink_variant(16, 64),
+    _shrink_variant(16, 16),
     _shrink_variant(64, 16),
     _expand_variant(16, "*bf16"),
     _expand_variant(64, "*fp32"),
