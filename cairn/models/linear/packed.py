@@ -151,6 +151,8 @@ class Int8:
             warnings.simplefilter("ignore", UserWarning)
             none_N = torch.zeros(len(level_NK), dtype=torch.long)
             levels = torch._make_per_channel_quantized_tensor(level_NK, self.scale_N, none_N, 0)
+            level_bytes = level_NK.nbytes
+            del level_NK  # a vocabulary's are hundreds of megabytes
             self.packed = torch.ops.quantized.linear_prepack(levels, None)
         self.multiply: Any = torch.ops.quantized.linear_dynamic.default
         pins = torch.tensor(PINS)
@@ -159,7 +161,7 @@ class Int8:
         given = (self.inlier_K, self.pinned_K, self.outliers_O, self.apart_ON)
         self.digits = None if no_compiled() else Digits(*given, INT8_MOST, LOWER)
         copies = 1 if self.level_NK is None else 2
-        self.nbytes = copies * level_NK.nbytes + self.scale_N.nbytes + self.apart_ON.nbytes
+        self.nbytes = copies * level_bytes + self.scale_N.nbytes + self.apart_ON.nbytes
 
     def _levels(self, weight_NK: RowsOfMatrix, in_pairs: bool) -> tuple[Tensor, Tensor]:
         """A scale for each row, and the levels; few rows at a time, because a vocabulary is large."""
