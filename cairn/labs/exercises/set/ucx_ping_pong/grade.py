@@ -2,10 +2,11 @@ import contextlib
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
-from cairn.labs.exercises.grading import Attempt, case, close, equal, require
+from cairn.labs.exercises.grading import Attempt, NotHere, case, close, equal, require
 
 POLLS = 3  # until a write of the made-up agent has completed
 
@@ -200,3 +201,15 @@ def chosen(attempt: Attempt) -> None:
 @case("the same program over TCP", "同一程序走 TCP")
 def tcp(attempt: Attempt) -> None:
     ping_pong(attempt, "tcp,self")
+
+
+@case("the same program over RDMA verbs", "同一程序走 RDMA verbs")
+def verbs(attempt: Attempt) -> None:
+    if not any(Path("/sys/class/infiniband").glob("*")):
+        raise NotHere(
+            "not looked at: there is no RDMA device here; where the kernel has soft-RoCE, "
+            "`modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0` makes one of an interface",
+            "未检查：本机没有 RDMA 设备；内核带 soft-RoCE 时，"
+            "`modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0` 可在网卡上创建一个",
+        )
+    ping_pong(attempt, "rc_verbs,ud_verbs,self")
