@@ -46,8 +46,15 @@ CHECKLIST: tuple[Words, ...] = (
 def drafts(
     entries: Mapping[str, Entry], labs: Mapping[str, Lab], passed: Sequence[str], language: Language
 ) -> str:
-    """The runs with a prediction of the learner's own first, then those that were off: they make the best stories."""
-    told = [entry for entry in entries.values() if entry.checks and entry.lab in labs]
+    """The runs with a prediction of the learner's own first, then those that were off: they make the best stories.
+
+    A run on a busy machine says nothing about its lab, so it is no story.
+    """
+    told = [
+        entry
+        for entry in entries.values()
+        if entry.checks and entry.lab in labs and entry.status != "busy"
+    ]
     told.sort(key=lambda entry: (entry.guess is None, entry.status == "held", entry.lab))
     zh = language == "zh"
     lines = [f"# {'项目故事' if zh else 'Project stories'}", ""]

@@ -9,17 +9,21 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_samples import ceilings_here, lab, outcome
 
 from cairn.cli.main import VERBS, main
 from cairn.labs.catalogue import all_labs
 from cairn.labs.code_place import find_place
+from cairn.labs.entry import measured_entry, where_of
 from cairn.labs.exercises.exercise import all_exercises
 from cairn.labs.interview import INTERVALS_DAYS, choose, due, rounds
+from cairn.labs.lab import judge
 from cairn.labs.learner import look
 from cairn.labs.plans import load as load_plans
 from cairn.labs.progress import Answer
 from cairn.labs.roadmap import load
 from cairn.labs.rubric import Point, grade_answer, numbers_in, worded
+from cairn.labs.story import drafts
 
 QUESTIONS = [question for one in rounds().values() for question in one.question]
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -166,3 +170,30 @@ def test_a_plan_and_a_story_as_markdown(tmp_path, monkeypatch, capsys):
     assert "three minutes" in capsys.readouterr().out
     assert main(["learn", "plan", "decade"]) == 2
     assert main(["learn", "roofline", "week"]) == 2
+
+
+def test_a_run_on_a_busy_machine_is_no_story():
+    sample = lab(run=outcome)
+    where = where_of(ceilings_here(), "0.1", None)
+    found = outcome(None)
+    for busy, told in ((False, True), (True, False)):
+        entry = measured_entry(
+            sample,
+            found,
+            judge(sample, found),
+            at="",
+            seconds=1.0,
+            quick=True,
+            where=where,
+            busy=busy,
+        )
+        text = drafts({sample.name: entry}, {sample.name: sample}, [], "en")
+        assert (f"## {sample.title.en}" in text) == told
+
+
+def test_every_exercise_that_a_plan_starts_is_checked_after_it():
+    for plan in load_plans().plan:
+        for stage in plan.stage:
+            for at, command in enumerate(stage.commands):
+                if command.startswith("cairn exercise start "):
+                    assert command.replace(" start ", " check ") in stage.commands[at:]
