@@ -1,8 +1,13 @@
 """Many tokens through the gated delta rule, a chunk of 64 at a time; `rule` says what is computed.
 
-One launch solves the systems of all chunks at once, 16 rows of one after another; a second one has a program for each
-head of a sequence and some columns of its state, which stays in registers from the first chunk to the last.
-Sequences with one token take `delta_step`.
+One launch inverts the systems of all chunks at once; a second one has a program for each head of a sequence and some
+columns of its state, which stays in registers from the first chunk to the last. Sequences with one token take
+`delta_step`. A system I + A is inverted from its diagonal outwards, in blocks of 2, 4, ... 64 rows:
+
+    | X 0 |^-1    |     X^-1        0  |
+    | C Y |     = | -Y^-1 C X^-1   Y^-1 |        for all blocks of a size at once: D <- D - D C D
+
+Sums of powers of A would need no inverses of blocks, and cancel where keys resemble each other.
 """
 
 from typing import Any
@@ -17,9 +22,9 @@ from cairn.kernels.delta.rule import CHUNK, DeltaCall
 from cairn.kernels.kernel import Cost
 from cairn.kernels.paged.paged_tiles import bucket, counted
 
-BLOCK = 16  # rows of a system that are solved at once
+LEVELS = CHUNK.bit_length() - 1  # of blocks of 2, 4, ... rows
 # What a row takes over from those before it adds up: the ten bits of tf32 would be too few.
-SOLVE = "ieee"
+SOLVE = "tf32x3"
 
 
 @triton.jit
@@ -38,22 +43,15 @@ def _place(starts, sequences, place, SEQUENCES: tl.constexpr, CHUNK: tl.constexp
 
 
 @triton.jit
-def _sums_to(g, first, rows, head, at, HEADS: tl.constexpr, CHUNK: tl.constexpr):
-    """The running sum of g in a chunk, at these of its rows."""
-    every = tl.arange(0, CHUNK)
-    fades = tl.load(g + (first + every) * HEADS + head, mask=every < rows, other=0.0)
-    return tl.sum(tl.where(every[None, :] <= at[:, None], fades[None, :], 0.0), axis=1)
-
-
-@triton.jit
-def _inverse(a, BLOCK: tl.constexpr):
-    """Of I + a, where a is strictly lower: a row after another."""
-    row = tl.arange(0, BLOCK)
-    found = (row[:, None] == row[None, :]).to(tl.float32)
-    for i in tl.range(1, BLOCK):
-        of_row = tl.sum(tl.where(row[:, None] == i, a, 0.0), axis=0)
-        new = tl.sum(of_row[:, None] * found, axis=0)
-        found = tl.where(row[:, None] == i, found - new[None, :], found)
+def _inverse(a, CHUNK: tl.constexpr, LEVELS: tl.constexpr, SOLVE: tl.constexpr):
+    """Of I + a, where a [CHUNK, CHUNK] is strictly lower: of blocks twice as large in every step."""
+    row = tl.arange(0, CHUNK)[:, None]
+    column = tl.arange(0, CHUNK)[None, :]
+    found = tl.where(row == column, 1.0, tl.where(row // 2 == column // 2, -a, 0.0))
+    for level in tl.range(1, LEVELS, num_stages=1):
+        between = (row >> level + 1 == column >> level + 1) & (row >> level != column >> level)
+        taken = tl.dot(tl.where(between, a, 0.0), found, input_precision=SOLVE)
+        found -= tl.dot(found, taken, input_precision=SOLVE)
     return found
 
 
@@ -61,57 +59,45 @@ def _inverse(a, BLOCK: tl.constexpr):
 def _solve_kernel(
     mixed, g, beta, slots, starts, u, w, sequences,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
-    COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of U or of W of one chunk and head."""
-    head, part = tl.program_id(1), tl.program_id(2)
+    """U and W of one chunk and head."""
+    head = tl.program_id(1)
     sequence, first, rows = _place(starts, sequences, tl.program_id(0), SEQUENCES, CHUNK)
     slot = tl.load(slots + sequence, mask=rows > 0, other=-1)
     if slot >= 0:
         KEYS: tl.constexpr = KEY_HEADS * K
         WIDTH: tl.constexpr = 2 * KEYS + HEADS * V
-        own = tl.arange(0, BLOCK)
-        column = part * COLUMNS + tl.arange(0, COLUMNS)
-        of_value = part * COLUMNS < V
-        key_at = KEYS + head // (HEADS // KEY_HEADS) * K
-        right_at = tl.where(of_value, 2 * KEYS + head * V, key_at - V)
-        base = mixed + first.to(tl.int64) * WIDTH
-        held = ()
-        for i in tl.static_range(CHUNK // BLOCK):
-            at = i * BLOCK + own
-            there = (at < rows)[:, None]
-            line = base + at[:, None] * WIDTH
-            wide = tl.load(line + key_at + tl.arange(0, K)[None, :], mask=there, other=0.0)
-            wide = wide.to(tl.float32)
-            shrink = tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
-            k_i = (wide * shrink[:, None]).to(mixed.dtype.element_ty)
-            strength = tl.load(beta + (first + at) * HEADS + head, mask=at < rows, other=0.0)
-            sums_i = _sums_to(g, first, rows, head, at, HEADS, CHUNK)
-            right = tl.load(line + right_at + column[None, :], mask=there, other=0.0)
-            factor = tl.where(of_value, strength, strength * tl.exp(sums_i) * shrink)
-            right = right.to(tl.float32) * factor[:, None]
-            for j in tl.static_range(i):
-                past = j * BLOCK + own
-                other = base + past[:, None] * WIDTH + key_at + tl.arange(0, K)[None, :]
-                k_j = unit_rows(tl.load(other, mask=(past < rows)[:, None], other=0.0))
-                k_j = k_j.to(mixed.dtype.element_ty)
-                sums_j = _sums_to(g, first, rows, head, past, HEADS, CHUNK)
-                fade = tl.exp(tl.minimum(sums_i[:, None] - sums_j[None, :], 0.0))
-                a = tl.dot(k_i, tl.trans(k_j), input_precision=PRECISION)
-                a = a * fade * strength[:, None]
-                right -= tl.dot(a, held[j], input_precision=SOLVE)
-            fade = tl.exp(tl.minimum(sums_i[:, None] - sums_i[None, :], 0.0))
-            a = tl.dot(k_i, tl.trans(k_i), input_precision=PRECISION) * fade * strength[:, None]
-            inverse = _inverse(tl.where(own[:, None] > own[None, :], a, 0.0), BLOCK)
+        kind = mixed.dtype.element_ty
+        own = tl.arange(0, CHUNK)
+        column = tl.arange(0, COLUMNS)[None, :]
+        there = own < rows
+        some = there[:, None]
+        line = mixed + (first + own).to(tl.int64)[:, None] * WIDTH
+        keys = line + KEYS + head // (HEADS // KEY_HEADS) * K
+        values = line + 2 * KEYS + head * V
+        wide = tl.load(keys + tl.arange(0, K)[None, :], mask=some, other=0.0).to(tl.float32)
+        shrink = tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
+        k = (wide * shrink[:, None]).to(kind)
+        strength = tl.load(beta + (first + own) * HEADS + head, mask=there, other=0.0)
+        sums = tl.cumsum(tl.load(g + (first + own) * HEADS + head, mask=there, other=0.0), 0)
+        fade = tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0))
+        a = tl.dot(k, tl.trans(k), input_precision=PRECISION) * fade * strength[:, None]
+        a = tl.where(own[:, None] > own[None, :], a, 0.0)
+        inverse = _inverse(a, CHUNK, LEVELS, SOLVE)
+        of_head = ((first + own).to(tl.int64) * HEADS + head)[:, None]
+        for part in tl.range(V // COLUMNS, num_stages=1):
+            at = part * COLUMNS + column
+            right = tl.load(values + at, mask=some, other=0.0).to(tl.float32) * strength[:, None]
             solved = tl.dot(inverse, right, input_precision=SOLVE)
-            held = held + (solved,)  # noqa: RUF005  the compiler takes no star
-            line = ((first + at).to(tl.int64) * HEADS + head)[:, None]
-            result = solved.to(u.dtype.element_ty)
-            tl.store(u + line * V + column[None, :], result, mask=there & of_value)
-            tl.store(
-                w + line * K + (column - V)[None, :], result, mask=there & (part * COLUMNS >= V)
-            )
+            tl.store(u + of_head * V + at, solved.to(kind), mask=some)
+        strength *= tl.exp(sums) * shrink
+        for part in tl.range(K // COLUMNS, num_stages=1):
+            at = part * COLUMNS + column
+            right = tl.load(keys + at, mask=some, other=0.0).to(tl.float32) * strength[:, None]
+            solved = tl.dot(inverse, right, input_precision=SOLVE)
+            tl.store(w + of_head * K + at, solved.to(kind), mask=some)
 
 
 @triton.jit
@@ -186,14 +172,14 @@ def _launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
     precision = "ieee" if mixed_TE.dtype == torch.float32 else "tf32"
     common = {**call.constants(), "CHUNK": CHUNK, "PRECISION": precision}
     solve: Any = _solve_kernel
-    solve[(tokens // CHUNK + count, heads, (width + call.key_width) // columns)](
+    solve[(tokens // CHUNK + count, heads)](
         *(mixed_TE, call.g_TH, call.beta_TH, sequences.slots_B, sequences.bounds),
         *(u_THV, w_THK, count),
         **common,
         COLUMNS=columns,
         SEQUENCES=bucket(count),
-        BLOCK=BLOCK,
-        SOLVE=SOLVE,
+        LEVELS=LEVELS,
+        SOLVE="ieee" if mixed_TE.dtype == torch.float32 else SOLVE,
         num_warps=4,
     )
     block = value_block(width)
@@ -209,8 +195,8 @@ def _launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
 
 
 def solved_columns(key_width: int, value_width: int) -> int:
-    """As many as divide both U and W."""
-    return next(size for size in (64, 32, 16) if key_width % size == value_width % size == 0)
+    """As many as divide both U and W, and leave enough registers."""
+    return next(size for size in (32, 16) if key_width % size == value_width % size == 0)
 
 
 def cost(tokens: int, heads: int, key_width: int, value_width: int) -> Cost:
