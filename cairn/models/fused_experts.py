@@ -20,7 +20,7 @@ from cairn.kernels.experts.grouped_matmul import (
 )
 from cairn.kernels.experts.matrices import ExpertMatrices, Fp8Experts
 from cairn.kernels.experts.route import MOST_EXPERTS, Routing, route
-from cairn.kernels.experts.sort_pairs import FewPairs, Pairs, sort_pairs
+from cairn.kernels.experts.sort_pairs import FEW_PAIRS, FewPairs, Pairs, sort_pairs
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import quantize
 from cairn.models.activation import Gate
@@ -29,7 +29,6 @@ from cairn.models.experts import ExpertLayer
 from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.gpu_product import gpu_product
 
-FEW_PAIRS = 32  # they rarely share an expert: sorting them costs more than reading one twice
 MOST_PARTS = 512  # tokens: above, their parts in float32 are more bytes than a pass that sums them
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from cairn.core.errors import ConfigError
+from cairn.kernels.paged.latent_layout import RowLayout
 
 if TYPE_CHECKING:
     from cairn.models.spec import DeltaSizes, Latent, ModelSpec, ShortConvSizes
@@ -25,10 +26,13 @@ class Plane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heads: int
     width: int
     value_bytes: float | None = None  # of its own type, as scales have; None: of the cache's type
+    beside_float8: int = (
+        0  # bytes of a token besides, in a float8 cache: scales, columns that stay wide
+    )
 
     def token_bytes(self, value_bytes: float) -> float:
         own = value_bytes if self.value_bytes is None else self.value_bytes
-        return self.heads * self.width * own
+        return self.heads * self.width * own + self.beside_float8 * (value_bytes == 1)
 
 
 class MixerShape(Protocol):
@@ -103,7 +107,9 @@ class LatentShape:
         return 2 * spec.heads * (spec.head_dim + _latent(spec).value)
 
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
-        return (Plane("latent", 1, _latent(spec).width),)
+        latent = _latent(spec)
+        row = RowLayout(latent.rank, latent.rotated, float8=True)
+        return (Plane("latent", 1, latent.width, beside_float8=row.columns - latent.width),)
 
     def token_flops(self, spec: "ModelSpec") -> int:
         return 0

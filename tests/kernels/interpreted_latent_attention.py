@@ -1,4 +1,4 @@
-"""Attention over latent rows, in the interpreter: decode in parts, prefill behind a prefix, padding."""
+"""Attention over latent rows, in the interpreter: decode in parts, prefill behind a prefix, padding, float8 rows."""
 
 import cairn.kernels.interpret  # isort: skip  # noqa: F401
 
@@ -11,8 +11,11 @@ from cairn.kernels.paged.latent_attention import (
     latent_attention,
     latent_attention_reference,
 )
+from cairn.kernels.paged.latent_layout import RowLayout
+from cairn.kernels.paged.latent_rows import FP8, latent_write, packed_rows, unpacked_rows
 
 PAGE, RANK, ROTATED = 16, 24, 8
+FLOAT8 = RowLayout(RANK, ROTATED, float8=True)
 
 
 def call_of(queries: list[int], lengths: list[int], heads: int, dtype: torch.dtype) -> Latents:
@@ -47,3 +50,58 @@ def test_rows_of_pages(queries, lengths, heads, dtype, tolerance):
         rank=RANK, max_query=call.max_query, scale=call.scale, impl="triton",
     )  # fmt: skip
     assert relative_error((found,), (latent_attention_reference(call),)) < tolerance
+
+
+def in_float8(call: Latents) -> Latents:
+    """The same rows in a float8 cache; bytes of rows that belong to nobody are NaN in every type."""
+    stored = torch.full((*call.cache.shape[:3], FLOAT8.columns), 255, dtype=torch.uint8).view(FP8)
+    slots = torch.arange(len(stored) * PAGE)
+    rows_NE = call.cache.flatten(0, 2)
+    latent_write(
+        rows_NE, torch.where(rows_NE.isnan().any(-1), -1, slots), stored, RANK, impl="triton"
+    )
+    return call._replace(cache=stored)
+
+
+@pytest.mark.parametrize(
+    ("queries", "lengths", "heads"),
+    [([1, 1, 1], [70, 0, 16], 6), ([5, 1, 20], [33, 17, 20], 4)],
+    ids=["decode", "mixed"],
+)
+def test_rows_in_float8(queries, lengths, heads):
+    torch.manual_seed(0)
+    call = call_of(queries, lengths, heads, torch.bfloat16)
+    packed = in_float8(call)
+    found = latent_attention(
+        packed.q_THE, packed.cache, packed.block_tables, packed.lengths, packed.starts,
+        rank=RANK, max_query=packed.max_query, scale=packed.scale, impl="triton",
+    )  # fmt: skip
+    assert relative_error((found,), (latent_attention_reference(packed),)) < 1e-2
+    assert 1e-3 < relative_error((found,), (latent_attention_reference(call),)) < 6e-2
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_rows_are_stored_as_the_reference_does(float8):
+    torch.manual_seed(0)
+    rows_TE = torch.randn(5, RANK + ROTATED).bfloat16()
+    rows_TE[1, :RANK] = 0
+    slots = torch.tensor([17, 0, -1, 31, 40]).int()
+    columns = RowLayout(RANK, ROTATED, float8).columns
+    caches = []
+    for impl in ("triton", "reference"):
+        shape = (3, PAGE, 1, columns)
+        cache = torch.zeros(shape, dtype=torch.uint8 if float8 else torch.bfloat16)
+        latent_write(rows_TE, slots, cache.view(FP8) if float8 else cache, RANK, impl=impl)
+        caches.append(cache)
+    assert torch.equal(*caches)
+    assert not caches[0].flatten(0, 1)[[i for i in range(48) if i not in slots.tolist()]].any()
+
+
+def test_a_float8_row_of_deepseek_has_656_bytes():
+    layout = RowLayout(512, 64, float8=True)
+    assert layout.columns == 656
+    rows = torch.randn(7, 576).bfloat16() * torch.logspace(-3, 3, 7)[:, None].bfloat16()
+    back = unpacked_rows(packed_rows(rows, layout), layout, torch.bfloat16)
+    assert torch.equal(back[:, 512:], rows[:, 512:])
+    assert (back - rows)[:, :512].abs().max() <= rows.abs().max() / 16
+    assert relative_error((back,), (rows.float(),)) < 4e-2

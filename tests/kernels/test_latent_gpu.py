@@ -9,12 +9,14 @@ from cairn.kernels.paged.latent_attention import latent_attention, latent_attent
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("impl", ["gluon", "triton"])
+@pytest.mark.parametrize(
+    ("impl", "float8"), [("gluon", False), ("triton", False), ("triton", True)]
+)
 @pytest.mark.parametrize(
     ("sequences", "length", "heads"), [(5, 1000, 16), (1, 3000, 12), (200, 90, 16), (5, 300, 128)]
 )
-def test_rows_of_pages(sequences, length, heads, impl):
-    call = random_call(sequences, length, heads)
+def test_rows_of_pages(sequences, length, heads, impl, float8):
+    call = random_call(sequences, length, heads, float8=float8)
     call.lengths[-1] = 17
     if sequences > 2:
         call.lengths[1] = 0

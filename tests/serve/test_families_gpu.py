@@ -170,10 +170,15 @@ def test_a_gpu_errs_no_more_than_bfloat16_does(name, eager):
     assert error <= 2 * natural + SLACK, (float(error), float(natural))
 
 
-def test_fp8_weights_stay_near_through_graphs():
-    rounded = weights(LLAMA)
+@pytest.mark.parametrize(
+    ("name", "switches"),
+    [("llama", {"weights": "fp8"}), ("latent rows", {"kv_cache_dtype": "fp8"})],
+    ids=["weights", "latent rows"],
+)
+def test_float8_stays_near_through_graphs(name, switches):
+    rounded = weights(SPECS[name])
     exact = copy.deepcopy(rounded).float()
-    answers = served(copy.deepcopy(rounded).to("cuda"), weights="fp8")
+    answers = served(copy.deepcopy(rounded).to("cuda"), **switches)
     ours = torch.cat([answer.logprobs for answer in answers])
     error = (ours - scored(exact, answers)).abs().mean()
     assert 0 < error < 0.3

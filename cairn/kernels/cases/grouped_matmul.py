@@ -34,10 +34,11 @@ from cairn.kernels.experts.grouped_matmul import (
     grouped_matmul,
     grouped_matmul_reference,
     grouped_parts,
+    grouped_parts_reference,
 )
 from cairn.kernels.experts.matrices import TILE
-from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
-from cairn.kernels.kernel import Case, Prepared, Variant
+from cairn.kernels.experts.sort_pairs import FEW_PAIRS, FewPairs, Pairs, sort_pairs
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.tuned import Tuning, numbers_of, shipped
 
 KERNEL = "cairn.kernels.experts.grouped_matmul"
@@ -235,6 +236,17 @@ def cases() -> Iterator[Case]:
                 given = (shape, tokens, zipf)
                 yield Case("grouped_matmul", name, "bf16", work, lambda g=given: _prepare(*g),
                            graph=tokens <= 512)  # fmt: skip
+    for tokens in (1, 8, 32, 128):
+        for zipf in (False, True):
+            active = len(choices(tokens, zipf).unique())
+            parts = [
+                cost(tokens * PER_TOKEN, active, shape.n, shape.k, swiglu=shape.swiglu)
+                for shape in (GATE_UP, DOWN)
+            ]
+            work = Cost(sum(part.flops for part in parts), sum(part.bytes for part in parts))
+            name = f"layer behind its router, {tokens} tokens{' (zipf)' if zipf else ''}"
+            yield Case("grouped_matmul", name, "bf16", work,
+                       lambda g=(tokens, zipf): _prepare_layer(*g), graph=True)  # fmt: skip
 
 
 def _prepare(shape: Shape, tokens: int, zipf: bool) -> Prepared:
@@ -266,6 +278,26 @@ def _prepare(shape: Shape, tokens: int, zipf: bool) -> Prepared:
         return relative_error(found, exact)
 
     return Prepared(ours, {"torch.grouped_mm": by_torch}, error)
+
+
+def _prepare_layer(tokens: int, zipf: bool) -> Prepared:
+    """As serving runs it for few tokens: pairs are sorted, and both products leave parts for the next norm."""
+    x, inner_ENK, _ = _operands(GATE_UP, tokens, zipf)
+    down_ENK = _operands(DOWN, tokens, zipf)[1]
+    chosen_TK, weights_TK = choices(tokens, zipf).cuda(), torch.rand(tokens, PER_TOKEN).cuda()
+
+    def layer() -> Tensor:
+        few = tokens * PER_TOKEN <= FEW_PAIRS
+        pairs = FewPairs(chosen_TK.flatten(), PER_TOKEN) if few else sort_pairs(chosen_TK, COUNT)
+        inner = grouped_matmul(x, inner_ENK, pairs, gather=True, gating=SWIGLU, impl="triton")
+        return grouped_parts(inner, down_ENK, pairs, weights_TK, impl="triton")
+
+    def error() -> float:
+        pairs = sort_pairs(chosen_TK, COUNT)
+        inner = grouped_matmul_reference(x.float(), inner_ENK, pairs, gather=True, gating=SWIGLU)
+        return relative_error(layer(), grouped_parts_reference(inner, down_ENK, pairs, weights_TK))
+
+    return Prepared(layer, {}, error)
 
 
 if __name__ == "__main__":

@@ -25,18 +25,31 @@ from cairn.kernels.paged.latent_gluon import (
     MANY_HEADS as MANY_HEADS_PLAN,
 )
 from cairn.kernels.paged.latent_gluon_kernel import latent_decode_kernel
+from cairn.kernels.paged.latent_layout import RowLayout
+from cairn.kernels.paged.latent_rows import FP8, _write_kernel, latent_write
 
 KERNEL = "cairn.kernels.paged.latent_attention"
 RANK, ROTATED, PAGE = 512, 64, 16
 
 
-def _variant(what: str, heads: int, tile_heads: int, queries: int, parts: int) -> Variant:
-    pointers = dict(q="*bf16", cache="*bf16", tables="*i32", lengths="*i32", starts="*i32")
+def _variant(
+    what: str, heads: int, tile_heads: int, queries: int, parts: int, float8: bool = False
+) -> Variant:
+    stored = ("*fp8e4nv", "*fp32") if float8 else ("*bf16", "*bf16")
+    pointers = dict(
+        q="*bf16",
+        cache=stored[0],
+        scales=stored[1],
+        keys="*bf16",
+        tables="*i32",
+        lengths="*i32",
+        starts="*i32",
+    )
     pointers |= dict(out="*fp32" if parts > 1 else "*bf16", lse="*fp32" if parts > 1 else "*bf16")
     numbers = dict(sequences="i32", tokens="i32", scale="fp32", table_stride="i32")
     numbers |= dict.fromkeys(("q_token", "q_head", "page_stride", "token_stride"), "i32")
     constants = dict(
-        HEADS=heads, TILE_HEADS=tile_heads, TILE_QUERIES=queries, RANK=RANK, R=RANK, ROTATED=ROTATED, P=ROTATED,
+        HEADS=heads, TILE_HEADS=tile_heads, TILE_QUERIES=queries, **RowLayout(RANK, ROTATED, float8).constants(),
         PAGE=PAGE, BLOCK=max(32, tile_heads), PARTS=parts, SEQUENCES=16, STARTS=queries > 1, EXACT=False,
     )  # fmt: skip
     aligned = (*pointers, "q_token", "q_head", "page_stride", "token_stride")
@@ -78,21 +91,48 @@ _ADDED_UP = Variant(
     {"num_warps": 4},
     ("parts", "lse", "out", "rows"),
 )
+
+
+def _written(float8: bool) -> Variant:
+    stored = ("*fp8e4nv", "*fp32") if float8 else ("*bf16", "*bf16")
+    types = dict(rows="*bf16", slots="*i32", cache=stored[0], scales=stored[1], keys="*bf16")
+    strides = dict.fromkeys(("row_stride", "page_stride", "token_stride"), "i32")
+    return Variant(
+        f"latent rows written{', float8' * float8}",
+        _write_kernel,
+        types | strides,
+        {**RowLayout(RANK, ROTATED, float8).constants(), "PAGE": PAGE},
+        {"num_warps": 1},
+        (*types, *strides),
+    )
+
+
 VARIANTS = [
     _variant("decode 16 heads", 16, 16, 1, 8),
     _variant("decode 128 heads", 128, MANY_HEADS, 1, 1),
     _variant("prefill 16 heads", 16, 16, 2, 1),
+    _variant("decode 16 heads, float8", 16, 16, 1, 8, float8=True),
+    _variant("prefill 16 heads, float8", 16, 16, 2, 1, float8=True),
     _gluon("16 heads", 16, 2, FEW_HEADS),
     _gluon("128 heads", 128, 1, MANY_HEADS_PLAN),
     _ADDED_UP,
+    _written(float8=False),
+    _written(float8=True),
 ]
 
 
-def random_call(sequences: int, length: int, heads: int, queries: int = 1) -> Latents:
+def random_call(
+    sequences: int, length: int, heads: int, queries: int = 1, float8: bool = False
+) -> Latents:
     """Sequences of equal length whose pages lie in random order."""
     columns = -(-length // PAGE)
     shape = (sequences * columns, PAGE, 1, RANK + ROTATED)
     cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    if float8:
+        rows_NE = cache.flatten(0, 2)
+        width = RowLayout(RANK, ROTATED, float8).columns
+        cache = torch.zeros(*shape[:3], width, device="cuda", dtype=torch.uint8).view(FP8)
+        latent_write(rows_NE, torch.arange(len(rows_NE), device="cuda"), cache, RANK)
     tables = torch.randperm(sequences * columns, device="cuda").int().view(sequences, columns)
     lengths = torch.full((sequences,), length, dtype=torch.int32, device="cuda")
     q_THE = torch.randn(
@@ -117,8 +157,8 @@ def attended(call: Latents) -> torch.Tensor:
     )
 
 
-def _prepare(sequences: int, length: int, heads: int) -> Prepared:
-    call = random_call(sequences, length, heads)
+def _prepare(sequences: int, length: int, heads: int, float8: bool) -> Prepared:
+    call = random_call(sequences, length, heads, float8=float8)
 
     def error() -> float:
         return relative_error((attended(call),), (latent_attention_reference(call),))
@@ -127,13 +167,18 @@ def _prepare(sequences: int, length: int, heads: int) -> Prepared:
 
 
 def cases() -> Iterator[Case]:
-    for sequences, length, heads in ((1, 2048, 16), (64, 8192, 16), (128, 4096, 128)):
+    for sequences, length, heads, float8 in (
+        (1, 2048, 16, False),
+        (64, 8192, 16, False),
+        (128, 4096, 128, False),
+        (64, 8192, 16, True),
+    ):
         yield Case(
             "latent_attention",
-            f"{sequences} x {length}, {heads} heads",
+            f"{sequences} x {length}, {heads} heads{', float8 rows' * float8}",
             "bf16",
-            cost(sequences, length, heads, RANK, ROTATED),
-            lambda shape=(sequences, length, heads): _prepare(*shape),
+            cost(sequences, length, heads, RowLayout(RANK, ROTATED, float8)),
+            lambda shape=(sequences, length, heads, float8): _prepare(*shape),
             graph=True,
         )
 

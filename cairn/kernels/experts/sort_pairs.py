@@ -24,6 +24,8 @@ MOST_AT_ONCE = 2048  # choices that a program holds in registers
 CHUNK = 8192  # pairs; from two of them on they are treated apart
 MOST_CHUNKS = 32
 
+FEW_PAIRS = 32  # they rarely share an expert: sorting them costs more than reading one twice
+
 
 class Pairs(NamedTuple):
     """Pairs sorted by expert; all int32."""

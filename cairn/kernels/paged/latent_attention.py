@@ -21,6 +21,8 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import multiprocessors
 from cairn.kernels.paged import latent_gluon
+from cairn.kernels.paged.latent_layout import RowLayout
+from cairn.kernels.paged.latent_rows import check_cache, layout_of, unpacked_rows, views
 from cairn.kernels.paged.paged_tiles import (
     LOG2_E,
     bucket,
@@ -41,7 +43,7 @@ class Latents(NamedTuple):
     """One call whose arguments have been checked."""
 
     q_THE: Tensor
-    cache: Tensor  # [pages, page_size, 1, rank + rotated]
+    cache: Tensor  # [pages, page_size, 1, columns], as `latent_rows` says
     block_tables: Tensor
     lengths: Tensor
     starts: Tensor | None
@@ -56,6 +58,10 @@ class Latents(NamedTuple):
     @property
     def page_size(self) -> int:
         return self.cache.shape[1]
+
+    @property
+    def layout(self) -> RowLayout:
+        return layout_of(self.cache, self.rank, self.q_THE.shape[2] - self.rank)
 
 
 class Plan(NamedTuple):
@@ -87,7 +93,8 @@ def latent_attention_reference(call: Latents) -> Tensor:
         if not length or not count:
             continue
         pages = call.block_tables[sequence, : -(-length // call.page_size)].long()
-        rows_NE = call.cache[pages].flatten(0, 2)[:length].float()
+        stored_NB = call.cache[pages].flatten(0, 2)[:length]
+        rows_NE = unpacked_rows(stored_NB, call.layout, call.q_THE.dtype).float()
         scores_QHN = torch.einsum("qhe,ne->qhn", call.q_THE[span].float(), rows_NE) * call.scale
         position_Q = torch.arange(length - count, length, device=rows_NE.device)
         hidden_QN = torch.arange(length, device=rows_NE.device) > position_Q[:, None]
@@ -97,24 +104,48 @@ def latent_attention_reference(call: Latents) -> Tensor:
 
 
 @triton.jit
+def _latents(
+    cache, scales, rows, there, kind: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, FLOAT8: tl.constexpr,
+    GROUP: tl.constexpr, SCALES_AT: tl.constexpr,
+):  # fmt: skip
+    """Latents of these rows of the cache, [BLOCK, R]; float8 times a power of 2 is exact in 16 bits."""
+    column = tl.arange(0, R)
+    whole = there[:, None] if R == RANK else there[:, None] & (column < RANK)[None, :]
+    stored = tl.load(cache + rows[:, None] + column[None, :], mask=whole, other=0.0)
+    if FLOAT8:
+        GROUPS: tl.constexpr = R // GROUP
+        group = tl.arange(0, GROUPS)
+        some = there[:, None] & (group < RANK // GROUP)[None, :]
+        at = scales + (rows // 4 + SCALES_AT)[:, None] + group[None, :]
+        scale = tl.load(at, mask=some, other=0.0).to(kind)
+        wide = tl.reshape(stored.to(kind), (stored.shape[0], GROUPS, GROUP))
+        return tl.reshape(wide * scale[:, :, None], (stored.shape[0], R))
+    else:
+        return stored
+
+
+@triton.jit
 def _walk(
-    acc, total, top, tile_ql, tile_qr, cache, table, first, last, seen, limit, scale, page_stride, token_stride,
-    RANK: tl.constexpr, R: tl.constexpr, ROTATED: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, EXACT: tl.constexpr,
+    acc, total, top, tile_ql, tile_qr, cache, scales, keys, table, first, last, seen, limit, scale, page_stride,
+    token_stride, RANK: tl.constexpr, R: tl.constexpr, ROTATED: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, EXACT: tl.constexpr, FLOAT8: tl.constexpr, GROUP: tl.constexpr, SCALES_AT: tl.constexpr,
+    KEY_AT: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles [first, last) of rows into the running softmax of every query and head."""
-    latent = tl.arange(0, R)
+    across = 2 if FLOAT8 else 1  # columns of the cache in one of a key
     rotated = tl.arange(0, P)
     token = tl.arange(0, BLOCK)
     for tile in tl.range(first, last):
         key = tile * BLOCK + token
         pages = pages_of(table, tile, limit, PAGE, BLOCK)
-        at = cache + rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)[:, None]
-        there = (key < limit)[:, None]  # behind the end there may be anything, NaN too
-        whole_l = there if R == RANK else there & (latent < RANK)[None, :]
-        whole_r = there if P == ROTATED else there & (rotated < ROTATED)[None, :]
-        tile_l = tl.load(at + latent[None, :], mask=whole_l, other=0.0)
-        tile_r = tl.load(at + RANK + rotated[None, :], mask=whole_r, other=0.0)
+        rows = rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)
+        there = key < limit  # behind the end there may be anything, NaN too
+        tile_l = _latents(
+            cache, scales, rows, there, tile_ql.dtype, RANK, R, FLOAT8, GROUP, SCALES_AT
+        )
+        whole_r = there[:, None] if P == ROTATED else there[:, None] & (rotated < ROTATED)[None, :]
+        at = keys + (rows // across + KEY_AT)[:, None]
+        tile_r = tl.load(at + rotated[None, :], mask=whole_r, other=0.0)
         scores = tl.dot(tile_ql, tl.trans(tile_l), input_precision="ieee" if EXACT else "tf32")
         scores = tl.dot(
             tile_qr, tl.trans(tile_r), scores, input_precision="ieee" if EXACT else "tf32"
@@ -137,11 +168,12 @@ def _walk(
 
 @triton.jit(do_not_specialize=["sequences"])
 def _latent_kernel(
-    q, cache, tables, lengths, starts, out, lse, sequences, tokens, scale, table_stride, q_token, q_head,
+    q, cache, scales, keys, tables, lengths, starts, out, lse, sequences, tokens, scale, table_stride, q_token, q_head,
     page_stride, token_stride,
     HEADS: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_QUERIES: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr,
     ROTATED: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    SEQUENCES: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr,
+    SEQUENCES: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr, FLOAT8: tl.constexpr, GROUP: tl.constexpr,
+    SCALES_AT: tl.constexpr, KEY_AT: tl.constexpr,
 ):  # fmt: skip
     HEAD_TILES: tl.constexpr = HEADS // TILE_HEADS
     ROWS: tl.constexpr = TILE_HEADS * TILE_QUERIES
@@ -183,8 +215,9 @@ def _latent_kernel(
     tiles = tl.cdiv(limit, BLOCK)
     share = tl.cdiv(tiles, PARTS)
     acc, total, top = _walk(
-        acc, total, top, tile_ql, tile_qr, cache, table, part * share, tl.minimum((part + 1) * share, tiles), seen,
-        limit, scale, page_stride, token_stride, RANK, R, ROTATED, P, PAGE, BLOCK, EXACT,
+        acc, total, top, tile_ql, tile_qr, cache, scales, keys, table, part * share,
+        tl.minimum((part + 1) * share, tiles), seen, limit, scale, page_stride, token_stride, RANK, R, ROTATED, P,
+        PAGE, BLOCK, EXACT, FLOAT8, GROUP, SCALES_AT, KEY_AT,
     )  # fmt: skip
     saw = total > 0.0
     result = acc / tl.where(saw, total, 1.0)[:, None]
@@ -240,7 +273,7 @@ def _launch_gluon(call: Latents, plan: latent_gluon.GluonPlan | None = None) -> 
 
 
 def _launch(call: Latents) -> Tensor:
-    tokens, heads, width = call.q_THE.shape
+    tokens, heads, _ = call.q_THE.shape
     plan = plan_of(heads, call.max_query, tokens, call.sequences, call.q_THE)
     kind = torch.float32 if plan.parts > 1 else call.q_THE.dtype
     # Rows behind the last sequence belong to nobody: they become zero.
@@ -251,11 +284,10 @@ def _launch(call: Latents) -> Tensor:
     tiles = _tiles(tokens, call.sequences, call.max_query, plan.queries)
     kernel: Any = _latent_kernel
     kernel[(tiles * (heads // plan.heads), plan.parts)](
-        call.q_THE, call.cache, call.block_tables, call.lengths, starts, out, lse,
+        call.q_THE, *views(call.cache, call.q_THE.dtype), call.block_tables, call.lengths, starts, out, lse,
         call.sequences, tokens, call.scale, call.block_tables.stride(0), call.q_THE.stride(0), call.q_THE.stride(1),
         call.cache.stride(0), call.cache.stride(1),
-        HEADS=heads, TILE_HEADS=plan.heads, TILE_QUERIES=plan.queries, RANK=call.rank,
-        R=max(16, power_of_2(call.rank)), ROTATED=width - call.rank, P=max(16, power_of_2(width - call.rank)),
+        HEADS=heads, TILE_HEADS=plan.heads, TILE_QUERIES=plan.queries, **call.layout.constants(),
         PAGE=call.page_size, BLOCK=plan.block, PARTS=plan.parts, SEQUENCES=bucket(call.sequences),
         STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32,
         num_warps=plan.warps, num_stages=plan.stages,
@@ -319,11 +351,7 @@ def _checked(
     require(q_THE.stride(2) == 1, "q", "stride 1 in the last dimension", q_THE.stride())
     require(0 < rank < width, "rank", f"fewer than the {width} columns of q", rank)
     require(heads >= 1, "q", "at least one head", heads)
-    check("cache", cache, dtypes=(q_THE.dtype,), shape=(None, None, 1, width), beside=q_THE)
-    require(cache.stride(3) == 1, "cache", "stride 1 in the last dimension", cache.stride())
-    require(cache.shape[0] > 0, "cache", "at least one page", 0)
-    page = cache.shape[1]
-    require(page >= 16 and page & (page - 1) == 0, "cache", "pages of a power of 2 from 16", page)
+    check_cache(cache, layout_of(cache, rank, width - rank), q_THE)
     check("lengths", lengths, dtypes=(torch.int32,), shape=(None,), beside=q_THE, packed=True)
     sequences = lengths.shape[0]
     check(
@@ -342,9 +370,11 @@ def _checked(
     return Latents(q_THE, cache, block_tables, lengths, starts, max_query, scale, rank)
 
 
-def cost(tokens: int, length: int, heads: int, rank: int, rotated: int) -> Cost:
+def cost(tokens: int, length: int, heads: int, layout: RowLayout) -> Cost:
     """One query for each sequence of `length` rows: two products, and every row read once."""
-    pairs = tokens * length
-    width = rank + rotated
-    read = 2.0 * pairs * width + 2.0 * tokens * heads * (width + rank)
+    pairs, rank = tokens * length, layout.rank
+    width = rank + layout.rotated
+    read = (1.0 if layout.float8 else 2.0) * pairs * layout.columns + 2.0 * tokens * heads * (
+        width + rank
+    )
     return Cost(flops=2.0 * pairs * heads * (width + rank), bytes=read)

@@ -49,6 +49,8 @@ def unfit(
 ) -> str | None:
     """The same, whatever the device."""
     heads, width = q_THE.shape[1:]
+    if cache.dtype != q_THE.dtype:
+        return "its rows are not in float8"
     if max_query > 1 or starts is not None or q_THE.element_size() != 2:
         return "it takes one query of each sequence, of 16 bits"
     if heads > FEW.value and heads % MANY:

@@ -4,7 +4,8 @@ Everything about a step lies in tensors, so a CUDA graph replays it with other s
 kernels is in `Extent`: it is part of a graph's identity. `projected` is the fast way in: it takes the fused projection,
 norms and rotates q and k and writes the pages in one kernel. A step in which every sequence is new attends to the
 projection itself, without pages, which is faster. A step in which all decode behind the same pages reads those once.
-A cache in float8 has a scale for each layer's keys and values; the first prompts set them, unless they are known.
+A cache in float8 has a scale for each layer's keys and values; the first prompts set them, unless they are known;
+latent rows have theirs in themselves.
 Where tokens of a picture see each other both ways, the kernels compute what stands before and torch, behind them, the
 rows of those sequences once more: few steps hold such a picture, and no graph does.
 """
@@ -21,6 +22,7 @@ from cairn.kernels.layer.rope import Heads, Pages, rope
 from cairn.kernels.paged.cascade import Cascade, cascade_attention
 from cairn.kernels.paged.kv_write import rope_write
 from cairn.kernels.paged.latent_attention import latent_attention
+from cairn.kernels.paged.latent_rows import latent_write
 from cairn.kernels.paged.paged_attention import checked, paged_attention
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_prefill import prefill
@@ -118,14 +120,15 @@ class PagedOnGPU(Paged):
     def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
         """Store rows of latent attention, and attend: all tokens in the absorbed form, in one launch."""
         cache, _ = self.pool.of_layer(rule.layer)
-        self._store(cache, tokens.rows_TE[:, None], rule)
+        rank, group = tokens.expansion.sizes.rank, self.pool.group_of[rule.layer]
+        latent_write(tokens.rows_TE, self._group_slots[group], cache, rank)
         out_THR = latent_attention(
             tokens.absorbed(tokens.q_THC),
             cache,
-            self._group_tables[self.pool.group_of[rule.layer]],
+            self._group_tables[group],
             self.lengths_B,
             self.bounds_B1,
-            rank=tokens.expansion.sizes.rank,
+            rank=rank,
             max_query=self.extent.max_query,
             scale=rule.scale,
         )

@@ -76,11 +76,6 @@ class GPURunner(Runner):
                 f"batch_invariant is not to be had on a GPU for this model: {why_not}",
                 hint="run it on a CPU, or without batch_invariant",
             )
-        if model.spec.latent and scales is not None:
-            raise ConfigError(
-                f"a {model.spec.family} model keeps latent rows, which are not stored in float8",
-                hint="serve it with the cache in the type of the model",
-            )
         if model.spec.is_recurrent and invariant:
             raise ConfigError(
                 f"batch_invariant is not to be had on a GPU for layers with a state ({model.spec.family})",

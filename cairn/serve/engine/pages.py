@@ -48,7 +48,7 @@ class PagePool:
         """`scales`: of a cache in float8."""
         self.scales = scales
         with_pages = paged(groups)
-        heads, width = _shape_of_planes(with_pages)
+        heads, width = _shape_of_planes(with_pages, dtype)
         # A GPU reads the tokens of one head in long runs; a CPU gathers whole tokens.
         self.heads_first = torch.device(device).type == "cuda"
         inside = (heads, page_size) if self.heads_first else (page_size, heads)
@@ -140,9 +140,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     return torch.from_numpy(room).view(dtype).view(shape)
 
 
-def _shape_of_planes(groups: Sequence[CacheGroup]) -> tuple[int, int]:
+def _shape_of_planes(groups: Sequence[CacheGroup], dtype: torch.dtype) -> tuple[int, int]:
     """Heads and columns of every plane. Groups share pages, and planes a tensor: they all have to be alike."""
-    shapes = {(p.heads, p.width, p.value_bytes) for group in groups for p in group.planes}
+    shapes = {
+        (p.heads, int(p.token_bytes(dtype.itemsize)) // (p.heads * dtype.itemsize), p.value_bytes)
+        for group in groups
+        for p in group.planes
+    }
     if len(shapes) != 1:
         raise ConfigError(
             f"a page pool of planes {sorted(map(str, shapes))}",

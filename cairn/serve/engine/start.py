@@ -330,7 +330,7 @@ def _runner(
         fused=not config.plain,
         invariant=config.batch_invariant,
         scales=None
-        if dtype is None
+        if dtype is None or model.spec.latent  # whose rows have scales of their own
         else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
         head=head,
         memory=memory,

@@ -113,7 +113,7 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
         )
     contents = Contents(
         model=identity(runner.model) + _grouping(pool), layers=pool.cache.shape[0], kv_heads=keys.heads,
-        width=keys.width, dtype=str(pool.cache.dtype).removeprefix("torch."),
+        width=pool.cache.shape[-1], latent=pool.cache.shape[1] == 1, dtype=str(pool.cache.dtype).removeprefix("torch."),
     )  # fmt: skip
     return KVLayout(
         contents=contents, page_size=pool.page_size, pages=pages, heads_first=pool.heads_first
