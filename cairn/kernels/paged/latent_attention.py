@@ -275,6 +275,7 @@ def _launch_gluon(call: Latents, plan: latent_gluon.GluonPlan | None = None) -> 
 def _launch(call: Latents) -> Tensor:
     tokens, heads, _ = call.q_THE.shape
     plan = plan_of(heads, call.max_query, tokens, call.sequences, call.q_THE)
+    plan = for_float8(plan) if call.layout.float8 else plan
     kind = torch.float32 if plan.parts > 1 else call.q_THE.dtype
     # Rows behind the last sequence belong to nobody: they become zero.
     make = torch.empty if plan.parts > 1 else torch.zeros
@@ -335,6 +336,11 @@ def plan_of(heads: int, max_query: int, tokens: int, sequences: int, on: Tensor)
     parts = min(MOST_PARTS, power_of_2(max(1, each // max(tiles, 1))))
     block = 16 if on.dtype == torch.float32 else MANY_HEADS if wide else 32
     return Plan(tile_heads, queries, block, parts, warps=8 if wide or max_query > 1 else 4)
+
+
+def for_float8(plan: Plan) -> Plan:
+    """Rows take more registers: more warps share them, and several queries copy nothing ahead."""
+    return plan._replace(warps=8, stages=1 if plan.queries > 1 else 2)
 
 
 def _tiles(tokens: int, sequences: int, max_query: int, queries: int) -> int:
