@@ -63,6 +63,16 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES | {"num_hidden_layers": 4}),
     "olmo2": lambda: transformers.Olmo2Config(**SIZES),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **SIZES | {"num_hidden_layers": 4}, sliding_window=16
+    ),
+    "phi3": lambda: transformers.Phi3Config(**_NO_HEAD_DIM, sliding_window=16),
+    "hunyuan": lambda: transformers.HunYuanDenseV1Config(**SIZES),
+    "dots1": lambda: transformers.Dots1Config(
+        **SIZES, n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=32,
+        first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True, n_group=1, topk_group=1,
+    ),
+    "gemma": lambda: transformers.GemmaConfig(**SIZES),
     "exaone4": lambda: transformers.Exaone4Config(
         **SIZES, sliding_window=None, layer_types=["full_attention"] * 3
     ),
@@ -140,7 +150,8 @@ def convert(
 
 
 def _architecture(config: transformers.PretrainedConfig) -> gguf.MODEL_ARCH:
-    names = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    names = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"}
+    names |= {"hunyuan_v1_dense": "hunyuan-dense"}
     name = names.get(config.model_type, config.model_type.removesuffix("_text"))
     return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
@@ -215,8 +226,19 @@ def _write_family_keys(writer: GGUFWriter, config: transformers.PretrainedConfig
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type in ("gemma2", "gemma3_text"):
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "phi3"):
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "olmo3":
+        writer.add_sliding_window_pattern([kind != "full_attention" for kind in config.layer_types])
+    if config.model_type == "dots1":
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def _stored_tensors(
@@ -234,7 +256,8 @@ def _stored_tensors(
             prefix = prefix if "feed_forward" in prefix else f"model.{prefix}"
             stacks.setdefault(f"{prefix}.{rest}", {})[int(number)] = values
             continue
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         yield stored, _change(config, architecture, name, values)
     for name, experts in stacks.items():

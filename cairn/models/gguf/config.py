@@ -14,6 +14,7 @@ from cairn.models.gguf.header import Header
 from cairn.models.gguf.keys import Keys, shortened
 
 Config = dict[str, object]
+SIGMOID = 2  # llama.cpp's number of a way to weigh experts
 
 _CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -22,12 +23,17 @@ _CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "dots1": "Dots1ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
 }
@@ -129,6 +135,10 @@ def _qwen3moe(keys: Keys) -> Config:
     )
 
 
+def _gemma(keys: Keys) -> Config:
+    return _decoder(keys, "gemma") | {"hidden_act": "gelu_pytorch_tanh"}
+
+
 def _gemma2(keys: Keys) -> Config:
     config = _decoder(keys, "gemma2")
     window = keys.integer("attention.sliding_window", 4096)
@@ -192,11 +202,36 @@ def _smollm3(keys: Keys) -> Config:
 
 
 def _olmo2(keys: Keys) -> Config:
-    if keys.raw("attention.sliding_window") is not None:
-        raise UnsupportedModel(
-            f"{keys.path} is an OLMo 3 model", hint="read its checkpoint in Hugging Face's format"
-        )
-    return _decoder(keys, "olmo2") | {"hidden_act": "silu"}
+    """OLMo 3 is an OLMo 2 to llama.cpp: windows tell them apart."""
+    window = keys.optional_integer("attention.sliding_window")
+    config = _decoder(keys, "olmo3" if window else "olmo2") | {"hidden_act": "silu"}
+    return config | _windows(keys, window, period=4) if window else config
+
+
+def _phi3(keys: Keys) -> Config:
+    """Without the factors of longrope, which are tensors that no table here knows."""
+    window = keys.optional_integer("attention.sliding_window")
+    return _decoder(keys, "phi3") | {"hidden_act": "silu", "sliding_window": window}
+
+
+def _hunyuan_dense(keys: Keys) -> Config:
+    """A base that was stretched is stored as it came out."""
+    return _decoder(keys, "hunyuan_v1_dense") | {"hidden_act": "silu"} | _attention_bias(keys)
+
+
+def _dots1(keys: Keys) -> Config:
+    if (gating := keys.value("expert_gating_func")) != SIGMOID:
+        raise keys.bad("expert_gating_func", gating, f"{SIGMOID}, sigmoid")
+    return _decoder(keys, "dots1") | {
+        "hidden_act": "silu",
+        "n_routed_experts": keys.integer("expert_count"),
+        "n_shared_experts": keys.integer("expert_shared_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "first_k_dense_replace": keys.value("leading_dense_block_count") or 0,
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.value("expert_weights_norm") is True,
+    }
 
 
 def _exaone4(keys: Keys) -> Config:
@@ -225,12 +260,16 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
+    "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
     "granite": _granite,
     "smollm3": _smollm3,
     "olmo2": _olmo2,
+    "phi3": _phi3,
+    "hunyuan-dense": _hunyuan_dense,
+    "dots1": _dots1,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
 }

@@ -41,6 +41,7 @@ class Naming(msgspec.Struct, frozen=True):
     layer: str
     block: dict[str, str]
     biased: tuple[str, ...] = ()  # may have a bias as well as a weight
+    bare: dict[str, str] = {}  # biases whose names on the Hub have no suffix
     experts: dict[str, str] = {}  # by the stem without _exps; {} is the expert's number
     changes: dict[str, Change] = {}
 
@@ -109,6 +110,35 @@ _QWEN3_MOE = Naming(
         "ffn_up": "mlp.experts.{}.up_proj",
     },
 )
+_DOTS1 = msgspec.structs.replace(
+    _QWEN3_MOE,
+    block=_QWEN3_MOE.block
+    | _MLP
+    | {stem + "_shexp": name.replace("mlp", "mlp.shared_experts") for stem, name in _MLP.items()},
+    bare={"exp_probs_b": "mlp.gate.e_score_correction_bias"},
+)
+_HUNYUAN = msgspec.structs.replace(
+    _QWEN3,
+    block=_QWEN3.block
+    | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+)
+_PHI3 = Naming(
+    model=_MODEL,
+    layer=_LAYER,
+    block=_NORMS
+    | {
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+)
+_GEMMA = Naming(
+    model=_MODEL,
+    layer=_LAYER,
+    block=_ATTENTION | _NORMS | _MLP,
+    changes=dict.fromkeys(("output_norm", *_NORMS), "plus_one"),
+)
 _GEMMA2 = Naming(
     model=_MODEL,
     layer=_LAYER,
@@ -165,12 +195,17 @@ _NAMINGS = {  # by the model_type of config.json
     "qwen2": _QWEN2,
     "qwen3": _QWEN3,
     "qwen3_moe": _QWEN3_MOE,
+    "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
     "gpt2": _GPT2,
     "granite": _LLAMA,
     "smollm3": _LLAMA,
     "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "phi3": _PHI3,
+    "hunyuan_v1_dense": _HUNYUAN,
+    "dots1": _DOTS1,
     "exaone4": _OLMO2,
     "seed_oss": _SEED_OSS,
 }
@@ -206,6 +241,8 @@ def _translate(
         raise _unknown(header, stored)
     if expert is None and stem in names and (kind == "weight" or stem in naming.biased):
         yield f"{place}{names[stem]}.{kind}", _whole(header, config, naming, stored, stem)
+    elif layer is not None and expert is None and kind == "bias" and stem in naming.bare:
+        yield place + naming.bare[stem], _slice(stored, stored.shape, 0, 1)
     elif expert is not None and stem in experts:  # as written until early 2024
         _check_expert(header, config, stored, int(expert) + 1)
         yield f"{place}{experts[stem].format(expert)}.weight", _slice(stored, stored.shape, 0, 1)
@@ -247,7 +284,7 @@ def _check_expert(
     count: int,
     exactly: bool = False,
 ) -> None:
-    experts = _count(config, "num_local_experts", "num_experts")
+    experts = _count(config, "num_local_experts", "num_experts", "n_routed_experts")
     if count > experts or (exactly and count != experts):
         raise WeightsError(
             f"{header.path} has {stored.name!r} of shape {stored.shape} for {experts} experts",
