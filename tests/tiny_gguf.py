@@ -151,7 +151,7 @@ def convert(
 
 def _architecture(config: transformers.PretrainedConfig) -> gguf.MODEL_ARCH:
     names = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"}
-    names |= {"hunyuan_v1_dense": "hunyuan-dense"}
+    names |= {"hunyuan_v1_dense": "hunyuan-dense", "gpt_oss": "gpt-oss"}
     name = names.get(config.model_type, config.model_type.removesuffix("_text"))
     return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
@@ -213,7 +213,7 @@ def _write_rope_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) 
 
 
 def _write_family_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) -> None:
-    if config.model_type in ("mixtral", "qwen3_moe"):
+    if config.model_type in ("mixtral", "qwen3_moe", "gpt_oss"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type == "qwen3_moe":
@@ -226,7 +226,9 @@ def _write_family_keys(writer: GGUFWriter, config: transformers.PretrainedConfig
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "phi3"):
+    if config.model_type == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "phi3", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "olmo3":
         writer.add_sliding_window_pattern([kind != "full_attention" for kind in config.layer_types])
@@ -257,11 +259,12 @@ def _stored_tensors(
             stacks.setdefault(f"{prefix}.{rest}", {})[int(number)] = values
             continue
         known = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        known = known + ".weight" if known.endswith("sinks") else known
         stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         yield stored, _change(config, architecture, name, values)
     for name, experts in stacks.items():
-        stored = names.get_name(name, try_suffixes=(".weight",))
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         if stacked:
             yield stored, torch.stack([experts[number] for number in range(len(experts))])

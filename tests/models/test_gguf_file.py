@@ -14,8 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from cairn.core.errors import UnsupportedModel, WeightsError
+from cairn.models.attend import Packed
+from cairn.models.checkpoint import open_checkpoint
 from cairn.models.families import from_hf
 from cairn.models.gguf.file import GGUFFile
+from cairn.models.safetensors_file import SafetensorsFolder
+from cairn.models.stacked_experts import split_experts
 
 NAMES = list(tiny_gguf.CONFIGS)
 
@@ -132,6 +136,33 @@ def test_config_says_what_the_checkpoint_said(converted):
 def test_cairn_sees_the_model_that_it_sees_in_the_checkpoint(converted):
     model, _, path = converted
     assert from_hf(GGUFFile(path).config()) == from_hf(model.config.to_dict())
+
+
+def test_gpt_oss_runs_as_transformers_runs_it(tmp_path):
+    """Its experts have biases and lie one by one, as no checkpoint on the Hub has them."""
+    torch.manual_seed(0)
+    sizes = tiny_gguf.SIZES | {"num_hidden_layers": 4, "pad_token_id": 0}
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
+    rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32}
+    config = transformers.GptOssConfig(
+        **sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=16, rope_parameters=rope
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
+    single = split_experts(SafetensorsFolder(tmp_path))
+    tensors = {name: single.tensor(name).contiguous() for name in single.names()}
+    opened = open_checkpoint(tiny_gguf.convert(config, tensors, tmp_path / "m.gguf"))
+    assert opened.spec == from_hf(config.to_dict())
+    tokens_T = torch.arange(100) * 7 % 151 + 3
+    attend = Packed([100])
+    ours = opened.load("cpu", torch.float32)
+    with torch.no_grad():
+        logits = ours.logits(ours(tokens_T, attend.positions_T(), attend))
+        expected = model.eval()(tokens_T[None]).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
 
 
 def test_stories_are_the_safetensors_they_came_from():

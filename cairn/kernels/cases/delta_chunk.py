@@ -16,13 +16,19 @@ SIZES = dict(KEY_HEADS=KEY_HEADS, HEADS=HEADS, K=WIDTH, V=WIDTH)
 
 
 def _variant(
-    name: str, function: Any, types: dict[str, str], warps: int, **constants: Any
+    name: str, function: Any, types: dict[str, str], warps: int, stages: int = 1, **constants: Any
 ) -> Variant:
     loose = ("sequences", "tokens", "scale")
     aligned = tuple(n for n in types if n not in loose)
     multiplies = "mma" if "CHUNK" in constants else "none"
     return Variant(
-        name, function, types, constants, {"num_warps": warps, "num_stages": 1}, aligned, multiplies
+        name,
+        function,
+        types,
+        constants,
+        {"num_warps": warps, "num_stages": stages},
+        aligned,
+        multiplies,
     )
 
 
@@ -42,8 +48,8 @@ _CONV = _pointers(
 _KEEP = _pointers("x before slots starts", E="i32", slot_stride="i32")
 
 VARIANTS = [
-    _variant("delta step", delta_step._step_kernel, _STEP, 4, **SIZES, STARTS=False, BV=32),
-    _variant("delta step, mixed", delta_step._step_kernel, _STEP, 4, **SIZES, STARTS=True, BV=32),
+    _variant("delta step", delta_step._step_kernel, _STEP, 4, **SIZES, STARTS=False, BV=64),
+    _variant("delta step, mixed", delta_step._step_kernel, _STEP, 4, **SIZES, STARTS=True, BV=64),
     _variant(
         "delta solve",
         delta_chunk._solve_kernel,
@@ -63,9 +69,10 @@ VARIANTS = [
         delta_chunk._chunk_kernel,
         _CHUNK,
         4,
+        delta_chunk.STAGES,
         **SIZES,
         STARTS=True,
-        BV=32,
+        BV=delta_chunk.VALUES,
         CHUNK=CHUNK,
         PRECISION="tf32",
     ),

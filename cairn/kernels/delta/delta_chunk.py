@@ -22,6 +22,8 @@ from cairn.kernels.delta.rule import CHUNK, DeltaCall
 from cairn.kernels.kernel import Cost
 from cairn.kernels.paged.paged_tiles import bucket, counted
 
+VALUES = 32  # columns of a state that a program has: more would not leave enough registers
+STAGES = 2  # a chunk's rows are copied while the one before is computed
 LEVELS = CHUNK.bit_length() - 1  # of blocks of 2, 4, ... rows
 # What a row takes over from those before it adds up: the ten bits of tf32 would be too few.
 SOLVE = "tf32x3"
@@ -182,7 +184,7 @@ def _launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
         SOLVE="ieee" if mixed_TE.dtype == torch.float32 else SOLVE,
         num_warps=4,
     )
-    block = value_block(width)
+    block = value_block(width, VALUES)
     chunk: Any = _chunk_kernel
     chunk[(count, heads, width // block)](
         *(mixed_TE, call.g_TH, u_THV, w_THK, call.state_NRV, sequences.slots_B),
@@ -190,7 +192,7 @@ def _launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
         **common,
         BV=block,
         num_warps=4,
-        num_stages=1,  # more would not leave enough registers
+        num_stages=STAGES,
     )
 
 

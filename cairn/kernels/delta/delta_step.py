@@ -14,11 +14,12 @@ from cairn.kernels.delta.rule import DeltaCall
 from cairn.kernels.kernel import Cost
 from cairn.kernels.paged.paged_tiles import counted
 
-VALUES = 32  # columns of a state that a program has
+VALUES = 64  # columns of a state that a program has: longer rows than 32 have, and enough programs
 
 
-def value_block(value_width: int) -> int:
-    return VALUES if value_width % VALUES == 0 else 16
+def value_block(value_width: int, most: int = VALUES) -> int:
+    """The largest power of 2 that divides the columns, up to `most`."""
+    return min(value_width & -value_width, most)
 
 
 @triton.jit

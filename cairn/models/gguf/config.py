@@ -34,6 +34,7 @@ _CLASSES = {
     "phi3": "Phi3ForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "dots1": "Dots1ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
 }
@@ -234,6 +235,23 @@ def _dots1(keys: Keys) -> Config:
     }
 
 
+def _gpt_oss(keys: Keys) -> Config:
+    """Every second layer has a window; YaRN's bounds stay fractions, which no key says."""
+    config = _decoder(keys, "gpt_oss") | {
+        "hidden_act": "silu",
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        **_attention_bias(keys),
+        **_windows(keys, keys.integer("attention.sliding_window"), period=2),
+    }
+    scaling = config["rope_scaling"]
+    stretched = (
+        {"rope_scaling": {**scaling, "truncate": False}} if isinstance(scaling, dict) else {}
+    )
+    return config | stretched
+
+
 def _exaone4(keys: Keys) -> Config:
     """The small models: without windows all layers have positions."""
     if keys.optional_integer("attention.sliding_window"):
@@ -270,6 +288,7 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "phi3": _phi3,
     "hunyuan-dense": _hunyuan_dense,
     "dots1": _dots1,
+    "gpt-oss": _gpt_oss,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
 }

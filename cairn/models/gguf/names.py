@@ -41,8 +41,9 @@ class Naming(msgspec.Struct, frozen=True):
     layer: str
     block: dict[str, str]
     biased: tuple[str, ...] = ()  # may have a bias as well as a weight
-    bare: dict[str, str] = {}  # biases whose names on the Hub have no suffix
+    bare: dict[str, str] = {}  # by stem and kind: tensors whose names on the Hub have no suffix
     experts: dict[str, str] = {}  # by the stem without _exps; {} is the expert's number
+    expert_biases: bool = False
     changes: dict[str, Change] = {}
 
 
@@ -115,7 +116,21 @@ _DOTS1 = msgspec.structs.replace(
     block=_QWEN3_MOE.block
     | _MLP
     | {stem + "_shexp": name.replace("mlp", "mlp.shared_experts") for stem, name in _MLP.items()},
-    bare={"exp_probs_b": "mlp.gate.e_score_correction_bias"},
+    bare={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+)
+_GPT_OSS = Naming(
+    model=_MODEL,
+    layer=_LAYER,
+    block=_ATTENTION
+    | {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
+    biased=(*_ATTENTION, "ffn_gate_inp"),
+    bare={"attn_sinks.weight": "self_attn.sinks"},
+    experts=_QWEN3_MOE.experts,  # as `stacked_experts` names them, one by one
+    expert_biases=True,
 )
 _HUNYUAN = msgspec.structs.replace(
     _QWEN3,
@@ -206,6 +221,7 @@ _NAMINGS = {  # by the model_type of config.json
     "phi3": _PHI3,
     "hunyuan_v1_dense": _HUNYUAN,
     "dots1": _DOTS1,
+    "gpt_oss": _GPT_OSS,
     "exaone4": _OLMO2,
     "seed_oss": _SEED_OSS,
 }
@@ -236,20 +252,21 @@ def _translate(
     layer, stem, expert, kind = match.groups() if match else (None, "", None, "")
     place = "" if layer is None else naming.layer.format(layer)
     names = naming.model if layer is None else naming.block
-    experts = {} if layer is None or kind == "bias" else naming.experts
+    alone = layer is None or (kind == "bias" and not naming.expert_biases)
+    experts = {} if alone else naming.experts
     if layer is not None and int(layer) >= _count(config, "num_hidden_layers", "n_layer"):
         raise _unknown(header, stored)
     if expert is None and stem in names and (kind == "weight" or stem in naming.biased):
         yield f"{place}{names[stem]}.{kind}", _whole(header, config, naming, stored, stem)
-    elif layer is not None and expert is None and kind == "bias" and stem in naming.bare:
-        yield place + naming.bare[stem], _slice(stored, stored.shape, 0, 1)
+    elif layer is not None and expert is None and f"{stem}.{kind}" in naming.bare:
+        yield place + naming.bare[f"{stem}.{kind}"], _slice(stored, stored.shape, 0, 1)
     elif expert is not None and stem in experts:  # as written until early 2024
         _check_expert(header, config, stored, int(expert) + 1)
         yield f"{place}{experts[stem].format(expert)}.weight", _slice(stored, stored.shape, 0, 1)
     elif expert is None and stem.endswith("_exps") and stem.removesuffix("_exps") in experts:
-        count = stored.shape[0] if len(stored.shape) == 3 else 0
+        count = stored.shape[0] if len(stored.shape) == (3 if kind == "weight" else 2) else 0
         _check_expert(header, config, stored, count, exactly=True)
-        name = place + experts[stem.removesuffix("_exps")] + ".weight"
+        name = f"{place}{experts[stem.removesuffix('_exps')]}.{kind}"
         for number in range(count):
             yield name.format(number), _slice(stored, stored.shape[1:], number, count)
     else:
