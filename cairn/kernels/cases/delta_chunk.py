@@ -29,6 +29,7 @@ def _variant(
         {"num_warps": warps, "num_stages": stages},
         aligned,
         multiplies,
+        allowed_spills=32 if stages > 1 else 0,  # of a chunk whose next one is on its way
     )
 
 
