@@ -22,6 +22,7 @@ import msgspec
 BLOCK_TOKENS = 64  # of Dynamo's and llm-d's rules
 OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
 LAST_ARRIVALS = 64  # that a rate is counted over
+MOST_BUSY = 0.95  # with more work than that a queue would never be empty
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -29,8 +30,9 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
     number: int  # in order of arrival
     prompt_tokens: int
-    output_tokens: int = OUTPUT_TOKENS  # at most, or expected
+    output_tokens: int = OUTPUT_TOKENS  # at most, or expected; 0: nothing is computed
     arrivals_per_s: float = 0.0  # requests that come to one server, on average
+    busy_share: float = 0.0  # of a server's time that they take
 
 
 class Candidate(msgspec.Struct, gc=False):
@@ -59,12 +61,15 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
     """By how much a token of an answer comes later, over all answers that this request touches.
 
     first      its own wait: prompts before it, its own prompt, a step
-    behind     who arrives while it is computed waits for its prompt: B seconds of prompts are there already, so
-               arrivals in B wait for all of it (p), and arrivals in p for half of it
+    behind     who arrives before the queue is empty waits for its prompt: B seconds of prompts are there already, so
+               arrivals in B wait for all of it (p), and arrivals in p for half of it. They bring work themselves, so
+               a server that is busy for a share of its time needs 1 / (1 - share) times as long to be empty
     answering  everybody who is there gets the tokens behind this moment later, by its prompt once and by its row in
                every step, and it gets its own later by theirs. They are in the middle of their answers on average: half
     """
     costs: Costs = []
+    busy = ask.busy_share if ask.busy_share < MOST_BUSY else MOST_BUSY
+    behind_per_s = ask.arrivals_per_s / (1 - busy)
     for one in candidates:
         new, token_s = ask.prompt_tokens - one.cached_tokens, one.token_s
         requests = one.running + one.waiting
@@ -74,24 +79,47 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
         if requests >= one.rows:
             # It waits until one of the running ends, which happens `rows` times in the time of an answer.
             first_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
-        behind_s = ask.arrivals_per_s * prompt_s * (queued_s + prompt_s / 2)
+        behind_s = behind_per_s * prompt_s * (queued_s + prompt_s / 2)
         answering_s = requests * (prompt_s + ask.output_tokens * one.row_s) / 2
         costs.append(first_s + behind_s + answering_s)
     return costs
 
 
-class ArrivalRate:
-    """Requests per second, of those that came last."""
+def work_s(ask: Ask, chosen: Candidate) -> float:
+    """For how long a request keeps its server busy: with its prompt, and with its row in every step."""
+    new = max(ask.prompt_tokens - chosen.cached_tokens, 1)
+    return new * chosen.token_s + ask.output_tokens * chosen.row_s
+
+
+class Arrivals:
+    """Requests that came last: how many in a second, and how much work they bring."""
 
     def __init__(self) -> None:
         self._times = deque[float](maxlen=LAST_ARRIVALS)
+        self._work = deque[float](maxlen=LAST_ARRIVALS)
+        self.work_s = 0.0  # of all of them
+        self.per_s = 0.0
 
-    def note(self, now_s: float) -> float:
-        """One has come; the rate."""
+    def note(self, now_s: float) -> None:
+        """One has come."""
         times = self._times
         times.append(now_s)
         took_s = now_s - times[0]
-        return (len(times) - 1) / took_s if took_s > 0 else 0.0
+        self.per_s = (len(times) - 1) / took_s if took_s > 0 else 0.0
+
+    def note_work(self, seconds: float) -> None:
+        """It was sent to a server, which it keeps busy for so long."""
+        work = self._work
+        if len(work) == LAST_ARRIVALS:
+            self.work_s -= work[0]
+        work.append(seconds)
+        self.work_s += seconds
+
+    def ask(self, number: int, prompt: int, output: int, share: float) -> Ask:
+        """A request, with what comes to one server. `share`: of these arrivals, on average."""
+        per_s = self.per_s * share
+        busy = per_s * self.work_s / (len(self._work) or 1)
+        return Ask(number, prompt, output, per_s, busy)
 
 
 def lmetric(ask: Ask, candidates: Sequence[Candidate]) -> Costs:

@@ -21,7 +21,7 @@ import msgspec
 
 from cairn.fleet.aliases import Aliases, with_model
 from cairn.fleet.block_client import BlockClient
-from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, ArrivalRate, Ask, best
+from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Arrivals, Ask, best, work_s
 from cairn.fleet.config import BlockSource, FleetConfig, RouterConfig
 from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
@@ -55,7 +55,7 @@ class Router:
         self.config = config
         self.policy = POLICIES[config.policy]
         self.workers: list[Worker] = []
-        self.index, self.pool, self._arrivals = KeyIndex(), Pool(), ArrivalRate()
+        self.index, self.pool, self._arrivals = KeyIndex(), Pool(), Arrivals()
         self.open: set[Exchange] = set()
         self.held = WaitingQueue[Exchange]()  # while no server can take them
         self.aliases, self.quotas = Aliases(), _quotas(config)
@@ -271,11 +271,11 @@ class Router:
         self, number: int, keys: PromptKeys, wanted: int | None, now: float, computes: bool = True
     ) -> Ask:
         """What computes nothing delays nobody. Of several processes each one sees its share of the arrivals."""
-        rate = 0.0
-        if computes:
-            all_per_s = self._arrivals.note(now) * (len(self.processes) or 1)
-            rate = all_per_s / (len(self.workers) or 1)
-        return Ask(number, keys.length, max(wanted or OUTPUT_TOKENS, 1), rate)
+        if not computes:
+            return Ask(number, keys.length, 0)
+        self._arrivals.note(now)
+        share = (len(self.processes) or 1) / (len(self.workers) or 1)
+        return self._arrivals.ask(number, keys.length, max(wanted or OUTPUT_TOKENS, 1), share)
 
     def choose(
         self, ask: Ask, keys: PromptKeys, able: list[Worker], now: float
@@ -285,6 +285,8 @@ class Router:
         candidates = [one.candidate(found.get(one.number, 0)) for one in able]
         place, costs = best(self.policy, ask, candidates)
         chosen = able[place]
+        if ask.output_tokens:
+            self._arrivals.note_work(work_s(ask, candidates[place]))
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
         new = max(ask.prompt_tokens - candidates[place].cached_tokens, 1)

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
-from cairn.fleet.choose import POLICIES, ArrivalRate, Ask, best
+from cairn.fleet.choose import POLICIES, Arrivals, best, work_s
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.worker import Worker
 from cairn.serve.engine.request import Limits, Request
@@ -198,7 +198,7 @@ class Simulated:
 
     def __init__(self, policy: str, limits: Limits) -> None:
         self.rule, self.limits = POLICIES[policy], limits
-        self.index, self.arrivals = KeyIndex(), ArrivalRate()
+        self.index, self.arrivals = KeyIndex(), Arrivals()
         self.replicas: list[Replica] = []  # that take requests
         self.leaving: list[Replica] = []  # that finish what they have
         self.requests: list[Request] = []
@@ -224,9 +224,11 @@ class Simulated:
         found = self.index.match(prompt.keys, prompt.tokens, now_s)
         seen = [one.worker.candidate(found.get(one.worker.number, 0)) for one in self.replicas]
         number = len(self.requests)
-        rate = self.arrivals.note(now_s) / len(self.replicas)
-        ask = Ask(number, prompt.traced.input_tokens, prompt.traced.output_tokens, rate)
+        self.arrivals.note(now_s)
+        traced, share = prompt.traced, 1 / len(self.replicas)
+        ask = self.arrivals.ask(number, traced.input_tokens, traced.output_tokens, share)
         place, _ = best(self.rule, ask, seen)
+        self.arrivals.note_work(work_s(ask, seen[place]))
         chosen = self.replicas[place]
         self.index.expect(chosen.worker.number, prompt.keys, now_s)
         request = _request(number, prompt, self.limits)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
-from cairn.fleet.choose import POLICIES, ArrivalRate, Ask, Candidate, best, seconds
+from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, seconds
 from cairn.fleet.config import RouterConfig, read_fleet
 from cairn.fleet.router import NO_KEYS, Router
 from cairn.fleet.worker import Worker
@@ -47,15 +47,17 @@ def test_seconds_leaves_a_warm_server_only_when_its_queue_costs_more_than_comput
     assert best(seconds, Ask(0, 8192), [cold, warm])[0] == 0
 
 
-@given(st.floats(0.001, 2), st.floats(0.01, 2), st.floats(0, 20))
-def test_who_arrives_behind_a_prompt_waits_as_long_as_in_a_queue(queued_s, prompt_s, rate):
-    times = [(at + 0.5) / 500 * (queued_s + prompt_s) for at in range(500)]  # evenly
-    waits = [queued_s + prompt_s - t - max(queued_s - t, 0) for t in times]
-    counted = rate * (queued_s + prompt_s) * sum(waits) / len(waits)
+@given(st.floats(0.001, 2), st.floats(0.01, 2), st.floats(0, 20), st.floats(0, 0.9))
+def test_who_arrives_behind_a_prompt_waits_as_long_as_in_a_queue(queued_s, prompt_s, rate, busy):
+    empty_s = (queued_s + prompt_s) / (1 - busy)  # they bring work themselves
+    times = [(at + 0.5) / 500 * empty_s for at in range(500)]  # evenly
+    left = [(1 - busy) * time for time in times]
+    waits = [queued_s + prompt_s - gone - max(queued_s - gone, 0) for gone in left]
+    counted = rate * empty_s * sum(waits) / len(waits)
 
     def cost(arrivals_per_s):
         server = Candidate(queued_tokens=100, token_s=queued_s / 100)
-        ask = Ask(0, 1000, 1, arrivals_per_s)
+        ask = Ask(0, 1000, 1, arrivals_per_s, busy)
         server.cached_tokens = 1000 - prompt_s / server.token_s
         return seconds(ask, [server])[0]
 
@@ -70,11 +72,19 @@ def test_a_request_costs_those_who_answer_half_of_its_prompt_and_of_its_rows():
     assert more == pytest.approx(4 * (1000 * busy.token_s + 100 * busy.row_s) / 2)
 
 
-def test_a_rate_is_that_of_the_last_arrivals():
-    arrivals = ArrivalRate()
-    assert arrivals.note(1.0) == 0.0
-    assert [arrivals.note(1.0 + at) for at in range(1, 100)][-1] == pytest.approx(1.0)
-    assert [arrivals.note(100.0 + at / 10) for at in range(1, 100)][-1] == pytest.approx(10.0)
+def test_rate_and_work_are_those_of_the_last_arrivals():
+    arrivals = Arrivals()
+
+    def come(times, work):
+        for at in times:
+            arrivals.note(at)
+            arrivals.note_work(work)
+        ask = arrivals.ask(0, 10, 1, share=0.5)
+        return ask.arrivals_per_s, ask.busy_share
+
+    assert come([1.0], 0.2) == (0.0, 0.0)
+    assert come([1.0 + at for at in range(1, 100)], 0.2) == pytest.approx((0.5, 0.1))
+    assert come([100.0 + at / 10 for at in range(1, 100)], 0.1) == pytest.approx((5.0, 0.5))
 
 
 def test_the_router_counts_what_computes_over_all_of_its_processes():
