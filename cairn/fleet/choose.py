@@ -85,41 +85,30 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
     return costs
 
 
-def work_s(ask: Ask, chosen: Candidate) -> float:
-    """For how long a request keeps its server busy: with its prompt, and with its row in every step."""
-    new = max(ask.prompt_tokens - chosen.cached_tokens, 1)
-    return new * chosen.token_s + ask.output_tokens * chosen.row_s
-
-
 class Arrivals:
     """Requests that came last: how many in a second, and how much work they bring."""
 
     def __init__(self) -> None:
         self._times = deque[float](maxlen=LAST_ARRIVALS)
-        self._work = deque[float](maxlen=LAST_ARRIVALS)
-        self.work_s = 0.0  # of all of them
-        self.per_s = 0.0
+        self._work = deque[float]([0.0], maxlen=LAST_ARRIVALS)  # seconds, of as many
+        self._work_s = 0.0  # of all of them
 
-    def note(self, now_s: float) -> None:
-        """One has come."""
+    def ask(self, number: int, prompt: int, output: int, now_s: float, share: float) -> Ask:
+        """One has come. `share`: of these arrivals, on average, that go to one server."""
         times = self._times
         times.append(now_s)
         took_s = now_s - times[0]
-        self.per_s = (len(times) - 1) / took_s if took_s > 0 else 0.0
+        per_s = share * (len(times) - 1) / took_s if took_s > 0 else 0.0
+        return Ask(number, prompt, output, per_s, per_s * self._work_s / len(self._work))
 
-    def note_work(self, seconds: float) -> None:
-        """It was sent to a server, which it keeps busy for so long."""
-        work = self._work
+    def sent(self, ask: Ask, chosen: Candidate) -> None:
+        """It keeps this server busy, with its prompt, and with its row in every step."""
+        new, work = ask.prompt_tokens - chosen.cached_tokens, self._work
+        seconds = (new if new > 1 else 1) * chosen.token_s + ask.output_tokens * chosen.row_s
         if len(work) == LAST_ARRIVALS:
-            self.work_s -= work[0]
+            self._work_s -= work[0]
         work.append(seconds)
-        self.work_s += seconds
-
-    def ask(self, number: int, prompt: int, output: int, share: float) -> Ask:
-        """A request, with what comes to one server. `share`: of these arrivals, on average."""
-        per_s = self.per_s * share
-        busy = per_s * self.work_s / (len(self._work) or 1)
-        return Ask(number, prompt, output, per_s, busy)
+        self._work_s += seconds
 
 
 def lmetric(ask: Ask, candidates: Sequence[Candidate]) -> Costs:

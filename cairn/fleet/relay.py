@@ -51,6 +51,7 @@ class Exchange:
     computes = True  # it waits for room, and costs its holder what it used
     streams = False  # the answer comes token by token
     paused = False  # its client does not read
+    tried: frozenset[int] = frozenset()  # servers that had no room for it
     hedge: "Hedge | None" = None  # a second copy, until one of them answers
     remembered: "Remembered | None" = None  # where it went, for those who ask
     _begun = False  # the client has a head
@@ -61,6 +62,9 @@ class Exchange:
     _left = False  # the client did not wait for the end, and a server had it
     _counted: int | None = None  # tokens of an answer without marks: its usage, or else its events
     _status, _lines = 0, b""
+    _marks: list[
+        bytes
+    ]  # once it has begun: ids of the tokens that the client has, as they were written
     _error = b""  # the body of an answer that is no success, as far as it came in chunks
 
     def __init__(
@@ -75,8 +79,6 @@ class Exchange:
     ) -> None:
         self.router, self.front, self.request, self.id = router, front, request, id
         self.ask, self.keys, self.model = ask, keys, model
-        self.tried: set[int] = set()  # servers that had no room for it
-        self._marks: list[bytes] = []  # ids of the tokens that the client has, as they were written
         front.on_gone, front.on_slow = self._gone, self._slow
 
     # -- towards a server ------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class Exchange:
     @property
     def output_tokens(self) -> int:
         """That its holder is charged with; an answer that nobody has counted costs as much as it may have."""
-        if self._marks:
+        if self._begun and self._marks:
             return sum(marks.count(b" ") + 1 for marks in self._marks)
         if self._counted is not None:
             return self._counted
@@ -196,7 +198,7 @@ class Exchange:
         if self.worker is not None:
             self.worker.pieces += 1
         if not self._begun:
-            self._begun = True
+            self._begun, self._marks = True, []
             line = self.worker.line if self.worker is not None else b""
             lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
             self.front.begin(self._status, lines)
@@ -218,7 +220,7 @@ class Exchange:
         worker, status, body = self._leave(), self._status, body or self._error
         assert worker is not None
         if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
-            self.tried.add(worker.number)
+            self.tried |= {worker.number}
             self.router.place(self, time.monotonic())
             return
         worker.failures = 0

@@ -21,7 +21,7 @@ import msgspec
 
 from cairn.fleet.aliases import Aliases, with_model
 from cairn.fleet.block_client import BlockClient
-from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Arrivals, Ask, best, work_s
+from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Arrivals, Ask, best
 from cairn.fleet.config import BlockSource, FleetConfig, RouterConfig
 from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
@@ -236,7 +236,7 @@ class Router:
                 said = f"{len(self.held)} requests wait already"
                 exchange.give_up(429, said, "too_many_waiting")
             else:
-                exchange.tried.clear()
+                exchange.tried = frozenset()
                 self.held.add(exchange, model, exchange.holder, exchange.priority)
                 self.meter(model, now, 0.0)
                 if self.on_held is not None:
@@ -273,9 +273,9 @@ class Router:
         """What computes nothing delays nobody. Of several processes each one sees its share of the arrivals."""
         if not computes:
             return Ask(number, keys.length, 0)
-        self._arrivals.note(now)
         share = (len(self.processes) or 1) / (len(self.workers) or 1)
-        return self._arrivals.ask(number, keys.length, max(wanted or OUTPUT_TOKENS, 1), share)
+        output = max(wanted or OUTPUT_TOKENS, 1)
+        return self._arrivals.ask(number, keys.length, output, now, share)
 
     def choose(
         self, ask: Ask, keys: PromptKeys, able: list[Worker], now: float
@@ -286,7 +286,7 @@ class Router:
         place, costs = best(self.policy, ask, candidates)
         chosen = able[place]
         if ask.output_tokens:
-            self._arrivals.note_work(work_s(ask, candidates[place]))
+            self._arrivals.sent(ask, candidates[place])
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
         new = max(ask.prompt_tokens - candidates[place].cached_tokens, 1)

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
-from cairn.fleet.choose import POLICIES, Arrivals, best, work_s
+from cairn.fleet.choose import POLICIES, Arrivals, best
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.worker import Worker
 from cairn.serve.engine.request import Limits, Request
@@ -224,11 +224,10 @@ class Simulated:
         found = self.index.match(prompt.keys, prompt.tokens, now_s)
         seen = [one.worker.candidate(found.get(one.worker.number, 0)) for one in self.replicas]
         number = len(self.requests)
-        self.arrivals.note(now_s)
         traced, share = prompt.traced, 1 / len(self.replicas)
-        ask = self.arrivals.ask(number, traced.input_tokens, traced.output_tokens, share)
+        ask = self.arrivals.ask(number, traced.input_tokens, traced.output_tokens, now_s, share)
         place, _ = best(self.rule, ask, seen)
-        self.arrivals.note_work(work_s(ask, seen[place]))
+        self.arrivals.sent(ask, seen[place])
         chosen = self.replicas[place]
         self.index.expect(chosen.worker.number, prompt.keys, now_s)
         request = _request(number, prompt, self.limits)

@@ -21,6 +21,7 @@ MOST_FAILURES = 3  # in a row, after which it is given a rest
 REST_S = 1.0
 LOST = "requests sent there were lost"
 NO_LIMIT = 2**31
+USUAL_ROWS = 256  # of a server that has not told
 
 
 class Worker:
@@ -33,6 +34,7 @@ class Worker:
         self.reason = "it has not answered yet"
         self.hello: Hello | None = None
         self.models: frozenset[str] = frozenset()  # empty: it has not told, and may have any
+        self.rows = USUAL_ROWS  # requests that it runs at a time
         self.load = Load()
         self.queued_tokens = 0  # of prompts sent from here, before their first token
         self.waiting = 0  # requests of ours before their first token
@@ -54,6 +56,7 @@ class Worker:
         self.state, self.reason = ("asleep", "asleep") if self._sleeps else ("up", "")
         self.models = frozenset(hello.models if hello is not None else ())
         rows = hello.rows if hello is not None else 0
+        self.rows = rows or USUAL_ROWS
         self.capacity = rows + (rows >> 3 or 1) if rows else NO_LIMIT
         self.load, self.rests_until_s = Load(), 0.0
 
@@ -102,14 +105,14 @@ class Worker:
         return self.waiting + self.decoding >= self.capacity
 
     def candidate(self, cached_tokens: int) -> Candidate:
-        load, hello = self.load, self.hello
-        others, decoding, waiting = load.running - self.waiting, self.decoding, self.waiting
+        load, decoding, waiting = self.load, self.decoding, self.waiting
+        others = load.running - waiting
         return Candidate(  # in the order of its fields: names cost as much as the rest
             cached_tokens,
             self.queued_tokens,
             decoding if decoding > others else others,
             waiting if waiting > load.waiting else load.waiting,
-            hello.rows if hello is not None else 256,
+            self.rows,
             1 - load.free_share,
             load.step_s or STEP_S,
             load.token_s or TOKEN_S,

@@ -75,11 +75,10 @@ def test_a_request_costs_those_who_answer_half_of_its_prompt_and_of_its_rows():
 def test_rate_and_work_are_those_of_the_last_arrivals():
     arrivals = Arrivals()
 
-    def come(times, work):
+    def come(times, work_s):
         for at in times:
-            arrivals.note(at)
-            arrivals.note_work(work)
-        ask = arrivals.ask(0, 10, 1, share=0.5)
+            ask = arrivals.ask(0, 100, 20, at, share=0.5)
+            arrivals.sent(ask, Candidate(0, token_s=work_s / 200, row_s=work_s / 40))
         return ask.arrivals_per_s, ask.busy_share
 
     assert come([1.0], 0.2) == (0.0, 0.0)
