@@ -58,17 +58,24 @@ class PacedRunner:
         return PacedFlight(step, tokens, self._free)
 
 
-def paced_engine(opened: OpenModel, limits: Limits, step_seconds: StepSeconds) -> Engine:
+def paced_engine(
+    opened: OpenModel, limits: Limits, step_seconds: StepSeconds, prefix_caching: bool = False
+) -> Engine:
     words = [5, 6, 7] if opened.tokenizer is None else opened.tokenizer.encode(TEXT, special=False)
     runner = PacedRunner(words, step_seconds)
-    return Engine(Scheduler(limits, prefix_caching=False), cast(Any, runner), overlap=False)
+    scheduler = Scheduler(limits, prefix_caching=prefix_caching)
+    return Engine(scheduler, cast(Any, runner), overlap=False)
 
 
 def paced_serving(
-    opened: OpenModel, limits: Limits, step_seconds: StepSeconds, name: str
+    opened: OpenModel,
+    limits: Limits,
+    step_seconds: StepSeconds,
+    name: str,
+    prefix_caching: bool = False,
 ) -> Serving:
     """For a `Service`, in a thread of its own."""
-    engine = EngineThread(paced_engine(opened, limits, step_seconds))
+    engine = EngineThread(paced_engine(opened, limits, step_seconds, prefix_caching))
     return Serving(opened, limits, engine, names=[name])
 
 

@@ -69,9 +69,15 @@ class ServerThread:
 
 class PacedServer(ServerThread):
     def __init__(
-        self, opened: OpenModel, limits: Limits, step_seconds: StepSeconds, **settings: Any
+        self,
+        opened: OpenModel,
+        limits: Limits,
+        step_seconds: StepSeconds,
+        *,
+        prefix_caching: bool = False,
+        **settings: Any,
     ) -> None:
-        serving = paced_serving(opened, limits, step_seconds, NAME)
+        serving = paced_serving(opened, limits, step_seconds, NAME, prefix_caching)
         self.engine: Engine = cast(EngineThread, serving.engine).engine
         super().__init__(serving, **settings)
 
