@@ -3,7 +3,9 @@
     computed here    the others that decode here wait for it: seconds of the prompt x requests that decode, of which
                      half counts, as they are in the middle of their answers; and it waits for the prompts before it
     elsewhere        the answer begins later: the way there and back, prompts from here that wait there, and its pages'
-                     way; and as many prompts as are before it there will wait behind it
+                     way; and others will wait behind it. Where L prompts are on average, a queue is busy for L / (1 + L)
+                     of its time, so L come while those before it are computed, and (1 + L) times as many until it is
+                     empty
 
 So an idle decode server computes prompts itself, as a server without a role does. What a token, a byte and the way cost
 is taken from prompts that came from elsewhere; nothing is known before the first, or when the last is long ago: then
@@ -69,7 +71,8 @@ def remote_pays(
     if now - costs.known_at >= LONG_AGO_S or not costs.bytes_per_s:
         return True
     spared_s = (tokens * decoding / 2 + ahead) * costs.token_s
-    waits_s = (pending.tokens + tokens * pending.prompts) * costs.token_s
+    behind = pending.prompts * (1 + pending.prompts)  # prompts
+    waits_s = (pending.tokens + tokens * behind) * costs.token_s
     return spared_s > costs.way_s + bytes / costs.bytes_per_s + waits_s
 
 
