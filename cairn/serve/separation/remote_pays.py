@@ -3,9 +3,8 @@
     computed here    the others that decode here wait for it: seconds of the prompt x requests that decode, of which
                      half counts, as they are in the middle of their answers; and it waits for the prompts before it
     elsewhere        the answer begins later: the way there and back, prompts from here that wait there, and its pages'
-                     way; and others will wait behind it. Where L prompts are on average, a queue is busy for L / (1 + L)
-                     of its time, so L come while those before it are computed, and (1 + L) times as many until it is
-                     empty
+                     way; and others will wait behind it. A queue of L prompts, on average, is busy for L / (1 + L) of
+                     its time: L come while those before it are computed, and (1 + L) times as many until it is empty
 
 So an idle decode server computes prompts itself, as a server without a role does. What a token, a byte and the way cost
 is taken from prompts that came from elsewhere; nothing is known before the first, or when the last is long ago: then
