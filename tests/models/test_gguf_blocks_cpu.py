@@ -56,6 +56,9 @@ def test_rows_are_what_gguf_dequantises(kind):
     blocks, weight_NK = blocks_of(kind, 9, 512)
     found = BlocksForm([blocks]).rows(torch.tensor([8, 0, 3, 3]))
     torch.testing.assert_close(found, weight_NK[[8, 0, 3, 3]], rtol=1e-5, atol=1e-6)
+    two_maps, both_NK = BlocksForm([blocks, blocks]), torch.cat([weight_NK, weight_NK])
+    for some in (slice(7, 12), slice(None), slice(9, 100)):
+        torch.testing.assert_close(two_maps[some], both_NK[some], rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
