@@ -22,6 +22,7 @@ CHINESE = re.compile(r"[\u4e00-\u9fff]")
 INTERPRETED = [name for name, one in EXERCISES.items() if one.about.interpreted]
 
 
+@pytest.mark.timeout(300)  # five builds of a C++ operator: 15 s on an idle machine
 @pytest.mark.parametrize("name", [name for name in EXERCISES if name not in INTERPRETED])
 def test_it_grades_rightly(name):
     if reasons := unmet(EXERCISES[name].about.needs, probe()):
