@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from cairn.core.events import span
 from cairn.hw.ceilings import Ceilings
@@ -28,7 +29,7 @@ from cairn.hw.machine import Machine
 from cairn.labs import calibration
 from cairn.labs.busy import Watch
 from cairn.labs.entry import Entry, Where, failed_entry, measured_entry, skipped_entry
-from cairn.labs.lab import Lab, Outcome, judge
+from cairn.labs.lab import Lab, Outcome, Verdict, judge
 from cairn.labs.needs import unmet
 from cairn.labs.workbench import Workbench
 
@@ -63,32 +64,23 @@ def run_lab(
     quick, where = session.quick, session.where
     if reasons := unmet(lab.needs, session.machine, session.ceilings.device):
         return skipped_entry(lab, reasons, at=at, quick=quick, where=where)
-    watch, busy, attempts = session.watch, False, 1
-    if watch is not None:
-        watch.begin()
+    if session.watch is not None:
+        session.watch.begin()
     began = time.perf_counter()
     try:
-        outcome = _once(lab, session, report)
-        verdict = judge(lab, outcome)
-        if not verdict.held:  # a moment's disturbance does not come twice, a wrong claim does
-            if watch is not None:
-                watch.look()
-            first, outcome, attempts = outcome, _once(lab, session, report), 2
-            verdict = judge(lab, outcome)
-            changed = not verdict.held and not _repeats(first, outcome)
-            disturbed = watch is not None and watch.was_disturbed()
-            busy = changed and (session.ceilings.busy or disturbed)
-        calibration.merge(session.ceilings, outcome.calibrates)  # raises where one is nonsense
+        found = _measured(lab, session, report)
+        # Raises where one is nonsense.
+        calibration.merge(session.ceilings, found.outcome.calibrates)
     except Exception:  # noqa: BLE001  a lab is an experiment: its failure is a result, shown whole
         seconds = time.perf_counter() - began
         failure = traceback.format_exc()
         return failed_entry(lab, failure, at=at, seconds=seconds, quick=quick, where=where)
     seconds = time.perf_counter() - began
-    learned = calibration.learn(session.ceilings, outcome.calibrates, session.log_line)
+    learned = calibration.learn(session.ceilings, found.outcome.calibrates, session.log_line)
     return measured_entry(
         lab,
-        outcome,
-        verdict,
+        found.outcome,
+        found.verdict,
         at=at,
         seconds=seconds,
         quick=quick,
@@ -96,9 +88,31 @@ def run_lab(
         calibrated=learned.better,
         guess=guess,
         settings=session.settings,
-        busy=busy,
-        attempts=attempts,
+        busy=found.busy,
+        attempts=found.attempts,
     )
+
+
+class _Measured(NamedTuple):
+    outcome: Outcome
+    verdict: Verdict
+    busy: bool = False
+    attempts: int = 1
+
+
+def _measured(lab: Lab, session: Session, report: Callable[[str], None]) -> _Measured:
+    """Once, or twice where a check is off: a moment's disturbance does not come again, a wrong claim does."""
+    first, watch = _once(lab, session, report), session.watch
+    verdict = judge(lab, first)
+    if verdict.held:
+        return _Measured(first, verdict)
+    if watch is not None:
+        watch.look()
+    second = _once(lab, session, report)
+    verdict = judge(lab, second)
+    changed = not verdict.held and not _repeats(first, second)
+    disturbed = watch is not None and watch.was_disturbed()
+    return _Measured(second, verdict, changed and (session.ceilings.busy or disturbed), 2)
 
 
 def _once(lab: Lab, session: Session, report: Callable[[str], None]) -> Outcome:
