@@ -53,7 +53,8 @@ def test_completion_stops_follows_a_schema_and_reads_ids(server):
     shaped = {"prompt": "Once", "n_predict": 60, "json_schema": {"enum": ["a", "b"]}}
     assert json.loads(server.http.post("/completion", json=shaped).json()["content"]) in ("a", "b")
     ids = server.service.tokenizer.encode("Once")
-    again = server.http.post("/completion", json={"prompt": ids, "n_predict": 20, **GREEDY}).json()
+    # Where there is no n_predict, max_tokens counts.
+    again = server.http.post("/completion", json={"prompt": ids, "max_tokens": 20, **GREEDY}).json()
     assert again["content"] == text
 
 

@@ -49,7 +49,8 @@ LLAMA_DEFAULTS = {
 class LlamaFields(msgspec.Struct, kw_only=True):
     """What /completion and /infill share."""
 
-    n_predict: int = -1  # -1: what the context leaves
+    n_predict: int | None = None  # below 0, or without it and `max_tokens`: what the context leaves
+    max_tokens: int | None = None  # counts where there is no `n_predict`, as in llama.cpp
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -134,7 +135,8 @@ def _guide_of(asked: LlamaFields) -> Guide | None:
 
 
 def _limit(asked: LlamaFields) -> int | None:
-    return None if asked.n_predict < 0 else max(asked.n_predict, 1)
+    most = asked.max_tokens if asked.n_predict is None else asked.n_predict
+    return None if most is None or most < 0 else max(most, 1)
 
 
 def _params(service: Service, asked: LlamaFields, most: int | None) -> SamplingParams:
@@ -232,7 +234,7 @@ async def props(service: Service, call: Call, body: bytes) -> JSON:
     sources = {} if tokenizer is None else tokenizer.templates.sources
     params: dict[str, Any] = LLAMA_DEFAULTS | serving.sampling
     params["repeat_penalty"] = params.pop("repetition_penalty")
-    params |= {"n_predict": LlamaFields().n_predict, "seed": LlamaFields().seed}
+    params |= {"n_predict": -1, "seed": LlamaFields().seed}
     return JSON(
         {
             "default_generation_settings": {"n_ctx": serving.limits.context, "params": params},
