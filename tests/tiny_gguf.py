@@ -72,6 +72,10 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **SIZES, n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=32,
         first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True, n_group=1, topk_group=1,
     ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **{key: value for key, value in _NO_HEAD_DIM.items() if key != "rms_norm_eps"}, norm_eps=1e-5,
+        layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False,
+    ),
     "gemma": lambda: transformers.GemmaConfig(**SIZES),
     "exaone4": lambda: transformers.Exaone4Config(
         **SIZES, sliding_window=None, layer_types=["full_attention"] * 3
@@ -189,8 +193,14 @@ def _write_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) -> No
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    heads = config.num_key_value_heads
+    if config.model_type == "lfm2":
+        writer.add_head_count_kv([heads * (kind != "conv") for kind in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        writer.add_head_count_kv(heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if head_dim := getattr(config, "head_dim", None):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -290,6 +300,8 @@ def _change(
         return split.swapaxes(1, 2).reshape(values.shape)
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return values + 1
+    if name.endswith("conv.conv.weight"):
+        return values.squeeze(1)
     if config.model_type == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight$", name):
         return values.T
     return values

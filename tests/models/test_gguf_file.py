@@ -93,7 +93,7 @@ def test_transformers_runs_what_was_read(converted, tmp_path):
 def test_transformers_reads_the_file_alike(converted):
     model, _, path = converted
     unknown = ("mixtral", "granite", "smollm3", "olmo2", "exaone4", "seed_oss")
-    unknown += ("olmo3", "phi3", "hunyuan_v1_dense", "dots1", "gemma")
+    unknown += ("olmo3", "phi3", "hunyuan_v1_dense", "dots1", "gemma", "lfm2")
     if model.config.model_type in unknown:
         pytest.skip(f"transformers does not read {model.config.model_type} from GGUF")
     file = GGUFFile(path)

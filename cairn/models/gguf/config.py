@@ -35,6 +35,7 @@ _CLASSES = {
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
 }
@@ -252,6 +253,27 @@ def _gpt_oss(keys: Keys) -> Config:
     return config | stretched
 
 
+def _lfm2(keys: Keys) -> Config:
+    """Layers without heads of keys are convolutions."""
+    hidden, heads, layers = keys.hidden(), keys.integer("attention.head_count"), keys.layers()
+    counts = keys.raw("attention.head_count_kv")
+    if not isinstance(counts, list) or len(counts) != layers or len({*counts} - {0}) != 1:
+        raise keys.bad("attention.head_count_kv", counts, f"a number or 0 for each of {layers}")
+    return _kind("lfm2") | {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(counts),
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": keys.integer("shortconv.l_cache"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        **_rope(keys, 1e6, hidden // heads),
+    }
+
+
 def _exaone4(keys: Keys) -> Config:
     """The small models: without windows all layers have positions."""
     if keys.optional_integer("attention.sliding_window"):
@@ -289,6 +311,7 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "hunyuan-dense": _hunyuan_dense,
     "dots1": _dots1,
     "gpt-oss": _gpt_oss,
+    "lfm2": _lfm2,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
 }

@@ -225,4 +225,4 @@ def _undo(source: Source, values: torch.Tensor) -> torch.Tensor:
         return (values.float() - 1).to(values.dtype)
     if source.change == "transposed":
         return values.permute(*range(values.ndim)[::-1]).contiguous()
-    return values
+    return values.unsqueeze(1) if source.change == "one_channel" else values

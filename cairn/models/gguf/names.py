@@ -15,7 +15,7 @@ import msgspec
 from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.gguf.header import Header, StoredTensor
 
-Change = Literal["none", "rotary_rows", "plus_one", "transposed"]
+Change = Literal["none", "rotary_rows", "plus_one", "transposed", "one_channel"]
 ROPE_FACTORS = "rope_freqs.weight"  # not a weight: the config says it as rope_scaling
 
 
@@ -31,6 +31,8 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.change == "one_channel":
+            return (self.stored_shape[0], 1, *self.stored_shape[1:])
         return self.stored_shape[::-1] if self.change == "transposed" else self.stored_shape
 
 
@@ -203,6 +205,30 @@ _SEED_OSS = Naming(
     | {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
     biased=(*_ATTENTION, *_MLP),
 )
+_LFM2 = Naming(
+    model={
+        "token_embd": "model.embed_tokens",
+        "token_embd_norm": "model.embedding_norm",  # behind the last layer, whatever its name says
+        "output_norm": "model.embedding_norm",
+        "output": "lm_head",
+    },
+    layer=_LAYER,
+    block=_ATTENTION
+    | {
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_down": "feed_forward.w2",
+        "ffn_up": "feed_forward.w3",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+    },
+    changes={"shortconv.conv": "one_channel"},
+)
 _NAMINGS = {  # by the model_type of config.json
     "llama": _LLAMA,
     "mistral": _MISTRAL,
@@ -222,12 +248,15 @@ _NAMINGS = {  # by the model_type of config.json
     "hunyuan_v1_dense": _HUNYUAN,
     "dots1": _DOTS1,
     "gpt_oss": _GPT_OSS,
+    "lfm2": _LFM2,
     "exaone4": _OLMO2,
     "seed_oss": _SEED_OSS,
 }
 
 _NUMBER = r"(0|[1-9][0-9]{0,4})"
-_STORED_NAME = re.compile(rf"(?:blk\.{_NUMBER}\.)?([a-z_]+)(?:\.{_NUMBER})?\.(weight|bias)")
+_STORED_NAME = re.compile(
+    rf"(?:blk\.{_NUMBER}\.)?([a-z_]+(?:\.[a-z_]+)?)(?:\.{_NUMBER})?\.(weight|bias)"
+)
 
 
 def hf_sources(header: Header, config: dict[str, object]) -> dict[str, Source]:
