@@ -177,7 +177,9 @@ class ServerTalker:
         try:
             connection.connect()
         except OSError as error:
-            raise CairnError(f"cannot reach {self.url}: {error}", hint=DOWN) from None
+            raise CairnError(
+                f"cannot reach {self.url}: {error.strerror or error}", hint=DOWN
+            ) from None
         assert connection.sock is not None
         connection.sock.settimeout(self._timeout_s)
         connection.request(method, self._place.prefix + path, body, headers)

@@ -189,7 +189,9 @@ def _write_page(
     try:
         options.html.write_text(render(top, outcome, sweep, healthy), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {options.html}: {error}", hint="another --html") from None
+        raise UsageError(
+            f"cannot write {options.html}: {error.strerror}", hint="another --html"
+        ) from None
 
 
 def _print_result(
@@ -303,7 +305,9 @@ def _read_jobs(where: str) -> tuple[list["Job"], list[float]]:
         read = msgspec.toml.decode(text, type=Jobs)
         return [msgspec.convert(job, Job, strict=False) for job in read.job], read.links
     except OSError as error:
-        raise DataError(f"cannot read {where}: {error}", hint="give a TOML file of jobs") from None
+        raise DataError(
+            f"cannot read {where}: {error.strerror}", hint="give a TOML file of jobs"
+        ) from None
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         hint = "links = [50.0] and [[job]] with name, links, bytes, compute_us"
         raise DataError(f"{where}: {error}", hint=hint) from None
