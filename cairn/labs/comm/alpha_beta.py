@@ -8,7 +8,8 @@ was not looked at when the prediction was made.
 
 from statistics import median
 
-from cairn.comm.cost import Link
+from cairn.comm.cost import Link, fit
+from cairn.comm.nccl_tests import Point
 from cairn.labs.comm._timed import times_us
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
@@ -54,6 +55,7 @@ def run(bench: Workbench) -> Outcome:
     middle = range(1, len(sizes) - 1)
     errors = [abs(best[i] / model[i] - 1) for i in middle]
     rates = [size / us / 1e3 for size, us in zip(sizes, best, strict=True)]
+    planned = fit([Point(size, us) for size, us in zip(sizes, best, strict=True)])
     return Outcome(
         checks=[
             Check(
@@ -69,6 +71,16 @@ def run(bench: Workbench) -> Outcome:
                 measured=rates[-1] / rates[1],
                 unit="x",
                 within=0.4,
+            ),
+            Check(
+                what=Words(
+                    "median error of the planner's fit, all sizes",
+                    "规划器拟合的误差中位数（所有尺寸）",
+                ),
+                predicted=0.35,
+                measured=planned.median_error,
+                unit="share",
+                kind="at_most",
             ),
         ],
         plots=[_plot(sizes, model, best)],
