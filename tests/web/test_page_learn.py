@@ -226,6 +226,9 @@ def test_a_lesson_on_the_page(record, open_tab, server):
     tab = open_tab(server, "/#/learn/flash-attention")
     expect(tab.find("pre.source")).to_contain_text("def attention_reference(")
     expect(tab.find("pre.picture")).to_contain_text("FA3")
+    paper = tab.find(".reading a", has_text="arXiv:2205.14135")
+    expect(paper).to_have_count(1)  # the topic and its lesson name it, the page once
+    expect(paper).to_have_attribute("href", "https://arxiv.org/abs/2205.14135")
     tab.find("label", has_text="中文").click()
     expect(tab.find(".worked")).to_contain_text("线性")
 

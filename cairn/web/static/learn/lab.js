@@ -5,6 +5,7 @@ import { figure } from "../format.js";
 import { ask, getJSON } from "../server.js";
 import { namedLink } from "./code.js";
 import { drawPlot } from "./plot.js";
+import { readingList } from "./reading.js";
 import { said, word } from "./words.js";
 
 const SAYS_ITSELF = ["held", "busy"]; // verdicts that begin with what the status means
@@ -22,7 +23,7 @@ export function labReport({ about, run, shown }, again) {
     about.now_try.length ? [h("h2", {}, word("now try")), h("ul", { class: "notes" }, about.now_try.map(({ command, look }) =>
       h("li", {}, h("code", {}, command), h("br"), said(look))))] : [],
     h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, namedLink(place)))),
-    h("h2", {}, word("reading")), h("ul", { class: "notes" }, about.reading.map((title) => h("li", {}, title))),
+    h("h2", {}, word("reading")), readingList(about.reading),
     h("h2", {}, word("questions")), about.questions.map((one) =>
       h("details", {}, h("summary", {}, said(one.ask)), h("p", {}, said(one.answer)))),
   ].flat(2);

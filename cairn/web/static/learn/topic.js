@@ -2,6 +2,7 @@
 
 import { h } from "../dom.js";
 import { placeLink } from "./code.js";
+import { readingList } from "./reading.js";
 import { said, word } from "./words.js";
 
 export function topicPage(topic) {
@@ -19,7 +20,7 @@ export function topicPage(topic) {
     topic.exercises.length ? titled("exercises", h("ul", { class: "notes" }, topic.exercises.map((one) =>
       h("li", {}, h("a", { href: `#/learn/exercise:${one.name}` }, said(one.title)))))) : null,
     topic.commands.length ? titled("commands", lines(topic.commands)) : null,
-    readings(topic).length ? titled("reading", h("ul", { class: "notes" }, readings(topic).map((title) => h("li", {}, title)))) : null,
+    readings(topic).length ? titled("reading", readingList(readings(topic))) : null,
     topic.requires.length ? titled("requires", h("p", {}, topic.requires.map((id) => [h("a", { href: `#/learn/${id}` }, id), " "]))) : null,
     titled("ask", h("p", {}, text.ask), h("details", {}, h("summary", {}, word("answer")), h("p", {}, text.answer)),
       h("p", { class: "hint" }, h("a", { href: `#/learn/quiz:${topic.id}` }, word("quiz")), " · ", h("code", {}, `cairn learn quiz --topic ${topic.id}`))),
