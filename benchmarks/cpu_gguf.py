@@ -35,24 +35,30 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=psutil.cpu_count() or 1)
     parser.add_argument("--busy", action="store_true", help="eight streams beside busy loops, too")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
+    parser.add_argument("--weights", default="packed", help="their form here: packed, auto, int8")
     parser.add_argument("--side", choices=("cairn", "llama.cpp"), help="internal: serve commands")
     add_arguments(parser)
     options = parser.parse_args()
     if options.side:
-        serve_commands(options.side, options.files[0], options.threads)
+        serve_commands(options)
         return
     found: dict[str, Any] = {}
     for file in options.files:  # written after each: a file takes minutes
         found[file.name] = compare(file, options)
-        record({"threads": options.threads, "rounds": options.rounds, "files": found}, options)
+        how = {"threads": options.threads, "rounds": options.rounds, "weights": options.weights}
+        record({**how, "files": found}, options)
 
 
 # -- the two that are compared, each in a process of its own ------------------------------------------
 
 
-def serve_commands(side: str, file: Path, threads: int) -> None:
+def serve_commands(options: argparse.Namespace) -> None:
     """Lines of JSON in: prompts and how many tokens to answer each with; lines of seconds out."""
-    run = (start_cairn if side == "cairn" else start_llama_cpp)(file, threads)
+    file, threads = options.files[0], options.threads
+    if options.side == "cairn":
+        run = start_cairn(file, threads, options.weights)
+    else:
+        run = start_llama_cpp(file, threads)
     run([[1, 2, 3]], 2)
     print("ready", flush=True)
     for line in sys.stdin:
@@ -62,7 +68,7 @@ def serve_commands(side: str, file: Path, threads: int) -> None:
         print(time.perf_counter() - began, flush=True)
 
 
-def start_cairn(file: Path, threads: int) -> Any:
+def start_cairn(file: Path, threads: int, weights: str) -> Any:
     import torch
 
     from cairn import LLM, SamplingParams
@@ -74,7 +80,7 @@ def start_cairn(file: Path, threads: int) -> Any:
         max_num_seqs=8,
         max_model_len=CONTEXT,
         enable_prefix_caching=False,
-        weights="packed",
+        weights=weights,
     )
 
     def run(prompts: list[list[int]], outputs: int) -> None:
@@ -132,9 +138,10 @@ def start_llama_cpp(file: Path, threads: int) -> Any:
 class Side:
     """One of the two, and what it took to be ready."""
 
-    def __init__(self, name: str, file: Path, threads: int) -> None:
+    def __init__(self, name: str, file: Path, options: argparse.Namespace) -> None:
         began = time.perf_counter()
-        command = [sys.executable, __file__, str(file), "--side", name, "--threads", str(threads)]
+        command = [sys.executable, __file__, str(file), "--side", name]
+        command += ["--threads", str(options.threads), "--weights", options.weights]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -164,8 +171,11 @@ class Side:
         return float(self.wait())
 
     def resident_mb(self) -> dict[str, int]:
+        """What it holds, how much of that are mapped files, and the most that it ever held."""
         memory = psutil.Process(self.process.pid).memory_info()
-        return {"resident": memory.rss >> 20, "file": memory.shared >> 20}
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        most = int(status.partition("VmHWM:")[2].split()[0]) >> 10
+        return {"resident": memory.rss >> 20, "file": memory.shared >> 20, "peak": most}
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -175,7 +185,7 @@ class Side:
 
 def compare(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     names = ("cairn",) if options.alone else ("cairn", "llama.cpp")
-    sides = {name: Side(name, file, options.threads) for name in names}
+    sides = {name: Side(name, file, options) for name in names}
     found: dict[str, Any] = {"file_mb": file.stat().st_size >> 20}
     found["ready_s"] = {name: side.ready_s for name, side in sides.items()}
     found["ready_cpu_s"] = {name: side.ready_cpu_s for name, side in sides.items()}
