@@ -11,6 +11,7 @@ from cairn.kernels.paged.latent_attention import (
     latent_attention,
     latent_attention_reference,
 )
+from cairn.kernels.paged.latent_float8 import unfit
 from cairn.kernels.paged.latent_layout import RowLayout
 from cairn.kernels.paged.latent_rows import FP8, latent_write, packed_rows, unpacked_rows
 
@@ -78,6 +79,28 @@ def test_rows_in_float8(queries, lengths, heads):
     )  # fmt: skip
     assert relative_error((found,), (latent_attention_reference(packed),)) < 1e-2
     assert 1e-3 < relative_error((found,), (latent_attention_reference(call),)) < 6e-2
+
+
+@pytest.mark.parametrize("heads", [6, 32])
+def test_rows_of_several_scales(heads):
+    """By products of the columns of each scale."""
+    torch.manual_seed(0)
+    rank, rotated, lengths = 256, 16, [70, 0, 17]
+    layout = RowLayout(rank, rotated, float8=True)
+    cache = torch.full((18, PAGE, 1, layout.columns), 255, dtype=torch.uint8).view(FP8)
+    tables = torch.randperm(18).view(3, 6).int()
+    known = [
+        tables[b, t // PAGE] * PAGE + t % PAGE for b, n in enumerate(lengths) for t in range(n)
+    ]
+    rows = torch.randn(len(known), rank + rotated) * torch.logspace(-1, 1, rank + rotated)
+    latent_write(rows.bfloat16(), torch.stack(known).int(), cache, rank, impl="reference")
+    q_THE = (torch.randn(3, heads, rank + rotated) / 4).bfloat16()
+    call = Latents(q_THE, cache, tables, torch.tensor(lengths).int(), None, 1, 0.05, rank)
+    assert unfit(call) is None
+    found = latent_attention(
+        q_THE, cache, tables, call.lengths, rank=rank, max_query=1, scale=0.05, impl="triton"
+    )
+    assert relative_error((found,), (latent_attention_reference(call),)) < 1e-2
 
 
 @pytest.mark.parametrize("float8", [False, True])

@@ -20,7 +20,7 @@ from cairn.kernels.arguments import FLOATS, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import multiprocessors
-from cairn.kernels.paged import latent_gluon
+from cairn.kernels.paged import latent_float8, latent_gluon
 from cairn.kernels.paged.latent_layout import RowLayout
 from cairn.kernels.paged.latent_rows import check_cache, layout_of, unpacked_rows, views
 from cairn.kernels.paged.paged_tiles import (
@@ -283,6 +283,9 @@ def _launch(call: Latents) -> Tensor:
     lse = torch.full(out.shape[:3], -torch.inf, device=out.device) if plan.parts > 1 else out
     starts = call.lengths if call.starts is None else call.starts
     tiles = _tiles(tokens, call.sequences, call.max_query, plan.queries)
+    if call.layout.float8 and latent_float8.unfit(call) is None:
+        latent_float8.decode(call, out, lse)
+        return _added_up(out, lse, call.q_THE.dtype) if plan.parts > 1 else out[0]
     kernel: Any = _latent_kernel
     kernel[(tiles * (heads // plan.heads), plan.parts)](
         call.q_THE, *views(call.cache, call.q_THE.dtype), call.block_tables, call.lengths, starts, out, lse,
