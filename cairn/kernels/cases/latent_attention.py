@@ -16,6 +16,9 @@ from cairn.kernels.paged.latent_attention import (
     latent_attention,
     latent_attention_reference,
 )
+from cairn.kernels.paged.latent_float8 import PLAN as FLOAT8_PLAN
+from cairn.kernels.paged.latent_float8 import _float8_kernel
+from cairn.kernels.paged.latent_float8 import constants as float8_constants
 from cairn.kernels.paged.latent_gluon import (
     FEW_HEADS,
     GluonPlan,
@@ -108,6 +111,23 @@ def _written(float8: bool) -> Variant:
     )
 
 
+def _by_scale(parts: int) -> Variant:
+    types = dict(q="*bf16", cache="*fp8e4nv", scales="*fp32", keys="*bf16", tables="*i32")
+    types |= dict(lengths="*i32", out="*fp32", lse="*fp32", tokens="i32", scale="fp32")
+    strides = ("q_token", "q_head", "page_stride", "token_stride")
+    types |= dict.fromkeys(("table_stride", *strides), "i32")
+    return Variant(
+        "latent decode, float8 by scale",
+        _float8_kernel,
+        types,
+        float8_constants(RowLayout(RANK, ROTATED, float8=True), 16, PAGE, FLOAT8_PLAN, parts),
+        {"num_warps": FLOAT8_PLAN.warps, "num_stages": FLOAT8_PLAN.stages},
+        ("q", "cache", "scales", "keys", "out", "lse", *strides),
+        "mma",
+        allowed_spills=16,
+    )
+
+
 VARIANTS = [
     _variant("decode 16 heads", 16, 16, 1, 8),
     _variant("decode 128 heads", 128, MANY_HEADS, 1, 1),
@@ -117,6 +137,7 @@ VARIANTS = [
     _gluon("16 heads", 16, 2, FEW_HEADS),
     _gluon("128 heads", 128, 1, MANY_HEADS_PLAN),
     _ADDED_UP,
+    _by_scale(parts=4),
     _written(float8=False),
     _written(float8=True),
 ]

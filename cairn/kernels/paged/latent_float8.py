@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cairn.kernels.paged.latent_layout import RowLayout
 from cairn.kernels.paged.latent_rows import views
 from cairn.kernels.paged.paged_tiles import LOG2_E, pages_of, rows_of
 
@@ -111,14 +112,15 @@ def decode(call: "Latents", out: Tensor, lse: Tensor, plan: Float8Plan = PLAN) -
     kernel[(call.sequences * -(-heads // HEADS), len(out))](
         call.q_THE, *views(call.cache, call.q_THE.dtype), call.block_tables, call.lengths, out, lse,
         call.sequences, call.scale, call.block_tables.stride(0), call.q_THE.stride(0), call.q_THE.stride(1),
-        call.cache.stride(0), call.cache.stride(1), **constants(call, plan, len(out)),
+        call.cache.stride(0), call.cache.stride(1), **constants(call.layout, heads, call.page_size, plan, len(out)),
         num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
 
 
-def constants(call: "Latents", plan: Float8Plan, parts: int) -> dict[str, Any]:
-    layout = call.layout
+def constants(
+    layout: RowLayout, heads: int, page_size: int, plan: Float8Plan, parts: int
+) -> dict[str, Any]:
     return dict(
-        HEADS=call.q_THE.shape[1], TILE=HEADS, ROTATED=layout.rotated, GROUP=layout.group, GROUPS=layout.scales,
-        SCALES_AT=layout.scales_at, KEY_AT=layout.key_at, PAGE=call.page_size, BLOCK=plan.block, PARTS=parts,
+        HEADS=heads, TILE=HEADS, ROTATED=layout.rotated, GROUP=layout.group, GROUPS=layout.scales,
+        SCALES_AT=layout.scales_at, KEY_AT=layout.key_at, PAGE=page_size, BLOCK=plan.block, PARTS=parts,
     )  # fmt: skip
