@@ -76,6 +76,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **{key: value for key, value in _NO_HEAD_DIM.items() if key != "rms_norm_eps"}, norm_eps=1e-5,
         layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False,
     ),
+    "glm4": lambda: transformers.Glm4Config(**SIZES),
     "gemma": lambda: transformers.GemmaConfig(**SIZES),
     "exaone4": lambda: transformers.Exaone4Config(
         **SIZES, sliding_window=None, layer_types=["full_attention"] * 3
@@ -236,6 +237,8 @@ def _write_family_keys(writer: GGUFWriter, config: transformers.PretrainedConfig
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "glm4":
+        writer.add_rope_dimension_count(config.head_dim // 2)
     if config.model_type == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if config.model_type in ("gemma2", "gemma3_text", "olmo3", "phi3", "gpt_oss"):

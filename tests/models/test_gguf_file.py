@@ -93,7 +93,7 @@ def test_transformers_runs_what_was_read(converted, tmp_path):
 def test_transformers_reads_the_file_alike(converted):
     model, _, path = converted
     unknown = ("mixtral", "granite", "smollm3", "olmo2", "exaone4", "seed_oss")
-    unknown += ("olmo3", "phi3", "hunyuan_v1_dense", "dots1", "gemma", "lfm2")
+    unknown += ("olmo3", "phi3", "hunyuan_v1_dense", "dots1", "gemma", "lfm2", "glm4")
     if model.config.model_type in unknown:
         pytest.skip(f"transformers does not read {model.config.model_type} from GGUF")
     file = GGUFFile(path)
@@ -119,6 +119,7 @@ def test_config_says_what_the_checkpoint_said(converted):
         "rope_theta": rope.get("rope_theta"),
         "rope_scaling": None,
         "rope_local_base_freq": 10_000.0,
+        "partial_rotary_factor": rope.get("partial_rotary_factor"),
         "head_dim": expected.get("head_dim") or 16,
         "n_inner": 256,
         "num_experts": expected.get("num_local_experts"),

@@ -36,6 +36,7 @@ _CLASSES = {
     "dots1": "Dots1ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
 }
@@ -274,6 +275,16 @@ def _lfm2(keys: Keys) -> Config:
     }
 
 
+def _glm4(keys: Keys) -> Config:
+    """Some of a head's columns are rotated."""
+    rotated = keys.integer("rope.dimension_count")
+    config = _decoder(keys, "glm4", rotated=rotated) | {"hidden_act": "silu"}
+    head_dim = keys.integer(
+        "attention.key_length", keys.hidden() // keys.integer("attention.head_count")
+    )
+    return config | _attention_bias(keys) | {"partial_rotary_factor": rotated / head_dim}
+
+
 def _exaone4(keys: Keys) -> Config:
     """The small models: without windows all layers have positions."""
     if keys.optional_integer("attention.sliding_window"):
@@ -312,6 +323,7 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "dots1": _dots1,
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
+    "glm4": _glm4,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
 }
@@ -324,11 +336,15 @@ def _kind(model_type: str) -> Config:
     return {"model_type": model_type, "architectures": [_CLASSES[model_type]]}
 
 
-def _decoder(keys: Keys, model_type: str, theta: float | None = 10_000.0) -> Config:
+def _decoder(
+    keys: Keys, model_type: str, theta: float | None = 10_000.0, rotated: int | None = None
+) -> Config:
+    """`rotated`: columns of a head that are; by default all."""
     hidden, heads = keys.hidden(), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (size := keys.integer(key, head_dim)) != head_dim:
+    wanted = {"attention.value_length": head_dim, "rope.dimension_count": rotated or head_dim}
+    for key, columns in wanted.items():
+        if (size := keys.integer(key, columns)) != columns:
             raise UnsupportedModel(
                 f"{keys.path} has {keys.prefix}{key} = {size} with keys of {head_dim}",
                 hint="only models that rotate whole heads of one size can be read",

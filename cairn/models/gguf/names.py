@@ -150,6 +150,19 @@ _PHI3 = Naming(
         "ffn_down": "mlp.down_proj",
     },
 )
+_GLM4 = Naming(
+    model=_MODEL,
+    layer=_LAYER,
+    block=_ATTENTION
+    | _NORMS
+    | {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    biased=("attn_q", "attn_k", "attn_v"),
+)
 _GEMMA = Naming(
     model=_MODEL,
     layer=_LAYER,
@@ -249,6 +262,7 @@ _NAMINGS = {  # by the model_type of config.json
     "dots1": _DOTS1,
     "gpt_oss": _GPT_OSS,
     "lfm2": _LFM2,
+    "glm4": _GLM4,
     "exaone4": _OLMO2,
     "seed_oss": _SEED_OSS,
 }
