@@ -93,7 +93,7 @@ def test_transformers_runs_what_was_read(converted, tmp_path):
 def test_transformers_reads_the_file_alike(converted):
     model, _, path = converted
     unknown = ("mixtral", "granite", "smollm3", "olmo2", "exaone4", "seed_oss")
-    unknown += ("olmo3", "phi3", "hunyuan_v1_dense", "dots1", "gemma", "lfm2", "glm4")
+    unknown += ("olmo3", "hunyuan_v1_dense", "dots1", "gemma", "glm4")
     if model.config.model_type in unknown:
         pytest.skip(f"transformers does not read {model.config.model_type} from GGUF")
     file = GGUFFile(path)
@@ -104,6 +104,9 @@ def test_transformers_reads_the_file_alike(converted):
         torch.testing.assert_close(file.tensor(name), expected, rtol=0, atol=0, msg=name)
     config = file.config()
     unknown_to_hub = {"_model_name_or_path", "feed_forward_length", "n_ctx"}
+    unknown_to_hub |= (
+        {"rms_norm_eps", "full_attn_idxs"} if model.config.model_type == "lfm2" else set()
+    )
     for key, value in read["config"].items():
         if key not in unknown_to_hub:
             assert config[key] == (pytest.approx(value) if isinstance(value, float) else value)

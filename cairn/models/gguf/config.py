@@ -4,42 +4,22 @@ One function per architecture; defaults are those of llama.cpp, which wrote the 
 what no function here reads. This module reads no weights.
 """
 
-import math
 from collections.abc import Callable
 
-import numpy as np
-
 from cairn.core.errors import UnsupportedModel
+from cairn.models.gguf.decoder_config import (
+    Config,
+    attention_bias,
+    decoder,
+    gemma_attention,
+    kind,
+    rope,
+    windows,
+)
 from cairn.models.gguf.header import Header
 from cairn.models.gguf.keys import Keys, shortened
 
-Config = dict[str, object]
 SIGMOID = 2  # llama.cpp's number of a way to weigh experts
-
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "granite": "GraniteForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-    "dots1": "Dots1ForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-}
 
 
 def hf_config(header: Header, rope_factors: list[float] | None) -> Config:
@@ -94,38 +74,35 @@ def _special_tokens(header: Header) -> Config:
     return {name: value for name, value in found.items() if value is not None}
 
 
-# -- one translation per architecture ------------------------------------------------------------
-
-
 def _llama(keys: Keys) -> Config:
     """Mistral and Mixtral are llamas to llama.cpp: a window, or experts, tell them apart."""
-    config = _decoder(keys, "llama") | {"hidden_act": "silu"}
+    config = decoder(keys, "llama") | {"hidden_act": "silu"}
     window = keys.optional_integer("attention.sliding_window")
     experts, used = keys.optional_integer("expert_count"), keys.raw("expert_used_count")
     if experts:
         used = keys.integer("expert_used_count")
-        config |= _kind("mixtral") | {"num_local_experts": experts, "num_experts_per_tok": used}
+        config |= kind("mixtral") | {"num_local_experts": experts, "num_experts_per_tok": used}
     elif used:
         raise keys.bad("expert_used_count", used, "0, as there are no experts")
     if window:
-        return config | _kind("mixtral" if experts else "mistral") | {"sliding_window": window}
+        return config | kind("mixtral" if experts else "mistral") | {"sliding_window": window}
     mlp_bias = {"mlp_bias": keys.biased("ffn_gate", "ffn_up", "ffn_down")}
-    return config if experts else config | _attention_bias(keys) | mlp_bias
+    return config if experts else config | attention_bias(keys) | mlp_bias
 
 
 def _qwen2(keys: Keys) -> Config:
-    return _decoder(keys, "qwen2") | {"hidden_act": "silu"}
+    return decoder(keys, "qwen2") | {"hidden_act": "silu"}
 
 
 def _qwen3(keys: Keys) -> Config:
-    return _decoder(keys, "qwen3") | {"hidden_act": "silu"} | _attention_bias(keys)
+    return decoder(keys, "qwen3") | {"hidden_act": "silu"} | attention_bias(keys)
 
 
 def _qwen3moe(keys: Keys) -> Config:
     normalised = keys.value("expert_weights_norm")
     return (
-        _decoder(keys, "qwen3_moe")
-        | _attention_bias(keys)
+        decoder(keys, "qwen3_moe")
+        | attention_bias(keys)
         | {
             "hidden_act": "silu",
             "num_experts": keys.integer("expert_count"),
@@ -139,16 +116,16 @@ def _qwen3moe(keys: Keys) -> Config:
 
 
 def _gemma(keys: Keys) -> Config:
-    return _decoder(keys, "gemma") | {"hidden_act": "gelu_pytorch_tanh"}
+    return decoder(keys, "gemma") | {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def _gemma2(keys: Keys) -> Config:
-    config = _decoder(keys, "gemma2")
+    config = decoder(keys, "gemma2")
     window = keys.integer("attention.sliding_window", 4096)
     return (
         config
-        | _gemma_attention(keys, config, layers_of_27b=46)
-        | _windows(keys, window, period=2)
+        | gemma_attention(keys, config, layers_of_27b=46)
+        | windows(keys, window, period=2)
         | {
             "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
             "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
@@ -157,12 +134,12 @@ def _gemma2(keys: Keys) -> Config:
 
 
 def _gemma3(keys: Keys) -> Config:
-    config = _decoder(keys, "gemma3_text", theta=None)
+    config = decoder(keys, "gemma3_text", theta=None)
     window = keys.optional_integer("attention.sliding_window")
     return (
         config
-        | _gemma_attention(keys, config, layers_of_27b=62)
-        | _windows(keys, window, period=6)
+        | gemma_attention(keys, config, layers_of_27b=62)
+        | windows(keys, window, period=6)
         | {
             "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
             "attn_logit_softcapping": None,
@@ -175,7 +152,7 @@ def _gpt2(keys: Keys) -> Config:
     heads = keys.integer("attention.head_count")
     if (shared := keys.integer("attention.head_count_kv", heads)) != heads:
         raise keys.bad("attention.head_count_kv", shared, f"{heads}, the number of heads")
-    return _kind("gpt2") | {
+    return kind("gpt2") | {
         "n_embd": keys.hidden(),
         "n_layer": keys.layers(),
         "n_head": heads,
@@ -187,7 +164,7 @@ def _gpt2(keys: Keys) -> Config:
 
 
 def _granite(keys: Keys) -> Config:
-    config = _decoder(keys, "granite") | {"hidden_act": "silu"} | _attention_bias(keys)
+    config = decoder(keys, "granite") | {"hidden_act": "silu"} | attention_bias(keys)
     return config | {
         "mlp_bias": keys.biased("ffn_gate", "ffn_up", "ffn_down"),
         "embedding_multiplier": keys.number("embedding_scale", 1.0),
@@ -199,7 +176,7 @@ def _granite(keys: Keys) -> Config:
 
 def _smollm3(keys: Keys) -> Config:
     """llama.cpp leaves out the positions of every fourth layer, without a key that says so."""
-    config = _decoder(keys, "smollm3") | {"hidden_act": "silu"} | _attention_bias(keys)
+    config = decoder(keys, "smollm3") | {"hidden_act": "silu"} | attention_bias(keys)
     mlp_bias = keys.biased("ffn_gate", "ffn_up", "ffn_down")
     return config | {"mlp_bias": mlp_bias, "no_rope_layer_interval": 4}
 
@@ -207,25 +184,25 @@ def _smollm3(keys: Keys) -> Config:
 def _olmo2(keys: Keys) -> Config:
     """OLMo 3 is an OLMo 2 to llama.cpp: windows tell them apart."""
     window = keys.optional_integer("attention.sliding_window")
-    config = _decoder(keys, "olmo3" if window else "olmo2") | {"hidden_act": "silu"}
-    return config | _windows(keys, window, period=4) if window else config
+    config = decoder(keys, "olmo3" if window else "olmo2") | {"hidden_act": "silu"}
+    return config | windows(keys, window, period=4) if window else config
 
 
 def _phi3(keys: Keys) -> Config:
     """Without the factors of longrope, which are tensors that no table here knows."""
     window = keys.optional_integer("attention.sliding_window")
-    return _decoder(keys, "phi3") | {"hidden_act": "silu", "sliding_window": window}
+    return decoder(keys, "phi3") | {"hidden_act": "silu", "sliding_window": window}
 
 
 def _hunyuan_dense(keys: Keys) -> Config:
     """A base that was stretched is stored as it came out."""
-    return _decoder(keys, "hunyuan_v1_dense") | {"hidden_act": "silu"} | _attention_bias(keys)
+    return decoder(keys, "hunyuan_v1_dense") | {"hidden_act": "silu"} | attention_bias(keys)
 
 
 def _dots1(keys: Keys) -> Config:
     if (gating := keys.value("expert_gating_func")) != SIGMOID:
         raise keys.bad("expert_gating_func", gating, f"{SIGMOID}, sigmoid")
-    return _decoder(keys, "dots1") | {
+    return decoder(keys, "dots1") | {
         "hidden_act": "silu",
         "n_routed_experts": keys.integer("expert_count"),
         "n_shared_experts": keys.integer("expert_shared_count"),
@@ -239,13 +216,13 @@ def _dots1(keys: Keys) -> Config:
 
 def _gpt_oss(keys: Keys) -> Config:
     """Every second layer has a window; YaRN's bounds stay fractions, which no key says."""
-    config = _decoder(keys, "gpt_oss") | {
+    config = decoder(keys, "gpt_oss") | {
         "hidden_act": "silu",
         "num_local_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "intermediate_size": keys.integer("expert_feed_forward_length"),
-        **_attention_bias(keys),
-        **_windows(keys, keys.integer("attention.sliding_window"), period=2),
+        **attention_bias(keys),
+        **windows(keys, keys.integer("attention.sliding_window"), period=2),
     }
     scaling = config["rope_scaling"]
     stretched = (
@@ -260,7 +237,7 @@ def _lfm2(keys: Keys) -> Config:
     counts = keys.raw("attention.head_count_kv")
     if not isinstance(counts, list) or len(counts) != layers or len({*counts} - {0}) != 1:
         raise keys.bad("attention.head_count_kv", counts, f"a number or 0 for each of {layers}")
-    return _kind("lfm2") | {
+    return kind("lfm2") | {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -271,18 +248,18 @@ def _lfm2(keys: Keys) -> Config:
         "conv_L_cache": keys.integer("shortconv.l_cache"),
         "max_position_embeddings": keys.integer("context_length"),
         "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        **_rope(keys, 1e6, hidden // heads),
+        **rope(keys, 1e6, hidden // heads),
     }
 
 
 def _glm4(keys: Keys) -> Config:
     """Some of a head's columns are rotated."""
     rotated = keys.integer("rope.dimension_count")
-    config = _decoder(keys, "glm4", rotated=rotated) | {"hidden_act": "silu"}
+    config = decoder(keys, "glm4", rotated=rotated) | {"hidden_act": "silu"}
     head_dim = keys.integer(
         "attention.key_length", keys.hidden() // keys.integer("attention.head_count")
     )
-    return config | _attention_bias(keys) | {"partial_rotary_factor": rotated / head_dim}
+    return config | attention_bias(keys) | {"partial_rotary_factor": rotated / head_dim}
 
 
 def _exaone4(keys: Keys) -> Config:
@@ -293,12 +270,12 @@ def _exaone4(keys: Keys) -> Config:
             hint="read its checkpoint in Hugging Face's format",
         )
     kinds = ["full_attention"] * keys.layers()
-    config = _decoder(keys, "exaone4") | {"hidden_act": "silu"}
+    config = decoder(keys, "exaone4") | {"hidden_act": "silu"}
     return config | {"sliding_window": None, "layer_types": kinds}
 
 
 def _seed_oss(keys: Keys) -> Config:
-    return _decoder(keys, "seed_oss") | {
+    return decoder(keys, "seed_oss") | {
         "hidden_act": "silu",
         "attention_bias": keys.biased("attn_q", "attn_k", "attn_v"),
         "attention_out_bias": keys.biased("attn_output"),
@@ -327,129 +304,3 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
 }
-
-
-# -- what several architectures share ------------------------------------------------------------
-
-
-def _kind(model_type: str) -> Config:
-    return {"model_type": model_type, "architectures": [_CLASSES[model_type]]}
-
-
-def _decoder(
-    keys: Keys, model_type: str, theta: float | None = 10_000.0, rotated: int | None = None
-) -> Config:
-    """`rotated`: columns of a head that are; by default all."""
-    hidden, heads = keys.hidden(), keys.integer("attention.head_count")
-    head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))
-    wanted = {"attention.value_length": head_dim, "rope.dimension_count": rotated or head_dim}
-    for key, columns in wanted.items():
-        if (size := keys.integer(key, columns)) != columns:
-            raise UnsupportedModel(
-                f"{keys.path} has {keys.prefix}{key} = {size} with keys of {head_dim}",
-                hint="only models that rotate whole heads of one size can be read",
-            )
-    return _kind(model_type) | {
-        "hidden_size": hidden,
-        "num_hidden_layers": keys.layers(),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "intermediate_size": keys.integer("feed_forward_length"),
-        "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        **_rope(keys, theta, head_dim),
-    }
-
-
-def _attention_bias(keys: Keys) -> Config:
-    return {"attention_bias": keys.biased("attn_q", "attn_k", "attn_v", "attn_output")}
-
-
-def _gemma_attention(keys: Keys, config: Config, layers_of_27b: int) -> Config:
-    """The largest Gemma scales queries by hidden size per head; only its depth tells it apart."""
-    scalar = config["head_dim"]
-    if config["num_hidden_layers"] == layers_of_27b:
-        scalar = keys.hidden() // keys.integer("attention.head_count")
-    return {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
-
-
-def _windows(keys: Keys, window: int | None, period: int) -> Config:
-    """Every `period`-th layer sees everything, unless the file says for each layer."""
-    layers = keys.layers()
-    pattern = keys.raw("attention.sliding_window_pattern")
-    pattern = period if pattern is None else pattern
-    if isinstance(pattern, list) and len(pattern) == layers:
-        sliding = [bool(layer) for layer in pattern]
-    elif isinstance(pattern, int) and pattern >= 1:
-        sliding = [(layer + 1) % pattern != 0 for layer in range(layers)]
-    else:
-        raise keys.bad("attention.sliding_window_pattern", pattern, f"{layers} flags or a period")
-    kinds = ["sliding_attention" if on and window else "full_attention" for on in sliding]
-    return {"sliding_window": window, "layer_types": kinds}
-
-
-def _rope(keys: Keys, theta: float | None, head_dim: int) -> Config:
-    base = keys.number("rope.freq_base", theta)
-    scaling = _rope_scaling(keys)
-    if keys.rope_factors is None:
-        return {"rope_theta": base, "rope_scaling": scaling}
-    if scaling is not None:
-        raise UnsupportedModel(f"{keys.path} scales rotary positions twice: {scaling} and a tensor",
-                               hint="convert the model again with a current llama.cpp")  # fmt: skip
-    return {"rope_theta": base, "rope_scaling": _llama3_scaling(keys, base, head_dim)}
-
-
-def _rope_scaling(keys: Keys) -> Config | None:
-    kind = keys.value("rope.scaling.type")
-    factor = keys.optional_number("rope.scaling.factor") or 1.0
-    original = keys.optional_integer("rope.scaling.original_context_length")
-    if kind == "none" or (kind in (None, "linear") and factor == 1.0):
-        return None
-    if kind in (None, "linear"):
-        return {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise UnsupportedModel(
-            f"{keys.path} has {keys.prefix}rope.scaling.type = {shortened(kind)}",
-            hint="none, linear and yarn can be read",
-        )
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": original or keys.integer("context_length"),
-        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
-    }
-
-
-def _llama3_scaling(keys: Keys, theta: float, head_dim: int) -> Config | None:
-    """Llama 3's rule survives only as its result, a divisor per frequency: find it again."""
-    found = keys.rope_factors or []
-    if found and all(factor == 1.0 for factor in found):
-        return None
-    possible = len(found) == head_dim // 2 and all(factor >= 1.0 for factor in found)
-    factor = max(found, default=1.0)
-    expected = _llama3_factors(theta, head_dim, factor) if possible else []
-    if not possible or not np.allclose(found, expected, rtol=1e-4, atol=0):
-        raise UnsupportedModel(
-            f"{keys.path} has rope_freqs.weight = {shortened(found)}, which is not Llama 3's",
-            hint="only its scaling (low 1, high 4, original 8192) can be told from the factors",
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-
-
-def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
-    """By how much each rotary frequency is divided: short waves not, long ones by `factor`."""
-    low, high, original = 1.0, 4.0, 8192
-    factors = []
-    for index in range(head_dim // 2):
-        wavelength = 2 * math.pi * theta ** (2 * index / head_dim)
-        smooth = min(max((original / wavelength - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return factors
