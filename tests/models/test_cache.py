@@ -1,6 +1,7 @@
 """What a model keeps: groups, planes and pages, against sums over layers and tokens."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from cairn.models.cache import (
     pages_of,
 )
 from cairn.models.presets import PRESETS, preset
+from cairn.serve.engine.pages import PagePool
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -77,3 +79,12 @@ def test_planes_of_another_type_count_their_own_bytes():
     assert page_bytes((quantised,), 16, 1) == 16 * 2 * (4 * 64 + 4 * 4)
     latent = CacheGroup("full", 0, (0,), (Plane("latent", 1, 576),))
     assert page_bytes((latent,), 64, 2) == 64 * 576 * 2
+
+
+def test_a_float8_cache_of_latent_rows_has_scales_and_wide_keys():
+    spec = preset("deepseek-v2-lite")
+    groups, of_token = cache_groups(spec), cache_bytes_per_token(spec, 1) / spec.layers
+    assert of_token == 512 + 4 * 4 + 2 * 64
+    pool = PagePool(groups, 3, 16, torch.float8_e4m3fn, "cpu")
+    assert pool.cache.shape[-1] == of_token
+    assert pool.cache.nbytes == 3 * page_bytes(groups, 16, 1)
