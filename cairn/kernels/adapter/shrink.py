@@ -28,8 +28,11 @@ PROGRAMS = 2112  # K is cut for so many at most, sixteen for each multiprocessor
 SPLITS = 16
 PART = 512  # columns of K that a part has at least
 FEW_RANKS, MANY_RANKS = 16, 64  # columns of h that a program has, of small tiles and of large ones
-BLOCK_K = 128
-WARPS, STAGES = 4, 4
+MANY_COLUMNS, FEW_COLUMNS = (
+    256,
+    128,
+)  # of K that a program reads at a time, of small tiles and of large ones
+WARPS, STAGES = 4, 3
 
 
 def splits_of(tokens: int, width_k: int, programs: int) -> int:
@@ -85,10 +88,11 @@ def shrink(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, widest
     """
     tokens, width_k = x_MK.shape
     h_width = width(max(16, widest))
-    block_r = min(h_width, FEW_RANKS if tokens <= FEW_TOKENS else MANY_RANKS)
+    small = tokens <= FEW_TOKENS
+    block_r = min(h_width, FEW_RANKS if small else MANY_RANKS)
     blocks = len(tiles.tiles_N3), blocks_of(widest, block_r)
     splits = splits_of(tokens, width_k, blocks[0] * blocks[1])
-    block_k = BLOCK_K if x_MK.element_size() == 2 else 32
+    block_k = (MANY_COLUMNS if small else FEW_COLUMNS) if x_MK.element_size() == 2 else 32
     part_k = blocks_of(blocks_of(width_k, splits), block_k) * block_k
     h_STR = torch.empty(splits, tokens, h_width, dtype=torch.float32, device=x_MK.device)
     kernel: Any = _shrink_kernel  # Triton's own types do not know what a launch takes

@@ -31,12 +31,12 @@ def _shrink_variant(block: int, width: int) -> Variant:
         H_WIDTH=width,
         BLOCK_M=block,
         BLOCK_R=width,
-        BLOCK_K=128,
+        BLOCK_K=256 if block == 16 else 128,
         IEEE=False,
         ALIGNED=True,
         OVERLAP=True,
     )
-    name, options = f"lora shrink {block} x {width}", {"num_warps": 4, "num_stages": 4}
+    name, options = f"lora shrink {block} x {width}", {"num_warps": 4, "num_stages": 3}
     arguments = {**types, "tokens": "i32", **dict.fromkeys(NUMBERS, "i32")}
     return Variant(name, _shrink_kernel, arguments, constants, options, tuple(types), "mma")
 
