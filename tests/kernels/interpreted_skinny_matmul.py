@@ -85,9 +85,10 @@ def test_epilogues(plan, swiglu, n):
     assert relative_error(by_plan(plan, x, w, epilogue), truth(x, w, epilogue)) < 1e-2
 
 
+@pytest.mark.parametrize("k", [512, 4096])  # less than a chunk of columns; two whole ones
 @pytest.mark.parametrize("swiglu", [False, True])
-def test_one_row_of_float8_weights(swiglu):
-    x, w = operands(1, 40, 512)
+def test_one_row_of_float8_weights(swiglu, k):
+    x, w = operands(1, 40, k)
     w = quantize_reference(w)
     epilogue = Epilogue(torch.randn(40).bfloat16(), "swiglu" if swiglu else None)
     y = skinny_fp8(x, w, bias_N=epilogue.bias_N, activation=epilogue.activation, impl="triton")
