@@ -30,7 +30,7 @@ VARIANTS = [
         f"logprobs 151936 {dtype} top {n}",
         _logprobs_kernel,
         TYPES | {"logits": f"*{dtype}"},
-        dict(VOCABULARY=151936, LANES=2048, STAGES=6, N=n),
+        dict(VOCABULARY=151936, LANES=2048, DEPTH=128, STAGES=6, N=n),
         {"num_warps": 8},
         tuple(TYPES),
     )

@@ -3,10 +3,10 @@
     logprob[v] = logits[v] - log(sum of exp(logits))
 
 One program for a row. It keeps the sum of exponentials, and the two largest of each of LANES interleaved columns; the
-n likeliest are then taken from those one by one. A lane that has given both of its two may hide a third: from then on
-(rare: n of LANES lanes) the next is searched for in the row itself. Equal logits: the lower token first. Raw means
-before temperature, penalties and cuts, which is what clients compare models by. Serves chosen tokens and, with one
-row for each token, whole prompts. Bytes moved: the logits once.
+n likeliest are then taken from those one by one. A lane that has given both of its two (rare: n of LANES lanes) reads
+its own columns again for the next. Where nothing is left but -inf, the next is searched for in the row itself. Equal
+logits: the lower token first. Raw means before temperature, penalties and cuts, which is what clients compare models
+by. Serves chosen tokens and, with one row for each token, whole prompts. Bytes moved: the logits once.
 """
 
 from typing import Any, NamedTuple
@@ -63,9 +63,21 @@ def _after(logits, previous, token, VOCABULARY: tl.constexpr, LANES: tl.constexp
 
 
 @triton.jit
+def _after_in_lane(
+    logits, previous, token, VOCABULARY: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    """The largest that comes after (previous, token) in the token's lane, of DEPTH columns; -inf: there is none."""
+    column = token % LANES + tl.arange(0, DEPTH) * LANES
+    score = scores_at(logits, column, VOCABULARY)
+    later = (score < previous) | ((score == previous) & (column > token))
+    score = tl.where(later, score, float("-inf"))
+    return tl.max(score, 0), first_of_largest(score, column)
+
+
+@triton.jit
 def _logprobs_kernel(
     logits, tokens, of_token, top, ids, logits_stride,
-    VOCABULARY: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr, N: tl.constexpr,
+    VOCABULARY: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
@@ -104,7 +116,7 @@ def _logprobs_kernel(
         value = float("inf")
         winner = -1
         for place in tl.range(0, N, num_stages=1):
-            if (tl.max(given, 0) < 2) & (tl.max(first, 0) > float("-inf")):
+            if tl.max(first, 0) > float("-inf"):
                 value = tl.max(first, 0)
                 winner = first_of_largest(first, first_id)
                 mine = first_id == winner
@@ -113,6 +125,12 @@ def _logprobs_kernel(
                 second = tl.where(mine, float("-inf"), second)
                 second_id = tl.where(mine, VOCABULARY, second_id)
                 given += mine.to(tl.int32)
+                if tl.max(tl.where(mine, given, 0), 0) >= 2:
+                    third, third_id = _after_in_lane(
+                        logits, value, winner, VOCABULARY, LANES, DEPTH
+                    )
+                    first = tl.where(mine, third, first)
+                    first_id = tl.where(mine, third_id, first_id)
             else:
                 value, winner = _after(logits, value, winner, VOCABULARY, LANES)
             tl.store(top + row * N + place, value - level)
@@ -155,7 +173,8 @@ def logprobs(
         kernel: Any = _logprobs_kernel
         kernel[(batch,)](
             logits_BV, tokens_B, *room, logits_BV.stride(0), VOCABULARY=vocabulary, LANES=plan.lanes,
-            STAGES=plan.stages, N=n, num_warps=plan.warps,
+            DEPTH=triton.next_power_of_2(triton.cdiv(vocabulary, plan.lanes)), STAGES=plan.stages, N=n,
+            num_warps=plan.warps,
         )  # fmt: skip
     return room
 

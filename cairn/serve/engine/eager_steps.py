@@ -51,17 +51,17 @@ def draw_special(sampler: Sampler, dtype: torch.dtype, rows: int) -> None:
         rows_S = torch.full((batch,), -1, dtype=torch.int32, device=device)  # padding
         position_S = torch.zeros_like(rows_S)
         allowed_SW = torch.full((batch, words(vocabulary)), -1, dtype=torch.int32, device=device)
-        scores_SV = logits_SV.float()
-        for counted in (None, penalties):
-            for mask in (None, allowed_SW):
-                tokens_S = sample(
-                    scores_SV,
-                    sampler.parameters,
-                    position_S,
-                    rows_B=rows_S,
-                    penalties=counted,
-                    allowed_BW=mask,
-                )
+        for scores_SV in (logits_SV.float(), logits_SV):  # with a logit bias they are in float32
+            for counted in (None, penalties):
+                for mask in (None, allowed_SW):
+                    tokens_S = sample(
+                        scores_SV,
+                        sampler.parameters,
+                        position_S,
+                        rows_B=rows_S,
+                        penalties=counted,
+                        allowed_BW=mask,
+                    )
         count(penalties, tokens_S, rows_S)
         for n in TOP:
             logprobs(logits_SV, tokens_S, min(n, vocabulary))

@@ -341,7 +341,7 @@ class Flight:
                 drawn = rows[at : at + 1 + len(guessed)]
                 at += len(drawn)
                 if (n := request.params.logprobs) is not None:
-                    chosen[request] = [found._replace(top=found.top[:n]) for found in drawn]
+                    chosen[request] = [_shortened(found, n) for found in drawn]
         prompts = {
             chunk.request: PromptLogprobs(
                 chunk.start, [row for part in parts for row in _rows(part)]
@@ -381,6 +381,11 @@ def pool_groups(model: Transformer, limits: Limits) -> tuple[CacheGroup, ...]:
     if limits.groups != ONE_GROUP:
         return limits.groups
     return cache_groups(model.spec, model.build.shards.size, grouped=False)
+
+
+def _shortened(found: TokenLogprobs, n: int) -> TokenLogprobs:
+    """The step computed as many as its most demanding request wanted."""
+    return found if len(found.top) <= n else found._replace(top=found.top[:n])
 
 
 def _rows(found: LogProbs) -> list[TokenLogprobs]:

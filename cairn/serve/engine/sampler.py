@@ -156,8 +156,8 @@ class Sampler:
         tokens_S = torch.zeros(len(rows_S), dtype=torch.int32, device=self.device)
         holds_R = torch.ones(len(runs.requests), dtype=torch.bool, device=self.device)
         for depth in range(runs.longest):
-            who = torch.tensor(runs.at_depth(depth), device=self.device)
-            at = torch.tensor(runs.places(depth), device=self.device)
+            who = self._sent(runs.at_depth(depth), torch.int64)
+            at = self._sent(runs.places(depth), torch.int64)
             rows = rows_S[at]
             counted = torch.where(
                 holds_R[who], rows, -1
@@ -166,7 +166,7 @@ class Sampler:
                 logits_SV[at], position_S[at], rows, runs.draws(depth), counted
             )
             tokens_S[at] = found
-            guessed = torch.tensor(runs.next_drafts(depth), dtype=torch.int32, device=self.device)
+            guessed = self._sent(runs.next_drafts(depth), torch.int32)
             holds_R[who] &= found == guessed
         return tokens_S
 
@@ -196,7 +196,7 @@ class Sampler:
             penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S, allowed_BW=allowed_SW)
             tokens_S = sample_on_cpu(penalised_SV, self.parameters, position_S, rows_B=rows_S)
         if penalties is not None:
-            mine_S = torch.tensor(wanted, device=self.device)
+            mine_S = self._sent(wanted, torch.bool)
             count(penalties, tokens_S, torch.where(mine_S, counted_S, -1).int())
         return tokens_S
 
@@ -217,7 +217,7 @@ class Sampler:
         return allowed_SW.to(self.device, non_blocking=True)
 
     def _biased(self, logits_SV: Tensor, draws: "Sequence[Draw]") -> Tensor:
-        """In float32: logit bias added, and what must not end a short answer yet ruled out."""
+        """Logit bias added in float32, and what must not end a short answer yet ruled out; or the logits."""
         at: list[int] = []
         tokens: list[int] = []
         changes: list[float] = []
@@ -229,14 +229,21 @@ class Sampler:
             at += [s] * len(bias)
             tokens += bias.keys()
             changes += bias.values()
+        if not at:
+            return logits_SV
         scores_SV = logits_SV.to(
-            torch.float32, copy=bool(at)
+            torch.float32, copy=True
         )  # log-probabilities need them as they were
-        if at:
-            index = (torch.tensor(at, device=self.device), torch.tensor(tokens, device=self.device))
-            added = torch.tensor(changes, dtype=torch.float32, device=self.device)  # some are ints
-            scores_SV.index_put_(index, added, accumulate=True)
+        index = (self._sent(at, torch.int64), self._sent(tokens, torch.int64))
+        scores_SV.index_put_(index, self._sent(changes, torch.float32), accumulate=True)
         return scores_SV
+
+    def _sent(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
+        """A tensor on the device. From pinned memory: another copy would wait until the device is idle."""
+        on_host = torch.as_tensor(values, dtype=dtype)
+        if self.device.type == "cpu":
+            return on_host
+        return on_host.pin_memory().to(self.device, non_blocking=True)
 
     def _start_counts(self, request: Request) -> None:
         if self._penalties is None:
@@ -246,10 +253,12 @@ class Sampler:
         tables.repetition_N[row] = params.repetition_penalty
         tables.presence_N[row] = params.presence_penalty
         tables.frequency_N[row] = params.frequency_penalty
-        outputs = np.bincount(request.outputs, minlength=self.vocabulary).astype(np.int32)
-        tables.counts_NV[row] = torch.from_numpy(outputs).to(self.device)
+        tables.counts_NV[row].zero_()
+        if request.outputs:  # it was preempted
+            outputs = self._sent(request.outputs, torch.int32)
+            count(tables, outputs, torch.full_like(outputs, row))
         if tables.prompt_NW is not None:
-            tables.prompt_NW[row] = _bits(request.prompt, self.vocabulary).to(self.device)
+            tables.prompt_NW[row] = self._sent(_bits(request.prompt, self.vocabulary), torch.int32)
 
 
 def _without(words_W: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
@@ -296,8 +305,8 @@ def no_penalties(rows: int, vocabulary: int, device: torch.device) -> Penalties:
     return Penalties(ones, torch.zeros_like(ones), torch.zeros_like(ones), counts, prompt)
 
 
-def _bits(tokens: Sequence[int], vocabulary: int) -> Tensor:
+def _bits(tokens: Sequence[int], vocabulary: int) -> np.ndarray:
     """One bit for each token of the vocabulary, in words of 32."""
     seen = np.zeros(32 * words(vocabulary), dtype=np.uint8)
     seen[np.asarray(tokens, dtype=np.int64)] = 1
-    return torch.from_numpy(np.packbits(seen, bitorder="little").view(np.int32))
+    return np.packbits(seen, bitorder="little").view(np.int32)
