@@ -173,9 +173,9 @@ def test_no_rows():
 
 
 @pytest.mark.parametrize("rest", [{}, {"heads": 6, "page": 32}, {"by_head": True}], ids=str)
-@pytest.mark.parametrize("shared", [0, 1, 3])
-def test_cascade(shared, rest):
-    """Behind pages that all share, a step reads those once, and gives the same."""
+@pytest.mark.parametrize(("shared", "count"), [(0, 1), (1, 4), (3, 1), (3, 2)])
+def test_cascade(shared, count, rest):
+    """Behind pages that all share, a step reads those once, in several parts, and gives the same."""
     page = rest.get("page", 16)
     lengths = [shared * page + own for own in (40, 1, 17, 64, 33)]
     call = random_call(shape([1] * 5, lengths, **rest), "cpu", torch.float32)
@@ -184,7 +184,7 @@ def test_cascade(shared, rest):
     tables_BP = torch.cat([call.block_tables, torch.zeros_like(call.block_tables[:1])])
     q_BHC = torch.cat([call.q_THC, torch.ones_like(call.q_THC[:1])])
     parts = split_tables(
-        tables_BP, lengths_B, torch.tensor([shared * page], dtype=torch.int32), page
+        tables_BP, lengths_B, torch.tensor([shared * page], dtype=torch.int32), page, count
     )
     workspace = lasting_workspace(torch.device("cpu"))
     out = cascade_attention(

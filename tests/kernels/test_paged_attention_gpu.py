@@ -295,8 +295,8 @@ def test_a_shared_prefix_joins_with_the_rest():
 @pytest.mark.parametrize(
     "rest", [{"heads": 32}, {"heads": 16, "page": 16}, {"heads": 8, "columns": 64}], ids=str
 )
-@pytest.mark.parametrize("shared", [0, 2, 28])
-def test_cascade_reads_shared_pages_once_and_gives_the_same(shared, rest):
+@pytest.mark.parametrize(("shared", "count"), [(0, 8), (2, 1), (2, 8), (28, 1), (28, 2), (28, 8)])
+def test_cascade_reads_shared_pages_once_and_gives_the_same(shared, count, rest):
     rest = {"page": 64, "by_head": True} | rest
     page = rest["page"]
     lengths = [shared * page + own for own in (1, 64, 65, 300, 17, 128, 999)] * 20
@@ -305,7 +305,7 @@ def test_cascade_reads_shared_pages_once_and_gives_the_same(shared, rest):
     call.lengths[3] = 0  # padding
     shared_1 = torch.full((1,), shared * page, dtype=torch.int32, device="cuda")
     workspace = lasting_workspace(call.q_THC.device)
-    parts = split_tables(call.block_tables, call.lengths, shared_1, page)
+    parts = split_tables(call.block_tables, call.lengths, shared_1, page, count)
     out = cascade_attention(call.q_THC, call.cache_k, call.cache_v, parts, workspace=workspace)
     expected, _ = paged_attention_reference(call)
     there = call.lengths > 0

@@ -1,13 +1,14 @@
-"""Decode behind a prefix that all sequences share: its keys are read once, not once for each sequence.
+"""Attention behind a prefix that all sequences share: its keys are read once, not once for each sequence.
 
     prefix   all queries, side by side, attend to the pages that every table begins with   (a product: compute)
     rest     each query attends to what its sequence has for itself                        (decode: memory)
     both     are joined by their log-sum-exps                                              (`merge_state`)
 
-A decode step reads sequences * length keys; of a shared prefix that is the same bytes over and over. How long the
-prefix is lies on the GPU, in whole pages, so that a CUDA graph replays the call with another one; 0 is allowed and
-costs two small kernels. Every query has to stand behind the prefix. No window: who sees only the last keys does not
-see the same prefix as others. Knows nothing about who found out what is shared.
+A decode step reads sequences * length keys; of a shared prefix that is the same bytes over and over. Few queries are
+few tiles, so the prefix is cut into parts that different multiprocessors walk over, and their results are joined two
+by two. How long the prefix is lies on the GPU, in whole pages, so that a CUDA graph replays the call with another one;
+0 is allowed and costs a few small kernels. Every query has to stand behind the prefix. No window: who sees only the
+last keys does not see the same prefix as others. Knows nothing about who found out what is shared.
 """
 
 from typing import NamedTuple
@@ -29,32 +30,55 @@ from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_tiles import Paged, power_of_2
 
 SMALL_TILES = paged_prefill.Plan(rows=64, block=64, warps=4, stages=3)
+PROGRAMS = 264  # that an H200 runs at a time: two on a multiprocessor
+MOST_PARTS = 8  # of a prefix: each more is a longer way to join them
 
 
 class Cascade(NamedTuple):
     """What a step's layers have in common: the pages of the prefix, and those behind it."""
 
-    shared_1: Tensor  # int32 [1]: tokens that all sequences begin with, whole pages of them
-    first_1P: Tensor  # a table that begins with the shared pages
-    bounds_2: Tensor  # all queries are of one "sequence"
+    prefix_S: Tensor  # int32: tokens of each part of the prefix; in all, whole pages that all sequences begin with
+    prefix_SP: Tensor  # a table for each part
+    bounds_S1: Tensor  # each part is a "sequence" that has all queries
     tables_BP: Tensor  # behind the prefix
     lengths_B: Tensor  # there
 
 
-def split_tables(tables_BP: Tensor, lengths_B: Tensor, shared_1: Tensor, page_size: int) -> Cascade:
-    """Once for a step, in tensors alone."""
+def parts_of(queries: int, heads: int, kv_heads: int) -> int:
+    """How many parts a prefix is cut into, so that so many queries fill the GPU: a power of two."""
+    tiles = -(-queries * (heads // kv_heads) // SMALL_TILES.rows)
+    fitting = max(1, min(MOST_PARTS, PROGRAMS // (tiles * kv_heads)))
+    return 1 << (fitting.bit_length() - 1)
+
+
+def split_tables(
+    tables_BP: Tensor, lengths_B: Tensor, shared_1: Tensor, page_size: int, parts: int = 1
+) -> Cascade:
+    """Once for a step, in tensors alone. `shared_1`: int32 [1], tokens that all sequences begin with."""
     check("tables", tables_BP, dtypes=(torch.int32,), shape=(None, None))
     check("lengths", lengths_B, dtypes=(torch.int32,), shape=tables_BP.shape[:1], beside=tables_BP)
     check("shared", shared_1, dtypes=(torch.int32,), shape=(1,), beside=tables_BP)
     require(page_size in PAGE_SIZES, "page_size", f"one of {PAGE_SIZES}", page_size)
+    require(parts >= 1, "parts", "at least 1", parts)
     columns = tables_BP.shape[1]
-    behind_P = torch.arange(columns, device=tables_BP.device) + shared_1 // page_size
-    index_BP = behind_P.clamp(max=columns - 1).expand(len(tables_BP), columns)
-    bounds = torch.arange(2, dtype=torch.int32, device=tables_BP.device) * len(lengths_B)
+    column_P = torch.arange(columns, device=tables_BP.device)
+    behind_P = (column_P + shared_1 // page_size).clamp(max=columns - 1)
+    prefix_S, prefix_SP = shared_1, tables_BP[:1]
+    if parts > 1:
+        each_1 = (shared_1 // page_size + parts - 1) // parts  # pages
+        first_S = torch.arange(parts, device=tables_BP.device) * each_1
+        index_SP = first_S[:, None] + column_P[: -(-columns // parts)]
+        left_S = (shared_1 - first_S * page_size).clamp(min=0)
+        prefix_S = left_S.minimum(each_1 * page_size).int()
+        prefix_SP = tables_BP[0][index_SP.clamp(max=columns - 1)]
+    bounds_S1 = torch.arange(parts + 1, device=tables_BP.device) * len(lengths_B)
     return Cascade(
-        shared_1, tables_BP[:1], bounds.to(torch.int32), tables_BP.gather(1, index_BP),
+        prefix_S,
+        prefix_SP,
+        bounds_S1.int(),
+        tables_BP.gather(1, behind_P.expand(len(tables_BP), columns)),
         (lengths_B - shared_1).clamp(min=0),
-    )  # fmt: skip
+    )
 
 
 def cascade_attention(
@@ -71,18 +95,17 @@ def cascade_attention(
 ) -> Tensor:
     """One query for each sequence, as `paged_attention` with max_query 1 over the whole tables."""
     check("q", q_BHC, shape=(*cascade.lengths_B.shape, None, None))
-    prefix = State(torch.empty_like(q_BHC), _levels(q_BHC))
-    rest = State(torch.empty_like(q_BHC), _levels(q_BHC))
+    check("prefix", cascade.prefix_S, dtypes=(torch.int32,), shape=(None,), beside=q_BHC)
+    parts, queries = len(cascade.prefix_S), len(q_BHC)
+    each_q = q_BHC if parts == 1 else q_BHC.repeat(parts, 1, 1)
     call = checked(
-        q_BHC, cache_k, cache_v, cascade.first_1P, cascade.shared_1, cascade.bounds_2, len(q_BHC), scale, 0,
-        softcap, k_scale=k_scale, v_scale=v_scale, out=prefix.out_THC, lse=prefix.lse_TH,
+        each_q, cache_k, cache_v, cascade.prefix_SP, cascade.prefix_S, cascade.bounds_S1, queries, scale, 0, softcap,
+        k_scale=k_scale, v_scale=v_scale, lse=_levels(each_q),
     )  # fmt: skip
-    if needs_cuda(q_BHC) is None:
-        small = SMALL_TILES._replace(rows=max(SMALL_TILES.rows, power_of_2(call.group)))
-        plan = small if call.columns <= 128 and q_BHC.dtype != torch.float32 else None
-        paged_prefill.prefill(call, plan=plan, sees_all=True)
-    else:
-        _prefix_by_reference(call)
+    if parts > 1:  # what is joined several times is not rounded each time
+        call = call._replace(out_THC=torch.empty_like(each_q, dtype=torch.float32))
+    prefix = _over_prefix(call, queries)
+    rest = State(torch.empty_like(q_BHC), _levels(q_BHC))
     paged_attention(
         q_BHC, cache_k, cache_v, cascade.tables_BP, cascade.lengths_B, max_query=1, scale=scale,
         softcap=softcap, k_scale=k_scale, v_scale=v_scale, out=rest.out_THC, lse=rest.lse_TH, workspace=workspace,
@@ -90,16 +113,39 @@ def cascade_attention(
     return merge_state(rest, prefix, out=rest).out_THC
 
 
+def _over_prefix(call: Paged, queries: int) -> State:
+    """Of the same queries for each part of the prefix; joined."""
+    if needs_cuda(call.q_THC) is None:
+        small = SMALL_TILES._replace(rows=max(SMALL_TILES.rows, power_of_2(call.group)))
+        plan = small if call.columns <= 128 and call.q_THC.dtype != torch.float32 else None
+        paged_prefill.prefill(call, plan=plan, sees_all=True)
+    else:
+        _prefix_by_reference(call)
+    out_THC, lse_TH = call.out_THC, _filled(call.lse_TH)
+    while (half := len(out_THC) // 2) >= queries:
+        low, high = (State(out_THC[at], lse_TH[at]) for at in (slice(half), slice(half, None)))
+        out_THC, lse_TH = merge_state(low, high, out=low)
+    return State(out_THC, lse_TH)
+
+
 def _levels(q_BHC: Tensor) -> Tensor:
     return torch.empty(q_BHC.shape[:2], dtype=torch.float32, device=q_BHC.device)
 
 
+def _filled(lse_TH: Tensor | None) -> Tensor:
+    if lse_TH is None:
+        raise ValueError("lse: wanted a tensor, got None")
+    return lse_TH
+
+
 def _prefix_by_reference(call: Paged) -> None:
-    """Each query as a sequence of its own that ends where the prefix does."""
-    count = len(call.q_THC)
+    """Each query as a sequence of its own that ends where its part of the prefix does."""
+    queries = len(call.q_THC) // call.sequences
     alone = call._replace(
-        starts=None, block_tables=call.block_tables.expand(count, -1), lengths=call.lengths.expand(count)
-    )  # fmt: skip
+        starts=None,
+        block_tables=call.block_tables.repeat_interleave(queries, 0),
+        lengths=call.lengths.repeat_interleave(queries),
+    )
     out_THC, lse_TH = paged_attention_reference(alone)
     call.out_THC.copy_(out_THC)
     if call.lse_TH is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError
 from cairn.core.events import instant
-from cairn.kernels.paged.cascade import split_tables
+from cairn.kernels.paged.cascade import parts_of, split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
 from cairn.models.eagle import EagleHead
@@ -283,8 +283,11 @@ class GPURunner(Runner):
         bounds = None if one_each else staged.decided.bounds_B1
         cascade = None
         if extent.shared:
+            tables_BP, spec = inputs.tables_GBP[0], self.model.spec
+            keys = layer_planes(spec, spec.token_layers[0])[0]
+            parts = parts_of(len(tables_BP), spec.heads, keys.heads)
             cascade = split_tables(
-                inputs.tables_GBP[0], inputs.lengths_B, staged.shared_1, self.limits.page_size
+                tables_BP, inputs.lengths_B, staged.shared_1, self.limits.page_size, parts
             )
         attend = PagedOnGPU(
             self.pool,
