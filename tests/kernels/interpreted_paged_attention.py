@@ -165,6 +165,28 @@ def test_rows_behind_the_last_sequence_are_left_alone():
     assert out_THC[:10].isfinite().all()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_cascade_of_prompts_and_answers(count):
+    """Sequences with one query and with several, padding behind them; all stand behind the shared pages."""
+    shared, page, queries = 3, 16, [1, 5, 1, 20, 2]
+    lengths = [shared * page + own for own in (40, 5, 17, 64, 33)]
+    call = random_call(shape(queries, lengths), "cpu", torch.float32)
+    call.block_tables[:, :shared] = call.block_tables[:1, :shared]
+    lengths_B = torch.cat([call.lengths, torch.zeros(1, dtype=torch.int32)])
+    tables_BP = torch.cat([call.block_tables, torch.zeros_like(call.block_tables[:1])])
+    q_THC = torch.cat([call.q_THC, torch.ones_like(call.q_THC[:3])])
+    starts = torch.cat([call.starts, call.starts[-1:] + 3])
+    shared_1 = torch.tensor([shared * page], dtype=torch.int32)
+    parts = split_tables(tables_BP, lengths_B, shared_1, page, count, len(q_THC))
+    workspace = lasting_workspace(torch.device("cpu"))
+    out = cascade_attention(
+        q_THC, call.cache_k, call.cache_v, parts, starts, max_query=32, workspace=workspace
+    )
+    expected, _ = exact(call)
+    assert relative_error(out[: len(expected)], expected) < 1e-5
+    assert out.isfinite().all()
+
+
 def test_no_rows():
     call = random_call(shape([1], [5]), "cpu", torch.float32)
     none = (call.block_tables[:0], call.lengths[:0])

@@ -231,7 +231,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (
         cascade.cascade_attention,
-        dict(q_BHC=random(3, 2, 64), cascade=prefix())
+        dict(q_THC=random(3, 2, 64), cascade=prefix())
         | {name: random(4, 16, 1, 64) for name in ("cache_k", "cache_v")},
     ),
     (

@@ -313,6 +313,29 @@ def test_cascade_reads_shared_pages_once_and_gives_the_same(shared, count, rest)
     assert out.isfinite().all()
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_cascade_of_prompts_and_answers(count):
+    """Of a step with prompts, too: rows with one query and with hundreds, padding behind them."""
+    shared, page, queries = 28, 64, [1] * 30 + [200, 77, 0, 5]
+    lengths = [shared * page + count + own for own, count in enumerate(queries)]
+    call = random_call(Shape(queries, lengths, heads=32, page=page, by_head=True))
+    call.block_tables[:, :shared] = call.block_tables[:1, :shared]
+    padding = torch.zeros_like(call.lengths[:1])
+    lengths_B = torch.cat([call.lengths, padding])
+    tables_BP = torch.cat([call.block_tables, torch.zeros_like(call.block_tables[:1])])
+    q_THC = torch.cat([call.q_THC, call.q_THC[:72]])
+    starts = torch.cat([call.starts, call.starts[-1:] + 72])
+    shared_1 = torch.full_like(padding, shared * page)
+    workspace = lasting_workspace(call.q_THC.device)
+    parts = split_tables(tables_BP, lengths_B, shared_1, page, count, len(q_THC))
+    out = cascade_attention(
+        q_THC, call.cache_k, call.cache_v, parts, starts, max_query=4096, workspace=workspace
+    )
+    expected, _ = paged_attention_reference(call)
+    assert relative_error(out[: len(expected)], expected) < 1e-2
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("rest", BY_GLUON, ids=str)
 def test_float8_pages_without_a_pause(rest, prefetch):

@@ -105,13 +105,18 @@ def test_again_through_graphs_that_are_captured_by_now(loaded):
 def test_a_prefix_that_all_share_is_read_once(loaded, eager):
     engine = engine_of(loaded, enforce_eager=eager)
     engine.runner.shared.worth = 1  # however little it is
-    seen = []
-    found = engine.runner.shared.tokens
+    seen, mixed = [], []
+    found, before = engine.runner.shared.tokens, engine.runner.shared.before
     engine.runner.shared.tokens = lambda requests: seen.append(found(requests)) or seen[-1]
+    engine.runner.shared.before = lambda chunks: mixed.append(before(chunks)) or mixed[-1]
     shared = prompt_of(200, seed=5)
     requests = submit(engine, [[*shared, *prompt_of(n, seed=n)] for n in (3, 40, 1, 90, 17)])
+    for _ in range(4):
+        engine.step()
+    requests += submit(engine, [[*shared, *prompt_of(n, seed=n)] for n in (5, 33)])
     engine.run()
     assert set(seen) == {192}  # three pages of 64, in every step of decoding
+    assert mixed == [0, 192]  # and of prompts, but not in the step that fills the pages
     for request in requests:
         agrees(engine.runner.model, request)
     engine.scheduler.queues.check_integrity()

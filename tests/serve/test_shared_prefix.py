@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.shared_prefix import SharedPrefix, common_pages
+from cairn.serve.engine.step import Chunk
 
 PAGE = 4
 
@@ -31,6 +32,16 @@ def test_the_page_that_is_being_written_is_nobody_elses():
     assert shared.tokens([decoding([3, 7, 9]), decoding([3, 7, 8])]) == 2 * PAGE
     assert shared.tokens([decoding([3, 7], 5), decoding([3, 7], 8)]) == PAGE
     assert shared.tokens([decoding([3, 7, 9])]) == 0
+
+
+def test_what_a_step_computes_itself_is_not_shared_yet():
+    """A request finds pages that another fills in the same step."""
+    shared = SharedPrefix(PAGE, width=1, worth=1)
+    first, second = decoding([3, 7, 9]), decoding([3, 7, 8])
+    chunks = [Chunk(first, 10, 1, 3, (), 1), Chunk(second, 8, 3, 0, (), 1)]
+    assert shared.before(chunks) == 2 * PAGE
+    assert shared.before([chunks[0], Chunk(second, 4, 7, 0, (), 1)]) == PAGE
+    assert shared.before([chunks[0], Chunk(second, 3, 8, 0, (), 1)]) == 0
 
 
 def test_a_little_is_not_worth_it():

@@ -52,9 +52,17 @@ def parts_of(queries: int, heads: int, kv_heads: int) -> int:
 
 
 def split_tables(
-    tables_BP: Tensor, lengths_B: Tensor, shared_1: Tensor, page_size: int, parts: int = 1
+    tables_BP: Tensor,
+    lengths_B: Tensor,
+    shared_1: Tensor,
+    page_size: int,
+    parts: int = 1,
+    queries: int | None = None,
 ) -> Cascade:
-    """Once for a step, in tensors alone. `shared_1`: int32 [1], tokens that all sequences begin with."""
+    """Once for a step, in tensors alone. `shared_1`: int32 [1], tokens that all sequences begin with.
+
+    `queries`: of all sequences together; None: one for each.
+    """
     check("tables", tables_BP, dtypes=(torch.int32,), shape=(None, None))
     check("lengths", lengths_B, dtypes=(torch.int32,), shape=tables_BP.shape[:1], beside=tables_BP)
     check("shared", shared_1, dtypes=(torch.int32,), shape=(1,), beside=tables_BP)
@@ -71,7 +79,8 @@ def split_tables(
         left_S = (shared_1 - first_S * page_size).clamp(min=0)
         prefix_S = left_S.minimum(each_1 * page_size).int()
         prefix_SP = tables_BP[0][index_SP.clamp(max=columns - 1)]
-    bounds_S1 = torch.arange(parts + 1, device=tables_BP.device) * len(lengths_B)
+    queries = len(lengths_B) if queries is None else queries
+    bounds_S1 = torch.arange(parts + 1, device=tables_BP.device) * queries
     return Cascade(
         prefix_S,
         prefix_SP,
@@ -82,32 +91,34 @@ def split_tables(
 
 
 def cascade_attention(
-    q_BHC: Tensor,
+    q_THC: Tensor,
     cache_k: Tensor,
     cache_v: Tensor,
     cascade: Cascade,
+    cu_seqlens_q: Tensor | None = None,
     *,
+    max_query: int = 1,
     scale: float | None = None,
     softcap: float = 0.0,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """One query for each sequence, as `paged_attention` with max_query 1 over the whole tables."""
-    check("q", q_BHC, shape=(*cascade.lengths_B.shape, None, None))
-    check("prefix", cascade.prefix_S, dtypes=(torch.int32,), shape=(None,), beside=q_BHC)
-    parts, queries = len(cascade.prefix_S), len(q_BHC)
-    each_q = q_BHC if parts == 1 else q_BHC.repeat(parts, 1, 1)
+    """As `paged_attention` over the whole tables."""
+    check("q", q_THC, shape=(None, None, None))
+    check("prefix", cascade.prefix_S, dtypes=(torch.int32,), shape=(None,), beside=q_THC)
+    parts, queries = len(cascade.prefix_S), len(q_THC)
+    each_q = q_THC if parts == 1 else q_THC.repeat(parts, 1, 1)
     call = checked(
         each_q, cache_k, cache_v, cascade.prefix_SP, cascade.prefix_S, cascade.bounds_S1, queries, scale, 0, softcap,
         k_scale=k_scale, v_scale=v_scale, lse=_levels(each_q),
     )  # fmt: skip
-    if parts > 1:  # what is joined several times is not rounded each time
-        call = call._replace(out_THC=torch.empty_like(each_q, dtype=torch.float32))
+    # What is joined several times is not rounded each time; one kernel for any number of parts.
+    call = call._replace(out_THC=torch.empty(each_q.shape, device=each_q.device))
     prefix = _over_prefix(call, queries)
-    rest = State(torch.empty_like(q_BHC), _levels(q_BHC))
+    rest = State(torch.empty_like(q_THC), _levels(q_THC))
     paged_attention(
-        q_BHC, cache_k, cache_v, cascade.tables_BP, cascade.lengths_B, max_query=1, scale=scale,
+        q_THC, cache_k, cache_v, cascade.tables_BP, cascade.lengths_B, cu_seqlens_q, max_query=max_query, scale=scale,
         softcap=softcap, k_scale=k_scale, v_scale=v_scale, out=rest.out_THC, lse=rest.lse_TH, workspace=workspace,
     )  # fmt: skip
     return merge_state(rest, prefix, out=rest).out_THC
@@ -128,8 +139,8 @@ def _over_prefix(call: Paged, queries: int) -> State:
     return State(out_THC, lse_TH)
 
 
-def _levels(q_BHC: Tensor) -> Tensor:
-    return torch.empty(q_BHC.shape[:2], dtype=torch.float32, device=q_BHC.device)
+def _levels(q_THC: Tensor) -> Tensor:
+    return torch.empty(q_THC.shape[:2], dtype=torch.float32, device=q_THC.device)
 
 
 def _filled(lse_TH: Tensor | None) -> Tensor:

@@ -6,7 +6,8 @@ there are is pure arithmetic (`shape_of`): close together, so that little is com
     decode     one token for each sequence
     verify     a token and its drafts for each sequence: rows of at most so many tokens, whatever each of them has
     cascade    the same behind pages that all sequences share; in fewer sizes, because padding costs less there
-    mixed      a few thousand tokens of anybody: what a server meets all the time, so shapes differ in tokens alone
+    mixed      a few thousand tokens of anybody: what a server meets all the time, so shapes differ in tokens alone;
+               up to a thousand also behind pages that all sequences share: agents with the same instructions
     large      more tokens than that, as when many prompts come at once: a shape for each kind of step
 
 Decode and mixed graphs are captured in advance, or when first needed; a large one when its shape comes up for the
@@ -33,6 +34,9 @@ from cairn.serve.engine.step import Chunk
 
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
 MOST_MIXED = 4096  # tokens
+MOST_SHARED = (
+    1024  # tokens of a mixed step behind shared pages; with more, what is read again matters little
+)
 FEW_ROWS = 4  # of steps for which every number of drafts is captured in advance
 SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a large step
 
@@ -77,13 +81,20 @@ def mixed_sizes(limits: Limits) -> tuple[int, ...]:
 
 
 @functools.cache
+def shared_sizes(limits: Limits) -> tuple[int, ...]:
+    """Of mixed steps behind shared pages."""
+    sizes = mixed_sizes(limits)
+    return tuple(size for size in sizes if size <= MOST_SHARED) or sizes[:1]
+
+
+@functools.cache
 def verify_widths(drafts: int) -> tuple[int, ...]:
     """Tokens that a row of a verifying step may have: 1, 2, 4, ..; the last is a token and all its drafts."""
     return tuple(sorted({2**n for n in range(6) if 2**n <= drafts} | {1 + drafts}))
 
 
 def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> Shape | None:
-    """The smallest shape that holds these chunks; None if they have none. `shared`: as decoding finds it."""
+    """The smallest shape that holds these chunks; None if they have none. `shared`: they stand behind shared pages."""
     exact = Layout.of(chunks, limits.page_tables, limits.drafts > 0)
     if exact.one_each and exact.samples == exact.sequences:
         sizes = cascade_sizes(limits.rows) if shared else decode_sizes(limits.rows)
@@ -99,7 +110,8 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> S
         return None
     sizes = mixed_sizes(limits)
     if exact.tokens <= sizes[-1]:
-        return mixed_shape(sizes[bisect_left(sizes, exact.tokens)], limits, exact.verifies)
+        size = sizes[bisect_left(sizes, exact.tokens)]
+        return mixed_shape(size, limits, exact.verifies)._replace(shared=shared)
     if sizes[-1] == limits.mixed_step_tokens:
         return None
     return _large_shape(exact, all(chunk.start == 0 for chunk in chunks), limits)
@@ -206,7 +218,8 @@ class Graphs:
     def common_shapes(self) -> list[Shape]:
         """Every shape that is not large, the largest first: the graphs of the others then fit into its memory."""
         limits = self.limits
-        mixed = [mixed_shape(size, limits) for size in mixed_sizes(limits)]
+        mixed = [mixed_shape(size, limits)._replace(shared=True) for size in shared_sizes(limits)]
+        mixed += [mixed_shape(size, limits) for size in mixed_sizes(limits)]
         decode = [Shape(Layout.decode(size)) for size in decode_sizes(limits.rows)]
         decode += [Shape(Layout.decode(size), shared=True) for size in cascade_sizes(limits.rows)]
         if limits.drafts:

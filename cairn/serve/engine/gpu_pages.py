@@ -3,7 +3,7 @@
 Everything about a step lies in tensors, so a CUDA graph replays it with other sequences. What does shape a step's
 kernels is in `Extent`: it is part of a graph's identity. `projected` is the fast way in: it takes the fused projection,
 norms and rotates q and k and writes the pages in one kernel. A step in which every sequence is new attends to the
-projection itself, without pages, which is faster. A step in which all decode behind the same pages reads those once.
+projection itself, without pages, which is faster. A step in which all stand behind the same pages reads those once.
 A cache in float8 has a scale for each layer's keys and values; the first prompts set them, unless they are known;
 latent rows have theirs in themselves.
 Where tokens of a picture see each other both ways, the kernels compute what stands before and torch, behind them, the
@@ -41,7 +41,9 @@ class Extent(NamedTuple):
     max_query: int  # no sequence has more tokens in this step
     fresh: bool = False  # no sequence has computed anything before
     invariant: bool = False  # one kernel for all lengths, which reads a sequence in one piece
-    shared: bool = False  # all decode, and begin with the same pages
+    shared: bool = (
+        False  # all sequences begin with the same pages, and compute what stands behind them
+    )
     shares_chip: bool = False  # another stream computes the rest of this step at the same time
     measures: bool = False  # its keys and values set the scales of the cache
 
@@ -184,7 +186,8 @@ class PagedOnGPU(Paged):
             prefill(call)
             return call.out_THC
         if self.cascade is not None and not rule.window and rule.sinks_H is None:
-            return cascade_attention(q_THC, keys, values, self.cascade, scale=rule.scale,
+            return cascade_attention(q_THC, keys, values, self.cascade, self.bounds_B1,
+                                     max_query=self.extent.max_query, scale=rule.scale,
                                      softcap=rule.softcap, k_scale=k_scale, v_scale=v_scale,
                                      workspace=self.workspace)  # fmt: skip
         return paged_attention(

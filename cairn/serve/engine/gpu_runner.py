@@ -23,7 +23,7 @@ from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cache_scales import CacheScales
-from cairn.serve.engine.cuda_graph import Graphs, Shape
+from cairn.serve.engine.cuda_graph import Graphs, Shape, shared_sizes
 from cairn.serve.engine.eager_steps import draw_special, large_shapes
 from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
@@ -215,7 +215,8 @@ class GPURunner(Runner):
         verifies = self.limits.drafts and (step.drafts or any(c.ahead for c in step.chunks))
         if step.prefill or step.admitted or verifies:
             self.shared.forget()
-            return 0
+            may = self.can_share and not verifies and step.tokens <= shared_sizes(self.limits)[-1]
+            return self.shared.before(step.chunks) if may else 0
         return self.shared.tokens(step.sampling) if self.can_share else 0
 
     def run_blank(self, shape: Shape) -> Forward:
@@ -285,9 +286,10 @@ class GPURunner(Runner):
         if extent.shared:
             tables_BP, spec = inputs.tables_GBP[0], self.model.spec
             keys = layer_planes(spec, spec.token_layers[0])[0]
-            parts = parts_of(len(tables_BP), spec.heads, keys.heads)
+            queries, size = len(inputs.tokens_T), self.limits.page_size
+            parts = parts_of(queries, spec.heads, keys.heads)
             cascade = split_tables(
-                tables_BP, inputs.lengths_B, staged.shared_1, self.limits.page_size, parts
+                tables_BP, inputs.lengths_B, staged.shared_1, size, parts, queries
             )
         attend = PagedOnGPU(
             self.pool,

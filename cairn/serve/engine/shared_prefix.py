@@ -1,17 +1,18 @@
-"""How many tokens do all requests of a decode step begin with, in pages that they share?
+"""How many tokens do all requests of a step begin with, in pages that they share?
 
     request 0   p3 p7 p9 p4 | p12 p30          pages that the prefix cache gave to several requests are the same pages,
     request 1   p3 p7 p9 p4 | p15               so comparing their numbers tells what they have in common
     request 2   p3 p7 p9 p4 | p18 p19
 
 A page that two requests hold is full and written: only such pages are shared. What is found stays true while the same
-requests decode, because tables only grow; so it is counted again only when others decode. Whether it is worth a
-different kernel is a matter of how much less has to be read. Knows no device.
+requests decode, because tables only grow; so it is counted again only when others decode, or compute a prompt. Whether
+it is worth a different kernel is a matter of how much less has to be read. Knows no device.
 """
 
 from collections.abc import Sequence
 
 from cairn.serve.engine.request import Request
+from cairn.serve.engine.step import Chunk
 
 WORTH = 64 << 20  # keys' elements of a layer that need not be read: about 60 us of an H200's memory
 
@@ -27,19 +28,23 @@ class SharedPrefix:
         """Whole pages of them; 0 where it does not pay. Compares the tables of the first cache group."""
         if self._requests != requests:
             self._requests = list(requests)
-            self._tokens = self._count(self._requests)
+            # The token that is decoded now is never part of it, whatever the tables say.
+            self._tokens = self._count(self._requests, min(r.computed - 1 for r in requests))
         return self._tokens
+
+    def before(self, chunks: Sequence[Chunk]) -> int:
+        """The same of a step with prompts: what it computes itself is no part of it."""
+        return self._count([c.request for c in chunks], min(chunk.start for chunk in chunks))
 
     def forget(self) -> None:
         """Call it when somebody was admitted: a request that comes back has other pages than before."""
         self._requests = []
 
-    def _count(self, requests: list[Request]) -> int:
+    def _count(self, requests: list[Request], known: int) -> int:
+        """`known`: tokens that every one of them has computed before this step."""
         if len(requests) < 2:
             return 0
-        # The token that is decoded now is never part of it, whatever the tables say.
-        most = min((request.computed - 1) // self.page_size for request in requests)
-        pages = common_pages([request.blocks for request in requests], most)
+        pages = common_pages([request.blocks for request in requests], known // self.page_size)
         tokens = pages * self.page_size
         return tokens if (len(requests) - 1) * tokens * self.width >= self.worth else 0
 
