@@ -6,6 +6,7 @@ import torch
 from cairn.core.errors import HardwareError
 from cairn.kernels.attention.merge_state import State, merge_state
 from cairn.kernels.cases.paged_attention import Shape, random_call
+from cairn.kernels.paged.cascade import cascade_attention, parts_of, split_tables
 from cairn.kernels.paged.paged_attention import (
     checked,
     cost,
@@ -62,6 +63,25 @@ def test_parts_of_the_keys_join_to_the_whole():
     joined = merge_state(*(State(*paged_attention_reference(part)) for part in (prefix, rest)))
     torch.testing.assert_close(joined.out_THC, out_THC)
     torch.testing.assert_close(joined.lse_TH, lse_TH)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_shared_prefix_in_parts_joins_to_the_whole(parts):
+    whole = call([1, 7, 3], [33, 51, 40])
+    whole.block_tables[:, :2] = whole.block_tables[:1, :2]
+    shared_1 = torch.tensor([32], dtype=torch.int32)
+    cascade = split_tables(whole.block_tables, whole.lengths, shared_1, 16, parts, 11)
+    assert cascade.prefix_S.sum() == 32
+    found = cascade_attention(*whole[:3], cascade, whole.starts, max_query=7)
+    torch.testing.assert_close(found, paged_attention_reference(whole)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_few_queries_cut_a_prefix_into_more_parts():
+    """So many that two programs of each multiprocessor have a tile; a power of two, to be joined two by two."""
+    found = [
+        parts_of(queries, heads=32, kv_heads=8) for queries in (1, 32, 64, 128, 256, 512, 9999)
+    ]
+    assert found == [8, 8, 8, 4, 2, 1, 1]
 
 
 def test_public_function_on_a_cpu_takes_the_reference():
