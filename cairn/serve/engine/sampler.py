@@ -235,7 +235,8 @@ class Sampler:
             torch.float32, copy=True
         )  # log-probabilities need them as they were
         index = (self._sent(at, torch.int64), self._sent(tokens, torch.int64))
-        scores_SV.index_put_(index, self._sent(changes, torch.float32), accumulate=True)
+        # Not index_put_ with accumulate, which asks the device for the range of the indices; no pair stands twice.
+        scores_SV[index] += self._sent(changes, torch.float32)
         return scores_SV
 
     def _sent(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
