@@ -26,6 +26,8 @@ VLLM = {
     ("qwen3-0.6b", "shared"): 13_861,
     ("qwen3-8b", "shared"): 5_069,
     ("qwen3-30b-a3b", "nano"): 5_725,
+    ("qwen3-30b-a3b", "streams"): 1_148,
+    ("qwen3-30b-a3b", "document"): 194,
 }
 VLLM_FP8 = {  # weights in fp8, cache and head in bf16
     ("qwen3-8b", "nano"): 11_094,
