@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.models.encoder.attend import sent
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.prompt import rows_of
 from cairn.models.vision.rules import ImageRules
@@ -21,7 +19,7 @@ def picture_rows(tower: Tower, rules: ImageRules, pictures: Sequence[Picture]) -
     patches: list[Tensor] = []
     grids: list[Grid] = []
     for _, same in groupby(pictures, lambda one: (one.tiles, one.height, one.width)):
-        pixels_NHWC = whole_steps(sent(_stacked(list(same)), weight.device), spec.tower.frames)
+        pixels_NHWC = whole_steps(_sent(list(same), weight.device), spec.tower.frames)
         normalised_NHWC = (pixels_NHWC.float() / 255 - mean_C) / std_C
         cut, own = patches_of(normalised_NHWC, spec.tower.patch, spec.tower.frames)
         patches.append(cut.to(weight.dtype))
@@ -30,8 +28,13 @@ def picture_rows(tower: Tower, rules: ImageRules, pictures: Sequence[Picture]) -
     return list(tower(torch.cat(patches), grids).split(counts))
 
 
-def _stacked(pictures: Sequence[Picture]) -> np.ndarray:
-    return np.stack([picture.array() for picture in pictures])
+def _sent(pictures: Sequence[Picture], device: torch.device) -> Tensor:
+    """Pixels of all pictures on the device, copied once on the way: into memory that it reads by itself."""
+    shape = (len(pictures), *pictures[0].array().shape)
+    held_PTHWC = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for at, picture in enumerate(pictures):
+        held_PTHWC.numpy()[at] = picture.array()
+    return held_PTHWC.to(device, non_blocking=True)
 
 
 def whole_steps(pixels_PTHWC: Tensor, frames: int) -> Tensor:
