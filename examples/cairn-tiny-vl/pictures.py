@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SIDE = 128  # pixels
-CELLS = 4  # along a side; a shape stays in its cell
+CELLS = (1, 2, 2, 3, 3, 4, 4, 4)  # along a side, one of these; a shape stays in its cell
 MOST = 9  # shapes
 SHAPES = ("circle", "square", "triangle")
 COLORS = {
@@ -53,15 +53,21 @@ def scenes(count: int, generator: torch.Generator) -> Scenes:
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator, device=device)
 
-    order_BC = torch.rand(count, CELLS**2, generator=generator, device=device).argsort(1)
-    cell_BK = order_BC[:, :MOST]
-    radius_BK = 7 + 7 * torch.rand(count, MOST, generator=generator, device=device)
-    size = SIDE / CELLS
-    room_BK = size / 2 - 1 - radius_BK
-    shift_2BK = 2 * torch.rand(2, count, MOST, generator=generator, device=device) - 1
-    x_BK = (cell_BK % CELLS + 0.5) * size + shift_2BK[0] * room_BK
-    y_BK = (cell_BK // CELLS + 0.5) * size + shift_2BK[1] * room_BK
-    present_BK = torch.arange(MOST, device=device) < draw(1, MOST + 1, count, 1)
+    def share(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, device=device)
+
+    cells_B1 = torch.tensor(CELLS, device=device)[draw(0, len(CELLS), count, 1)]
+    order_BC = share(count, max(CELLS) ** 2)
+    absent_BC = torch.arange(max(CELLS) ** 2, device=device) >= cells_B1**2
+    cell_BK = order_BC.masked_fill(absent_BC, 2.0).argsort(1)[:, :MOST]
+    size_B1 = SIDE / cells_B1
+    radius_BK = size_B1 * (0.22 + 0.22 * share(count, MOST))
+    room_BK = size_B1 / 2 - 1 - radius_BK
+    shift_2BK = 2 * share(2, count, MOST) - 1
+    x_BK = (cell_BK % cells_B1 + 0.5) * size_B1 + shift_2BK[0] * room_BK
+    y_BK = (cell_BK // cells_B1 + 0.5) * size_B1 + shift_2BK[1] * room_BK
+    most_B1 = (cells_B1**2).clamp(max=MOST)
+    present_BK = torch.arange(MOST, device=device) <= share(count, 1) * most_B1
     # Few kinds in a picture, so that some of them are there several times.
     palette_BP, shapes_BP = draw(0, len(COLORS), count, 3), draw(0, len(SHAPES), count, 3)
     color_BK = palette_BP.gather(1, draw(0, 3, count, MOST))
@@ -72,8 +78,8 @@ def scenes(count: int, generator: torch.Generator) -> Scenes:
     number_B = torch.where(printed_B, draw(0, 10**6, count) % most_B, -1)
     point_B = draw(3, 7, count)
     width_B = point_B * (6 * digits_of(number_B.clamp(min=0)) - 1)
-    left_B = (torch.rand(count, generator=generator, device=device) * (SIDE - width_B)).long()
-    top_B = (torch.rand(count, generator=generator, device=device) * (SIDE - 7 * point_B)).long()
+    left_B = (share(count) * (SIDE - width_B)).long()
+    top_B = (share(count) * (SIDE - 7 * point_B)).long()
     print_B4 = torch.stack((left_B.clamp(min=0), top_B, point_B, draw(0, len(COLORS), count)), 1)
     present_BK = present_BK & ~printed_B[:, None]
     background_B = draw(0, len(BACKGROUNDS), count)

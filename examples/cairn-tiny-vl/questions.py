@@ -86,7 +86,7 @@ class Questions:
         shape = torch.where(kind == 3, ANY, torch.where(kind == 2, shape.clamp(min=0), shape))
         matching = self._matching(found, color, shape)
         number = matching.sum(1)
-        kind = torch.where((kind >= 2) & (number != 1), 0, kind)  # there is none, or several
+        kind = torch.where((kind >= 2) & (number != 1), draw(2), kind)  # there is none, or several
         kind = torch.where(found.number_B >= 0, 5, kind)
         first = self.first[kind, color, shape]
         question = first + draw(60) % self.wordings[kind]

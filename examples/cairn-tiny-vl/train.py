@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from cairn.models.attend import Rule
 from cairn.models.build import Build
-from cairn.models.checkpoint import open_checkpoint
+from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.hub import resolve
 from cairn.models.layer_loop import PlainResidual, PlainStep
 from cairn.models.spec import ModelSpec
@@ -187,6 +187,7 @@ def main() -> None:
     options.add_argument("--pictures", type=int, default=384)
     options.add_argument("--lr", type=float, default=1.2e-3)
     options.add_argument("--out", type=Path, default=Path("work/cairn-tiny-vl"))
+    options.add_argument("--start", help="go on with this model: cairn-tiny-vl, or its folder")
     options.add_argument("--measured", type=int, default=2048, help="held-out pictures")
     options.add_argument("--every", type=float, default=15.0, help="seconds between measurements")
     given = options.parse_args()
@@ -194,10 +195,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     base = open_checkpoint(resolve("cairn-tiny"))
     tokenizer = base.tokenizer()
-    text = base.load(str(device), torch.float32, fused=False)
-    spec = vision_spec(base.spec)
-    tower = Tower(spec, Build("meta", torch.float32))
-    fill_random(tower, tower.slots(), device, seed=0)
+    text, tower = started(base, given.start, device)
 
     def encode(said: str) -> list[int]:
         return tokenizer.encode(said, special=False)
@@ -210,6 +208,18 @@ def main() -> None:
     curve = run(model, optimizer, given, device)
     write_model(given.out, model, base, curve)
     print(json.dumps(curve["points"][-1]))
+
+
+def started(base: Checkpoint, name: str | None, device: torch.device) -> tuple[Transformer, Tower]:
+    """The decoder and the tower: cairn-tiny's with one of random numbers, or both of a trained model."""
+    if name is not None:
+        before = open_checkpoint(resolve(name))
+        tower = before.load_tower(str(device), torch.float32)
+        assert tower is not None, f"{name} sees no pictures"
+        return before.load(str(device), torch.float32, fused=False), tower
+    tower = Tower(vision_spec(base.spec), Build("meta", torch.float32))
+    fill_random(tower, tower.slots(), device, seed=0)
+    return base.load(str(device), torch.float32, fused=False), tower
 
 
 def run(
