@@ -186,6 +186,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=10**9)
     options.add_argument("--pictures", type=int, default=384)
     options.add_argument("--lr", type=float, default=1.2e-3)
+    options.add_argument("--warm", type=int, default=200, help="steps up to the full rate")
     options.add_argument("--out", type=Path, default=Path("work/cairn-tiny-vl"))
     options.add_argument("--start", help="go on with this model: cairn-tiny-vl, or its folder")
     options.add_argument("--measured", type=int, default=2048, help="held-out pictures")
@@ -243,7 +244,7 @@ def run(
             print(json.dumps(points[-1]), flush=True)
         if done >= 1:
             break
-        rate = min(1.0, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
+        rate = min(1.0, (step + 1) / given.warm) * 0.5 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = given.lr * group["share"] * max(rate, 0.01)
         pixels, asked = batch(model.questions, given.pictures, generator)
