@@ -41,7 +41,8 @@ def open_encoder_serving(
         dtype=str(weight.dtype).removeprefix("torch."),
         weights_bytes=held_bytes(model),
     )
-    engine = EncoderThread(model, weight.device, budget, config.max_num_seqs, config.plain)
+    rows = config.max_num_seqs
+    engine = EncoderThread(model, weight.device, budget, rows, config.plain, context)
     serving = Serving(opened, limits, engine, (), facts, names)
     serving.notes = encoder_notes(serving, why)
     return serving

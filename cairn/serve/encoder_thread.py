@@ -21,6 +21,9 @@ from cairn.serve.engine.request import Request
 from cairn.serve.engine.step_times import Spent
 from cairn.serve.job_thread import JobThread, WaitingJob
 
+MANY_TOKENS = 2048  # more than products with few rows have
+WARM_LENGTH = 64  # of a text, at most
+
 
 class Launched(NamedTuple):
     """A batch on its way through the device."""
@@ -35,14 +38,31 @@ class EncoderThread(JobThread):
     what = "text encoder"
 
     def __init__(
-        self, model: nn.Module, device: torch.device, budget_tokens: int, rows: int, plain: bool
+        self,
+        model: nn.Module,
+        device: torch.device,
+        budget_tokens: int,
+        rows: int,
+        plain: bool,
+        context: int,
     ) -> None:
         super().__init__(device)
         self.model, self.plain = model, plain
         self.budget_tokens, self.rows = budget_tokens, rows
         self._in_flight: deque[Launched] = deque()
         self._ahead = 2 if device.type == "cuda" else 1
+        if device.type == "cuda":
+            self.warm(min(context, WARM_LENGTH))
         self.start()
+
+    @torch.inference_mode()
+    def warm(self, length: int) -> None:
+        """Compute a few tokens and many, so that the kernels of both are compiled before somebody waits for them."""
+        for texts in (2, MANY_TOKENS // length + 2):
+            lengths = [length, *[max(length - 1, 1)] * (texts - 1)]
+            attend = Bidirectional(lengths, self.device, self.plain)
+            tokens_T = torch.zeros(sum(lengths), dtype=torch.int64, device=self.device)
+            self.model(tokens_T, attend.positions_T(), attend, None)
 
     def _step(self) -> None:
         """Launch what fits, then read the oldest batch."""
