@@ -186,9 +186,12 @@ def batches_of(
 def shares_prompts(config: Align, spec: ModelSpec) -> bool:
     """Whether answers are computed behind one copy of their prompt.
 
-    A state of a recurrent layer is not handed on to several documents, values of PPO are read document by document,
-    and the passes of the consistent mode are those of the engine, one sequence after another.
+    A state of a recurrent layer is not handed on to several documents, dynamic rotations of a prompt depend on how long
+    its answer is, values of PPO are read document by document, and the passes of the consistent mode are those of the
+    engine, one sequence after another.
     """
-    covered = {spec.mixer_of(layer) for layer in range(spec.layers)} == {"attention"}
+    layers = range(spec.layers)
+    covered = {spec.mixer_of(layer) for layer in layers} == {"attention"}
+    covered = covered and all(rope.kind != "dynamic" for rope in spec.ropes(layers))
     other = config.rollout.consistent or config.algorithm.kind == "ppo"
     return config.rollout.shared_prompts and covered and not other

@@ -46,9 +46,7 @@ from cairn.train.run import Finished, carry_out
 
 TEXTS = 2000  # of the task, for the tokenizer of a model that begins with random weights
 VOCABULARY = 512
-SMALL = (
-    2_000_000  # parameters up to which several threads wait for each other longer than they compute
-)
+SMALL = 2_000_000  # parameters, up to which several threads wait longer than they compute
 
 
 class Aligned(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,9 +26,7 @@ class Plane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heads: int
     width: int
     value_bytes: float | None = None  # of its own type, as scales have; None: of the cache's type
-    beside_float8: int = (
-        0  # bytes of a token besides, in a float8 cache: scales, columns that stay wide
-    )
+    beside_float8: int = 0  # more bytes of a token in a float8 cache: scales, columns in 16 bits
 
     def token_bytes(self, value_bytes: float) -> float:
         own = value_bytes if self.value_bytes is None else self.value_bytes

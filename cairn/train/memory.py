@@ -26,9 +26,8 @@ from cairn.train.recompute_kinds import KINDS, Recompute
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGITS = 1200 << 20  # the chunk of logits that the kernel works on
 WORKSPACE = 64 << 20  # of cuBLAS
-NF4 = (
-    0.5 + 1 / 64 + 4 / (64 * 256)
-)  # bytes of a value: 4 bits, a byte for each 64, a float for each 256 of those
+# Bytes of a value: 4 bits, a byte for each 64, a float for each 256 of those.
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 OF_DEVICE = 0.9  # what a run may plan to use: the allocator and the driver want a share
 MARGIN = 1.01  # by which a prediction has to be below a limit that a person has set
 

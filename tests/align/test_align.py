@@ -23,6 +23,7 @@ from cairn.align.rollout import (
     documents_of,
     judged,
     roll_out,
+    shares_prompts,
 )
 from cairn.align.rollout_batches import read_rounds
 from cairn.align.run import align, prepare
@@ -147,6 +148,16 @@ def test_the_same_bits_are_refused_for_rotations_by_length():
     check_covered(shape_of(tiny(None).model))
     with pytest.raises(ConfigError, match="dynamic rotations"):
         check_covered(msgspec.structs.replace(shape_of(tiny(None).model), rope=stretched))
+
+
+def test_prompts_are_shared_where_an_answer_does_not_change_them():
+    config, spec = tiny(None), shape_of(tiny(None).model)
+    by_length = Rope(kind="dynamic", factor=2.0, original_context=32)
+    assert shares_prompts(config, spec)
+    assert not shares_prompts(config, msgspec.structs.replace(spec, rope=by_length))
+    assert not shares_prompts(config, shape_of(Model(preset="deepseek-v2-lite")))
+    ppo = msgspec.structs.replace(config, algorithm=Algorithm(kind="ppo"))
+    assert not shares_prompts(ppo, spec)
 
 
 @pytest.mark.parametrize("kind", ["grpo", "gspo"])

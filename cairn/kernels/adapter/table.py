@@ -14,9 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 PARTS = 3
-ENTRY = (
-    8  # words of a slot for one map: the address of A; of each part the address of B and its rank
-)
+# Words of a slot for one map: the address of A; of each part the address of B and its rank; one is unused.
+ENTRY = 8
 NO_TILE = -1
 FEW_TOKENS = 512  # steps up to here have small tiles, and cut K to fill the chip
 SMALL_TILE, LARGE_TILE = 16, 64

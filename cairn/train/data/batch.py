@@ -33,9 +33,8 @@ class Batch(NamedTuple):
     lengths: list[int]  # the same on the host: tokens of each document
     ids: list[int]  # sample numbers, for the report of a bad step
     extra: dict[str, Tensor] = {}  # noqa: RUF012 (never written to): streams [T, ...] by name
-    prefixes: tuple[
-        int, ...
-    ] = ()  # of each document the number of the one before it, or NONE; empty: none has one
+    # Of each document the number of the one that it goes on from, or NONE; empty: none has one.
+    prefixes: tuple[int, ...] = ()
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
         """The same batch with its tensors on `device`."""
