@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="keep what else the file of --out has")
     add_arguments(parser)
     options = parser.parse_args()
+    if options.merge and not (options.out and options.out.is_file()):
+        parser.error("--merge needs --out with a file that exists")
     results: list[dict[str, Any]] = []
     old = msgspec.json.decode(options.out.read_bytes()) if options.merge else {}
     for rows, shape in itertools.product(options.rows, options.shapes):

@@ -28,10 +28,8 @@ PROGRAMS = 2112  # K is cut for so many at most, sixteen for each multiprocessor
 SPLITS = 16
 PART = 512  # columns of K that a part has at least
 FEW_RANKS, MANY_RANKS = 16, 64  # columns of h that a program has, of small tiles and of large ones
-MANY_COLUMNS, FEW_COLUMNS = (
-    256,
-    128,
-)  # of K that a program reads at a time, of small tiles and of large ones
+# Columns of K that a program reads at a time, of small tiles and of large ones.
+MANY_COLUMNS, FEW_COLUMNS = 256, 128
 WARPS, STAGES = 4, 3
 
 
