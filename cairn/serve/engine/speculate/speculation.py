@@ -78,9 +78,8 @@ class Speculation:
         if not decoding or self.failed:
             return
         alike = self.on_device and not any(map(special, decoding))
-        if (
-            alike and self.seconds is None
-        ):  # in every step of many requests, so without a word on each
+        if alike and self.seconds is None:
+            # So it is in every step of many requests: nothing is stored for each of them.
             self._for_others = Planned((DRAFTED,) * most, most)
             return
         rooms = [max(min(most, request.end - request.total - 1), 0) for request in decoding]
@@ -133,7 +132,11 @@ class Speculation:
         request.steps_in_flight += 1
 
     def land(self, step: "Step", drawn: Sequence[int]) -> Iterator[tuple["Request", int]]:
-        """Each request with each of its tokens that hold; what was computed for the others is given back."""
+        """Each request with each of its tokens that hold; what was computed for the others is given back.
+
+        That happens before a request's first token is yielded, so the caller has to take them all; it may end requests
+        meanwhile.
+        """
         drafts, at = step.drafts or [NO_DRAFTS] * len(step.sampling), 0
         for request, guessed in zip(step.sampling, drafts, strict=True):
             end = at + 1 + len(guessed)
