@@ -34,9 +34,7 @@ from cairn.serve.engine.step import Chunk
 
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
 MOST_MIXED = 4096  # tokens
-MOST_SHARED = (
-    1024  # tokens of a mixed step behind shared pages; with more, what is read again matters little
-)
+MOST_SHARED = 1024  # of these behind shared pages; with more, what is read again matters little
 FEW_ROWS = 4  # of steps for which every number of drafts is captured in advance
 SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a large step
 

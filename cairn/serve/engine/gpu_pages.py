@@ -41,9 +41,7 @@ class Extent(NamedTuple):
     max_query: int  # no sequence has more tokens in this step
     fresh: bool = False  # no sequence has computed anything before
     invariant: bool = False  # one kernel for all lengths, which reads a sequence in one piece
-    shared: bool = (
-        False  # all sequences begin with the same pages, and compute what stands behind them
-    )
+    shared: bool = False  # all sequences begin with the same pages, and compute what is behind them
     shares_chip: bool = False  # another stream computes the rest of this step at the same time
     measures: bool = False  # its keys and values set the scales of the cache
 
