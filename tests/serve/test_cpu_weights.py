@@ -205,6 +205,7 @@ def tiny(family: str = "qwen3") -> Transformer:
 def test_a_checkpoint_in_floating_point_stays_as_it_is():
     model = tiny()
     assert "as they are" in pack_weights(model, "auto", 16.0)
+    assert "as they are" in pack_weights(model, "packed", 16.0)  # of a GGUF file without blocks
     assert not packed(model)
 
 

@@ -132,6 +132,8 @@ def pack_weights(
 
 
 def _stay_packed(blocks: list[BlocksForm]) -> str:
+    if not blocks:
+        return "weights as they are: none in this file is in blocks that a CPU multiplies with"
     size = format_bytes(sum(form.nbytes for form in blocks), "binary")
     return (
         f"weights: {len(blocks)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits "
