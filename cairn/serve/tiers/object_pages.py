@@ -97,7 +97,7 @@ class ObjectPages:
             self._files.pipe_file(f"{self.folder}/{name}", checksum + page_B.tobytes())
         except BaseException:
             with self._changing:
-                self._users[name] -= 1
+                self._users[name] -= 1  # kept, even at 0: `clear` deletes what may be there
             raise
         with self._changing:  # also while it is deleted: it may not be written in between
             before = self._names.get(slot)

@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
 
 HINTS = {
     errno.EADDRINUSE: "another program listens there; choose another --port, or 0 for a free one",
-    errno.EACCES: "ports below 1024 are not everybody's; choose another --port",
+    errno.EACCES: "ports below 1024 need privileges; choose another --port",
 }
 
 
