@@ -70,11 +70,10 @@ class Picked:
         if not able:
             unknown = unknown_model(router, body.model, aliases=False)
             status, code = (404, "model_not_found") if unknown else (503, "no_server")
-            _, said = error_body(status, unknown or why_nobody(router, time.monotonic()), code)
+            _, said = error_body(status, unknown or why_nobody(router, now), code)
             return write_refusal(status, said)
         keys = prompt_keys(body) if data else NO_KEYS
-        wanted = body.max_completion_tokens or body.max_tokens or body.max_output_tokens
-        ask = router.ask(router.next_number(), keys, wanted, now, bool(data))
+        ask = router.ask(router.next_number(), keys, body.wanted_tokens, now, bool(data))
         choice, self._tokens = router.choose(ask, keys, able, now)
         self._worker = worker = choice.chosen
         router.meter(body.model, now, self._tokens * (worker.load.token_s or TOKEN_S))

@@ -64,7 +64,7 @@ class Exchange:
     _status, _lines = 0, b""
     _marks: list[
         bytes
-    ]  # once it has begun: ids of the tokens that the client has, as they were written
+    ]  # once it has begun: ids of tokens that the client has, as they were written
     _error = b""  # the body of an answer that is no success, as far as it came in chunks
 
     def __init__(

@@ -40,7 +40,7 @@ from cairn.fleet.waiting import WaitingQueue
 from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import TOKEN_S, Worker
-from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
+from cairn.serve.text_keys import MOST_WANTED, Asked, PromptKeys, prompt_keys, read_asked
 
 TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
@@ -59,9 +59,8 @@ class Router:
         self.open: set[Exchange] = set()
         self.held = WaitingQueue[Exchange]()  # while no server can take them
         self.aliases, self.quotas = Aliases(), _quotas(config)
-        self.picking: dict[
-            asyncio.Event, str | None
-        ] = {}  # models that the endpoint picker waits for
+        # Models that the endpoint picker waits for.
+        self.picking: dict[asyncio.Event, str | None] = {}
         self.views, self.wedges, self._hedging = Views(self), WedgeWatch(), Hedging(self)
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
@@ -185,7 +184,7 @@ class Router:
             asked.model = model = target
             request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
-        wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
+        wanted = asked.wanted_tokens
         now, (computes, generates) = time.monotonic(), work_of(request.target)
         ask = self.ask(number, keys, wanted, now, computes)
         given = request.id
@@ -196,7 +195,8 @@ class Router:
         exchange.holder, exchange.priority = digest_of(request.lines), asked.priority or 0
         exchange.computes, exchange.streams = computes, generates and bool(asked.stream)
         if generates:
-            exchange.longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1)
+            longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1)
+            exchange.longest = min(longest, MOST_WANTED)
         if self.quotas.limited and request.body and not self._admit(exchange):
             return
         if exchange.computes:

@@ -24,6 +24,7 @@ import msgspec
 CHUNK_BYTES = 1024
 CHUNK_TOKENS = 64
 LONG_CONTENT = 2048  # bytes of a list of parts that may hold a picture
+MOST_WANTED = 1 << 20  # tokens of an answer that are believed, whatever a request says
 TOKEN_BYTES = 4  # what a token is taken for where nobody has counted
 _KEY = Struct("<Q8x").unpack
 _NOTHING = msgspec.Raw(b"")
@@ -55,6 +56,12 @@ class Asked(msgspec.Struct, gc=False):
     priority: int | None = None
     user: msgspec.Raw = _NOTHING
     n: int | None = None
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """That its answer may have, no more than MOST_WANTED; None: it does not say."""
+        wanted = self.max_completion_tokens or self.max_tokens or self.max_output_tokens
+        return wanted if wanted is None or wanted < MOST_WANTED else MOST_WANTED
 
 
 _decode_asked = msgspec.json.Decoder(Asked).decode

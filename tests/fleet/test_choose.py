@@ -7,6 +7,7 @@ from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, seconds
 from cairn.fleet.config import RouterConfig, read_fleet
 from cairn.fleet.router import NO_KEYS, Router
 from cairn.fleet.worker import Worker
+from cairn.serve.text_keys import read_asked
 
 candidates = st.lists(
     st.builds(Candidate, cached_tokens=st.integers(0, 5000), queued_tokens=st.integers(0, 50_000),
@@ -95,6 +96,25 @@ def test_the_router_counts_what_computes_over_all_of_its_processes():
         for at, computes in enumerate([True, False, False, False, True])
     ]
     assert rates == pytest.approx([0, 0, 0, 0, 2.5 * 3 / 2])
+
+
+@pytest.mark.parametrize("asked_for", [10**30, 10**400])
+def test_a_request_for_endless_tokens_is_chosen_for_and_soon_forgotten(asked_for):
+    router = Router(RouterConfig(), [])
+    router.workers = [Worker(0, "http://a:1"), Worker(1, "http://b:1")]
+    usual, endless = (
+        read_asked(b'{"max_tokens": %d, "prompt": "hi"}' % n) for n in (256, asked_for)
+    )
+
+    def come(asked, times):
+        for at in times:
+            ask = router.ask(at, NO_KEYS, asked.wanted_tokens, float(at))
+            router.choose(ask, NO_KEYS, router.workers, float(at))
+        return ask.busy_share
+
+    before = come(usual, range(100))
+    come(endless, [100])
+    assert come(usual, range(101, 201)) == pytest.approx(before)
 
 
 @pytest.mark.parametrize(
