@@ -130,10 +130,11 @@ class KeyIndex:
                 expected.pop(key, None)
 
     def _expire(self, now_s: float) -> None:
-        """The half is over. After a pause of two of them nothing is left."""
-        late = now_s >= self._half_ends_s + EXPECTED_S / 2
+        """The half is over. After a pause of another one nothing is left."""
+        half_s = EXPECTED_S / 2
+        late = now_s >= self._half_ends_s + half_s
         self._expected_before = {} if late else self._expected
-        self._expected, self._half_ends_s = {}, now_s + EXPECTED_S / 2
+        self._expected, self._half_ends_s = {}, (now_s if late else self._half_ends_s) + half_s
 
 
 def _note(found: dict[int, int], bits: int, tokens: int) -> None:

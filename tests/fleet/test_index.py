@@ -97,3 +97,17 @@ def test_a_decision_counts_until_it_expires_or_an_event_comes():
     index.forget(0)
     assert index.match(PROMPTS[2], ESTIMATES, 20.0) == {}
     assert len(index) == 0
+
+
+@given(st.lists(st.floats(0.01, 2 * EXPECTED_S), min_size=1, max_size=8))
+def test_a_decision_counts_for_half_of_the_time_at_least_and_for_all_of_it_at_most(pauses):
+    index, now_s = KeyIndex(), 100.0
+    index.match(PROMPTS[0], ESTIMATES, now_s - 1.0)  # its halves begin where they like
+    index.expect(0, PROMPTS[0], now_s)
+    for pause_s in pauses:
+        now_s += pause_s
+        found = index.match(PROMPTS[0], ESTIMATES, now_s)
+        if now_s < 100.0 + EXPECTED_S / 2:
+            assert found
+        elif now_s >= 100.0 + EXPECTED_S:
+            assert not found
