@@ -21,7 +21,7 @@ from cairn.labs.entry import Entry, about
 from cairn.labs.exercises.exercise import all_exercises, exercises_of
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
 from cairn.labs.foresight import said_guess
-from cairn.labs.lesson import lesson_of, snippet_of
+from cairn.labs.lesson import lesson_of, reading_of, snippet_of
 from cairn.labs.needs import unmet
 from cairn.labs.progress import (
     Answers,
@@ -121,6 +121,7 @@ def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
             {"name": name, "title": asdict(all_exercises()[name].about.title)}
             for name in exercises_of(topic.id)
         ],
+        "reading": reading_of(topic.reading, lesson_of(topic.id)),
         "lesson": lesson_document(topic.id),
         "runs": [
             msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs
@@ -140,7 +141,6 @@ def lesson_document(topic: str) -> dict[str, Any] | None:
         "snippet": msgspec.to_builtins(snippet_of(lesson)),
         "mistakes": [asdict(one) for one in lesson.mistakes],
         "interview": asked,
-        "reading": lesson.reading,
     }
 
 

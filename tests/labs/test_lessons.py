@@ -17,6 +17,7 @@ LINES = Path(__file__).with_name("roadmap_lines.txt")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 # "Title (Authors, 2024), arXiv:2401.00001", or "Title, part (Publisher, 2025), where".
 PAPER = re.compile(r"^.{3,} \([^()]*[^\W\d][^()]*, (19|20)\d\d\), \S+")
+NO_AUTHOR = re.compile(r"\([^()]*edition, \d{4}\)")
 
 
 @pytest.mark.parametrize("topic", sorted(lessons()))
@@ -44,6 +45,7 @@ def test_all_reading_has_authors_a_year_and_a_place():
         *(lab.reading for lab in all_labs().values()),
     ]
     assert {one for reading in lists for one in reading if not PAPER.match(one)} == set()
+    assert {one for reading in lists for one in reading if NO_AUTHOR.search(one)} == set()
 
 
 def test_no_two_lessons_ask_the_same():

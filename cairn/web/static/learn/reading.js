@@ -8,7 +8,7 @@ const PLACES = [
   [/(?:[a-z0-9-]+\.)+[a-z]{2,}(?:\/\S*)?$/, (found) => `https://${found[0]}`],
 ];
 
-export const readingList = (titles) => h("ul", { class: "notes reading" }, [...new Set(titles)].map((title) => h("li", {}, linked(title))));
+export const readingList = (titles) => h("ul", { class: "notes reading" }, titles.map((title) => h("li", {}, linked(title))));
 
 function linked(title) {
   for (const [pattern, address] of PLACES) {

@@ -20,7 +20,7 @@ export function topicPage(topic) {
     topic.exercises.length ? titled("exercises", h("ul", { class: "notes" }, topic.exercises.map((one) =>
       h("li", {}, h("a", { href: `#/learn/exercise:${one.name}` }, said(one.title)))))) : null,
     topic.commands.length ? titled("commands", lines(topic.commands)) : null,
-    readings(topic).length ? titled("reading", readingList(readings(topic))) : null,
+    topic.reading.length ? titled("reading", readingList(topic.reading)) : null,
     topic.requires.length ? titled("requires", h("p", {}, topic.requires.map((id) => [h("a", { href: `#/learn/${id}` }, id), " "]))) : null,
     titled("ask", h("p", {}, text.ask), h("details", {}, h("summary", {}, word("answer")), h("p", {}, text.answer)),
       h("p", { class: "hint" }, h("a", { href: `#/learn/quiz:${topic.id}` }, word("quiz")), " · ", h("code", {}, `cairn learn quiz --topic ${topic.id}`))),
@@ -28,8 +28,6 @@ export function topicPage(topic) {
       h("details", {}, h("summary", {}, said(one.ask)), h("p", {}, said(one.answer))))) : null,
   ].filter(Boolean);
 }
-
-const readings = (topic) => [...topic.reading, ...(topic.lesson?.reading ?? [])];
 
 /** Picture, worked number, the lines of code that do it, common mistakes. */
 function lessonParts(lesson) {
