@@ -29,7 +29,9 @@ def require_gpu() -> None:
 
 def beside(answer: Callable[[], object], limit: Callable[[], object], allowed: float) -> Figure:
     """Microseconds of both, in turn; past `allowed` times the limit the case fails."""
-    times = [[measure(call, device="cuda", budget_ms=50).median_s for call in (answer, limit)]]
-    times.append([measure(call, device="cuda", budget_ms=50).median_s for call in (answer, limit)])
+    times = [
+        [measure(call, device="cuda", budget_ms=50).median_s for call in (answer, limit)]
+        for _ in range(2)
+    ]
     best_us = [min(pair) * 1e6 for pair in zip(*times, strict=True)]
     return Figure(best_us[0], best_us[1], "us", allowed=allowed)

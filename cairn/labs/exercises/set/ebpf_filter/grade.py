@@ -57,10 +57,17 @@ def instructions(attempt: Attempt) -> list:
     return [tuple(one[:5]) for one in found]
 
 
+class Registers(dict):
+    def __missing__(self, number: int) -> int:
+        said = f"R{number} is read before it is set", f"R{number} 未赋值就被读取"
+        require(False, *said)
+        return 0
+
+
 def simulated(code: list, data: bytes) -> int:
     """What the program returns for a packet; a read past its end is an error, as it is to the verifier."""
     end = BEGIN + len(data)
-    registers = {1: 0}  # the context is at 0
+    registers = Registers({1: 0})  # the context is at 0
     at = steps = 0
     while steps < 1000:
         require(0 <= at < len(code), "it runs past its last instruction", "运行越过了最后一条指令")
@@ -86,7 +93,12 @@ def simulated(code: list, data: bytes) -> int:
 
 def _loaded(data: bytes, end: int, base: int, offset: int, size: int) -> int:
     if base == 0:
-        return {0: BEGIN, 4: end}[offset]
+        require(
+            size == 4 and offset in (0, 4),
+            f"the context has 4 bytes at 0 and at 4, not {size} at {offset}",
+            f"上下文在 0 和 4 处各有 4 字节，而不是在 {offset} 处的 {size} 字节",
+        )
+        return end if offset else BEGIN
     first = base + offset - BEGIN
     require(
         first >= 0 and first + size <= len(data),
