@@ -111,8 +111,8 @@ def _measured(lab: Lab, session: Session, report: Callable[[str], None]) -> _Mea
     second = _once(lab, session, report)
     verdict = judge(lab, second)
     changed = not verdict.held and not _repeats(first, second)
-    disturbed = watch is not None and watch.was_disturbed()
-    return _Measured(second, verdict, changed and (session.ceilings.busy or disturbed), 2)
+    busy = changed and (session.ceilings.busy or (watch is not None and watch.was_disturbed()))
+    return _Measured(second, verdict, busy, attempts=2)
 
 
 def _once(lab: Lab, session: Session, report: Callable[[str], None]) -> Outcome:

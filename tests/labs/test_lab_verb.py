@@ -25,9 +25,8 @@ def labs(tmp_path, monkeypatch):
     known = MappingProxyType({one.name: one for one in made})
     monkeypatch.setattr(catalogue, "all_labs", lambda: known)
     monkeypatch.setattr("cairn.labs.needs.os.geteuid", lambda: 1000)
-    monkeypatch.setattr(
-        "cairn.labs.busy.Watch.was_disturbed", lambda watch: False
-    )  # whatever else runs here
+    # Whatever else runs here.
+    monkeypatch.setattr("cairn.labs.busy.Watch.was_disturbed", lambda watch: False)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CAIRN_DATA", str(tmp_path / "data"))
     bare = msgspec.structs.replace(probe(), gpus=[])  # whatever this machine has
