@@ -91,7 +91,9 @@ def _serving(record: dict[str, Any], shape: str) -> Panel:
     rows = []
     for workload, name in WORKLOADS.items():
         row = next(
-            row for row in record["rows"] if (row["shape"], row["workload"]) == (shape, workload)
+            row
+            for row in record["rows"]
+            if (row["shape"], row["workload"], row["quantization"]) == (shape, workload, "")
         )
         ours = row["input_tokens_per_s" if workload == "prefill" else "output_tokens_per_s"]
         limit = ours / row["fraction_of_limit"]
