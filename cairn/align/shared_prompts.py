@@ -25,7 +25,8 @@ def share_prompts(documents: Sequence[Document]) -> tuple[list[Document], list[i
         while at + group < len(documents) and prompt == _prompt(documents[at + group]):
             group += 1
         if group == 1 or not prompt:
-            made, prefixes = [*made, documents[at]], [*prefixes, NONE]
+            made.append(documents[at])
+            prefixes.append(NONE)
             at += 1
             continue
         first = len(made)
