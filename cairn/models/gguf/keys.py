@@ -13,6 +13,8 @@ from cairn.models.gguf.header import Header
 _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while they have these values
     "attention.causal": (True,),
     "expert_gating_func": (1,),  # softmax
+    "expert_group_count": (0, 1),  # all experts are one group, of which all may be chosen
+    "expert_group_used_count": (0, 1),
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),
     "leading_dense_block_count": (0,),
