@@ -244,7 +244,7 @@ def run(
             print(json.dumps(points[-1]), flush=True)
         if done >= 1:
             break
-        rate = min(1.0, (step + 1) / given.warm) * 0.5 * (1 + math.cos(math.pi * done))
+        rate = min(1.0, (step + 1) / max(given.warm, 1)) * 0.5 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = given.lr * group["share"] * max(rate, 0.01)
         pixels, asked = batch(model.questions, given.pictures, generator)
