@@ -73,7 +73,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     versions: dict[str, str]
     formula: str = (
-        "mfu = 3 * forward FLOPs (2 per multiply-add; output projection and causal pairs counted, lookups not) "
+        "mfu = 3 * forward FLOPs (2 per multiply-add; output projection and causal pairs counted, lookups not), "
+        "of frozen matrices twice, "
         "/ seconds / vendor's dense bf16 peak; mfu_titan = (6 (N - embedding) + 12 L H C S) tokens / seconds / peak"
     )
     rows: list[Row]
@@ -267,7 +268,8 @@ def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
 
     state, setup = bench.state, bench.setup
     tokens, best = setup.seq * setup.batch, min(seconds)
-    flops = step_flops(state.spec, [n for batch in bench.batches for n in batch.lengths])
+    frozen = setup.lora > 0
+    flops = step_flops(state.spec, [n for batch in bench.batches for n in batch.lengths], frozen)
     titan = titan_flops(state.spec, tokens, setup.seq)
     unit = "fp32" if setup.dtype == "fp32" else "bf16"
     peak = peak_flops(device_name(bench.device), unit)
@@ -277,7 +279,7 @@ def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
         tokens_per_s=tokens / best,
         median_tokens_per_s=tokens / statistics.median(seconds),
         mfu=flops / best / peak if peak else None,
-        mfu_titan=titan / best / peak if peak else None,
+        mfu_titan=titan / best / peak if peak and not frozen else None,  # it knows no adapters
         of_measured=flops / best / measured if measured else None,
         predicted_gib=predict(
             state.spec, state.config, not setup.plain, frozen_values(state)

@@ -16,13 +16,17 @@ from cairn.hw.roofline import dtype_name
 from cairn.models.spec import ModelSpec
 
 
-def step_flops(spec: ModelSpec, lengths: Sequence[int]) -> int:
-    """Forward and backward over documents of these lengths."""
+def step_flops(spec: ModelSpec, lengths: Sequence[int], frozen: bool = False) -> int:
+    """Forward and backward over documents of these lengths.
+
+    `frozen`: weights have no gradients, as under an adapter, whose own few FLOPs are left out.
+    """
     known: dict[int, int] = {}
     for length in lengths:
         if length not in known:
             known[length] = spec.training_flops(length)
-    return sum(known[length] for length in lengths)
+    gradients = 2 * spec.matmul_parameters() * sum(lengths)  # of the weights
+    return sum(known[length] for length in lengths) - (gradients if frozen else 0)
 
 
 def titan_flops(spec: ModelSpec, tokens: int, sequence: int) -> int:

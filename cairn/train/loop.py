@@ -354,7 +354,8 @@ class Loop:
         verdict: Verdict,
     ) -> Record:
         state = self.state
-        flops = step_flops(state.spec, lengths) * state.parallel.data_ranks / self.world / seconds
+        of_step = step_flops(state.spec, lengths, frozen=self.config.adapter.rank > 0)
+        flops = of_step * state.parallel.data_ranks / self.world / seconds
         on_gpu = state.device.type == "cuda"
         return Record(
             step=result.step + 1,

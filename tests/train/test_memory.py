@@ -90,12 +90,19 @@ def test_flops_are_those_that_torch_counts():
     spec = prepared.state.spec
     model = PlainModel(spec).model
     batch = prepared.corpus.source.batch(0)
-    with FlopCounterMode(display=False) as counter:
-        hidden = model(batch.tokens_T, batch.positions_T, _no_attention)
-        model.logits(hidden).sum().backward()
+
+    def counted():
+        with FlopCounterMode(display=False) as counter:
+            hidden = model(batch.tokens_T, batch.positions_T, _no_attention)
+            model.logits(hidden).sum().backward()
+        return counter.get_total_flops()
+
     pairs = spec.attention_flops(32)
     # Each product has two gradients; torch's count lacks those that the embedding would have.
-    assert counter.get_total_flops() == step_flops(spec, [32]) - 3 * pairs
+    assert counted() == step_flops(spec, [32]) - 3 * pairs
+    model.requires_grad_(False)
+    model.embedding.weight.requires_grad_()  # gradients reach the first layer, as with an adapter in it
+    assert counted() == step_flops(spec, [32], frozen=True) - 3 * pairs
     assert step_flops(spec, [8, 8, 4]) == sum(spec.training_flops(n) for n in (8, 8, 4))
 
 
