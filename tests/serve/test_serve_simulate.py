@@ -352,7 +352,7 @@ def test_drafts_shorten_a_trace_as_far_as_they_hold():
     assert flat.steps == pytest.approx(1 + 64 / 2.5, abs=6)
     steep = drafting(seconds=lambda tokens: float(tokens))  # the controller asks for none
     assert run(lambda tokens: float(tokens), steep).steps == 65
-    assert steep.drafted == 0
+    assert steep.counts.drafted == 0
     bent = drafting(seconds=lambda tokens: 1.0 + 0.1 * tokens)
     plain = run(lambda tokens: 1.0 + 0.1 * tokens, None)
     assert run(lambda tokens: 1.0 + 0.1 * tokens, bent).seconds < 0.75 * plain.seconds
