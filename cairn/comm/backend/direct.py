@@ -118,7 +118,7 @@ class Receiver:
         return False
 
     def _accept(self, call: Call, view: torch.Tensor, kept: Call, payload: torch.Tensor) -> None:
-        stream = Incoming(view, call, call.header(), None, self._name)
+        stream = Incoming(view, call, call.header(), None, self._name, self._guard.name)
         stream.check(kept.header() + payload.nbytes.to_bytes(8, "little"))
         stream.take(payload)
 
@@ -153,7 +153,7 @@ class Receiver:
         return header
 
     def _pull(self, call: Call, view: torch.Tensor) -> None:
-        stream = Incoming(view, call, call.header(), None, self._name)
+        stream = Incoming(view, call, call.header(), None, self._name, self._guard.name)
         began = time.monotonic()
         while not stream.done:
             if self._link.pull(stream):

@@ -37,6 +37,7 @@ class Executor:
         self, links: dict[int, Link], names: list[int], order: list[int], guard: Guard, spin_us: float
     ) -> None:  # fmt: skip
         self._links, self._names, self._order, self._guard = links, names, order, guard
+        self._own_name = guard.name
         # Where ranks share processors, whoever looks keeps another from working.
         crowded = len(links) + 1 > len(os.sched_getaffinity(0))
         self._spin_s = 0.0 if crowded else spin_us / 1e6
@@ -73,7 +74,7 @@ class Executor:
             else:
                 peer = self._order[place]
                 by = combine if kind is Kind.RECV_REDUCE else None
-                stream = Incoming(view, call, header, by, self._names[peer], behind)
+                stream = Incoming(view, call, header, by, self._names[peer], self._own_name, behind)
                 self._receive(peer, stream, call, timeout_s)
         if self._waiting:
             self._drain([out for queue in self._queues.values() for out in queue], call, timeout_s)

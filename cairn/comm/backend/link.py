@@ -56,11 +56,21 @@ class Incoming:
     `behind` is sent from the same place (two ranks exchange): only what has left is combined with.
     """
 
-    __slots__ = ("_memory", "at", "behind", "call", "call_header", "combine", "peer_name", "view")
+    __slots__ = (
+        "_memory",
+        "at",
+        "behind",
+        "call",
+        "call_header",
+        "combine",
+        "own_name",
+        "peer_name",
+        "view",
+    )
 
     def __init__(
         self, view: torch.Tensor, call: Call, call_header: bytes, combine: Combine | None,
-        peer_name: int, behind: Outgoing | None = None,
+        peer_name: int, own_name: int, behind: Outgoing | None = None,
     ) -> None:  # fmt: skip
         self.view = view
         self.behind = behind
@@ -68,7 +78,7 @@ class Incoming:
         self.call = call
         self.call_header = call_header
         self.combine = combine
-        self.peer_name = peer_name
+        self.peer_name, self.own_name = peer_name, own_name
         self._memory: memoryview | None = None
 
     @property
@@ -91,7 +101,7 @@ class Incoming:
             return
         said = difference(self.call, self.view.nbytes, header)
         raise RankMismatch(
-            f"{self.call.name}: rank {self.peer_name} {said}",
+            f"{self.call.name}: rank {self.peer_name} {said} by rank {self.own_name}",
             hint="every rank calls the same operations in the same order, with the same sizes and types",
         )
 

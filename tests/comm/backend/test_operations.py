@@ -401,6 +401,8 @@ class Crossing:
 
 
 class Nobody:
+    name = 0
+
     def look(self, *about, **more):
         pass
 
