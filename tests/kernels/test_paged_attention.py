@@ -82,6 +82,9 @@ def test_few_queries_cut_a_prefix_into_more_parts():
         parts_of(queries, heads=32, kv_heads=8) for queries in (1, 32, 64, 128, 256, 512, 9999)
     ]
     assert found == [8, 8, 8, 4, 2, 1, 1]
+    whole = call([1, 7, 3], [33, 51, 40])
+    with pytest.raises(ValueError, match="parts: wanted a power of two, got 3"):
+        split_tables(whole.block_tables, whole.lengths, torch.ones(1, dtype=torch.int32), 16, 3)
 
 
 def test_public_function_on_a_cpu_takes_the_reference():

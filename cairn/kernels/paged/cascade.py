@@ -67,7 +67,8 @@ def split_tables(
     check("lengths", lengths_B, dtypes=(torch.int32,), shape=tables_BP.shape[:1], beside=tables_BP)
     check("shared", shared_1, dtypes=(torch.int32,), shape=(1,), beside=tables_BP)
     require(page_size in PAGE_SIZES, "page_size", f"one of {PAGE_SIZES}", page_size)
-    require(parts >= 1, "parts", "at least 1", parts)
+    # Their results are joined by halves.
+    require(parts >= 1 and parts & (parts - 1) == 0, "parts", "a power of two", parts)
     columns = tables_BP.shape[1]
     column_P = torch.arange(columns, device=tables_BP.device)
     behind_P = (column_P + shared_1 // page_size).clamp(max=columns - 1)
@@ -106,6 +107,7 @@ def cascade_attention(
 ) -> Tensor:
     """As `paged_attention` over the whole tables."""
     check("q", q_THC, shape=(None, None, None))
+    require(len(q_THC) > 0, "q", "at least one query", 0)
     check("prefix", cascade.prefix_S, dtypes=(torch.int32,), shape=(None,), beside=q_THC)
     parts, queries = len(cascade.prefix_S), len(q_THC)
     each_q = q_THC if parts == 1 else q_THC.repeat(parts, 1, 1)
