@@ -28,9 +28,8 @@ from http_cost_server import PATHS, Load, Reading, measured
 
 from cairn.bench.record import add_arguments, record
 
-PACE_US = (
-    60  # of a step, for each stream: a server may be a third of a core at most, or tokens merge
-)
+# Of a step, for each stream: a server may be a third of a core at most, or tokens merge.
+PACE_US = 60
 LOOK_S = 0.002
 ENGINES, PACES = ("thread", "process"), ("paced", "unpaced")
 LAST = b"\r\n0\r\n\r\n"  # of a stream, as HTTP/1.1 frames it

@@ -49,9 +49,8 @@ from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.checkpoint.save import Saver
 from cairn.train.recovery.board import Board
 
-REPEATS = (
-    7  # of each the median; a ratio is that of two neighbours in one round, of those the median
-)
+# Of each the median; a ratio is that of two neighbours in one round, of those the median.
+REPEATS = 7
 PAUSE_S = 0.15  # for the others, after something that was done before them
 
 

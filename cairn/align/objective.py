@@ -41,9 +41,8 @@ class PolicyObjective:
         self.kind, kl = config.algorithm.kind, config.algorithm.kl
         clip = Clip(low, high)
         self.watch = Mismatch()
-        self.consistent: Transformer | None = (
-            None  # the engine's model, where both compute the same bits
-        )
+        # The engine's model, where both compute the same bits.
+        self.consistent: Transformer | None = None
         rule: Rule = CISPO(1 + high, kl) if self.kind == "cispo" else PolicyGradient(clip, kl)
         self.tokens = Objective(spec, Watched(rule, self.watch), fused)
         self.gspo = GSPO(clip)

@@ -38,9 +38,8 @@ class Sampled(NamedTuple):
     version: int  # of the weights that sampled it
     stopped: bool  # it ended by itself
     top: list[list[tuple[int, float]]] = []  # noqa: RUF012 (replaced): of each token, the likeliest, if asked for
-    prompt_logprobs: list[TokenLogprobs] | None = (
-        None  # of the prompt's tokens but the first, if asked for
-    )
+    # Of the prompt's tokens but the first, if asked for.
+    prompt_logprobs: list[TokenLogprobs] | None = None
     cached: int = 0  # tokens of the prompt that were not computed again
     own: list[bool] = []  # noqa: RUF012 (replaced): which tokens the model wrote; empty: all of them
 

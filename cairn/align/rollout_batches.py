@@ -58,9 +58,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     stopped: float  # share of answers that ended by themselves
     seconds: float  # of the rollouts
     tokens_per_s: float
-    mismatch: float | None = (
-        None  # mean |trainer - engine| of the log-probabilities in the round before
-    )
+    # Mean |trainer - engine| of the log-probabilities in the round before.
+    mismatch: float | None = None
     largest: float | None = None
     held_out: float | None = None  # reward of answers to problems that are not trained on
     shown: list[Shown] = []

@@ -119,9 +119,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 3
     cold: bool = False  # measure the first run, too; an engine then serves one workload
     workloads: list[str] = []  # that its engine is made for
-    context: int | None = (
-        None  # of its longest request, in place of the workloads'; stretches the model
-    )
+    # Of its longest request, in place of the workloads'; stretches the model.
+    context: int | None = None
 
 
 class Bench(NamedTuple):

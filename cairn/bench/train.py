@@ -38,9 +38,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     tokens_per_s: float | None = None  # of the best round
     median_tokens_per_s: float | None = None
-    mfu: float | None = (
-        None  # true FLOPs of the model, causal attention counted once, of the vendor's peak
-    )
+    # True FLOPs of the model, causal attention counted once, of the vendor's peak.
+    mfu: float | None = None
     mfu_titan: float | None = None  # as torchtitan counts: attention as if unmasked, no embedding
     of_measured: float | None = None  # true FLOPs, of the matmul rate measured here
     peak_gib: float | None = None
@@ -55,9 +54,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     base: str = "float"  # of the frozen weights under the adapter
     layers: int = 0  # fewer than the model has; 0: all of them
     step_ms: float | None = None
-    host_ms: float | None = (
-        None  # of a step: until all of it is launched; less than step_ms, or the device waits
-    )
+    # Of a step: until all of it is launched; less than step_ms, or the device waits.
+    host_ms: float | None = None
     loss: float | None = None  # of the last step: finite, or the row means nothing
     steps: int = 0
     failure: str | None = None

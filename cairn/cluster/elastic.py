@@ -37,9 +37,8 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str  # host:port, may hold $VARIABLES of a shell
     run: str  # differs from attempt to attempt
-    hosted: str = (
-        "0"  # whether the agent hosts the store itself; empty: the one whose address it is
-    )
+    # Whether the agent hosts the store itself; empty: the one whose address it is.
+    hosted: str = "0"
 
 
 def store_argv(host: str, port: int = 0, python: str = sys.executable) -> list[str]:

@@ -19,9 +19,8 @@ class LogLikelihood(NamedTuple):
 class Rolling(NamedTuple):
     text: str
     window: int = 0  # tokens the model sees at once; 0: its context
-    stride: int = (
-        0  # tokens from one window to the next, as transformers' guide has it; 0: lm-eval's windows
-    )
+    # Tokens from one window to the next, as transformers' guide has it; 0: lm-eval's windows.
+    stride: int = 0
 
 
 class GenerateUntil(NamedTuple):

@@ -31,9 +31,8 @@ class PulseClient:
     def __init__(self, worker: Worker, index: KeyIndex, stall_s: float) -> None:
         self.worker, self.index, self._stall_s = worker, index, stall_s
         self.changed = asyncio.Event()  # a server came up or went down
-        self.silent = (
-            False  # it went down without a word: its connections do not break by themselves
-        )
+        # It went down without a word: its connections do not break by themselves.
+        self.silent = False
 
     async def run(self) -> None:
         while True:

@@ -37,9 +37,8 @@ class Variant(NamedTuple):
     aligned: Sequence[str] = ()  # arguments that are multiples of 16, as torch's tensors are
     expect: Expect = "none"
     gluon: bool = False
-    allowed_spills: int = (
-        0  # bytes that may be spilled, where that was measured to be faster than not
-    )
+    # Bytes that may be spilled, where that was measured to be faster than not.
+    allowed_spills: int = 0
 
 
 class Prepared(NamedTuple):

@@ -27,9 +27,8 @@ class Answer(msgspec.Struct, frozen=True):
     topic: str
     at: str  # UTC, ISO 8601
     right: bool  # by the rubric, or in the person's own judgement beside the model answer
-    placed: bool = (
-        False  # both questions of a placement test were right: nobody has to run its labs
-    )
+    # Both questions of a placement test were right: nobody has to run its labs.
+    placed: bool = False
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

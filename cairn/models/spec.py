@@ -65,9 +65,8 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gate: Literal["softmax", "sigmoid"] = "softmax"
     renormalize: bool = True  # the chosen weights sum to one
     scale: float = 1.0  # on the weights, after renormalising
-    choice_bias: bool = (
-        False  # a bias per expert is added to the scores for choosing, not for weighing
-    )
+    # A bias per expert is added to the scores for choosing, not for weighing.
+    choice_bias: bool = False
     groups: int = 1  # of equally many neighbours, of which a token visits the `top_groups` best
     top_groups: int = 1
     logit_bias: bool = False  # the router's product has a bias

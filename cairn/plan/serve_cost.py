@@ -43,9 +43,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     head_bytes: float = 2.0  # of one weight of the lookup and of the output projection
     eight_bit: bool = False  # activations are rounded too, and products run at the rate of float8
     cache_bytes: float = 2.0  # of one key or value
-    tower_bytes: int = (
-        0  # of a model that sees: its tower, whole on every device, and the rows of its pictures
-    )
+    # Of a model that sees: its tower, whole on every device, and the rows of its pictures.
+    tower_bytes: int = 0
     tower_flops: float = 0.0  # of the tower, for each token of a prompt
 
 

@@ -30,9 +30,8 @@ from cairn.train.recompute_kinds import Recompute
 # TFLOP/s on an H200; torch's older flash attention, 340.
 ATTENTION = {"fused": (0.85, 0.72), "compiled": (0.50, 0.45), "plain": (0.50, 0.45)}
 FP8 = 0.82  # of the rate of fp8 products is left once values are scaled and cast
-CONTENTION = (
-    0.25  # a collective that hides behind compute still slows it by this share of its own time
-)
+# A collective that hides behind compute still slows it by this share of its own time.
+CONTENTION = 0.25
 NARROW = 200  # columns of a rank's projection with which products reach half of their rate, when tp cuts them
 FEW = 300  # rows (tokens of a microbatch on a rank, or of an expert) with which products reach half of their rate
 UNFUSED = 2.5  # with `plain`: times the bytes between products, where no compiler and no kernel joins operations

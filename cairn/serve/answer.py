@@ -19,9 +19,8 @@ from cairn.serve.stop_strings import StopStrings
 if TYPE_CHECKING:
     from cairn.models.tokenizer import Tokenizer
 
-CONTEXT_TOKENS = (
-    16  # of the prompt: a decoder may need the end of it, to know that no text begins here
-)
+# Of the prompt: a decoder may need the end of it, to know that no text begins here.
+CONTEXT_TOKENS = 16
 
 
 UNREADABLE = "the text of the answer could not be made"  # how such an error begins
@@ -42,9 +41,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: Finish | None = None  # None: it goes on
-    stop_reason: int | str | None = (
-        None  # the stop token or string that ended it; None for end-of-text
-    )
+    # The stop token or string that ended it; None for end-of-text.
+    stop_reason: int | str | None = None
     error: str | None = None  # why, when the reason is "error"
     new_text: str = ""  # in a stream: what the text has more than before
 

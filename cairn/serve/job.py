@@ -36,9 +36,8 @@ class Job:
     ) -> None:
         self.request, self.answer, self.max_tokens = request, answer, max_tokens
         self.on_update, self.streamed = on_update, streamed
-        self.guide = (
-            guide  # the source of the request's constraint, for an engine in another process
-        )
+        # The source of the request's constraint, for an engine in another process.
+        self.guide = guide
         self.prompt_logprobs: Sequence[Found] | None = None
         self.pooled: bytes | None = None  # the prompt as a vector of float32, if that was asked for
         self.result: object = None  # of a job that is computed whole: a transcript

@@ -33,9 +33,8 @@ class Settings(NamedTuple):
     keep_norms: bool = True  # their outputs, rather than compute them again
     keep_activations: bool = True
     shards: Shards = ALONE
-    deferred: Deferred | None = (
-        None  # where weight gradients go that are computed later; None: at once
-    )
+    # Where weight gradients go that are computed later; None: at once.
+    deferred: Deferred | None = None
 
 
 class Normed(NamedTuple):

@@ -46,9 +46,8 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured after a step on data that the model does not learn from."""
 
     step: int
-    loss: float | None = (
-        None  # nats per token; None where no data is kept apart, or it is not finite
-    )
+    # Nats per token; None where no data is kept apart, or it is not finite.
+    loss: float | None = None
     bits_per_byte: float | None = None  # None where the tokens have no text
     serving_kl: float | None = None  # nats a token to the model that would be served
     tokens: int = 0  # that were measured

@@ -37,9 +37,8 @@ class Validation:
         self.log_probs = TargetLogProbs(state.spec, fused=fused)
         self.most_likely = MostLikely(state.spec)
         self.names = source.names if isinstance(source, Blend) else []
-        self.serving_kl: float | None = (
-            None  # to the model that would be served; of the last measurement
-        )
+        # To the model that would be served; of the last measurement.
+        self.serving_kl: float | None = None
         self._batches: list[Batch] = []  # on the host, made once
         self._bytes = 0  # of the text that their targets spell
 

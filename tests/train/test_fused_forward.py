@@ -93,9 +93,8 @@ def kept_bytes(run):
     storages = {}
 
     def pack(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = (
-            tensor  # alive: its address is not given again
-        )
+        # Alive: its address is not given again.
+        storages[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

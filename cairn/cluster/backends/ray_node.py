@@ -17,9 +17,8 @@ from cairn.cluster.leftovers import end_leftovers, mark_of
 from cairn.cluster.orphan_reaper import OrphanReaper
 from cairn.core.die_with_parent import die_with_parent
 
-NODE_ADDRESS = (
-    "--local-addr=$NODE_ADDRESS"  # a word for torchrun: where this node is, which only it knows
-)
+# A word for torchrun: where this node is, which only it knows.
+NODE_ADDRESS = "--local-addr=$NODE_ADDRESS"
 CHUNK = 1 << 20  # bytes of the log in one answer
 START = "CAIRN_NODE_START"  # of the environment: one start of one node
 

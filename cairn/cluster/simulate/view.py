@@ -35,9 +35,8 @@ class View:
         self.awake: list[tuple[float, int, Job]] = []
         self.timeline = Timeline()
         self.fresh: list[Job] = []  # came since the policy last had nothing to do
-        self.settled = (
-            False  # since then nobody ended, and only newcomers started, beside a promise
-        )
+        # Since then nobody ended, and only newcomers started, beside a promise.
+        self.settled = False
         self.beside = False  # somebody started beside a promise since then
         self.looked = 0  # while not settled: how many behind the first may not start
         self.shares = Shares(cluster, half_life, track)

@@ -30,9 +30,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tcp_gbit: float = 10.0  # of the network between hosts, for the choice of schedules
     tcp_alpha_us: float = 60.0  # from posting a message to having it
     spin_us: float = 20.0  # look this long for a message before sleeping
-    piece: int = (
-        0  # bytes of one place in shared memory; 0: 1 MiB, less where many ranks share a host
-    )
+    # Bytes of one place in shared memory; 0: 1 MiB, less where many ranks share a host.
+    piece: int = 0
     places: int = 8  # of each connection in shared memory
     dump: str = ""  # where a group that fails writes its last operations: this and the rank
 

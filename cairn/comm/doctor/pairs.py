@@ -21,9 +21,8 @@ SLOW = 2.5  # times the median of the other pairs
 LEAST_SLOWER_US = 1000.0  # and so much more; less is the scheduler of the host
 TAIL = 8.0  # times its own best, in at least a few of the tries
 TRIES_LATE = 0.15
-LEAST_LATE_US = (
-    190_000  # TCP sends again after 200 ms at the soonest; less is the scheduler of the host
-)
+# TCP sends again after 200 ms at the soonest; less is the scheduler of the host.
+LEAST_LATE_US = 190_000
 BRUTE = 8  # ranks whose orders are all tried
 VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni")
 

@@ -42,9 +42,8 @@ from cairn.kernels.quantize.quantize import (
 )
 
 FP8 = torch.float8_e4m3fn
-FEW_ROWS = (
-    1024  # up to here prefetch weights are asked for early: with more the registers are worth more
-)
+# Up to here prefetch weights are asked for early: with more the registers are worth more.
+FEW_ROWS = 1024
 
 
 def rmsnorm_reference(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:

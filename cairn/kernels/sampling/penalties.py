@@ -29,9 +29,8 @@ class Penalties(NamedTuple):
     presence_N: Tensor  # float32
     frequency_N: Tensor  # float32
     counts_NV: Tensor  # int32: how often each token was generated
-    prompt_NW: Tensor | None = (
-        None  # int32 words of 32 bits: bit v % 32 of word v // 32 set if v is in the prompt
-    )
+    # Int32 words of 32 bits: bit v % 32 of word v // 32 set if v is in the prompt.
+    prompt_NW: Tensor | None = None
 
 
 def words(vocabulary: int) -> int:

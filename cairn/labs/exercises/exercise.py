@@ -46,9 +46,8 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     mistakes: list[Mistake]
     solution: list[str]  # "cairn/kernels/attention/merge_state.py:merge"
     needs: list[Need] = []
-    interpreted: bool = (
-        False  # a Triton kernel, which runs in the interpreter where there is no GPU
-    )
+    # A Triton kernel, which runs in the interpreter where there is no GPU.
+    interpreted: bool = False
 
 
 class Exercise(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,9 +26,8 @@ Entering: TypeAlias = "Tensor | Quantized"
 class Kernels(NamedTuple):
     """Which of our GPU kernels may compute a product; they have no gradients."""
 
-    invariant: bool = (
-        False  # one tile for any number of rows, so that a row's result depends on it alone
-    )
+    # One tile for any number of rows, so that a row's result depends on it alone.
+    invariant: bool = False
     shares_chip: bool = False  # attention of other rows runs at the same time in another stream
 
 
@@ -38,9 +37,8 @@ class Epilogue(NamedTuple):
     gate: Gate | None = None  # the activation to apply
     onto_MN: Tensor | None = None  # the residual that the result is added to next
     kernels: Kernels | None = None  # None: torch's operations, with gradients
-    quantized: bool = (
-        False  # what multiplies next takes float8 rows; a form may return its result so
-    )
+    # What multiplies next takes float8 rows; a form may return its result so.
+    quantized: bool = False
 
 
 PLAIN = Epilogue()

@@ -21,9 +21,8 @@ from cairn.models.activation import Gate
 from cairn.models.linear.form import Epilogue, Kernels, Product
 
 LONGEST = 4096  # columns of a product that is added to the residual at once; cuBLAS has slower forms for longer ones
-MANY_ROWS = (
-    1024  # from here on SwiGLU in our product's epilogue is ahead of cuBLAS and a kernel behind it
-)
+# From here on SwiGLU in our product's epilogue is ahead of cuBLAS and a kernel behind it.
+MANY_ROWS = 1024
 
 
 def gpu_product(

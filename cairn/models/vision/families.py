@@ -71,9 +71,8 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], VisionSpec]
     text = {k: v for k, v in _text_config(fields).items() if k not in NOISE}
     vision = Fields(fields.take("vision_config", dict), "vision_config")
     if fields.take("tie_word_embeddings", bool, kind in TIED):
-        text["tie_word_embeddings"] = (
-            True  # the whole model's word; a head in the file says otherwise
-        )
+        # The whole model's word; a head in the file says otherwise.
+        text["tie_word_embeddings"] = True
     for name in ("quantization_config", "dtype", "torch_dtype"):
         if name in config:
             text.setdefault(name, config[name])

@@ -37,9 +37,8 @@ class AdapterSlots:
             torch.zeros(*shape, PARTS, device=self.device),
         )
         self.addends: dict[Linear, SlotAddend] = {}  # of all maps that some adapter covers
-        self.layouts = (
-            0  # how often a step with adapters has become another one: graphs of before are void
-        )
+        # How often a step with adapters has become another one: graphs of before are void.
+        self.layouts = 0
         self._slots: dict[int, int] = {}  # by the number of the adapter
         self._unaligned = False  # some adapter could not be read 16 bytes at a time
         self._free = list(range(SLOTS - 1, 0, -1))

@@ -41,9 +41,8 @@ LEAST_GAIN = 1.1  # times as fast as floating point, or auto leaves the weights 
 TOKENS = (1, 8)  # of the trials
 TRIALS = 6
 FEW_THREADS = 4  # with which packing is no faster than on one
-OUTLIERS = (
-    8  # columns of x that are not rounded; of what attention gives, which is a mean of values, none
-)
+# Columns of x that are not rounded; of what attention gives, which is a mean of values, none.
+OUTLIERS = 8
 TRIAL_ROWS = 8192  # of a matrix that is timed
 SEEN = 64  # random tokens in which they are found
 QUANTISED_BITS = 9  # of a weight in the file, scales included, up to which it counts as quantised

@@ -45,9 +45,8 @@ class Shape(NamedTuple):
     layout: Layout
     fresh: bool = False  # no sequence has computed anything before
     shared: bool = False  # all sequences begin with the same pages
-    adapters: int = (
-        0  # most that rows may have, each in its slot (`engine.adapter_slots`); 0: none has one
-    )
+    # Most that rows may have, each in its slot (`engine.adapter_slots`); 0: none has one.
+    adapters: int = 0
 
 
 @functools.cache

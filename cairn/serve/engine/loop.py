@@ -58,9 +58,8 @@ class Engine:
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
         self.overlap, self.clock = overlap, clock
-        self.together = (
-            together  # with other ranks: they wait for this one, so its failure is everybody's
-        )
+        # With other ranks: they wait for this one, so its failure is everybody's.
+        self.together = together
         self.pace = pace  # limits the time of a step
         self.media = media  # where requests with pictures wait for their rows
         self.times: deque[StepTimes] = deque(maxlen=REMEMBERED)

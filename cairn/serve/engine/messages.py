@@ -194,9 +194,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     device_s: float = 0.0
     at: float = 0.0  # when it was so, on time.monotonic
     remote_prefills: int = 0  # prompts that another server computed, since the start
-    prefill_fallbacks: int = (
-        0  # prompts that were asked for elsewhere and computed here, since the start
-    )
+    # Prompts that were asked for elsewhere and computed here, since the start.
+    prefill_fallbacks: int = 0
     drafted: int = 0  # drafts that were verified, since the start
     accepted: int = 0  # of those, that held
     groups_used: tuple[int, ...] = ()  # of `pages_used`, those of each cache group
@@ -243,9 +242,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     device_name: str = ""
     dtype: str = ""
     weights_bytes: int = 0  # that they take in memory, in all their forms
-    read_bytes: int = (
-        0  # of them, that a step of few tokens multiplies with; 0: it depends on the tokens
-    )
+    # Of them, that a step of few tokens multiplies with; 0: it depends on the tokens.
+    read_bytes: int = 0
     kv_bytes_per_token: float = 0.0
     ranks: int = 1
     page_bytes: int = 0  # of one page of the cache

@@ -53,9 +53,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     groups: tuple[CacheGroup, ...] = ONE_GROUP  # of layers, by what they keep in the cache
     states: int = 0  # slots for states of running requests and for snapshots of them
     prefill_chunk: int = 0  # most prompt tokens of one request in a step; 0: only the budget counts
-    mixed_step_tokens: int = (
-        0  # most tokens of a step in which somebody decodes; 0: as in any other
-    )
+    # Most tokens of a step in which somebody decodes; 0: as in any other.
+    mixed_step_tokens: int = 0
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
     axes: bool = False  # rotary positions know rows and columns of pictures
     drafts: int = 0  # most drafted tokens of one request that a step verifies
@@ -129,9 +128,8 @@ class Ledger(msgspec.Struct):
     host_tokens: int = 0  # of its prompt, that came from the host's tier of the cache
     disk_tokens: int = 0  # and from the disk's
     load: float = 0.0  # seconds that it waited for them
-    media: float = (
-        0.0  # seconds of loading and decoding its pictures, and of the tower's call that had them
-    )
+    # Seconds of loading and decoding its pictures, and of the tower's call that had them.
+    media: float = 0.0
 
 
 class Request:
@@ -210,9 +208,8 @@ class Request:
         self.params = params
         self.priority = priority  # lower runs first
         self.salt = salt  # requests of different salts share no page
-        self.identity = (
-            identity  # of the weights and adapter that compute it; others' pages are not found
-        )
+        # Of the weights and adapter that compute it; others' pages are not found.
+        self.identity = identity
         self.media = media  # sound, for a model that hears
         self.segment = segment  # where the second text of a pair begins; 0: there is one text
         self.adapter = adapter  # its number in `engine.adapters`; 0: the model itself

@@ -318,9 +318,8 @@ class Flight:
         self.logprobs: LogProbs | None = None
         self.prompts: list[tuple[Chunk, list[LogProbs]]] = []
         self.pooled: list[tuple[Chunk, Tensor]] = []
-        self.tokens_T: Tensor | None = (
-            None  # that the step has computed, if the device drafted some
-        )
+        # That the step has computed, if the device drafted some.
+        self.tokens_T: Tensor | None = None
         self.event: torch.cuda.Event | None = None
         self.launched = 0.0  # a moment of the loop's clock
 

@@ -231,9 +231,8 @@ class Sampler:
             changes += bias.values()
         if not at:
             return logits_SV
-        scores_SV = logits_SV.to(
-            torch.float32, copy=True
-        )  # log-probabilities need them as they were
+        # A copy: log-probabilities need them as they were.
+        scores_SV = logits_SV.to(torch.float32, copy=True)
         index = (self._sent(at, torch.int64), self._sent(tokens, torch.int64))
         # Not index_put_ with accumulate, which asks the device for the range of the indices; no pair stands twice.
         scores_SV[index] += self._sent(changes, torch.float32)

@@ -69,9 +69,8 @@ class Scheduler:
         )
         self.queues = self._make_queues()
         self.tiers: Tiers | None = None  # of the cache, beyond the device
-        self.step_limit = (
-            0  # tokens of the next step besides one for each request; 0: `limits` rule
-        )
+        # Tokens of the next step besides one for each request; 0: `limits` rule.
+        self.step_limit = 0
         self._in_flight: deque[Step] = deque()  # scheduled, not updated
         self._steps = 0
 

@@ -45,9 +45,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     collectives: int = 0
     busy_s: float = 0.0  # of the last step
-    recent: tuple[Spent, ...] | None = (
-        None  # of all steps since the last look; None: only `busy_s` is known
-    )
+    # Of all steps since the last look; None: only `busy_s` is known.
+    recent: tuple[Spent, ...] | None = None
     waits: bool = True  # in a collective, as far as is known
     state: str = ""  # of its process, as the kernel says (R, S, D, T ...), where it can be asked
 

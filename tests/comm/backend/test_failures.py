@@ -30,9 +30,8 @@ from cairn.core.errors import ConfigError
 from cairn.core.shared_secret import Refused, Secret
 
 LARGE = 4_000_000  # elements: more than a connection holds
-TIMEOUT_S = (
-    5  # of a group that is to run into it: long enough for its ranks to meet on a busy machine
-)
+# Of a group that is to run into it: long enough for its ranks to meet on a busy machine.
+TIMEOUT_S = 5
 PATIENCE_S = 40  # of the test, on a busy machine; every timeout of a group here is far below it
 
 

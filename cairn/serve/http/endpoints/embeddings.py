@@ -40,9 +40,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     pooling: Literal["mean", "last", "cls", "max"] | None = None  # None: as the model's files say
     normalize: bool | None = None  # to length one; None: as the model's files say
     prompt_name: str | None = None  # of the model's own prompts, such as "query"
-    truncate_prompt_tokens: int | None = (
-        None  # cut texts to so many tokens; -1: what the model reads
-    )
+    # Cut texts to so many tokens; -1: what the model reads.
+    truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     priority: Priority | None = None
     user: str | None = None

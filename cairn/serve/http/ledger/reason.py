@@ -16,9 +16,8 @@ from cairn.core.units import format_duration
 from cairn.serve.http.ledger.views import Reason
 
 PAUSE = 4.0  # times the usual time between two tokens, and it is a pause
-HIDDEN = (
-    0.1  # a loop that waits for its device for this share of its own work is not what holds it up
-)
+# A loop that waits for its device for this share of its own work is not what holds it up.
+HIDDEN = 0.1
 FEW = 4  # tokens, of which none is unusual
 REACH = 4.0  # times the floor: what a step may take that is held up by the device at all
 

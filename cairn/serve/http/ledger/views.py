@@ -191,9 +191,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None  # the name of its API key
     device_s: float | None = None  # its share of the device's time, by tokens
     joules: float | None = None  # and of the energy that the GPU took; null: not known
-    cache_miss: str | None = (
-        None  # why the prefix cache had no more: hit, never seen, evicted, changed ...
-    )
+    # Why the prefix cache had no more: hit, never seen, evicted, changed ...
+    cache_miss: str | None = None
     text_of_miss: str = ""
     digest: str | None = None  # of the answers' tokens: the same tokens have the same one
     prefill_chunks: int = 0

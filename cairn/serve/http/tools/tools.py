@@ -24,9 +24,8 @@ from cairn.serve.json_schema import check_depth
 Choice = Literal["none", "auto", "required"]
 CHOICES = ("none", "auto", "required")
 MOST_TOOLS = 512
-MOST_DEMANDED = (
-    4  # calls in an answer that has to call: a model that is bad at stopping would go on to the end
-)
+# Calls in an answer that has to call: a model that is bad at stopping would go on to the end.
+MOST_DEMANDED = 4
 GENERIC: ToolFormat = "hermes"  # for templates that teach none
 CHANNEL = "<|channel|>"  # of Harmony
 HARMONY_MARKS = ("channel", "constrain", "message")
