@@ -13,8 +13,10 @@ import contextlib
 import copy
 import importlib
 import inspect
+import io
 import sys
 import textwrap
+import tokenize
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
@@ -44,14 +46,14 @@ SWAPPED = {"min": "max", "max": "min", "sum": "max", "any": "all", "all": "any"}
 
 class Mutant(NamedTuple):
     number: int  # in this function as it stands now
-    line: str  # the line of source where it is: a function may grow around it
+    line: str  # the line of source where it is, without its comment: a function may grow around it
     change: str  # "Mult -> Div"
 
 
 def mutants(place: str) -> list[Mutant]:
     """Every fault that can be planted in this function, in the order of its lines."""
     function = _found(place)[2]
-    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    lines = _without_comments(textwrap.dedent(inspect.getsource(function)))
     return [
         Mutant(number, lines[at - 1].strip(), change)
         for number, (at, change, _) in enumerate(_changes(_parsed(function)))
@@ -93,6 +95,16 @@ def _found(place: str) -> tuple[Any, str, Callable[..., Any]]:
     if not inspect.isfunction(function) or isinstance(found, property):
         raise ValueError(f"{place} is no function that a fault can be planted in")
     return owner, name, function
+
+
+def _without_comments(source: str) -> list[str]:
+    """The lines of this source; a comment says nothing about where a fault is."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            at, column = token.start
+            lines[at - 1] = lines[at - 1][:column]
+    return lines
 
 
 def _parsed(function: Callable[..., Any]) -> ast.Module:

@@ -122,8 +122,9 @@ def ping_pong(rounds: int, mine: int, theirs: int) -> tuple[float, float, float]
         os.sched_setaffinity(0, before)
         for descriptor in (*there, *back):
             os.close(descriptor)
-    slept = (after.ru_nvcsw - before_all.ru_nvcsw) / (10 * part)
-    return median(seconds), slept, (after.ru_nivcsw - before_all.ru_nivcsw) / (10 * part)
+    counted = 10 * part
+    slept = (after.ru_nvcsw - before_all.ru_nvcsw) / counted
+    return median(seconds), slept, (after.ru_nivcsw - before_all.ru_nivcsw) / counted
 
 
 def _round(target: int, source: int) -> None:
