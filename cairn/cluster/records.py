@@ -69,7 +69,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""  # the engine's own name for it
     target: str = ""  # of several forms on one engine: jobset, volcano, rayjob
     supervisor: int = 0  # process that looks after it here; 0: the engine does
-    supervisor_since: float = 0.0  # its start, because numbers of processes come again
+    supervisor_since: float = 0.0  # its start (`start_s`), because numbers of processes come again
     address: str = ""  # of the engine
 
     @property
@@ -131,11 +131,13 @@ def write_status(record: Record, status: Status) -> None:
 
 def read_status(record: Record) -> Status:
     """What the supervisor wrote last; a supervisor that has gone without a last word is `lost`."""
+    # Asked before the file is read: a supervisor that ends in between has written its last word.
+    is_there = supervised(record)
     try:
         status = msgspec.json.decode((record.folder / "status.json").read_bytes(), type=Status)
     except (OSError, msgspec.DecodeError):
         return Status(state="lost", reason="its record was never finished: the launch was killed")
-    if status.state in ENDED or not record.supervisor or supervised(record):
+    if status.state in ENDED or not record.supervisor or is_there:
         return status
     return msgspec.structs.replace(
         status,
@@ -149,9 +151,15 @@ def supervised(record: Record) -> bool:
     try:
         process = psutil.Process(record.supervisor)
         alive = process.status() != psutil.STATUS_ZOMBIE
-        return alive and abs(process.create_time() - record.supervisor_since) < 1.0
+        # The kernel counts in hundredths of a second.
+        return alive and abs(start_s(process) - record.supervisor_since) < 0.005
     except psutil.Error:
         return False
+
+
+def start_s(process: psutil.Process) -> float:
+    """Seconds from the boot of this machine to the start of a process: the time of day may be set in between."""
+    return process.create_time() - psutil.boot_time()
 
 
 def runs(name: str) -> list[Record]:

@@ -32,7 +32,7 @@ def begin(record: Record) -> Record:
         os.close(null)
         os.close(log)
     record = msgspec.structs.replace(
-        record, supervisor=pid, supervisor_since=psutil.Process(pid).create_time()
+        record, supervisor=pid, supervisor_since=records.start_s(psutil.Process(pid))
     )
     records.save(record)
     return record

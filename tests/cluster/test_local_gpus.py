@@ -23,7 +23,7 @@ def job(tmp_path, monkeypatch):
         asked = Job(name=name, roles=[Role(argv=["x"], nodes=nodes, gpus=gpus)])
         record = records.create(asked, "local")
         record = msgspec.structs.replace(
-            record, supervisor=os.getpid(), supervisor_since=psutil.Process().create_time()
+            record, supervisor=os.getpid(), supervisor_since=records.start_s(psutil.Process())
         )
         records.save(record)
         return LocalSeats(record), resolve(asked, Cluster(engine="local", checked=False))
