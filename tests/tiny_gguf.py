@@ -6,8 +6,9 @@ rows, 1 + w, transposition, stacked experts) are written here forwards; `cairn` 
 """
 
 import re
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
+from safetensors.torch import load_file
 
 SIZES: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -35,6 +37,22 @@ _GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+
+_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    key: value for key, value in SIZES.items() if key not in ("head_dim", "num_key_value_heads")
+} | {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+DELTA: dict[str, Any] = SIZES | {
+    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3,
+}  # fmt: skip
+DELTA_EXPERTS: dict[str, Any] = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+}  # fmt: skip
+_NO_EPS = {key: value for key, value in _NO_HEAD_DIM.items() if key != "rms_norm_eps"}
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
@@ -68,13 +86,42 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "phi3": lambda: transformers.Phi3Config(**_NO_HEAD_DIM, sliding_window=16),
     "hunyuan": lambda: transformers.HunYuanDenseV1Config(**SIZES),
-    "dots1": lambda: transformers.Dots1Config(
-        **SIZES, n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=32,
-        first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True, n_group=1, topk_group=1,
+    "dots1": lambda: transformers.Dots1Config(**SIZES, **_EXPERTS),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(
+        **SIZES, **_EXPERTS | {"n_group": 3, "topk_group": 2}, use_qk_norm=True, attention_bias=True, num_mtp_layers=0,
+    ),
+    "ernie4_5_moe": lambda: transformers.Ernie4_5_MoeConfig(
+        **SIZES, moe_num_experts=6, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=2,
+        moe_layer_start_index=1, moe_layer_end_index=2,
+    ),
+    "minimax_m2": lambda: transformers.MiniMaxM2Config(
+        **SIZES, num_local_experts=6, num_experts_per_tok=2, rotary_dim=16,
+    ),
+    "ministral3": lambda: transformers.Ministral3Config(
+        **SIZES, rope_parameters=_YARN | {
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+        },
+    ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(
+        **_LATENT, **_EXPERTS | {"norm_topk_prob": False, "n_group": 3, "topk_group": 2}, q_lora_rank=None,
+        topk_method="group_limited_greedy",
+        rope_parameters=_YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **_LATENT, **_EXPERTS | {"n_group": 3, "topk_group": 2}, num_key_value_heads=4, q_lora_rank=20,
+        num_mtp_layers=0, scoring_func="sigmoid",
     ),
     "lfm2": lambda: transformers.Lfm2Config(
-        **{key: value for key, value in _NO_HEAD_DIM.items() if key != "rms_norm_eps"}, norm_eps=1e-5,
-        layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False,
+        **_NO_EPS, norm_eps=1e-5, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False,
+    ),
+    "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
+        **_NO_EPS, norm_eps=1e-5, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=24,
+    ),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(**DELTA, **DELTA_EXPERTS),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**DELTA),
+    "exaone4-windows": lambda: transformers.Exaone4Config(
+        **SIZES | {"num_hidden_layers": 4}, sliding_window=16, sliding_window_pattern=4
     ),
     "glm4": lambda: transformers.Glm4Config(**SIZES),
     "gemma": lambda: transformers.GemmaConfig(**SIZES),
@@ -89,44 +136,33 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 }  # fmt: skip
 
 
-LLAMAS = ("llama", "granite", "smollm3")  # whose rows of q and k are interleaved
+LLAMAS = ("llama", "granite", "smollm3", "mistral3")  # whose rows of q and k are interleaved
+
+
+def random_model(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    biases = [value for name, value in model.named_buffers() if name.endswith("bias")]
+    with torch.no_grad():
+        for value in (*model.parameters(), *biases):  # ones and zeros would hide mistakes
+            if value.is_floating_point():
+                value.add_(torch.randn_like(value) * (0.1 if value.ndim > 1 else 0.3))
+    return model.eval()
 
 
 def checkpoint(name: str) -> tuple[transformers.PreTrainedModel, dict[str, torch.Tensor]]:
     """A random model, and its tensors under the names that a checkpoint on the Hub has."""
     torch.manual_seed(len(name))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = transformers.AutoModelForCausalLM.from_config(
-            CONFIGS[name](), attn_implementation="eager"
-        )
-    with torch.no_grad():
-        for parameter in model.parameters():  # norms of one and biases of zero would hide mistakes
-            parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.3))
-    return model.eval(), dict(hub_tensors(model.config, model.state_dict()))
+    model = random_model(CONFIGS[name]())
+    return model, hub_tensors(model)
 
 
-def hub_tensors(
-    config: transformers.PretrainedConfig, state: dict[str, torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """`transformers` 5 keeps experts stacked and gate beside up; checkpoints have neither."""
-    mixtral = config.model_type == "mixtral"
-    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    block = ".block_sparse_moe." if mixtral else ".mlp."
-    for name, tensor in state.items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        if ".mlp.experts." not in name:
-            yield name.replace(".mlp.", block), tensor
-            continue
-        prefix = name.replace(".mlp.", block).rpartition(".")[0]
-        for number, expert in enumerate(tensor):
-            if name.endswith("down_proj"):
-                yield f"{prefix}.{number}.{down}.weight", expert
-            else:
-                first, second = expert.chunk(2)
-                yield f"{prefix}.{number}.{gate}.weight", first
-                yield f"{prefix}.{number}.{up}.weight", second
+def hub_tensors(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """`transformers` 5 keeps experts stacked and gate beside up in memory; a checkpoint has what its authors wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
 
 
 def convert(
@@ -138,12 +174,24 @@ def convert(
     metadata: dict[str, object] | None = None,
 ) -> Path:
     """Write a GGUF file, its matrices of one type, its experts in one tensor (as since 2024)."""
-    architecture = _architecture(config)
-    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    stored = stored_tensors(config, tensors, stacked)
+    return write(config, stored, path, matrices, metadata)
+
+
+def write(
+    config: transformers.PretrainedConfig,
+    stored: Iterable[tuple[str, torch.Tensor]],
+    path: Path,
+    matrices: Type = Type.F32,
+    metadata: dict[str, object] | None = None,
+) -> Path:
+    """`stored`: tensors by the names that they have in the file; `metadata` wins over the config."""
+    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[_architecture(config)])
     _write_keys(writer, config)
     for key, value in (metadata or {}).items():
+        writer.kv_data[0].pop(key, None)
         write_key(writer, key, value)
-    for name, values in _stored_tensors(config, architecture, tensors, stacked):
+    for name, values in stored:
         kind = matrices if values.ndim > 1 else Type.F32
         data = gguf.quants.quantize(np.ascontiguousarray(values.numpy()), kind)
         writer.add_tensor(name, data, raw_dtype=kind)
@@ -156,7 +204,11 @@ def convert(
 
 def _architecture(config: transformers.PretrainedConfig) -> gguf.MODEL_ARCH:
     names = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"}
-    names |= {"hunyuan_v1_dense": "hunyuan-dense", "gpt_oss": "gpt-oss"}
+    names |= {"hunyuan_v1_dense": "hunyuan-dense", "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe"}
+    names |= {"ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2", "ministral3": "mistral3"}
+    names |= {"deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "lfm2_moe": "lfm2moe"}
+    names |= {"qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
+    names |= {"granitemoehybrid": "granite"}  # its dense models
     name = names.get(config.model_type, config.model_type.removesuffix("_text"))
     return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
@@ -192,22 +244,26 @@ def _write_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) -> No
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if (width := getattr(config, "intermediate_size", None)) is not None:
+        writer.add_feed_forward_length(width)
     writer.add_head_count(config.num_attention_heads)
-    heads = config.num_key_value_heads
-    if config.model_type == "lfm2":
+    heads = 1 if writer.arch == "deepseek2" else config.num_key_value_heads
+    if config.model_type in ("lfm2", "lfm2_moe"):
         writer.add_head_count_kv([heads * (kind != "conv") for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
         writer.add_head_count_kv(heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if head_dim := getattr(config, "head_dim", None):
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim and writer.arch != "deepseek2":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if writer.arch in LLAMAS:
         writer.add_vocab_size(config.vocab_size)
-        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_rope_dimension_count(
+            head_dim or config.hidden_size // config.num_attention_heads
+        )
     _write_rope_keys(writer, config)
     _write_family_keys(writer, config)
 
@@ -221,15 +277,21 @@ def _write_rope_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) 
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if (
+            scale := rope.get("mscale_all_dim")
+        ) is not None:  # DeepSeek's is a tenth, for old files' sake
+            writer.add_rope_scaling_yarn_log_mul(scale * (0.1 if "deepseek" in writer.arch else 1))
+        if (beta := rope.get("llama_4_scaling_beta")) is not None:
+            writer.add_attn_temperature_scale(beta)
 
 
 def _write_family_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) -> None:
-    if config.model_type in ("mixtral", "qwen3_moe", "gpt_oss"):
-        writer.add_expert_count(config.num_local_experts)
+    if config.model_type in ("mixtral", "qwen3_moe", "gpt_oss", "minimax_m2", "lfm2_moe"):
+        writer.add_expert_count(getattr(config, "num_local_experts", 0) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type == "qwen3_moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type == "granite":
+    if config.model_type in ("granite", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -241,43 +303,103 @@ def _write_family_keys(writer: GGUFWriter, config: transformers.PretrainedConfig
         writer.add_rope_dimension_count(config.head_dim // 2)
     if config.model_type == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "phi3", "gpt_oss"):
+    windows = ("gemma2", "gemma3_text", "olmo3", "phi3", "gpt_oss", "exaone4")
+    if config.model_type in windows and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type == "olmo3":
+    if config.model_type in ("olmo3", "exaone4") and config.sliding_window is not None:
         writer.add_sliding_window_pattern([kind != "full_attention" for kind in config.layer_types])
-    if config.model_type == "dots1":
-        writer.add_expert_count(config.n_routed_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_shared_count(config.n_shared_experts)
-        writer.add_expert_group_count(config.n_group)
-        writer.add_expert_group_used_count(config.topk_group)
+    if config.model_type in ("dots1", "glm4_moe", "deepseek_v2", "deepseek_v3"):
+        _write_deepseek_experts(writer, config)
+    if config.model_type in ("glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        share = config.rope_parameters["partial_rotary_factor"]
+        writer.add_rope_dimension_count(int(config.head_dim * share))
+    if config.model_type.startswith("deepseek"):
+        _write_latent_keys(writer, config)
+    if config.model_type == "ernie4_5_moe":
+        writer.add_expert_count(config.moe_num_experts)
+        writer.add_expert_used_count(config.moe_k)
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
-        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        shared = config.intermediate_size // config.num_key_value_heads
+        writer.add_expert_shared_feed_forward_length(shared)
+    if config.model_type == "minimax_m2":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_rope_dimension_count(config.rotary_dim)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.model_type == "lfm2_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if writer.arch in ("qwen3next", "qwen35", "qwen35moe"):
+        _write_delta_keys(writer, config)
+
+
+def _write_deepseek_experts(writer: GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.norm_topk_prob:
         writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.model_type != "deepseek_v2":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
-def _stored_tensors(
-    config: transformers.PretrainedConfig,
-    architecture: gguf.MODEL_ARCH,
-    tensors: dict[str, torch.Tensor],
-    stacked: bool,
+def _write_latent_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+
+
+def _write_delta_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(4)
+    if writer.arch != "qwen3next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+    if writer.arch != "qwen35":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def stored_tensors(
+    config: transformers.PretrainedConfig, tensors: dict[str, torch.Tensor], stacked: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """By their names in a file, with the values that a converter writes."""
+    architecture = _architecture(config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     for name, values in tensors.items():
         if found := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
             prefix, number, rest = found.groups()
-            prefix = prefix.replace("model.", "").replace("block_sparse_moe", "feed_forward")
-            prefix = prefix if "feed_forward" in prefix else f"model.{prefix}"
+            if rest.startswith("w"):  # the names that the tables of gguf have
+                prefix = re.sub(
+                    r"^model\.|block_sparse_moe",
+                    lambda m: "feed_forward" * (m[0][0] == "b"),
+                    prefix,
+                )
             stacks.setdefault(f"{prefix}.{rest}", {})[int(number)] = values
             continue
-        known = name.replace("e_score_correction_bias", "e_score_correction.bias")
-        known = known + ".weight" if known.endswith("sinks") else known
-        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, name
-        yield stored, _change(config, architecture, name, values)
+        for known, part in _converted(config, name, values):
+            stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
+            assert stored is not None, known
+            yield stored, _change(config, architecture, name, part)
     for name, experts in stacks.items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
@@ -289,6 +411,45 @@ def _stored_tensors(
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "llama3":
         yield "rope_freqs.weight", _llama3_factors(rope, config.head_dim)
+
+
+def _converted(
+    config: transformers.PretrainedConfig, name: str, values: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names that the tables of the package know, of tensors that a converter may have cut."""
+    if name.endswith("kv_b_proj.weight"):
+        parts = (config.qk_nope_head_dim, config.v_head_dim)
+        keys, kept = values.view(config.num_attention_heads, sum(parts), -1).split(parts, 1)
+        yield name.replace("kv_b", "k_b"), keys.transpose(1, 2)
+        yield name.replace("kv_b", "v_b"), kept
+    elif name.endswith("shared_mlp.input_linear.weight"):  # Granite 4
+        gate, up = values.chunk(2)
+        yield name.replace("shared_mlp.input_linear", "mlp.gate_proj"), gate
+        yield name.replace("shared_mlp.input_linear", "mlp.up_proj"), up
+    elif name.endswith("in_proj_qkvz.weight"):
+        heads, width = config.linear_num_key_heads, config.linear_key_head_dim
+        gates = config.linear_num_value_heads // heads * config.linear_value_head_dim
+        split = values.view(heads, -1, values.shape[1]).split((width, width, gates, gates), 1)
+        q, k, v, z = (part.flatten(0, 1) for part in split)
+        yield name.replace("qkvz", "qkv"), torch.cat((q, k, v))
+        yield name.replace("qkvz", "z"), z
+    else:
+        known = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        known = known.replace("shared_mlp.output_linear", "mlp.down_proj")
+        known = known.replace("dt_bias", "dt_proj.bias").replace("expert_bias", "expert_bias.bias")
+        yield known + ".weight" if known.endswith("sinks") else known, values
+
+
+def _tiled(config: transformers.PretrainedConfig, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Value heads in the order in which ggml repeats key heads: the first of each key head, the second, ..."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    order = torch.arange(heads).view(keys, -1).T.flatten()
+    width = config.linear_value_head_dim
+    if name.endswith("out_proj.weight"):
+        return values.unflatten(1, (heads, width))[:, order].flatten(1)
+    before = 2 * keys * config.linear_key_head_dim if re.search("conv1d|in_proj_qkv", name) else 0
+    head, tail = values[:before], values[before:].unflatten(0, (heads, -1))
+    return torch.cat((head, tail[order].flatten(0, 1)))
 
 
 def _change(
@@ -305,8 +466,15 @@ def _change(
         return split.swapaxes(1, 2).reshape(values.shape)
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return values + 1
-    if name.endswith("conv.conv.weight"):
+    if config.model_type.startswith("qwen3_5") and ".linear_attn." in name and "norm" not in name:
+        values = _tiled(config, name, values)
+    if name.endswith("A_log"):
+        return -values.exp()
+    if name.endswith(("conv.conv.weight", "conv1d.weight")):
         return values.squeeze(1)
+    plus_one = config.model_type.startswith(("qwen3_next", "qwen3_5"))
+    if plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return values + 1
     if config.model_type == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight$", name):
         return values.T
     return values

@@ -1,7 +1,7 @@
 """Which Hugging Face config.json says the same as a GGUF file's metadata?
 
-One function per architecture; defaults are those of llama.cpp, which wrote the file. `Keys` refuses
-what no function here reads. This module reads no weights.
+One function per architecture, here, in `sparse_config` (experts) and in `recurrent_config` (states); defaults are those
+of llama.cpp, which wrote the file. `Keys` refuses what no function reads. This module reads no weights.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from cairn.models.gguf.decoder_config import (
     decoder,
     gemma_attention,
     kind,
-    rope,
+    partly_rotated,
     windows,
 )
 from cairn.models.gguf.header import Header
 from cairn.models.gguf.keys import Keys, shortened
-
-SIGMOID = 2  # llama.cpp's number of a way to weigh experts
+from cairn.models.gguf.recurrent_config import RECURRENT
+from cairn.models.gguf.sparse_config import SPARSE
 
 
 def hf_config(header: Header, rope_factors: list[float] | None) -> Config:
@@ -96,23 +96,6 @@ def _qwen2(keys: Keys) -> Config:
 
 def _qwen3(keys: Keys) -> Config:
     return decoder(keys, "qwen3") | {"hidden_act": "silu"} | attention_bias(keys)
-
-
-def _qwen3moe(keys: Keys) -> Config:
-    normalised = keys.value("expert_weights_norm")
-    return (
-        decoder(keys, "qwen3_moe")
-        | attention_bias(keys)
-        | {
-            "hidden_act": "silu",
-            "num_experts": keys.integer("expert_count"),
-            "num_experts_per_tok": keys.integer("expert_used_count"),
-            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-            "norm_topk_prob": normalised is not False,  # llama.cpp normalises unless told not to
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        }
-    )
 
 
 def _gemma(keys: Keys) -> Config:
@@ -199,79 +182,34 @@ def _hunyuan_dense(keys: Keys) -> Config:
     return decoder(keys, "hunyuan_v1_dense") | {"hidden_act": "silu"} | attention_bias(keys)
 
 
-def _dots1(keys: Keys) -> Config:
-    if (gating := keys.value("expert_gating_func")) != SIGMOID:
-        raise keys.bad("expert_gating_func", gating, f"{SIGMOID}, sigmoid")
-    return decoder(keys, "dots1") | {
-        "hidden_act": "silu",
-        "n_routed_experts": keys.integer("expert_count"),
-        "n_shared_experts": keys.integer("expert_shared_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "first_k_dense_replace": keys.value("leading_dense_block_count") or 0,
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": keys.value("expert_weights_norm") is True,
-    }
-
-
-def _gpt_oss(keys: Keys) -> Config:
-    """Every second layer has a window; YaRN's bounds stay fractions, which no key says."""
-    config = decoder(keys, "gpt_oss") | {
-        "hidden_act": "silu",
-        "num_local_experts": keys.integer("expert_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "intermediate_size": keys.integer("expert_feed_forward_length"),
-        **attention_bias(keys),
-        **windows(keys, keys.integer("attention.sliding_window"), period=2),
-    }
-    scaling = config["rope_scaling"]
-    stretched = (
-        {"rope_scaling": {**scaling, "truncate": False}} if isinstance(scaling, dict) else {}
-    )
-    return config | stretched
-
-
-def _lfm2(keys: Keys) -> Config:
-    """Layers without heads of keys are convolutions."""
-    hidden, heads, layers = keys.hidden(), keys.integer("attention.head_count"), keys.layers()
-    counts = keys.raw("attention.head_count_kv")
-    if not isinstance(counts, list) or len(counts) != layers or len({*counts} - {0}) != 1:
-        raise keys.bad("attention.head_count_kv", counts, f"a number or 0 for each of {layers}")
-    return kind("lfm2") | {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": max(counts),
-        "layer_types": ["full_attention" if count else "conv" for count in counts],
-        "intermediate_size": keys.integer("feed_forward_length"),
-        "block_auto_adjust_ff_dim": False,
-        "conv_L_cache": keys.integer("shortconv.l_cache"),
-        "max_position_embeddings": keys.integer("context_length"),
-        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        **rope(keys, 1e6, hidden // heads),
-    }
-
-
 def _glm4(keys: Keys) -> Config:
-    """Some of a head's columns are rotated."""
-    rotated = keys.integer("rope.dimension_count")
-    config = decoder(keys, "glm4", rotated=rotated) | {"hidden_act": "silu"}
-    head_dim = keys.integer(
-        "attention.key_length", keys.hidden() // keys.integer("attention.head_count")
-    )
-    return config | attention_bias(keys) | {"partial_rotary_factor": rotated / head_dim}
+    return partly_rotated(keys, "glm4") | {"hidden_act": "silu"} | attention_bias(keys)
 
 
 def _exaone4(keys: Keys) -> Config:
-    """The small models: without windows all layers have positions."""
-    if keys.optional_integer("attention.sliding_window"):
-        raise UnsupportedModel(
-            f"{keys.path} is an EXAONE 4 model with windows",
-            hint="read its checkpoint in Hugging Face's format",
-        )
-    kinds = ["full_attention"] * keys.layers()
+    """Without windows all layers have positions; with them only layers that have one."""
+    window = keys.optional_integer("attention.sliding_window")
     config = decoder(keys, "exaone4") | {"hidden_act": "silu"}
-    return config | {"sliding_window": None, "layer_types": kinds}
+    return config | windows(keys, window, period=4)
+
+
+def _mistral3(keys: Keys) -> Config:
+    """Ministral 3 stretches positions and scales queries by theirs; the decoder of Mistral Small 3 does neither.
+
+    No key says mscale, which is 1 in every published config.
+    """
+    scale = keys.optional_number("attention.temperature_scale")
+    all_dim = keys.optional_number("rope.scaling.yarn_log_multiplier")
+    config = decoder(keys, "ministral3" if scale else "mistral") | {"hidden_act": "silu"}
+    scaling, theta = config["rope_scaling"], config["rope_theta"]
+    if not scale:
+        return config | {"sliding_window": None}
+    if not isinstance(scaling, dict):
+        raise keys.bad("attention.temperature_scale", scale, "none, as positions are not stretched")
+    parameters = {"mscale": 1.0, "mscale_all_dim": all_dim} if all_dim else {}
+    parameters |= scaling | {"rope_theta": theta, "llama_4_scaling_beta": scale}
+    del config["rope_scaling"], config["rope_theta"]
+    return config | {"rope_parameters": parameters}
 
 
 def _seed_oss(keys: Keys) -> Config:
@@ -287,7 +225,6 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
-    "qwen3moe": _qwen3moe,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -297,10 +234,10 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "olmo2": _olmo2,
     "phi3": _phi3,
     "hunyuan-dense": _hunyuan_dense,
-    "dots1": _dots1,
-    "gpt-oss": _gpt_oss,
-    "lfm2": _lfm2,
     "glm4": _glm4,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
+    "mistral3": _mistral3,
+    **SPARSE,
+    **RECURRENT,
 }

@@ -35,6 +35,16 @@ CLASSES = {
     "glm4": "Glm4ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 
 
@@ -43,9 +53,13 @@ def kind(model_type: str) -> Config:
 
 
 def decoder(
-    keys: Keys, model_type: str, theta: float | None = 10_000.0, rotated: int | None = None
+    keys: Keys,
+    model_type: str,
+    theta: float | None = 10_000.0,
+    rotated: int | None = None,
+    dense: bool = True,
 ) -> Config:
-    """`rotated`: columns of a head that are; by default all."""
+    """`rotated`: columns of a head that are; by default all. `dense`: there are feed-forwards that are no experts."""
     hidden, heads = keys.hidden(), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))
     wanted = {"attention.value_length": head_dim, "rope.dimension_count": rotated or head_dim}
@@ -55,17 +69,34 @@ def decoder(
                 f"{keys.path} has {keys.prefix}{key} = {size} with keys of {head_dim}",
                 hint="only models that rotate whole heads of one size can be read",
             )
+    width = {"intermediate_size": keys.integer("feed_forward_length")} if dense else {}
     return kind(model_type) | {
         "hidden_size": hidden,
         "num_hidden_layers": keys.layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        **width,
         "max_position_embeddings": keys.integer("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         **rope(keys, theta, head_dim),
     }
+
+
+def partly_rotated(keys: Keys, model_type: str, dense: bool = True) -> Config:
+    """Some of a head's columns are rotated."""
+    rotated = keys.integer("rope.dimension_count")
+    config = decoder(keys, model_type, rotated=rotated, dense=dense)
+    head_dim = keys.integer(
+        "attention.key_length", keys.hidden() // keys.integer("attention.head_count")
+    )
+    return config | {"partial_rotary_factor": rotated / head_dim}
+
+
+def with_scaling(config: Config, **more: object) -> Config:
+    """`config` with further fields of rope_scaling, where positions are stretched."""
+    scaling = config["rope_scaling"]
+    return config | {"rope_scaling": {**scaling, **more}} if isinstance(scaling, dict) else config
 
 
 def attention_bias(keys: Keys) -> Config:

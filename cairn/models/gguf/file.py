@@ -20,6 +20,7 @@ import torch
 
 from cairn.core.errors import WeightsError
 from cairn.kernels.cpu.packed_product import TYPES, Blocks
+from cairn.models.gguf.changes import join_key_heads, join_latent, undo
 from cairn.models.gguf.config import hf_config
 from cairn.models.gguf.header import BlockType, Header, StoredTensor, read_header
 from cairn.models.gguf.names import ROPE_FACTORS, Source, hf_sources
@@ -79,27 +80,34 @@ class GGUFFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         source = self._source(name)
-        return _undo(source, self._read(source))
+        values = self._read(source)
+        if source.joined is None:
+            return undo(source.change, values)
+        rest = self._read(source.joined)
+        if source.key_heads:
+            return join_key_heads(values, rest, source.key_heads)
+        return join_latent(values, rest)
 
     def has_blocks(self, name: str) -> bool:
         """Whether this tensor is a matrix in blocks that a CPU multiplies with."""
         source = self._source(name)
-        ordered = source.change in ("none", "rotary_rows")
-        return ordered and len(source.shape) == 2 and source.stored.block.name in TYPES
+        known = source.stored.block.name in TYPES
+        return source.in_rows and len(source.shape) == 2 and known
 
     def blocks(self, name: str) -> Blocks:
         """A view of the mapped file; a copy where the rows are in another order there."""
         source = self._source(name)
         rows, columns = source.shape
         bytes_NB = torch.from_numpy(self._raw(source)).view(rows, -1)
-        kept = source.change == "none"
-        return Blocks(source.stored.block.name, _undo(source, bytes_NB), columns, mapped=kept)
+        kept = source.change.nothing
+        values = undo(source.change, bytes_NB)
+        return Blocks(source.stored.block.name, values, columns, mapped=kept)
 
     def planes_shape(self, name: str) -> PlanesShape | None:
         """Of a matrix that can stay as it is stored; None: it is dequantised."""
         source = self._source(name)
         block = source.stored.block
-        kept = source.change in ("none", "rotary_rows") and len(source.shape) == 2
+        kept = source.in_rows and len(source.shape) == 2
         if not kept or block.name not in BLOCKS:
             return None
         return PlanesShape(block.name, 16 if block.name == "Q6_K" else 32, False)
@@ -110,9 +118,9 @@ class GGUFFile:
         block = source.stored.block
         raw_NC = torch.from_numpy(self._raw(source)).view(rows, -1).to(device)
         planes = block_planes(raw_NC, block.name, block.size_bytes)
-        if source.change == "none":
+        if source.change.nothing:
             return planes
-        order_N = _undo(source, torch.arange(rows)[:, None])[:, 0]
+        order_N = undo(source.change, torch.arange(rows)[:, None])[:, 0]
         return rows_in_order(planes, order_N.to(device))
 
     def source(self, name: str) -> Source:
@@ -214,15 +222,3 @@ def _dequantize_piece(raw_NB: np.ndarray, block: BlockType) -> np.ndarray:
     with np.errstate(all="ignore"):  # a NaN in the file is the model's, not ours to warn about
         flat = dequantize(raw_NB.reshape(1, -1), GGMLQuantizationType(block.code))
     return flat.reshape(len(raw_NB), block.elements)
-
-
-def _undo(source: Source, values: torch.Tensor) -> torch.Tensor:
-    """llama.cpp's change to the values, backwards."""
-    if source.change == "rotary_rows":  # of each head: row i of one half, row i of the other, ...
-        halves = values.view(source.heads, -1, 2, *values.shape[1:])
-        return halves.transpose(1, 2).reshape(values.shape)
-    if source.change == "plus_one":
-        return (values.float() - 1).to(values.dtype)
-    if source.change == "transposed":
-        return values.permute(*range(values.ndim)[::-1]).contiguous()
-    return values.unsqueeze(1) if source.change == "one_channel" else values

@@ -18,7 +18,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while th
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),
     "leading_dense_block_count": (0,),
-    "nextn_predict_layers": (0,),
     "pooling_type": (0, -1),  # none, unspecified
     "rope.scaling.finetuned": (True, False),
     "tensor_data_layout": ("Meta AI original pth",),  # the rotary order that `names` undoes
@@ -110,11 +109,15 @@ class Keys:
         return self._embedding_shape()[0]
 
     def layers(self) -> int:
+        """Of the decoder: those behind them that predict further tokens are not counted."""
         layers = self.integer("block_count")
         seen = len({name.split(".")[1] for name in self.tensors if name.startswith("blk.")})
         if layers != seen:
             raise self.bad("block_count", layers, f"{seen}, the number of layers with tensors")
-        return layers
+        further = self.optional_integer("nextn_predict_layers") or 0
+        if further >= layers:
+            raise self.bad("nextn_predict_layers", further, f"fewer than {layers} layers")
+        return layers - further
 
     def biased(self, *stems: str) -> bool:
         return any(name.endswith(tuple(f".{stem}.bias" for stem in stems)) for name in self.tensors)

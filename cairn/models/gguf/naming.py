@@ -7,7 +7,9 @@ from typing import Literal
 
 import msgspec
 
-Change = Literal["none", "rotary_rows", "plus_one", "transposed", "one_channel"]
+from cairn.models.gguf.changes import Kind
+
+Tiled = Literal["rows", "behind_keys", "columns"]
 
 
 class Naming(msgspec.Struct, frozen=True):
@@ -20,7 +22,17 @@ class Naming(msgspec.Struct, frozen=True):
     bare: dict[str, str] = {}  # by stem and kind: tensors whose names on the Hub have no suffix
     experts: dict[str, str] = {}  # by the stem without _exps; {} is the expert's number
     expert_biases: bool = False
-    changes: dict[str, Change] = {}
+    changes: dict[str, Kind] = {}
+    joined: tuple[tuple[str, str], str] = (("", ""), "")  # two stored tensors, and their one name
+    tiled: dict[str, Tiled] = {}  # where value heads lie in another order
+
+    @property
+    def biased_names(self) -> tuple[str, ...]:
+        return tuple(f"{stem}.bias" for stem in self.biased)
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        return self.joined[0]
 
 
 _MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -39,10 +51,10 @@ _GEMMA_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_GEMMA_CHANGES: dict[str, Change] = dict.fromkeys(
+_GEMMA_CHANGES: dict[str, Kind] = dict.fromkeys(
     ("output_norm", *_GEMMA_NORMS, *_QK_NORM), "plus_one"
 )  # Gemma multiplies by 1 + w; llama.cpp stores that sum
-_LLAMA_CHANGES: dict[str, Change] = {"attn_q": "rotary_rows", "attn_k": "rotary_rows"}
+_LLAMA_CHANGES: dict[str, Kind] = {"attn_q": "rotary_rows", "attn_k": "rotary_rows"}
 _LAYER = "model.layers.{}."
 
 _LLAMA = Naming(
@@ -93,6 +105,35 @@ _DOTS1 = msgspec.structs.replace(
     | _MLP
     | {stem + "_shexp": name.replace("mlp", "mlp.shared_experts") for stem, name in _MLP.items()},
     bare={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+)
+_GLM4_MOE = msgspec.structs.replace(
+    _DOTS1,
+    block=_DOTS1.block | {"post_attention_norm": "post_attention_layernorm"},
+    biased=("attn_q", "attn_k", "attn_v"),
+)
+_ERNIE4_5_MOE = msgspec.structs.replace(
+    _DOTS1,
+    bare={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+    changes={"exp_probs_b": "one_row"},
+)
+_MINIMAX_M2 = msgspec.structs.replace(
+    _MIXTRAL,
+    block=_MIXTRAL.block | _QK_NORM,
+    bare={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+    changes={},
+)
+_DEEPSEEK = msgspec.structs.replace(
+    _DOTS1,
+    block={stem: name for stem, name in _DOTS1.block.items() if stem not in _QK_NORM}
+    | {
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",  # whole, as written until April 2025
+    },
+    joined=(("attn_k_b.weight", "attn_v_b.weight"), "self_attn.kv_b_proj"),
 )
 _GPT_OSS = Naming(
     model=_MODEL,
@@ -216,6 +257,67 @@ _LFM2 = Naming(
     },
     changes={"shortconv.conv": "one_channel"},
 )
+_LFM2_MOE = msgspec.structs.replace(
+    _LFM2,
+    block=_LFM2.block | {"ffn_gate_inp": "feed_forward.gate"},
+    bare={"exp_probs_b.bias": "feed_forward.expert_bias"},
+    experts={
+        "ffn_gate": "feed_forward.experts.{}.w1",
+        "ffn_down": "feed_forward.experts.{}.w2",
+        "ffn_up": "feed_forward.experts.{}.w3",
+    },
+)
+_DELTA_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    **_QK_NORM,
+}
+_DELTA_PLUS_ONE: dict[str, Kind] = dict.fromkeys(("output_norm", *_DELTA_NORMS), "plus_one")
+_DELTA_CHANGES: dict[str, Kind] = {
+    **_DELTA_PLUS_ONE,
+    "ffn_gate_inp_shexp": "one_row",
+    "ssm_conv1d": "one_channel",
+    "ssm_a": "negative_exp",
+}
+_QWEN3_NEXT = Naming(
+    model=_MODEL,
+    layer=_LAYER,
+    block=_ATTENTION
+    | _DELTA_NORMS
+    | {stem + "_shexp": name.replace("mlp", "mlp.shared_expert") for stem, name in _MLP.items()}
+    | {
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_in": "linear_attn.in_proj_qkvz",  # whole, as written in the first weeks
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    },
+    bare={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+    experts=_QWEN3_MOE.experts,
+    changes=_DELTA_CHANGES,
+    joined=(("attn_qkv.weight", "attn_gate.weight"), "linear_attn.in_proj_qkvz"),
+)
+_QWEN3_5 = msgspec.structs.replace(
+    _QWEN3_NEXT,
+    block={
+        stem: name for stem, name in _QWEN3_NEXT.block.items() if stem not in ("ssm_ba", "ssm_in")
+    }
+    | _MLP
+    | {
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+    },
+    joined=(("", ""), ""),
+    tiled={
+        **dict.fromkeys(("attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"), "rows"),
+        **dict.fromkeys(("attn_qkv", "ssm_conv1d"), "behind_keys"),
+        "ssm_out": "columns",
+    },
+)
 NAMINGS = {  # by the model_type of config.json
     "llama": _LLAMA,
     "mistral": _MISTRAL,
@@ -239,4 +341,14 @@ NAMINGS = {  # by the model_type of config.json
     "glm4": _GLM4,
     "exaone4": _OLMO2,
     "seed_oss": _SEED_OSS,
+    "ministral3": _MISTRAL,
+    "glm4_moe": _GLM4_MOE,
+    "ernie4_5_moe": _ERNIE4_5_MOE,
+    "minimax_m2": _MINIMAX_M2,
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "lfm2_moe": _LFM2_MOE,
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5,
 }

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cairn.core.errors import ConfigError
 from cairn.models.checkpoint_names import source
 from cairn.models.export import tensors
+from cairn.models.gguf.changes import redo
 from cairn.models.gguf.file import GGUFFile
 from cairn.models.gguf.names import Source
 from cairn.models.quantized.planes import Planes
@@ -57,6 +57,7 @@ def _write_file(quantized: QuantizedModel, path: Path, like: Path, scheme: str) 
     _copy_metadata(reader, writer, scheme)
     with GGUFFile(like) as file:
         places = {name: file.source(name) for name in file.names()}
+        _refuse_joined(places, like)
         stacks: dict[str, list[tuple[np.ndarray, Any]]] = {}
         for name, data, kind in _encoded(quantized, places, scheme):
             place = places[name]
@@ -73,6 +74,15 @@ def _write_file(quantized: QuantizedModel, path: Path, like: Path, scheme: str) 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _refuse_joined(places: dict[str, Source], like: Path) -> None:
+    for name, place in places.items():
+        if place.joined is not None:
+            raise ConfigError(
+                f"{like} has {name} in two tensors, which would be rounded apart",
+                hint="use --scheme w8a8 or w4a16",
+            )
 
 
 def _contents(reader: Any, name: str) -> Any:
@@ -110,7 +120,7 @@ def _encoded(quantized: QuantizedModel, places: dict[str, Source], scheme: str) 
         ):
             made = rounded(tensor.float(), SCHEMES["q8_0"], torch.float16)
         if made is None:
-            yield name, _changed(tensor.float(), place).numpy(), Type.F32
+            yield name, redo(place.change, tensor.float()).numpy(), Type.F32
         else:
             yield name, blocks(made, place), types[made.kind]
 
@@ -119,7 +129,7 @@ def blocks(planes: Planes, place: Source | None = None) -> np.ndarray:
     """Rows of Q8_0 or Q4_0 blocks as bytes: a scale in float16, then 32 values."""
     levels, scales = planes.levels_NK.cpu(), planes.scales.cpu()
     if place is not None:
-        levels, scales = _changed(levels, place), _changed(scales, place)
+        levels, scales = redo(place.change, levels), redo(place.change, scales)
     rows, columns = levels.shape
     grouped = levels.view(rows, columns // BLOCK, BLOCK)
     if planes.kind == "int4":
@@ -128,17 +138,3 @@ def blocks(planes: Planes, place: Source | None = None) -> np.ndarray:
         values = grouped.view(torch.uint8)
     head = scales.half()[..., None].view(torch.uint8)
     return torch.cat((head, values), -1).flatten(1).contiguous().numpy()
-
-
-def _changed(values: Tensor, place: Source) -> Tensor:
-    """llama.cpp's change to the rows of a tensor."""
-    if place.change == "rotary_rows":
-        halves = values.reshape(place.heads, 2, -1, *values.shape[1:])
-        return halves.transpose(1, 2).reshape(values.shape).contiguous()
-    if place.change == "plus_one":
-        return values + 1
-    if place.change == "transposed":
-        raise ConfigError(
-            "gpt2 models are not written as GGUF", hint="use a model of another family"
-        )
-    return values
