@@ -39,7 +39,8 @@ def decode(options: argparse.Namespace, keep: Keep) -> None:
     """A whole part anew: its figures are compared with each other."""
     rows, prompt, steps = options.rows, options.prompt, options.steps
     model = options.model[0]
-    for name, value in (("model", model), ("rows", rows), ("context", prompt), ("rank", RANK)):
+    about = {"model": model, "rows": rows, "context": prompt, "rank": RANK, "room": options.room}
+    for name, value in about.items():
         keep(name, value)
     engine = _engine(options)
     none = _step_ms(engine, rows, prompt, steps, [0])
@@ -74,8 +75,11 @@ def _engine(options: argparse.Namespace) -> Any:
         max_model_len=longest,
         max_num_seqs=options.rows,
         num_gpu_blocks_override=options.rows * (longest // GPU_PAGE + 2),
+        lora_room=options.room,
     )
-    return start_with(opened, runnable, config).engine
+    engine = start_with(opened, runnable, config).engine
+    engine.runner.adapters.warm_up()  # as a server does before it listens
+    return engine
 
 
 def _load(engine: Any, number: int) -> dict[str, float] | None:
@@ -328,6 +332,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--adapters", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument(
+        "--room", type=int, default=0, help="adapters whose A lies behind the weights"
+    )
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--answer", type=int, default=256)

@@ -293,9 +293,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         body = 2 * (self.matmul_parameters() - head) * tokens
         return body + 2 * head * rows + self.attention_flops(tokens, cached)
 
-    def training_flops(self, tokens: int) -> int:
-        """Forward and backward over one sequence, without recomputation."""
-        return 3 * self.forward_flops(tokens)
+    def training_flops(self, tokens: int, cached: int = 0) -> int:
+        """Forward and backward over one sequence, without recomputation; `cached`: tokens before it, not computed."""
+        return 3 * self.forward_flops(tokens, cached)
 
 
 def _pairs(tokens: int, cached: int, window: int) -> int:

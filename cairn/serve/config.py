@@ -79,6 +79,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_loras: int = 0
     """adapters that stay on the device; more may be loaded, those used last stay, the others wait on the host; 0: all
     of them"""
+    lora_room: int = 0
+    """adapters of rank 16 or less that have room behind the weights of a GPU, about half of their size each: steps of
+    many requests with at most so many adapters are faster; 0: none"""
     max_num_batched_tokens: int | None = None
     """most tokens computed in one step"""
     step_ms: float = 0.0
@@ -139,6 +142,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         longest = self.long_prefill_token_threshold
         _check("long_prefill_token_threshold", longest, longest >= 0, "0 or more")
         _check("max_loras", self.max_loras, self.max_loras >= 0, "0 or more")
+        _check("lora_room", self.lora_room, 0 <= self.lora_room <= 64, "0 to 64")
         _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")
         dtype = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
         msgspec.structs.force_setattr(self, "dtype", dtype)

@@ -16,17 +16,18 @@ from cairn.hw.roofline import dtype_name
 from cairn.models.spec import ModelSpec
 
 
-def step_flops(spec: ModelSpec, lengths: Sequence[int], frozen: bool = False) -> int:
+def step_flops(
+    spec: ModelSpec, lengths: Sequence[int], frozen: bool = False, prefixes: Sequence[int] = ()
+) -> int:
     """Forward and backward over documents of these lengths.
 
-    `frozen`: weights have no gradients, as under an adapter, whose own few FLOPs are left out.
+    `frozen`: weights have no gradients, as under an adapter, whose own few FLOPs are left out. `prefixes`: tokens of
+    the document that each one goes on from, which it attends to; none, where each begins by itself.
     """
-    known: dict[int, int] = {}
-    for length in lengths:
-        if length not in known:
-            known[length] = spec.training_flops(length)
+    documents = list(zip(lengths, prefixes or [0] * len(lengths), strict=True))
+    known = {one: spec.training_flops(*one) for one in set(documents)}
     gradients = 2 * spec.matmul_parameters() * sum(lengths)  # of the weights
-    return sum(known[length] for length in lengths) - (gradients if frozen else 0)
+    return sum(known[one] for one in documents) - (gradients if frozen else 0)
 
 
 def titan_flops(spec: ModelSpec, tokens: int, sequence: int) -> int:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -69,6 +69,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     held_out: HeldOut | None = None  # the last measurement of this life
 
 
+class Documents(NamedTuple):
+    """What a step has computed."""
+
+    lengths: list[int]
+    prefixes: list[int]  # tokens that each goes on from
+
+
 class Loop:
     """One process's part of a run. All processes of a run call the same methods in the same order."""
 
@@ -93,7 +100,7 @@ class Loop:
         self.validation: Validation | None = None
         self.held_out: HeldOut | None = None
         self.sinks: list[Sink] = []
-        self.waiting: deque[tuple[StepResult, list[int]]] = deque()
+        self.waiting: deque[tuple[StepResult, Documents]] = deque()
         self.lag = 1 if state.device.type == "cuda" else 0
         self.losses: list[float] = []
         self.bad_steps = 0
@@ -152,7 +159,8 @@ class Loop:
             state.step += 1
             return
         lengths = [length for batch in batches for length in batch.lengths]
-        self.waiting.append((train_step(state, batches), lengths))
+        prefixes = [length for batch in batches for length in batch.prefix_lengths()]
+        self.waiting.append((train_step(state, batches), Documents(lengths, prefixes)))
         self._read(self.lag)
         if state.step % COLLECT_EVERY == 0:
             gc.collect(1)
@@ -269,12 +277,12 @@ class Loop:
     def _read(self, behind: int) -> None:
         """Look at all steps but the last `behind`."""
         while len(self.waiting) > behind:
-            result, lengths = self.waiting.popleft()
+            result, documents = self.waiting.popleft()
             loss, norm = result.loss.item(), result.norm.item()
             # An overflow of float16 is the business of its loss scale.
             judged = 0.0 if self.state.scale.active and math.isfinite(loss) else norm
             verdict = self.state.watch.judge(loss, judged, result.limit, result.valid.item())
-            self._log(result, lengths, loss, norm, verdict)
+            self._log(result, documents, loss, norm, verdict)
             if verdict.action != "go on":
                 self._bad(result, loss, verdict)
 
@@ -318,7 +326,7 @@ class Loop:
         self.log_line(f"back at step {self.state.step}, going on with the samples from {samples}")
 
     def _log(
-        self, result: StepResult, lengths: list[int], loss: float, norm: float, verdict: Verdict
+        self, result: StepResult, documents: Documents, loss: float, norm: float, verdict: Verdict
     ) -> None:
         now = time.perf_counter()
         seconds, self.read_at = now - self.read_at, now
@@ -326,7 +334,7 @@ class Loop:
             self.losses.append(loss)
             scalar("loss", loss, step=result.step + 1)
         done = result.step + 1
-        record = self._record(result, lengths, loss, norm, seconds, verdict)
+        record = self._record(result, documents, loss, norm, seconds, verdict)
         self.on_record(record)
         if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
             self._put(record)
@@ -347,14 +355,15 @@ class Loop:
     def _record(
         self,
         result: StepResult,
-        lengths: list[int],
+        documents: Documents,
         loss: float,
         norm: float,
         seconds: float,
         verdict: Verdict,
     ) -> Record:
         state = self.state
-        of_step = step_flops(state.spec, lengths, frozen=self.config.adapter.rank > 0)
+        lengths, prefixes = documents
+        of_step = step_flops(state.spec, lengths, self.config.adapter.rank > 0, prefixes)
         flops = of_step * state.parallel.data_ranks / self.world / seconds
         on_gpu = state.device.type == "cuda"
         return Record(

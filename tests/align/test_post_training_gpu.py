@@ -16,6 +16,7 @@ from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine import adapter_slots
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
@@ -54,8 +55,8 @@ def answered(engine, turn=0):
     return [(one.outputs, logp[one]) for one in asked]
 
 
-def test_adapters_in_one_step_with_their_base(tmp_path):
-    """By slots, in graphs and kernel by kernel: what the merged models say, up to the rounding of tf32."""
+def test_adapters_in_one_step_with_their_base(tmp_path, monkeypatch):
+    """By slots, in graphs, kernel by kernel, with A behind the weights: what the merged models say, but for tf32."""
     base = open_model(NAME).load("cpu", "float32").model
     export(base, tmp_path / "base")  # random weights depend on the kind of device
     folders, merged = {}, {}
@@ -68,6 +69,12 @@ def test_adapters_in_one_step_with_their_base(tmp_path):
     engine = with_adapters(net, folders)
     runs = [answered(engine, turn) for turn in range(2)]  # the second from graphs
     eager = answered(with_adapters(net, folders, enforce_eager=True))
+    monkeypatch.setattr(adapter_slots, "MANY_ROWS", 1)
+    beside = with_adapters(
+        net, folders, lora_room=2
+    )  # the last: weights move to where there is room
+    runs += [answered(beside, turn) for turn in range(2)]
+    assert beside.runner.adapters.slots.staged().positions == 8
     assert any(shape.adapters for shape in engine.runner.graphs._captured)
     for found in (*runs, eager):
         assert len({tuple(tokens) for tokens, _ in found[:3]}) == 3

@@ -9,15 +9,17 @@ import tiny_checkpoints
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.adapter import expand, shrink
+from cairn.kernels.adapter import expand, lora, shrink
 from cairn.kernels.adapter import table as tables
-from cairn.kernels.adapter.lora import lora_add, lora_add_reference
+from cairn.kernels.adapter.lora import lora_add, lora_add_beside, lora_add_reference
 from cairn.kernels.adapter.slots import entry_of, is_aligned, tiles_of
 from cairn.kernels.adapter.table import LoraTable, Tiles, Widest
 from cairn.models.activation import Gate
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.linear.form import Epilogue
+from cairn.serve.engine import adapter_slots
+from cairn.serve.engine.adapter_columns import AdapterColumns
 from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.request import Limits
@@ -44,6 +46,7 @@ def adapter(ranks, part_rows, width, dtype):
         (7, 48, (40, 16, 16), torch.bfloat16, "product"),  # odd ranks
         (5, 520, (136,), torch.bfloat16, "parts"),
         (70, 16, (24, 24), torch.float32, "product"),
+        (21, 48, (40, 16, 16), torch.bfloat16, "beside"),
     ],
 )
 def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto, monkeypatch):
@@ -62,8 +65,8 @@ def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto,
         table.entries_SME[slot, MAP] = torch.tensor(words)
         table.scales_SMP[slot, MAP] = torch.tensor(scales)
     slots = torch.randint(0, 4, (tokens,)).tolist()
-    rows, tiles, block = tiles_of(slots, spare=3)
-    on_device = Tiles(torch.tensor(rows).int(), torch.tensor(tiles).int(), block, aligned)
+    rows, tiles, block = tiles_of(slots, spare=3, positions={1: 2, 2: 0, 3: 1})
+    on_device = Tiles(torch.tensor(rows).int(), torch.tensor(tiles).int(), block, aligned, 3)
     x_MK = torch.randn(tokens, width + 3).to(dtype)[:, :width]
     y_MN = torch.randn(tokens, sum(part_rows)).to(torch.float32 if onto == "parts" else dtype)
     exact = lora_add_reference(y_MN, x_MK, [None, *(parts for _, parts in made)], slots, part_rows)
@@ -76,8 +79,17 @@ def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto,
         if part[1].numel()
     }
     with reachable(**there):
-        found = lora_add(y_MN, x_MK, table, MAP, part_rows, on_device, Widest(32, 24))
-    assert found is y_MN
+        if onto == "beside":
+            behind = [torch.full((tokens, 32), torch.nan, dtype=dtype) for _ in range(3)]
+            for position, slot in enumerate((2, 3, 1)):
+                a_RK = made[slot - 1][0]
+                behind[position][:, : len(a_RK)] = x_MK @ a_RK.T
+            wide_MN = torch.cat([y_MN, *behind], 1)
+            found = lora_add_beside(wide_MN, table, MAP, part_rows, on_device, Widest(24, 17))
+            assert found.data_ptr() == wide_MN.data_ptr()
+        else:
+            found = lora_add(y_MN, x_MK, table, MAP, part_rows, on_device, Widest(32, 24))
+            assert found is y_MN
     assert relative_error(found, exact) < (1e-5 if dtype == torch.float32 else 1e-2)
     nobody = [row for row, slot in enumerate(slots) if slot == 0]
     assert torch.equal(found[nobody], untouched[nobody])
@@ -90,12 +102,20 @@ def test_a_part_without_an_adapter_counts_for_alignment():
     assert not is_aligned(a_RK, parts, (12, 16))  # the second part begins at column 12
 
 
-def test_a_map_adds_what_the_slots_of_a_step_add(tmp_path):
-    """Through the engine's slots and a map, to its result, with requests of two adapters and of none."""
+@pytest.mark.parametrize("room", [0, 8])
+def test_a_map_adds_what_the_slots_of_a_step_add(tmp_path, room, monkeypatch):
+    """Through the engine's slots and a map, to its result, with requests of two adapters and of none.
+
+    With room behind the weights, where no kernel shrinks x.
+    """
+    monkeypatch.setattr(adapter_slots, "MANY_ROWS", 1)
+    if room:
+        monkeypatch.setattr(lora, "shrink", None)
     base = tiny_checkpoints.folder("qwen3")
-    model = open_checkpoint(base).load("cpu", torch.float32)
+    model = open_checkpoint(base).load("cpu", torch.float32, fused=True)
     limits = Limits(rows=8, step_tokens=32, pages=8, page_size=8, context=64, vocabulary=300)
     slots, loaded = AdapterSlots(model, limits), {}
+    slots.columns = AdapterColumns(model, room) if room else None
     for number, rank in ((1, 3), (2, 5)):
         tiny_adapters.write(base, AdapterSpec(rank=rank, alpha=8), tmp_path / str(number), number)
         loaded[number] = Adapters(model).read(str(tmp_path / str(number))).addends
@@ -104,10 +124,11 @@ def test_a_map_adds_what_the_slots_of_a_step_add(tmp_path):
     chunks = [
         SimpleNamespace(request=request(n), count=c) for n, c in ((2, 3), (0, 2), (1, 1), (2, 1))
     ]
-    slots.stage(chunks, tokens=9, most=4)  # two rows of padding
+    slots.stage(chunks, tokens=9, most=8)  # two rows of padding
+    assert slots.staged().positions == room
     numbers = [2, 2, 2, 0, 0, 1, 2, 0, 0]
     tensors = [
-        p for adapter in loaded.values() for lora in adapter.values() for p in lora.parameters()
+        p for adapter in loaded.values() for one in adapter.values() for p in one.parameters()
     ]
     there = {f"p{n}": tensor for n, tensor in enumerate(tensors)}
     inner = next(home for home in slots.maps if getattr(home, "parts", {}).keys() == {"gate", "up"})

@@ -18,6 +18,7 @@ from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.adapter_columns import Positions
 from cairn.serve.engine.adapter_residency import Residency
 from cairn.serve.engine.adapter_slots import AdapterSlots
 from cairn.serve.engine.adapters import Adapters, segments_of
@@ -236,3 +237,29 @@ def test_graphs_are_void_once_when_an_unaligned_adapter_comes_and_goes(tmp_path)
     slots.drop(2)
     assert slots.put(3, loaded[2])
     assert slots.layouts == layouts[1]
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(1, 9), min_size=1, max_size=8), st.booleans())))
+def test_adapters_of_a_step_have_positions_that_its_product_reads(steps):
+    """Whatever came before: each of its own, among the first ones, and only those that were not there are copied."""
+    positions, copied = Positions(8), {}
+    for slots, all_of_them in steps:
+        among = 8 if all_of_them else 4
+        slots = set(sorted(slots)[:among])
+        before = {slot for slot in slots if copied.get(positions.by_slot().get(slot, 8)) == slot}
+        there = {slot for slot in before if positions.by_slot()[slot] < among}
+        moves = positions.place(slots, among)
+        assert {move.slot for move in moves} == slots - there
+        copied |= {move.position: move.slot for move in moves}
+        found = positions.by_slot()
+        assert all(found[slot] < among and copied[found[slot]] == slot for slot in slots)
+    positions.drop(3)
+    assert 3 not in positions.by_slot()
+
+
+def test_room_for_adapters_is_refused_where_steps_have_no_use_for_it():
+    opened, net = OpenModel(FAMILY, model(FAMILY).spec, None, (), None), model(FAMILY)
+    for how in ({}, {"batch_invariant": True}):
+        config = EngineConfig(model=FAMILY, device="cpu", dtype="float32", lora_room=4, **how)
+        with pytest.raises(ConfigError, match="lora_room is 4"):
+            start_with(opened, Runnable(FAMILY, net, "a test"), config)

@@ -104,6 +104,9 @@ def test_flops_are_those_that_torch_counts():
     model.embedding.weight.requires_grad_()  # gradients reach the first layer, as with an adapter in it
     assert counted() == step_flops(spec, [32], frozen=True) - 3 * pairs
     assert step_flops(spec, [8, 8, 4]) == sum(spec.training_flops(n) for n in (8, 8, 4))
+    # Two answers of 4 behind one prompt of 8: less than two sequences of 12 by the prompt that is computed once.
+    shared = step_flops(spec, [8, 4, 4], prefixes=[0, 8, 8])
+    assert shared == 2 * spec.training_flops(12) - spec.training_flops(8)
 
 
 def _no_attention(q_THC, k_TKC, v_TKC, rule):

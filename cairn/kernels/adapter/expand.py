@@ -1,5 +1,7 @@
 """The second of an adapter's two products: y += s B h, in place, or SwiGLU of gate and up with what is added to both.
 
+h = A x comes from `shrink.py`, or lies beside y, as further columns of the product that wrote it (`beside`).
+
 One program has a tile of rows and a span of columns of one part, which it walks through block by block: the trip to an
 address through the tables is made once, and the next block of B is on its way while the present one is multiplied.
 """
@@ -20,7 +22,9 @@ from cairn.kernels.adapter.table import (
     Tiles,
     multiple_of_eight,
     read_address,
+    read_position,
     read_rank,
+    read_slot,
     read_tile,
 )
 from cairn.kernels.dependent import begin, behind, pdl
@@ -44,16 +48,21 @@ def _b_block(b, n, r, rank, end):
 
 @triton.jit
 def _h_tile(
-    h, place, inside, r, tokens, h_start, rank, like,
+    h, place, row, inside, r, tokens, h_start, rank, like, y_stride, position,
     H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """A x of a tile's rows for one part: the sum of the parts that K was cut into."""
+    """A x of a tile's rows for one part: the sum of the parts that K was cut into, or columns beside those of y."""
     mask = inside[:, None] & (r < rank)[None, :]
-    sums = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-    for split in tl.static_range(SPLIT):
-        at = (split * tokens + place)[:, None] * H_WIDTH + (h_start + r)[None, :]
-        sums += tl.load(h + at, mask=mask, other=0.0)
-    return sums.to(like.dtype.element_ty)
+    if BESIDE:
+        column = position * H_WIDTH + h_start + r
+        found = tl.load(h + row[:, None] * y_stride + column[None, :], mask=mask, other=0.0)
+    else:
+        found = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+        for split in tl.static_range(SPLIT):
+            at = (split * tokens + place)[:, None] * H_WIDTH + (h_start + r)[None, :]
+            found += tl.load(h + at, mask=mask, other=0.0)
+    return found.to(like.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -62,11 +71,12 @@ def _expand_kernel(
     WORDS: tl.constexpr, N_0: tl.constexpr, N_1: tl.constexpr, N_2: tl.constexpr,
     H_WIDTH: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr, ALIGNED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BESIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     begin(OVERLAP, True)
     tile, span = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(tiles + 3 * tile, eviction_policy="evict_last")
+    slot = read_slot(tiles, tile)
+    position = read_position(tiles, tile) if BESIDE else 0
     if slot > 0:
         entry = entries + (slot * maps + map_number) * WORDS
         rank_0, rank_1 = read_rank(entry, 0, ALIGNED), read_rank(entry, 1, ALIGNED)
@@ -97,8 +107,9 @@ def _expand_kernel(
             b_tile = _b_block(b, span * span_n + column, r, rank, end)
             behind(OVERLAP, True)
             h_tile = _h_tile(
-                h, place, inside, r, tokens, h_start, rank, like, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R
-            )
+                h, place, row, inside, r, tokens, h_start, rank, like, y_stride, position,
+                H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BESIDE,
+            )  # fmt: skip
             for start in range(span * span_n, end, BLOCK_N):
                 n = start + column
                 next_tile = _b_block(b, n + BLOCK_N, r, rank, end)
@@ -122,12 +133,13 @@ def _gated_kernel(
     maps,
     WORDS: tl.constexpr, F: tl.constexpr, H_WIDTH: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    IEEE: tl.constexpr, ALIGNED: tl.constexpr, OVERLAP: tl.constexpr,
+    IEEE: tl.constexpr, ALIGNED: tl.constexpr, BESIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Gate and up with what their adapters add, and SwiGLU of the two: y is read once and not written."""
     begin(OVERLAP, True)
     tile, span = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(tiles + 3 * tile, eviction_policy="evict_last")
+    slot = read_slot(tiles, tile)
+    position = read_position(tiles, tile) if BESIDE else 0
     if slot >= 0:
         entry = entries + (slot * maps + map_number) * WORDS
         factors = scales + (slot * maps + map_number) * 3
@@ -144,11 +156,13 @@ def _gated_kernel(
         up_tile = _b_block(b_1, span * span_n + column, r, rank_1, end)
         behind(OVERLAP, True)
         h_0 = _h_tile(
-            h, place, inside, r, tokens, 0, rank_0, like, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R
-        )
+            h, place, row, inside, r, tokens, 0, rank_0, like, y_stride, position,
+            H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BESIDE,
+        )  # fmt: skip
         h_1 = _h_tile(
-            h, place, inside, r, tokens, rank_0, rank_1, like, H_WIDTH, SPLIT, BLOCK_M, BLOCK_R
-        )
+            h, place, row, inside, r, tokens, rank_0, rank_1, like, y_stride, position,
+            H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BESIDE,
+        )  # fmt: skip
         kind = out.dtype.element_ty
         for start in range(span * span_n, end, BLOCK_N):
             n = start + column
@@ -173,33 +187,36 @@ def _gated_kernel(
 
 
 def expand(
-    y_MN: Tensor, h_STR: Tensor, like: Tensor, table: LoraTable, map_number: int, part_rows: Sequence[int],
+    y_MN: Tensor, h: Tensor, like: Tensor, table: LoraTable, map_number: int, part_rows: Sequence[int],
     tiles: Tiles, rank: int,
 ) -> None:  # fmt: skip
-    """Adds s B h to y. `rank`: the largest of any part here; `like`: has the adapters' dtype."""
+    """Adds s B h to y. `rank`: the largest of any part here; `like`: has the adapters' dtype.
+
+    `h`: what `shrink` returns, or the columns [M, positions * ranks] that lie behind those of y in the same rows.
+    """
     sizes = [*part_rows, *[0] * (PARTS - len(part_rows))]
     block_r, block_n, span = _cut(tiles, rank, sum(part_rows))
     kernel: Any = _expand_kernel  # Triton's own types do not know what a launch takes
-    kernel[(len(tiles.tiles_N3), sum(blocks_of(rows, span) for rows in sizes))](
-        y_MN, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like, y_MN.stride(0),
-        h_STR.shape[1], span, map_number, table.entries_SME.shape[1], WORDS=ENTRY,
+    kernel[(len(tiles.tiles_N4), sum(blocks_of(rows, span) for rows in sizes))](
+        y_MN, h, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N4, like, y_MN.stride(0),
+        h.shape[1], span, map_number, table.entries_SME.shape[1], WORDS=ENTRY,
         N_0=sizes[0], N_1=sizes[1], N_2=sizes[2], BLOCK_R=block_r, BLOCK_N=block_n,
-        **_launch_options(like, h_STR, tiles),
+        **_launch_options(like, h, tiles),
     )  # fmt: skip
 
 
 def expand_swiglu(
-    y_MN: Tensor, h_STR: Tensor, like: Tensor, table: LoraTable, map_number: int, tiles: Tiles, rank: int
+    y_MN: Tensor, h: Tensor, like: Tensor, table: LoraTable, map_number: int, tiles: Tiles, rank: int
 ) -> Tensor:  # fmt: skip
     """SwiGLU of gate and up side by side in y, with s B h added to both; y stays."""
     half = y_MN.shape[1] // 2
     out_MF = torch.empty(len(y_MN), half, dtype=like.dtype, device=like.device)
     block_r, block_n, span = _cut(tiles, rank, half)
     kernel: Any = _gated_kernel
-    kernel[(len(tiles.tiles_N3), blocks_of(half, span))](
-        y_MN, out_MF, h_STR, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N3, like,
-        y_MN.stride(0), out_MF.stride(0), h_STR.shape[1], span, map_number, table.entries_SME.shape[1],
-        WORDS=ENTRY, F=half, BLOCK_R=block_r, BLOCK_N=block_n, **_launch_options(like, h_STR, tiles),
+    kernel[(len(tiles.tiles_N4), blocks_of(half, span))](
+        y_MN, out_MF, h, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N4, like,
+        y_MN.stride(0), out_MF.stride(0), h.shape[1], span, map_number, table.entries_SME.shape[1],
+        WORDS=ENTRY, F=half, BLOCK_R=block_r, BLOCK_N=block_n, **_launch_options(like, h, tiles),
     )  # fmt: skip
     return out_MF
 
@@ -208,11 +225,13 @@ def _cut(tiles: Tiles, rank: int, columns: int) -> tuple[int, int, int]:
     """Ranks and columns of a block, and columns of a program."""
     block_r = width(max(16, rank))
     block_n = min(BROADEST, max(NARROWEST, BLOCK_NUMBERS // block_r))
-    spans = max(1, PROGRAMS // max(1, len(tiles.tiles_N3)))
+    spans = max(1, PROGRAMS // max(1, len(tiles.tiles_N4)))
     return block_r, block_n, blocks_of(blocks_of(columns, spans), block_n) * block_n
 
 
-def _launch_options(like: Tensor, h_STR: Tensor, tiles: Tiles) -> dict[str, Any]:
-    sizes = dict(H_WIDTH=h_STR.shape[2], SPLIT=len(h_STR), BLOCK_M=tiles.block)
+def _launch_options(like: Tensor, h: Tensor, tiles: Tiles) -> dict[str, Any]:
+    beside = h.dim() == 2
+    h_width, split = (h.shape[1] // tiles.positions, 1) if beside else (h.shape[2], len(h))
+    sizes = dict(H_WIDTH=h_width, SPLIT=split, BLOCK_M=tiles.block, BESIDE=beside)
     kinds = dict(IEEE=like.dtype == torch.float32, ALIGNED=tiles.aligned)
     return {**sizes, **kinds, "num_warps": WARPS, "num_stages": 1, **pdl(like.device)}

@@ -3,6 +3,7 @@
     shrink   h = A x         one program for each tile of rows and part of K                  `shrink.py`
     expand   y += s B h      one program for each tile and span of columns                    `expand.py`
     gated    SwiGLU of gate and up, with what is added to both
+    beside   h lies behind the columns of y: A was part of the matrix that y is the product with, and nothing shrinks
 
 Tiles are rows of one adapter, which stays where it was loaded (`table.py`). Nothing is added atomically, so a result
 repeats.
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from cairn.kernels.adapter.expand import expand, expand_swiglu
 from cairn.kernels.adapter.shrink import shrink
-from cairn.kernels.adapter.table import ENTRY, PARTS, LoraTable, Tiles, Widest
+from cairn.kernels.adapter.table import ENTRY, PARTS, TILE, LoraTable, Tiles, Widest
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
 from cairn.kernels.kernel import Cost
 
@@ -65,6 +66,36 @@ def lora_swiglu(
     return expand_swiglu(y_MN, h_STR, x_MK, table, map_number, tiles, widest.part)
 
 
+def lora_add_beside(
+    wide_MN: Tensor, table: LoraTable, map_number: int, part_rows: Sequence[int], tiles: Tiles, widest: Widest
+) -> Tensor:  # fmt: skip
+    """The columns of the map, with what is added; behind them in `wide_MN` lies A x of each of the tiles' positions."""
+    y_MN, h_MR = _beside(wide_MN, table, map_number, part_rows, tiles, widest)
+    expand(y_MN, h_MR, wide_MN, table, map_number, part_rows, tiles, widest.part)
+    return y_MN
+
+
+def lora_swiglu_beside(
+    wide_MN: Tensor, table: LoraTable, map_number: int, half: int, tiles: Tiles, widest: Widest
+) -> Tensor:
+    """SwiGLU of gate and up, `half` columns each, with what is added; behind them lies A x, as above."""
+    y_MN, h_MR = _beside(wide_MN, table, map_number, (half, half), tiles, widest)
+    return expand_swiglu(y_MN, h_MR, wide_MN, table, map_number, tiles, widest.part)
+
+
+def _beside(
+    wide_MN: Tensor, table: LoraTable, map_number: int, part_rows: Sequence[int], tiles: Tiles, widest: Widest
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    own = sum(part_rows)
+    y_MN, h_MR = wide_MN[:, :own], wide_MN[:, own:]
+    _check(y_MN, wide_MN, table, map_number, part_rows, tiles)
+    require(tiles.positions > 0, "tiles", "at least one position", tiles.positions)
+    room, rest = divmod(h_MR.shape[1], tiles.positions)
+    wanted = f"columns of {tiles.positions} positions for ranks of up to {widest.together}"
+    require(not rest and room >= widest.together, "wide_MN", wanted, h_MR.shape[1])
+    return y_MN, h_MR
+
+
 def _check(
     y_MN: Tensor, x_MK: Tensor, table: LoraTable, map_number: int, part_rows: Sequence[int], tiles: Tiles
 ) -> None:  # fmt: skip
@@ -80,7 +111,7 @@ def _check(
     check("scales", scales, dtypes=float32, shape=(slots, maps, PARTS), **how)
     require(0 <= map_number < maps, "map_number", f"one of {maps} maps", map_number)
     check("rows", tiles.rows_T, dtypes=int32, shape=(tokens,), **how)
-    check("tiles", tiles.tiles_N3, dtypes=int32, shape=(None, 3), **how)
+    check("tiles", tiles.tiles_N4, dtypes=int32, shape=(None, TILE), **how)
 
 
 def cost(tokens: int, width_k: int, rows: int, rank: int, adapters: int) -> Cost:

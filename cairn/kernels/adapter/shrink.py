@@ -18,6 +18,7 @@ from cairn.kernels.adapter.table import (
     Tiles,
     read_address,
     read_rank,
+    read_slot,
     read_tile,
 )
 from cairn.kernels.dependent import begin, behind, pdl
@@ -50,7 +51,7 @@ def _shrink_kernel(
 ):  # fmt: skip
     begin(OVERLAP, True)
     tile, split = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(tiles + 3 * tile, eviction_policy="evict_last")
+    slot = read_slot(tiles, tile)
     if slot > 0:
         entry = entries + (slot * maps + map_number) * WORDS
         rank = (
@@ -88,14 +89,14 @@ def shrink(x_MK: Tensor, table: LoraTable, map_number: int, tiles: Tiles, widest
     h_width = width(max(16, widest))
     small = tokens <= FEW_TOKENS
     block_r = min(h_width, FEW_RANKS if small else MANY_RANKS)
-    blocks = len(tiles.tiles_N3), blocks_of(widest, block_r)
+    blocks = len(tiles.tiles_N4), blocks_of(widest, block_r)
     splits = splits_of(tokens, width_k, blocks[0] * blocks[1])
     block_k = (MANY_COLUMNS if small else FEW_COLUMNS) if x_MK.element_size() == 2 else 32
     part_k = blocks_of(blocks_of(width_k, splits), block_k) * block_k
     h_STR = torch.empty(splits, tokens, h_width, dtype=torch.float32, device=x_MK.device)
     kernel: Any = _shrink_kernel  # Triton's own types do not know what a launch takes
     kernel[(blocks[0], splits, blocks[1])](
-        x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N3, h_STR, x_MK.stride(0), tokens, part_k,
+        x_MK, table.entries_SME, tiles.rows_T, tiles.tiles_N4, h_STR, x_MK.stride(0), tokens, part_k,
         map_number, table.entries_SME.shape[1], WORDS=ENTRY, K=width_k, H_WIDTH=h_width,
         BLOCK_M=tiles.block, BLOCK_R=block_r, BLOCK_K=block_k,
         IEEE=x_MK.dtype == torch.float32, ALIGNED=tiles.aligned,

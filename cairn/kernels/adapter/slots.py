@@ -1,16 +1,23 @@
 """The host's side of `kernels.adapter.table`: which rows make a tile, and what a slot of the table holds. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from cairn.kernels.adapter.table import ENTRY, NO_TILE, PARTS, WIDE, tile_block
 
-Tile = tuple[int, int, int]  # slot, first row, end
+Tile = tuple[int, int, int, int]  # slot, first row, end, position
+
+EMPTY: Tile = (NO_TILE, 0, 0, 0)
 
 
-def tiles_of(slots_T: Sequence[int], spare: int = 0) -> tuple[list[int], list[Tile], int]:
-    """Rows sorted by slot, tiles that cover them, and how many rows a tile may have. `spare`: empty tiles behind."""
+def tiles_of(
+    slots_T: Sequence[int], spare: int = 0, positions: Mapping[int, int] | None = None
+) -> tuple[list[int], list[Tile], int]:
+    """Rows sorted by slot, tiles that cover them, and how many rows a tile may have.
+
+    `spare`: empty tiles behind. `positions`: of slots whose A lies behind the weights.
+    """
     block = tile_block(len(slots_T))
     by_slot: dict[int, list[int]] = {}
     for row, slot in enumerate(slots_T):
@@ -21,8 +28,9 @@ def tiles_of(slots_T: Sequence[int], spare: int = 0) -> tuple[list[int], list[Ti
         first, members = len(rows), by_slot[slot]
         rows += members
         starts = range(first, len(rows), block)
-        tiles += [(slot, start, min(start + block, len(rows))) for start in starts]
-    return rows, tiles + [(NO_TILE, 0, 0)] * spare, block
+        at = positions.get(slot, 0) if positions else 0
+        tiles += [(slot, start, min(start + block, len(rows)), at) for start in starts]
+    return rows, tiles + [EMPTY] * spare, block
 
 
 def most_tiles(tokens: int, slots: int) -> int:

@@ -41,54 +41,68 @@ def _shrink_variant(block: int, width: int) -> Variant:
     return Variant(name, _shrink_kernel, arguments, constants, options, tuple(types), "mma")
 
 
-def _expand_variant(block: int, y: str) -> Variant:
-    types = dict(y=y, h="*fp32", entries="*i64", scales="*fp32", rows="*i32", tiles="*i32")
+def _expand_variant(block: int, y: str, beside: bool = False) -> Variant:
+    types = dict(
+        y=y,
+        h="*bf16" if beside else "*fp32",
+        entries="*i64",
+        scales="*fp32",
+        rows="*i32",
+        tiles="*i32",
+    )
     types |= dict(like="*bf16", y_stride="i32", span_n="i32")
     constants = dict(
         WORDS=ENTRY,
         N_0=4096,
         N_1=1024,
         N_2=1024,
-        H_WIDTH=64,
-        SPLIT=8,
+        H_WIDTH=48 if beside else 64,
+        SPLIT=1 if beside else 8,
         BLOCK_M=block,
         BLOCK_R=16,
         BLOCK_N=128,
         IEEE=False,
         ALIGNED=True,
+        BESIDE=beside,
         OVERLAP=True,
     )
-    name, options = f"lora expand {block}, {y}", {"num_warps": 4, "num_stages": 1}
+    name = f"lora expand {block}, {y}{', beside' if beside else ''}"
+    options = {"num_warps": 4, "num_stages": 1}
     arguments = {**types, "tokens": "i32", **dict.fromkeys(NUMBERS, "i32")}
     return Variant(name, _expand_kernel, arguments, constants, options, tuple(types), "mma")
 
 
-def _gated_variant() -> Variant:
-    types = dict(y="*bf16", out="*bf16", h="*fp32", entries="*i64", scales="*fp32", rows="*i32")
+def _gated_variant(beside: bool = False) -> Variant:
+    h = "*bf16" if beside else "*fp32"
+    types = dict(y="*bf16", out="*bf16", h=h, entries="*i64", scales="*fp32", rows="*i32")
     types |= dict(tiles="*i32", like="*bf16", y_stride="i32", out_stride="i32", span_n="i32")
     constants = dict(
         WORDS=ENTRY,
         F=12288,
         H_WIDTH=32,
-        SPLIT=8,
+        SPLIT=1 if beside else 8,
         BLOCK_M=16,
         BLOCK_R=16,
         BLOCK_N=128,
         IEEE=False,
         ALIGNED=True,
+        BESIDE=beside,
         OVERLAP=True,
     )
     arguments = {**types, "tokens": "i32", **dict.fromkeys(NUMBERS, "i32")}
     options = {"num_warps": 4, "num_stages": 1}
-    return Variant("lora swiglu", _gated_kernel, arguments, constants, options, tuple(types), "mma")
+    name = f"lora swiglu{', beside' if beside else ''}"
+    return Variant(name, _gated_kernel, arguments, constants, options, tuple(types), "mma")
 
 
 VARIANTS = [
     _gated_variant(),
+    _gated_variant(beside=True),
     _shrink_variant(16, 16),
     _shrink_variant(64, 16),
     _expand_variant(16, "*bf16"),
     _expand_variant(64, "*fp32"),
+    _expand_variant(16, "*bf16", beside=True),
 ]
 
 

@@ -40,6 +40,10 @@ Addend = Callable[[Tensor], Tensor]  # x [M, K] -> [M, N]
 class AddsInPlace(Protocol):
     """An addend that adds to what the product has written, in a kernel."""
 
+    def whole(self, x_MK: Tensor, gated: bool) -> Tensor | None:
+        """The product and what is added, computed together, with SwiGLU if `gated`; None: not in such a step."""
+        ...
+
     def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor: ...
 
     def gated(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
@@ -125,6 +129,9 @@ class Linear(Holder):
 
     def _with_addend(self, addend: AddsInPlace, x_MK: Tensor, epilogue: Epilogue) -> Product:
         """Added wherever the product went: to its result, to the first part of a cut sum, or to the residual."""
+        swiglu = epilogue.gate is not None and epilogue.gate.is_swiglu
+        if (together := addend.whole(x_MK, swiglu)) is not None:
+            return together if swiglu else finished(together, None, epilogue)
         y = self._multiply(x_MK, epilogue._replace(gate=None, quantized=False))
         if y is None:
             addend.onto(cast(Tensor, epilogue.onto_MN), x_MK)
@@ -132,7 +139,7 @@ class Linear(Holder):
         if not isinstance(y, Tensor):
             addend.onto(y.sums_SMD[0], x_MK)
             return y
-        if epilogue.gate is not None and epilogue.gate.is_swiglu:
+        if swiglu:
             return addend.gated(y, x_MK)
         return finished(addend.onto(y, x_MK), None, epilogue)
 

@@ -4,27 +4,45 @@
     step    -> rows sorted by slot, in tiles: one small copy, and none while the same requests decode
 
 `kernels.adapter.lora` adds what the slot of each row adds, in place. An adapter that no slot can hold (DoRA, split over
-ranks, or one too many) is computed without graphs, as on a CPU (`engine.adapters`).
+ranks, or one too many) is computed without graphs, as on a CPU (`engine.adapters`). With room behind the weights
+(`engine.adapter_columns`) captured steps of many rows get A x from the product of the base.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.kernels.adapter.lora import lora_add, lora_swiglu
-from cairn.kernels.adapter.slots import entry_of, is_aligned, most_tiles, tiles_of
-from cairn.kernels.adapter.table import ENTRY, PARTS, LoraTable, Tiles, Widest
+from cairn.kernels.adapter.lora import lora_add, lora_add_beside, lora_swiglu, lora_swiglu_beside
+from cairn.kernels.adapter.slots import EMPTY, entry_of, is_aligned, most_tiles, tiles_of
+from cairn.kernels.adapter.table import (
+    ENTRY,
+    FEW_TOKENS,
+    PARTS,
+    TILE,
+    LoraTable,
+    Tiles,
+    Widest,
+)
 from cairn.models.adapter.lora import LoRA
 from cairn.models.linear.maps import Columns, Linear, Rows
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapter_columns import AdapterColumns
 from cairn.serve.engine.batch import TURNS
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.step import Chunk
 
 SLOTS = 512  # slot 0 is the model itself
 # Adapters that a captured step has tiles for: the fewer, the less of its grid is idle. More run kernel by kernel.
-BUCKETS = (1, 4, 16, 64)
+BUCKETS = (1, 8, 32, 64)
+# Rows from which a product is cuBLAS's: with fewer, the kernel that shrinks x starts while the product still runs.
+MANY_ROWS = 65
+
+
+def bucket_of(adapters: int) -> int | None:
+    """The kind of captured step that has tiles enough for so many adapters."""
+    return next((most for most in BUCKETS if adapters <= most), None)
 
 
 class AdapterSlots:
@@ -39,11 +57,13 @@ class AdapterSlots:
         self.addends: dict[Linear, SlotAddend] = {}  # of all maps that some adapter covers
         # How often a step with adapters has become another one: graphs of before are void.
         self.layouts = 0
+        self.columns: AdapterColumns | None = None  # room for A behind the weights
         self._slots: dict[int, int] = {}  # by the number of the adapter
+        self._held: dict[int, Mapping[Linear, LoRA]] = {}  # by slot
         self._unaligned = False  # some adapter could not be read 16 bytes at a time
         self._free = list(range(SLOTS - 1, 0, -1))
         self._rows = 2 * limits.step_tokens
-        room = self._rows + 3 * most_tiles(self._rows, SLOTS)
+        room = self._rows + TILE * most_tiles(self._rows, SLOTS)
         pinned = self.device.type == "cuda"
         self._host = [torch.zeros(room, dtype=torch.int32, pin_memory=pinned) for _ in range(TURNS)]
         self._words = torch.zeros(room, dtype=torch.int32, device=self.device)
@@ -56,6 +76,7 @@ class AdapterSlots:
         if not self._free or not all(map(_fits, addends.values())):
             return False
         slot = self._slots[number] = self._free.pop()
+        self._held[slot] = addends
         entries, scales = [[0] * ENTRY] * len(self.maps), [[0.0] * PARTS] * len(self.maps)
         aligned = True
         for at, home in enumerate(self.maps):
@@ -90,13 +111,12 @@ class AdapterSlots:
         if (slot := self._slots.pop(number, None)) is not None:
             self._free.append(slot)
             self._staged = ()
+            del self._held[slot]
+            if self.columns is not None:
+                self.columns.positions.drop(slot)
 
     def hold(self, numbers: Iterable[int]) -> bool:
         return all(number in self._slots for number in numbers)
-
-    def bucket(self, adapters: int) -> int | None:
-        """The kind of captured step that has tiles enough for so many adapters."""
-        return next((most for most in BUCKETS if adapters <= most), None)
 
     def stage(self, chunks: Sequence[Chunk], tokens: int | None = None, most: int = 0) -> None:
         """Sends which rows are whose. `tokens`: of a captured step, which has tiles for any `most` adapters."""
@@ -105,18 +125,29 @@ class AdapterSlots:
             return
         slots = [slot for slot, count in runs for _ in range(count)]
         total = len(slots) if tokens is None else tokens
-        rows, tiles, block = tiles_of(slots + [0] * (total - len(slots)))
+        positions = self._place(set(slots) - {0}, tokens, most)
+        rows, tiles, block = tiles_of(slots + [0] * (total - len(slots)), 0, positions)
         room = len(tiles) if tokens is None else most_tiles(tokens, most + 1)
-        tiles += [(-1, 0, 0)] * (room - len(tiles))
+        tiles += [EMPTY] * (room - len(tiles))
         self._turn = (self._turn + 1) % TURNS
-        host, end = self._host[self._turn], self._rows + 3 * room
+        host, end = self._host[self._turn], self._rows + TILE * room
         host[:total] = torch.tensor(rows, dtype=torch.int32)
         host[self._rows : end] = torch.tensor(tiles, dtype=torch.int32).flatten()
         self._words[:total].copy_(host[:total], non_blocking=True)
         self._words[self._rows : end].copy_(host[self._rows : end], non_blocking=True)
-        words_N3 = self._words[self._rows : end].view(room, 3)
-        self._tiles = Tiles(self._words[:total], words_N3, block, aligned=not self._unaligned)
+        words_N4 = self._words[self._rows : end].view(room, TILE)
+        among = 0 if positions is None else most
+        self._tiles = Tiles(self._words[:total], words_N4, block, not self._unaligned, among)
         self._staged = (runs, tokens, most)
+
+    def _place(self, slots: Iterable[int], tokens: int | None, most: int) -> dict[int, int] | None:
+        """Positions by slot, where the products of such a captured step have columns for A; else None."""
+        columns = self.columns
+        if columns is None or tokens is None or not 0 < most <= columns.count:
+            return None
+        if not MANY_ROWS <= tokens <= FEW_TOKENS:
+            return None
+        return columns.place({slot: self._held[slot] for slot in slots}, most)
 
     def staged(self) -> Tiles:
         if self._tiles is None:
@@ -128,13 +159,25 @@ class SlotAddend:
     """What the slots of a step's rows add to one map."""
 
     def __init__(self, slots: AdapterSlots, home: Linear, number: int, widest: Widest) -> None:
-        self.slots, self.number, self.widest = slots, number, widest
+        self.slots, self.home, self.number, self.widest = slots, home, number, widest
         self.part_rows = (
             list(home.rows.values()) if isinstance(home, Columns) else [home.shape_NK()[0]]
         )
 
     def __call__(self, x_MK: Tensor) -> Tensor:
         return self.onto(x_MK.new_zeros(len(x_MK), sum(self.part_rows)), x_MK)
+
+    def whole(self, x_MK: Tensor, gated: bool) -> Tensor | None:
+        slots, tiles = self.slots, self.slots.staged()
+        if slots.columns is None or not tiles.positions:
+            return None
+        wide_NK = slots.columns.matrix(self.home, tiles.positions, self.widest.together)
+        if wide_NK is None:
+            return None
+        wide_MN, how = F.linear(x_MK, wide_NK), (tiles, self.widest)
+        if gated:
+            return lora_swiglu_beside(wide_MN, slots.table, self.number, self.part_rows[0], *how)
+        return lora_add_beside(wide_MN, slots.table, self.number, self.part_rows, *how)
 
     def onto(self, y_MN: Tensor, x_MK: Tensor) -> Tensor:
         table, tiles = self.slots.table, self.slots.staged()

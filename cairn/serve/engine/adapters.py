@@ -10,6 +10,7 @@ last of its requests has ended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, RequestError, UnsupportedModel, WeightsError
 from cairn.models.adapter.attach import Addend as AdapterAddend
-from cairn.models.adapter.folder import check_file, read_addends
+from cairn.models.adapter.file_bytes import FileReader
+from cairn.models.adapter.folder import WEIGHTS, check_file, read_addends
 from cairn.models.adapter.lora import LoRA
 from cairn.models.adapter.peft_config import read_config
 from cairn.models.adapter.prepared import PreparedAdapter
@@ -71,6 +73,7 @@ class Adapters:
         self._residency = Residency()
         self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
         self._prepared: dict[bytes, PreparedAdapter] = {}  # by spec
+        self._reader = FileReader(model.embedding.weight.device)
 
     def keep(self, most: int) -> None:
         """From the first adapter on, at most so many lie on the device."""
@@ -98,19 +101,33 @@ class Adapters:
             found[home] = lora
         return LoadedAdapter(spec.rank, found, flat)
 
+    def warm_up(self) -> None:
+        """What only the first adapter would wait for."""
+        if self.obstacle is None:
+            self._reader.warm_up(self.model.embedding.weight.dtype)
+
     def _read(self, folder: Path) -> tuple[AdapterSpec, dict[str, AdapterAddend], Tensor | None]:
         spec, _ = read_config(folder)
         check_file(folder)
-        dtype, key = self.model.embedding.weight.dtype, msgspec.json.encode(spec)
+        if self.model.build.shards.size == 1:
+            with ThreadPoolExecutor(1, "adapter file") as beside:
+                # The first adapter of a spec: its bytes move while the shapes are worked out.
+                coming = beside.submit(self._reader.read, folder / WEIGHTS)
+                prepared = self._prepare(spec)
+                file = coming.result()
+            if prepared.covers and file is not None:
+                return spec, *prepared.made_of(file, self._reader, folder)
+        return *read_addends(self.model, folder, self.model.embedding.weight.dtype), None
+
+    def _prepare(self, spec: AdapterSpec) -> PreparedAdapter:
+        key = msgspec.json.encode(spec)
         prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = PreparedAdapter(self.model, spec, dtype)
+            prepared = PreparedAdapter(self.model, spec, self.model.embedding.weight.dtype)
             if len(self._prepared) >= PREPARED:
                 self._prepared.clear()
             self._prepared[key] = prepared
-        if prepared.covers and (found := prepared.read(folder)) is not None:
-            return spec, *found
-        return *read_addends(self.model, folder, dtype), None
+        return prepared
 
     def add(self, number: int, adapter: LoadedAdapter) -> None:
         self.loaded[number] = adapter

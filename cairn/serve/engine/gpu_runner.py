@@ -19,7 +19,7 @@ from cairn.models.eagle import EagleHead
 from cairn.models.fused import Fused
 from cairn.models.fused_head import FusedHead
 from cairn.models.transformer import Transformer
-from cairn.serve.engine.adapter_slots import AdapterSlots
+from cairn.serve.engine.adapter_slots import AdapterSlots, bucket_of
 from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cache_scales import CacheScales
@@ -145,6 +145,7 @@ class GPURunner(Runner):
             if self.graphs is not None:
                 self.graphs.capture_common()
             self.warm_eager()
+        self.adapters.warm_up()
 
     def warm_eager(self) -> None:
         """Steps whose states lie where only the host knows cannot be tried without sequences."""
@@ -180,7 +181,7 @@ class GPURunner(Runner):
         if self.graphs is None or not adapters.active:
             return None if self.graphs is None else self.graphs.ready(step.chunks, shared)
         slots, numbers = adapters.slots, {chunk.request.adapter for chunk in step.chunks} - {0}
-        most = slots.bucket(len(numbers)) if slots is not None and adapters.in_slots else None
+        most = bucket_of(len(numbers)) if slots is not None and adapters.in_slots else None
         if slots is None or most is None:
             return None
         if slots.layouts != self._layouts:

@@ -6,7 +6,7 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from cairn.models.linear.registry import CONVERTED
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
 from cairn.models.vision.spec import VisionSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
@@ -47,6 +48,9 @@ from cairn.serve.engine.step_budget import CPU_STEP_S, Pace
 from cairn.serve.engine.timed_blocks import TimedBlocks
 from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
 from cairn.serve.engine.weight_forms import arrange_weights, check_form, convert
+
+if TYPE_CHECKING:
+    from cairn.serve.engine.adapter_columns import AdapterColumns
 
 MOST_ROWS = {"cpu": 8192, "cuda": 16384}  # of pictures, in the arena
 
@@ -167,6 +171,7 @@ def start_with(
         converted = convert(model, config, sole)  # before the memory that is left is counted
         if head is not None and on_gpu and (note := convert_drafter(head, model)) is not None:
             converted.append(note)
+    columns = _adapter_columns(model, config, memory) if config.lora_room else None
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
     shards = model.build.shards
@@ -185,6 +190,9 @@ def start_with(
     arranged = converted if on_gpu or converted else arrange_weights(runnable, config, sole)
     runner = _runner(runnable, limits, config, head, memory)  # with the weights as they are by now
     runner.adapters.keep(config.max_loras)
+    if columns is not None and runner.adapters.slots is not None:
+        runner.adapters.slots.columns = columns
+        arranged.append(columns.note())
     runner.source = config.model if opened.checkpoint is not None else None
     blocks = TimedBlocks(
         limits.pages,
@@ -212,6 +220,23 @@ def start_with(
 
         notes += open_tiers(engine, opened, config)
     return Started(engine, opened, notes)
+
+
+def _adapter_columns(
+    model: Transformer, config: EngineConfig, memory: GpuMemory | None
+) -> "AdapterColumns":
+    """Room for adapters behind the weights, before the memory for pages is counted."""
+    why = "the device is a CPU" if not model.embedding.weight.is_cuda else None
+    if model.build.shards.size > 1 or config.batch_invariant or config.plain:
+        why = "adapters have no slots with several ranks, batch_invariant or plain"
+    if why is None and memory is not None:
+        why = "memory that sleeps is not laid out anew"
+    if why is not None:
+        raise ConfigError(f"lora_room is {config.lora_room}, and {why}", hint="leave it out")
+    from cairn.serve.engine.adapter_columns import AdapterColumns
+    from cairn.serve.engine.adapter_slots import BUCKETS, bucket_of
+
+    return AdapterColumns(model, bucket_of(config.lora_room) or BUCKETS[-1])
 
 
 def _built_kernels(config: EngineConfig, on_gpu: bool) -> Lookups | None:

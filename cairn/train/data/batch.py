@@ -53,6 +53,11 @@ class Batch(NamedTuple):
             extra={name: stream[tokens_T] for name, stream in self.extra.items()},
         )
 
+    def prefix_lengths(self) -> list[int]:
+        """Tokens of the document that each one goes on from; 0: it begins by itself."""
+        prefixes = self.prefixes or [NONE] * len(self.lengths)
+        return [0 if prefix == NONE else self.lengths[prefix] for prefix in prefixes]
+
     def valid(self) -> int:
         """How many tokens have a loss."""
         return int((self.targets_T != IGNORED).sum())

@@ -1,0 +1,121 @@
+"""The bytes of an adapter's file on the device: read by several threads, on a stream where no model runs.
+
+    file -> pinned pieces -> the device        nobody's step waits for it
+
+Knows what the file's header says, and no model: `prepared` says where each tensor belongs.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from cairn.models.adapter.folder import unreadable
+
+TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PIECE = 8 << 20  # bytes of the file that a thread moves at a time
+READERS = 4
+LENGTH = 8  # bytes in which a file says how long its header is
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What a file of safetensors says about one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class FileBytes(NamedTuple):
+    stored: dict[str, Stored]
+    raw: Tensor  # all tensors of the file, in its type and order
+
+
+class FileReader:
+    """Reads files onto one device. `stream`: where what it reads may be used until it is synchronised."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        if (
+            self._stream is None
+        ):  # one for all files: the memory of a stream is kept for its next file
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
+
+    def read(self, file: Path) -> FileBytes | None:
+        """None: its tensors have several types, or one that adapters do not have."""
+        start, stored = read_header(file)
+        types = {one.dtype for one in stored.values()}
+        if len(types) != 1 or not types <= TYPES.keys():
+            return None
+        size = max(one.data_offsets[1] for one in stored.values())
+        return FileBytes(stored, self._raw(file, start, size).view(TYPES[types.pop()]))
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Takes pinned memory, which the allocator keeps, and casts once: the first file waits for neither."""
+        if self.device.type != "cuda":
+            return
+        pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(READERS)]
+        with torch.cuda.stream(self.stream):
+            for kind in TYPES.values():
+                raw = pieces[0][:256].to(self.device, non_blocking=True).view(kind)
+                cast_to = torch.empty_like(raw, dtype=dtype)
+                torch._foreach_copy_([cast_to, cast_to], [raw, raw])
+        self.stream.synchronize()
+
+    def _raw(self, file: Path, start: int, size: int) -> Tensor:
+        if self.device.type != "cuda":
+            raw = torch.empty(size, dtype=torch.uint8)
+            with file.open("rb") as opened:
+                _read_into(raw, opened.fileno(), start, file)
+            return raw
+        with torch.cuda.stream(self.stream):
+            raw = torch.empty(size, dtype=torch.uint8, device=self.device)
+            _upload(file, start, raw, self.stream)
+        return raw
+
+
+def read_header(file: Path) -> tuple[int, dict[str, Stored]]:
+    """Where the numbers begin, and which there are; the file is checked by the library that defines it."""
+    try:
+        with safe_open(file, framework="pt"), file.open("rb") as opened:
+            length = int.from_bytes(opened.read(LENGTH), "little")
+            fields = msgspec.json.decode(opened.read(length))
+    except (SafetensorError, OSError) as error:
+        raise unreadable(file, error) from None
+    fields.pop("__metadata__", None)
+    return LENGTH + length, msgspec.convert(fields, dict[str, Stored])
+
+
+def _upload(file: Path, start: int, there: Tensor, stream: torch.cuda.Stream) -> None:
+    """Reads a file behind `start` by several threads; each copies its pieces from memory that the device can read."""
+
+    def move(first: int) -> None:
+        piece = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
+        for begin in range(first * PIECE, len(there), READERS * PIECE):
+            count = min(PIECE, len(there) - begin)
+            _read_into(piece[:count], opened.fileno(), start + begin, file)
+            with torch.cuda.stream(stream):
+                there[begin : begin + count].copy_(piece[:count], non_blocking=True)
+                stream.record_event().synchronize()
+
+    with file.open("rb") as opened, ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(move, range(READERS)))
+
+
+def _read_into(there: Tensor, descriptor: int, start: int, file: Path) -> None:
+    buffer, done = memoryview(cast(Any, there.numpy())), 0
+    while done < len(there):  # one call reads 2 GiB at most
+        read = os.preadv(descriptor, [buffer[done:]], start + done)
+        if not read:
+            raise unreadable(file, OSError("it has become shorter"))
+        done += read
