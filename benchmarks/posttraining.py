@@ -49,12 +49,24 @@ def decode(options: argparse.Namespace, keep: Keep) -> None:
     folders = [_load(engine, number) for number in range(1, max(options.adapters) + 1)]
     keep("load_ms", [one for one in folders if one is not None])
     print(f"loads {[one for one in folders if one is not None]}", flush=True)
-    for count in options.adapters:
-        took = _step_ms(engine, rows, prompt, steps, list(range(1, count + 1)))
-        keep(f"adapters_{count}", {"ms": took, "slower": took / none - 1})
-        print(f"{count} adapters: {took:.3f} ms, {100 * (took / none - 1):.1f}% slower", flush=True)
+    _with_adapters(engine, options, none, keep, "adapters")
     keep("none_again_ms", _step_ms(engine, rows, prompt, steps, [0]))
+    if options.room:  # the same engine once more, with a kernel that shrinks
+        engine.runner.adapters.slots.columns = None
+        engine.runner.adapters.slots.layouts += 1
+        _with_adapters(engine, options, none, keep, "apart")
     keep("beside_a_load", _beside_a_load(engine, options))
+
+
+def _with_adapters(
+    engine: Any, options: argparse.Namespace, none: float, keep: Keep, name: str
+) -> None:
+    """How much slower steps are than one of `none` milliseconds."""
+    for count in options.adapters:
+        numbers = list(range(1, count + 1))
+        took = _step_ms(engine, options.rows, options.prompt, options.steps, numbers)
+        keep(f"{name}_{count}", {"ms": took, "slower": took / none - 1})
+        print(f"{name} {count}: {took:.3f} ms, {100 * (took / none - 1):.1f}% slower", flush=True)
 
 
 def _engine(options: argparse.Namespace) -> Any:
