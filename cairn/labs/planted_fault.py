@@ -5,7 +5,7 @@
 
 A mutant changes one operator, comparison, constant, sign, returned value or builtin (min and max) of the function's
 source. The changed function replaces the original in its module or class, and in every module that imported it by
-name. Forked processes have the fault, too. Runs no lab.
+name. A forked process has the fault, too; a process that began before it gets it by `plant_again`. Runs no lab.
 """
 
 import ast
@@ -41,7 +41,10 @@ COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
+Fault = tuple[str, int]  # place and number
 SWAPPED = {"min": "max", "max": "min", "sum": "max", "any": "all", "all": "any"}
+standing: list[Fault] = []  # every fault that is planted in this process now
+_until_exit = contextlib.ExitStack()
 
 
 class Mutant(NamedTuple):
@@ -76,11 +79,20 @@ def planted(place: str, number: int) -> Generator[str]:
     places = [(owner, name), *_imported(original)]
     for where, known in places:
         setattr(where, known, put)
+    standing.append((place, number))
     try:
         yield what
     finally:
+        standing.remove((place, number))
         for where, known in places:
             setattr(where, known, before)
+
+
+def plant_again(faults: list[Fault]) -> None:
+    """Plants another process's faults here until this process ends; a fork has them already."""
+    for place, number in faults:
+        if (place, number) not in standing:
+            _until_exit.enter_context(planted(place, number))
 
 
 def _found(place: str) -> tuple[Any, str, Callable[..., Any]]:

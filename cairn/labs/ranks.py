@@ -13,13 +13,14 @@ call. Knows nothing about labs. A rank that breaks its group on purpose destroys
 import contextlib
 import importlib
 import io
+import itertools
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -28,6 +29,7 @@ from typing import Any
 
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError
+from cairn.labs.planted_fault import Fault, plant_again, standing
 from cairn.train.launch import LOST, Failure, failure_of
 
 # What the clean process imports before it is forked.
@@ -60,10 +62,9 @@ def run_ranks(
         try:
             for rank in range(count):
                 receiver, sender = context.Pipe(duplex=False)
+                place = (sender, meeting, rank, count, backend, timeout_s)
                 process = context.Process(
-                    target=_rank,
-                    args=(sender, meeting, rank, count, backend, timeout_s, function, arguments),
-                    daemon=True,
+                    target=_rank, args=(*place, function, arguments, list(standing)), daemon=True
                 )
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork with threads
@@ -90,6 +91,22 @@ def process_context(function: Callable[..., Any]) -> Any:
         for module in (*BASE, *needed):  # once here, instead of in every fork
             importlib.import_module(module)
         return multiprocessing.get_context("fork")
+    return _clean_process(needed)
+
+
+@contextlib.contextmanager
+def ranks_prepared() -> Generator[None]:
+    """The clean process imports what the ranks of any lab need, beside what is done in the block."""
+    if os.environ.get("OMP_NUM_THREADS") == "1":
+        yield
+        return
+    first = _clean_process(itertools.chain(*NEEDED.values())).Process(target=os.getpid)
+    first.start()
+    yield
+    first.join()  # it is forked when all is imported
+
+
+def _clean_process(needed: Iterable[str]) -> Any:
     clean = multiprocessing.get_context("forkserver")
     known = getattr(forkserver._forkserver, "_preload_modules", ())
     wanted = dict.fromkeys((*BASE, *known, *needed))  # what it had before stays: labs go on
@@ -115,6 +132,7 @@ def _rank(
     timeout_s: float,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
+    faults: list[Fault],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the ranks
     die_with_parent()
@@ -127,6 +145,9 @@ def _rank(
         torch.set_num_threads(1)  # the parent's pool of threads does not survive a fork
         if backend == "cairn":
             import cairn.comm.backend  # noqa: F401  registers itself
+        if faults:  # the clean process began without them, and so did what it knows as `function`
+            plant_again(faults)
+            function = getattr(importlib.import_module(function.__module__), function.__name__)
 
         dist.init_process_group(
             backend,

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from cairn.labs.busy import Watch
 from cairn.labs.entry import Entry, Where, failed_entry, measured_entry, skipped_entry
 from cairn.labs.lab import Lab, Outcome, Verdict, judge
 from cairn.labs.needs import unmet
+from cairn.labs.ranks import ranks_prepared
 from cairn.labs.workbench import Workbench
 
 LIMIT_S = 180.0  # a lab takes 30 s at most on an idle machine; beyond this it hangs
@@ -141,9 +142,12 @@ def _repeats(first: Outcome, second: Outcome) -> bool:
     )
 
 
-def prepare(labs: int) -> None:
+def prepare(labs: Sequence[Lab]) -> None:
     """Where several labs share a process, torch is there before the first, so that each can be undone."""
-    if labs > 1:
+    if len(labs) == 1:
+        return
+    several = [lab for lab in labs if "2 processes" in lab.needs]
+    with ranks_prepared() if len(several) > 1 else contextlib.nullcontext():
         import torch  # noqa: F401
 
 

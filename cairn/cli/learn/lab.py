@@ -140,7 +140,7 @@ def run_run(args: list[str]) -> int:
     settings = _settings(labs, options)
     guess = _guess(labs, options, settings)
     session = _session(machine, options.quick, settings)
-    prepare(len(labs))
+    prepare(labs)
     entries: list[Entry] = []
     kept = True  # a record that cannot be written is said once, and costs no measurement
     progress = LabProgress(labs, options.quick)

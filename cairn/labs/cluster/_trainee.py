@@ -8,8 +8,13 @@ Deterministic to the bit, so that a run that died and came back can be compared 
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 SIZE = 64
+PATIENCE_S = 60.0
 
 
 class Run:
@@ -84,3 +89,23 @@ def step_of(root: Path, name: str = "progress") -> int:
         return int((root / name).read_text() or 0)
     except FileNotFoundError:
         return 0
+
+
+def start(root: Path, steps: int, every: int, pause_s: float) -> "BaseProcess":
+    """`train` in a process of its own."""
+    from cairn.labs.ranks import process_context
+
+    arguments = (root, steps, every, pause_s)
+    process = process_context(train).Process(target=train, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def kill_at(root: Path, process: "BaseProcess", step: int) -> int:
+    """Waits for a step, kills, and says how far it had come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while step_of(root) < step and time.monotonic() < deadline and process.is_alive():
+        time.sleep(0.002)
+    process.kill()  # SIGKILL: no exit handler, no flush, no goodbye
+    process.join(PATIENCE_S)
+    return step_of(root)

@@ -6,18 +6,14 @@
 A real process is killed without a chance to say anything, and once more while a checkpoint is half written.
 """
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from cairn.labs.cluster._trainee import PATIENCE_S, kill_at, resume, start, step_of, train
 from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
 EVERY = 5
-PATIENCE_S = 60.0
 
 
 class Life(NamedTuple):
@@ -32,32 +28,8 @@ class Life(NamedTuple):
         return self.died - self.came_back
 
 
-def start(root: Path, steps: int, pause_s: float) -> "BaseProcess":
-    from cairn.labs.cluster._trainee import train
-    from cairn.labs.ranks import process_context
-
-    arguments = (root, steps, EVERY, pause_s)
-    process = process_context(train).Process(target=train, args=arguments, daemon=True)
-    process.start()
-    return process
-
-
-def killed_at(root: Path, process: "BaseProcess", step: int) -> int:
-    """Waits for a step, kills, and says how far it had come."""
-    from cairn.labs.cluster._trainee import step_of
-
-    deadline = time.monotonic() + PATIENCE_S
-    while step_of(root) < step and time.monotonic() < deadline and process.is_alive():
-        time.sleep(0.002)
-    process.kill()  # SIGKILL: no exit handler, no flush, no goodbye
-    process.join(PATIENCE_S)
-    return step_of(root)
-
-
 def run(bench: Workbench) -> Outcome:
     import torch
-
-    from cairn.labs.cluster._trainee import resume, train
 
     steps, kills = bench.pick((40, (13, 27)), (20, (8,)))
     broken, calm = bench.folder / "broken", bench.folder / "calm"
@@ -86,20 +58,18 @@ def killed_again_and_again(
     bench: Workbench, root: Path, steps: int, kills: tuple[int, ...]
 ) -> list[Life]:
     """Ends the run after each of these steps, lets it come back, and at last lets it reach its end."""
-    from cairn.labs.cluster._trainee import step_of
-
     died, exits, came_back = [], [], []
     for kill in kills:
         bench.step(f"a run that is killed after step {kill}")
-        process = start(root, steps, 0.02)
-        died.append(killed_at(root, process, kill))
+        process = start(root, steps, EVERY, 0.02)
+        died.append(kill_at(root, process, kill))
         exits.append(process.exitcode)
         came_back.append(step_of(root, "resumed"))
         half = root / f"step-{(died[-1] // EVERY + 1) * EVERY:08d}"
         half.mkdir(exist_ok=True)  # a checkpoint that was being written when the machine went down
         (half / "__0_0.distcp").write_bytes(b"half of it")
     bench.step("again, to the end")
-    start(root, steps, 0.0).join(PATIENCE_S)
+    start(root, steps, EVERY, 0.0).join(PATIENCE_S)
     came_back = [*came_back[1:], step_of(root, "resumed")]  # where it came back after each kill
     return [Life(*one) for one in zip(died, came_back, exits, strict=True)]
 

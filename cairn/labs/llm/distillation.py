@@ -35,10 +35,10 @@ def run(bench: Workbench) -> Outcome:
     shown = torch.arange(len(rows)) % SEEN == 0
     teacher = _tiny.build(_tiny.small_spec(), seed=0)
     bench.step("the teacher learns sums")
-    _tiny.train(teacher, rows, bench.pick(50, 20))
+    _tiny.train(teacher, rows, bench.pick(36, 20))
     hard = _tiny.build(_tiny.small_spec(**STUDENT), seed=1)
     soft = copy.deepcopy(hard)
-    steps = bench.setting("steps", bench.pick(60, 20))
+    steps = bench.setting("steps", bench.pick(36, 20))
     bench.step("a student learns the right answers")
     _tiny.train(hard, rows[shown], steps, rate=1e-2)
     bench.step("a student learns the teacher's distribution")
@@ -49,7 +49,7 @@ def run(bench: Workbench) -> Outcome:
     }
     bench.step("it goes on with answers of its own")
     begun = reverse(soft, teacher, rows[~shown])
-    practise(soft, teacher, rows[~shown], bench.pick(30, 12), torch.Generator().manual_seed(0))
+    practise(soft, teacher, rows[~shown], bench.pick(28, 12), torch.Generator().manual_seed(0))
     ended = reverse(soft, teacher, rows[~shown])
     return Outcome(
         checks=_checks(apart, ended / begun, curve),

@@ -33,8 +33,8 @@ def run(bench: Workbench) -> Outcome:
     held = torch.arange(len(good)) % HELD_OUT == 0
     base = _tiny.build(_tiny.small_spec())
     bench.step("a base that knows the form, and both answers")
-    _tiny.train(base, torch.cat((good, bad)), bench.pick(60, 25))
-    steps = bench.setting("steps", bench.pick(40, 15))
+    _tiny.train(base, torch.cat((good, bad)), bench.pick(40, 25))
+    steps = bench.setting("steps", bench.pick(24, 15))
     bench.step("preferences")
     policy = prefer(copy.deepcopy(base), base, good[~held], bad[~held], BETA, steps)
     bench.step("imitation of the good answers for as many steps")

@@ -29,7 +29,7 @@ def run(bench: Workbench) -> Outcome:
     bench.step("one step on all data, and averaged over clients")
     together = local_steps(model, start, rows, 1)
     apart = average([local_steps(model, start, share, 1) for share in shares])
-    steps = bench.setting("steps", bench.pick(48, 16))
+    steps = bench.setting("steps", bench.pick(32, 16))
     lines, table = {}, []
     size = sum(value.numel() * value.element_size() for value in start.values())
     for local in (1, 4, 16):

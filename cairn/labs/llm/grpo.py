@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cairn.models.transformer import Transformer
 
-GROUP, UPDATES, DRAWS = 16, 2, 12
+GROUP, UPDATES, DRAWS = 16, 2, 8
 BASE_STEPS, RATE = 14, 1e-3
 
 
@@ -35,7 +35,7 @@ def run(bench: Workbench) -> Outcome:
     _tiny.train(model, sums, BASE_STEPS)
     bench.step("the gradient of the expected reward, exactly and by samples")
     cosine, noise = compare_estimates(model, sums[:8], generator)
-    steps = bench.setting("steps", bench.pick(20, 10))
+    steps = bench.setting("steps", 10)
     rewards = [expected_reward(model, sums).mean().item()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     for step in range(steps):

@@ -38,8 +38,8 @@ def run(bench: Workbench) -> Outcome:
     easy = _tiny.sums((a, b) for a in range(10) for b in range(10) if a + b < 10)
     hard = _tiny.sums((a, b) for a in range(10) for b in range(10) if a + b >= 10)
     bench.step("the base learns sums without a carry")
-    _tiny.train(base, easy, bench.pick(60, 25))
-    steps = bench.setting("steps", bench.pick(60, 20))
+    _tiny.train(base, easy, bench.pick(40, 25))
+    steps = bench.setting("steps", bench.pick(36, 20))
     found: dict[str, Tuned] = {}
     lost = 0.0
     for rank in RANKS:

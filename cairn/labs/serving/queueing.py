@@ -39,7 +39,7 @@ def waits(rho: float, count: int, rows: int = 1, seed: int = 1) -> list[float]:
 
 
 def run(bench: Workbench) -> Outcome:
-    count = bench.setting("requests", bench.pick(6000, 2000))
+    count = bench.setting("requests", bench.pick(3000, 2000))
     rows, theory, mean, tail = [], [], [], []
     for rho in bench.pick(LOADS, (0.5, 0.8)):
         bench.step(f"{rho:.0%} load, {count} requests through the scheduler")
