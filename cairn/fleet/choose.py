@@ -174,7 +174,9 @@ def best(policy: Policy, ask: Ask, candidates: Sequence[Candidate]) -> tuple[int
     """The place of the best candidate, and what each of them costs."""
     costs = policy(ask, candidates)
     least = min(costs)
-    if costs.count(least) == 1:
-        return costs.index(least), costs
-    equal = [at for at, cost in enumerate(costs) if cost == least]
-    return min(equal, key=lambda at: candidates[at].requests), costs
+    place = costs.index(least)
+    if costs.count(least) > 1:
+        for at, cost in enumerate(costs):
+            if cost == least and candidates[at].requests < candidates[place].requests:
+                place = at
+    return place, costs

@@ -2,15 +2,15 @@
 
     bytes --wire, httptools--> HttpRequest --handle--> send(whole answer) | begin(stream), write(chunk) ..., finish()
 
-A client that reads slowly stops the server's stream (`on_slow`), so it costs the memory of one buffer. A client that
-leaves ends its request (`on_gone`). Knows no server.
+A client that reads slowly stops the server's stream (`Asker.slow`), so it costs the memory of one buffer. A client that
+leaves ends its request (`Asker.gone`). Knows no server.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 import msgspec
@@ -31,6 +31,18 @@ JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
 
 
+class Asker(Protocol):
+    """A request that waits for its answer."""
+
+    def gone(self) -> None:
+        """Its client has left."""
+        ...
+
+    def slow(self, slow: bool) -> None:
+        """Its client does not read, or reads again."""
+        ...
+
+
 class Front(asyncio.Protocol):
     def __init__(self, handle: Handle, largest_body: int) -> None:
         self._handle, self._largest = handle, largest_body
@@ -43,8 +55,7 @@ class Front(asyncio.Protocol):
         self._busy = False
         self._keep_alive = True
         self.transport: asyncio.Transport | None = None
-        self.on_gone: Callable[[], None] | None = None
-        self.on_slow: Callable[[bool], None] | None = None
+        self.asker: Asker | None = None  # whose answer is awaited
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -64,17 +75,17 @@ class Front(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        gone, self.on_gone = self.on_gone, None
-        if gone is not None:
-            gone()
+        asker, self.asker = self.asker, None
+        if asker is not None:
+            asker.gone()
 
     def pause_writing(self) -> None:
-        if self.on_slow is not None:
-            self.on_slow(True)
+        if self.asker is not None:
+            self.asker.slow(True)
 
     def resume_writing(self) -> None:
-        if self.on_slow is not None:
-            self.on_slow(False)
+        if self.asker is not None:
+            self.asker.slow(False)
 
     def on_message_begin(self) -> None:
         self._reading, self._target, self._headers, self._parts, self._size = True, b"", [], [], 0
@@ -152,7 +163,7 @@ class Front(asyncio.Protocol):
 
     def _over(self) -> None:
         """The answer is out; the next request, if there is one."""
-        self._busy, self.on_gone, self.on_slow = False, None, None
+        self._busy, self.asker = False, None
         if not self._keep_alive and self.transport is not None:
             self.transport.close()
         elif self._waiting:

@@ -34,52 +34,47 @@ BUSY = (429, 503)  # another server may have room
 OF_KEY = b'"code":"key_'
 
 
-class Exchange:
-    """One request. Every callback may be the last one."""
+class Exchange(msgspec.Struct, eq=False):
+    """One request. Every callback may be the last one. A Struct: one is made in a third of the time."""
 
+    router: "Router"
+    front: Front
+    request: HttpRequest
+    id: bytes
+    ask: Ask
+    keys: PromptKeys
+    model: str | None
+    arrived_s: float = 0.0
+    deadline_s: float = 0.0  # for as long as it may wait for a server
+    holder: str = ANYBODY  # whose request it is
+    priority: int = 0  # lower ones go first
+    computes: bool = True  # it waits for room, and costs its holder what it used
+    streams: bool = False  # the answer comes token by token
+    longest: int = 0  # tokens that its answer may have
     worker: Worker | None = None
     upstream: Upstream | None = None
-    attempts = 0
-    arrived_s = 0.0
-    deadline_s = 0.0  # for as long as it may wait for a server
-    new_tokens = 0  # of its prompt, to be computed where it was sent
-    holder = ANYBODY  # whose request it is
-    admitted = False  # by the holder's quota, which is settled when it ends
-    reserved = 0  # tokens of that quota
-    longest = 0  # tokens that its answer may have
-    priority = 0  # lower ones go first
-    computes = True  # it waits for room, and costs its holder what it used
-    streams = False  # the answer comes token by token
-    paused = False  # its client does not read
+    attempts: int = 0
+    new_tokens: int = 0  # of its prompt, to be computed where it was sent
+    admitted: bool = False  # by the holder's quota, which is settled when it ends
+    reserved: int = 0  # tokens of that quota
+    paused: bool = False  # its client does not read
     tried: frozenset[int] = frozenset()  # servers that had no room for it
     hedge: "Hedge | None" = None  # a second copy, until one of them answers
     remembered: "Remembered | None" = None  # where it went, for those who ask
-    _begun = False  # the client has a head
-    _first = True  # no token has come from the present server
-    _followed = True  # every chunk so far told its tokens
-    _ended = False  # the last chunk has come
-    _complete = False  # a server has answered it, with success
-    _left = False  # the client did not wait for the end, and a server had it
+    _begun: bool = False  # the client has a head
+    _first: bool = True  # no token has come from the present server
+    _followed: bool = True  # every chunk so far told its tokens
+    _ended: bool = False  # the last chunk has come
+    _complete: bool = False  # a server has answered it, with success
+    _left: bool = False  # the client did not wait for the end, and a server had it
     _counted: int | None = None  # tokens of an answer without marks: its usage, or else its events
-    _status, _lines = 0, b""
-    _marks: list[
-        bytes
-    ]  # once it has begun: ids of tokens that the client has, as they were written
-    _error = b""  # the body of an answer that is no success, as far as it came in chunks
+    _status: int = 0
+    _lines: bytes = b""
+    _marks: list[bytes] = []  # ids of tokens that the client has, as they were written
+    _error: bytes = b""  # the body of an answer that is no success, as far as it came in chunks
 
-    def __init__(
-        self,
-        router: "Router",
-        front: Front,
-        request: HttpRequest,
-        id: bytes,
-        ask: Ask,
-        keys: PromptKeys,
-        model: str | None,
-    ) -> None:
-        self.router, self.front, self.request, self.id = router, front, request, id
-        self.ask, self.keys, self.model = ask, keys, model
-        front.on_gone, front.on_slow = self._gone, self._slow
+    def __post_init__(self) -> None:
+        self.front.asker = self
 
     # -- towards a server ------------------------------------------------------------------------
 
@@ -198,7 +193,7 @@ class Exchange:
         if self.worker is not None:
             self.worker.pieces += 1
         if not self._begun:
-            self._begun, self._marks = True, []
+            self._begun = True
             line = self.worker.line if self.worker is not None else b""
             lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
             self.front.begin(self._status, lines)
@@ -270,14 +265,14 @@ class Exchange:
 
     # -- from the client -------------------------------------------------------------------------
 
-    def _gone(self) -> None:
+    def gone(self) -> None:
         upstream = self.upstream
         self._left = self._leave() is not None
         if upstream is not None:
             upstream.drop()
         self.router.done(self)
 
-    def _slow(self, slow: bool) -> None:
+    def slow(self, slow: bool) -> None:
         self.paused = slow
         transport = self.upstream.transport if self.upstream is not None else None
         if transport is not None and not transport.is_closing():

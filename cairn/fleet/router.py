@@ -189,17 +189,26 @@ class Router:
         ask = self.ask(number, keys, wanted, now, computes)
         given = request.id
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
-        exchange = Exchange(self, front, request, id, ask, keys, model)
-        exchange.arrived_s = now
-        exchange.deadline_s = now + self.config.hold_s
-        exchange.holder, exchange.priority = digest_of(request.lines), asked.priority or 0
-        exchange.computes, exchange.streams = computes, generates and bool(asked.stream)
-        if generates:
-            longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1)
-            exchange.longest = min(longest, MOST_WANTED)
+        longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1) if generates else 0
+        exchange = Exchange(
+            self,
+            front,
+            request,
+            id,
+            ask,
+            keys,
+            model,
+            now,
+            now + self.config.hold_s,
+            digest_of(request.lines),
+            asked.priority or 0,
+            computes,
+            generates and bool(asked.stream),
+            longest if longest < MOST_WANTED else MOST_WANTED,
+        )
         if self.quotas.limited and request.body and not self._admit(exchange):
             return
-        if exchange.computes:
+        if computes:
             self.held.arrived(exchange.holder)
         self.open.add(exchange)
         self.place(exchange, now)

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections import OrderedDict
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,17 +84,16 @@ class Remembered(msgspec.Struct, gc=False):
 class Views:
     def __init__(self, router: "Router") -> None:
         self._router = router
-        self._requests: OrderedDict[bytes, Remembered] = OrderedDict()
+        self._requests = deque[Remembered](maxlen=REMEMBERED)  # oldest first
         self.total = self.moved = self.hedged = 0
 
     def note(self, exchange: "Exchange", choice: Choice) -> None:
         known = exchange.remembered
         if known is None:
             known = Remembered(exchange.id, exchange.ask.prompt_tokens, [choice])
-            exchange.remembered = self._requests[exchange.id] = known
+            exchange.remembered = known
+            self._requests.append(known)
             self.total += 1
-            if len(self._requests) > REMEMBERED:
-                self._requests.popitem(last=False)
         else:
             self.moved += 1
             known.choices.append(choice)
@@ -115,12 +114,11 @@ class Views:
         if path == b"/fleet":
             return 200, HTML, PAGE.read_bytes()
         if path == REQUESTS[:-1]:
-            newest = [
-                one.view() for one in itertools.islice(reversed(self._requests.values()), SHOWN)
-            ]
+            newest = [one.view() for one in itertools.islice(reversed(self._requests), SHOWN)]
             return 200, JSON, msgspec.json.encode({"requests": newest})
         if path.startswith(REQUESTS):
-            known = self._requests.get(path[len(REQUESTS) :])
+            id = path[len(REQUESTS) :]
+            known = next((one for one in reversed(self._requests) if one.id == id), None)
             if known is None:
                 said = f"this request is not remembered; the last {REMEMBERED} are"
                 return 404, *error_body(404, said, "request_not_found")

@@ -8,6 +8,7 @@ those that belong to one connection, and the length is written anew: what a serv
 """
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -113,31 +114,32 @@ def _passed_on(
 class Template:
     """The last head of a connection: the next one mostly differs in its length and the request's id alone."""
 
-    __slots__ = ("_first", "_rest")
+    __slots__ = ("_first", "_rest", "_size")
 
-    def __init__(self, first: bytes, rest: tuple[tuple[bool, bytes], ...]) -> None:
+    def __init__(self, first: bytes, rest: Iterable[tuple[bool, bytes]]) -> None:
         """`rest`: is a length written here or an id, and what stands behind it, up to the next one or the body."""
-        self._first, self._rest = first, rest
+        self._first, self._size = first, len(first)
+        self._rest = [(*one, len(one[1])) for one in rest]
 
     def match(self, data: bytes) -> tuple[bytes, bytes | None] | None:
         """Body and id of a whole message with the same head."""
         if not data.startswith(self._first):
             return None
-        at, length, id = len(self._first), 0, None
-        for is_length, after in self._rest:
-            end = data.find(b"\r\n", at, at + LONGEST_VALUE)
+        at, length, id = self._size, 0, None
+        for is_length, after, size in self._rest:
+            end = data.find(after, at, at + LONGEST_VALUE + size)
             value = data[at:end]
-            if end < 0 or not data.startswith(after, end):
+            if end < 0:
                 return None
-            if not is_length:
-                id = value
-                if not value.replace(b"-", b"").replace(b"_", b"").isalnum():
+            if is_length:
+                if not value.isdigit():
                     return None
-            elif value.isdigit() and len(value) <= 18:
                 length = int(value)
+            elif value.replace(b"-", b"").replace(b"_", b"").isalnum():
+                id = value
             else:
                 return None
-            at = end + len(after)
+            at = end + size
         return (data[at:], id) if len(data) - at == length else None
 
 
@@ -155,7 +157,7 @@ def template_of(data: bytes) -> Template | None:
         return None
     pieces = [head[span[1] : end] for span, end in zip(spans, ends, strict=False)]
     first = head[: spans[0][0]] if spans else head
-    return Template(first, tuple(zip(kinds, pieces, strict=True)) if spans else ())
+    return Template(first, zip(kinds, pieces, strict=True))
 
 
 class RequestReader:

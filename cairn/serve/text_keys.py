@@ -29,6 +29,7 @@ TOKEN_BYTES = 4  # what a token is taken for where nobody has counted
 _KEY = Struct("<Q8x").unpack
 _NOTHING = msgspec.Raw(b"")
 _decode_text = msgspec.json.Decoder().decode
+_PLAIN_HEADS = {role: role.encode() + b"\0\0" for role in ("user", "assistant", "system", "tool")}
 
 
 class Message(msgspec.Struct, gc=False):
@@ -131,11 +132,11 @@ def _parts(asked: Asked) -> list[tuple[bytes, bytes]]:
     given = asked.instructions if asked.system is _NOTHING else asked.system
     parts = [] if given is _NOTHING else [(b"system\0", _content(bytes(given)))]
     for message in asked.messages or ():
-        role, name, calls = message.role.encode(), message.name, message.tool_calls
+        role, name, calls = message.role, message.name, message.tool_calls
         if name is _NOTHING and calls is _NOTHING:
-            head = role + b"\0\0"
+            head = _PLAIN_HEADS.get(role) or role.encode() + b"\0\0"
         else:
-            head = b"%b\0%b\0%b" % (role, name, calls)
+            head = b"%b\0%b\0%b" % (role.encode(), name, calls)
         parts.append((head, _content(bytes(message.content))))
     return parts
 
@@ -150,22 +151,20 @@ def _content(given: bytes) -> bytes:
 def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
     keys: list[int] = []
     tokens: list[int] = []
-    texts: list[bytes] = []
     size = 0
     for head, text in parts:
         before, at, length = parent + head + b"\0", 0, len(text)
-        while True:  # also once for an empty text
+        while length - at > CHUNK_BYTES:
             parent = blake2b(before + text[at : at + CHUNK_BYTES], digest_size=16).digest()
             keys.append(_KEY(parent)[0])
             at += CHUNK_BYTES
-            if at >= length:
-                break
             tokens.append((size + at) // TOKEN_BYTES)
             before = parent + b"\0"
+        parent = blake2b(before + (text[at:] if at else text), digest_size=16).digest()
+        keys.append(_KEY(parent)[0])
         size += length
         tokens.append(size // TOKEN_BYTES)
-        texts.append(text)
-    return PromptKeys(keys, tokens, texts, size // TOKEN_BYTES)
+    return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
 
 
 def _id_keys(parent: bytes, given: Any) -> PromptKeys:

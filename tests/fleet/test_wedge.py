@@ -71,7 +71,7 @@ def test_who_should_be_getting_tokens():
     worker.load = Load()
     exchange._note_first()
     assert exchange.expects_tokens
-    exchange._slow(True)
+    exchange.slow(True)
     assert not exchange.expects_tokens
 
 
