@@ -262,7 +262,9 @@ STYLES = {
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
 # Masks and tables of old checkpoints, the head of a classifier, which scores pooled states on the host, and layers
 # that predict further tokens.
-LEFTOVERS = re.compile(r"^mtp\.|(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$")
+LEFTOVERS = re.compile(
+    r"^(mtp|model\.mtp_layers)\.|(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$"
+)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -130,6 +130,10 @@ class EagleHead(nn.Module):
         blank = torch.zeros(spec.draft_vocab, dtype=torch.int64, device=build.device)
         self.register_buffer("d2t", blank)
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.spec.taps
+
     def fuse(self, tapped: list[Tensor]) -> Tensor:
         return self.fc(torch.cat(tapped, -1))
 

@@ -125,6 +125,12 @@ def _qwen2(fields: Fields) -> ModelSpec:
     return llama_like(fields, "qwen2", qkv_bias=True, windows=qwen_windows(fields))
 
 
+def _mimo(fields: Fields) -> ModelSpec:
+    """Qwen2 with a layer behind the last that predicts further tokens (`models.mtp`)."""
+    fields.seen |= {"num_nextn_predict_layers", "use_mrope"}
+    return _qwen2(fields)
+
+
 def _qwen3(fields: Fields) -> ModelSpec:
     head_dim = fields.take("head_dim", int, 128)
     windows = qwen_windows(fields)
@@ -249,6 +255,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "mistral": _mistral,
     "mixtral": _mixtral,
     "qwen2": _qwen2,
+    "mimo": _mimo,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "gpt2": _gpt2,

@@ -14,7 +14,7 @@ from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
 from cairn.serve.engine.request import MOST_DRAFTS
 
 DEFAULT_SEQUENCES = 256
-SPECULATE = "ngram, suffix, grammar, auto, off, a model or the folder of an EAGLE-3 head"
+SPECULATE = "ngram, suffix, grammar, mtp, auto, off, a model or the folder of an EAGLE-3 head"
 # What other engines take under names that are not here, and what does it instead.
 INSTEAD = {
     "seed": "SamplingParams(seed=...) makes an answer repeat",
@@ -120,7 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculate: str = "off"
     """guess several tokens and verify them in one step, with the same answers: ngram (what followed the last tokens
     before), suffix (what most often did, in finished answers too), grammar (only what a schema leaves no choice
-    about), a smaller MODEL with the same tokens, a folder with an EAGLE-3 head, auto (suffix) or off"""
+    about), mtp (the layer of the checkpoint that predicts further tokens), a smaller MODEL with the same tokens, a
+    folder with an EAGLE-3 head, auto (suffix) or off"""
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses of a request in a step; auto: as many as are expected to save time (a head: 3)"""
     kernel_cache: str | None = None

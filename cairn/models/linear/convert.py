@@ -7,11 +7,11 @@ import torch
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
-from cairn.models.eagle import EagleHead
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused_experts import has_kernels
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.registry import EXPERT_FORMS, FORMS, expert_form, form_class
+from cairn.models.mtp import DraftHead
 from cairn.models.transformer import Transformer
 
 
@@ -65,8 +65,8 @@ def _check(model: Transformer, name: str, parts: list[Linear], layers: list[Expe
 
 
 @torch.inference_mode()
-def convert_drafter(head: EagleHead, model: Transformer) -> str | None:
-    """An EAGLE-3 head into the form that the model's matrices were converted to: what it guesses is verified anyway.
+def convert_drafter(head: DraftHead, model: Transformer) -> str | None:
+    """A head that drafts into the form that the model's matrices were converted to: what it guesses is verified anyway.
 
     None: those are as they were loaded. A matrix that has no such form stays as it is.
     """

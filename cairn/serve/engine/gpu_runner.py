@@ -15,9 +15,10 @@ from cairn.core.events import instant
 from cairn.kernels.paged.cascade import parts_of, split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
-from cairn.models.eagle import EagleHead
 from cairn.models.fused import Fused
 from cairn.models.fused_head import FusedHead
+from cairn.models.fused_mtp import FusedMtp
+from cairn.models.mtp import DraftHead, MtpHead
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapter_slots import AdapterSlots, bucket_of
 from cairn.serve.engine.adapters import VARIES
@@ -52,7 +53,7 @@ class GPURunner(Runner):
         fused: bool = True,
         invariant: bool = False,
         scales: CacheScales | None = None,
-        head: EagleHead | None = None,
+        head: DraftHead | None = None,
         memory: GpuMemory | None = None,
     ) -> None:
         """`memory`: where weights lie and pages will, if the model may sleep."""
@@ -67,9 +68,13 @@ class GPURunner(Runner):
             self.adapters.slots = AdapterSlots(model, limits)
         self._layouts = 0  # of steps with adapters, when their graphs were captured
         self.fused = Fused(model, limits.context, invariant) if fused else None
-        if self.head is not None and head is not None and fused:
+        if self.head is not None and head is not None and self.fused is not None:
             longest = limits.context + limits.drafts  # a guess may stand behind the last token
-            self.head.form = FusedHead(head, longest, 2 * limits.rows, invariant)
+            if isinstance(head, MtpHead):
+                head.scores = self.fused.logits
+                self.head.form = FusedMtp(head, longest, 2 * limits.rows, invariant)
+            else:
+                self.head.form = FusedHead(head, longest, 2 * limits.rows, invariant)
         why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
         if invariant and why_not:
             raise ConfigError(

@@ -18,7 +18,7 @@ from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
-from cairn.models.eagle import EagleHead
+from cairn.models.mtp import DraftHead
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.batch import Batch, Staged
@@ -81,7 +81,7 @@ class Runner:
         dtype: torch.dtype | None = None,
         lean: bool = False,
         scales: CacheScales | None = None,
-        head: EagleHead | None = None,
+        head: DraftHead | None = None,
         pool: PagePool | None = None,
     ) -> None:
         """`dtype`: of the cache, with `scales` if that is float8; by default the model's. `head`: drafts.
@@ -227,6 +227,7 @@ class Runner:
         self.keep(staged, tokens_S)
         if self.head is not None and self.batch.text_NC is not None:
             state, text_NC = self.batch.state, self.batch.text_NC
+            tapped = tapped or [hidden_TD]
             self.head.propose(
                 staged, inputs, tapped, tokens_S, state, text_NC, attend, self.attend_rows
             )

@@ -14,10 +14,10 @@ from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_count
 from cairn.kernels.built import Lookups, use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
-from cairn.models.eagle import EagleHead
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_drafter
 from cairn.models.linear.registry import CONVERTED
+from cairn.models.mtp import DraftHead
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
@@ -334,7 +334,7 @@ def _runner(
     runnable: Runnable,
     limits: Limits,
     config: EngineConfig,
-    head: EagleHead | None,
+    head: DraftHead | None,
     memory: GpuMemory | None,
 ) -> Runner:
     model = runnable.model

@@ -15,9 +15,8 @@ from cairn.serve.engine.speculate.suffix import SuffixDrafter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cairn.models.eagle import EagleHead
+    from cairn.models.mtp import DraftHead, MtpHead
     from cairn.models.runnable import OpenModel, Runnable
-    from cairn.models.spec import ModelSpec
     from cairn.models.transformer import Transformer
     from cairn.serve.config import EngineConfig
     from cairn.serve.engine.speculate.controller import Seconds
@@ -30,6 +29,7 @@ WAIT_S = 500e-6  # of the host for a step that verifies, on an H200, where nothi
 # to 4 tokens of one row: 0.45 ms of Qwen3-8B (36 layers, 3.9 ms), 0.16 ms of Qwen3-0.6B (28 layers, 0.56 ms).
 VERIFY_LAYER_S = 4e-6
 VERIFY_SHARE = 0.08
+MTP = "mtp"  # the layer of the model's own checkpoint that predicts further tokens
 OWN_DRAFTERS = ("off", "grammar", "ngram", "suffix", "auto")
 log = logging.getLogger("cairn")
 
@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
     drafts: int  # most of a request in a step
     note: str
     on_device: bool = False  # the device drafts, and nothing waits for it
-    head: "EagleHead | None" = None
+    head: "DraftHead | None" = None
 
 
 def choose_drafter(
@@ -48,9 +48,11 @@ def choose_drafter(
     """None: nothing is drafted. A draft model or a head is loaded here, before the memory that is left is counted."""
     if config.speculate == "off":
         return None
-    if (head := open_head(config, target.spec, model)) is not None:
+    if (head := open_head(config, target, model)) is not None:
         drafts = HEAD_DRAFTS if config.draft_tokens == "auto" else config.draft_tokens
-        note = f"drafts: what the head {config.speculate} guesses; {drafts} in a step"
+        is_own = config.speculate == MTP
+        who = "the checkpoint's own MTP layer" if is_own else f"the head {config.speculate}"
+        note = f"drafts: what {who} guesses; {drafts} in a step"
         return Chosen(GrammarDrafter(), drafts, note, True, head)
     on_gpu = model.embedding.weight.is_cuda
     auto = config.draft_tokens == "auto"
@@ -76,12 +78,14 @@ def _drafter(config: "EngineConfig", target: "OpenModel") -> tuple[Drafter, str]
 
 
 def open_head(
-    config: "EngineConfig", target: "ModelSpec", model: "Transformer"
-) -> "EagleHead | None":
-    """The EAGLE-3 head that `config.speculate` names, on the model's device; None: it names none."""
+    config: "EngineConfig", target: "OpenModel", model: "Transformer"
+) -> "DraftHead | None":
+    """The head that `config.speculate` names, on the model's device; None: it names none."""
     name = config.speculate
     if name in OWN_DRAFTERS or (name.startswith("random:") and name != RANDOM_HEAD):
         return None
+    if name == MTP:
+        return _own_layer(config, target, model)
     from cairn.models.build import Build
     from cairn.models.eagle import is_eagle, load_head, random_head
     from cairn.models.hub import resolve
@@ -92,7 +96,7 @@ def open_head(
     except ModelNotFound as problem:
         raise ConfigError(
             f"speculate is {name}, which names no drafter, and as a model or a head: {problem.message}",
-            hint=f"use {', '.join(OWN_DRAFTERS)}, a model of the same tokens, or an EAGLE-3 head",
+            hint=f"use {', '.join((*OWN_DRAFTERS, MTP))}, a model of the same tokens, or an EAGLE-3 head",
         ) from problem
     described = None if folder is None else folder / "config.json"
     if described is not None and not (described.is_file() and is_eagle(read_json(described))):
@@ -100,14 +104,29 @@ def open_head(
     _check_head(config, model)
     weight = model.embedding.weight
     build = Build(weight.device, weight.dtype, fused=weight.is_cuda)
-    return random_head(target, build) if folder is None else load_head(folder, target, build)
+    spec = target.spec
+    return random_head(spec, build) if folder is None else load_head(folder, spec, build)
+
+
+def _own_layer(config: "EngineConfig", target: "OpenModel", model: "Transformer") -> "MtpHead":
+    from cairn.models.mtp import load_mtp
+
+    if target.checkpoint is None:
+        raise ConfigError(
+            f"speculate is mtp, and {target.name} is no checkpoint that could have such a layer",
+            hint="use --speculate ngram",
+        )
+    _check_head(config, model)
+    return load_mtp(target.checkpoint.tensors, model)
 
 
 def _check_head(config: "EngineConfig", model: "Transformer") -> None:
+    """What the layer of a head cannot stand beside; one of the model's own kind may have latents as the others."""
     spec = model.spec
     obstacles = {
         "tensor parallelism": model.build.shards.size > 1,
-        "windows or latent attention": any(spec.windows) or bool(spec.latent),
+        "windows": any(spec.windows),
+        "latent attention": bool(spec.latent) and config.speculate != MTP,
         "a state in some layers": spec.is_recurrent,
         "a float8 cache": config.kv_cache_dtype != "auto",
         "batch_invariant on a CPU": config.batch_invariant and not model.embedding.weight.is_cuda,

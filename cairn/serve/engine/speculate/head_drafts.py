@@ -18,7 +18,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from cairn.kernels.paged.step_inputs import Inputs, State
     from cairn.models.attend import Attend
-    from cairn.models.eagle import EagleHead, Passed
+    from cairn.models.eagle import Passed
+    from cairn.models.mtp import DraftHead
     from cairn.models.transformer import Transformer
     from cairn.serve.engine.batch import Staged
     from cairn.serve.engine.pages import Paged
@@ -29,7 +30,7 @@ AttendRows = Callable[[Tensor, Tensor, Tensor, Tensor], "Paged"]
 
 
 class HeadForm(Protocol):
-    """`EagleHead` itself, or `FusedHead` on a GPU."""
+    """An `EagleHead` or an `MtpHead` itself, or on a GPU `FusedHead` or `FusedMtp`."""
 
     def fuse(self, tapped: list[Tensor]) -> Tensor:
         """The hidden states of the target in one."""
@@ -58,8 +59,8 @@ class Places(NamedTuple):
 
 
 class HeadDrafts:
-    def __init__(self, head: "EagleHead", model: "Transformer", limits: "Limits") -> None:
-        self.spec, self.model, self.limits = head.spec, model, limits
+    def __init__(self, head: "DraftHead", model: "Transformer", limits: "Limits") -> None:
+        self.taps, self.model, self.limits = head.taps, model, limits
         self.form: HeadForm = head
         self.embedding = model.embedding if head.embedding is None else head.embedding
         device = model.embedding.weight.device
@@ -72,10 +73,6 @@ class HeadDrafts:
         self._more_K1[:, 0] = torch.arange(limits.drafts - 1)
         self._sequences = torch.arange(2 * limits.rows, device=device)
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.spec.taps
-
     def propose(
         self,
         staged: "Staged",
@@ -87,7 +84,10 @@ class HeadDrafts:
         attend: "Paged",
         attend_rows: AttendRows,
     ) -> None:
-        """Draft for the next step, from what this one has computed, drawn and accepted."""
+        """Draft for the next step, from what this one has computed, drawn and accepted.
+
+        `tapped`: the hidden states behind each of `taps`; without taps, those behind the last norm.
+        """
         rows_B, lengths_B = staged.decided.rows_B, inputs.lengths_B
         following_T = drawn_S if staged.each_drawn else _following(staged, inputs, drawn_S, text_NC)
         ends_B = staged.decided.bounds_B1[1:] - 1
