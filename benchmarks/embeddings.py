@@ -12,6 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,15 +43,20 @@ def texts_of(count: int) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=length)) for length in lengths_of(count)]
 
 
-def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of each, the median of several rounds in which they take turns."""
-    took: dict[str, list[float]] = {name: [] for name in runs}
+class Took(NamedTuple):
+    seconds: float
+    cpu_s: float  # of all threads; a busy machine lengthens it less
+
+
+def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Took]:
+    """What each took, the median of several rounds in which they take turns."""
+    took: dict[str, list[Took]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            began = time.perf_counter()
+            began, computed = time.perf_counter(), time.process_time()
             run()
-            took[name].append(time.perf_counter() - began)
-    return {name: statistics.median(times) for name, times in took.items()}
+            took[name].append(Took(time.perf_counter() - began, time.process_time() - computed))
+    return {name: Took(*map(statistics.median, zip(*of, strict=True))) for name, of in took.items()}
 
 
 def compare(options: argparse.Namespace) -> dict[str, object]:
@@ -69,10 +75,13 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
             theirs = rival.encode(texts, show_progress_bar=False)
             found["least_cosine"] = float((ours * theirs).sum(-1).min())
             runs["sentence-transformers"] = lambda: rival.encode(texts, show_progress_bar=False)
-        seconds = in_turns(runs, options.rounds)
-        found |= {"texts_per_s": {name: len(texts) / took for name, took in seconds.items()}}
+        took = in_turns(runs, options.rounds)
+        found["texts_per_s"] = {name: len(texts) / of.seconds for name, of in took.items()}
+        found["texts_per_cpu_s"] = {name: len(texts) / of.cpu_s for name, of in took.items()}
         if options.rival:
-            found["speed_up"] = seconds["sentence-transformers"] / seconds["cairn"]
+            ours_took, theirs_took = took["cairn"], took["sentence-transformers"]
+            found["speed_up"] = theirs_took.seconds / ours_took.seconds
+            found["speed_up_by_cpu_s"] = theirs_took.cpu_s / ours_took.cpu_s
         return found
 
 
@@ -115,7 +124,7 @@ def random_shape(options: argparse.Namespace) -> dict[str, object]:
             made_BD.cpu()
 
     run()
-    seconds = in_turns({"cairn": run}, options.rounds)["cairn"]
+    seconds = in_turns({"cairn": run}, options.rounds)["cairn"].seconds
     flops = float(sum(encoder_flops(shape, length) for length in lengths))
     return {
         "shape": options.shape,

@@ -11,6 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
+MANY_TOKENS = 2048  # more than products with few rows have
+WARM_LENGTH = 64  # of a text, at most
+
 
 class Text(Protocol):
     """What waits: a job of the server, or a number in a test."""
@@ -62,3 +65,13 @@ class TextQueue(Generic[T]):
 def by_length(batch: Sequence[T]) -> list[T]:
     """Texts of equal length side by side, so that their attention is one product."""
     return sorted(batch, key=lambda text: text.tokens)
+
+
+def warm_batches(budget_tokens: int, context: int) -> list[list[int]]:
+    """Lengths of the texts of a small batch and of a large one; neither has more tokens than a batch may have.
+
+    Two lengths in each, because texts of equal length have another attention.
+    """
+    length = min(context, WARM_LENGTH, max(budget_tokens // 2, 1))
+    most = min(MANY_TOKENS + length, budget_tokens) // length
+    return [[max(length - 1, 1), *[length] * (texts - 1)] for texts in (2, max(most, 2))]

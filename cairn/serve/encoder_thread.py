@@ -16,13 +16,10 @@ from torch import Tensor, nn
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.pool import pooled
 from cairn.models.encoder.pooling_rules import Pooling
-from cairn.serve.encoder_batch import by_length
+from cairn.serve.encoder_batch import by_length, warm_batches
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.step_times import Spent
 from cairn.serve.job_thread import JobThread, WaitingJob
-
-MANY_TOKENS = 2048  # more than products with few rows have
-WARM_LENGTH = 64  # of a text, at most
 
 
 class Launched(NamedTuple):
@@ -52,14 +49,13 @@ class EncoderThread(JobThread):
         self._in_flight: deque[Launched] = deque()
         self._ahead = 2 if device.type == "cuda" else 1
         if device.type == "cuda":
-            self.warm(min(context, WARM_LENGTH))
+            self.warm(context)
         self.start()
 
     @torch.inference_mode()
-    def warm(self, length: int) -> None:
+    def warm(self, context: int) -> None:
         """Compute a few tokens and many, so that the kernels of both are compiled before somebody waits for them."""
-        for texts in (2, MANY_TOKENS // length + 2):
-            lengths = [length, *[max(length - 1, 1)] * (texts - 1)]
+        for lengths in warm_batches(self.budget_tokens, context):
             attend = Bidirectional(lengths, self.device, self.plain)
             tokens_T = torch.zeros(sum(lengths), dtype=torch.int64, device=self.device)
             self.model(tokens_T, attend.positions_T(), attend, None)

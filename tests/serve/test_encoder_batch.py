@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.serve.encoder_batch import TextQueue, by_length
+from cairn.serve.encoder_batch import MANY_TOKENS, TextQueue, by_length, warm_batches
 
 
 class Waiting(NamedTuple):
@@ -47,3 +47,13 @@ def test_what_is_removed_never_comes(given_texts):
         taken += queue.take(64, 8)
     assert sorted(taken) == sorted(texts[1::2])
     assert [text.tokens for text in by_length(taken)] == sorted(text.tokens for text in taken)
+
+
+@given(st.integers(2, 100_000), st.integers(2, 8192))
+def test_warming_keeps_to_the_budget_and_has_many_tokens_where_that_allows_them(budget, context):
+    few, many = warm_batches(budget, context)
+    assert len(few) == 2 <= len(many)
+    assert sum(few) <= budget
+    assert sum(many) <= budget
+    assert max(few + many) <= context
+    assert sum(many) >= min(MANY_TOKENS, budget - max(many)) - max(many)
