@@ -69,7 +69,8 @@ def _read_in_child(data: bytes) -> Samples:
     if child.returncode:
         said = child.stderr.decode("utf-8", "replace").strip().splitlines()
         reason = said[-1] if said and child.returncode > 0 else "the decoder failed"
-        reason = reason.rpartition(">: ")[2]  # soundfile names the object that it read from
+        # soundfile names the object that it read from, in a sentence.
+        reason = reason.rpartition(">: ")[2].rstrip(".")
         raise RequestError(
             f"the file is no sound that can be read: {reason[:200]}",
             hint="wav, flac, ogg and mp3 are read",

@@ -120,6 +120,32 @@ def test_rerank_with_embeddings_is_the_cosine(encoder, embedder):
         assert one["document"] == {"text": TEXTS[one["index"]]}
 
 
+def test_clients_of_other_servers_get_the_same_vectors_and_scores(encoder):
+    def post(path, **body):
+        answer = encoder.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    made = encoder.client.embeddings.create(
+        model="tiny", input=TEXTS, extra_body={"normalize": True}
+    )
+    unit = np.array([one.embedding for one in made.data])
+    np.testing.assert_allclose(post("/embed", inputs=TEXTS), unit, atol=1e-6)
+    ollama = post("/api/embed", model="tiny:latest", input=[*TEXTS, "word " * 99])
+    np.testing.assert_allclose(ollama["embeddings"][:-1], unit, atol=1e-6)
+    assert ollama["prompt_eval_count"] == made.usage.prompt_tokens + 30  # the last one was cut
+    raw = np.array(post("/api/embeddings", model="tiny", prompt=TEXTS[0])["embedding"])
+    np.testing.assert_allclose(raw / np.linalg.norm(raw), unit[0], atol=1e-6)
+
+    ranked = post("/v2/rerank", query="park", documents=TEXTS, max_tokens_per_doc=4096)["results"]
+    listed = post("/rerank", query="park", texts=TEXTS, return_text=True)
+    assert [one["text"] for one in listed] == [one["document"]["text"] for one in ranked]
+    assert [one["score"] for one in listed] == [one["relevance_score"] for one in ranked]
+    for body, field in (({}, "documents"), ({"texts": ["a"], "documents": ["a"]}, "texts")):
+        answer = encoder.http.post("/rerank", json={"query": "a", **body})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
 def test_rerank_order_of_a_cross_encoder_is_that_of_transformers(cross_encoder):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(cross_encoder)

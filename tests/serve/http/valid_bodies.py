@@ -112,6 +112,8 @@ VALID = [
             "priority": 1,
         },
     ),
+    ("/rerank", {"query": "Hi", "texts": ["you", "me"], "truncate": True, "return_text": True}),
+    ("/embed", {"inputs": [[5, 6], [7]], "truncate": True, "normalize": False}),
     ("/score", {"text_1": "Hi", "text_2": ["you", "me"], "truncate_prompt_tokens": -1}),
     (
         "/v1/embeddings",

@@ -10,7 +10,7 @@ that it runs, so admission, deadlines, keys and a client that leaves are as for 
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -65,8 +65,25 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
+class Embedded(NamedTuple):
+    vectors_BD: np.ndarray
+    tokens: int
+    model: str
+
+
 async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
     asked = decode(body, EmbeddingRequest)
+    made = await embedded(service, call, asked)
+    as_text = asked.encoding_format == "base64"
+    data = [
+        Embedding(index=at, embedding=encoded(vector_D) if as_text else vector_D.tolist())
+        for at, vector_D in enumerate(made.vectors_BD)
+    ]
+    usage = EmbeddingUsage(prompt_tokens=made.tokens, total_tokens=made.tokens)
+    return JSON(EmbeddingList(model=made.model, data=data, usage=usage))
+
+
+async def embedded(service: Service, call: Call, asked: EmbeddingRequest) -> Embedded:
     model = service.check_model(asked.model)
     vectors = service.serving.vectors
     if asked.dimensions is not None and asked.dimensions > vectors.width:
@@ -75,14 +92,7 @@ async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
     texts = await _read(service, asked)
     pooling = asked.pooling or vectors.rules.pooling
     pooled_BD, tokens = await pool(service, call, texts, pooling, model, asked.priority or 0)
-    made_BD = vectors.embeddings(pooled_BD, asked.dimensions, asked.normalize)
-    as_text = asked.encoding_format == "base64"
-    data = [
-        Embedding(index=at, embedding=encoded(vector_D) if as_text else vector_D.tolist())
-        for at, vector_D in enumerate(made_BD)
-    ]
-    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
-    return JSON(EmbeddingList(model=model, data=data, usage=usage))
+    return Embedded(vectors.embeddings(pooled_BD, asked.dimensions, asked.normalize), tokens, model)
 
 
 async def pool(

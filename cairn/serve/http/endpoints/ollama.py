@@ -146,7 +146,7 @@ async def _prepare_text(service: Service, asked: OllamaGenerate) -> PreparedChat
 async def _answer(
     service: Service, call: Call, asked: OllamaRequest, prepared: PreparedChat, writer: "LineWriter"
 ) -> JSON | None:
-    model = _served_name(service, asked.model)
+    model = served_name(service, asked.model)
     exchange = Exchange(service, call, [prepared.request], model, stream=asked.stream)
     writer.begin(exchange, prepared.readers[0])
     async with exchange:
@@ -162,11 +162,11 @@ async def _answer(
 
 def _model(service: Service, name: str) -> str:
     """Their clients name a tag, and `latest` where nobody gave one."""
-    service.check_model(_served_name(service, name))
+    service.check_model(served_name(service, name))
     return name
 
 
-def _served_name(service: Service, name: str) -> str:
+def served_name(service: Service, name: str) -> str:
     return name if name in service.serving.models else name.removesuffix(":latest")
 
 

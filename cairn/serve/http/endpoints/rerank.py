@@ -1,6 +1,7 @@
 """POST /v1/rerank, /score and /classify: how well texts answer a query, and which labels they have.
 
     /v1/rerank   a query and documents -> documents, best first                      as Jina's and Cohere's clients ask
+                 a query and texts -> a list of them, best first                as those of Text Embeddings Inference
     /score       text_1 and text_2, one or several -> a score for each pair          as vLLM's clients ask
     /classify    texts -> the probability of each label
 
@@ -36,10 +37,13 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     """POST /v1/rerank"""
 
     query: str
-    documents: list[str | RerankDocument]
+    documents: list[str | RerankDocument] | None = None
+    texts: list[str] | None = None  # in place of documents: the answer is a list then
     model: str | None = None
     top_n: AtLeastOne | None = None
     return_documents: bool | None = None  # as by default
+    return_text: bool | None = None  # of texts; not by default
+    truncate: bool | None = None  # texts: as truncate_prompt_tokens -1
     instruction: str | None = None  # what counts as an answer, for rerankers that take one
     truncate_prompt_tokens: int | None = None  # cut documents; -1: to what the model reads
     priority: Priority | None = None
@@ -50,6 +54,14 @@ class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     index: int
     relevance_score: float
     document: RerankDocument | None = None
+
+
+class RankedText(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """As Text Embeddings Inference has it."""
+
+    index: int
+    score: float
+    text: str | None = None
 
 
 class RerankList(msgspec.Struct, kw_only=True):
@@ -111,12 +123,19 @@ class ClassificationList(msgspec.Struct, kw_only=True):
 async def rerank(service: Service, call: Call, body: bytes) -> JSON:
     asked = decode(body, RerankRequest)
     model = service.check_model(asked.model)
-    documents = [one if isinstance(one, str) else one.text for one in asked.documents]
-    if not documents:
-        raise Refusal(400, "documents is an empty list", param="documents")
+    field = "documents" if asked.texts is None else "texts"
+    documents = _documents(asked)
     pairs = [Pair(asked.query, document) for document in documents]
-    scores, usage = await _scores(service, call, pairs, asked, "documents", model)
+    scores, usage = await _scores(service, call, pairs, asked, field, model)
     order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: asked.top_n]
+    if asked.texts is not None:
+        shown = asked.return_text is True
+        return JSON(
+            [
+                RankedText(index=at, score=scores[at], text=documents[at] if shown else None)
+                for at in order
+            ]
+        )
     shown = asked.return_documents is not False
     results = [
         RerankResult(
@@ -127,6 +146,24 @@ async def rerank(service: Service, call: Call, body: bytes) -> JSON:
         for at in order
     ]
     return JSON(RerankList(id=call.id, model=model, results=results, usage=usage))
+
+
+def _documents(asked: RerankRequest) -> list[str]:
+    """Those of one kind of client or of the other."""
+    if asked.texts is None and asked.documents is None:
+        raise Refusal(400, "documents is missing", param="documents", code="missing_field")
+    if asked.texts is not None and asked.documents is not None:
+        raise Refusal(400, "documents and texts are given; give one of them", param="texts")
+    if asked.texts is not None:
+        if asked.truncate and asked.truncate_prompt_tokens is None:
+            asked.truncate_prompt_tokens = -1
+        found = asked.texts
+    else:
+        found = [one if isinstance(one, str) else one.text for one in asked.documents or ()]
+    if not found:
+        field = "documents" if asked.texts is None else "texts"
+        raise Refusal(400, f"{field} is an empty list", param=field)
+    return found
 
 
 async def score(service: Service, call: Call, body: bytes) -> JSON:

@@ -8,6 +8,7 @@ import msgspec
 
 from cairn import __version__
 from cairn.serve.http.endpoints.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from cairn.serve.http.endpoints.embed import EmbedRequest, OllamaEmbed, OllamaEmbedding
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
 from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
@@ -63,6 +64,7 @@ POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/completions": (CompletionRequest, Completion, "the continuation of a text"),
     "/v1/embeddings": (EmbeddingRequest, EmbeddingList, "vectors of texts"),
     "/v1/rerank": (RerankRequest, RerankList, "documents, the best answer to a query first"),
+    "/v2/rerank": (RerankRequest, RerankList, "as /v1/rerank"),
     "/rerank": (RerankRequest, RerankList, "as /v1/rerank"),
     "/score": (ScoreRequest, ScoreList, "how well texts of pairs belong together"),
     "/v1/score": (ScoreRequest, ScoreList, "as /score"),
@@ -100,6 +102,9 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/apply-template": (TokenizeRequest, "a conversation as text, llama.cpp's way"),
     "/api/chat": (OllamaChat, "the next message of a conversation, Ollama's way"),
     "/api/generate": (OllamaGenerate, "the continuation of a text, Ollama's way"),
+    "/embed": (EmbedRequest, "vectors of texts, Text Embeddings Inference's way"),
+    "/api/embed": (OllamaEmbed, "vectors of texts, Ollama's way"),
+    "/api/embeddings": (OllamaEmbedding, "the vector of a text, Ollama's way"),
     "/api/show": (OllamaShow, "the model, Ollama's way"),
     "/v1/load_lora_adapter": (LoadAdapterRequest, "serve an adapter; with --admin-endpoints"),
     "/v1/unload_lora_adapter": (UnloadAdapterRequest, "serve it no more; with --admin-endpoints"),

@@ -52,6 +52,7 @@ from cairn.serve.http.endpoints.batches import (
 )
 from cairn.serve.http.endpoints.chat import chat_completions
 from cairn.serve.http.endpoints.completions import completions
+from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
 from cairn.serve.http.endpoints.llamacpp import (
     apply_template,
@@ -120,21 +121,27 @@ FIELDS = tuple({
     for name in kind.__struct_fields__
 })  # fmt: skip
 PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input", "classify": "input",
-             "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
+             "embed": "inputs", "api_embed": "input", "api_embeddings": "prompt", "responses": "input",
+             "messages": "messages", "count_tokens": "messages"}  # fmt: skip
 ERROR_FORMATS = {
     "messages": anthropic_error,
     "count_tokens": anthropic_error,
     "api_chat": ollama_error,
+    "api_embed": ollama_error,
+    "api_embeddings": ollama_error,
     "api_generate": ollama_error,
     "api_show": ollama_error,
 }
 GENERATING = (
     api_chat,
+    api_embed,
+    api_embeddings,
     api_generate,
     chat_completions,
     classify,
     completion,
     completions,
+    embed,
     embeddings,
     infill,
     messages,
@@ -152,10 +159,12 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/v1/audio/transcriptions", transcriptions),
     ("POST", "/v1/audio/translations", translations),
     ("POST", "/v1/rerank", rerank),
+    ("POST", "/v2/rerank", rerank),
     ("POST", "/rerank", rerank),
     ("POST", "/v1/score", score),
     ("POST", "/score", score),
     ("POST", "/classify", classify),
+    ("POST", "/embed", embed),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/responses", responses),
@@ -190,6 +199,8 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("GET", "/slots", slots),
     ("POST", "/api/chat", api_chat),
     ("POST", "/api/generate", api_generate),
+    ("POST", "/api/embed", api_embed),
+    ("POST", "/api/embeddings", api_embeddings),
     ("POST", "/api/show", api_show),
     ("GET", "/api/ps", api_ps),
     ("GET", "/api/tags", api_tags),

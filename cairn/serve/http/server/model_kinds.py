@@ -1,5 +1,6 @@
 """Which endpoints a model has that generates no text: a text encoder its vectors, a transcriber its transcripts."""
 
+from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
 from cairn.serve.http.endpoints.embeddings import embeddings
 from cairn.serve.http.endpoints.rerank import classify, rerank, score
 from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
@@ -7,7 +8,7 @@ from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.service import Service
 
 INSTEAD = {
-    "vectors": (classify, embeddings, rerank, score),
+    "vectors": (embeddings, rerank, score, classify, embed, api_embed, api_embeddings),
     "transcripts": (transcriptions, translations),
 }
 KINDS = {"vectors": "a text encoder", "transcripts": "a transcriber of speech"}
