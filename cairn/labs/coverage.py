@@ -78,7 +78,9 @@ def _row(line: Line) -> Row:
 
 
 def _best(line: Line) -> Topic | None:
-    """The topic that has most of the line's words; of equals the one that has more of its terms, then in its title."""
+    """The topic of that name, or the one with most of the line's words: in its text, its title, then of its terms."""
+    if line.topic in load().topics:
+        return load().topics[line.topic]
     wanted, terms = words_of(line.topic), words_of(" ".join(line.terms))
 
     def score(topic: Topic) -> tuple[float, float, float]:

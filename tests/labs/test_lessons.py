@@ -46,6 +46,9 @@ def test_all_reading_has_authors_a_year_and_a_place():
     ]
     assert {one for reading in lists for one in reading if not PAPER.match(one)} == set()
     assert {one for reading in lists for one in reading if NO_AUTHOR.search(one)} == set()
+    numbered = {one for reading in lists for one in reading if "arXiv:" in one}
+    written = Counter(one.rpartition("arXiv:")[2] for one in numbered)
+    assert [number for number, ways in written.items() if ways > 1] == []  # one paper, one citation
 
 
 def test_no_two_lessons_ask_the_same():
