@@ -1,9 +1,11 @@
 """What every test shares: no network, few threads, reproducible properties."""
 
+import gc
 import os
 import signal
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 # One thread per test process: the suite runs several of them, and a thread pool does not survive the
@@ -16,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forking after use wo
 
 import hypothesis
 import pytest
+import standing_heap
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and so would every program that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,6 +46,17 @@ LONG = (
     "train/checkpoint/test_resume.py",
     "bench/test_throughput.py",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays: nothing of it is garbage while it is collected, nor afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        standing_heap.keep()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

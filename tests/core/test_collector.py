@@ -4,8 +4,15 @@ import gc
 import weakref
 
 import pytest
+import standing_heap
 
 from cairn.core.collector import held_collector, quiet_collector
+
+
+@pytest.fixture(autouse=True)
+def real_collector():
+    with standing_heap.real_collector():
+        yield
 
 
 class Node:
