@@ -9,7 +9,7 @@ like one. Opening reads headers only.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Checkpoint:
     ) -> None:
         self.path = path
         self.generation: dict[str, Any] = {}  # generation_config.json
-        self.metadata: Mapping[str, object] | None = None  # of a GGUF file
+        self.metadata: Callable[[], Mapping[str, object]] | None = None  # of a GGUF file
         self.vision: VisionSpec | None = None  # of a model that sees
         self.whole: TensorSource = tensors  # with the tower's tensors, where there is one
         if has_vision(config):
@@ -73,7 +73,7 @@ class Checkpoint:
 
     def tokenizer(self) -> Tokenizer:
         if self.metadata is not None:
-            return tokenizer_from_metadata(self.metadata, str(self.path))
+            return tokenizer_from_metadata(self.metadata(), str(self.path))
         return tokenizer_from_folder(self.path)
 
     def stored_dtype(self) -> torch.dtype:
@@ -246,7 +246,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
     file = GGUFFile(path)
     checkpoint = Checkpoint(path, file.config(), file, ())
-    checkpoint.metadata = file.metadata
+    checkpoint.metadata = file.take_metadata
     return checkpoint
 
 

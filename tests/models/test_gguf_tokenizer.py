@@ -1,6 +1,7 @@
 """A tokenizer rebuilt from GGUF metadata gives the ids of the original it was converted from."""
 
 import functools
+from typing import cast
 
 import pytest
 import tiny_tokenizers
@@ -23,6 +24,8 @@ from shared_data import packaged_chat_model, shared, transformers_oracle
 from tokenizers import Regex, pre_tokenizers
 
 from cairn.core.errors import CairnError, ModelNotFound, TokenizerError, WeightsError
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.gguf.file import GGUFFile
 from cairn.models.gguf.pretokenizers import PRETOKENIZERS
 from cairn.models.gguf.tokenizer import (
     merges_by_score,
@@ -194,6 +197,16 @@ def test_stories260k_file_gives_the_ids_of_its_folder():
     assert_same_ids(tokenizer, original)
     for text in texts():
         assert tokenizer.encode(text) == original.encode(text)
+
+
+def test_a_vocabulary_is_given_away_and_read_again():
+    checkpoint = open_checkpoint(shared("models", "stories260K.gguf"))
+    first = checkpoint.tokenizer()
+    kept = cast(GGUFFile, checkpoint.whole).metadata
+    assert "general.architecture" in kept
+    assert not any(isinstance(value, list) for value in kept.values())
+    second = checkpoint.tokenizer()
+    assert second.encode("Once upon a time") == first.encode("Once upon a time")
 
 
 @functools.cache

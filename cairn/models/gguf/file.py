@@ -45,6 +45,7 @@ class GGUFFile:
         mapping = _map(path)
         self._header = read_header(path, mapping)
         self._bytes: np.ndarray | None = np.frombuffer(mapping, np.uint8)
+        self._taken = False  # the long lists of the metadata
         _refuse_unreadable(self._header)
         self.metadata = MappingProxyType(self._header.metadata)
         self._config = hf_config(self._header, self._rope_factors())
@@ -126,6 +127,15 @@ class GGUFFile:
     def source(self, name: str) -> Source:
         """Where the file holds a tensor, and what llama.cpp has changed of it."""
         return self._source(name)
+
+    def take_metadata(self) -> Mapping[str, object]:
+        """All of it. A vocabulary takes tens of megabytes as strings: it is given away, and read again later."""
+        if self._taken:
+            return read_header(self.path, _map(self.path)).metadata
+        self._taken, metadata = True, dict(self._header.metadata)
+        for key in [key for key, value in metadata.items() if isinstance(value, list)]:
+            del self._header.metadata[key]
+        return metadata
 
     def close(self) -> None:
         """Tensors that are views keep the mapping alive until they are gone."""
