@@ -4,6 +4,7 @@ The exact form is held against transformers on the dequantised weights, the pack
 """
 
 import math
+from pathlib import Path
 
 import pytest
 import shared_data
@@ -15,7 +16,6 @@ from cairn import LLM, SamplingParams
 from cairn.core.errors import ConfigError
 from cairn.kernels.cpu import compiled
 from cairn.models.attend import Packed
-from cairn.models.cache import cache_groups
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.linear.maps import held_bytes, linears
@@ -25,8 +25,6 @@ from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cpu_threads import allowed_threads
 from cairn.serve.engine.cpu_weights import pack_weights, packed
-from cairn.serve.engine.pages import Paged, PagePool
-from cairn.serve.engine.recorded import Recorded, obstacle
 from cairn.serve.engine.start import start_with
 
 TEXT = (
@@ -134,10 +132,17 @@ def test_the_form_that_serves_says_paris_and_errs_little(smollm2, serving):
     assert max(errors) > 1e-4, "this is the exact form"
     assert "Paris" in chat(serving)
     model = serving.serving.engine.engine.runner.model
-    mapped = compiled.obstacle() is None  # then tokens are looked up in the file
-    assert mapped == (model.embedding.lookup is not None)
-    whole = 0 if mapped else model.embedding.weight.nbytes
-    assert held_bytes(model) < whole + 2.5 * sum(math.prod(p.shape_NK()) for p in linears(model))
+    if (
+        compiled.obstacle() is None
+    ):  # mapped as the file has them; without a compiler 8-bit rows and the embedding
+        assert held_bytes(model) < 1.1 * Path(smollm2).stat().st_size
+    else:
+        whole = model.embedding.weight.nbytes
+        assert held_bytes(model) < whole + 2.5 * sum(map(math.prod, shapes(model)))
+
+
+def shapes(model: Transformer) -> list[tuple[int, int]]:
+    return [part.shape_NK() for part in linears(model)]
 
 
 def test_a_page_of_english_is_as_likely_in_the_form_that_serves(serving, exact):
@@ -172,30 +177,6 @@ def test_an_answer_is_the_same_cold_warm_in_chunks_and_beside_others(smollm2, se
     assert answers(serving, asked) == cold
     with engine(smollm2, max_num_batched_tokens=8, enable_prefix_caching=False) as llm:
         assert alone(llm) == cold
-
-
-@torch.inference_mode()
-def test_a_recorded_step_of_packed_products_is_the_lean_form_bit_for_bit(serving):
-    runner = serving.serving.engine.engine.runner
-    reason = obstacle(runner.model)
-    if reason is not None:
-        pytest.skip(f"a step of this form is not recorded here: {reason}")
-    assert isinstance(runner.lean, Recorded)
-    for length in (1, 16, 37):
-        found = []
-        for form in (runner.lean, runner.lean.lean):
-            pool = PagePool(cache_groups(runner.model.spec), 5, 16, torch.float32, "cpu")
-            pool.cache.normal_(generator=torch.Generator().manual_seed(length))
-            place, slot, lengths = (torch.tensor([n], dtype=torch.int32)
-                                    for n in (length - 1, 16 + length - 1, length))  # fmt: skip
-            table = torch.tensor([[1, 2, 3]], dtype=torch.int32)
-            hidden = form(
-                torch.tensor([length]),
-                place,
-                Paged(pool, slot[None], place, lengths, table[None], None),
-            )
-            found.append((hidden, pool.cache))
-        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def tiny(family: str = "qwen3") -> Transformer:

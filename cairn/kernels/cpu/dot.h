@@ -1,57 +1,74 @@
-/* Dot products of one unpacked row of weights with rows of activations that are rounded to 8 bits.
+/* Dot products of one unpacked row of weights with rows of activations that are rounded to 16 bits.
  *
- *     y = sum over groups of 16:  scale_w * scale_x * (levels . rounded) + offset_w * scale_x * sum(rounded)
+ *     x = scale * (256 * high + low)        two digits of 8 bits, and a scale for each 256 columns
+ *     y = sum over groups of 16:  scale_w * (levels . x) + offset_w * sum(x)
  *
- * Integers are multiplied exactly; groups are summed in float32. One form for each instruction set, and one in plain C.
+ * With one digit, a difference in the last bit of a float32 decides here and there what a value is rounded to, and thirty
+ * layers make another answer of it. The second one costs a product of integers, and not the unpacking of the weights.
+ * Integers are multiplied exactly; groups are summed in float32, in an order that does not depend on how many rows of x
+ * there are: a row has the same result in any batch. One form for each instruction set, and one in plain C.
  */
 #ifndef CAIRN_DOT_H
 #define CAIRN_DOT_H
 
 #include "blocks.h"
 
-#define SHARED 32 /* activations that share a scale */
 #define MOST_TOGETHER 4
+#define MOST_STEPS 32512.f /* 127 * 256 */
 
-/* One row of activations; padded with zeros up to a multiple of STRIDE. */
+/* STRIDE columns of one row of activations; zeros behind the last. Pieces of the rows lie one behind the other, then
+ * those of the next columns, so that one address is enough for all rows. */
 typedef struct {
-    int8_t *rounded;
-    float *scale; /* of each group */
-    float *sum;   /* scale * sum(rounded) of each group */
-} Activation;
+    _Alignas(64) int8_t high[STRIDE];
+    int8_t low[STRIDE];
+    float sum[STRIDE / GROUP]; /* of each group */
+    float scale;
+} Rounded;
 
 #if defined(__AVX512BW__) && defined(__AVX512DQ__)
 
-static inline __m512i products(__m512i level, __m512i x) {
+static inline __m512i add_products(__m512i sum, __m512i level, __m512i x) {
 #if defined(__AVX512VNNI__)
-    return _mm512_dpbusd_epi32(_mm512_setzero_si512(), level, x);
+    return _mm512_dpbusd_epi32(sum, level, x);
 #else
-    return _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1));
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1)));
 #endif
 }
 
-static inline __attribute__((always_inline)) void dot_of(Row w, const Activation *x, int count, int columns,
-                                                         int is_signed, float *y) {
+/* Both digits of 64 columns. */
+static inline __m512 digits_dot(__m512i level, __mmask64 negative, int is_signed, const Rounded *x, int column) {
+    __m512i high = _mm512_load_si512(x->high + column), low = _mm512_load_si512(x->low + column);
+    if (is_signed) high = _mm512_mask_sub_epi8(high, negative, _mm512_setzero_si512(), high);
+    if (is_signed) low = _mm512_mask_sub_epi8(low, negative, _mm512_setzero_si512(), low);
+    __m512i dot = _mm512_slli_epi32(add_products(_mm512_setzero_si512(), level, high), 8);
+    return _mm512_cvtepi32_ps(add_products(dot, level, low));
+}
+
+/* The scale of the group of each lane of the c-th 64 columns. */
+static inline __m512 factor_of(__m512 scale, int c) {
     const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    __m512 sum[MOST_TOGETHER], scale[MOST_TOGETHER];
+    return _mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(4 * c)), scale);
+}
+
+static inline __attribute__((always_inline)) void dot_of(Row w, const Rounded *x, int rows, int count, int columns,
+                                                         int is_signed, float *y) {
+    __m512 sum[MOST_TOGETHER];
     for (int j = 0; j < count; j++) sum[j] = _mm512_setzero_ps();
-    for (int start = 0; start < columns; start += STRIDE) {
-        int group = start / GROUP, end = columns < start + STRIDE ? columns : start + STRIDE;
-        __m512 scale_w = _mm512_loadu_ps(w.scale + group), offset_w = _mm512_loadu_ps(w.offset + group);
-        for (int j = 0; j < count; j++) {
-            scale[j] = _mm512_mul_ps(scale_w, _mm512_loadu_ps(x[j].scale + group));
-            if (!is_signed) sum[j] = _mm512_fmadd_ps(offset_w, _mm512_loadu_ps(x[j].sum + group), sum[j]);
-        }
-        __m512i lane = lanes;
-        for (int k = start; k < end; k += 64, lane = _mm512_add_epi32(lane, _mm512_set1_epi32(4))) {
-            __m512i level = _mm512_loadu_si512(w.level + k);
+    for (int start = 0; start < columns; start += STRIDE, x += rows) {
+        __m512 scale_w = _mm512_loadu_ps(w.scale + start / GROUP), offset_w = _mm512_loadu_ps(w.offset + start / GROUP);
+        __m512 piece[MOST_TOGETHER];
+        for (int j = 0; j < count; j++) piece[j] = _mm512_setzero_ps();
+        for (int c = 0; c < 4; c++) {
+            __m512i level = _mm512_loadu_si512(w.level + start + 64 * c);
             __mmask64 negative = is_signed ? _mm512_movepi8_mask(level) : 0;
             if (is_signed) level = _mm512_abs_epi8(level);
-            for (int j = 0; j < count; j++) {
-                __m512i rounded = _mm512_loadu_si512(x[j].rounded + k);
-                if (is_signed) rounded = _mm512_mask_sub_epi8(rounded, negative, _mm512_setzero_si512(), rounded);
-                __m512 dot = _mm512_cvtepi32_ps(products(level, rounded));
-                sum[j] = _mm512_fmadd_ps(dot, _mm512_permutexvar_ps(lane, scale[j]), sum[j]);
-            }
+            __m512 factor = factor_of(scale_w, c);
+            for (int j = 0; j < count; j++)
+                piece[j] = _mm512_fmadd_ps(digits_dot(level, negative, is_signed, x + j, 64 * c), factor, piece[j]);
+        }
+        for (int j = 0; j < count; j++) {
+            if (!is_signed) sum[j] = _mm512_fmadd_ps(offset_w, _mm512_load_ps(x[j].sum), sum[j]);
+            sum[j] = _mm512_fmadd_ps(piece[j], _mm512_set1_ps(x[j].scale), sum[j]);
         }
     }
     for (int j = 0; j < count; j++) y[j] = _mm512_reduce_add_ps(sum[j]);
@@ -59,29 +76,38 @@ static inline __attribute__((always_inline)) void dot_of(Row w, const Activation
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
-static inline __attribute__((always_inline)) void dot_of(Row w, const Activation *x, int count, int columns,
+/* The first digit of 32 columns, or the second added to it. */
+static inline __m256i products(__m256i level, __m256i signs, int is_signed, const int8_t *x) {
+    __m256i digit = _mm256_load_si256((const __m256i *)x);
+    if (is_signed) digit = _mm256_sign_epi8(digit, signs);
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(level, digit), _mm256_set1_epi16(1));
+}
+
+static inline __attribute__((always_inline)) void dot_of(Row w, const Rounded *x, int rows, int count, int columns,
                                                          int is_signed, float *y) {
-    __m256 sum[MOST_TOGETHER], scale[MOST_TOGETHER];
+    __m256 sum[MOST_TOGETHER], piece[MOST_TOGETHER];
     for (int j = 0; j < count; j++) sum[j] = _mm256_setzero_ps();
     for (int start = 0; start < columns; start += STRIDE / 2) {
-        int group = start / GROUP, end = columns < start + STRIDE / 2 ? columns : start + STRIDE / 2;
+        int at = start % STRIDE, group = start / GROUP;
         __m256 scale_w = _mm256_loadu_ps(w.scale + group), offset_w = _mm256_loadu_ps(w.offset + group);
-        for (int j = 0; j < count; j++) {
-            scale[j] = _mm256_mul_ps(scale_w, _mm256_loadu_ps(x[j].scale + group));
-            if (!is_signed) sum[j] = _mm256_fmadd_ps(offset_w, _mm256_loadu_ps(x[j].sum + group), sum[j]);
-        }
-        __m256i lane = _mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0);
-        for (int k = start; k < end; k += 32, lane = _mm256_add_epi32(lane, _mm256_set1_epi32(2))) {
-            __m256i signs = _mm256_loadu_si256((const __m256i *)(w.level + k));
+        for (int j = 0; j < count; j++) piece[j] = _mm256_setzero_ps();
+        for (int k = 0; k < STRIDE / 2; k += 32) {
+            __m256i lane = _mm256_add_epi32(_mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0), _mm256_set1_epi32(k / GROUP));
+            __m256 factor = _mm256_permutevar8x32_ps(scale_w, lane);
+            __m256i signs = _mm256_loadu_si256((const __m256i *)(w.level + start + k));
             __m256i level = is_signed ? _mm256_abs_epi8(signs) : signs;
             for (int j = 0; j < count; j++) {
-                __m256i rounded = _mm256_loadu_si256((const __m256i *)(x[j].rounded + k));
-                if (is_signed) rounded = _mm256_sign_epi8(rounded, signs);
-                __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(level, rounded), _mm256_set1_epi16(1));
-                __m256 factor = _mm256_permutevar8x32_ps(scale[j], lane);
-                sum[j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, sum[j]);
+                __m256i high = products(level, signs, is_signed, x[j].high + at + k);
+                __m256i low = products(level, signs, is_signed, x[j].low + at + k);
+                __m256i dot = _mm256_add_epi32(_mm256_slli_epi32(high, 8), low);
+                piece[j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, piece[j]);
             }
         }
+        for (int j = 0; j < count; j++) {
+            if (!is_signed) sum[j] = _mm256_fmadd_ps(offset_w, _mm256_load_ps(x[j].sum + at / GROUP), sum[j]);
+            sum[j] = _mm256_fmadd_ps(piece[j], _mm256_set1_ps(x[j].scale), sum[j]);
+        }
+        if (at) x += rows;
     }
     for (int j = 0; j < count; j++) {
         __m128 low = _mm_add_ps(_mm256_castps256_ps128(sum[j]), _mm256_extractf128_ps(sum[j], 1));
@@ -93,37 +119,37 @@ static inline __attribute__((always_inline)) void dot_of(Row w, const Activation
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 
-static inline __attribute__((always_inline)) void dot_of(Row w, const Activation *x, int count, int columns,
+static inline __attribute__((always_inline)) void dot_of(Row w, const Rounded *x, int rows, int count, int columns,
                                                          int is_signed, float *y) {
     (void)is_signed; /* levels below 64 are the same with a sign */
     float32x4_t sum[MOST_TOGETHER];
-    for (int j = 0; j < count; j++) sum[j] = vdupq_n_f32(0);
+    for (int j = 0; j < count; j++) sum[j] = vdupq_n_f32(0), y[j] = 0;
     for (int k = 0; k < columns; k += GROUP) {
-        int group = k / GROUP;
+        int group = k / GROUP, at = k % STRIDE;
+        const Rounded *here = x + (int64_t)(k / STRIDE) * rows;
         int8x16_t level = vld1q_s8((const int8_t *)w.level + k);
         for (int j = 0; j < count; j++) {
-            int32x4_t dot = vdotq_s32(vdupq_n_s32(0), level, vld1q_s8(x[j].rounded + k));
-            sum[j] = vfmaq_n_f32(sum[j], vcvtq_f32_s32(dot), w.scale[group] * x[j].scale[group]);
+            int32x4_t dot = vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), level, vld1q_s8(here[j].high + at)), 8);
+            dot = vdotq_s32(dot, level, vld1q_s8(here[j].low + at));
+            sum[j] = vfmaq_n_f32(sum[j], vcvtq_f32_s32(dot), w.scale[group] * here[j].scale);
+            y[j] += w.offset[group] * here[j].sum[at / GROUP];
         }
     }
-    for (int j = 0; j < count; j++) {
-        float offsets = 0;
-        for (int group = 0; group < columns / GROUP; group++) offsets += w.offset[group] * x[j].sum[group];
-        y[j] = vaddvq_f32(sum[j]) + offsets;
-    }
+    for (int j = 0; j < count; j++) y[j] += vaddvq_f32(sum[j]);
 }
 
 #else
 
-static inline void dot_of(Row w, const Activation *x, int count, int columns, int is_signed, float *y) {
+static inline void dot_of(Row w, const Rounded *x, int rows, int count, int columns, int is_signed, float *y) {
     (void)is_signed;
     const int8_t *level = (const int8_t *)w.level; /* levels below 64 are the same with a sign */
     for (int j = 0; j < count; j++) {
         float sum = 0;
-        for (int group = 0; group < columns / GROUP; group++) {
-            int dot = 0;
-            for (int i = GROUP * group; i < GROUP * (group + 1); i++) dot += level[i] * x[j].rounded[i];
-            sum += w.scale[group] * x[j].scale[group] * (float)dot + w.offset[group] * x[j].sum[group];
+        for (int k = 0; k < columns; k += GROUP) {
+            const Rounded *here = x + (int64_t)(k / STRIDE) * rows + j;
+            int dot = 0, at = k % STRIDE;
+            for (int i = 0; i < GROUP; i++) dot += level[k + i] * (256 * here->high[at + i] + here->low[at + i]);
+            sum += w.scale[k / GROUP] * here->scale * (float)dot + w.offset[k / GROUP] * here->sum[at / GROUP];
         }
         y[j] = sum;
     }
@@ -131,39 +157,45 @@ static inline void dot_of(Row w, const Activation *x, int count, int columns, in
 
 #endif
 
-/* The counts are constants where they are used, so that sums stay in registers. */
-static void dot(Row w, const Activation *x, int count, int columns, int is_signed, float *y) {
+/* The counts are constants where they are used, so that sums stay in registers. `rows`: all that x has. */
+static void dot(Row w, const Rounded *x, int rows, int columns, int is_signed, float *y) {
     int j = 0;
-    for (; j + 4 <= count; j += 4)
-        if (is_signed) dot_of(w, x + j, 4, columns, 1, y + j);
-        else dot_of(w, x + j, 4, columns, 0, y + j);
-    for (; j + 2 <= count; j += 2)
-        if (is_signed) dot_of(w, x + j, 2, columns, 1, y + j);
-        else dot_of(w, x + j, 2, columns, 0, y + j);
-    for (; j < count; j++)
-        if (is_signed) dot_of(w, x + j, 1, columns, 1, y + j);
-        else dot_of(w, x + j, 1, columns, 0, y + j);
+    for (; j + 4 <= rows; j += 4)
+        if (is_signed) dot_of(w, x + j, rows, 4, columns, 1, y + j);
+        else dot_of(w, x + j, rows, 4, columns, 0, y + j);
+    for (; j + 2 <= rows; j += 2)
+        if (is_signed) dot_of(w, x + j, rows, 2, columns, 1, y + j);
+        else dot_of(w, x + j, rows, 2, columns, 0, y + j);
+    for (; j < rows; j++)
+        if (is_signed) dot_of(w, x + j, rows, 1, columns, 1, y + j);
+        else dot_of(w, x + j, rows, 1, columns, 0, y + j);
 }
 
-/* Rounds a row to 8 bits, 32 values to a scale. */
-static void round_row(const float *restrict x, int columns, Activation out) {
-    for (int k = 0; k < columns; k += SHARED) {
-        float largest = 0;
+/* Up to STRIDE columns of a row, by the largest of them. */
+static void round_piece(const float *restrict x, int columns, Rounded *restrict out) {
+    float largest = 0;
 #pragma omp simd reduction(max : largest)
-        for (int i = 0; i < SHARED; i++) largest = __builtin_fmaxf(largest, __builtin_fabsf(x[k + i]));
-        float scale = largest / 127.f, inverse = largest > 0 ? 127.f / largest : 0.f;
-        for (int half = 0; half < SHARED / GROUP; half++) {
-            int sum = 0, at = k + GROUP * half;
+    for (int i = 0; i < columns; i++) largest = __builtin_fmaxf(largest, __builtin_fabsf(x[i]));
+    float inverse = largest > 0 ? MOST_STEPS / largest : 0.f;
+    out->scale = largest / MOST_STEPS;
+    for (int at = 0; at < STRIDE; at += GROUP) {
+        int sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int i = 0; i < GROUP; i++) {
-                float value = x[at + i] * inverse;
-                int level = (int)(value + (value < 0 ? -0.5f : 0.5f));
-                out.rounded[at + i] = (int8_t)level;
-                sum += level;
-            }
-            out.scale[at / GROUP] = scale, out.sum[at / GROUP] = scale * (float)sum;
+        for (int i = at; i < at + GROUP; i++) {
+            float value = at < columns ? x[i] * inverse : 0.f;
+            int steps = (int)(value + (value < 0 ? -0.5f : 0.5f)), high = (steps + 128) >> 8, low = steps - 256 * high;
+            low = low < -127 ? -127 : low; /* whose sign can be changed */
+            out->high[i] = (int8_t)high, out->low[i] = (int8_t)low;
+            sum += 256 * high + low;
         }
+        out->sum[at / GROUP] = out->scale * (float)sum;
     }
+}
+
+/* One row of x; `rows` of them lie side by side. */
+static void round_row(const float *x, int columns, int rows, Rounded *out) {
+    for (int k = 0; k < columns; k += STRIDE, out += rows)
+        round_piece(x + k, columns - k < STRIDE ? columns - k : STRIDE, out);
 }
 
 #endif

@@ -48,8 +48,12 @@ INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
     out->scale = each_twice(scale);
     if (shifted) out->offset = each_twice(_mm256_cvtph_ps(_mm256_cvtepi32_epi16(_mm256_srli_epi32(heads, 16))));
     else out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(wide ? -16.f : -8.f));
-    for (int c = 0; c < 4 && 2 * c < blocks; c++, at += 2 * size) {
+    for (int c = 0; c < 4; c++, at += 2 * size) {
         int both = 2 * c + 1 < blocks;
+        if (2 * c >= blocks) {
+            out->level[c] = _mm512_setzero_si512();
+            continue;
+        }
         if (whole) {
             __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(at + 2)));
             __m256i next = both ? _mm256_loadu_si256((const __m256i *)(at + size + 2)) : _mm256_setzero_si256();
@@ -128,68 +132,63 @@ INLINE int piece_bytes(int type) {
     }
 }
 
-INLINE void packed_dot_of(int type, const uint8_t *at, const Activation *x, int count, int columns, float *y) {
+/* One piece of a row of weights with `count` rows of x. Both counts are constants where this is used. */
+INLINE void piece_dots(int type, const Piece *w, int chunks, const Rounded *x, int count, __m512 *sum) {
     const int is_signed = type == Q8_0;
-    const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    __m512 sum[MOST_AT_ONCE], more = _mm512_setzero_ps(); /* a second sum, where one would wait for itself */
-    for (int j = 0; j < count; j++) sum[j] = _mm512_setzero_ps();
-    for (int start = 0; start < columns; start += STRIDE, at += piece_bytes(type)) {
-        Piece w;
-        piece_of(type, at, columns - start, &w);
-        int group = start / GROUP, chunks = columns - start < STRIDE ? (columns - start + 63) / 64 : 4;
-        __mmask64 negative[4] = {0, 0, 0, 0};
-        for (int c = 0; is_signed && c < chunks; c++) {
-            negative[c] = _mm512_movepi8_mask(w.level[c]);
-            w.level[c] = _mm512_abs_epi8(w.level[c]);
-        }
-        for (int j = 0; j < count; j++) {
-            __m512 scale = _mm512_mul_ps(w.scale, _mm512_loadu_ps(x[j].scale + group));
-            if (!is_signed) sum[j] = _mm512_fmadd_ps(w.offset, _mm512_loadu_ps(x[j].sum + group), sum[j]);
-            for (int c = 0; c < chunks; c++) {
-                __m512i rounded = _mm512_loadu_si512(x[j].rounded + start + 64 * c);
-                if (is_signed) rounded = _mm512_mask_sub_epi8(rounded, negative[c], _mm512_setzero_si512(), rounded);
-                __m512i lane = _mm512_add_epi32(lanes, _mm512_set1_epi32(4 * c));
-                __m512 dot = _mm512_cvtepi32_ps(products(w.level[c], rounded));
-                __m512 factor = _mm512_permutexvar_ps(lane, scale);
-                if (count == 1 && c % 2) more = _mm512_fmadd_ps(dot, factor, more);
-                else sum[j] = _mm512_fmadd_ps(dot, factor, sum[j]);
-            }
-        }
+    __m512i level[4];
+    __mmask64 negative[4] = {0, 0, 0, 0};
+    __m512 factor[4];
+    for (int c = 0; c < chunks; c++) {
+        factor[c] = factor_of(w->scale, c);
+        level[c] = is_signed ? _mm512_abs_epi8(w->level[c]) : w->level[c];
+        if (is_signed) negative[c] = _mm512_movepi8_mask(w->level[c]);
     }
-    sum[0] = _mm512_add_ps(sum[0], more);
+    for (int j = 0; j < count; j++) {
+        __m512 piece = _mm512_setzero_ps();
+        for (int c = 0; c < chunks; c++)
+            piece = _mm512_fmadd_ps(digits_dot(level[c], negative[c], is_signed, x + j, 64 * c), factor[c], piece);
+        if (!is_signed) sum[j] = _mm512_fmadd_ps(w->offset, _mm512_load_ps(x[j].sum), sum[j]);
+        sum[j] = _mm512_fmadd_ps(piece, _mm512_set1_ps(x[j].scale), sum[j]);
+    }
+}
+
+INLINE void packed_dot_of(int type, const uint8_t *at, const Rounded *x, int rows, int count, int columns, float *y) {
+    __m512 sum[MOST_AT_ONCE];
+    for (int j = 0; j < count; j++) sum[j] = _mm512_setzero_ps();
+    Piece w;
+    int left = columns;
+    for (; left >= STRIDE; left -= STRIDE, at += piece_bytes(type), x += rows) {
+        piece_of(type, at, STRIDE, &w);
+        piece_dots(type, &w, 4, x, count, sum);
+    }
+    if (left && type < Q2_K) { /* others have blocks of STRIDE values */
+        piece_of(type, at, left, &w);
+        if (left > STRIDE / 2) piece_dots(type, &w, 4, x, count, sum);
+        else piece_dots(type, &w, 2, x, count, sum);
+    }
     for (int j = 0; j < count; j++) y[j] = _mm512_reduce_add_ps(sum[j]);
 }
 
-/* Rows of x by eight, four or one; four and eight are filled up with the last row. */
-INLINE void packed_dot(int type, const uint8_t *at, const Activation *x, int count, int columns, float *y) {
-    for (int done = 0; done < count;) {
-        int left = count - done;
-        Activation some[MOST_AT_ONCE];
-        float found[MOST_AT_ONCE];
-        if (left == 1) {
-            packed_dot_of(type, at, x + done, 1, columns, y + done);
-            return;
-        }
-        int together = left > 4 ? 8 : 4, used = left < together ? left : together;
-        for (int j = 0; j < together; j++) some[j] = x[done + (j < used ? j : used - 1)];
-        if (together == 8) packed_dot_of(type, at, some, 8, columns, found);
-        else packed_dot_of(type, at, some, 4, columns, found);
-        memcpy(y + done, found, sizeof(float) * (size_t)used);
-        done += used;
-    }
+/* Rows of x by eight, four, two or one. */
+INLINE void packed_dot(int type, const uint8_t *at, const Rounded *x, int rows, int columns, float *y) {
+    int j = 0;
+    for (; j + 8 <= rows; j += 8) packed_dot_of(type, at, x + j, rows, 8, columns, y + j);
+    if (j + 4 <= rows) packed_dot_of(type, at, x + j, rows, 4, columns, y + j), j += 4;
+    if (j + 2 <= rows) packed_dot_of(type, at, x + j, rows, 2, columns, y + j), j += 2;
+    if (j < rows) packed_dot_of(type, at, x + j, rows, 1, columns, y + j);
 }
 
 /* Returns 0 for types that have no such form. */
-static int packed_dots(int type, const uint8_t *at, const Activation *x, int count, int columns, float *y) {
+static int packed_dots(int type, const uint8_t *at, const Rounded *x, int rows, int columns, float *y) {
     switch (type) {
-    case Q4_0: packed_dot(Q4_0, at, x, count, columns, y); return 1;
-    case Q4_1: packed_dot(Q4_1, at, x, count, columns, y); return 1;
-    case Q5_0: packed_dot(Q5_0, at, x, count, columns, y); return 1;
-    case Q5_1: packed_dot(Q5_1, at, x, count, columns, y); return 1;
-    case Q8_0: packed_dot(Q8_0, at, x, count, columns, y); return 1;
-    case Q4_K: packed_dot(Q4_K, at, x, count, columns, y); return 1;
-    case Q5_K: packed_dot(Q5_K, at, x, count, columns, y); return 1;
-    case Q6_K: packed_dot(Q6_K, at, x, count, columns, y); return 1;
+    case Q4_0: packed_dot(Q4_0, at, x, rows, columns, y); return 1;
+    case Q4_1: packed_dot(Q4_1, at, x, rows, columns, y); return 1;
+    case Q5_0: packed_dot(Q5_0, at, x, rows, columns, y); return 1;
+    case Q5_1: packed_dot(Q5_1, at, x, rows, columns, y); return 1;
+    case Q8_0: packed_dot(Q8_0, at, x, rows, columns, y); return 1;
+    case Q4_K: packed_dot(Q4_K, at, x, rows, columns, y); return 1;
+    case Q5_K: packed_dot(Q5_K, at, x, rows, columns, y); return 1;
+    case Q6_K: packed_dot(Q6_K, at, x, rows, columns, y); return 1;
     default: return 0;
     }
 }

@@ -2,8 +2,8 @@
 
     y = x @ w.T + bias       with an RMS norm of x before it, and a gate or a sum onto y behind it, in one call
 
-x is rounded to 8 bits, 32 values to a scale. `rows` dequantises single rows: the lookup of an embedding, or a tile for
-a product in float32.
+x is rounded to 16 bits, 256 values to a scale (`dot.h`). `rows` dequantises single rows: the lookup of an embedding, or
+a tile for a product in float32.
 """
 
 import ctypes

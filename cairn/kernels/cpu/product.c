@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     const Matrix *matrix;
-    const Activation *x;
+    const Rounded *x;
     int rows_of_x, rows_of_chunk, outputs;
     float *y;
 } Product;
@@ -106,13 +106,11 @@ static void norm_row(const float *restrict x, int columns, const Norm *norm, flo
     for (int k = 0; k < columns; k++) y[k] = x[k] * factor * norm->weight[k];
 }
 
-static int64_t activation_bytes(int columns) { return padded(columns) + 2 * (int64_t)sizeof(float) * padded(columns) / GROUP; }
-
 typedef struct {
     const float *x;
-    int columns;
+    int columns, rows;
     const Norm *norm;
-    Activation *out;
+    Rounded *out;
 } Rounding;
 
 static void round_chunk(void *given, int t) {
@@ -120,7 +118,7 @@ static void round_chunk(void *given, int t) {
     const float *x = r->x + (int64_t)t * r->columns;
     float normed[r->norm->weight ? r->columns : 1];
     if (r->norm->weight) norm_row(x, r->columns, r->norm, normed), x = normed;
-    round_row(x, r->columns, r->out[t]);
+    round_row(x, r->columns, r->rows, r->out + t);
 }
 
 static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads) {
@@ -133,16 +131,10 @@ static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads) {
 /* x [M, K] in rows without gaps, y [M, N] likewise. Returns 0, or -1 where memory is missing. */
 int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
     int columns = matrix->columns, outputs = 0;
-    int64_t each = activation_bytes(columns);
-    char *room = NULL;
-    if (posix_memalign((void **)&room, 64, (size_t)(each + (int64_t)sizeof(Activation)) * rows_of_x)) return -1;
-    memset(room, 0, (size_t)each * rows_of_x);
-    Activation *rounded = (Activation *)(room + each * rows_of_x);
-    for (int t = 0; t < rows_of_x; t++) {
-        float *scale = (float *)(room + each * t + padded(columns));
-        rounded[t] = (Activation){(int8_t *)(room + each * t), scale, scale + padded(columns) / GROUP};
-    }
-    Rounding rounding = {x, columns, norm, rounded};
+    Rounded *rounded = NULL;
+    size_t pieces = (size_t)(padded(columns) / STRIDE) * rows_of_x;
+    if (posix_memalign((void **)&rounded, 64, sizeof(Rounded) * pieces)) return -1;
+    Rounding rounding = {x, columns, rows_of_x, norm, rounded};
     if (rows_of_x < 4) for (int t = 0; t < rows_of_x; t++) round_chunk(&rounding, t);
     else run(pool, round_chunk, &rounding, rows_of_x);
     for (int i = 0; i < matrix->count; i++) outputs += matrix->parts[i].rows;
@@ -150,7 +142,7 @@ int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const floa
     Product product = {matrix, rounded, rows_of_x, 0, outputs, y};
     product.rows_of_chunk = rows_of_chunk(outputs, columns, rows_of_x, pool->threads);
     run(pool, multiply_chunk, &product, (outputs + product.rows_of_chunk - 1) / product.rows_of_chunk);
-    free(room);
+    free(rounded);
     return 0;
 }
 

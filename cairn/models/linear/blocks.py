@@ -1,6 +1,6 @@
 """Weights as the blocks of a GGUF file, which stay where the file is mapped: the form that serves those files on a CPU.
 
-    few rows of x    rounded to 8 bits, multiplied with the packed blocks            kernels/cpu/packed_product.py
+    few rows of x    rounded to 16 bits, multiplied with the packed blocks           kernels/cpu/packed_product.py
     many rows        tiles of the weights are dequantised and multiplied in float32, so that x is not rounded
 
 There is no copy of the weights: what a product reads comes from the page cache of the system, and processes that serve

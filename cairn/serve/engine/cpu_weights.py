@@ -1,22 +1,24 @@
 """In which form do the weights serve on this CPU? Decided by what the file holds and what is measured here, and said.
 
-    auto    as few bits as the file has, where that is faster: 4-bit groups of a GGUF file stay what they are, other
-            quantised matrices become 8-bit rows, and a checkpoint in floating point stays as it is; so does an
-            output projection that a quantised checkpoint has in floating point
+    auto    matrices of a GGUF file stay mapped as they are stored, as with `packed`. Other quantised checkpoints get as
+            few bits as they have, where that is faster: 4-bit groups stay what they are, other matrices become 8-bit
+            rows. A checkpoint in floating point stays as it is, and so does an output projection that a quantised
+            checkpoint has in floating point
     packed  matrices of a GGUF file stay mapped as they are stored (`models.linear.blocks`); wants a C compiler
     float   the numbers of the checkpoint: the exact form, and the slowest
     int8    all matrices as 8-bit rows
     int4    all matrices but the output projection in 4-bit groups; that one as 8-bit rows
 
-Whether packed forms pay is measured, on one thread and by its own clock, so that a busy machine decides the same.
-Which columns of the activations are outliers is seen in a pass over random tokens. The others are rounded to 8 bits for
-4-bit groups, and to 16 for 8-bit rows: an answer is then the same in any batch, but for ties.
+Whether 8-bit rows and 4-bit groups pay is measured, on one thread and by its own clock, so that a busy machine decides
+the same. Which columns of the activations are outliers is seen in a pass over random tokens. The others are rounded to
+8 bits for 4-bit groups, and to 16 for 8-bit rows and blocks: an answer is then the same in any batch, but for ties.
 `models.linear.packed` has the arithmetic. The embedding stays as it is: it is looked up, not multiplied with. Experts
 stay as they are, too. A GGUF file is mapped, and its matrices are dequantised for packing some rows at a time, so that
 a model in floating point is never in memory.
 """
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
@@ -93,7 +95,9 @@ def pack_weights(
     nobody else uses the model, so what is packed is not kept as it was.
     """
     blocks = [part.form for part in linears(model) if isinstance(part.form, BlocksForm)]
-    if choice == "packed":
+    if choice == "packed" or (choice == "auto" and _mostly_blocks(model)):
+        if release:
+            _return_freed_memory()
         return _stay_packed(blocks)
     for part in linears(model):
         if not isinstance(part.form, BlocksForm):
@@ -130,12 +134,19 @@ def pack_weights(
     return f"weights: {packing.summary()}; {whole}; {speed}; exact: --weights float"
 
 
+def _mostly_blocks(model: Transformer) -> bool:
+    """A file may have some matrices in types without a kernel; few of those are dequantised, and not many."""
+    values = {part: math.prod(part.shape_NK()) for part in linears(model)}
+    kept = sum(count for part, count in values.items() if isinstance(part.form, BlocksForm))
+    return 2 * kept > sum(values.values())
+
+
 def _stay_packed(blocks: list[BlocksForm]) -> str:
     if not blocks:
         return "weights as they are: none in this file is in blocks that a CPU multiplies with"
     size = format_bytes(sum(form.nbytes for form in blocks), "binary")
     return (
-        f"weights: {len(blocks)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits "
+        f"weights: {len(blocks)} matrices stay packed as in the file, {size}, mapped; activations rounded to 16 bits "
         f"in steps of fewer than {FLOAT_ROWS} tokens; exact: --weights float"
     )
 
