@@ -12,6 +12,7 @@ last of its requests has ended.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,7 +74,11 @@ class Adapters:
         self._residency = Residency()
         self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
         self._prepared: dict[bytes, PreparedAdapter] = {}  # by spec
-        self._reader = FileReader(model.embedding.weight.device)
+
+    @cached_property
+    def _reader(self) -> FileReader:
+        """A device that only keeps time has no model, and reads no adapter."""
+        return FileReader(self.model.embedding.weight.device)
 
     def keep(self, most: int) -> None:
         """From the first adapter on, at most so many lie on the device."""
