@@ -8,12 +8,14 @@ import torch
 
 from cairn.kernels.tooling.absent_gpu import absent_gpu
 from cairn.kernels.tooling.build_ahead import by_hash
+from cairn.models.adapter.attach import addends
+from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine import dry_run
+from cairn.serve.engine import adapter_slots, dry_run
 from cairn.serve.engine.batch import Layout
 from cairn.serve.engine.cuda_graph import Shape
 from cairn.serve.engine.start import start_with
@@ -78,6 +80,28 @@ def test_a_large_step_launches_only_what_the_warm_up_launched():
                 runner.run_blank(Shape(layout, fresh))
         new = {one.source.name for name, one in by_hash(launches).items() if name not in known}
     assert not new
+
+
+def test_room_behind_the_weights_spares_steps_of_many_rows_the_kernel_that_shrinks(monkeypatch):
+    monkeypatch.setattr(adapter_slots, "_pinned", lambda tensor, device: tensor)
+    spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=1, vocab=2048)
+    opened, build = (
+        OpenModel("tiny", spec, None, (), None),
+        Build("cuda", torch.bfloat16, fused=True),
+    )
+    config = msgspec.structs.replace(CONFIG, max_num_seqs=256, lora_room=2)
+    with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
+        model = Transformer(spec, build).eval()
+        runner = start_with(opened, Runnable("tiny", model, ""), config, sole=True).engine.runner
+        made = addends(model, spec, AdapterSpec(rank=16), build)
+        assert runner.adapters.slots.put(1, {one.home: one.lora for one in made.values()})
+        runner.adapters.active = runner.adapters.in_slots = True
+        for home, addend in runner.adapters.slots.addends.items():
+            home.addend = addend
+        runner.run_blank(Shape(Layout.decode(256), adapters=8))
+        names = {one.source.name for one in launches}
+        assert {"_expand_kernel", "_gated_kernel"} <= names
+        assert "_shrink_kernel" not in names
 
 
 def test_layers_that_differ_are_all_run():
