@@ -26,14 +26,15 @@ CLIPS: dict[str, tuple[float, float]] = {
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Problems whose answers a program can check."""
 
-    kind: Literal["sorting", "arithmetic", "countdown", "format", "calculator", "python"] = (
-        "sorting"
-    )
-    """sorting: digits in order; arithmetic: sums in words; countdown: reach a number with given ones; format: a sum,
-    answered between <answer> and </answer>; calculator: a product, with a tool that works out what stands between
-    <calc> and </calc>; python: the same with programs between <python> and </python>, run in a sandbox"""
+    kind: Literal[
+        "sorting", "arithmetic", "largest", "countdown", "format", "calculator", "python"
+    ] = "sorting"
+    """sorting: digits in order; arithmetic: sums in words; largest: which of some numbers it is; countdown: reach a
+    number with given ones; format: a sum, answered between <answer> and </answer>; calculator: a product, with a tool
+    that works out what stands between <calc> and </calc>; python: the same with programs between <python> and
+    </python>, run in a sandbox"""
     numbers: Annotated[int, msgspec.Meta(ge=2, le=9)] = 4
-    """how many numbers a problem of sorting or countdown has"""
+    """how many numbers a problem of sorting, largest or countdown has"""
     turns: Positive = 2
     """calls of a tool in one answer at most"""
     held_out: Positive = 64

@@ -2,6 +2,7 @@
 
     sorting      "sort 5391"                       ->  "1359"
     arithmetic   "What is 47 + 38?"                ->  the last number of the answer counts
+    largest      "Which number is the largest: 8 or 82? Answer with the number only."        the last number counts
     countdown    "make 17 from 3 4 5 :"            ->  "(3 * 4) + 5": every number once
     format       "What is 47 + 38? Write ..."      ->  half for <answer> </answer>, half for the number in them
     calculator   "compute 7 * 8 + 5"               ->  "<calc>7 * 8 + 5</calc>", reads "<result>61</result>", "61"
@@ -23,6 +24,7 @@ from cairn.train.data.chance import Dice
 
 HELD_OUT = 8  # one of so many prompts is never trained on, whatever its number
 LONGEST = 200  # characters of an expression that is worked out
+NUMBER_HINT = "Answer with the number only."
 FORMAT_HINT = "Write the answer between <answer> and </answer>."
 
 
@@ -69,6 +71,15 @@ def _arithmetic(task: Task, dice: Dice) -> Problem:
     made = arithmetic.problem(dice.below(1 << 62), 0)
     careless = made.solution.replace(str(made.answer), str(made.answer + 10))
     return Problem(made.question, made.solution, str(made.answer), careless)
+
+
+def _largest(task: Task, dice: Dice) -> Problem:
+    """Different numbers of one or two digits."""
+    *others, last = dice.pick_some(range(1, 100), task.numbers)
+    largest = str(max(*others, last))
+    asked = f"{', '.join(map(str, others))} or {last}"
+    wrong = str(min(*others, last))
+    return Problem(f"Which number is the largest: {asked}? {NUMBER_HINT}", largest, largest, wrong)
 
 
 def _last_number_right(problem: Problem, answer: str) -> float:
@@ -165,6 +176,7 @@ def _value(node: ast.expr) -> Fraction:
 _KINDS: dict[str, tuple[Make, Reward]] = {
     "sorting": (_sorting, _sorted_right),
     "arithmetic": (_arithmetic, _last_number_right),
+    "largest": (_largest, _last_number_right),
     "countdown": (_countdown, _countdown_right),
     "format": (_format, _formatted_right),
     "calculator": (_with_tool("<calc>{}</calc>"), _last_turn_right),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cairn.align.config import Task
 from cairn.align.tasks import make_problem, reward_of, worked_out
 
-KINDS = ["sorting", "arithmetic", "countdown", "format"]
+KINDS = ["sorting", "arithmetic", "largest", "countdown", "format"]
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 1 << 45), st.integers(2, 6))
