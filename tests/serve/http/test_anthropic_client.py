@@ -2,14 +2,13 @@
 
 import pytest
 
-anthropic = pytest.importorskip("anthropic", reason="needs the anthropic client")
-
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
 ASKED = dict(model="tiny", messages=MESSAGES, max_tokens=24, extra_body={"temperature": 0})
 
 
 @pytest.fixture(scope="module")
 def client(server):
+    anthropic = pytest.importorskip("anthropic", reason="needs the anthropic client")
     with anthropic.Anthropic(base_url=server.url, api_key="sk-test", max_retries=0) as made:
         yield made
 
@@ -53,6 +52,8 @@ def test_system_parts_and_stop_sequences(server, client):
 
 
 def test_mistakes_are_told_in_its_own_form(server, client):
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as unknown:
         client.messages.create(**ASKED | {"model": "other"})
     assert unknown.value.body["type"] == "error"

@@ -6,8 +6,6 @@ import pytest
 from live_server import scripted
 from test_tool_calls import ARGUMENTS, CALL, OTHER, SCHEMA, check_weather
 
-anthropic = pytest.importorskip("anthropic", reason="needs the anthropic client")
-
 MESSAGES = [{"role": "user", "content": "Weather?"}]
 TOOLS = [
     {"name": "weather", "description": "?", "input_schema": SCHEMA},
@@ -20,6 +18,7 @@ PARSED = json.loads(ARGUMENTS)
 
 @pytest.fixture(scope="module")
 def client(agent):
+    anthropic = pytest.importorskip("anthropic", reason="needs the anthropic client")
     with anthropic.Anthropic(base_url=agent.url, api_key="sk-test", max_retries=0) as made:
         yield made
 
