@@ -101,6 +101,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_offload_disk: str | None = None
     """behind it, a folder for pages as DIR:SIZE, such as /data/kv:100GiB, or an object store as URL:SIZE, such as
     s3://bucket/kv:100GiB; the next server of the model finds them"""
+    kv_offload_share: str | None = None
+    """HOST:PORT where other servers of the model fetch pages of this one's host memory; port 0 takes a free one"""
+    kv_offload_peers: str | None = None
+    """in place of a disk, such servers as HOST:PORT,HOST:PORT; pages are fetched where computing them takes longer"""
     cache_groups: bool = True
     """layers with a window free the pages behind it; off: every layer keeps every token"""
     scheduling_policy: str = "fcfs"
@@ -161,6 +165,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         offloads = self.kv_offload_disk is None or self.kv_offload_host is not None
         wanted = "given with kv_offload_host: pages pass through it"
         _check("kv_offload_disk", self.kv_offload_disk, offloads, wanted)
+        for name in ("kv_offload_share", "kv_offload_peers"):
+            given = getattr(self, name)
+            _check(name, given, given is None or self.kv_offload_host is not None, wanted)
+        alone = self.kv_offload_peers is None or self.kv_offload_disk is None
+        _check("kv_offload_peers", self.kv_offload_peers, alone, "given without kv_offload_disk")
         drafts = self.draft_tokens
         fine = drafts == "auto" or 1 <= drafts <= MOST_DRAFTS
         _check("draft_tokens", drafts, fine, f"auto, or from 1 to {MOST_DRAFTS}")

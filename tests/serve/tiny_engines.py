@@ -52,11 +52,13 @@ def tiny_engine(
     draft_tokens: Any = "auto",
     host: str | None = None,
     disk: str | None = None,
+    kv: dict[str, str] | None = None,
     **more: Any,
 ) -> Engine:
     """`pages`: of one cache group; there are as many for each of the model's. `more`: as `start_with` takes it.
 
-    `host`, `disk`: as --kv-offload-host and --kv-offload-disk have them; loading is then always the fastest.
+    `host`, `disk`: as --kv-offload-host and --kv-offload-disk have them; loading is then always the fastest. `kv`:
+    further options of the cache.
     """
     # An invariant runner changes the expert layers of its model.
     net = fixed_model(family) if invariant else model(family)
@@ -67,6 +69,7 @@ def tiny_engine(
         num_gpu_blocks_override=count * (pages or (7 if tight else 96)), cache_groups=groups,
         enable_prefix_caching=prefix, batch_invariant=invariant,
         speculate=speculate, draft_tokens=draft_tokens, kv_offload_host=host, kv_offload_disk=disk,
+        **(kv or {}),
     )  # fmt: skip
     opened = OpenModel(family, net.spec, None, (), None)
     engine = start_with(opened, Runnable(family, net, "a test"), config, **more).engine

@@ -59,7 +59,7 @@ def _tiers(engine: Engine) -> tuple[int, int, int, int, int]:
     tiers = getattr(engine, "tiers", None)
     if tiers is None:
         return 0, 0, 0, 0, 0
-    counts, disk = tiers.counts, 0 if tiers.disk is None else len(tiers.disk.book)
+    counts, disk = tiers.counts, 0 if tiers.disk is None else len(tiers.disk)
     return counts.host_tokens, counts.disk_tokens, counts.failed_loads, len(tiers.host), disk
 
 

@@ -18,7 +18,7 @@ from cairn.core.errors import RequestError
 from cairn.serve.tiers.disk_segments import Damaged, DiskSegments, Unreachable
 from cairn.serve.tiers.load_plan import Source
 from cairn.serve.tiers.object_pages import ObjectPages
-from cairn.serve.tiers.slot_book import Key, SlotBook
+from cairn.serve.tiers.slot_book import Kept, Key, SlotBook
 
 log = logging.getLogger("cairn")
 MOST_WRITING = 64  # pages that wait to be written
@@ -51,6 +51,13 @@ class DiskTier:
         """What earlier servers have left keeps the slots that it has."""
         left = self.segments.filled()
         self.book.restore({h.key: (slot, h.parent, h.seconds) for slot, h in left})
+
+    def __len__(self) -> int:
+        return len(self.book)
+
+    def origin(self, key: Key) -> Kept | None:
+        """What is known of a page; None: it is not there."""
+        return self.book.find(key)
 
     @property
     def source(self) -> Source:

@@ -1,10 +1,12 @@
 """From `--kv-offload-host` and `--kv-offload-disk` to the tiers of an engine, or the reason why it cannot have any."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import secret_from
 from cairn.core.units import format_bytes, format_rate, parse_bytes
 from cairn.models.checkpoint import Checkpoint
 from cairn.models.runnable import OpenModel
@@ -17,7 +19,9 @@ from cairn.serve.tiers.disk_tier import DiskTier
 from cairn.serve.tiers.object_pages import ObjectPages
 from cairn.serve.tiers.page_copies import page_copies
 from cairn.serve.tiers.page_tiers import PageTiers
+from cairn.serve.tiers.peer_tier import PeerPages, PeerTier
 from cairn.serve.tiers.recompute import Recompute
+from cairn.serve.tiers.shared_pages import SharedPages
 
 SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of a checkpoint
 
@@ -40,11 +44,16 @@ def open_tiers(engine: Engine, opened: OpenModel, config: EngineConfig) -> list[
             hint="give it more room",
         )
     copies = page_copies(runner, room // of_page)
-    disk = None
+    disk, secret, model = None, secret_from(os.environ), ""
+    if config.kv_offload_disk or config.kv_offload_peers or config.kv_offload_share:
+        model = fingerprint(engine, opened, config)
     if config.kv_offload_disk is not None:
         where = read_room(config.kv_offload_disk)
-        model = fingerprint(engine, opened, config)
         disk = DiskTier(_segments(where, of_page, model))
+    elif config.kv_offload_peers is not None:
+        peers = config.kv_offload_peers.split(",")
+        where = [read_address("kv_offload_peers", one) for one in peers]
+        disk = PeerTier([PeerPages(*one, model, of_page, secret) for one in where])
     rate = None
     if runner.device.type == "cuda":
         import torch
@@ -53,6 +62,9 @@ def open_tiers(engine: Engine, opened: OpenModel, config: EngineConfig) -> list[
         rate = matmul_rate(name, NAMES.get(str(runner.model.embedding.weight.dtype), ""))
     compute = Recompute(runner.model.spec, limits.page_size, rate)
     tiers = PageTiers(engine.scheduler, copies, compute, disk)
+    if config.kv_offload_share is not None:
+        at = read_address("kv_offload_share", config.kv_offload_share)
+        tiers.shared = SharedPages(tiers.host, copies.memory_SB, model, at, secret)
     engine.tiers = engine.scheduler.tiers = engine.scheduler.blocks.tiers = tiers
     return _notes(tiers, limits.page_size)
 
@@ -80,10 +92,15 @@ def _check(engine: Engine, config: EngineConfig) -> None:
             "kv_offload_host is given, and enable_prefix_caching is off",
             hint="pages are kept under the names of the prefix cache; leave that on",
         )
-    if config.kv_offload_disk is not None and scales is not None and scales.are_measured:
+    others = {
+        name: getattr(config, name)
+        for name in ("kv_offload_disk", "kv_offload_share", "kv_offload_peers")
+    }
+    given = next((name for name, value in others.items() if value is not None), None)
+    if given is not None and scales is not None and scales.are_measured:
         raise ConfigError(
-            "kv_offload_disk is given, and the scales of the float8 cache are measured by each server for itself",
-            hint="leave out --kv-cache-dtype or --kv-offload-disk, or serve a checkpoint that has the scales",
+            f"{given} is given, and the scales of the float8 cache are measured by each server for itself",
+            hint=f"leave out --kv-cache-dtype or {given}, or serve a checkpoint that has the scales",
         )
 
 
@@ -94,8 +111,13 @@ def _notes(tiers: PageTiers, page_size: int) -> list[str]:
         return f"{where}: {held} for {tokens} tokens of the KV cache, {format_rate(rate, 'B')}"
 
     notes = [line("host memory", tiers.host.slots, tiers.rate)]
-    if tiers.disk is not None:
-        disk = tiers.disk
+    if tiers.shared is not None:
+        notes.append(f"other servers of the model fetch pages at {tiers.shared.address}")
+    disk = tiers.disk
+    if isinstance(disk, PeerTier):
+        where = ", ".join(peer.address for peer in disk.peers)
+        notes.append(f"pages are fetched from {where}, where that is faster than computing them")
+    elif disk is not None:
         notes.append(line(str(disk.segments.folder), disk.book.slots, disk.rate))
         notes.append(f"{len(disk.book)} pages are there from earlier servers")
     return notes
@@ -105,6 +127,13 @@ def read_size(text: str) -> int:
     """Bytes of "8GiB"; a bare number counts GiB, as in vLLM's --kv-offloading-size."""
     bare = text.replace(".", "", 1).isdigit()
     return parse_bytes(f"{text}GiB" if bare else text)
+
+
+def read_address(name: str, text: str) -> tuple[str, int]:
+    host, _, port = text.strip().rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{name} is {text!r}", hint="it has to be HOST:PORT, as in 10.0.0.2:7300")
+    return host, int(port)
 
 
 def read_room(text: str) -> DiskRoom:
@@ -139,7 +168,7 @@ def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig) -> str:
     if opened.checkpoint is None:
         digest.update(identity(runner.model).encode())
     else:
-        shared = "://" in (config.kv_offload_disk or "")
+        shared = "://" in (config.kv_offload_disk or "") or config.kv_offload_disk is None
         _sample(opened.checkpoint, digest, timed=not shared)
     return digest.hexdigest()
 

@@ -31,7 +31,9 @@ from cairn.serve.tiers.load_plan import (
     worth_storing,
 )
 from cairn.serve.tiers.page_copies import Copied, PageCopies
+from cairn.serve.tiers.peer_tier import PeerTier
 from cairn.serve.tiers.recompute import Recompute
+from cairn.serve.tiers.shared_pages import SharedPages
 from cairn.serve.tiers.slot_book import Key, SlotBook
 
 HOST, DISK = 0, 1
@@ -82,9 +84,11 @@ class PageTiers:
         scheduler: Scheduler,
         copies: PageCopies,
         compute: Compute,
-        disk: DiskTier | None = None,
+        disk: DiskTier | PeerTier | None = None,
     ) -> None:
+        """`disk`: the tier behind the host, be it a disk, an object store or the hosts of other servers."""
         self.scheduler, self.copies, self.compute, self.disk = scheduler, copies, compute, disk
+        self.shared: SharedPages | None = None  # through which other servers read the host's pages
         self.host = SlotBook(len(copies.memory_SB))
         self.rate = copies.measure()  # bytes per second
         self.counts = TierCounts()
@@ -197,6 +201,8 @@ class PageTiers:
         self.counts.stored_pages += len(batch)
         for one in batch:
             self.host.ready(one.key)
+            if self.shared is not None and one.lasting:
+                self.shared.offer(one.key)
             if self._busy.get(one.page) is copied:
                 del self._busy[one.page]
             if self.disk is not None and one.lasting and self.disk.wants(one.key, one.parent):
@@ -276,8 +282,8 @@ class PageTiers:
         for key in keys:
             if self.disk is None or key in self.host:  # it is on its way here for somebody else
                 break
-            kept = self.disk.book.get(key)
-            if self.host.put(key, kept.parent, kept.seconds) is None:
+            known = self.disk.origin(key)  # None: it has left since the plan was made
+            if known is None or self.host.put(key, known.parent, known.seconds) is None:
                 break
             made.append(key)
         return made
@@ -362,6 +368,8 @@ class PageTiers:
             self.disk.clear()
 
     def close(self) -> None:
+        if self.shared is not None:
+            self.shared.close()
         if self.disk is not None:
             self.disk.close()
 

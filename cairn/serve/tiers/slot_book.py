@@ -58,6 +58,10 @@ class SlotBook:
     def get(self, key: Key) -> Kept:
         return self._kept[key]
 
+    def find(self, key: Key) -> Kept | None:
+        """The same where it may have left; one look into a dict, which any thread may take."""
+        return self._kept.get(key)
+
     def put(self, key: Key, parent: Key, seconds: float) -> int | None:
         """A slot for a page that is not here; pinned until `ready`. None: everything here has to stay."""
         if key in self._kept:

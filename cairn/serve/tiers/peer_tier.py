@@ -1,0 +1,219 @@
+"""Pages in the host memory of other servers, as the engine sees them: known, read by threads, never written.
+
+    PeerPages   follows one server: which pages it has (`shared_pages.Listing`), twice a second; reads them
+    PeerTier    all of them, with the methods of `disk_tier` that `page_tiers` calls
+
+The engine's thread asks and looks later. A server that is gone has no pages until it answers again; a page that has
+left there meanwhile, or that was cut off or damaged on its way, is computed here. How fast pages come is measured by
+those that came, so that a slow network is not waited for (`load_plan`).
+"""
+
+import contextlib
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from socket import AF_INET, socket
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from cairn.comm.transfer.sockets import dialled
+from cairn.core.shared_secret import Refused, Secret
+from cairn.serve.tiers.disk_tier import Read
+from cairn.serve.tiers.load_plan import Source
+from cairn.serve.tiers.shared_pages import (
+    PAGE,
+    Known,
+    Listing,
+    Wanted,
+    encode,
+    read_bytes,
+    read_frame,
+    read_into,
+    write_frame,
+)
+from cairn.serve.tiers.slot_book import Key
+
+log = logging.getLogger("cairn")
+PERIOD_S = 0.5  # between two listings
+AGAIN_S = 2.0  # after a server that could not be reached
+ANSWER_S = 2.0  # without a byte, after which a server counts as gone
+TRIED_PAGES = 4  # that the first measurement reads
+UNKNOWN_RATE = 0.1e9  # bytes per second, before anything was read
+NEWEST = 0.3  # what the last read counts for in the rate
+_decode_listing = msgspec.msgpack.Decoder(Listing).decode
+
+
+class Origin(NamedTuple):
+    """What is known of a page that is elsewhere."""
+
+    parent: Key
+    seconds: float
+
+
+class PeerPages:
+    """One other server."""
+
+    def __init__(
+        self, host: str, port: int, model: str, page_bytes: int, secret: Secret | None = None
+    ) -> None:
+        self.address, self.page_bytes = f"{host}:{port}", page_bytes
+        self.keys: dict[Key, Origin] = {}
+        self.refused = ""
+        self.rate, self.latency_s = UNKNOWN_RATE, 0.0
+        self._known, self._secret = encode(Known(model, page_bytes)), secret
+        self._stopped = threading.Event()
+        self._measured = self._lost = False
+        self._idle: list[socket] = []  # connections that pages are read over
+        self._following = threading.Thread(target=self._follow, name="cairn kv peer", daemon=True)
+        self._following.start()
+
+    def read(self, keys: Sequence[Key], into: Sequence[np.ndarray]) -> list[Key]:
+        """Into these buffers; the keys whose pages were not there or came damaged. An OSError: the server is gone."""
+        missing: list[Key] = []
+        try:
+            link = self._idle.pop() if self._idle else self._dial()
+            with contextlib.ExitStack() as unless_read:
+                unless_read.callback(link.close)
+                write_frame(link, encode(Wanted(list(keys))))
+                for key, into_B in zip(keys, into, strict=True):
+                    there, checksum = PAGE.unpack(read_bytes(link, PAGE.size))
+                    if there:
+                        read_into(link, into_B.data)
+                    if not there or zlib.crc32(into_B.data) != checksum:
+                        missing.append(key)
+                unless_read.pop_all()
+        except (OSError, EOFError) as error:
+            self._lost, self.keys = True, {}
+            raise OSError(f"{self.address}: {error}") from None
+        self._idle.append(link)
+        return missing
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._following.join()
+        while self._idle:
+            self._idle.pop().close()
+
+    def _dial(self) -> socket:
+        link = dialled(AF_INET, self.address, self._secret)
+        link.settimeout(ANSWER_S)
+        return link
+
+    def _follow(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                with contextlib.closing(self._dial()) as link:
+                    self._listen(link)
+            except (OSError, EOFError, msgspec.MsgspecError) as error:
+                if isinstance(error, Refused) and not self.refused:
+                    log.warning("no pages come from %s: %s", self.address, error)
+            self.keys = {}
+            self._stopped.wait(AGAIN_S)
+
+    def _listen(self, link: socket) -> None:
+        """Until it is gone, or a read has failed: then everything is told from the beginning."""
+        self._lost = False
+        while not self._stopped.is_set() and not self._lost:
+            write_frame(link, self._known)
+            listing = _decode_listing(read_frame(link))
+            if listing.refused and listing.refused != self.refused:
+                log.warning("no pages come from %s: %s", self.address, listing.refused)
+            self.refused = listing.refused
+            keys = self.keys
+            for key in listing.removed:
+                keys.pop(key, None)
+            found = {key: Origin(parent, seconds) for key, parent, seconds in listing.stored}
+            if found and not self._measured:
+                self._measure(list(found)[:TRIED_PAGES])
+            keys.update(found)
+            self._stopped.wait(PERIOD_S)
+
+    def _measure(self, keys: Sequence[Key]) -> None:
+        """Before the first page is wanted: how long nothing takes, and some pages."""
+        into = [np.empty(self.page_bytes, np.uint8) for _ in keys]
+        self.read([], [])
+        began = time.perf_counter()
+        self.read([b""], into[:1])  # a page that nobody has
+        empty = time.perf_counter()
+        self.read(keys, into)
+        took_s = max(time.perf_counter() - empty, 1e-9)
+        self.latency_s = empty - began
+        self.rate, self._measured = len(keys) * self.page_bytes / took_s, True
+
+
+class PeerTier:
+    def __init__(self, peers: Sequence[PeerPages]) -> None:
+        self.peers, self.page_bytes = list(peers), peers[0].page_bytes
+        self._readers = ThreadPoolExecutor(len(self.peers) + 1, thread_name_prefix="cairn kv fetch")
+        self._reading_bytes = 0  # asked for, and not there yet
+
+    def __len__(self) -> int:
+        return sum(len(peer.keys) for peer in self.peers)
+
+    @property
+    def source(self) -> Source:
+        """As slow as the slowest that has pages: which one is asked is not known yet."""
+        able = [peer for peer in self.peers if peer.keys] or self.peers
+        rate, latency_s = min(one.rate for one in able), max(one.latency_s for one in able)
+        return Source(rate, latency_s + self._reading_bytes / rate)
+
+    def has(self, key: Key) -> bool:
+        return any(key in peer.keys for peer in self.peers)
+
+    def origin(self, key: Key) -> Origin | None:
+        """None: it has left meanwhile."""
+        return next((one for peer in self.peers if (one := peer.keys.get(key)) is not None), None)
+
+    def wants(self, key: Key, parent: Key) -> bool:
+        """Every server keeps its own pages."""
+        return False
+
+    def write(self, key: Key, parent: Key, seconds: float, page_B: np.ndarray) -> bool:
+        return False
+
+    def written(self) -> list[Key]:
+        return []
+
+    def read(self, keys: Sequence[Key], into: Sequence[np.ndarray]) -> "Future[Read]":
+        """Into these slots of the host; the result names pages that did not come."""
+        self._reading_bytes += len(keys) * self.page_bytes
+        return self._readers.submit(self._read, list(zip(keys, into, strict=True)))
+
+    def have_read(self, keys: Sequence[Key], read: Read) -> None:
+        """In the engine's thread, when a read has ended."""
+        self._reading_bytes -= len(keys) * self.page_bytes
+
+    def clear(self) -> None:
+        """What is known now is asked for no more; what other servers store from now on is."""
+        for peer in self.peers:
+            peer.keys.clear()
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        for peer in self.peers:
+            peer.close()
+
+    def _read(self, wanted: list[tuple[Key, np.ndarray]]) -> Read:
+        """Of each page from the first server that has it."""
+        began, damaged, unread = time.monotonic(), list[Key](), list[Key]()
+        for peer in self.peers:
+            mine = [one for one in wanted if one[0] in peer.keys]
+            wanted = [one for one in wanted if one[0] not in peer.keys] if mine else wanted
+            if not mine:
+                continue
+            keys, into = zip(*mine, strict=True)
+            asked = time.monotonic()
+            try:
+                damaged += peer.read(keys, into)
+            except OSError as error:
+                log.warning("pages are computed here, not fetched: %s", error)
+                unread += keys
+                continue
+            seen = len(keys) * self.page_bytes / max(time.monotonic() - asked, 1e-9)
+            peer.rate += NEWEST * (seen - peer.rate)
+        return Read(damaged, time.monotonic() - began, [*unread, *(key for key, _ in wanted)])

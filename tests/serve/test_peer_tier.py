@@ -1,0 +1,206 @@
+"""Pages from the host memory of another server: the same tokens as without, whatever happens to it meanwhile."""
+
+import contextlib
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
+
+from cairn.core.errors import ConfigError
+from cairn.serve.config import EngineConfig
+from cairn.serve.tiers import peer_tier
+from cairn.serve.tiers.peer_tier import PeerPages, PeerTier
+from cairn.serve.tiers.shared_pages import SharedPages
+from cairn.serve.tiers.slot_book import SlotBook
+
+LONG = prompt_of(70, 3)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(peer_tier, "PERIOD_S", 0.01)
+    monkeypatch.setattr(peer_tier, "AGAIN_S", 0.01)
+
+
+def until(true) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+def sharing_engine():
+    engine = tiny_engine("qwen3", pages=9, host="64MiB", kv={"kv_offload_share": "127.0.0.1:0"})
+    (request,) = submit(engine, [[*LONG, 1]])
+    engine.run()
+    engine.tiers.settle()
+    assert request.outputs == greedy("qwen3", [*LONG, 1])
+    return engine
+
+
+def fetching_engine(address: str):
+    return tiny_engine("qwen3", pages=9, host="64MiB", kv={"kv_offload_peers": address})
+
+
+def answer(engine):
+    (request,) = submit(engine, [[*LONG, 4, 5]])
+    engine.run()
+    assert request.outputs == greedy("qwen3", [*LONG, 4, 5])
+    at_rest(engine)
+    return request
+
+
+class Cut:
+    """Between two servers: passes bytes on until so many have come from the one that shares."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.split(":")
+        self.left, self._where = 1 << 40, (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._pass, args=(link,)))
+                self._threads[-1].start()
+
+    def _pass(self, link: socket.socket) -> None:
+        with contextlib.suppress(OSError), link, socket.create_connection(self._where) as other:
+            while True:
+                for source in select.select([link, other], [], [])[0]:
+                    data = source.recv(1 << 16)
+                    if source is other:
+                        data = data[: max(self.left, 0)]
+                        self.left -= len(data)
+                    (other if source is link else link).sendall(data)
+                    if not data or self.left <= 0:
+                        return
+
+
+def test_a_prefix_comes_from_the_host_memory_of_another_server():
+    first = sharing_engine()
+    second = fetching_engine(first.tiers.shared.address)
+    until(lambda: len(second.tiers.disk) >= 4)
+    request = answer(second)
+    assert (request.cached, request.ledger.disk_tokens) == (64, 64)
+    assert second.tiers.counts.failed_loads == 0
+    first.tiers.clear()  # what has left there is not asked for any more
+    until(lambda: not len(second.tiers.disk))
+    for engine in (second, first):
+        engine.tiers.close()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
+def test_a_server_that_dies_in_the_middle_costs_time_and_no_token(share):
+    first = sharing_engine()
+    cut = Cut(first.tiers.shared.address)
+    second = fetching_engine(cut.address)
+    until(lambda: len(second.tiers.disk) >= 4)
+    cut.left = int(share * 4 * second.tiers.copies.page_bytes)
+    assert answer(second).ledger.disk_tokens == 0
+    assert second.tiers.counts.failed_loads <= 1  # none: the end of its listing was seen before
+    for one in (second.tiers, first.tiers, cut):
+        one.close()
+
+
+def test_another_model_and_wrong_options_are_refused():
+    first = sharing_engine()
+    host, port = first.tiers.shared.address.split(":")
+    other = PeerPages(host, int(port), "another", first.tiers.copies.page_bytes)
+    until(lambda: other.refused)
+    assert not other.keys
+    other.close()
+    first.tiers.close()
+    for given, said in [
+        ({"kv_offload_share": "127.0.0.1:0"}, "kv_offload_host"),
+        ({"kv_offload_host": "1", "kv_offload_peers": "x", "kv_offload_disk": "/x:1"}, "_disk"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            EngineConfig(model="m", **given)
+    for given in ({"kv_offload_peers": "somewhere"}, {"kv_offload_share": "0.0.0.0:0"}):
+        with pytest.raises(ConfigError, match=r"HOST:PORT|secret"):
+            tiny_engine("qwen3", host="64MiB", kv=given)
+
+
+def test_a_page_whose_slot_is_given_away_while_it_is_copied_is_not_there():
+    book = SlotBook(1)
+    slot = book.put(b"a", b"", 1.0)
+    book.ready(b"a")
+
+    class Overtaken(np.ndarray):
+        def __getitem__(self, at):
+            book.drop(b"a")
+            book.put(b"b", b"", 1.0)
+            plain_SB = np.asarray(self)
+            plain_SB[:] = 7  # another page
+            return plain_SB[at]
+
+    shared = SharedPages(book, np.zeros((1, 8), np.uint8), "m")
+    shared.offer(b"a")
+    assert shared.page(b"a") == bytes(8)
+    shared._memory_SB = np.zeros((1, 8), np.uint8).view(Overtaken)
+    assert slot == 0
+    assert shared.page(b"a") is None
+    assert shared.present() == {}
+    shared.close()
+
+
+PAGES, PAGE_BYTES = 64, 1 << 16
+
+
+SHARE = f"""
+import sys
+import numpy as np
+from cairn.serve.tiers.shared_pages import SharedPages
+from cairn.serve.tiers.slot_book import SlotBook
+
+book, memory_SB = SlotBook({PAGES}), np.zeros(({PAGES}, {PAGE_BYTES}), np.uint8)
+shared = SharedPages(book, memory_SB, "m")
+for number in range({PAGES}):
+    memory_SB[book.put(bytes([number]), b"", 1.0)] = number
+    book.ready(bytes([number]))
+    shared.offer(bytes([number]))
+print(shared.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_pages_of_a_process_that_is_killed_are_whole_or_not_there():
+    command, pipe = [sys.executable, "-c", SHARE], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    host, port = process.stdout.readline().split(":")
+    tier = PeerTier([PeerPages(host, int(port), "m", PAGE_BYTES)])
+    until(lambda: len(tier) == PAGES)
+    keys = [bytes([number]) for number in range(PAGES)]
+    came = 0
+    for turn in range(1000):
+        if turn == 2:
+            process.kill()
+        into = [np.zeros(PAGE_BYTES, np.uint8) for _ in keys]
+        read = tier.read(keys, into).result(PATIENCE_S)
+        whole = [at for at, key in enumerate(keys) if key not in (*read.damaged, *read.unread)]
+        assert all((into[at] == at).all() for at in whole)
+        came += len(whole)
+        if not whole:
+            break
+    assert came >= 2 * PAGES
+    until(lambda: not len(tier))
+    process.communicate()
+    tier.close()
