@@ -5,7 +5,8 @@ import torch
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.cases.delta_chunk import HEADS, KEY_HEADS, WIDTH
-from cairn.kernels.delta.delta_chunk import delta_rule
+from cairn.kernels.delta.delta_chunk import delta_rule, launch_chunks
+from cairn.kernels.delta.delta_factors import launch_factored
 from cairn.kernels.delta.rule import (
     DeltaCall,
     Sequences,
@@ -27,7 +28,8 @@ def sequences_of(counts, slots):
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("alike", [0.0, 1.0], ids=["keys apart", "keys alike"])
-def test_the_rule(counts, alike):
+@pytest.mark.parametrize("chunks", [launch_chunks, launch_factored])
+def test_the_rule(counts, alike, chunks):
     tokens, keys = sum(counts), KEY_HEADS * WIDTH
     mixed = torch.randn(tokens, 2 * keys + HEADS * WIDTH, device="cuda")
     mixed = (mixed + alike).bfloat16()
@@ -36,7 +38,7 @@ def test_the_rule(counts, alike):
     slots = [-1, *range(len(counts) - 1, 0, -1)] if len(counts) > 1 else [2]
     starts, sequences = sequences_of(counts, slots)
     state = before.clone()
-    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, WIDTH))
+    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, WIDTH), chunks)
     q, k, v = mixed.double().split((keys, keys, HEADS * WIDTH), dim=-1)
     q, k = (
         unit_length(x.unflatten(-1, (KEY_HEADS, -1))).repeat_interleave(HEADS // KEY_HEADS, -2)

@@ -1,16 +1,18 @@
 """The variants of the gated delta rule and its convolution that are compiled, and where it is measured."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.delta import delta_chunk, delta_step, short_conv
+from cairn.kernels.delta import delta_chunk, delta_factors, delta_step, short_conv
 from cairn.kernels.delta.rule import CHUNK, DeltaCall, Sequences, delta_chunk_reference, unit_length
 from cairn.kernels.kernel import Case, Prepared, Variant
 
 KERNEL = "cairn.kernels.delta.delta_chunk"
+Launch = Callable[[DeltaCall, torch.Tensor], None]
 KEY_HEADS, HEADS, WIDTH, TAPS = 16, 32, 128, 4  # Qwen3-Next
 SIZES = dict(KEY_HEADS=KEY_HEADS, HEADS=HEADS, K=WIDTH, V=WIDTH)
 
@@ -35,7 +37,7 @@ def _variant(
 
 def _pointers(names: str, **others: str) -> dict[str, str]:
     found = dict.fromkeys(names.split(), "*bf16")
-    found |= {n: "*fp32" for n in ("g", "beta", "state") if n in found}
+    found |= {n: "*fp32" for n in ("g", "beta", "state", "rates") if n in found}
     found |= {n: "*i32" for n in ("slots", "starts") if n in found}
     return {**found, **others}
 
@@ -43,6 +45,9 @@ def _pointers(names: str, **others: str) -> dict[str, str]:
 _STEP = _pointers("mixed g beta state slots starts y", slot_stride="i32", scale="fp32")
 _SOLVE = _pointers("mixed g beta slots starts u w", sequences="i32")
 _CHUNK = _pointers("mixed g u w state slots starts y", slot_stride="i32", scale="fp32")
+_FACTORS = _pointers("mixed g beta rates slots starts u w", sequences="i32")
+_SCORES = _pointers("mixed g slots starts scores rates", sequences="i32", scale="fp32")
+_PASS = _pointers("mixed u w scores rates state slots starts y", slot_stride="i32")
 _CONV = _pointers(
     "x weight before slots starts y", sequences="i32", tokens="i32", E="i32", slot_stride="i32"
 )
@@ -74,6 +79,43 @@ VARIANTS = [
         **SIZES,
         STARTS=True,
         BV=delta_chunk.VALUES,
+        CHUNK=CHUNK,
+        PRECISION="tf32",
+    ),
+    _variant(
+        "delta scores",
+        delta_factors._scores_kernel,
+        _SCORES,
+        4,
+        **SIZES,
+        STARTS=True,
+        SEQUENCES=128,
+        CHUNK=CHUNK,
+        PRECISION="tf32",
+    ),
+    _variant(
+        "delta factors",
+        delta_factors._factors_kernel,
+        _FACTORS,
+        delta_factors.FACTOR_WARPS,
+        **SIZES,
+        STARTS=True,
+        COLUMNS=delta_factors.COLUMNS,
+        SEQUENCES=128,
+        CHUNK=CHUNK,
+        LEVELS=delta_factors.LEVELS,
+        PRECISION="tf32",
+        SOLVE=delta_factors.SOLVE,
+    ),
+    _variant(
+        "delta pass",
+        delta_factors._pass_kernel,
+        _PASS,
+        4,
+        delta_factors.STAGES,
+        **SIZES,
+        STARTS=True,
+        BV=delta_factors.VALUES,
         CHUNK=CHUNK,
         PRECISION="tf32",
     ),
@@ -112,13 +154,16 @@ def cases() -> Iterator[Case]:
         yield Case(
             "delta_chunk", name, "bf16", work, lambda b=sequences: _prepare(b, 1), graph=True
         )
+    launches = {"chunks": delta_chunk.launch_chunks, "factored": delta_factors.launch_factored}
     for sequences, tokens in ((1, 8192), (8, 2048)):
-        work = delta_chunk.cost(sequences * tokens, HEADS, WIDTH, WIDTH)
-        name = f"chunks, {sequences} x {tokens}"
-        yield Case("delta_chunk", name, "bf16", work, lambda b=sequences, t=tokens: _prepare(b, t))
+        for kind, launch in launches.items():
+            work = delta_chunk.cost(sequences * tokens, HEADS, WIDTH, WIDTH)
+            name = f"{kind}, {sequences} x {tokens}"
+            prepare = functools.partial(_prepare, sequences, tokens, launch)
+            yield Case("delta_chunk", name, "bf16", work, prepare)
 
 
-def _prepare(count: int, each: int) -> Prepared:
+def _prepare(count: int, each: int, chunks: Launch | None = None) -> Prepared:
     tokens = count * each
     wide = 2 * KEY_HEADS * WIDTH + HEADS * WIDTH
     mixed = torch.randn(tokens, wide, device="cuda").to(torch.bfloat16)
@@ -132,7 +177,7 @@ def _prepare(count: int, each: int) -> Prepared:
 
     def error() -> float:
         state.zero_()
-        found = delta_chunk.delta_rule(call)[:each]
+        found = delta_chunk.delta_rule(call, chunks)[:each]
         parts = (
             mixed[:each].double().split((KEY_HEADS * WIDTH, KEY_HEADS * WIDTH, HEADS * WIDTH), -1)
         )
@@ -146,7 +191,7 @@ def _prepare(count: int, each: int) -> Prepared:
 
     copied = torch.empty_like(state)
     return Prepared(
-        lambda: delta_chunk.delta_rule(call),
+        lambda: delta_chunk.delta_rule(call, chunks),
         {"copy of the states": lambda: copied.copy_(state)},
         error,
     )

@@ -10,6 +10,7 @@ columns of its state, which stays in registers from the first chunk to the last.
 Sums of powers of A would need no inverses of blocks, and cancel where keys resemble each other.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,10 +149,13 @@ def _chunk_kernel(
         tl.store(place, s)
 
 
-def delta_rule(call: DeltaCall) -> Tensor:
+def delta_rule(
+    call: DeltaCall, chunks: Callable[[DeltaCall, Tensor], None] | None = None
+) -> Tensor:
     """y [T, H, V] of all tokens in the type of q; states are changed where they lie. On a GPU, without waiting for it.
 
-    Rows of padding say nothing.
+    Rows of padding say nothing. `chunks` launches for sequences with several tokens: `launch_chunks`, or
+    `delta_factors.launch_factored`, which has not been timed yet.
     """
     call.check()
     mixed_TE, sequences = call.mixed_TE, call.sequences
@@ -161,11 +165,11 @@ def delta_rule(call: DeltaCall) -> Tensor:
         return y_THV
     delta_step(call, y_THV)
     if sequences.starts_B1 is not None:
-        _launch_chunks(call, y_THV)
+        (chunks or launch_chunks)(call, y_THV)
     return y_THV
 
 
-def _launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
+def launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
     """Sequences with several tokens."""
     mixed_TE, sequences = call.mixed_TE, call.sequences
     tokens, heads, width = y_THV.shape
