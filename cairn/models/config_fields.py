@@ -77,6 +77,12 @@ class Fields:
             raise self._unexpected(name, f"{_name_of(kind)} above 0")
         return value
 
+    def neutral(self, **values: Any) -> None:
+        """Fields that may be there as long as each says this; `finish` refuses them otherwise."""
+        for name, value in values.items():
+            if self.config.get(name, value) == value:
+                self.seen.add(name)
+
     def _unexpected(self, name: str, expected: str) -> UnsupportedModel:
         state = f"is {self.config[name]!r}" if name in self.config else "is missing"
         return UnsupportedModel(

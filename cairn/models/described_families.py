@@ -145,6 +145,8 @@ def _granite4(fields: Fields) -> ModelSpec:
     fields.seen |= {name for name in fields.config if name.startswith("mamba_")}
     fields.seen |= {"time_step_limit", "layers_block_type"}
     rotates = fields.take("position_embedding_type", str, "nope") == "rope"
+    fields.neutral(normalization_function="rmsnorm")
+    fields.seen.add("init_method")
     return _read(
         fields,
         "granitemoehybrid",
@@ -243,6 +245,9 @@ def _dots1(fields: Fields) -> ModelSpec:
     window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
     first = fields.take("max_window_layers", int, 62)
     windows = windows_by_type(fields, window, [bool(window) and i >= first for i in layers])
+    fields.neutral(scoring_func="noaux_tc", topk_method="noaux_tc", moe_layer_freq=1)
+    if not window:
+        fields.neutral(use_sliding_window=False)
     experts = _sigmoid_experts(
         fields,
         renormalize=fields.take("norm_topk_prob", bool, False),
@@ -304,6 +309,19 @@ def _hunyuan(fields: Fields) -> ModelSpec:
 
 
 def _minimax_m2(fields: Fields) -> ModelSpec:
+    """Published configs also have what the code of its authors can do besides, and layers that are left out."""
+    fields.neutral(
+        scoring_func="sigmoid",
+        use_routing_bias=True,
+        use_qk_norm=True,
+        qk_norm_type="per_layer",
+        attn_type_list=[1] * fields.take("num_hidden_layers", int),  # 1: attention
+        shared_intermediate_size=0,
+        sliding_window=None,
+        **dict.fromkeys(MINIMAX_BETAS, 1.0),
+    )
+    fields.seen |= {"mlp_intermediate_size", "shared_moe_mode"}  # of layers that it has none of
+    fields.seen |= {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
     size = _head_dim(fields, 128)
     rotated = fields.take("rotary_dim", int, size)
     experts = Experts(
@@ -332,7 +350,9 @@ def _ernie4_5_moe(fields: Fields) -> ModelSpec:
     first = fields.take("moe_layer_start_index", int, 1)
     last = fields.take("moe_layer_end_index", int, -1)
     last = layers - 1 if last == -1 else last
-    fields.seen.add("moe_norm_min")  # it keeps a sum of zero from dividing
+    fields.neutral(moe_gate="topk", moe_use_aux_free=True)
+    # One keeps a sum of zero from dividing, one drops tokens in training, one counts layers that are left out.
+    fields.seen |= {"moe_norm_min", "moe_capacity", "num_nextn_predict_layers"}
     dense = tuple(i for i in range(layers) if (i + 1) % every or not first <= i <= last)
     experts = Experts(
         count=fields.take("moe_num_experts", int, 64),
@@ -360,6 +380,9 @@ def _ministral3(fields: Fields) -> ModelSpec:
     return _read(fields, "ministral3", head_dim=_head_dim(fields, 128), windows=windows, **found)
 
 
+MINIMAX_BETAS = tuple(
+    f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")
+)
 MINISTRAL_ROPE = {
     "type": "yarn",
     "rope_theta": 1e6,

@@ -36,6 +36,7 @@ def _qwen3_next(fields: Fields, family: str) -> ModelSpec:
         raise UnsupportedModel(
             f"{fields.what}: attn_output_gate is false", hint="this family has gates of outputs"
         )
+    fields.neutral(use_sliding_window=False)
     fields.take("mamba_ssm_dtype", str, "float32")  # states are float32 here always
     for name in (
         "mtp_num_hidden_layers",

@@ -548,3 +548,52 @@ def test_a_family_without_a_format_is_refused():
     fields = {field: getattr(spec, field) for field in spec.__struct_fields__}
     with pytest.raises(UnsupportedModel, match="'odd'"):
         to_hf(ModelSpec(**fields | {"family": "odd"}))
+
+
+# Fields of published configs that the reference reads nowhere, beside those that give the model its size.
+WITH_MORE_FIELDS = {
+    "minimax_m2": (
+        dict(
+            hidden_size=3072, intermediate_size=1536, num_hidden_layers=62, num_attention_heads=48,
+            num_key_value_heads=8, head_dim=128, num_local_experts=256, vocab_size=200_064,
+            max_position_embeddings=196_608, rope_theta=5_000_000, rotary_dim=64, attn_type_list=[1] * 62,
+            scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, qk_norm_type="per_layer",
+            layernorm_full_attention_beta=1.0, layernorm_linear_attention_beta=1.0, layernorm_mlp_beta=1.0,
+            mlp_intermediate_size=8192, shared_intermediate_size=0, shared_moe_mode="sigmoid",
+            sliding_window=None, use_mtp=True, num_mtp_modules=3, mtp_transformer_layers=1,
+        ),
+        228.7,
+        ("scoring_func", "softmax"),
+    ),
+    "ernie4_5_moe": (
+        dict(
+            hidden_size=2560, intermediate_size=12_288, num_hidden_layers=28, num_attention_heads=20,
+            num_key_value_heads=4, vocab_size=103_424, max_position_embeddings=131_072, rope_theta=500_000,
+            moe_num_experts=64, moe_k=6, moe_intermediate_size=1536, moe_num_shared_experts=2,
+            moe_layer_start_index=1, moe_layer_end_index=27, moe_layer_interval=1, tie_word_embeddings=True,
+            moe_capacity=[64, 64, 64], moe_gate="topk", moe_use_aux_free=True, num_nextn_predict_layers=1,
+        ),
+        21.8,
+        ("moe_use_aux_free", False),
+    ),
+    "qwen3_next": (
+        dict(
+            hidden_size=2048, intermediate_size=5120, num_hidden_layers=48, num_attention_heads=16,
+            num_key_value_heads=2, head_dim=256, vocab_size=151_936, max_position_embeddings=262_144,
+            rope_theta=10_000_000, partial_rotary_factor=0.25, num_experts=512, num_experts_per_tok=10,
+            moe_intermediate_size=512, shared_expert_intermediate_size=512, full_attention_interval=4,
+            use_sliding_window=False,
+        ),
+        79.7,
+        ("use_sliding_window", True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", WITH_MORE_FIELDS)
+def test_a_published_config_opens_and_says_nothing_that_is_passed_over(family):
+    config, billions, (field, other) = WITH_MORE_FIELDS[family]
+    config = {"model_type": family, "hidden_act": "silu", "rms_norm_eps": 1e-6} | config
+    assert round(from_hf(config).parameters() / 1e9, 1) == billions
+    with pytest.raises(UnsupportedModel, match=field):
+        from_hf(config | {field: other})
