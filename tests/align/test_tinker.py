@@ -1,5 +1,6 @@
 """Tinker's API over one copy of the weights: the public SDK as the client, torch and the SDK's messages as oracles."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -199,6 +201,20 @@ def test_work_of_a_model_is_done_by_number(base):
     finally:
         service.close()
     assert done == [1, 2, 3]
+
+
+def test_answers_that_need_no_model_have_the_form_that_the_sdk_reads(base):
+    """It asks for these by itself, and reports what it cannot read in the log of a loop that runs for minutes."""
+    types = pytest.importorskip("tinker.types", reason="pip install tinker: the client of the API")
+    front = Frontend(SimpleNamespace(base=base))
+    for form, handle in (
+        (types.TelemetryResponse, front.telemetry),
+        (types.HealthResponse, front.nothing),
+        (types.ClientDynamicConfigResponse, front.nothing),
+        (types.ClientConfigResponse, front.config),
+        (types.GetServerCapabilitiesResponse, front.capabilities),
+    ):
+        form.model_validate(asyncio.run(handle(b"{}")))
 
 
 def test_a_request_that_fails_leaves_nothing_behind(base):

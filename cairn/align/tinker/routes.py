@@ -70,6 +70,10 @@ class Frontend:
     async def nothing(self, body: bytes) -> dict:
         return {"status": "ok"}
 
+    async def telemetry(self, body: bytes) -> dict:
+        """Nothing of it is kept. The SDK reports an answer of another word as an error."""
+        return {"status": "accepted"}
+
     # -- models ---------------------------------------------------------------------------------
 
     async def create_model(self, body: bytes) -> dict:
@@ -309,7 +313,7 @@ def application(frontend: Frontend) -> Starlette:
     posts: dict[str, Callable[[bytes], Awaitable[Any]]] = {
         "client/config": front.config,
         "client/dynamic_config": front.nothing,
-        "telemetry": front.nothing,
+        "telemetry": front.telemetry,
         "create_session": front.create_session,
         "session_heartbeat": front.heartbeat,
         "create_model": front.create_model,
