@@ -144,4 +144,9 @@ def _query(call: Call) -> dict[str, str]:
 
 async def _learner() -> Learner:
     """Away from the event loop: it reads files and asks the machine."""
-    return await run_in_threadpool(look)
+    return await run_in_threadpool(_look)
+
+
+def _look() -> Learner:
+    all_exercises()  # with the map, so that the first topic does not wait for them
+    return look()

@@ -11,7 +11,7 @@ A sends to a third that passes it on; storing before forwarding doubles the time
 import time
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
@@ -21,20 +21,26 @@ SIZES = (1 << 20, 4 << 20, 16 << 20)
 GPU_SIZES = (16 << 20, 64 << 20, 256 << 20)
 
 
+class Copies(NamedTuple):
+    straight: list[float]  # seconds by size
+    staged: list[float]
+    wrong: int  # numbers that this rank had to have and does not
+
+
 def run(bench: Workbench) -> Outcome:
     if bench.on_gpu:
         sizes = bench.pick(GPU_SIZES, GPU_SIZES[:2])
         bench.step("between devices, straight and through the host")
-        straight, staged = gpu_times(sizes, bench.pick(9, 5))
+        straight, staged, wrong = gpu_times(sizes, bench.pick(9, 5))
     else:
         sizes = bench.pick(SIZES, SIZES[:2])
         bench.step("three ranks: straight, and through the third")
-        first = run_ranks(3, relay_times, sizes, bench.pick(9, 4), backend="cairn", timeout_s=60)[0]
-        straight, staged = first
+        ranks = run_ranks(3, relay_times, sizes, bench.pick(9, 4), backend="cairn", timeout_s=60)
+        (straight, staged, _), wrong = ranks[0], ranks[1].wrong
     expected = predicted_ratio(bench)
     ratios = [b / a for a, b in zip(straight, staged, strict=True)]
     return Outcome(
-        checks=_checks(expected, ratios),
+        checks=_checks(expected, ratios, wrong),
         plots=[
             Plot(
                 title=Words("Rate of a copy", "拷贝速率"),
@@ -63,7 +69,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(expected: float, ratios: list[float]) -> list[Check]:
+def _checks(expected: float, ratios: list[float], wrong: int) -> list[Check]:
     return [
         Check(
             what=Words("staged over straight, largest copy", "中转与直传耗时比（最大拷贝）"),
@@ -78,6 +84,12 @@ def _checks(expected: float, ratios: list[float]) -> list[Check]:
             measured=min(ratios),
             unit="x",
             kind="at_least",
+        ),
+        Check(
+            what=Words("numbers that arrived wrong, both ways", "两种路径上传错的数值个数"),
+            predicted=0,
+            measured=wrong,
+            unit="numbers",
         ),
     ]
 
@@ -96,17 +108,17 @@ def predicted_ratio(bench: Workbench) -> float:
     return staged / (2 / copy.value)  # within one GPU a byte is read and written
 
 
-def relay_times(
-    rank: int, count: int, sizes: tuple[int, ...], repeats: int
-) -> tuple[list[float], list[float]]:
+def relay_times(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> Copies:
     """Rank 0 to rank 1; and to rank 2, which stores and forwards. Seconds, as rank 0 sees the answer."""
     import torch
     import torch.distributed as dist
 
     found: tuple[list[float], list[float]] = ([], [])
+    wrong = 0
     for size in sizes:
-        data, done = torch.ones(size // 4), torch.zeros(1)
+        sent, done = torch.arange(size // 4, dtype=torch.float32), torch.zeros(1)
         for way, route in enumerate(((0, 1), (0, 2, 1))):
+            data = sent.clone() if rank == 0 else torch.zeros_like(sent)
             samples = []
             for _ in range(repeats + 1):
                 dist.barrier()
@@ -122,21 +134,25 @@ def relay_times(
                     dist.recv(done, 1)
                 samples.append(time.perf_counter() - began)
             found[way].append(median(samples[1:]))
-    return found
+            wrong += int((data != sent).sum())
+    return Copies(*found, wrong)
 
 
-def gpu_times(sizes: tuple[int, ...], repeats: int) -> tuple[list[float], list[float]]:
+def gpu_times(sizes: tuple[int, ...], repeats: int) -> Copies:
     import torch
 
     here, there = "cuda:0", f"cuda:{1 if torch.cuda.device_count() > 1 else 0}"
-    straight, staged = [], []
+    straight, staged, wrong = [], [], 0
     for size in sizes:
         source = torch.ones(size, dtype=torch.uint8, device=here)
-        target = torch.empty(size, dtype=torch.uint8, device=there)
+        target = torch.zeros(size, dtype=torch.uint8, device=there)
         middle = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         straight.append(_gpu_s(lambda a=source, b=target: b.copy_(a), repeats))
+        wrong += int((target != 1).sum())
+        target.zero_()
         staged.append(_gpu_s(lambda a=source, m=middle, b=target: _through(a, m, b), repeats))
-    return straight, staged
+        wrong += int((target != 1).sum())
+    return Copies(straight, staged, wrong)
 
 
 def _through(source: Any, middle: Any, target: Any) -> None:
