@@ -41,6 +41,12 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """form of the weights, as the engine will get it: fp8, w4a16, or mxfp4 for experts; "" as they are"""
     kv_cache: Literal["auto", "fp8"] = "auto"
     """type of keys and values, as the engine will get it"""
+    head: Literal["auto", "8bit"] = "auto"
+    """form of the output projection, as the engine will get it"""
+    speculate: str = "off"
+    """who drafts, as the engine will get it: off, ngram, or random:eagle3 for a head"""
+    draft_tokens: int | Literal["auto"] = "auto"
+    """most drafts of a request in a step, as the engine will get it"""
     max_model_len: int | None = None
     """longest request, as the engine will get it; default: what the model was made for"""
     max_num_seqs: int = 256
@@ -72,6 +78,9 @@ def run_build(args: list[str]) -> int:
             max_num_seqs=options.max_num_seqs,
             weights=options.quantization or "auto",
             kv_cache_dtype=options.kv_cache,
+            head=options.head,
+            speculate=options.speculate,
+            draft_tokens=options.draft_tokens,
         )
         for one in (config, msgspec.structs.replace(config, **SERVER)):
             engines.append(Engine(spec, one, options.gpu, options.architecture))

@@ -32,6 +32,7 @@ from cairn.models.transformer import Layer, rotations_of
 
 WEIGHTS = "model.safetensors"
 DRAFT_VOCABULARY = 32000  # of a head with random weights
+LEAST_LAYERS = 7  # of a target whose usual taps are three different layers
 FILE_NAMES = {  # of a layer's tensors, behind `midlayer` or `layers.0`
     "attention_norm": "input_layernorm",
     "attention.qkv.q": "self_attn.q_proj",
@@ -100,7 +101,7 @@ def random_spec(target: ModelSpec) -> EagleSpec:
         target, family="llama", layers=1, windows=(), qk_norm=False, qkv_bias=False, tied=False
     )
     taps = (1, target.layers // 2 - 1, target.layers - 4)
-    if target.layers < 6:
+    if target.layers < LEAST_LAYERS:
         taps = (0, target.layers // 2, target.layers - 1)
     return EagleSpec(layer, taps, target.hidden, min(DRAFT_VOCABULARY, target.vocab))
 

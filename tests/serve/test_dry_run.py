@@ -25,7 +25,7 @@ CONFIG = EngineConfig(
 )
 
 
-def launched(layers: int, **changed: str):
+def launched(layers: int, **changed: str | int):
     spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=layers, vocab=2048)
     config = msgspec.structs.replace(CONFIG, **changed)
     return by_hash(dry_run.launches_of(spec, config, "NVIDIA H200", "sm_90"))
@@ -37,13 +37,21 @@ def test_every_part_of_a_step_is_launched_and_layers_that_are_alike_are_not_repe
     assert {"_inputs_kernel", "_rmsnorm_kernel", "_rope_kernel", "_keep_kernel"} <= names
     assert {"sample_kernel", "_logprobs_kernel", "_penalize_kernel", "_count_kernel"} <= names
     assert any(type(launch.source).__name__ == "GluonASTSource" for launch in few.values())
-    monkeypatch.setattr(dry_run, "fewer_layers", lambda spec: spec)
+    monkeypatch.setattr(dry_run, "fewer_layers", lambda spec, least: spec)
     assert launched(4).keys() == few.keys()
 
 
 def test_float8_weights_and_pages_launch_kernels_of_their_own():
     names = {one.source.name for one in launched(2, weights="fp8", kv_cache_dtype="fp8").values()}
     assert {"one_row_kernel", "stream_kernel", "_gated_fp8_kernel", "_quantize_kernel"} <= names
+
+
+def test_weights_in_4_bits_with_a_head_launch_kernels_of_their_own():
+    names = {
+        one.source.name
+        for one in launched(9, weights="w4a16", speculate="random:eagle3", draft_tokens=4).values()
+    }
+    assert {"int4_kernel", "_draft_kernel", "_accept_kernel", "sample_kernel"} <= names
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(5, 3), (130, 7), (77, 1), (200, 5)])

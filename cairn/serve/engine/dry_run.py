@@ -15,11 +15,13 @@ import torch
 
 from cairn.kernels.tooling.absent_gpu import Launch, absent_gpu
 from cairn.models.build import Build
+from cairn.models.eagle import LEAST_LAYERS
 from cairn.models.runnable import DTYPES, OpenModel, Runnable
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.gpu_runner import GPURunner
+from cairn.serve.engine.speculate.choice import RANDOM_HEAD
 from cairn.serve.engine.start import start_with
 
 
@@ -39,7 +41,8 @@ def launches_of_all(engines: Sequence[Engine]) -> list[Launch]:
 def launches_of(spec: ModelSpec, config: EngineConfig, gpu: str, architecture: str) -> list[Launch]:
     """Each specialisation of a kernel that an engine with a model of this shape launches."""
     dtype = DTYPES["bfloat16" if config.dtype == "auto" else config.dtype]
-    opened = OpenModel(config.model, fewer_layers(spec), None, (), None)
+    least = LEAST_LAYERS if config.speculate == RANDOM_HEAD else 2
+    opened = OpenModel(config.model, fewer_layers(spec, least), None, (), None)
     with absent_gpu(gpu, architecture) as launches, torch.inference_mode():
         model = Transformer(opened.spec, Build("cuda", dtype, fused=True)).eval()
         runnable = Runnable(opened.name, model, "its shape alone")
@@ -48,12 +51,12 @@ def launches_of(spec: ModelSpec, config: EngineConfig, gpu: str, architecture: s
     return launches
 
 
-def fewer_layers(spec: ModelSpec) -> ModelSpec:
-    """The same with two layers, where all layers are alike: they launch the same kernels."""
+def fewer_layers(spec: ModelSpec, least: int = 2) -> ModelSpec:
+    """The same with so few layers, where all layers are alike: they launch the same kernels."""
     dense = spec.experts.dense_layers if spec.experts is not None else ()
     if len(set(spec.windows)) > 1 or spec.nope_layers or dense:
         return spec
-    layers = min(spec.layers, 2)
+    layers = min(spec.layers, least)
     return msgspec.structs.replace(spec, layers=layers, windows=spec.windows[:layers])
 
 
