@@ -24,6 +24,7 @@ from cairn.bench.engine_run import TEMPERATURE, serve
 from cairn.bench.load_search import Tried
 from cairn.bench.prompted import Prompted
 from cairn.bench.record import add_arguments, record
+from cairn.cli.kernels_build import SERVER
 from cairn.core.collector import quiet_collector
 from cairn.models.runnable import OpenModel, open_model
 from cairn.plan import slo as planned
@@ -84,7 +85,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--slo", default="ttft=500ms,tpot=25ms")
     parser.add_argument("--lengths", default="1024/128", help="tokens in and out")
     parser.add_argument("--promise", action="store_true", help="measure the promise of `--slo`")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="as of `cairn serve`")
+    parser.add_argument(
+        "--step-ms", type=float, default=SERVER["step_ms"], help="as of `cairn serve`"
+    )
     parser.add_argument("--max-num-seqs", type=int, default=256, help="as of `cairn serve`")
     parser.add_argument("--planned-for", default="h200", help="with --promise: the planner's name")
     parser.add_argument("--device", default="auto")
@@ -109,7 +112,11 @@ def started(
         dtype=options.dtype,
         max_model_len=lengths.input_tokens + lengths.output_tokens,
         max_num_seqs=chosen.max_num_seqs if chosen else options.max_num_seqs,
+        max_num_batched_tokens=SERVER["max_num_batched_tokens"]
+        if options.device != "cpu"
+        else None,
         step_ms=chosen.step_ms if chosen else options.step_ms,
+        load_in_advance=True,
     )
     return start_with(opened, opened.load(options.device, options.dtype), config).engine
 
