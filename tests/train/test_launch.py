@@ -1,5 +1,6 @@
 """Several processes on one machine, and what is reported when one of them fails."""
 
+import contextlib
 import multiprocessing
 import os
 import pty
@@ -215,14 +216,11 @@ def test_output_to_a_closed_terminal_is_discarded():
         os.dup2(terminal, 1)
         os.close(ours)
         os.close(terminal)
-        time.sleep(0.3)  # until the other side is closed
-        failed = 1
-        try:
-            os.write(1, b"lost")
-        except OSError:
-            leave_terminal()
-            failed = 0 if os.write(1, b"discarded") == 9 else 2
-        os._exit(failed)
+        with contextlib.suppress(OSError):
+            while os.write(1, b"lost"):  # until the other side is closed
+                time.sleep(0.01)
+        leave_terminal()
+        os._exit(0 if os.write(1, b"discarded") == 9 else 2)
     os.close(terminal)
     os.close(ours)
     assert os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1]) == 0
