@@ -193,5 +193,36 @@ static int packed_dots(int type, const uint8_t *at, const Rounded *x, int rows, 
     }
 }
 
+/* A row in float32. */
+INLINE void floats_of(int type, const uint8_t *at, int columns, float *out) {
+    for (int left = columns; left > 0; left -= STRIDE, at += piece_bytes(type), out += STRIDE) {
+        Piece w;
+        piece_of(type, at, left, &w);
+        for (int group = 0; group < STRIDE / GROUP && GROUP * group < left; group++) {
+            __m512i lane = _mm512_set1_epi32(group);
+            __m128i level = _mm_load_si128((const __m128i *)w.level + group);
+            __m512i wide = type == Q8_0 ? _mm512_cvtepi8_epi32(level) : _mm512_cvtepu8_epi32(level);
+            __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_permutexvar_ps(lane, w.scale));
+            if (type != Q8_0) value = _mm512_add_ps(value, _mm512_permutexvar_ps(lane, w.offset));
+            _mm512_storeu_ps(out + GROUP * group, value);
+        }
+    }
+}
+
+/* Returns 0 for types that have no such form. */
+static int packed_floats(int type, const uint8_t *at, int columns, float *out) {
+    switch (type) {
+    case Q4_0: floats_of(Q4_0, at, columns, out); return 1;
+    case Q4_1: floats_of(Q4_1, at, columns, out); return 1;
+    case Q5_0: floats_of(Q5_0, at, columns, out); return 1;
+    case Q5_1: floats_of(Q5_1, at, columns, out); return 1;
+    case Q8_0: floats_of(Q8_0, at, columns, out); return 1;
+    case Q4_K: floats_of(Q4_K, at, columns, out); return 1;
+    case Q5_K: floats_of(Q5_K, at, columns, out); return 1;
+    case Q6_K: floats_of(Q6_K, at, columns, out); return 1;
+    default: return 0;
+    }
+}
+
 #endif
 #endif

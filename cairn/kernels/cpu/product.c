@@ -155,9 +155,13 @@ typedef struct {
 
 static void look_up(void *given, int i) {
     const Lookup *l = given;
-    ROW_OF(room, l->columns);
-    unpack(l->part->type, l->part->data + l->part->row_bytes * l->rows[i], l->columns, room);
+    const uint8_t *packed = l->part->data + l->part->row_bytes * l->rows[i];
     float *out = l->out + (int64_t)i * l->columns;
+#ifdef HAS_DOT512
+    if (packed_floats(l->part->type, packed, l->columns, out)) return;
+#endif
+    ROW_OF(room, l->columns);
+    unpack(l->part->type, packed, l->columns, room);
     for (int group = 0; group < l->columns / GROUP; group++) {
         float scale = room.scale[group], offset = room.offset[group];
         const uint8_t *level = room.level + GROUP * group;
