@@ -135,7 +135,7 @@ def _cost(quality: "Quality", ratio: float) -> list[Check]:
     ]
 
 
-def _text(bench: Workbench) -> "tuple[Transformer, Tensor]":
+def _text() -> "tuple[Transformer, Tensor]":
     """The shipped model, and windows of the shipped text."""
     from cairn.compress.calibration import token_ids, windows
     from cairn.models.runnable import open_model
@@ -143,7 +143,7 @@ def _text(bench: Workbench) -> "tuple[Transformer, Tensor]":
     opened = open_model("cairn-tiny")
     assert opened.tokenizer is not None
     ids = token_ids(None, opened.tokenizer, opened.spec.vocab)
-    return opened.load("cpu", "float32").model, windows(ids, 128, "the labs")[: bench.pick(8, 4)]
+    return opened.load("cpu", "float32").model, windows(ids, 128, "the labs")[:4]
 
 
 def _of_a_model(bench: Workbench, name: str, grid: "Grid") -> "Quality":
@@ -154,7 +154,7 @@ def _of_a_model(bench: Workbench, name: str, grid: "Grid") -> "Quality":
     from cairn.compress.quantize import Settings, quantize_model
 
     bench.step(f"cairn-tiny in {name}")
-    model, windows_BL = _text(bench)
+    model, windows_BL = _text()
     reference = Reference(model, windows_BL)
     quantize_model(model, windows_BL[:1], grid, Settings(method="rtn"), torch.bfloat16)
     return reference.compare(model)
@@ -170,7 +170,7 @@ def _gptq_over_nearest(bench: Workbench, grid: "Grid") -> float:
     from cairn.models.quantized.rounding import fake_quantized
 
     bench.step("GPTQ of the first layer")
-    model, windows_BL = _text(bench)
+    model, windows_BL = _text()
     first = next(walk(model, windows_BL, hessian=True))
     ratios = []
     for matrix, inputs in first.sites:

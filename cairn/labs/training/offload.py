@@ -55,7 +55,7 @@ def run(bench: Workbench) -> Outcome:
         home = [] if offload else states
         resident[name] = sum(t.nbytes for t in home) / count
         step = lambda o=optimizer, g=gradients: o.update(g, 4, 1e-3, factor)  # noqa: E731
-        seconds[name] = bench.time(step, budget_ms=1200).p10_s
+        seconds[name] = bench.time(step, budget_ms=800).p10_s
     apart = max(
         float((weights["on the device"][key] - other).abs().max())
         for key, other in weights["offloaded"].items()
