@@ -16,6 +16,7 @@ Every rule returns one cost for each candidate; the lowest is best, ties go to t
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 
 import msgspec
 
@@ -33,6 +34,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int = OUTPUT_TOKENS  # at most, or expected; 0: nothing is computed
     arrivals_per_s: float = 0.0  # requests that come to one server, on average
     busy_share: float = 0.0  # of a server's time that they take
+    seen_s: float = inf  # over which both were counted
 
 
 class Candidate(msgspec.Struct, gc=False):
@@ -63,13 +65,15 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
     first      its own wait: prompts before it, its own prompt, a step
     behind     who arrives before the queue is empty waits for its prompt: B seconds of prompts are there already, so
                arrivals in B wait for all of it (p), and arrivals in p for half of it. They bring work themselves, so
-               a server that is busy for a share of its time needs 1 / (1 - share) times as long to be empty
+               a server that is busy for a share of its time needs 1 / (1 - share) times as long to be empty. But a
+               rush is believed to go on only for as long again as it was seen: who counts on one that never ends
+               keeps all queues alike, and then everybody waits too long, where some could have been served in time
     answering  everybody who is there gets the tokens behind this moment later, by its prompt once and by its row in
                every step, and it gets its own later by theirs. They are in the middle of their answers on average: half
     """
     costs: Costs = []
     busy = ask.busy_share if ask.busy_share < MOST_BUSY else MOST_BUSY
-    behind_per_s = ask.arrivals_per_s / (1 - busy)
+    grows = busy / (1 - busy)
     for one in candidates:
         new, token_s = ask.prompt_tokens - one.cached_tokens, one.token_s
         requests = one.running + one.waiting
@@ -79,7 +83,10 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
         if requests >= one.rows:
             # It waits until one of the running ends, which happens `rows` times in the time of an answer.
             first_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
-        behind_s = behind_per_s * prompt_s * (queued_s + prompt_s / 2)
+        lasts_s = queued_s + prompt_s / 2
+        more_s = lasts_s * grows
+        lasts_s += more_s if more_s < ask.seen_s else ask.seen_s
+        behind_s = ask.arrivals_per_s * prompt_s * lasts_s
         answering_s = requests * (prompt_s + ask.output_tokens * one.row_s) / 2
         costs.append(first_s + behind_s + answering_s)
     return costs
@@ -99,7 +106,8 @@ class Arrivals:
         times.append(now_s)
         took_s = now_s - times[0]
         per_s = share * (len(times) - 1) / took_s if took_s > 0 else 0.0
-        return Ask(number, prompt, output, per_s, per_s * self._work_s / len(self._work))
+        busy = per_s * self._work_s / len(self._work)
+        return Ask(number, prompt, output, per_s, busy, took_s)
 
     def sent(self, ask: Ask, chosen: Candidate) -> None:
         """It keeps this server busy, with its prompt, and with its row in every step."""

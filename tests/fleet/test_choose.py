@@ -66,6 +66,18 @@ def test_who_arrives_behind_a_prompt_waits_as_long_as_in_a_queue(queued_s, promp
         assert cost(rate) - cost(0.0) == pytest.approx(counted, rel=1e-2, abs=1e-9)
 
 
+def test_a_rush_is_believed_for_as_long_as_it_was_seen():
+    server = Candidate(queued_tokens=1000, token_s=1e-3)
+
+    def behind(seen_s):
+        asks = [Ask(0, 500, 1, rate, 0.9, seen_s) for rate in (2.0, 0.0)]
+        with_them, alone = (seconds(ask, [server])[0] for ask in asks)
+        return with_them - alone
+
+    assert behind(3.0) == pytest.approx(2.0 * 0.5 * (1.25 + 3.0))
+    assert behind(100.0) == behind(1e9) == pytest.approx(2.0 * 0.5 * 12.5)
+
+
 def test_a_request_costs_those_who_answer_half_of_its_prompt_and_of_its_rows():
     ask, idle = Ask(0, 1000, 100), Candidate(step_s=0.0)
     busy = Candidate(step_s=0.0, running=3, waiting=1)

@@ -5,6 +5,8 @@ compared up to the first that differs, and there the reference must hold both fo
 bfloat16 at the size of its logits.
 """
 
+import time
+
 import pytest
 import torch
 from noisy_drafter import NoisyDrafter
@@ -409,3 +411,26 @@ def test_pages_come_back_from_pinned_host_memory(loaded, dtype):
     assert (here.cached, here.ledger.host_tokens) == (256, 0)
     assert (back.cached, back.ledger.host_tokens) == (256, 256)
     assert back.outputs == here.outputs
+
+
+def test_pages_come_from_the_pinned_memory_of_another_engine(loaded):
+    small = dict(kv_offload_host="64MiB", num_gpu_blocks_override=9)
+    first = engine_of(loaded, **small, kv_offload_share="127.0.0.1:0")
+    prompt = prompt_of(300, seed=1)
+    submit(first, [prompt])
+    first.run()
+    (here,) = submit(first, [prompt])
+    first.run()
+    first.tiers.settle()
+    second = engine_of(loaded, **small, kv_offload_peers=first.tiers.shared.address)
+    second.tiers.compute = lambda first, last: 1e3 * (last - first)
+    ends = time.monotonic() + 60
+    while len(second.tiers.disk) < 256 // second.scheduler.limits.page_size:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    (fetched,) = submit(second, [prompt])
+    second.run()
+    assert (fetched.cached, fetched.ledger.disk_tokens) == (256, 256)
+    assert fetched.outputs == here.outputs
+    for engine in (second, first):
+        engine.tiers.close()
