@@ -5,6 +5,7 @@ reads such a file does not ask `cairn` what a GGUF file looks like. The changes 
 rows, 1 + w, transposition, stacked experts) are written here forwards; `cairn` has them backwards.
 """
 
+import math
 import re
 import tempfile
 import warnings
@@ -85,6 +86,12 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **SIZES | {"num_hidden_layers": 4}, sliding_window=16
     ),
     "phi3": lambda: transformers.Phi3Config(**_NO_HEAD_DIM, sliding_window=16),
+    "phi3-longrope": lambda: transformers.Phi3Config(
+        **_NO_HEAD_DIM, sliding_window=None, original_max_position_embeddings=32, rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5], "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        },
+    ),
     "hunyuan": lambda: transformers.HunYuanDenseV1Config(**SIZES),
     "dots1": lambda: transformers.Dots1Config(**SIZES, **_EXPERTS),
     "glm4_moe": lambda: transformers.Glm4MoeConfig(
@@ -275,6 +282,13 @@ def _write_rope_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) 
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "longrope":
+        context, original = config.max_position_embeddings, config.original_max_position_embeddings
+        head_dim = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * head_dim))
+        writer.add_rope_scaling_orig_ctx_len(original)
+        amplitude = (1 + math.log(context / original) / math.log(original)) ** 0.5
+        writer.add_rope_scaling_attn_factors(amplitude)
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if (
@@ -411,6 +425,9 @@ def stored_tensors(
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "llama3":
         yield "rope_freqs.weight", _llama3_factors(rope, config.head_dim)
+    if rope.get("rope_type") == "longrope":
+        yield "rope_factors_long.weight", torch.tensor(rope["long_factor"])
+        yield "rope_factors_short.weight", torch.tensor(rope["short_factor"])
 
 
 def _converted(

@@ -4,9 +4,10 @@ One function per architecture, here, in `sparse_config` (experts) and in `recurr
 of llama.cpp, which wrote the file. `Keys` refuses what no function reads. This module reads no weights.
 """
 
+import math
 from collections.abc import Callable
 
-from cairn.core.errors import UnsupportedModel
+from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.gguf.decoder_config import (
     Config,
     attention_bias,
@@ -17,13 +18,13 @@ from cairn.models.gguf.decoder_config import (
     windows,
 )
 from cairn.models.gguf.header import Header
-from cairn.models.gguf.keys import Keys, shortened
+from cairn.models.gguf.keys import LONG_FACTORS, SHORT_FACTORS, Keys, shortened, shortest
 from cairn.models.gguf.recurrent_config import RECURRENT
 from cairn.models.gguf.sparse_config import SPARSE
 
 
-def hf_config(header: Header, rope_factors: list[float] | None) -> Config:
-    """`rope_factors` is what the tensor `rope_freqs.weight` holds, if the file has one."""
+def hf_config(header: Header, rope_factors: dict[str, list[float]]) -> Config:
+    """`rope_factors`: what the file's tensors of `ROPE_FACTORS` hold."""
     _refuse_all_but_whole_models(header)
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _TRANSLATIONS:
@@ -172,9 +173,31 @@ def _olmo2(keys: Keys) -> Config:
 
 
 def _phi3(keys: Keys) -> Config:
-    """Without the factors of longrope, which are tensors that no table here knows."""
+    """Some of a head's columns may be rotated, and by longrope: a divisor for each frequency, of two sets."""
     window = keys.optional_integer("attention.sliding_window")
-    return decoder(keys, "phi3") | {"hidden_act": "silu", "sliding_window": window}
+    config = partly_rotated(keys, "phi3") | {"hidden_act": "silu", "sliding_window": window}
+    context = keys.integer("context_length")
+    original = keys.optional_integer("rope.scaling.original_context_length") or context
+    names = {"long_factor": LONG_FACTORS, "short_factor": SHORT_FACTORS}
+    found = {
+        name: [shortest(x) for x in keys.rope_factors[tensor]]
+        for name, tensor in names.items()
+        if tensor in keys.rope_factors
+    }
+    if not found:
+        return config
+    if len(found) == 1:
+        raise WeightsError(
+            f"{keys.path} has {next(iter(found))} of longrope without the other",
+            hint="the file is damaged or was converted wrongly: fetch it again",
+        )
+    amplitude = keys.optional_number("rope.scaling.attn_factor") or 1.0
+    stretch = max(context / original, 1.0)
+    usual = math.sqrt(1 + math.log(stretch) / math.log(original))
+    if abs(amplitude - usual) > 1e-4:
+        raise keys.bad("rope.scaling.attn_factor", amplitude, f"{usual:.4f}, that of longrope")
+    scaling = {"rope_type": "longrope", **found}
+    return config | {"rope_scaling": scaling, "original_max_position_embeddings": original}
 
 
 def _hunyuan_dense(keys: Keys) -> Config:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from cairn.core.errors import UnsupportedModel
-from cairn.models.gguf.keys import Keys, shortened
+from cairn.models.gguf.keys import ROPE_FREQUENCIES, Keys, shortened
 
 Config = dict[str, object]
 
@@ -85,11 +85,11 @@ def decoder(
 
 def partly_rotated(keys: Keys, model_type: str, dense: bool = True) -> Config:
     """Some of a head's columns are rotated."""
-    rotated = keys.integer("rope.dimension_count")
-    config = decoder(keys, model_type, rotated=rotated, dense=dense)
     head_dim = keys.integer(
         "attention.key_length", keys.hidden() // keys.integer("attention.head_count")
     )
+    rotated = keys.integer("rope.dimension_count", head_dim)
+    config = decoder(keys, model_type, rotated=rotated, dense=dense)
     return config | {"partial_rotary_factor": rotated / head_dim}
 
 
@@ -129,7 +129,7 @@ def windows(keys: Keys, window: int | None, period: int) -> Config:
 def rope(keys: Keys, theta: float | None, head_dim: int) -> Config:
     base = keys.number("rope.freq_base", theta)
     scaling = _rope_scaling(keys)
-    if keys.rope_factors is None:
+    if ROPE_FREQUENCIES not in keys.rope_factors:
         return {"rope_theta": base, "rope_scaling": scaling}
     if scaling is not None:
         raise UnsupportedModel(f"{keys.path} scales rotary positions twice: {scaling} and a tensor",
@@ -161,7 +161,7 @@ def _rope_scaling(keys: Keys) -> Config | None:
 
 def _llama3_scaling(keys: Keys, theta: float, head_dim: int) -> Config | None:
     """Llama 3's rule survives only as its result, a divisor per frequency: find it again."""
-    found = keys.rope_factors or []
+    found = keys.rope_factors[ROPE_FREQUENCIES]
     if found and all(factor == 1.0 for factor in found):
         return None
     possible = len(found) == head_dim // 2 and all(factor >= 1.0 for factor in found)

@@ -23,7 +23,8 @@ from cairn.kernels.cpu.packed_product import TYPES, Blocks
 from cairn.models.gguf.changes import join_key_heads, join_latent, undo
 from cairn.models.gguf.config import hf_config
 from cairn.models.gguf.header import BlockType, Header, StoredTensor, read_header
-from cairn.models.gguf.names import ROPE_FACTORS, Source, hf_sources
+from cairn.models.gguf.keys import ROPE_FACTORS
+from cairn.models.gguf.names import Source, hf_sources
 from cairn.models.quantized.cuts import rows_in_order
 from cairn.models.quantized.gguf_blocks import BLOCKS, block_planes
 from cairn.models.quantized.planes import Planes
@@ -170,13 +171,15 @@ class GGUFFile:
             raise ValueError(f"{self.path} is closed")
         return self._bytes[source.start : source.start + source.size_bytes]
 
-    def _rope_factors(self) -> list[float] | None:
-        stored = self._header.tensors.get(ROPE_FACTORS)
-        if stored is None:
-            return None
+    def _rope_factors(self) -> dict[str, list[float]]:
+        """By the name of their tensor: what frequencies are divided by is part of the config."""
+        return {name: self._factors(name) for name in ROPE_FACTORS if name in self._header.tensors}
+
+    def _factors(self, name: str) -> list[float]:
+        stored = self._header.tensors[name]
         if len(stored.shape) != 1 or stored.shape[0] > _MOST_ROPE_FACTORS:
             raise WeightsError(
-                f"{self.path} has {ROPE_FACTORS} of shape {stored.shape}, not one per frequency",
+                f"{self.path} has {name} of shape {stored.shape}, not one per frequency",
                 hint="the file is damaged: fetch it again",
             )
         whole = Source(stored, stored.start, stored.size_bytes, stored.shape)

@@ -10,6 +10,10 @@ import numpy as np
 from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.gguf.header import Header
 
+ROPE_FREQUENCIES = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_FACTORS = (ROPE_FREQUENCIES, LONG_FACTORS, SHORT_FACTORS)  # tensors that are no weights
+
 _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while they have these values
     "attention.causal": (True,),
     "expert_gating_func": (1,),  # softmax
@@ -28,7 +32,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while th
 class Keys:
     """The metadata of one architecture, and which of it has been understood."""
 
-    def __init__(self, header: Header, architecture: str, rope_factors: list[float] | None) -> None:
+    def __init__(
+        self, header: Header, architecture: str, rope_factors: dict[str, list[float]]
+    ) -> None:
         self.path = header.path
         self.tensors = header.tensors
         self.rope_factors = rope_factors
@@ -73,7 +79,7 @@ class Keys:
             or not 1e-38 < value < 1e38
         ):
             raise self.bad(key, value, "a finite number above 0")
-        return float(str(np.float32(value)))  # 1e-05, not the 9.999999747378752e-06 of float32
+        return shortest(value)
 
     def optional_integer(self, key: str) -> int | None:
         return self.integer(key) if self.value(key) else None  # 0 is a converter's "none"
@@ -135,3 +141,8 @@ class Keys:
 def shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def shortest(value: float) -> float:
+    """1e-05, not the 9.999999747378752e-06 of float32."""
+    return float(str(np.float32(value)))

@@ -16,8 +16,6 @@ from cairn.models.gguf.changes import Change, Tiles
 from cairn.models.gguf.header import Header, StoredTensor
 from cairn.models.gguf.naming import NAMINGS, Naming
 
-ROPE_FACTORS = "rope_freqs.weight"  # not a weight: the config says it as rope_scaling
-
 
 class Source(msgspec.Struct, frozen=True):
     """Where a tensor of the Hugging Face checkpoint comes from."""
@@ -56,7 +54,7 @@ def hf_sources(header: Header, config: dict[str, object]) -> dict[str, Source]:
     naming = NAMINGS[str(config["model_type"])]
     sources: dict[str, Source] = {}
     for stored in header.tensors.values():
-        if stored.name == ROPE_FACTORS:
+        if stored.name in naming.rope_tensors:
             continue
         for name, source in _translate(header, config, naming, stored):
             if name in sources:

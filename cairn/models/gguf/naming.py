@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from cairn.models.gguf.changes import Kind
+from cairn.models.gguf.keys import LONG_FACTORS, ROPE_FREQUENCIES, SHORT_FACTORS
 
 Tiled = Literal["rows", "behind_keys", "columns"]
 
@@ -24,6 +25,7 @@ class Naming(msgspec.Struct, frozen=True):
     expert_biases: bool = False
     changes: dict[str, Kind] = {}
     joined: tuple[tuple[str, str], str] = (("", ""), "")  # two stored tensors, and their one name
+    rope_tensors: tuple[str, ...] = (ROPE_FREQUENCIES,)  # that the config says as rope_scaling
     tiled: dict[str, Tiled] = {}  # where value heads lie in another order
 
     @property
@@ -155,6 +157,7 @@ _HUNYUAN = msgspec.structs.replace(
     | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
 )
 _PHI3 = Naming(
+    rope_tensors=(LONG_FACTORS, SHORT_FACTORS),
     model=_MODEL,
     layer=_LAYER,
     block=_NORMS
