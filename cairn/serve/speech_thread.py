@@ -15,6 +15,7 @@ import msgspec
 from cairn.models.speech.rules import is_silent, segments
 from cairn.models.speech.transcribe import Heard, Transcriber, Wanted
 from cairn.models.speech.windows import Samples, Window, windows
+from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.step_times import Spent
 from cairn.serve.job import Job
 from cairn.serve.job_thread import JobThread
@@ -67,6 +68,10 @@ class SpeechThread(JobThread):
         self.transcriber, self.rows = transcriber, rows
         self._listening: deque[Listening] = deque()
         self.start()
+
+    def stats(self) -> Stats:
+        """Its steps are passes through the model: windows that are heard together take minutes on a slow CPU."""
+        return msgspec.structs.replace(super().stats(), steps=self.transcriber.passes)
 
     def _step(self) -> None:
         for waiting in self._take(self.rows * self.transcriber.model.spec.context, self.rows):

@@ -134,6 +134,16 @@ def test_windows_together_alone_and_greedy_step_by_step(theirs, transcriber):
     assert said[0] >= tokens.first_timestamp
 
 
+def test_passes_are_counted_so_that_a_server_sees_progress_inside_a_batch(transcriber):
+    wanted, before = Wanted(language="en", temperature=0.0), transcriber.passes
+    heard = transcriber.transcribe([(Window(0, noise(2, seed)), wanted) for seed in range(2)])
+    longest = max(len(one.decoded.tokens) for one in heard)
+    spec = transcriber.model.spec
+    most = min(spec.context // 2, spec.context - 3)  # three tokens stand before the text
+    encoded, first_token = 2, 1
+    assert transcriber.passes - before == encoded + first_token + min(longest + 1, most)
+
+
 def test_the_language_is_the_likeliest_one(theirs, transcriber):
     tokens, sound = transcriber.tokens, noise(2, 3)
     mel = log_mel(torch.tensor(sound)[None], 80)

@@ -7,6 +7,7 @@ Every text looks at exactly 1500 places of sound, so their keys and values have 
 pages. `Texts` holds the keys of the tokens so far, one row for each window of sound; rows grow together.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,14 @@ class Sound(NamedTuple):
 
     def rows(self, index_B: Tensor) -> "Sound":
         return Sound([(k[index_B], v[index_B]) for k, v in self.layers])
+
+    @classmethod
+    def joined(cls, parts: Sequence["Sound"]) -> "Sound":
+        """Rows behind rows."""
+        layers = zip(*(part.layers for part in parts), strict=True)
+        return cls(
+            [(torch.cat(k), torch.cat(v)) for k, v in (zip(*one, strict=True) for one in layers)]
+        )
 
 
 class Texts:

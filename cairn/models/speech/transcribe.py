@@ -37,6 +37,7 @@ class Transcriber:
     def __init__(self, opened: OpenWhisper, model: Whisper) -> None:
         self.opened, self.model, self.tokens = opened, model, opened.tokens
         self.device = model.embedding.device
+        self.passes = 0  # through the encoder or the decoder, since the start
         suppressed = [*opened.tokens.suppressed, opened.tokens.no_timestamps]
         self._never_V = torch.zeros(opened.spec.vocab, dtype=torch.bool)
         self._never_V[suppressed] = True
@@ -51,7 +52,7 @@ class Transcriber:
         found = [silent] * len(given)
         if loud:
             chosen = [given[at] for at in loud]
-            sound = self.model.listen(self._mel([window for window, _ in chosen]))
+            sound = self._listen(self._mel([window for window, _ in chosen]))
             heard = self._write(sound, [wanted for _, wanted in chosen])
             for at, one in zip(loud, heard, strict=True):
                 found[at] = one
@@ -65,6 +66,21 @@ class Transcriber:
             for window in windows
         ]
         return torch.cat(made)
+
+    def _listen(self, mel_BMN: Tensor) -> Sound:
+        """All windows at once; on a CPU, which is no faster so, one by one, so that no pass takes long."""
+        parts = mel_BMN.split(1) if self.device.type == "cpu" else [mel_BMN]
+        heard = []
+        for part in parts:
+            heard.append(self.model.listen(part))
+            self.passes += 1
+        return heard[0] if len(heard) == 1 else Sound.joined(heard)
+
+    def _read(self, tokens_BS: Tensor, texts: Texts, sound: Sound) -> Tensor:
+        """Logits behind the last of these tokens, [B, V]."""
+        logits_BSV = self.model.read(tokens_BS, texts, sound)
+        self.passes += 1
+        return logits_BSV[:, -1]
 
     def _write(self, sound: Sound, wanted: list[Wanted]) -> list[Heard]:
         """Each window at the lowest temperature at which its text looks right."""
@@ -98,7 +114,7 @@ class Transcriber:
         tokens, rows = self.tokens, len(wanted)
         first_B1 = torch.full((rows, 1), tokens.start, device=self.device)
         texts = Texts(self.model.spec, rows, self.model.embedding)
-        logits_BV = self.model.read(first_B1, texts, sound)[:, -1]
+        logits_BV = self._read(first_B1, texts, sound)
         silence = [0.0] * rows
         if tokens.no_speech is not None:
             silence = logits_BV.softmax(-1)[:, tokens.no_speech].tolist()
@@ -155,7 +171,7 @@ class Transcriber:
         given_BS = torch.tensor(starts, device=self.device)
         most = min(spec.context // 2, spec.context - len(starts[0]))
         for _ in range(most):
-            logits_BV = self.model.read(given_BS, texts, sound)[:, -1]
+            logits_BV = self._read(given_BS, texts, sound)
             self._mask(logits_BV, said)
             chosen_B = _choose(logits_BV, heats, generator)
             logprobs_B = logits_BV.log_softmax(-1).gather(1, chosen_B[:, None])[:, 0].tolist()
