@@ -115,14 +115,14 @@ class Keys:
         return self._embedding_shape()[0]
 
     def layers(self) -> int:
-        """Of the decoder: those behind them that predict further tokens are not counted."""
+        """Of the decoder: those behind them that predict further tokens are not counted, and a file may lack them."""
         layers = self.integer("block_count")
-        seen = len({name.split(".")[1] for name in self.tensors if name.startswith("blk.")})
-        if layers != seen:
-            raise self.bad("block_count", layers, f"{seen}, the number of layers with tensors")
         further = self.optional_integer("nextn_predict_layers") or 0
         if further >= layers:
             raise self.bad("nextn_predict_layers", further, f"fewer than {layers} layers")
+        seen = len({name.split(".")[1] for name in self.tensors if name.startswith("blk.")})
+        if seen not in (layers, layers - further):
+            raise self.bad("block_count", layers, f"{seen}, the number of layers with tensors")
         return layers - further
 
     def biased(self, *stems: str) -> bool:
