@@ -3,8 +3,9 @@
     python benchmarks/cpu_gguf.py FILE.gguf ... --out benchmarks/cpu/gguf.json
 
 Each side is a process of its own that answers commands; they take turns on the same file with the same random prompts,
-and a ratio is taken within a round, because on a shared machine only that means something. llama.cpp runs through the
-package llama-cpp-python, built for this CPU (CMAKE_ARGS=-DGGML_NATIVE=ON). With --busy, eight streams run once more
+and a ratio is taken within a round, because on a shared machine only that means something; on a very busy one, the
+ratio by seconds of CPU with --threads 1, where nobody waits for other threads. llama.cpp runs through the package
+llama-cpp-python, built for this CPU (CMAKE_ARGS=-DGGML_NATIVE=ON). With --busy, eight streams run once more
 beside as many busy loops as there are threads. With --alone llama.cpp is left out. Beside the time to ready stand the
 seconds of CPU that it took, which other programs on the machine change less.
 """
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from multiprocessing import Process
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ import psutil
 
 from cairn.bench.record import add_arguments, record
 
-CASES = {"one_stream": (1, 32, 48), "eight_streams": (8, 32, 32), "prefill": (1, 512, 1)}
+# Streams, tokens of a prompt, tokens of an answer.
+CASES = {"one_stream": (1, 32, 16), "eight_streams": (8, 32, 8), "prefill": (1, 512, 1)}
 CONTEXT = 1024
 
 
@@ -35,17 +38,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=psutil.cpu_count() or 1)
     parser.add_argument("--busy", action="store_true", help="eight streams beside busy loops, too")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
-    parser.add_argument("--weights", default="packed", help="their form here: packed, auto, int8")
+    parser.add_argument("--weights", default="auto", help="their form here: auto, int8, float")
     parser.add_argument("--side", choices=("cairn", "llama.cpp"), help="internal: serve commands")
     add_arguments(parser)
     options = parser.parse_args()
     if options.side:
         serve_commands(options)
         return
+    if not options.alone and find_spec("llama_cpp") is None:
+        parser.error("there is no llama_cpp here: pip install llama-cpp-python, or use --alone")
     found: dict[str, Any] = {}
     for file in options.files:  # written after each: a file takes minutes
         found[file.name] = compare(file, options)
         how = {"threads": options.threads, "rounds": options.rounds, "weights": options.weights}
+        how["cases"] = CASES
         record({**how, "files": found}, options)
 
 
@@ -53,7 +59,7 @@ def main() -> None:
 
 
 def serve_commands(options: argparse.Namespace) -> None:
-    """Lines of JSON in: prompts and how many tokens to answer each with; lines of seconds out."""
+    """Lines of JSON in: prompts and how many tokens to answer each with; lines of seconds out, and of CPU time."""
     file, threads = options.files[0], options.threads
     if options.side == "cairn":
         run = start_cairn(file, threads, options.weights)
@@ -63,9 +69,9 @@ def serve_commands(options: argparse.Namespace) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         command = json.loads(line)
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         run(command["prompts"], command["outputs"])
-        print(time.perf_counter() - began, flush=True)
+        print(time.perf_counter() - began[0], time.process_time() - began[1], flush=True)
 
 
 def start_cairn(file: Path, threads: int, weights: str) -> Any:
@@ -161,14 +167,15 @@ class Side:
                 return line
         raise SystemExit(f"{self.process.args} ended")
 
-    def seconds(self, prompts: list[list[int]], outputs: int) -> float:
+    def seconds(self, prompts: list[list[int]], outputs: int) -> tuple[float, float]:
         assert self.process.stdin is not None
         print(
             json.dumps({"prompts": prompts, "outputs": outputs}),
             file=self.process.stdin,
             flush=True,
         )
-        return float(self.wait())
+        clock, cpu = self.wait().split()
+        return float(clock), float(cpu)
 
     def resident_mb(self) -> dict[str, int]:
         """What it holds, how much of that are mapped files, and the most that it ever held."""
@@ -206,20 +213,29 @@ def compare(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def turns(sides: dict[str, Side], case: str, rounds: int) -> dict[str, Any]:
     streams, prompt, outputs = CASES[case]
-    chance, rates = random.Random(streams), {name: [] for name in sides}
+    chance = random.Random(streams)
+    rates, work = (
+        {name: [] for name in sides} for _ in range(2)
+    )  # tokens a second, and a second of CPU
     for number in range(rounds + 1):  # the first warms up
         prompts = [[chance.randrange(100, 40_000) for _ in range(prompt)] for _ in range(streams)]
         for name in list(sides)[:: 1 if number % 2 else -1]:
             tokens = streams * (prompt if outputs == 1 else outputs)
-            rate = tokens / sides[name].seconds(prompts, outputs)
-            print(f"{case} round {number}: {name} {rate:.1f} tokens/s", file=sys.stderr, flush=True)
-            rates[name] += [round(rate, 1)] if number else []
+            clock, cpu = (tokens / seconds for seconds in sides[name].seconds(prompts, outputs))
+            said = f"{case} round {number}: {name} {clock:.1f} tokens/s, {cpu:.1f} a second of CPU"
+            print(said, file=sys.stderr, flush=True)
+            rates[name] += [round(clock, 1)] if number else []
+            work[name] += [round(cpu, 1)] if number else []
     medians = {name: statistics.median(rate) for name, rate in rates.items()}
-    found: dict[str, Any] = {"tokens_per_s": medians, "rounds": rates}
+    found: dict[str, Any] = {"tokens_per_s": medians, "rounds": rates, "per_cpu_second": work}
     if len(rates) == 2:
-        ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
-        found["ratio"] = round(statistics.median(ratios), 2)
+        found |= {"ratio": _ratio(rates), "cpu_ratio": _ratio(work)}
     return found
+
+
+def _ratio(rates: dict[str, list[float]]) -> float:
+    ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
+    return round(statistics.median(ratios), 2)
 
 
 def busy() -> None:

@@ -16,7 +16,7 @@ from cairn.kernels.cpu.packed_product import GATES, Blocks, NormWeight, PackedMa
 from cairn.models.activation import Gate
 from cairn.models.linear.form import PLAIN, Epilogue, finished
 
-FLOAT_ROWS = 32  # of x, from which on dequantised tiles are faster
+FLOAT_ROWS = 48  # of x, from which on dequantised tiles are faster
 TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 
 
