@@ -12,6 +12,13 @@
 #define HAS_DOT512 1
 #define MOST_AT_ONCE 8
 
+/* Levels of Q8_0 have a sign. Where products are added in 32 bits they become 0..255, with an offset. */
+#if defined(__AVX512VNNI__)
+#define SIGNED(type) 0
+#else
+#define SIGNED(type) ((type) == Q8_0)
+#endif
+
 typedef struct {
     __m512i level[4]; /* 64 values each */
     __m512 scale, offset;
@@ -47,7 +54,7 @@ INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
     __m256 scale = _mm256_cvtph_ps(_mm256_cvtepi32_epi16(heads));
     out->scale = each_twice(scale);
     if (shifted) out->offset = each_twice(_mm256_cvtph_ps(_mm256_cvtepi32_epi16(_mm256_srli_epi32(heads, 16))));
-    else out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(wide ? -16.f : -8.f));
+    else out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(whole ? -128.f : wide ? -16.f : -8.f));
     for (int c = 0; c < 4; c++, at += 2 * size) {
         int both = 2 * c + 1 < blocks;
         if (2 * c >= blocks) {
@@ -58,6 +65,7 @@ INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
             __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(at + 2)));
             __m256i next = both ? _mm256_loadu_si256((const __m256i *)(at + size + 2)) : _mm256_setzero_si256();
             out->level[c] = _mm512_inserti64x4(first, next, 1);
+            if (!SIGNED(type)) out->level[c] = _mm512_xor_si512(out->level[c], _mm512_set1_epi8(-128));
             continue;
         }
         __m256i pair = _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(at + front)));
@@ -134,7 +142,7 @@ INLINE int piece_bytes(int type) {
 
 /* One piece of a row of weights with `count` rows of x. Both counts are constants where this is used. */
 INLINE void piece_dots(int type, const Piece *w, int chunks, const Rounded *x, int count, __m512 *sum) {
-    const int is_signed = type == Q8_0;
+    const int is_signed = SIGNED(type);
     __m512i level[4];
     __mmask64 negative[4] = {0, 0, 0, 0};
     __m512 factor[4];
@@ -201,6 +209,7 @@ INLINE void floats_of(int type, const uint8_t *at, int columns, float *out) {
         for (int group = 0; group < STRIDE / GROUP && GROUP * group < left; group++) {
             __m512i lane = _mm512_set1_epi32(group);
             __m128i level = _mm_load_si128((const __m128i *)w.level + group);
+            if (type == Q8_0 && !SIGNED(type)) level = _mm_xor_si128(level, _mm_set1_epi8(-128));
             __m512i wide = type == Q8_0 ? _mm512_cvtepi8_epi32(level) : _mm512_cvtepu8_epi32(level);
             __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_permutexvar_ps(lane, w.scale));
             if (type != Q8_0) value = _mm512_add_ps(value, _mm512_permutexvar_ps(lane, w.offset));
