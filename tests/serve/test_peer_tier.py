@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,6 +160,67 @@ def test_a_page_whose_slot_is_given_away_while_it_is_copied_is_not_there():
     assert slot == 0
     assert shared.page(b"a") is None
     assert shared.present() == {}
+    shared.close()
+
+
+def small_share(pages: int = 2) -> SharedPages:
+    book, memory_SB = SlotBook(pages), np.arange(8 * pages, dtype=np.uint8).reshape(pages, 8)
+    shared = SharedPages(book, memory_SB, "m")
+    for number in range(pages):
+        book.put(bytes([number]), b"", 1.0)
+        book.ready(bytes([number]))
+        shared.offer(bytes([number]))
+    return shared
+
+
+def small_tier(shared: SharedPages) -> PeerTier:
+    host, port = shared.address.split(":")
+    return PeerTier([PeerPages(host, int(port), "m", 8)])
+
+
+def test_a_connection_that_was_closed_for_being_idle_costs_no_page():
+    shared = small_share()
+    tier = small_tier(shared)
+    (peer,) = tier.peers
+    until(lambda: len(tier) == 2)
+    until(lambda: peer._idle)
+    (mine,) = peer._idle
+    port = mine.getsockname()[1]
+    for link in list(shared._open.values()):
+        if link.getpeername()[1] == port:
+            link.shutdown(socket.SHUT_RDWR)
+    select.select([mine], [], [], PATIENCE_S)
+    read = tier.read([b"\0"], [np.zeros(8, np.uint8)]).result(PATIENCE_S)
+    assert (read.damaged, read.unread) == ([], [])
+    tier.close()
+    shared.close()
+
+
+def test_a_page_is_read_or_said_to_be_missing_while_the_listing_changes():
+    class Changing(dict):
+        """Knows a page from the second question on."""
+
+        def __contains__(self, key) -> bool:
+            known = dict.__contains__(self, key)
+            self[key] = None
+            return known
+
+    peer = SimpleNamespace(keys=Changing({b"b": None}), page_bytes=8, rate=1.0, close=lambda: None)
+    peer.read = lambda keys, into: []
+    tier = PeerTier([peer])
+    read = tier.read([b"a", b"b"], [np.zeros(8, np.uint8)] * 2).result(PATIENCE_S)
+    assert read.unread == [b"a"]
+    tier.close()
+
+
+def test_pages_that_have_left_are_forgotten_though_nobody_asks():
+    shared = small_share(pages=2)
+    for number in range(2, 50):
+        key = bytes([number])
+        shared._book.put(key, b"", 1.0)
+        shared._book.ready(key)
+        shared.offer(key)
+    assert len(shared._pages) <= 4
     shared.close()
 
 

@@ -45,11 +45,12 @@ def open_tiers(engine: Engine, opened: OpenModel, config: EngineConfig) -> list[
         )
     copies = page_copies(runner, room // of_page)
     disk, secret, model = None, secret_from(os.environ), ""
-    if config.kv_offload_disk or config.kv_offload_peers or config.kv_offload_share:
-        model = fingerprint(engine, opened, config)
+    if config.kv_offload_peers is not None or config.kv_offload_share is not None:
+        model = fingerprint(engine, opened, config, timed=False)
     if config.kv_offload_disk is not None:
         where = read_room(config.kv_offload_disk)
-        disk = DiskTier(_segments(where, of_page, model))
+        timed = "://" not in config.kv_offload_disk
+        disk = DiskTier(_segments(where, of_page, fingerprint(engine, opened, config, timed)))
     elif config.kv_offload_peers is not None:
         peers = config.kv_offload_peers.split(",")
         where = [read_address("kv_offload_peers", one) for one in peers]
@@ -146,8 +147,11 @@ def read_room(text: str) -> DiskRoom:
     return DiskRoom(place, read_size(size))
 
 
-def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig) -> str:
-    """The same for servers whose pages hold the same numbers: weights, their form, and the layout of a page."""
+def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig, timed: bool) -> str:
+    """The same for servers whose pages hold the same numbers: weights, their form, and the layout of a page.
+
+    `timed`: the times of its files count, which are others on another machine.
+    """
     runner = engine.runner
     pool, limits = runner.pool, engine.scheduler.limits
     windows = [(group.kind, group.window, group.layers) for group in limits.groups]
@@ -168,16 +172,15 @@ def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig) -> str:
     if opened.checkpoint is None:
         digest.update(identity(runner.model).encode())
     else:
-        shared = "://" in (config.kv_offload_disk or "") or config.kv_offload_disk is None
-        _sample(opened.checkpoint, digest, timed=not shared)
+        _sample(opened.checkpoint, digest, timed)
     return digest.hexdigest()
 
 
 def _sample(checkpoint: Checkpoint, digest: "hashlib._Hash", timed: bool) -> None:
     """Of every file: its name and size, bytes at many places, and its time.
 
-    Training changes nearly every number; an edit of a few changes the time. Machines that share an object store have
-    files of other times, so there (not `timed`) an edit between the samples is not seen.
+    Training changes nearly every number; an edit of a few changes the time. Machines that share pages have files of
+    other times, so there (not `timed`) an edit between the samples is not seen.
     """
     path = checkpoint.path
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))

@@ -15,14 +15,14 @@ import time
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from socket import AF_INET, socket
+from socket import AF_INET, MSG_PEEK, socket
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from cairn.comm.transfer.sockets import dialled
-from cairn.core.shared_secret import Refused, Secret
+from cairn.core.shared_secret import Secret
 from cairn.serve.tiers.disk_tier import Read
 from cairn.serve.tiers.load_plan import Source
 from cairn.serve.tiers.shared_pages import (
@@ -63,7 +63,7 @@ class PeerPages:
     ) -> None:
         self.address, self.page_bytes = f"{host}:{port}", page_bytes
         self.keys: dict[Key, Origin] = {}
-        self.refused = ""
+        self.refused = ""  # why there are no pages
         self.rate, self.latency_s = UNKNOWN_RATE, 0.0
         self._known, self._secret = encode(Known(model, page_bytes)), secret
         self._stopped = threading.Event()
@@ -76,7 +76,7 @@ class PeerPages:
         """Into these buffers; the keys whose pages were not there or came damaged. An OSError: the server is gone."""
         missing: list[Key] = []
         try:
-            link = self._idle.pop() if self._idle else self._dial()
+            link = self._connection()
             with contextlib.ExitStack() as unless_read:
                 unless_read.callback(link.close)
                 write_frame(link, encode(Wanted(list(keys))))
@@ -99,6 +99,16 @@ class PeerPages:
         while self._idle:
             self._idle.pop().close()
 
+    def _connection(self) -> socket:
+        """One that is idle here and open there, or a new one."""
+        with contextlib.suppress(IndexError):  # none is left: other threads take them too
+            while True:
+                link = self._idle.pop()
+                if _is_quiet(link):
+                    return link
+                link.close()
+        return self._dial()
+
     def _dial(self) -> socket:
         link = dialled(AF_INET, self.address, self._secret)
         link.settimeout(ANSWER_S)
@@ -110,8 +120,7 @@ class PeerPages:
                 with contextlib.closing(self._dial()) as link:
                     self._listen(link)
             except (OSError, EOFError, msgspec.MsgspecError) as error:
-                if isinstance(error, Refused) and not self.refused:
-                    log.warning("no pages come from %s: %s", self.address, error)
+                self._note(str(error))
             self.keys = {}
             self._stopped.wait(AGAIN_S)
 
@@ -121,9 +130,7 @@ class PeerPages:
         while not self._stopped.is_set() and not self._lost:
             write_frame(link, self._known)
             listing = _decode_listing(read_frame(link))
-            if listing.refused and listing.refused != self.refused:
-                log.warning("no pages come from %s: %s", self.address, listing.refused)
-            self.refused = listing.refused
+            self._note(listing.refused)
             keys = self.keys
             for key in listing.removed:
                 keys.pop(key, None)
@@ -133,6 +140,12 @@ class PeerPages:
             keys.update(found)
             self._stopped.wait(PERIOD_S)
 
+    def _note(self, why: str) -> None:
+        """Why there are no pages (empty: there may be some), which is logged when it changes."""
+        if why and why != self.refused:
+            log.warning("no pages come from %s: %s", self.address, why)
+        self.refused = why
+
     def _measure(self, keys: Sequence[Key]) -> None:
         """Before the first page is wanted: how long nothing takes, and some pages."""
         into = [np.empty(self.page_bytes, np.uint8) for _ in keys]
@@ -140,10 +153,25 @@ class PeerPages:
         began = time.perf_counter()
         self.read([b""], into[:1])  # a page that nobody has
         empty = time.perf_counter()
-        self.read(keys, into)
+        came = len(keys) - len(self.read(keys, into))
         took_s = max(time.perf_counter() - empty, 1e-9)
         self.latency_s = empty - began
-        self.rate, self._measured = len(keys) * self.page_bytes / took_s, True
+        if came:
+            self.rate, self._measured = came * self.page_bytes / took_s, True
+
+
+def _is_quiet(link: socket) -> bool:
+    """Nothing waits to be read there, not even the end: a server closes what nobody has asked over for a minute."""
+    link.setblocking(False)
+    try:
+        link.recv(1, MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        link.settimeout(ANSWER_S)
+    return False
 
 
 class PeerTier:
@@ -202,18 +230,22 @@ class PeerTier:
         """Of each page from the first server that has it."""
         began, damaged, unread = time.monotonic(), list[Key](), list[Key]()
         for peer in self.peers:
-            mine = [one for one in wanted if one[0] in peer.keys]
-            wanted = [one for one in wanted if one[0] not in peer.keys] if mine else wanted
+            mine, others = list[tuple[Key, np.ndarray]](), list[tuple[Key, np.ndarray]]()
+            for one in wanted:  # asked once for each: the listing changes meanwhile
+                (mine if one[0] in peer.keys else others).append(one)
+            wanted = others
             if not mine:
                 continue
             keys, into = zip(*mine, strict=True)
             asked = time.monotonic()
             try:
-                damaged += peer.read(keys, into)
+                missing = peer.read(keys, into)
             except OSError as error:
                 log.warning("pages are computed here, not fetched: %s", error)
                 unread += keys
                 continue
-            seen = len(keys) * self.page_bytes / max(time.monotonic() - asked, 1e-9)
-            peer.rate += NEWEST * (seen - peer.rate)
+            damaged += missing
+            if came := len(keys) - len(missing):
+                seen = came * self.page_bytes / max(time.monotonic() - asked, 1e-9)
+                peer.rate += NEWEST * (seen - peer.rate)
         return Read(damaged, time.monotonic() - began, [*unread, *(key for key, _ in wanted)])

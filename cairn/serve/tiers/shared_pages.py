@@ -74,6 +74,8 @@ class SharedPages:
     def offer(self, key: Key) -> None:
         """In the engine's thread: this page of the book can be read, by anybody."""
         self._pages[key] = self._book.get(key)
+        if len(self._pages) > 2 * self._book.slots:  # nobody has asked what is there
+            self.present()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # which wakes its thread
