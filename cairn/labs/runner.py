@@ -144,7 +144,7 @@ def _repeats(first: Outcome, second: Outcome) -> bool:
 
 def prepare(labs: Sequence[Lab]) -> None:
     """Where several labs share a process, torch is there before the first, so that each can be undone."""
-    if len(labs) == 1:
+    if len(labs) < 2:
         return
     several = [lab for lab in labs if "2 processes" in lab.needs]
     with ranks_prepared() if len(several) > 1 else contextlib.nullcontext():

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,3 +108,21 @@ def test_a_trainee_that_comes_back_ends_where_one_left_alone_does(tmp_path):
     assert torch.equal(back.weight, alone.weight)
     assert torch.equal(back.momentum, alone.momentum)
     assert alone.loss() < _trainee.Run().loss()
+
+
+def test_a_killed_run_has_come_as_far_as_was_seen_though_it_died_while_it_wrote_that(tmp_path):
+    progress = tmp_path / "progress"
+    progress.write_text("9")
+    dying = SimpleNamespace(
+        is_alive=lambda: True, kill=lambda: progress.write_text(""), join=lambda patience_s: None
+    )
+    assert _trainee.kill_at(tmp_path, dying, 9) == 9
+
+
+def test_steps_of_a_process_before_are_not_those_of_the_next(tmp_path, monkeypatch):
+    (tmp_path / "progress").write_text("7")
+    monkeypatch.setattr(_trainee, "resume", lambda root, warnings: SimpleNamespace(step=6))
+    never = SimpleNamespace(Process=lambda **given: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr("cairn.labs.ranks.process_context", lambda function: never)
+    _trainee.start(tmp_path, 12, 3, 0.0)
+    assert _trainee.step_of(tmp_path) == 6

@@ -95,6 +95,8 @@ def start(root: Path, steps: int, every: int, pause_s: float) -> "BaseProcess":
     """`train` in a process of its own."""
     from cairn.labs.ranks import process_context
 
+    if (root / "progress").exists():  # the steps of the process before are not this one's
+        (root / "progress").write_text(str(resume(root, []).step))
     arguments = (root, steps, every, pause_s)
     process = process_context(train).Process(target=train, args=arguments, daemon=True)
     process.start()
@@ -104,8 +106,8 @@ def start(root: Path, steps: int, every: int, pause_s: float) -> "BaseProcess":
 def kill_at(root: Path, process: "BaseProcess", step: int) -> int:
     """Waits for a step, kills, and says how far it had come."""
     deadline = time.monotonic() + PATIENCE_S
-    while step_of(root) < step and time.monotonic() < deadline and process.is_alive():
+    while (seen := step_of(root)) < step and time.monotonic() < deadline and process.is_alive():
         time.sleep(0.002)
     process.kill()  # SIGKILL: no exit handler, no flush, no goodbye
     process.join(PATIENCE_S)
-    return step_of(root)
+    return max(seen, step_of(root))  # it may have died while it wrote the next one
