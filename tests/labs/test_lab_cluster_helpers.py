@@ -9,7 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.labs.cluster import _trainee, elastic, gang_deadlock, io_storm, pipeline_templates
+from cairn.labs.cluster import (
+    _trainee,
+    elastic,
+    gang_deadlock,
+    goodput,
+    io_storm,
+    pipeline_templates,
+)
 from cairn.labs.cluster._quorum import Election, stale_chance, stale_share
 from cairn.train.recovery.templates import cover
 
@@ -126,3 +133,10 @@ def test_steps_of_a_process_before_are_not_those_of_the_next(tmp_path, monkeypat
     monkeypatch.setattr("cairn.labs.ranks.process_context", lambda function: never)
     _trainee.start(tmp_path, 12, 3, 0.0)
     assert _trainee.step_of(tmp_path) == 6
+
+
+@pytest.mark.parametrize("kills", [1, 5, 8, 50])
+def test_kills_are_as_far_apart_as_the_learner_is_told(kills):
+    gaps = goodput.drawn(kills)
+    assert min(gaps) >= 1
+    assert sum(gaps) / kills == pytest.approx(goodput.MEAN_STEPS, abs=0.5)

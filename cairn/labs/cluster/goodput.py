@@ -50,11 +50,11 @@ def run(bench: Workbench) -> Outcome:
 
 
 def drawn(count: int) -> list[int]:
-    """Steps between failures without memory, at least one."""
+    """Steps between failures without memory, at least one; with the mean that the learner is told."""
     import numpy as np
 
-    gaps = np.random.default_rng(4).exponential(MEAN_STEPS, count)
-    return [max(1, round(gap)) for gap in gaps]
+    gaps = np.random.default_rng(4).exponential(size=count)
+    return [max(1, round(gap)) for gap in gaps * MEAN_STEPS / gaps.mean()]
 
 
 def lived(root: Path, gaps: list[int]) -> Life:
