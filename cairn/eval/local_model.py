@@ -1,8 +1,8 @@
 """A model on this machine that answers evaluation requests: likelihoods by `Scorer`, texts by the engine.
 
 Weights are loaded when the first request of a kind comes; a task that only generates never loads them twice. On a CPU
-everything is computed in float32, whatever the file holds: with 4 or 8 bits, as `cairn serve` multiplies by default,
-answers depend on what else is in the batch. `weights` scores those forms, too.
+everything is computed in float32, whatever the file holds: in the forms of quantised weights that `cairn serve`
+multiplies with by default, answers can depend on what else is in the batch. `weights` scores those forms, too.
 """
 
 import functools

@@ -80,8 +80,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """adapters that stay on the device; more may be loaded, those used last stay, the others wait on the host; 0: all
     of them"""
     lora_room: int = 0
-    """adapters of rank 16 or less that have room behind the weights of a GPU, about half of their size each: steps of
-    many requests with at most so many adapters are faster; 0: none"""
+    """adapters of rank 16 or less that have room behind the weights of a GPU, about half of their size each, rounded
+    up to 1, 8, 32 or 64: one product computes both in steps of many requests with at most so many; 0: none"""
     max_num_batched_tokens: int | None = None
     """most tokens computed in one step"""
     step_ms: float = 0.0

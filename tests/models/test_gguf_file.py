@@ -225,6 +225,27 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
         assert file.config()["num_hidden_layers"] == 3
 
 
+def test_experts_need_not_be_shared(tmp_path):
+    """The largest ERNIE 4.5 has no shared experts, and its file says so by a zero."""
+    model, tensors = tiny_gguf.checkpoint("ernie4_5_moe")
+    stored = dict(tiny_gguf.stored_tensors(model.config, tensors))
+    kept = {name: value for name, value in stored.items() if "_shexp" not in name}
+    more = {"ernie4_5-moe.expert_shared_count": 0}
+    path = tiny_gguf.write(model.config, kept.items(), tmp_path / "m.gguf", metadata=more)
+    opened = open_checkpoint(path)
+    assert opened.spec.experts.shared_intermediate == 0
+    assert opened.load("cpu", torch.float32) is not None
+
+
+def test_longrope_of_a_context_that_cannot_be_is_refused(tmp_path):
+    model, tensors = tiny_gguf.checkpoint("phi3-longrope")
+    stored = tiny_gguf.stored_tensors(model.config, tensors)
+    more = {"phi3.rope.scaling.original_context_length": 1}
+    path = tiny_gguf.write(model.config, stored, tmp_path / "m.gguf", metadata=more)
+    with pytest.raises(WeightsError, match="original_context_length = 1"):
+        GGUFFile(path)
+
+
 def test_stories_are_the_safetensors_they_came_from():
     folder = shared_data.model_folder("stories260K")
     file = GGUFFile(shared_data.shared("models", "stories260K.gguf"))

@@ -132,11 +132,9 @@ def test_the_form_that_serves_says_paris_and_errs_little(smollm2, serving):
     assert max(errors) > 1e-4, "this is the exact form"
     assert "Paris" in chat(serving)
     model = serving.serving.engine.engine.runner.model
-    if (
-        compiled.obstacle() is None
-    ):  # mapped as the file has them; without a compiler 8-bit rows and the embedding
+    if compiled.obstacle() is None:  # mapped as the file has them
         assert held_bytes(model) < 1.1 * Path(smollm2).stat().st_size
-    else:
+    else:  # 8-bit rows and the embedding
         whole = model.embedding.weight.nbytes
         assert held_bytes(model) < whole + 2.5 * sum(map(math.prod, shapes(model)))
 

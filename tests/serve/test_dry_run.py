@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 
+from cairn.core.errors import ConfigError
 from cairn.kernels.tooling.absent_gpu import absent_gpu
 from cairn.kernels.tooling.build_ahead import by_hash
 from cairn.models.adapter.attach import addends
@@ -110,6 +111,16 @@ def test_room_behind_the_weights_spares_steps_of_many_rows_the_kernel_that_shrin
         names = {one.source.name for one in launches}
         assert {"_expand_kernel", "_gated_kernel"} <= names
         assert "_shrink_kernel" not in names
+
+
+def test_room_behind_weights_that_are_all_quantised_is_refused():
+    spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=1, vocab=2048)
+    opened = OpenModel("tiny", spec, None, (), None)
+    config = msgspec.structs.replace(CONFIG, lora_room=2, weights="fp8")
+    with absent_gpu("NVIDIA H200"), torch.inference_mode():
+        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        with pytest.raises(ConfigError, match="lora_room is 2, and no weight"):
+            start_with(opened, Runnable("tiny", model, ""), config, sole=True)
 
 
 def test_layers_that_differ_are_all_run():

@@ -25,9 +25,8 @@ from cairn.kernels.paged.paged_tiles import bucket, counted
 
 HALF = CHUNK // 2
 LEVELS = HALF.bit_length() - 1  # of blocks of 2, 4, ... rows
-FACTOR_WARPS = (
-    2  # products in a row give every warp 16 rows: more than two would repeat each other's
-)
+# Products in a row give every warp 16 rows: more than two would repeat each other's.
+FACTOR_WARPS = 2
 # Three products of bfloat16 halves: of systems of 64 keys that resemble each other they err by 1e-5, a hundredth of
 # what the rounding of the solved rows to bfloat16 does.
 SOLVE = "bf16x3"

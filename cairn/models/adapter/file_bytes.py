@@ -45,9 +45,8 @@ class FileReader:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        if (
-            self._stream is None
-        ):  # one for all files: the memory of a stream is kept for its next file
+        if self._stream is None:
+            # One for all files: the memory of a stream is kept for its next file.
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 

@@ -191,6 +191,8 @@ def _phi3(keys: Keys) -> Config:
             f"{keys.path} has {next(iter(found))} of longrope without the other",
             hint="the file is damaged or was converted wrongly: fetch it again",
         )
+    if original < 2:
+        raise keys.bad("rope.scaling.original_context_length", original, "at least 2")
     amplitude = keys.optional_number("rope.scaling.attn_factor") or 1.0
     stretch = max(context / original, 1.0)
     usual = math.sqrt(1 + math.log(stretch) / math.log(original))

@@ -74,9 +74,10 @@ def _glm4_moe(keys: Keys) -> Config:
 
 def _ernie4_5_moe(keys: Keys) -> Config:
     """The converter writes the width of the shared experts by a rule that holds for the published models."""
-    width, shared = keys.integer("expert_feed_forward_length"), keys.integer("expert_shared_count")
-    together = keys.integer("expert_shared_feed_forward_length", width * shared)
-    if together != width * shared:
+    width = keys.integer("expert_feed_forward_length")
+    shared = keys.optional_integer("expert_shared_count") or 0  # the largest model has none
+    together = keys.optional_integer("expert_shared_feed_forward_length") or width * shared
+    if shared and together != width * shared:
         raise keys.bad("expert_shared_feed_forward_length", together, f"{width * shared}")
     return decoder(keys, "ernie4_5_moe") | {
         "hidden_act": "silu",

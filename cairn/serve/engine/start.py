@@ -236,7 +236,13 @@ def _adapter_columns(
     from cairn.serve.engine.adapter_columns import AdapterColumns
     from cairn.serve.engine.adapter_slots import BUCKETS, bucket_of
 
-    return AdapterColumns(model, bucket_of(config.lora_room) or BUCKETS[-1])
+    columns = AdapterColumns(model, bucket_of(config.lora_room) or BUCKETS[-1])
+    if not columns.room:
+        raise ConfigError(
+            f"lora_room is {config.lora_room}, and no weight is a matrix of floats without a bias",
+            hint="leave it out: adapters are served without it, too",
+        )
+    return columns
 
 
 def _built_kernels(config: EngineConfig, on_gpu: bool) -> Lookups | None:
