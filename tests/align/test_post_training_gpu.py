@@ -70,9 +70,8 @@ def test_adapters_in_one_step_with_their_base(tmp_path, monkeypatch):
     runs = [answered(engine, turn) for turn in range(2)]  # the second from graphs
     eager = answered(with_adapters(net, folders, enforce_eager=True))
     monkeypatch.setattr(adapter_slots, "MANY_ROWS", 1)
-    beside = with_adapters(
-        net, folders, lora_room=2
-    )  # the last: weights move to where there is room
+    # The last: weights move to where there is room.
+    beside = with_adapters(net, folders, lora_room=2)
     runs += [answered(beside, turn) for turn in range(2)]
     assert beside.runner.adapters.slots.staged().positions == 8
     assert any(shape.adapters for shape in engine.runner.graphs._captured)

@@ -237,12 +237,18 @@ def test_experts_need_not_be_shared(tmp_path):
     assert opened.load("cpu", torch.float32) is not None
 
 
-def test_longrope_of_a_context_that_cannot_be_is_refused(tmp_path):
-    model, tensors = tiny_gguf.checkpoint("phi3-longrope")
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("phi3-longrope", "phi3.rope.scaling.original_context_length", 1),
+        ("glm4_moe", "glm4moe.leading_dense_block_count", 1 << 31),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(name, key, value, tmp_path):
+    model, tensors = tiny_gguf.checkpoint(name)
     stored = tiny_gguf.stored_tensors(model.config, tensors)
-    more = {"phi3.rope.scaling.original_context_length": 1}
-    path = tiny_gguf.write(model.config, stored, tmp_path / "m.gguf", metadata=more)
-    with pytest.raises(WeightsError, match="original_context_length = 1"):
+    path = tiny_gguf.write(model.config, stored, tmp_path / "m.gguf", metadata={key: value})
+    with pytest.raises(WeightsError, match=f"{key} = {value}"):
         GGUFFile(path)
 
 

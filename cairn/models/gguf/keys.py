@@ -125,6 +125,15 @@ class Keys:
             raise self.bad("block_count", layers, f"{seen}, the number of layers with tensors")
         return layers - further
 
+    def dense_layers(self) -> int:
+        """How many of the first layers have no experts."""
+        first, layers = self.optional_integer("leading_dense_block_count") or 0, self.layers()
+        if first > layers:
+            raise self.bad(
+                "leading_dense_block_count", first, f"at most {layers}, as many as layers"
+            )
+        return first
+
     def biased(self, *stems: str) -> bool:
         return any(name.endswith(tuple(f".{stem}.bias" for stem in stems)) for name in self.tensors)
 

@@ -37,7 +37,7 @@ def _lfm2_dense(keys: Keys) -> Config:
 def _lfm2_moe(keys: Keys) -> Config:
     sigmoid_gate(keys)
     return _lfm2(keys, "lfm2_moe") | {
-        "num_dense_layers": keys.optional_integer("leading_dense_block_count") or 0,
+        "num_dense_layers": keys.dense_layers(),
         "num_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),

@@ -52,7 +52,7 @@ def _shared_and_routed(keys: Keys) -> Config:
         "n_shared_experts": keys.optional_integer("expert_shared_count") or 0,
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "first_k_dense_replace": keys.optional_integer("leading_dense_block_count") or 0,
+        "first_k_dense_replace": keys.dense_layers(),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "norm_topk_prob": keys.value("expert_weights_norm") is True,
         "n_group": keys.optional_integer("expert_group_count") or 1,
@@ -86,7 +86,7 @@ def _ernie4_5_moe(keys: Keys) -> Config:
         "moe_intermediate_size": width,
         "moe_num_shared_experts": shared,
         "moe_layer_interval": keys.integer("interleave_moe_layer_step", 1),
-        "moe_layer_start_index": keys.optional_integer("leading_dense_block_count") or 0,
+        "moe_layer_start_index": keys.dense_layers(),
         "moe_layer_end_index": keys.layers() - 1,
     }
 
