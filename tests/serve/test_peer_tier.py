@@ -1,6 +1,7 @@
 """Pages from the host memory of another server: the same tokens as without, whatever happens to it meanwhile."""
 
 import contextlib
+import errno
 import select
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 
 from cairn.core.errors import ConfigError
 from cairn.serve.config import EngineConfig
-from cairn.serve.tiers import peer_tier
+from cairn.serve.tiers import peer_tier, shared_pages
 from cairn.serve.tiers.peer_tier import PeerPages, PeerTier
 from cairn.serve.tiers.shared_pages import SharedPages
 from cairn.serve.tiers.slot_book import SlotBook
@@ -221,6 +222,25 @@ def test_pages_that_have_left_are_forgotten_though_nobody_asks():
         shared._book.ready(key)
         shared.offer(key)
     assert len(shared._pages) <= 4
+    shared.close()
+
+
+def test_a_process_that_had_no_room_for_a_connection_shares_on(monkeypatch):
+    refusals = [OSError(errno.EMFILE, "too many open files")]
+
+    class Full(socket.socket):
+        def accept(self):
+            if refusals:
+                raise refusals.pop()
+            return super().accept()
+
+    bound = shared_pages.bound
+    monkeypatch.setattr(shared_pages, "FULL_S", 0.0)
+    monkeypatch.setattr(shared_pages, "bound", lambda *given: Full(fileno=bound(*given).detach()))
+    shared = small_share()
+    tier = small_tier(shared)
+    until(lambda: len(tier) == 2)
+    tier.close()
     shared.close()
 
 

@@ -27,6 +27,7 @@ LENGTH = struct.Struct(">I")
 PAGE = struct.Struct(">BI")  # is it there, and its checksum
 MOST_ASKED = 64 << 20  # bytes of a message
 IDLE_S = 60.0  # without a question, after which a connection is closed
+FULL_S = 1.0  # before the next try, where this process has no room for a connection
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
@@ -68,6 +69,7 @@ class SharedPages:
         tune_for_bulk(self._listener, where[0])
         self.address = name_of(self._listener)
         self._open: dict[threading.Thread, socket.socket] = {}
+        self._closed = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="cairn kv share", daemon=True)
         self._accepting.start()
 
@@ -78,6 +80,7 @@ class SharedPages:
             self.present()
 
     def close(self) -> None:
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # which wakes its thread
         self._accepting.join()
         self._listener.close()
@@ -97,9 +100,10 @@ class SharedPages:
     def present(self) -> dict[Key, Kept]:
         """What can be read now; what has left is forgotten."""
         present = self._pages.copy()
-        for key in [key for key, kept in present.items() if not self._holds(key, kept)]:
+        for key, kept in [one for one in present.items() if not self._holds(*one)]:
             del present[key]
-            self._pages.pop(key, None)
+            if self._pages.get(key) is kept:  # else it was offered anew
+                self._pages.pop(key, None)
         return present
 
     def _holds(self, key: Key, kept: Kept) -> bool:
@@ -111,8 +115,10 @@ class SharedPages:
         while True:
             try:
                 link, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:
+                if self._closed.wait(FULL_S):
+                    return
+                continue
             thread = threading.Thread(target=self._serve, args=(link,), daemon=True)
             self._open[thread] = link
             thread.start()
