@@ -95,7 +95,7 @@ class PeerPages:
 
     def close(self) -> None:
         self._stopped.set()
-        self._following.join()
+        self._following.join(ANSWER_S)  # it may wait for an address that never answers
         while self._idle:
             self._idle.pop().close()
 
