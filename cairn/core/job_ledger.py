@@ -134,6 +134,7 @@ class Book:
         self.step = self.reached = 0
         self.state = "queued"
         self.now: float | None = None
+        self.started = 0.0  # the newest life of the ranks
         self.copied = self.doubled = -1
 
     def ledger(self, now: float | None = None) -> Ledger:
@@ -181,7 +182,7 @@ class Book:
             case Started():
                 self._idle(event.at)
                 self._back_to(event.step)
-                self.state = "restarting"
+                self.state, self.started = "restarting", event.at
             case Trained():
                 self._trained(event)
             case Stepped():

@@ -70,12 +70,14 @@ class LaunchedLedger:
         if before and world > before:
             self.journal.note(Paused(at=last, cause="grow"))
             return
-        ended = [one for one in found if one.ends and one.at >= last - 1.0]
+        # What was found before that life began is why an earlier one ended, however short ago that was.
+        oldest = max(last - 1.0, self.journal.book.started)
+        ended = [one for one in found if one.ends and one.at >= oldest]
         decided = [one for one in ended if one.what == "decision"]
         if ended:
             self._note_found((decided or ended)[0], last)
             return
-        failures = [one for one in written_failures() if one.at >= last - 1.0]
+        failures = [one for one in written_failures() if one.at >= oldest]
         own = min((one for one in failures if one.is_own), key=lambda one: one.at, default=None)
         smaller = bool(before) and world < before
         if smaller or agreement.youngest > last:

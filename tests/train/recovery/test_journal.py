@@ -2,12 +2,17 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from cairn.core.job_ledger import Started, Submitted, read_ledger
+from cairn.train.recovery.board import Board
+from cairn.train.recovery.findings import Found, write_found
 from cairn.train.recovery.journal import Journal
+from cairn.train.recovery.launched_ledger import LaunchedLedger
+from cairn.train.recovery.meeting import Agreement
 
 
 @pytest.mark.parametrize("at_the_start", [False, True])
@@ -36,3 +41,25 @@ def test_a_full_disk_costs_the_journal_and_not_the_run(tmp_path, monkeypatch, at
     journal.write_sums(force=True)
     assert read_ledger(tmp_path).wall == 1.0
     journal.close()
+
+
+def test_a_life_of_less_than_a_second_has_an_end_of_its_own(tmp_path):
+    """Two failures shortly after each other: the second one is not taken for the first again."""
+    for life, cause in enumerate(("", "corruption", "hang")):
+        if cause:
+            now = time.time()
+            about = dict(node="node-0", host="", step=2 * life, why="seen", rung="heal")
+            found = Found(at=now, since=now, what="decision", cause=cause, rank=life, **about)
+            write_found(tmp_path, found)
+        agreement = Agreement(
+            (), "", None, life, back_to=0, before=4 * bool(life), youngest=0.0, leads=True
+        )
+        ledger = LaunchedLedger(tmp_path, agreement, world=4, board=Board(4, 1))
+        ledger.trained(0)
+        ledger.stepped(2 * life + 1, 0.0, safe=-1)
+        if cause != "hang":
+            ledger.over.set()
+            ledger.journal.close()
+    ledger.ended()
+    found = [(incident.cause, incident.rank) for incident in read_ledger(tmp_path).incidents]
+    assert found == [("corruption", 1), ("hang", 2)]
