@@ -10,8 +10,8 @@ these `outliers` are multiplied in float32 and are zero in the rounded part (LLM
 
     y = packed(x without outliers) + [sums of groups, outliers] @ [offsets of groups; their columns of the weight]
 
-Products are torch's own (KleidiAI on ARM; oneDNN with ACL, or FBGEMM, under `linear_dynamic`); `obstacle` of each form
-says where there is none. Which form pays on this machine is decided elsewhere, by measuring.
+Products are torch's own (KleidiAI on ARM; oneDNN with ACL, QNNPACK or FBGEMM under `linear_dynamic`); `obstacle` of
+each form says where there is none. Which form pays on this machine is decided elsewhere, by measuring.
 """
 
 import copy
@@ -19,6 +19,7 @@ import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -146,14 +147,10 @@ class Int8:
         self.scale_N, level_NK = self._levels(weight_NK, in_pairs)
         # Where 8-bit products are no faster than float32 once there are many rows, levels become floats there.
         self.level_NK = level_NK if in_pairs else None
-        with _engine(int8_engine()), warnings.catch_warnings():
-            # How the levels are made is deprecated, the product is not.
-            warnings.simplefilter("ignore", UserWarning)
-            none_N = torch.zeros(len(level_NK), dtype=torch.long)
-            levels = torch._make_per_channel_quantized_tensor(level_NK, self.scale_N, none_N, 0)
-            level_bytes = level_NK.nbytes
-            del level_NK  # a vocabulary's are hundreds of megabytes
-            self.packed = torch.ops.quantized.linear_prepack(levels, None)
+        level_bytes = level_NK.nbytes
+        quantised_NK = _quantised(level_NK, self.scale_N)
+        del level_NK  # a vocabulary's are hundreds of megabytes
+        self.packed = _packed(quantised_NK, int8_engine())
         self.multiply: Any = torch.ops.quantized.linear_dynamic.default
         pins = torch.tensor(PINS)
         self.pinned_K = torch.zeros(self.columns).index_copy_(0, outliers_O[: len(pins)], pins)
@@ -255,11 +252,40 @@ def _finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor
     return y_MN if epilogue.gate is None else epilogue.gate.in_place(y_MN)
 
 
+@lru_cache(maxsize=1)
 def int8_engine() -> str | None:
-    """Which of torch's libraries multiplies 8-bit integers here."""
-    wanted = ("onednn",) if _is_arm() else ("x86", "fbgemm", "onednn")
+    """Which of torch's libraries multiplies 8-bit integers here, and rightly."""
+    wanted = ("onednn", "qnnpack") if _is_arm() else ("x86", "fbgemm", "onednn")
     present = torch.backends.quantized.supported_engines
-    return next((name for name in wanted if name in present), None)
+    return next((name for name in wanted if name in present and _is_right(name)), None)
+
+
+def _is_right(engine: str) -> bool:
+    """oneDNN without ACL (torch 2.13 on ARM) is right for as many rows as it was given first, and wrong for others."""
+    level_NK = torch.arange(-32, 32, dtype=torch.int8).view(4, 16)
+    packed = _packed(_quantised(level_NK, torch.ones(4)), engine)
+    for rows in (2, 1, 5):
+        x_MK = torch.arange(16 * rows).remainder_(7).sub_(3).view(rows, 16).float()
+        x_MK[:, : len(PINS)] = torch.tensor(PINS)
+        found_MN = torch.ops.quantized.linear_dynamic(x_MK, packed)
+        if not torch.allclose(found_MN, x_MK @ level_NK.float().t()):
+            return False
+    return True
+
+
+def _quantised(level_NK: Tensor, scale_N: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        # How it is made is deprecated, the product with it is not.
+        warnings.simplefilter("ignore", UserWarning)
+        none_N = torch.zeros(len(level_NK), dtype=torch.long)
+        return torch._make_per_channel_quantized_tensor(level_NK, scale_N, none_N, 0)
+
+
+def _packed(quantised_NK: Tensor, engine: str | None) -> Any:
+    """As this library of torch wants it."""
+    with _engine(engine), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.ops.quantized.linear_prepack(quantised_NK, None)
 
 
 @contextmanager
