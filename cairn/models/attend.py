@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.core.errors import RequestError
+from cairn.models import cpu_bfloat16
 from cairn.models.cache import layer_planes
 from cairn.models.recurrence import Planes, Recurrence, empty_state
 from cairn.models.spec import ModelSpec
@@ -208,15 +208,11 @@ def attention(
     if rule.by_scores:
         out = _by_scores(q, k, v, _visible(length, total, rule.window, q.device, reach_S), rule)
     elif length == total and not (rule.window and rule.window < total) and reach_S is None:
-        out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
-        )
+        out = cpu_bfloat16.attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True)
     else:
         plain = length == 1 and not (rule.window and rule.window < total)
         mask = None if plain else _visible(length, total, rule.window, q.device, reach_S)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True
-        )
+        out = cpu_bfloat16.attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 

@@ -11,12 +11,12 @@ same through our kernels.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.kernels.experts.matrices import ExpertMatrices, dequantized
 from cairn.models.activation import Gate
 from cairn.models.build import Build, Holder, Slot
+from cairn.models.cpu_bfloat16 import linear
 from cairn.models.grouped_product import grouped_product, sort_by_expert
 from cairn.models.layer_loop import Input, Step, Sublayer
 from cairn.models.layers import FeedForward
@@ -52,7 +52,7 @@ class Router(Holder):
         """How well each expert fits each token, [T, E] float32."""
         # Every rank routes alike, but weighs only its slice of each expert: `whole` sums the gradient.
         bias_E = None if self.logit_bias_E is None else self.shards.whole(self.logit_bias_E)
-        scores_TE = F.linear(x_TD, self.shards.whole(self.weight), bias_E).float()
+        scores_TE = linear(x_TD, self.shards.whole(self.weight), bias_E).float()
         return scores_TE.softmax(-1) if self.experts.gate == "softmax" else scores_TE.sigmoid()
 
     def choose(self, scores_TE: Tensor, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -192,8 +192,8 @@ class ExpertLayer(Sublayer, Holder):
         """One expert for all rows: the definition of what the grouped form computes."""
         inner_bias_F = None if self.inner_bias_EF is None else self.inner_bias_EF[expert]
         inner_EFD, down_EDF = self._floats(x_MD.dtype)
-        inner_MF = self.gate.plain(F.linear(x_MD, inner_EFD[expert], inner_bias_F))
-        return F.linear(inner_MF, down_EDF[expert])
+        inner_MF = self.gate.plain(linear(x_MD, inner_EFD[expert], inner_bias_F))
+        return linear(inner_MF, down_EDF[expert])
 
     def slots(self) -> Iterator[Slot]:
         yield from self.whole_slots()

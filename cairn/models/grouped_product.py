@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.models.cpu_bfloat16 import linear
+
 
 def sort_by_expert(chosen_TN: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The order that sorts all choices by expert, [T * N], and where each expert's group ends, [E] int32."""
@@ -42,7 +44,7 @@ def split_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
     """One product for each expert that has rows; the host reads `ends` once."""
     ends = ends_E.tolist()
     groups = list(zip([0, *ends[:-1]], ends, strict=True))
-    parts = [F.linear(x_MK[a:b], weights_ENK[e]) for e, (a, b) in enumerate(groups) if b > a]
+    parts = [linear(x_MK[a:b], weights_ENK[e]) for e, (a, b) in enumerate(groups) if b > a]
     return torch.cat(parts) if parts else x_MK.new_empty(0, weights_ENK.shape[1])
 
 
@@ -53,7 +55,7 @@ def masked_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
     for expert in range(len(weights_ENK)):
         begin = ends_E[expert - 1] if expert else torch.zeros_like(ends_E[0])
         mine_M1 = (row_M1 >= begin) & (row_M1 < ends_E[expert])
-        y_MN = torch.where(mine_M1, F.linear(x_MK, weights_ENK[expert]), y_MN)
+        y_MN = torch.where(mine_M1, linear(x_MK, weights_ENK[expert]), y_MN)
     return y_MN
 
 

@@ -8,14 +8,13 @@ stderr is a terminal.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from cairn.core.units import format_bytes, format_count
-from cairn.hw.host import read_cpu
 from cairn.models.build import Build
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
+from cairn.models.cpu_bfloat16 import multiplies_bfloat16
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.presets import preset
@@ -33,7 +32,6 @@ from cairn.report.progress import byte_progress
 
 RANDOM = "random:"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
-BF16_FEATURES = {"avx512-bf16", "amx-bf16", "bf16"}  # of CPUs that multiply in bfloat16
 
 
 class Runnable:
@@ -168,7 +166,7 @@ def choose_dtype(
         if quantised or stored == torch.float32:
             return torch.bfloat16, "a GPU multiplies fastest in bfloat16"
         return stored, "the weights have this type"
-    if stored == torch.bfloat16 and not BF16_FEATURES & set(read_cpu(Path("/")).features):
+    if stored == torch.bfloat16 and not multiplies_bfloat16():
         return torch.float32, "this CPU does not multiply in bfloat16"
     if stored == torch.float16:
         return torch.float32, "CPUs multiply faster in float32 than in float16"

@@ -7,16 +7,11 @@ import torch
 
 from cairn.core.errors import CairnError
 from cairn.core.units import format_bytes, format_count
-from cairn.models import runnable
+from cairn.models import cpu_bfloat16, runnable
 from cairn.models.checkpoint import check_device, open_checkpoint
 from cairn.models.runnable import choose_dtype, open_model
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-
-
-class Cpu:
-    def __init__(self, *features: str) -> None:
-        self.features = features
 
 
 @pytest.mark.parametrize(
@@ -37,7 +32,8 @@ class Cpu:
 def test_the_type_is_chosen_for_a_reason(
     monkeypatch, stored, quantised, device, asked, features, chosen, why
 ):
-    monkeypatch.setattr(runnable, "read_cpu", lambda root: Cpu(*features))
+    has = not cpu_bfloat16.FEATURES.isdisjoint(features)
+    monkeypatch.setattr(runnable, "multiplies_bfloat16", lambda: has)
     assert choose_dtype(stored, quantised, device, asked) == (chosen, why)
 
 

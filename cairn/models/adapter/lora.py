@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.build import Build, Holder, Slot
+from cairn.models.cpu_bfloat16 import linear
 from cairn.models.linear.form import Epilogue
 from cairn.models.linear.maps import Columns, Linear, Rows, Vocabulary
 
@@ -53,7 +54,7 @@ class LoRA(Holder):
             return x_MK.new_zeros(len(x_MK), sum(part.rows for part in self.parts))
         columns = isinstance(self.home[0], Columns | Vocabulary)
         a_RK = self.shards.whole(self.a_RK) if columns else self.a_RK
-        h_MR = F.linear(x_MK.to(a_RK.dtype), a_RK)
+        h_MR = linear(x_MK.to(a_RK.dtype), a_RK)
         out_MN = torch.cat([self._grown(part, h, columns) for part, h in self._split(h_MR)], -1)
         out_MN = self._with_magnitudes(x_MK, out_MN) if self.dora else out_MN
         return out_MN.to(x_MK.dtype)
@@ -80,7 +81,7 @@ class LoRA(Holder):
         if not part.rank:
             return h_Mr.new_zeros(len(h_Mr), part.rows)
         b_Nr = self.b_of(part)
-        return part.scale * F.linear(h_Mr, b_Nr if columns else self.shards.whole(b_Nr))
+        return part.scale * linear(h_Mr, b_Nr if columns else self.shards.whole(b_Nr))
 
     def _with_magnitudes(self, x_MK: Tensor, lora_MN: Tensor) -> Tensor:
         home = self.home[0]
@@ -166,7 +167,7 @@ class EmbeddingLoRA(Holder):
 
     def forward(self, tokens_T: Tensor) -> Tensor:
         h_Tr = F.embedding(tokens_T, self.a_rV.t())
-        added_TD = self.scale * F.linear(h_Tr, self.b_Dr)
+        added_TD = self.scale * linear(h_Tr, self.b_Dr)
         return added_TD if self.enabled else torch.zeros_like(added_TD)
 
     def slots(self) -> Iterator[Slot]:

@@ -9,7 +9,6 @@ product, which shows what they stand for.
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.kernels.arguments import as_rows
@@ -18,6 +17,7 @@ from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
 from cairn.kernels.matmul.skinny_plans import FEW_ROWS
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
+from cairn.models.cpu_bfloat16 import linear
 from cairn.models.linear.form import PLAIN, Entering, Epilogue, Kernels, Product, finished
 
 LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes
@@ -57,7 +57,7 @@ class Fp8Rows:
     ) -> Product:
         if not self.quantized.values.is_cuda:
             x = cast(Tensor, x_MK)
-            return finished(F.linear(x, self.dequantised(x.dtype)), bias_N, epilogue)
+            return finished(linear(x, self.dequantised(x.dtype)), bias_N, epilogue)
         kernels = epilogue.kernels or Kernels()
         if isinstance(x_MK, Tensor) and self.quantizes(len(x_MK), kernels):
             x_MK = quantize(x_MK.contiguous())

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.build import Build, Holder, Slot
+from cairn.models.cpu_bfloat16 import linear
 from cairn.models.linear.float_product import float_product
 from cairn.models.linear.form import (
     PLAIN,
@@ -177,7 +178,7 @@ class Columns(Linear):
     def forward(self, x_TD: Tensor) -> list[Tensor]:
         x_TD = self.shards.enter(x_TD)
         if self.fused is None and self.addend is None and not self._has_form(x_TD.shape[0]):
-            return [F.linear(x_TD, *_weights(owner)) for owner in self.owners()]
+            return [linear(x_TD, *_weights(owner)) for owner in self.owners()]
         y_TN = cast(Tensor, self.product(x_TD))
         return list(y_TN.split(list(self.rows.values()), dim=-1))
 
@@ -189,7 +190,7 @@ class Columns(Linear):
             bias_N = self.fused.bias if biased else None
             return float_product(x_MK, self.fused.weight, bias_N, epilogue)
         pairs = [_weights(owner) for owner in self.owners()]
-        parts = [F.linear(x_MK, weight, bias if biased else None) for weight, bias in pairs]
+        parts = [linear(x_MK, weight, bias if biased else None) for weight, bias in pairs]
         return finished(torch.cat(parts, -1), None, epilogue)
 
     def slots(self) -> Iterator[Slot]:

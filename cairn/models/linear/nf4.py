@@ -6,11 +6,11 @@ A product dequantises the matrix, forward and backward, and keeps neither.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cairn.kernels.quantize.nf4 import NF4, dequantize_nf4, quantize_nf4
+from cairn.models.cpu_bfloat16 import linear
 from cairn.models.linear.form import PLAIN, Epilogue, Product, finished
 
 
@@ -44,7 +44,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_MK: Tensor, weight: NF4) -> Tensor:  # type: ignore[override]
         ctx.weight = weight
-        return F.linear(x_MK, dequantize_nf4(weight, x_MK.dtype))
+        return linear(x_MK, dequantize_nf4(weight, x_MK.dtype))
 
     @staticmethod
     @once_differentiable

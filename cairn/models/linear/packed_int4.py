@@ -9,7 +9,6 @@ level when the engine starts; `PackedInt4` takes planes as a checkpoint has them
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.kernels.matmul.int4_matmul import (
@@ -24,6 +23,7 @@ from cairn.kernels.matmul.int4_matmul import (
 from cairn.kernels.matmul.int4_tiles import TILE, packed_tiles, paired_rows, unpacked_tiles
 from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
 from cairn.kernels.norm.join_norm import Parts
+from cairn.models.cpu_bfloat16 import linear
 from cairn.models.linear.form import PLAIN, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import gpu_product
 from cairn.models.quantized.planes import Planes
@@ -74,7 +74,7 @@ class PackedInt4:
             x_MK = x_MK.index_select(1, self.order_K)
         if not x_MK.is_cuda:
             w_NK = int4_reference(self.weight, x_MK.dtype)
-            return finished(F.linear(x_MK, w_NK), bias_N, epilogue)
+            return finished(linear(x_MK, w_NK), bias_N, epilogue)
         kernels, gate = epilogue.kernels or Kernels(), epilogue.gate
         swiglu = gate is not None and gate.is_swiglu
         if swiglu:
@@ -99,7 +99,7 @@ class PackedInt4:
         w_NK = dequantize_int4(self.weight, paired=self.paired).to(x_MK.dtype)
         if kernels.invariant or len(x_MK) > PREFETCHING_ROWS:
             return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
-        return finished(F.linear(x_MK, w_NK), bias_N, epilogue)
+        return finished(linear(x_MK, w_NK), bias_N, epilogue)
 
     def pair(self) -> None:
         """Order the rows for SwiGLU, in the first product: a captured graph must find the weights as they stay."""

@@ -5,9 +5,9 @@ exact, and a kernel that rounds activations is held against it within its roundi
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.models.cpu_bfloat16 import linear
 from cairn.models.linear.float_product import float_product
 from cairn.models.linear.form import PLAIN, Epilogue, Form, Product, finished
 from cairn.models.quantized.planes import Planes, dequantized
@@ -31,7 +31,7 @@ class PlanesForm:
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
     ) -> Tensor:
-        y_MN = F.linear(x_MK, dequantized(self.planes, x_MK.dtype))
+        y_MN = linear(x_MK, dequantized(self.planes, x_MK.dtype))
         return finished(y_MN, bias_N, epilogue)
 
 

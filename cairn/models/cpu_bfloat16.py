@@ -1,0 +1,56 @@
+"""Products of bfloat16 tensors on a CPU that has no instruction for them.
+
+torch multiplies those one number after the other: on a Neoverse N1 a hundred times as slowly as float32. Here they are
+computed in float32 and rounded once, which is what the instructions do, too. Everything else goes to torch as it is.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cairn.hw.host import read_cpu
+
+FEATURES = {"avx512-bf16", "amx-bf16", "bf16"}  # of CPUs that multiply in bfloat16
+
+
+@lru_cache(maxsize=1)
+def multiplies_bfloat16() -> bool:
+    """Has the CPU of this machine an instruction for it?"""
+    return not FEATURES.isdisjoint(read_cpu(Path("/")).features)
+
+
+def linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """x @ w.T + bias"""
+    if not _in_float32(x_MK):
+        return F.linear(x_MK, w_NK, bias_N)
+    bias = None if bias_N is None else bias_N.float()
+    return F.linear(x_MK.float(), w_NK.float(), bias).to(x_MK.dtype)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's `scaled_dot_product_attention`."""
+    widened = _in_float32(q)
+    if widened:
+        q, k, v = q.float(), k.float(), v.float()
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            attn_mask = attn_mask.float()
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return out.bfloat16() if widened else out
+
+
+def _in_float32(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bfloat16()
