@@ -11,6 +11,8 @@ from pathlib import Path
 # One thread per test process: the suite runs several of them, and a thread pool does not survive the
 # fork of `forked.run_ranks`, which would hang.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Programs of the virtual environment (kubectl) are found as if it were activated.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
