@@ -49,7 +49,7 @@ def run(bench: Workbench) -> Outcome:
     }
     bench.step("it goes on with answers of its own")
     begun = reverse(soft, teacher, rows[~shown])
-    practise(soft, teacher, rows[~shown], bench.pick(28, 12), torch.Generator().manual_seed(0))
+    practise(soft, teacher, rows[~shown], bench.pick(40, 12), torch.Generator().manual_seed(0))
     ended = reverse(soft, teacher, rows[~shown])
     return Outcome(
         checks=_checks(apart, ended / begun, curve),
