@@ -67,6 +67,7 @@ class EngineProcesses:
                 request.outputs,
                 list(request.pieces),
                 list(request.pictures),
+                request.reader,
             )
             try:
                 self.client.submit(remote, asked)

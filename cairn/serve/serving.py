@@ -78,6 +78,7 @@ class GenerateRequest(NamedTuple):
     segment: int = 0  # where the second text of a pair begins; 0: there is one text
     media: object = None  # sound, for a model that hears
     pictures: Sequence[Picture] = ()  # for a model that sees
+    reader: str = ""  # as `Ask.reader`: a decode server that goes on with it
 
 
 class Serving:
@@ -265,6 +266,7 @@ class Serving:
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
                 outputs=request.outputs,
+                reader=request.reader,
             )
             answer = Answer(index, own, self.opened.tokenizer, prompt)
             follow(made.constraint, made.outputs)

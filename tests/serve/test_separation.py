@@ -404,13 +404,13 @@ def test_hand_offs_travel_as_bytes():
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=12)
 
 
-@given(lengths=LENGTHS, pages=st.integers(6, 20), moves=st.lists(st.integers(0, 4), max_size=60))
+@given(lengths=LENGTHS, pages=st.integers(6, 20), moves=st.lists(st.integers(0, 6), max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_the_books_add_up_whatever_is_held_for_others(lengths, pages, moves):
     """Requests come, end, are reserved for, arrive, are given up and admitted in any order."""
     blocks = HoldingBlocks(pages, 16)
     fresh = [Request(n, prompt_of(size, n % 3), SamplingParams()) for n, size in enumerate(lengths)]
-    running, landing, arrived, kept = [], [], [], []
+    running, landing, arrived, kept, lent = [], [], [], [], []
     for turn, move in enumerate(moves):
         if move == 0 and fresh:
             one = fresh.pop()
@@ -440,6 +440,12 @@ def test_the_books_add_up_whatever_is_held_for_others(lengths, pages, moves):
             assert blocks.table(one.id)
         elif move == 4 and kept:
             blocks.let_go(kept.pop().id)
+        elif move == 5 and running:
+            lent.append(f"offer {turn}")
+            pages = blocks.lend(running[turn % len(running)], lent[-1])
+            assert blocks.table(lent[-1]) == pages
+        elif move == 6 and lent:
+            blocks.let_go(lent.pop(0))
         blocks.check_integrity()
     for one in landing + arrived:
         blocks.give_up(one.id)
@@ -447,6 +453,10 @@ def test_the_books_add_up_whatever_is_held_for_others(lengths, pages, moves):
         blocks.let_go(one.id)
     for one in running:
         blocks.free(one)
+    blocks.check_integrity()
+    for name in lent:  # what was lent outlives its request
+        assert blocks.table(name)
+        blocks.let_go(name)
     blocks.check_integrity()
     assert blocks.usage().used == 0
 

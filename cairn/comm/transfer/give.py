@@ -1,6 +1,6 @@
 """The side that has computed a sequence: lets others read its pages, and says when they are free again.
 
-    grant -> (ready, ready, ..) -> Freed(request, pages, why)
+    grant -> (announce, ready, ready, ..) -> Freed(request, pages, why)
 
 `step` handles whatever has arrived and returns at once; call it in the loop of an engine, or from a thread. Each rank
 of an engine has a Give of its own. Pages come back exactly once, whatever happens to those who read them.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cairn.comm.transfer.errors import Refused, TransferError
 from cairn.comm.transfer.handshake import Side, judge, say_hello
 from cairn.comm.transfer.lease import TERMS, Freed, Owner, Terms
-from cairn.comm.transfer.notes import Answer, Beat, Offer, Ready, decode, encode
+from cairn.comm.transfer.notes import Answer, Beat, Begun, Offer, Ready, decode, encode
 from cairn.comm.transfer.transport import Event, Joined, Lost, Note, Transport
 
 
@@ -21,8 +21,8 @@ class Give:
         self.owner = Owner(terms)
         self.refused: list[str] = []  # what was said to those who do not fit
         self._takers: set[str] = set()
-        self._ready: dict[str, int] = {}  # request -> layers
-        self._subscribers: dict[str, set[str]] = {}  # request -> who hears of its layers
+        self._ready: dict[str, int] = {}  # request -> layers, or tokens of a chunked offer
+        self._subscribers: dict[str, set[str]] = {}  # request -> who hears what is ready
 
     def listen(self) -> str:
         return self.transport.listen(say_hello(self.side))
@@ -33,10 +33,17 @@ class Give:
         self._ready[request] = self.side.layout.contents.layers if ready else 0
         self._subscribers[request] = set()
 
-    def ready(self, request: str, layers: int) -> None:
-        """Layers 0..layers are computed, as far as this rank holds them."""
+    def is_connected(self, taker: str) -> bool:
+        return taker in self._takers
+
+    def announce(self, taker: str, reader: str, offer: Offer) -> None:
+        """Tell a taker of an offer before whoever asked for it hears that it is computed; `reader`: its name there."""
+        self.transport.notify(taker, encode(Begun(reader, offer)))
+
+    def ready(self, request: str, count: int) -> None:
+        """So many layers, or tokens of a chunked offer, are computed, as far as this rank holds them."""
         if request in self._ready:
-            self._ready[request] = max(layers, self._ready[request])
+            self._ready[request] = max(count, self._ready[request])
             for taker in self._subscribers[request]:
                 self.transport.notify(taker, encode(Ready(request, self._ready[request])))
 
@@ -108,6 +115,7 @@ def offer_of(
     table: Sequence[int],
     tokens: int,
     streamed: bool = False,
+    chunked: bool = False,
 ) -> Offer:
     """What a router hands to the taker; `gives` and `addresses` in order of rank."""
     side = gives[0].side
@@ -119,4 +127,5 @@ def offer_of(
         table=list(table),
         tokens=tokens,
         streamed=streamed,
+        chunked=chunked,
     )

@@ -1,8 +1,9 @@
 """What the two ends of a hand-over say to each other, and the offer that a router carries between them.
 
     taker -> giver   Beat    I hold these requests, I am done with those
-    giver -> taker   Answer  these are yours (so many layers are ready), those are gone, those are closed
-    giver -> taker   Ready   one more layer of this request
+    giver -> taker   Answer  these are yours (so many layers or tokens are ready), those are gone, those are closed
+    giver -> taker   Ready   one more layer, or further tokens, of this request
+    giver -> taker   Begun   what you wait for is being computed, and can be read as it becomes ready
 
 A beat says everything anew, so a note that is lost, late, doubled or out of order does no harm. Types only.
 """
@@ -23,6 +24,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     table: list[int]  # its pages, the same on each rank
     tokens: int
     streamed: bool = False  # layers become ready one after another
+    chunked: bool = False  # tokens become ready, all layers of a chunk at a time
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
@@ -34,17 +36,22 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     number: int
-    granted: dict[str, int]  # request -> layers that are ready
+    granted: dict[str, int]  # request -> layers, or tokens of a chunked offer, that are ready
     gone: list[str]
     closed: list[str]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     request: str
-    layers: int
+    count: int  # layers, or tokens of a chunked offer
 
 
-Said = Beat | Answer | Ready
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+    reader: str  # what the taker calls it
+    offer: Offer
+
+
+Said = Beat | Answer | Ready | Begun
 
 
 def encode(note: Said) -> bytes:

@@ -1,8 +1,9 @@
 """One sequence on its way in: which reads are still to be posted, which are under way, and what went wrong.
 
     chunks (all layers, or one each)  x  source ranks  ->  waiting -> under way -> in
+    tokens, as they are computed: each chunk is planned when all sources have it
 
-A leg is postable when its source says that the chunk's layers are computed. Pure: posts nothing itself, has no clock.
+A leg is postable when its source says that the chunk is computed. Pure: posts nothing itself, has no clock.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from cairn.comm.transfer.plan import Leg
 
 
 class Waiting(NamedTuple):
-    layers: int  # that have to be ready
+    count: int  # layers, or tokens of a chunked offer, that have to be ready
     leg: Leg
 
 
@@ -30,25 +31,37 @@ class Order:
         chunks: Sequence[tuple[int, int]],
         legs: Sequence[list[Leg]],  # of each chunk, those that come to us
         since: float,
+        table: Sequence[int] = (),  # where a chunked offer is read into
+        start: int = 0,  # tokens of it that are here already
     ) -> None:
-        self.offer, self.peers, self.since = offer, peers, since
+        self.offer, self.peers, self.since, self.table = offer, peers, since, table
+        self.planned = start if offer.chunked else offer.tokens
         self.failed: str | None = None
         self.under_way: dict[int, UnderWay] = {}
         self._ready = dict.fromkeys(peers, 0)
         self._waiting: dict[str, list[Waiting]] = {peer: [] for peer in peers}
         for (_, stop), some in zip(chunks, legs, strict=True):
-            for leg in some:
-                self._waiting[peers[leg.source_rank]].append(Waiting(stop, leg))
+            self._wait(stop, some)
 
     @property
     def oldest(self) -> float | None:
         """Since when the longest read has been under way."""
         return min((one.since for one in self.under_way.values()), default=None)
 
-    def now_ready(self, peer: str, layers: int) -> None:
+    def now_ready(self, peer: str, count: int) -> None:
         """Said again or out of order, it changes nothing."""
         if peer in self._ready:
-            self._ready[peer] = max(layers, self._ready[peer])
+            self._ready[peer] = max(count, self._ready[peer])
+
+    def next_chunk(self) -> tuple[int, int] | None:
+        """Tokens that every source has computed, and that are not planned yet."""
+        stop = min(self.offer.tokens, *self._ready.values())
+        return (self.planned, stop) if self.failed is None and stop > self.planned else None
+
+    def plan(self, stop: int, legs: Sequence[Leg]) -> None:
+        """The tokens before `stop` have legs now."""
+        self.planned = stop
+        self._wait(stop, legs)
 
     def postable(self) -> list[tuple[str, Leg]]:
         if self.failed is not None:
@@ -57,7 +70,7 @@ class Order:
             (peer, one.leg)
             for peer, waiting in self._waiting.items()
             for one in waiting
-            if one.layers <= self._ready[peer]
+            if one.count <= self._ready[peer]
         ]
 
     def posted(self, peer: str, leg: Leg, ticket: int, now: float) -> None:
@@ -73,7 +86,12 @@ class Order:
         self.failed = self.failed or reason
 
     def complete(self) -> bool:
-        return not self.under_way and not any(self._waiting.values())
+        all_planned = self.planned >= self.offer.tokens
+        return all_planned and not self.under_way and not any(self._waiting.values())
 
     def busy_peers(self) -> set[str]:
         return {one.peer for one in self.under_way.values()}
+
+    def _wait(self, count: int, legs: Sequence[Leg]) -> None:
+        for leg in legs:
+            self._waiting[self.peers[leg.source_rank]].append(Waiting(count, leg))

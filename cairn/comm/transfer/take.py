@@ -1,6 +1,6 @@
 """The side that goes on with a sequence: reads its pages from the ranks that have them, in time or not at all.
 
-    take(offer) -> claimed at every rank -> reads, layer by layer as they are ready -> Taken | NotTaken(reason)
+    take(offer) -> claimed at every rank -> reads, layers or chunks as they are ready -> Taken | NotTaken(reason)
 
 Each source's bytes count only if our lease on its pages was good when they had arrived. Either outcome is told when
 nothing of the request is under way any more, so the pages that it was read into are ours to use, or to give to
@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from cairn.comm.transfer.errors import Refused, TransferError
 from cairn.comm.transfer.handshake import Side, judge, say_hello
-from cairn.comm.transfer.kv import REGION, plan_kv
+from cairn.comm.transfer.kv import REGION, check_contents, plan_kv
 from cairn.comm.transfer.lease import TERMS, Holder, Terms
-from cairn.comm.transfer.notes import Answer, Beat, Offer, Ready, decode, encode
+from cairn.comm.transfer.notes import Answer, Beat, Begun, Offer, Ready, decode, encode
 from cairn.comm.transfer.order import Order
+from cairn.comm.transfer.plan import Leg
 from cairn.comm.transfer.transport import Done, Event, Failed, Joined, Lost, Note, Transport
 
 
@@ -38,6 +39,7 @@ class Take:
         self._next_beat: dict[str, float] = {}
         self._heard: dict[str, float] = {}  # peer -> when it last said something
         self._sides: dict[str, Side] = {}  # peer -> who it says it is
+        self._begun: list[Begun] = []
 
     def listen(self) -> str:
         return self.transport.listen(say_hello(self.side))
@@ -55,18 +57,18 @@ class Take:
         """Read tokens start.. into our pages `table`; those before are here already."""
         if offer.request in self.orders:
             raise TransferError(f"{offer.request!r} is being taken already")
-        layers = self.side.layout.contents.layers
-        chunks = [(n, n + 1) for n in range(layers)] if offer.streamed else [(0, layers)]
-        plans = [
-            plan_kv(
-                offer.layout, offer.table, self.side.layout, table, (start, offer.tokens), chunk
-            ).to_rank(self.side.rank)
-            for chunk in chunks
-        ]
+        check_contents(offer.layout, self.side.layout)
+        chunks, tokens = self._chunks(offer), (start, offer.tokens)
+        plans = [self._planned(offer, table, tokens, chunk) for chunk in chunks]
         peers = [self.meet(address) for address in offer.addresses]
-        self.orders[offer.request] = Order(offer, peers, chunks, plans, now)
+        self.orders[offer.request] = Order(offer, peers, chunks, plans, now, table, start)
         for peer in peers:
             self._next_beat[peer] = now
+
+    def begun(self) -> list[Begun]:
+        """Offers of what is still being computed, since the last call."""
+        found, self._begun = self._begun, []
+        return found
 
     def decline(self, offer: Offer, now: float) -> None:
         """It will not be taken: its pages need not wait for us."""
@@ -120,11 +122,13 @@ class Take:
             for request in said.gone:
                 if request in self.orders:
                     self.orders[request].fail(f"{note.peer} has given its pages away")
-        received = {said.request: said.layers} if isinstance(said, Ready) else {}
+        if isinstance(said, Begun):
+            self._begun.append(said)
+        received = {said.request: said.count} if isinstance(said, Ready) else {}
         received = said.granted if isinstance(said, Answer) else received
-        for request, layers in received.items():
+        for request, count in received.items():
             if request in self.orders:
-                self.orders[request].now_ready(note.peer, layers)
+                self.orders[request].now_ready(note.peer, count)
 
     def _end(self, event: Done | Failed, now: float) -> None:
         for order in self.orders.values():
@@ -148,8 +152,33 @@ class Take:
 
     # -- what goes out ------------------------------------------------------------------------
 
+    def _chunks(self, offer: Offer) -> list[tuple[int, int]]:
+        """Layers that travel together; none where the tokens of a chunk are planned when they are ready."""
+        layers = self.side.layout.contents.layers
+        if offer.chunked:
+            return []
+        return [(n, n + 1) for n in range(layers)] if offer.streamed else [(0, layers)]
+
+    def _planned(
+        self,
+        offer: Offer,
+        table: Sequence[int],
+        tokens: tuple[int, int],
+        layers: tuple[int, int] | None = None,
+    ) -> list[Leg]:
+        plan = plan_kv(offer.layout, offer.table, self.side.layout, table, tokens, layers)
+        return plan.to_rank(self.side.rank)
+
+    def _plan_next(self, order: Order) -> None:
+        if (tokens := order.next_chunk()) is not None:
+            try:
+                order.plan(tokens[1], self._planned(order.offer, order.table, tokens))
+            except TransferError as error:
+                order.fail(error.message)
+
     def _post(self, order: Order, now: float) -> None:
         request = order.offer.request
+        self._plan_next(order)
         for peer, leg in order.postable():
             if not self._may_read(peer, request, now):
                 continue

@@ -64,6 +64,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     outputs: list[int] = []  # as `Request.outputs` when it is submitted
     pieces: list[Piece] = []
     pictures: list[Picture] = []
+    reader: str = ""  # as `Request.reader`
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):

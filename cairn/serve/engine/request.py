@@ -171,6 +171,7 @@ class Request:
         "prompt",
         "publish_at",
         "published",
+        "reader",
         "row",
         "salt",
         "segment",
@@ -200,6 +201,7 @@ class Request:
         eos_ids: Iterable[int] = (),
         constraint: Constraint | None = None,
         outputs: Iterable[int] = (),
+        reader: str = "",
     ) -> None:
         """`outputs`: tokens of its answer that were made elsewhere; the engine goes on behind them."""
         # what was asked
@@ -211,6 +213,7 @@ class Request:
         # Of the weights and adapter that compute it; others' pages are not found.
         self.identity = identity
         self.media = media  # sound, for a model that hears
+        self.reader = reader  # of a prefill server: who may read its pages while it is computed
         self.segment = segment  # where the second text of a pair begins; 0: there is one text
         self.adapter = adapter  # its number in `engine.adapters`; 0: the model itself
         self.eos_ids = frozenset(eos_ids)

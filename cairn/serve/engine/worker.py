@@ -266,6 +266,7 @@ class Worker:
             outputs=command.outputs,
             pieces=command.pieces,
             pictures=command.pictures,
+            reader=command.reader,
         )
         try:
             if self.stop_at is not None:

@@ -3,6 +3,8 @@
     add(Handoff) --reserve pages--> take --bytes--> the scheduler admits it as if it had computed the prompt
                        |              '- not taken: it computes the prompt itself, and nobody notices but the clock
                        '- no room yet: waits its turn
+    expect(request) .. Begun --reserve pages--> take, chunk by chunk .. add(Handoff): it may be here already
+                         '- no room: nothing is lost, it comes with the hand-over
 
 `step` does whatever there is to do and returns; one thread owns a side. Every hand-over leaves an `Arrival`: how many
 bytes, how long, and why not where it was not.
@@ -20,7 +22,9 @@ from cairn.comm.transfer.choose import make_transport
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.lease import TERMS, Terms
+from cairn.comm.transfer.notes import Offer
 from cairn.comm.transfer.take import NotTaken, Take, Taken
+from cairn.core.errors import RequestError
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, RequestId, check_request
 from cairn.serve.separation.memory import KVMemory
@@ -28,6 +32,7 @@ from cairn.serve.separation.prefill import Handoff, hold_pages
 
 REMEMBERED = 4096  # arrivals
 NAP_S = 0.02  # the longest wait for bytes when there is nothing to decode
+LOOK_S = 0.005  # and when a first token may come, which does not end the wait
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,14 +45,19 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float  # from `add` until there was room
     moved_s: float  # from then until the last byte
     why_not: str | None = None  # None: it came
+    streamed: bool = False  # it began before the prompt was computed: `moved_s` is what was left
 
 
 class Coming:
     """A hand-over under way."""
 
-    def __init__(self, handoff: Handoff, request: Request, end: int, now: float) -> None:
-        self.handoff, self.request, self.end, self.added = handoff, request, end, now
-        self.began = now
+    def __init__(
+        self, offer: Offer, request: Request, end: int, now: float, streamed: bool = False
+    ) -> None:
+        self.offer, self.request, self.end, self.added = offer, request, end, now
+        self.streamed = streamed
+        self.is_computed = not streamed  # and its first token is known
+        self.began = now  # or, of a stream, when its first token came
         self.start = 0  # tokens that are here already
         self.pages: list[int] = []
         self.table: list[int] = []  # where the bytes land
@@ -73,6 +83,8 @@ class DecodeSide:
         self._take.listen()
         self._line: deque[Coming] = deque()  # no room yet
         self._coming: dict[str, Coming] = {}  # by offer
+        self._expected: dict[str, Request] = {}  # asked for, and nothing is known of its pages
+        self._here: dict[str, Coming] = {}  # all pages have come, and no first token
         self.arrivals: deque[Arrival] = deque(maxlen=REMEMBERED)
         self.on_arrival: Callable[[Arrival], None] | None = None
         self.not_arrived = 0  # hand-overs whose prompts were computed here
@@ -80,6 +92,11 @@ class DecodeSide:
     @property
     def has_work(self) -> bool:
         return self.engine.has_work or bool(self._line or self._coming)
+
+    @property
+    def expects(self) -> bool:
+        """Whether pages may be announced, for which `step` has to look now and then."""
+        return bool(self._expected)
 
     def meet(self, address: str) -> None:
         """Connect ahead of the first hand-over, which would have to wait for it."""
@@ -90,27 +107,58 @@ class DecodeSide:
 
         `request`: the one that goes on; by default it is made from the hand-over.
         """
-        request = handoff.ask.request() if request is None else request
+        self._expected.pop(handoff.ask.id, None)
+        stream = self._stream_of(handoff.ask.id)
+        if request is None:
+            request = handoff.ask.request() if stream is None else stream.request
         check_request(request, self.engine.scheduler.limits)
         request.outputs.append(handoff.first)
         request.total += 1
-        most, context = request.params.max_tokens, self.engine.scheduler.limits.context
-        end = min(len(request.prompt) + most, context) if most is not None else context
-        self._line.append(Coming(handoff, request, end, self._clock()))
+        now = self._clock()
+        if stream is None:
+            self._line.append(Coming(handoff.offer, request, self._end_of(request), now))
+        elif stream.offer.request == handoff.offer.request:
+            self._first_token(stream, now)
+        else:  # its stream broke there, and has not ended here yet
+            self.forget(handoff.ask.id)
+            self.decline(handoff.offer)
+            again = Coming(handoff.offer, request, self._end_of(request), now)
+            self._compute_here(again, now, "its pages were withdrawn while they came")
 
-    def decline(self, handoff: Handoff) -> None:
+    def expect(self, request: Request) -> str:
+        """A prompt that another engine is asked for; the `Ask.reader` that lets its pages come while it is computed.
+
+        Ends with `add` or `forget`.
+        """
+        self._expected[str(request.id)] = request
+        return f"{self.transport.name}/{request.id}"
+
+    def forget(self, id: RequestId) -> Request | None:
+        """No hand-over of this request will come. Bytes under way still land, in pages that are held until then."""
+        found = self._expected.pop(str(id), None)
+        stream = self._stream_of(str(id))
+        if stream is None:
+            return found
+        if self._here.pop(str(id), None) is not None:
+            self.blocks.give_up(stream.request.id)
+        else:
+            self._take.cancel(stream.offer.request)
+            stream.end = 0  # nobody wants it any more
+        return stream.request
+
+    def decline(self, offer: Offer) -> None:
         """Nobody wants it any more: its pages may be freed."""
         with contextlib.suppress(TransferError):  # a giver that is gone needs no word
-            self._take.decline(handoff.offer, self._clock())
+            self._take.decline(offer, self._clock())
 
     def abort(
         self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
     ) -> Request | None:
         """Wherever it is. Bytes that are under way still land, in pages that are still its own."""
-        found = None
+        found = self.forget(id)
         for one in [one for one in self._line if one.request.id == id]:
             self._line.remove(one)
-            self.decline(one.handoff)
+            self.decline(one.offer)
             found = one.request
         for offer, one in self._coming.items():
             if one.request.id == id:
@@ -128,6 +176,9 @@ class DecodeSide:
         """`wait_s`: how long to wait for bytes if there is nothing to decode."""
         now = self._clock()
         self._begin(now)
+        self._begin_streams(now)
+        if not all(one.is_computed for one in self._coming.values()):
+            wait_s = min(wait_s, LOOK_S)
         wait = 0.0 if self.engine.has_work else wait_s
         for outcome in self._take.step(now, wait if self._coming else 0.0):
             self._end(outcome, self._clock())
@@ -140,33 +191,67 @@ class DecodeSide:
         """Pages for the first in line, and its bytes on their way."""
         while self._line:
             one = self._line[0]
-            ends = [other.end for other in (*self._line, *self._coming.values())]
-            stand_in = self.blocks.reserve(one.request, [*ends, *self._ends()])
-            pages = [] if stand_in is None else self.blocks.seen(stand_in, len(one.request.prompt))
-            table = self.memory.place(pages) if stand_in is not None else None
-            if stand_in is None or table is None:
-                self.blocks.give_up(one.request.id)
-                if not self._coming and not self.engine.has_work:
-                    self._line.popleft()
-                    self.decline(one.handoff)
-                    self._compute_here(one, now, "its pages do not fit beside those it will need")
-                    continue
+            if self._reserve(one, now):
+                self._line.popleft()
+                self._read(one, now)
+            elif not self._coming and not self.engine.has_work:
+                self._line.popleft()
+                self.decline(one.offer)
+                self._compute_here(one, now, "its pages do not fit beside those it will need")
+            else:
                 return
-            self._line.popleft()
-            if self.engine.tiers is not None:  # what these pages held may still be copied out
-                self.engine.tiers.hold_steps()
-            one.began, one.start, one.pages, one.table = (
-                now,
-                stand_in.computed,
-                pages,
-                table,
-            )
-            try:
-                self._take.take(one.handoff.offer, table, now, one.start)
-            except TransferError as error:
-                self._not_here(one, now, error.message)
+
+    def _begin_streams(self, now: float) -> None:
+        """Pages that are still being computed come if there is room for them now; else later, with their hand-over."""
+        for begun in self._take.begun():
+            request = self._expected.pop(begun.reader, None)
+            if request is None or self._line:
                 continue
-            self._coming[one.handoff.offer.request] = one
+            with contextlib.suppress(RequestError):  # told with the hand-over
+                check_request(request, self.engine.scheduler.limits)
+                one = Coming(begun.offer, request, self._end_of(request), now, streamed=True)
+                if self._reserve(one, now):
+                    self._read(one, now)
+
+    def _reserve(self, one: Coming, now: float) -> bool:
+        """Pages for its bytes, or nothing."""
+        ends = [other.end for other in (one, *self._line, *self._coming.values())]
+        stand_in = self.blocks.reserve(one.request, [*ends, *self._ends()])
+        pages = [] if stand_in is None else self.blocks.seen(stand_in, len(one.request.prompt))
+        table = self.memory.place(pages) if stand_in is not None else None
+        if stand_in is None or table is None:
+            self.blocks.give_up(one.request.id)
+            return False
+        one.began, one.start, one.pages, one.table = now, stand_in.computed, pages, table
+        return True
+
+    def _read(self, one: Coming, now: float) -> None:
+        if self.engine.tiers is not None:  # what these pages held may still be copied out
+            self.engine.tiers.hold_steps()
+        try:
+            self._take.take(one.offer, one.table, now, one.start)
+            self._coming[one.offer.request] = one
+        except TransferError as error:
+            self._not_here(one, now, error.message)
+
+    def _stream_of(self, id: str) -> Coming | None:
+        """What comes, or has come, of a prompt that is still being computed."""
+        for one in (*self._coming.values(), *self._here.values()):
+            if str(one.request.id) == id and one.end and not one.is_computed:
+                return one
+        return None
+
+    def _first_token(self, one: Coming, now: float) -> None:
+        """The prompt of a stream is computed."""
+        one.is_computed, one.added, one.began = True, now, now
+        if self._here.pop(str(one.request.id), None) is not None:
+            self._note(one, now, None)
+            self.engine.add(one.request)
+
+    def _end_of(self, request: Request) -> int:
+        """Tokens that it may grow to."""
+        most, context = request.params.max_tokens, self.engine.scheduler.limits.context
+        return min(len(request.prompt) + most, context) if most is not None else context
 
     def _ends(self) -> list[int]:
         return [request.end for request in self.engine.scheduler.requests.values()]
@@ -179,21 +264,24 @@ class DecodeSide:
         self.memory.copy_home(one.table, one.pages)
         self.memory.take_back(one.table)
         self.blocks.arrived(one.request.id)
-        self._note(one, now, None)
         if one.end == 0:
             self.blocks.give_up(one.request.id)
-        else:
+        elif one.is_computed:
+            self._note(one, now, None)
             self.engine.add(one.request)
+        else:
+            self._here[str(one.request.id)] = one
 
     def _not_here(self, one: Coming, now: float, reason: str) -> None:
         self.memory.take_back(one.table)
         self.blocks.give_up(one.request.id)
-        self._compute_here(one, now, reason)
+        if one.is_computed:  # otherwise its hand-over, or word that there is none, is still to come
+            self._compute_here(one, now, reason)
 
     def _compute_here(self, one: Coming, now: float, reason: str) -> None:
         self._note(one, now, reason)
-        self.not_arrived += 1
         if one.end:
+            self.not_arrived += 1
             self.engine.add(one.request)
 
     def _note(self, one: Coming, now: float, why_not: str | None) -> None:
@@ -202,6 +290,7 @@ class DecodeSide:
         arrival = Arrival(
             id=str(one.request.id), tokens=tokens, cached=one.start, bytes=moved,
             waited_s=one.began - one.added, moved_s=now - one.began, why_not=why_not,
+            streamed=one.streamed,
         )  # fmt: skip
         self.arrivals.append(arrival)
         if self.on_arrival is not None:

@@ -1,6 +1,6 @@
 """Where readers are answered while the engine computes: a thread around `Give`.
 
-    main thread   grant, withdraw ------lock------ Give ------lock------ thread: events -> answers
+    main thread   grant, ready, withdraw --lock-- Give ------lock------ thread: events -> answers
                   freed() <------------------------------------- queue, what nobody reads any more
 
 A reader that gets no answer for the length of a lease gives up, and a step of the engine may take longer than that.
@@ -39,6 +39,24 @@ class Desk:
         with self._lock:
             self._give.grant(request, table, self._clock())
         return offer_of([self._give], [self.address], request, table, tokens)
+
+    def begin(self, reader: str, request: str, table: Sequence[int], tokens: int) -> Offer | None:
+        """As `grant`, of tokens that become `ready` chunk by chunk; the reader is told. None: it is not connected.
+
+        `reader`: the name of its transport, and behind a slash what it calls the request.
+        """
+        taker, _, name = reader.partition("/")
+        with self._lock:
+            if not self._give.is_connected(taker):
+                return None
+            self._give.grant(request, table, self._clock(), ready=False)
+            offer = offer_of([self._give], [self.address], request, table, tokens, chunked=True)
+            self._give.announce(taker, name, offer)
+        return offer
+
+    def ready(self, request: str, tokens: int) -> None:
+        with self._lock:
+            self._give.ready(request, tokens)
 
     def withdraw(self, request: str) -> list[Freed]:
         with self._lock:

@@ -1,6 +1,7 @@
 """Pages that outlive their request, and pages that are there before it: a block manager for a hand-over.
 
     prefill side   keep(id) .. the request ends, its pages stay .. let_go(id)
+                   lend(request, name) .. it goes on, and its pages stay in any case .. let_go(name)
     decode side    reserve(request) .. bytes arrive .. arrived(id) .. the scheduler admits it with that table
                                     '- give_up(id): they did not
 
@@ -13,6 +14,7 @@ Pure: no torch, no transport.
 from collections.abc import Iterable, Sequence
 
 from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
+from cairn.serve.engine.block_manager import Holding
 from cairn.serve.engine.request import Request, RequestId
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
@@ -28,7 +30,7 @@ class HoldingBlocks(TimedBlocks):
     ) -> None:
         super().__init__(pages, page_size, prefix_caching=prefix_caching, groups=groups)
         self._wanted: set[RequestId] = set()  # whose pages are to stay
-        self._kept: dict[RequestId, Request] = {}  # stand-ins: read by others
+        self._kept: dict[RequestId, Request] = {}  # stand-ins: read by others, by request or name
         self._landing: dict[RequestId, Request] = {}  # written by others
         self._arrived: dict[RequestId, Request] = {}  # there, and not admitted yet
 
@@ -48,8 +50,20 @@ class HoldingBlocks(TimedBlocks):
         self._pass_on(request, stand_in)
         request.computed = 0
 
+    def lend(self, request: Request, name: str) -> list[int]:
+        """The pages of a request that runs, held a second time: whatever becomes of it, they stay until `let_go(name)`.
+
+        For one cache group: windows give pages back while a request runs.
+        """
+        stand_in = self._kept[name] = _stand_in(request)
+        self._tables[stand_in] = Holding(filled=len(request.blocks))
+        for page in request.blocks:
+            self._hold(page, 0)
+        stand_in.blocks = list(request.blocks)
+        return stand_in.blocks
+
     def table(self, id: RequestId) -> list[int]:
-        """The pages that a request which has ended hands over, group by group; empty where nothing was kept."""
+        """The pages that are kept for a request which has ended, group by group; empty where there are none."""
         stand_in = self._kept.get(id)
         return [] if stand_in is None else self.seen(stand_in, len(stand_in.prompt))
 

@@ -11,6 +11,8 @@ the middle of somebody else's answer: that is what separation is for. `timed.gen
 from collections.abc import Sequence
 from typing import Protocol, Self
 
+import msgspec
+
 from cairn.core.errors import CairnError
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.start import start
@@ -36,8 +38,9 @@ class Prefill(Protocol):
 
 
 class Separated:
-    def __init__(self, prefill: Prefill, decode: DecodeSide) -> None:
-        self.prefill, self.decode = prefill, decode
+    def __init__(self, prefill: Prefill, decode: DecodeSide, streamed: bool = True) -> None:
+        """`streamed`: pages of a prompt in several chunks travel while the next chunk is computed."""
+        self.prefill, self.decode, self.streamed = prefill, decode, streamed
         decode.meet(prefill.address)  # or the first request would wait for the connection
 
     @classmethod
@@ -82,10 +85,13 @@ class Separated:
         self.close()
 
     def _ask(self, ask: Ask, answers: dict[str, Answer]) -> int:
+        if self.streamed:
+            ask = msgspec.structs.replace(ask, reader=self.decode.expect(ask.request()))
         try:
             self.prefill.add(ask)
             return 0
         except CairnError as problem:
+            self.decode.forget(ask.id)
             return answers[ask.id].close("error", str(problem))
 
     def _turn(self, answers: dict[str, Answer], arriving: Arriving) -> int:
@@ -94,7 +100,8 @@ class Separated:
         idle_s = WAIT_S / 10 if arriving.more else WAIT_S
         for found in self.prefill.step(0.0 if self.decode.has_work else idle_s):
             ended += self._found(found, answers, arriving.now())
-        for output in self.decode.step() if self.decode.has_work else ():
+        has_work = self.decode.has_work or self.decode.expects
+        for output in self.decode.step() if has_work else ():
             answer = answers[str(output.request.id)]
             for token in output.tokens:
                 answer.add(token, arriving.now())
@@ -108,6 +115,7 @@ class Separated:
         if token is not None:
             answer.add(token, now)
         if isinstance(found, Ended):
+            self.decode.forget(found.id)
             return answer.close(found.finish, found.error)
         try:
             self.decode.add(found)

@@ -1,7 +1,8 @@
 """The side that computes prompts: one token of each, and its pages on offer until somebody has read them.
 
     add(Ask) --engine, one token--> Handoff(offer, first token)        the answer goes on elsewhere
-                                '-> Ended: it is over with that token, or was refused
+                |               '-> Ended: it is over with that token, or was refused
+                '- in several chunks, and its reader is connected: on offer from the first one on (`streaming`)
 
 `step` does whatever there is to do and returns; one thread owns a side. Another answers readers (`Desk`), because a
 step may take as long as a lease. A page is free again when its reader is through, has died, or has not come in time.
@@ -10,6 +11,7 @@ step may take as long as a lease. A page is free again when its reader is throug
 import time
 import uuid
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +27,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.separation.desk import Desk
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.memory import KVMemory
+from cairn.serve.separation.streaming import Stream, Streams
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -36,6 +39,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: int = 0
     salt: str = ""
     eos_ids: list[int] = []
+    reader: str = ""  # as `DecodeSide.expect` says: who reads pages while others are computed
 
     def request(self, params: SamplingParams | None = None) -> Request:
         return Request(
@@ -66,6 +70,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     logprobs: TokenLogprobs | None = None
 
 
+class OnOffer(NamedTuple):
+    id: str  # of the request
+    held: str  # the name under which its pages are kept
+    table: list[int]  # where they are read
+
+
 class PrefillSide:
     def __init__(
         self,
@@ -86,7 +96,8 @@ class PrefillSide:
         self.address = self._desk.address
         self._asks: dict[str, Ask] = {}
         self._waiting: list[tuple[Ask, Output]] = []  # computed, and no room to offer them yet
-        self._offers: dict[str, tuple[str, list[int]]] = {}  # by offer: request, where it is read
+        self._offers: dict[str, OnOffer] = {}  # by name
+        self._streams = Streams(engine, self.memory, self._desk)
         self._count = 0
 
     @property
@@ -114,15 +125,12 @@ class PrefillSide:
         self.engine.abort(id)
         self._asks.pop(id, None)
         self._waiting = [one for one in self._waiting if one[0].id != id]
-        for offer, (request, _) in list(self._offers.items()):
-            if request == id:
-                self._free(self._desk.withdraw(offer))
-        if all(request != id for request, _ in self._offers.values()):
-            self.blocks.let_go(id)
+        self._withdraw(id)
 
     def step(self, wait_s: float = 0.0) -> list[Handoff | Ended]:
         """`wait_s`: how long to wait for word of readers if there is nothing to compute."""
         busy = self.has_work
+        self._streams.before_step()
         outputs = self.engine.step() if self.engine.has_work else []
         self._free(self._desk.freed(0.0 if busy else wait_s))
         found: list[Handoff | Ended] = []
@@ -132,16 +140,21 @@ class PrefillSide:
                 continue
             if not output.tokens or output.request.finish != "length" or ask.params.max_tokens == 1:
                 found.append(self._ended(output))
+            elif (offer := self._streams.complete(ask.id, self.blocks.table(ask.id))) is not None:
+                self.blocks.let_go(ask.id)  # the stream holds them, too
+                found.append(_handoff(ask, output, offer))
             else:
                 self._waiting.append((ask, output))
-        return found + self._offer_what_has_room()
+        found += self._offer_what_has_room()
+        self._stream()
+        return found
 
     def close(self) -> None:
         self._desk.close()
 
     def _ended(self, output: Output) -> Ended:
         request = output.request
-        self.blocks.let_go(request.id)
+        self._withdraw(str(request.id))
         return Ended(
             id=str(request.id),
             token=output.tokens[0] if output.tokens else None,
@@ -165,21 +178,59 @@ class PrefillSide:
         return found
 
     def _offer(self, ask: Ask, output: Output, table: list[int]) -> Handoff:
-        self._count += 1
-        name = f"{self.transport.name}/{self._count}"
-        self._offers[name] = (ask.id, table)
+        name = self._new_name()
+        self._offers[name] = OnOffer(ask.id, ask.id, table)
         offer = self._desk.grant(name, table, self.memory.entries_of(len(ask.prompt)))
-        ledger = output.request.ledger
-        return Handoff(
-            ask=ask, first=output.tokens[0], offer=offer, logprobs=output.logprobs[0] if output.logprobs else None,
-            cached=output.request.cached, compute_s=ledger.first_token - ledger.scheduled,
-        )  # fmt: skip
+        return _handoff(ask, output, offer)
+
+    def _stream(self) -> None:
+        """Further chunks of what is on offer already, and prompts whose first chunks have been computed."""
+        for request, tokens in self._streams.computed(self._asks):
+            ask, stream = self._asks[str(request.id)], self._streams.of(request)
+            wanted = ask.reader and ask.params.max_tokens != 1
+            if stream is None and wanted and not self._waiting:  # those first, if room is short
+                stream = self._begin_stream(ask, request)
+            if stream is not None and not self._streams.publish(stream, request, tokens):
+                self._free(self._desk.withdraw(stream.offer.request))
+
+    def _begin_stream(self, ask: Ask, request: Request) -> Stream | None:
+        table = self.memory.place(request.blocks)
+        if table is None:
+            return None
+        name = self._new_name()
+        offer = self._desk.begin(ask.reader, name, table, len(ask.prompt))
+        if offer is None:
+            self.memory.take_back(table)
+            return None
+        self._offers[name] = OnOffer(ask.id, name, table)
+        return self._streams.begin(request, offer, self.blocks.lend(request, name))
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return f"{self.transport.name}/{self._count}"
+
+    def _withdraw(self, id: str) -> None:
+        """Nobody goes on with it. Whoever reads its pages may finish."""
+        self._streams.end(id)
+        for name in [name for name, one in self._offers.items() if one.id == id]:
+            self._free(self._desk.withdraw(name))
+        if all(one.held != id for one in self._offers.values()):
+            self.blocks.let_go(id)
 
     def _free(self, freed: list[Freed]) -> None:
         for one in freed:
-            id, table = self._offers.pop(one.request)
-            self.memory.take_back(table)
-            self.blocks.let_go(id)
+            offered = self._offers.pop(one.request)
+            self.memory.take_back(offered.table)
+            self.blocks.let_go(offered.held)
+            self._streams.freed(offered.id, one.request)
+
+
+def _handoff(ask: Ask, output: Output, offer: Offer) -> Handoff:
+    ledger = output.request.ledger
+    return Handoff(
+        ask=ask, first=output.tokens[0], offer=offer, logprobs=output.logprobs[0] if output.logprobs else None,
+        cached=output.request.cached, compute_s=ledger.first_token - ledger.scheduled,
+    )  # fmt: skip
 
 
 def hold_pages(engine: Engine) -> HoldingBlocks:

@@ -2,6 +2,7 @@
 
     prefill   add --PrefillSide--> one token, pages on offer --> the request ends, its Handoff waits for the endpoint
     decode    add --PrefillClient--> Handoff --DecodeSide--> pages arrive --> decodes
+                   |   '- of a prompt in several chunks the first pages arrive while the others are computed
                    '- too short, constrained, with an adapter or pictures, or no answer: computed by this engine
 
     both      add --> the engine itself
@@ -21,7 +22,7 @@ from cairn.serve.config import RoleConfig
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import TokenLogprobs
-from cairn.serve.separation.decode import DecodeSide
+from cairn.serve.separation.decode import LOOK_S, Arrival, DecodeSide
 from cairn.serve.separation.prefill import Ask, Ended, Handoff, PrefillSide
 from cairn.serve.separation.prefill_client import PrefillClient, Reply
 from cairn.serve.separation.remote_pays import Pending, RemoteCosts, pays_elsewhere
@@ -153,7 +154,7 @@ class DecodeEngine:
         """`client`: None asks nobody."""
         self.side, self._client, self._config = side, client, config
         self.costs = RemoteCosts()
-        side.on_arrival = lambda arrival: self.costs.note_pages(arrival.bytes, arrival.moved_s)
+        side.on_arrival = self._note_arrival
         self._asked_at: dict[
             str, tuple[float, int]
         ] = {}  # and the tokens that were asked for before
@@ -192,7 +193,7 @@ class DecodeEngine:
             return
         ledger = request.ledger
         ledger.arrived = ledger.admitting = ledger.scheduled = now
-        ask = ask_of(request)
+        ask = msgspec.structs.replace(ask_of(request), reader=self.side.expect(request))
         self._asked_at[ask.id] = now, round(self._pending().tokens)
         self._asked[ask.id] = request
         client.ask(ask, self._replies.put)
@@ -203,12 +204,14 @@ class DecodeEngine:
         request = self._asked.pop(str(id), None)
         if request is None:
             return self.side.abort(id, reason, stop_reason)
+        self.side.forget(id)
         request.finish, request.stop_reason = reason, stop_reason
         return request
 
     def step(self) -> list[Output]:
         outputs: list[Output] = []
-        wait_s = 0.0 if self.side.has_work else REPLY_S
+        busy, expects = self.side.has_work, self.side.expects
+        wait_s = 0.0 if busy else LOOK_S if expects else REPLY_S
         while True:
             try:
                 reply = self._replies.get(wait_s > 0, wait_s)
@@ -216,7 +219,8 @@ class DecodeEngine:
                 break
             wait_s = 0.0
             outputs += self._replied(reply)
-        return outputs + (self.side.step() if self.side.has_work else [])
+        has_work = self.side.has_work or self.side.expects
+        return outputs + (self.side.step() if has_work else [])
 
     def _is_remote(self, request: Request, now: float) -> bool:
         """A constraint does not travel, and what is asked of every prompt token is computed where it is read.
@@ -246,8 +250,10 @@ class DecodeEngine:
             self.costs.note_reply(computed, found.compute_s, now - began, now, behind)
         if request is None:  # it was aborted meanwhile
             if isinstance(found, Handoff):
-                self.side.decline(found)
+                self.side.decline(found.offer)
             return []
+        if not isinstance(found, Handoff):
+            self.side.forget(reply.id)
         if isinstance(found, Ended) and found.finish in ("stop", "length"):
             self._began(request)
             return [ended_output(request, found)]
@@ -260,6 +266,13 @@ class DecodeEngine:
         self._began(request)
         self.side.add(found, request)
         return [output_of(request, found.first, False, found.logprobs)]
+
+    def _note_arrival(self, arrival: Arrival) -> None:
+        """What was left of a stream says little about the bandwidth: it counts only where nothing is known."""
+        seconds = arrival.moved_s
+        if arrival.streamed:
+            seconds = 0.0 if self.costs.bytes_per_s else max(seconds, LOOK_S)
+        self.costs.note_pages(arrival.bytes, seconds)
 
     def _began(self, request: Request) -> None:
         request.ledger.first_token = self.clock()
@@ -274,6 +287,7 @@ def ask_of(request: Request) -> Ask:
         priority=request.priority,
         salt=request.salt,
         eos_ids=sorted(request.eos_ids),
+        reader=request.reader,
     )
 
 

@@ -66,12 +66,12 @@ def expected_of(world: World, before: dict[str, np.ndarray]) -> dict[str, np.nda
     return {f"d{rank}": copy for rank, copy in enumerate(copies)}
 
 
-def start(world: World, streamed: bool = False) -> None:
+def start(world: World, streamed: bool = False, chunked: bool = False, begin: int = 0) -> None:
     for give in world.gives:
-        give.grant("r", TABLE, world.fabric.now, ready=not streamed)
-    offer = offer_of(world.gives, world.addresses, "r", TABLE, LENGTH, streamed)
+        give.grant("r", TABLE, world.fabric.now, ready=not streamed and not chunked)
+    offer = offer_of(world.gives, world.addresses, "r", TABLE, LENGTH, streamed, chunked)
     for take in world.takes:
-        take.take(offer, OTHER, world.fabric.now)
+        take.take(offer, OTHER, world.fabric.now, begin)
 
 
 def test_a_hand_over():
@@ -125,6 +125,39 @@ def test_layers_travel_while_the_next_ones_are_computed():
     assert outcomes == [Taken("r")] * 2
 
 
+@pytest.mark.parametrize("begin", [0, 4, LENGTH])
+def test_tokens_travel_while_the_next_chunk_is_computed(begin):
+    """Whatever the chunks are: what is ready on every rank is read, and nothing else; a prefix here is left alone."""
+    world = make_world()
+    before = {name: memory.copy() for name, memory in world.memories.items()}
+    start(world, chunked=True, begin=begin)
+    outcomes = []
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            world.fabric.advance(STEP)
+            outcomes.extend(one for take in world.takes for one in take.step(world.fabric.now))
+            for give in world.gives:
+                give.step(world.fabric.now)
+
+    def expected(stop: int) -> dict[str, np.ndarray]:
+        copies = [before[f"d{rank}"].copy() for rank in range(TARGET.ranks)]
+        store(TARGET, copies, OTHER, world.whole, (begin, max(begin, stop)))
+        return {f"d{rank}": copy for rank, copy in enumerate(copies)}
+
+    run(3)
+    fill(world)
+    for stop in (3, 4, 9, LENGTH):
+        assert not outcomes or begin == LENGTH
+        world.gives[0].ready("r", stop)
+        run(3)  # one of two ranks is not enough
+        world.gives[1].ready("r", stop)
+        run(3)
+        for name, memory in expected(stop).items():
+            assert np.array_equal(world.memories[name], memory), (name, stop)
+    assert outcomes == [Taken("r")] * 2
+
+
 def bytes_of(memory: np.ndarray, shard: Shard) -> np.ndarray:
     places = np.array([shard.base])
     for axis in shard.axes:
@@ -142,17 +175,18 @@ def misfortunes(draw):
     names = st.sampled_from(["p0", "p1", "d0", "d1"])
     acts = st.sampled_from(["kill", "freeze", "thaw", "suspect", "withdraw", "cancel"])
     events = draw(st.lists(st.tuples(st.integers(0, 60), acts, names), max_size=4))
-    return faults, draw(st.integers(0, 1000)), draw(st.booleans()), sorted(events)
+    kind = draw(st.sampled_from(["whole", "layers", "chunks"]))
+    return faults, draw(st.integers(0, 1000)), kind, sorted(events)
 
 
 @settings(max_examples=60)
 @given(misfortunes())
 def test_whatever_happens_it_is_right_or_not_taken_and_nothing_leaks(misfortune):
-    faults, seed, streamed, events = misfortune
+    faults, seed, kind, events = misfortune
     world = make_world(faults, seed)
     fill(world)
     expected = expected_of(world, {name: memory.copy() for name, memory in world.memories.items()})
-    start(world, streamed)
+    start(world, kind == "layers", kind == "chunks")
     left = list(events)
     results: dict[str, Taken | NotTaken] = {}
     reused: dict[str, np.ndarray] = {}  # target memory after its pages were given to somebody else
@@ -163,8 +197,9 @@ def test_whatever_happens_it_is_right_or_not_taken_and_nothing_leaks(misfortune)
         world.fabric.advance(STEP)
         now = world.fabric.now
         for give in world.gives:
-            if streamed and give.transport.name in world.fabric.ends:
-                give.ready("r", min(CONTENTS.layers, 1 + tick // 5))
+            if kind != "whole" and give.transport.name in world.fabric.ends:
+                most = CONTENTS.layers if kind == "layers" else LENGTH
+                give.ready("r", min(most, 1 + tick // 5))
             if running(world, give):
                 note_freed(world, give, give.step(now), freed)
         for take in world.takes:

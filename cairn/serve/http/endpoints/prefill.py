@@ -2,7 +2,8 @@
 
     Ask --one token, pages on offer--> Handoff | Ended        both in MessagePack, see `serve/separation`
 
-The pages are read over the transfer (`--kv-transport`), not over HTTP. They are freed when the other side has read
+The pages are read over the transfer (`--kv-transport`), not over HTTP, those of a prompt in several chunks from the
+first chunk on if the other side is connected there. They are freed when the other side has read
 them, has died, or has not come in time.
 """
 
@@ -25,7 +26,7 @@ async def prefill(service: Service, call: Call, body: bytes) -> Response:
         ask = decode_ask(body)
     except msgspec.MsgspecError as error:
         raise Refusal(400, f"the body is no request of a decode server: {error}") from None
-    request = GenerateRequest(ask.prompt, ask.params, ask.priority, ask.salt)
+    request = GenerateRequest(ask.prompt, ask.params, ask.priority, ask.salt, reader=ask.reader)
     exchange = Exchange(service, call, [request], None)
     async with exchange:
         await exchange.finish()
