@@ -4,7 +4,8 @@
 
 Some requests answer from the start; long prompts come in between. The gaps between tokens of those answers are
 compared, in the same run and in turns: all on one engine, then on two (tokens must be equal). One thread for each
-engine.
+engine. Then long prompts come one by one, with nothing else to do, and are handed over whole or chunk by chunk, in
+turns: what passes between the end of the prefill and the first token that is decoded?
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 import statistics
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -36,6 +38,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60, help="of an answer")
     parser.add_argument("--every", type=float, default=0.3, help="seconds between long prompts")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chunk", type=int, default=128, help="tokens of a prefill step")
+    parser.add_argument("--handovers", type=int, default=10, help="of each kind, one by one")
     add_arguments(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -46,7 +50,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     engine = start(config).engine
     found: dict[str, list[list[Answer]]] = {"one engine": [], "separated": []}
-    with Separated.of(config, transport=options.transport) as pair:
+    chunked = msgspec.structs.replace(config, max_num_batched_tokens=options.chunk)
+    with Separated.of(config, transport=options.transport, prefill=chunked) as pair:
         pair.generate(*workload(options, -1))  # warm
         for number in range(options.rounds):
             asks, at = workload(options, number)
@@ -55,8 +60,10 @@ def main() -> None:
             assert [one.tokens for one in found["one engine"][-1]] == [
                 one.tokens for one in found["separated"][-1]
             ]
+        handovers = hand_over(options, pair)
     results: dict[str, Any] = {name: summary(rounds) for name, rounds in found.items()}
     results |= {"transport": options.transport, "load_average_before": load}
+    results["chunk_tokens"], results["handover"] = options.chunk, handovers
     arrivals = [one.arrival for answers in found["separated"] for one in answers if one.arrival]
     results["not_moved"] = [one.why_not for one in arrivals if one.why_not is not None]
     results["handover_ms_median"] = round(1e3 * statistics.median(a.moved_s for a in arrivals), 2)
@@ -75,6 +82,38 @@ def workload(options: argparse.Namespace, number: int) -> tuple[list[Ask], list[
     asks = [ask(f"stream{n}", 16, options.tokens) for n in range(STREAMS)]
     asks += [ask(f"long{n}", options.prompt, 4) for n in range(LONG)]
     return asks, [0.0] * STREAMS + [options.every * (n + 1) for n in range(LONG)]
+
+
+def hand_over(options: argparse.Namespace, pair: Separated) -> dict[str, dict[str, float]]:
+    """The same prompts, whole and streamed."""
+    found: dict[str, list[Answer]] = {"whole": [], "streamed": []}
+    for number in range(options.handovers):
+        asks, _ = workload(options, 1000 + number)
+        for name, answers in found.items():
+            pair.streamed = name == "streamed"
+            one = msgspec.structs.replace(asks[-1], id=f"{name}{number}")
+            answers += pair.generate([one])
+    assert [one.tokens for one in found["whole"]] == [one.tokens for one in found["streamed"]]
+    return {name: summary_of_handovers(answers) for name, answers in found.items()}
+
+
+def summary_of_handovers(answers: list[Answer]) -> dict[str, float]:
+    arrivals = [one.arrival for one in answers if one.arrival is not None]
+    left = sorted(1e3 * one.moved_s for one in arrivals)
+    second = sorted(1e3 * one.gaps_s[0] for one in answers)
+    whole = [1e3 * (one.at_s[1] - one.asked_s) for one in answers]
+    return {
+        "streamed": sum(one.streamed for one in arrivals),
+        "pages_behind_the_prefill_ms_median": round(statistics.median(left), 2),
+        "pages_behind_the_prefill_ms_worst": round(left[-1], 2),
+        "first_to_second_token_ms_median": round(statistics.median(second), 2),
+        "first_to_second_token_ms_worst": round(second[-1], 2),
+        "decoded_token_ms_median": round(
+            statistics.median(1e3 * gap for one in answers for gap in one.gaps_s[1:]), 2
+        ),
+        "ttft_ms_median": round(1e3 * statistics.median(one.ttft_s for one in answers), 1),
+        "asked_to_second_token_ms_median": round(statistics.median(whole), 1),
+    }
 
 
 def summary(rounds: list[list[Answer]]) -> dict[str, float]:

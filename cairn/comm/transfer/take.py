@@ -62,8 +62,9 @@ class Take:
         plans = [self._planned(offer, table, tokens, chunk) for chunk in chunks]
         peers = [self.meet(address) for address in offer.addresses]
         self.orders[offer.request] = Order(offer, peers, chunks, plans, now, table, start)
-        for peer in peers:
+        for peer in peers:  # at once: `step` waits for events before it sends any
             self._next_beat[peer] = now
+            self._beat(peer, now)
 
     def begun(self) -> list[Begun]:
         """Offers of what is still being computed, since the last call."""

@@ -17,6 +17,7 @@ from cairn.serve.serving import ServedModel
 
 LONG = "Once upon a time there was a small stone on a long path. " * 3
 SETTINGS = {"num_gpu_blocks_override": 256}
+CHUNKS = {"max_num_batched_tokens": 32}  # a long prompt takes several steps
 ASKS = {"prefill_min_tokens": 24, "prefill_when": "always"}
 
 
@@ -33,7 +34,7 @@ def both(folder):
 
 @pytest.fixture(scope="module")
 def prefill(folder):
-    with live_server.live(folder, role="prefill", **SETTINGS) as made:
+    with live_server.live(folder, role="prefill", **CHUNKS, **SETTINGS) as made:
         yield made
 
 
@@ -98,6 +99,7 @@ def test_many_streams_at_once(both, decode, prefill):
         thread.join(60)
     assert found == expected
     live_server.wait_until(lambda: not decode.engine.has_work)
+    assert any(arrival.streamed for arrival in decode.engine.side.arrivals)
     # What was read is freed on the other side, within a beat of the lease.
     live_server.wait_until(lambda: prefill.engine.scheduler.blocks.usage().used == 0)
 
@@ -132,7 +134,7 @@ def test_engines_in_processes_and_the_death_of_one(folder, both):
     command = [
         sys.executable, "-m", "cairn", "serve", str(folder), "--role", "prefill", "--port", "0", "--dtype", "float32",
         "--device", "cpu", "--num-gpu-blocks-override", "64", "--served-model-name", "tiny",
-        "--engine-in", "process",
+        "--engine-in", "process", "--max-num-batched-tokens", "32",
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
