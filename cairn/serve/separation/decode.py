@@ -32,7 +32,7 @@ from cairn.serve.separation.prefill import Handoff, hold_pages
 
 REMEMBERED = 4096  # arrivals
 NAP_S = 0.02  # the longest wait for bytes when there is nothing to decode
-LOOK_S = 0.005  # and when a first token may come, which does not end the wait
+LOOK_S = 0.01  # and when a first token may come, which does not end the wait
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):

@@ -270,7 +270,7 @@ def test_pages_of_a_reader_that_is_only_silent_wait_for_its_lease():
                 note_freed(world, give, give.step(world.fabric.now), freed)
 
     start(world)
-    run(2)  # the beats have arrived, and are answered
+    run(1)  # the beats have arrived, and are answered
     world.fabric.faults = Faults(delay_s=(1.0, 1.0))
     run(1)  # the reads are posted, and take a while
     assert all(take.orders["r"].under_way for take in world.takes)
