@@ -47,10 +47,8 @@ class Streams:
             if self._engine.overlap:
                 landed = min(landed, self._before.get(request, 0))
             tokens = landed // self._page_size * self._page_size
-            loads = (
-                request.loading is not None
-            )  # its pages may change until a tier has brought them
-            if str(request.id) in asked and not loads and 0 < tokens < len(request.prompt):
+            loading = request.loading is not None  # its pages may change until a tier brought them
+            if str(request.id) in asked and not loading and 0 < tokens < len(request.prompt):
                 yield request, tokens
 
     def of(self, request: Request) -> Stream | None:
