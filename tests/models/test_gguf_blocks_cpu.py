@@ -112,7 +112,7 @@ def test_one_thread_and_several_compute_the_same_bits():
     assert all(torch.equal(found[0], other) for other in found)
 
 
-@pytest.mark.parametrize("kind", ["Q5_0", "Q8_0", "Q4_K", "IQ4_NL"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_the_same_whatever_rows_are_beside_it(kind):
     columns = 256 + block_of(kind)[0]
     packed, _ = blocks_of(kind, 60, columns)

@@ -19,11 +19,17 @@ from cairn.core.errors import HardwareError
 from cairn.hw.host import read_cpu
 
 HERE = Path(__file__).parent
-SOURCES = ("product.c", "pool.h", "blocks.h", "dot.h", "dot512.h")
+SOURCES = (
+    *("product.c", "pool.h", "blocks.h", "dot.h"),
+    *("dot512.h", "dot_neon.h", "pieces_neon.h"),
+)
+ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     *("-O3", "-std=gnu11", "-shared", "-fPIC", "-march=native"),
     *("-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"),
+    # GCC would order the products of `dot_neon.h` by sums, and each waits for the one before it.
+    *(("-fno-schedule-insns",) if ON_ARM else ()),
 )
 COMPILE_TIMEOUT_S = 300
 

@@ -6,7 +6,8 @@
  * With one digit, a difference in the last bit of a float32 decides here and there what a value is rounded to, and thirty
  * layers make another answer of it. The second one costs a product of integers, and not the unpacking of the weights.
  * Integers are multiplied exactly; groups are summed in float32, in an order that does not depend on how many rows of x
- * there are: a row has the same result in any batch. One form for each instruction set, and one in plain C.
+ * there are: a row has the same result in any batch. One form for each instruction set (`dot512.h`, `dot_neon.h`), and one in
+ * plain C.
  */
 #ifndef CAIRN_DOT_H
 #define CAIRN_DOT_H
@@ -117,26 +118,7 @@ static inline __attribute__((always_inline)) void dot_of(Row w, const Rounded *x
 }
 
 #elif defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-
-static inline __attribute__((always_inline)) void dot_of(Row w, const Rounded *x, int rows, int count, int columns,
-                                                         int is_signed, float *y) {
-    (void)is_signed; /* levels below 64 are the same with a sign */
-    float32x4_t sum[MOST_TOGETHER];
-    for (int j = 0; j < count; j++) sum[j] = vdupq_n_f32(0), y[j] = 0;
-    for (int k = 0; k < columns; k += GROUP) {
-        int group = k / GROUP, at = k % STRIDE;
-        const Rounded *here = x + (int64_t)(k / STRIDE) * rows;
-        int8x16_t level = vld1q_s8((const int8_t *)w.level + k);
-        for (int j = 0; j < count; j++) {
-            int32x4_t dot = vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), level, vld1q_s8(here[j].high + at)), 8);
-            dot = vdotq_s32(dot, level, vld1q_s8(here[j].low + at));
-            sum[j] = vfmaq_n_f32(sum[j], vcvtq_f32_s32(dot), w.scale[group] * here[j].scale);
-            y[j] += w.offset[group] * here[j].sum[at / GROUP];
-        }
-    }
-    for (int j = 0; j < count; j++) y[j] += vaddvq_f32(sum[j]);
-}
+#define HAS_DOT_NEON 1 /* `dot_neon.h` */
 
 #else
 
@@ -157,6 +139,8 @@ static inline void dot_of(Row w, const Rounded *x, int rows, int count, int colu
 
 #endif
 
+#ifndef HAS_DOT_NEON
+
 /* The counts are constants where they are used, so that sums stay in registers. `rows`: all that x has. */
 static void dot(Row w, const Rounded *x, int rows, int columns, int is_signed, float *y) {
     int j = 0;
@@ -170,6 +154,8 @@ static void dot(Row w, const Rounded *x, int rows, int columns, int is_signed, f
         if (is_signed) dot_of(w, x + j, rows, 1, columns, 1, y + j);
         else dot_of(w, x + j, rows, 1, columns, 0, y + j);
 }
+
+#endif
 
 /* Up to STRIDE columns of a row, by the largest of them. */
 static void round_piece(const float *restrict x, int columns, Rounded *restrict out) {
@@ -192,10 +178,21 @@ static void round_piece(const float *restrict x, int columns, Rounded *restrict 
     }
 }
 
-/* One row of x; `rows` of them lie side by side. */
-static void round_row(const float *x, int columns, int rows, Rounded *out) {
+static inline int pieces_of(int columns) { return (columns + STRIDE - 1) / STRIDE; }
+
+#ifndef HAS_DOT_NEON
+#define MOST_ROWS_OF_W 1 /* that are multiplied together */
+typedef Rounded Activations;
+
+static size_t activation_bytes(int columns, int rows) { return sizeof(Rounded) * (size_t)pieces_of(columns) * rows; }
+
+/* The t-th row of x; `rows` of them lie side by side. */
+static void round_row(const float *x, int columns, int rows, int t, Activations *out) {
+    out += t;
     for (int k = 0; k < columns; k += STRIDE, out += rows)
         round_piece(x + k, columns - k < STRIDE ? columns - k : STRIDE, out);
 }
+
+#endif
 
 #endif

@@ -10,6 +10,7 @@
 #include "pool.h"
 
 #include "dot512.h"
+#include "dot_neon.h"
 
 typedef struct {
     const uint8_t *data;
@@ -34,12 +35,12 @@ typedef struct {
 
 typedef struct {
     const Matrix *matrix;
-    const Rounded *x;
+    const Activations *x;
     int rows_of_x, rows_of_chunk, outputs;
     float *y;
 } Product;
 
-static int padded(int columns) { return (columns + STRIDE - 1) / STRIDE * STRIDE; }
+static int padded(int columns) { return pieces_of(columns) * STRIDE; }
 
 /* Memory of one unpacked row; the groups beyond the last are zero. */
 #define ROW_OF(name, columns)                                                                       \
@@ -59,39 +60,50 @@ static float activate(float x, int gate) {
     }
 }
 
-static void multiply_row(const Product *p, int part_number, int row, int first_of_part, Row room, float *y) {
+/* Up to MOST_ROWS_OF_W rows of one part with all rows of x: y [count, M]. */
+static void multiply_rows(const Product *p, int part_number, int row, int count, int first_of_part, Row room,
+                          float *y) {
     const Matrix *m = p->matrix;
     const Part *part = m->parts + part_number;
     const uint8_t *packed = part->data + part->row_bytes * row;
-#ifdef HAS_DOT512
+#if defined(HAS_DOT_NEON)
+    dots_of_rows(part->type, packed, part->row_bytes, count, p->x, p->rows_of_x, m->columns, room, y);
+#elif defined(HAS_DOT512)
     int done = packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, y);
 #else
     int done = 0;
 #endif
+#if !defined(HAS_DOT_NEON)
     if (!done) {
         unpack(part->type, packed, m->columns, room);
         dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), y);
     }
-    if (m->bias)
-        for (int t = 0; t < p->rows_of_x; t++) y[t] += m->bias[first_of_part + row];
+#endif
+    for (int r = 0; m->bias && r < count; r++)
+        for (int t = 0; t < p->rows_of_x; t++) y[r * p->rows_of_x + t] += m->bias[first_of_part + row + r];
 }
 
 static void multiply_chunk(void *given, int chunk) {
     const Product *p = given;
     const Matrix *m = p->matrix;
     ROW_OF(room, m->columns);
-    float found[p->rows_of_x], gated[p->rows_of_x];
+    float found[MOST_ROWS_OF_W * p->rows_of_x], gated[MOST_ROWS_OF_W * p->rows_of_x];
     int first = chunk * p->rows_of_chunk, last = first + p->rows_of_chunk;
     if (last > p->outputs) last = p->outputs;
-    int part = 0, start = 0; /* of the part that the row belongs to */
-    for (int n = first; n < last; n++) {
+    int part = 0, start = 0; /* of the part that the rows belong to */
+    for (int n = first, count; n < last; n += count) {
         while (!m->gate && n >= start + m->parts[part].rows) start += m->parts[part++].rows;
-        multiply_row(p, part, n - start, start, room, found);
-        if (m->gate) multiply_row(p, 1, n, m->parts[0].rows, room, gated);
+        int end = start + m->parts[part].rows < last ? start + m->parts[part].rows : last;
+        count = end - n < MOST_ROWS_OF_W ? end - n : MOST_ROWS_OF_W;
+        multiply_rows(p, part, n - start, count, start, room, found);
+        if (m->gate) multiply_rows(p, 1, n, count, m->parts[0].rows, room, gated);
         for (int t = 0; t < p->rows_of_x; t++) {
             float *y = p->y + (int64_t)t * p->outputs + n;
-            float value = m->gate ? activate(found[t], m->gate) * gated[t] : found[t];
-            *y = m->add ? *y + value : value;
+            for (int r = 0; r < count; r++) {
+                const int i = r * p->rows_of_x + t;
+                float value = m->gate ? activate(found[i], m->gate) * gated[i] : found[i];
+                y[r] = m->add ? y[r] + value : value;
+            }
         }
     }
 }
@@ -110,7 +122,7 @@ typedef struct {
     const float *x;
     int columns, rows;
     const Norm *norm;
-    Rounded *out;
+    Activations *out;
 } Rounding;
 
 static void round_chunk(void *given, int t) {
@@ -118,22 +130,21 @@ static void round_chunk(void *given, int t) {
     const float *x = r->x + (int64_t)t * r->columns;
     float normed[r->norm->weight ? r->columns : 1];
     if (r->norm->weight) norm_row(x, r->columns, r->norm, normed), x = normed;
-    round_row(x, r->columns, r->rows, r->out + t);
+    round_row(x, r->columns, r->rows, t, r->out);
 }
 
 static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads) {
     int64_t fine = 262144 / ((int64_t)columns * (rows_of_x + 1)) + 1; /* tens of microseconds of work */
     int64_t even = outputs / (threads * 4) + 1;
     int64_t rows = fine < even ? fine : even;
-    return (int)(rows < 4 ? 4 : rows);
+    return (int)(rows + 3) / 4 * 4;
 }
 
 /* x [M, K] in rows without gaps, y [M, N] likewise. Returns 0, or -1 where memory is missing. */
 int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
     int columns = matrix->columns, outputs = 0;
-    Rounded *rounded = NULL;
-    size_t pieces = (size_t)(padded(columns) / STRIDE) * rows_of_x;
-    if (posix_memalign((void **)&rounded, 64, sizeof(Rounded) * pieces)) return -1;
+    Activations *rounded = NULL;
+    if (posix_memalign((void **)&rounded, 64, activation_bytes(columns, rows_of_x))) return -1;
     Rounding rounding = {x, columns, rows_of_x, norm, rounded};
     if (rows_of_x < 4) for (int t = 0; t < rows_of_x; t++) round_chunk(&rounding, t);
     else run(pool, round_chunk, &rounding, rows_of_x);

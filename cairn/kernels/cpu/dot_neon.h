@@ -1,0 +1,221 @@
+/* The dot products of `dot.h` for ARM CPUs with dot products of 8-bit integers, straight from the packed blocks.
+ *
+ * 128 values of a row of weights are unpacked into registers (`pieces_neon.h`).
+ *
+ *     one row of x      the lanes of a sum are four neighbouring blocks
+ *     four rows of x    interleaved by four values; the lanes of a sum are the rows, and there is a sum for each of four
+ *                       blocks, so that a row adds up the same numbers in the same order: it has the same bits
+ *
+ * Four rows need no sum across lanes, and two thirds of the instructions of four single ones; two or three rows are
+ * filled up with zeros.
+ */
+#ifndef CAIRN_DOT_NEON_H
+#define CAIRN_DOT_NEON_H
+
+#include "pieces_neon.h"
+
+#ifdef HAS_DOT_NEON
+
+#define QUADS_AT_ONCE 8  /* of x, for which a piece is unpacked once */
+#define MOST_ROWS_OF_W 4 /* that are multiplied together */
+
+/* STRIDE columns of four rows of activations: four values of each row in turn. */
+typedef struct {
+    _Alignas(64) int8_t high[4 * STRIDE];
+    int8_t low[4 * STRIDE];
+    float sum[STRIDE / GROUP][4], scale[4];
+} Quad;
+
+/* Quads of rows one behind the other, the columns of each without gaps. One row that is left over lies as `Rounded`. */
+typedef Quad Activations;
+
+/* -- one row of x ------------------------------------------------------------------------------------------------ */
+
+/* Both digits of a block of 16 or 32 values. */
+INLINE int32x4_t block_dot(const int8x16_t *level, int registers, const int8_t *high, const int8_t *low) {
+    int32x4_t dot = vdupq_n_s32(0);
+    for (int i = 0; i < registers; i++) dot = vdotq_s32(dot, level[i], vld1q_s8(high + 16 * i));
+    dot = vshlq_n_s32(dot, 8);
+    for (int i = 0; i < registers; i++) dot = vdotq_s32(dot, level[i], vld1q_s8(low + 16 * i));
+    return dot;
+}
+
+/* A piece, whose columns begin at `at` of x. Scales belong to four blocks at a time, the lanes of `sum`. */
+INLINE float32x4_t row_piece(int type, const Piece *p, const Rounded *x, int at, float32x4_t sum) {
+    const int size = values_of_scale(type), registers = size / 16;
+    for (int v = 0; v < PIECE / (4 * size); v++) {
+        int32x4_t dot[4];
+        for (int b = 0; b < 4; b++) {
+            const int block = 4 * v + b, first = at + size * block;
+            dot[b] = block_dot(p->level + registers * block, registers, x->high + first, x->low + first);
+        }
+        int32x4_t four = vpaddq_s32(vpaddq_s32(dot[0], dot[1]), vpaddq_s32(dot[2], dot[3]));
+        const float *sums = x->sum + (at + 4 * size * v) / GROUP;
+        float32x4_t of_x = vld1q_f32(sums);
+        if (size == 32) of_x = vpaddq_f32(of_x, vld1q_f32(sums + 4));
+        if (has_offset(type)) sum = vfmaq_f32(sum, p->offset[v], of_x);
+        sum = vfmaq_n_f32(sum, vmulq_f32(vcvtq_f32_s32(four), p->scale[v]), x->scale);
+    }
+    return sum;
+}
+
+INLINE float row_dot(int type, Weights w, const Rounded *x, int columns) {
+    float32x4_t sum = vdupq_n_f32(0);
+    Piece p;
+    int start = 0;
+    for (; start + STRIDE <= columns; start += STRIDE, x++) {
+        piece_of(type, w, start, columns, &p);
+        sum = row_piece(type, &p, x, 0, sum);
+        piece_of(type, w, start + PIECE, columns, &p);
+        sum = row_piece(type, &p, x, PIECE, sum);
+    }
+    for (int at = 0; start + at < columns; at += PIECE) {
+        piece_of(type, w, start + at, columns, &p);
+        sum = row_piece(type, &p, x, at, sum);
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* -- four rows of x ---------------------------------------------------------------------------------------------- */
+
+/* 16 values of each of `count` rows of weights with four rows of x: each register of x is loaded once. */
+INLINE void quad_dots(int32x4_t *dot, const int8x16_t *level, int count, const int8_t *x) {
+    int8x16_t x_0 = vld1q_s8(x), x_1 = vld1q_s8(x + 16), x_2 = vld1q_s8(x + 32), x_3 = vld1q_s8(x + 48);
+    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_0, level[r], 0);
+    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_1, level[r], 1);
+    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_2, level[r], 2);
+    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_3, level[r], 3);
+}
+
+/* A piece of `count` rows of weights with four rows of x; `sum` has four vectors for each row of weights. */
+INLINE void quad_piece(int type, const Piece *w, int count, const Quad *x, int at, int blocks, float32x4_t *sum) {
+    const int size = values_of_scale(type), registers = size / 16;
+    const float32x4_t scale_x = vld1q_f32(x->scale);
+#pragma GCC unroll 1 /* registers are enough for one block */
+    for (int b = 0; b < blocks; b++) {
+        const int first = at + size * b;
+        int8x16_t level[2][MOST_ROWS_OF_W];
+        int32x4_t dot[MOST_ROWS_OF_W];
+        for (int r = 0; r < count; r++) {
+            for (int i = 0; i < registers; i++) level[i][r] = w[r].level[registers * b + i];
+            dot[r] = vdupq_n_s32(0);
+        }
+        for (int i = 0; i < registers; i++) quad_dots(dot, level[i], count, x->high + 4 * first + 64 * i);
+        for (int r = 0; r < count; r++) dot[r] = vshlq_n_s32(dot[r], 8);
+        for (int i = 0; i < registers; i++) quad_dots(dot, level[i], count, x->low + 4 * first + 64 * i);
+        float32x4_t of_x = vld1q_f32(x->sum[first / GROUP]);
+        if (size == 32) of_x = vaddq_f32(of_x, vld1q_f32(x->sum[first / GROUP + 1]));
+        for (int r = 0; r < count; r++) {
+            const float *scale = (const float *)w[r].scale, *offset = (const float *)w[r].offset;
+            float32x4_t *here = sum + 4 * r + b % 4;
+            if (has_offset(type)) *here = vfmaq_n_f32(*here, of_x, offset[b]);
+            *here = vfmaq_f32(*here, vmulq_n_f32(vcvtq_f32_s32(dot[r]), scale[b]), scale_x);
+        }
+    }
+}
+
+/* `count` rows of weights with `quads` times four rows of x, of which `rows` are wanted: y [count, stride]. */
+INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int quads, int rows, int columns, float *y,
+                      int stride) {
+    const int pieces = pieces_of(columns), size = values_of_scale(type);
+    float32x4_t sum[QUADS_AT_ONCE][4 * MOST_ROWS_OF_W];
+    for (int q = 0; q < quads; q++)
+        for (int i = 0; i < 4 * count; i++) sum[q][i] = vdupq_n_f32(0);
+    for (int start = 0; start < columns; start += PIECE) {
+        Piece p[MOST_ROWS_OF_W];
+        for (int r = 0; r < count; r++) piece_of(type, w[r], start, columns, p + r);
+        const Quad *here = x + start / STRIDE;
+        const int left = columns - start, blocks = (left < PIECE ? left : PIECE) / size;
+        for (int q = 0; q < quads; q++, here += pieces)
+            quad_piece(type, p, count, here, start % STRIDE, blocks, sum[q]);
+    }
+    for (int q = 0; q < quads; q++)
+        for (int r = 0; r < count; r++) {
+            const float32x4_t *s = sum[q] + 4 * r;
+            float32x4_t found = vaddq_f32(vaddq_f32(s[0], s[1]), vaddq_f32(s[2], s[3]));
+            for (int t = 0; t < 4 && 4 * q + t < rows; t++) y[r * stride + 4 * q + t] = found[t];
+        }
+}
+
+/* -- activations ------------------------------------------------------------------------------------------------- */
+
+static size_t activation_bytes(int columns, int rows) {
+    return sizeof(Quad) * (size_t)pieces_of(columns) * (size_t)((rows + 3) / 4);
+}
+
+static void into_lane(const Rounded *from, int lane, Quad *to) {
+    for (int k = 0; k < STRIDE; k += 4) {
+        memcpy(to->high + 4 * k + 4 * lane, from->high + k, 4);
+        memcpy(to->low + 4 * k + 4 * lane, from->low + k, 4);
+    }
+    for (int group = 0; group < STRIDE / GROUP; group++) to->sum[group][lane] = from->sum[group];
+    to->scale[lane] = from->scale;
+}
+
+/* The t-th row of x, and zeros for the rows that are missing behind the last. */
+static void round_row(const float *x, int columns, int rows, int t, Activations *out) {
+    const int pieces = pieces_of(columns), last = t == rows - 1;
+    out += (int64_t)(t / 4) * pieces;
+    for (int i = 0; i < pieces; i++) {
+        const int left = columns - i * STRIDE, count = left < STRIDE ? left : STRIDE;
+        Rounded one;
+        if (last && t % 4 == 0) {
+            round_piece(x + i * STRIDE, count, (Rounded *)out + i);
+            continue;
+        }
+        round_piece(x + i * STRIDE, count, &one);
+        into_lane(&one, t % 4, out + i);
+        memset(&one, 0, sizeof one);
+        for (int lane = t % 4 + 1; last && lane < 4; lane++) into_lane(&one, lane, out + i);
+    }
+}
+
+/* -- any number of rows ------------------------------------------------------------------------------------------ */
+
+INLINE void rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
+    const int single = rows % 4 == 1 ? rows - 1 : rows, pieces = pieces_of(columns); /* the row that is left over */
+    for (int t = 0; t < single; t += 4 * QUADS_AT_ONCE) {
+        const int some = single - t < 4 * QUADS_AT_ONCE ? single - t : 4 * QUADS_AT_ONCE;
+        const Quad *here = x + (int64_t)(t / 4) * pieces;
+        if (count == MOST_ROWS_OF_W)
+            quads_dot(type, w, MOST_ROWS_OF_W, here, (some + 3) / 4, some, columns, y + t, rows);
+        else
+            for (int r = 0; r < count; r++)
+                quads_dot(type, w + r, 1, here, (some + 3) / 4, some, columns, y + (int64_t)r * rows + t, rows);
+    }
+    const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
+    for (int r = 0; single < rows && r < count; r++)
+        y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
+}
+
+/* Up to MOST_ROWS_OF_W rows of weights with all rows of x: y [count, rows]. Returns 0 for types that are to be unpacked. */
+static int packed_dots(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
+    switch (type) {
+    case Q4_0: rows_dot(Q4_0, w, count, x, rows, columns, y); return 1;
+    case Q4_1: rows_dot(Q4_1, w, count, x, rows, columns, y); return 1;
+    case Q5_0: rows_dot(Q5_0, w, count, x, rows, columns, y); return 1;
+    case Q5_1: rows_dot(Q5_1, w, count, x, rows, columns, y); return 1;
+    case Q8_0: rows_dot(Q8_0, w, count, x, rows, columns, y); return 1;
+    case Q4_K: rows_dot(Q4_K, w, count, x, rows, columns, y); return 1;
+    case Q5_K: rows_dot(Q5_K, w, count, x, rows, columns, y); return 1;
+    case Q6_K: rows_dot(Q6_K, w, count, x, rows, columns, y); return 1;
+    case IQ4_NL: rows_dot(IQ4_NL, w, count, x, rows, columns, y); return 1;
+    case UNPACKED: rows_dot(UNPACKED, w, count, x, rows, columns, y); return 1;
+    default: return 0;
+    }
+}
+
+/* The same by a row's place in the file; `room` is for types that are unpacked first. */
+static void dots_of_rows(int type, const uint8_t *packed, int64_t row_bytes, int count, const Activations *x, int rows,
+                         int columns, Row room, float *y) {
+    Weights w[MOST_ROWS_OF_W] = {{packed, room}}, one = {NULL, room};
+    for (int r = 1; r < count; r++) w[r] = (Weights){packed + row_bytes * r, room};
+    if (packed_dots(type, w, count, x, rows, columns, y)) return;
+    for (int r = 0; r < count; r++) {
+        unpack(type, w[r].packed, columns, room);
+        packed_dots(UNPACKED, &one, 1, x, rows, columns, y + (int64_t)r * rows);
+    }
+}
+
+#endif
+#endif
