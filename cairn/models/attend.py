@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import RequestError
-from cairn.models import cpu_bfloat16
+from cairn.models import cpu_half_precision
 from cairn.models.cache import layer_planes
 from cairn.models.recurrence import Planes, Recurrence, empty_state
 from cairn.models.spec import ModelSpec
@@ -208,11 +208,15 @@ def attention(
     if rule.by_scores:
         out = _by_scores(q, k, v, _visible(length, total, rule.window, q.device, reach_S), rule)
     elif length == total and not (rule.window and rule.window < total) and reach_S is None:
-        out = cpu_bfloat16.attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True)
+        out = cpu_half_precision.attention(
+            q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
+        )
     else:
         plain = length == 1 and not (rule.window and rule.window < total)
         mask = None if plain else _visible(length, total, rule.window, q.device, reach_S)
-        out = cpu_bfloat16.attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True)
+        out = cpu_half_precision.attention(
+            q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True
+        )
     return out[0].transpose(0, 1)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cairn.kernels.experts.matrices import ExpertMatrices, dequantized
 from cairn.models.activation import Gate
 from cairn.models.build import Build, Holder, Slot
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.grouped_product import grouped_product, sort_by_expert
 from cairn.models.layer_loop import Input, Step, Sublayer
 from cairn.models.layers import FeedForward
