@@ -4,31 +4,13 @@ torch multiplies those one number after the other: on a Neoverse N1 a hundred ti
 computed in float32 and rounded once, which is what the instructions do, too. Everything else goes to torch as it is.
 """
 
-from functools import lru_cache
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.hw.host import read_cpu
+from cairn.hw.cpu_types import multiplies
 
-# Features of the CPUs on which torch multiplies quickly in a type. ARM's arithmetic in float16 is not among them: torch
-# does not use it, and a Neoverse N1, which has it, takes 13 ms for what is 0.1 ms in float32 (1 x 576 by 576 x 1536).
-FEATURES = {
-    torch.bfloat16: {"avx512-bf16", "amx-bf16", "bf16"},
-    torch.float16: {"avx512-fp16", "amx-fp16"},
-}
-
-
-@lru_cache(maxsize=1)
-def cpu_features() -> frozenset[str]:
-    return frozenset(read_cpu(Path("/")).features)
-
-
-def multiplies(dtype: torch.dtype) -> bool:
-    """Has the CPU of this machine an instruction for products of this type?"""
-    return dtype not in FEATURES or not FEATURES[dtype].isdisjoint(cpu_features())
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -76,4 +58,4 @@ def attention(
 
 
 def _in_float32(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not multiplies(x.dtype)
+    return x.dtype in NAMES and x.device.type == "cpu" and not multiplies(NAMES[x.dtype])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cairn.models import cpu_half_precision
-from cairn.models.cpu_half_precision import attention, bmm, einsum, linear, multiplies
+from cairn.hw import cpu_types
+from cairn.models.cpu_half_precision import attention, bmm, einsum, linear
 
 BF16, F16 = torch.bfloat16, torch.float16
 STEP = {BF16: 2**-8, F16: 2**-11}  # the largest relative error of one rounding
@@ -13,7 +13,7 @@ both = pytest.mark.parametrize("dtype", [BF16, F16])
 
 @pytest.fixture
 def without(monkeypatch):
-    monkeypatch.setattr(cpu_half_precision, "cpu_features", frozenset)
+    monkeypatch.setattr(cpu_types, "cpu_features", frozenset)
 
 
 def numbers(*shape, dtype=BF16, seed=0):
@@ -67,19 +67,3 @@ def test_gradients_have_the_type_of_what_they_are_of(without, dtype):
 def test_other_types_are_torchs(without):
     x, w = numbers(5, 64, dtype=torch.float32), numbers(48, 64, dtype=torch.float32, seed=1)
     assert torch.equal(linear(x, w), torch.nn.functional.linear(x, w))
-
-
-@pytest.mark.parametrize(
-    ("features", "quick"),
-    [
-        ({"avx2", "avx512"}, set()),
-        ({"avx512", "avx512-bf16"}, {BF16}),
-        ({"avx512-bf16", "avx512-fp16"}, {BF16, F16}),
-        ({"neon", "dot"}, set()),
-        ({"neon", "bf16", "i8mm"}, {BF16}),
-    ],
-)
-def test_the_cpu_decides_for_each_type(monkeypatch, features, quick):
-    monkeypatch.setattr(cpu_half_precision, "cpu_features", lambda: frozenset(features))
-    assert {dtype for dtype in (BF16, F16) if multiplies(dtype)} == quick
-    assert multiplies(torch.float32)

@@ -7,7 +7,7 @@ import torch
 
 from cairn.core.errors import CairnError
 from cairn.core.units import format_bytes, format_count
-from cairn.models import cpu_half_precision
+from cairn.hw import cpu_types
 from cairn.models.checkpoint import check_device, open_checkpoint
 from cairn.models.runnable import choose_dtype, open_model
 
@@ -32,7 +32,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 def test_the_type_is_chosen_for_a_reason(
     monkeypatch, stored, quantised, device, asked, features, chosen, why
 ):
-    monkeypatch.setattr(cpu_half_precision, "cpu_features", lambda: frozenset(features))
+    monkeypatch.setattr(cpu_types, "cpu_features", lambda: frozenset(features))
     assert choose_dtype(stored, quantised, device, asked) == (chosen, why)
 
 
