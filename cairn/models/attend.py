@@ -233,7 +233,7 @@ def _visible(
 def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = (q @ k.transpose(-1, -2)) * rule.scale
+    scores = cpu_half_precision.matmul(q, k.transpose(-1, -2)) * rule.scale
     if rule.softcap:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     scores = scores.masked_fill(~mask_SN, float("-inf"))
@@ -241,4 +241,4 @@ def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> 
         sinks = rule.sinks_H.to(scores.dtype)[None, :, None, None]
         scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32)[..., : k.shape[-2]]
-    return weights.to(q.dtype) @ v
+    return cpu_half_precision.matmul(weights.to(q.dtype), v)

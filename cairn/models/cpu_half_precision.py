@@ -21,11 +21,11 @@ def linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     return F.linear(x_MK.float(), w_NK.float(), bias).to(x_MK.dtype)
 
 
-def bmm(a_BMK: Tensor, b_BKN: Tensor) -> Tensor:
-    """a @ b, one pair after another."""
-    if not _in_float32(a_BMK):
-        return torch.bmm(a_BMK, b_BKN)
-    return torch.bmm(a_BMK.float(), b_BKN.float()).to(a_BMK.dtype)
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, in as many batches as they have."""
+    if not _in_float32(a):
+        return a @ b
+    return (a.float() @ b.float()).to(a.dtype)
 
 
 def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:

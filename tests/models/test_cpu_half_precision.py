@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cairn.hw import cpu_types
-from cairn.models.cpu_half_precision import attention, bmm, einsum, linear
+from cairn.models.cpu_half_precision import attention, einsum, linear, matmul
 
 BF16, F16 = torch.bfloat16, torch.float16
 STEP = {BF16: 2**-8, F16: 2**-11}  # the largest relative error of one rounding
@@ -39,7 +39,7 @@ def test_a_product_is_rounded_once(without, biased, dtype):
 def test_products_in_batches_are_rounded_once(without, dtype):
     a, b = numbers(3, 5, 64, dtype=dtype), numbers(3, 64, 7, dtype=dtype, seed=1)
     exact = a.double() @ b.double()
-    assert_rounded_once(bmm(a, b), exact, dtype)
+    assert_rounded_once(matmul(a, b), exact, dtype)
     assert_rounded_once(einsum("bmk,bkn->bmn", a, b), exact, dtype)
 
 
