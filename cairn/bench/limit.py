@@ -89,12 +89,15 @@ def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cos
 
 def measure_ceiling(device: str, dtype: str, budget_ms: float = 300.0) -> Ceiling:
     """Copy bandwidth and the matmul rate of one dtype, now and on this device; a GPU or the CPU."""
-    from cairn.hw.measure_device import Unmeasurable, copy_rate, matmul_rate
+    from cairn.hw.measure_device import Unmeasurable, copy_rate, matmul_rate, why_not
 
+    unit = cast(Dtype, dtype)
+    if device == "cpu" and why_not(device, unit) is not None:
+        unit = "fp32"  # which it is computed in
     name, size = device_name(device), (128 << 20) if device == "cpu" else (1 << 30)
     try:
-        rates = {dtype: matmul_rate(device, cast(Dtype, dtype), budget_ms).value}
-    except Unmeasurable:  # such as float16 on a CPU: then only memory limits
+        rates = {dtype: matmul_rate(device, unit, budget_ms).value}
+    except Unmeasurable:  # such as fp8 on an old GPU: then only memory limits
         rates = {}
     bandwidth = copy_rate(device, size, budget_ms).value
     return Ceiling(device=name, bytes_per_s=bandwidth, flops_per_s=rates)

@@ -11,14 +11,13 @@ import asyncio
 import errno
 import ssl
 from typing import Any, Literal, NamedTuple, cast
-from urllib.parse import urlsplit
 
 import msgspec
 
 from cairn.bench.http_reader import Events, ProtocolError, Response
 from cairn.bench.load_answer import Answer, Record, error_text
 from cairn.bench.load_prompts import Ask
-from cairn.core.errors import UsageError
+from cairn.core.server_address import place
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -43,26 +42,6 @@ class Prepared(NamedTuple):
 
     wire: bytes
     asked_tokens: int
-
-
-class Place(NamedTuple):
-    host: str
-    port: int
-    tls: bool
-    prefix: str  # of every path
-
-
-def place(url: str) -> Place:
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UsageError(f"'{url}' is no address of a server", hint="such as http://127.0.0.1:8000")
-    tls = parts.scheme == "https"
-    prefix = parts.path.rstrip("/").removesuffix("/v1")  # people paste a base_url, too
-    return Place(parts.hostname, port or (443 if tls else 80), tls, prefix)
 
 
 class Connection(asyncio.Protocol):

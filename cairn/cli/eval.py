@@ -119,8 +119,9 @@ def _write(evaluation: "Evaluation", options: Eval, command: str) -> None:
 
 def _show(result: "TaskResult") -> None:
     took = format_duration(round(result.seconds, 1))
-    print(f"{result.task}: {result.documents} documents in {took}")
+    documents = "document" if result.documents == 1 else "documents"
+    print(f"{result.task}: {result.documents} {documents} in {took}")
     width = max(map(len, result.metrics))
     for name, metric in result.metrics.items():
-        interval = f"{metric.low:.4f} to {metric.high:.4f}"
-        print(f"  {name:<{width}}  {metric.value:>9.4f}  {interval}  ({metric.method})")
+        line = f"  {name:<{width}}  {metric.shown():>9}  {metric.interval()}"
+        print(line.rstrip())

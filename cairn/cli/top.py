@@ -14,7 +14,8 @@ import tyro
 
 from cairn.cli.top_screen import screen
 from cairn.core.config import load
-from cairn.core.errors import CairnError, UsageError, system_words
+from cairn.core.errors import CairnError, system_words
+from cairn.core.server_address import place
 
 TIMEOUT_S = 10.0
 HOME_AND_CLEAR = "\033[H\033[J"
@@ -38,10 +39,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def run(args: list[str]) -> int:
     options = load(Top, args=args, env_prefix="CAIRN_TOP_").value
-    if not options.url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"'{options.url}' is no address of a server", hint="such as http://127.0.0.1:8000"
-        )
+    place(options.url)  # refuses what is none
     if options.json:
         print(json.dumps(_documents(options.url), indent=1))
         return 0

@@ -23,6 +23,20 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     method: str  # of the interval: wilson, bootstrap, or none where one value has none
     stderr: float | None = None
 
+    def shown(self) -> str:
+        return _shown(self.value)
+
+    def interval(self) -> str:
+        """With its method; empty where one value has none."""
+        if self.method == "none":
+            return ""
+        return f"{_shown(self.low)} to {_shown(self.high)}  ({self.method})"
+
+
+def _shown(value: float) -> str:
+    """Four digits behind the point; a perplexity of a billion has no use for them."""
+    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
+
 
 def share(outcomes: Sequence[float]) -> Metric:
     """Of outcomes that are 0 or 1."""

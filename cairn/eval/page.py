@@ -25,17 +25,14 @@ def render(evaluation: Evaluation, command: str) -> str:
 
 
 def _task(result: TaskResult) -> Markup:
-    rows = [
-        [name, f"{metric.value:.4f}", f"{metric.low:.4f} to {metric.high:.4f}", metric.method]
-        for name, metric in result.metrics.items()
-    ]
+    rows = [[name, metric.shown(), metric.interval()] for name, metric in result.metrics.items()]
     shown = result.samples[:SHOWN]
     about = f"{result.documents} documents in {format_duration(result.seconds)}"
     return join(
         [
             heading(result.task),
             paragraph(about),
-            table(["metric", "value", "interval", "method"], rows),
+            table(["metric", "value", "interval"], rows),
             join(_sample(at, result) for at in range(len(shown))),
         ]
     )

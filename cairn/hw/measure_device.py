@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from cairn.hw.ceilings import Measured, duration, rate
+from cairn.hw.cpu_types import multiplies
 from cairn.hw.datasheet import Dtype
 from cairn.hw.timing import measure, measure_graph
 
@@ -103,7 +104,9 @@ def why_not(device: str, dtype: Dtype) -> str | None:
 
     if device == "cpu":
         measured = ("fp32", "bf16")
-        return None if dtype in measured else f"on a CPU only {' and '.join(measured)} are measured"
+        if dtype not in measured:
+            return f"on a CPU only {' and '.join(measured)} are measured"
+        return None if multiplies(dtype) else f"this CPU multiplies {dtype} in fp32"
     needed = NEEDS_CAPABILITY.get(dtype, (0, 0))
     have = torch.cuda.get_device_capability(device)
     if have < needed:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import RequestError
-from cairn.models import cpu_bfloat16
+from cairn.models import cpu_half_precision
 from cairn.models.cache import layer_planes
 from cairn.models.recurrence import Planes, Recurrence, empty_state
 from cairn.models.spec import ModelSpec
@@ -208,11 +208,15 @@ def attention(
     if rule.by_scores:
         out = _by_scores(q, k, v, _visible(length, total, rule.window, q.device, reach_S), rule)
     elif length == total and not (rule.window and rule.window < total) and reach_S is None:
-        out = cpu_bfloat16.attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True)
+        out = cpu_half_precision.attention(
+            q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
+        )
     else:
         plain = length == 1 and not (rule.window and rule.window < total)
         mask = None if plain else _visible(length, total, rule.window, q.device, reach_S)
-        out = cpu_bfloat16.attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True)
+        out = cpu_half_precision.attention(
+            q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True
+        )
     return out[0].transpose(0, 1)
 
 
@@ -229,7 +233,7 @@ def _visible(
 def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = (q @ k.transpose(-1, -2)) * rule.scale
+    scores = cpu_half_precision.matmul(q, k.transpose(-1, -2)) * rule.scale
     if rule.softcap:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     scores = scores.masked_fill(~mask_SN, float("-inf"))
@@ -237,4 +241,4 @@ def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> 
         sinks = rule.sinks_H.to(scores.dtype)[None, :, None, None]
         scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32)[..., : k.shape[-2]]
-    return weights.to(q.dtype) @ v
+    return cpu_half_precision.matmul(weights.to(q.dtype), v)

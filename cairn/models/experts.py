@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cairn.kernels.experts.matrices import ExpertMatrices, dequantized
 from cairn.models.activation import Gate
 from cairn.models.build import Build, Holder, Slot
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear, matmul
 from cairn.models.grouped_product import grouped_product, sort_by_expert
 from cairn.models.layer_loop import Input, Step, Sublayer
 from cairn.models.layers import FeedForward
@@ -186,7 +186,7 @@ class ExpertLayer(Sublayer, Holder):
         """This rank's part of the biases behind the second products, weighed as their results are."""
         dense_TE = weights_TN.new_zeros(len(weights_TN), self.experts.count)
         dense_TE = dense_TE.scatter(1, chosen_TN, weights_TN)
-        return dense_TE @ self.shards.whole(bias_ED) / self.shards.size
+        return matmul(dense_TE, self.shards.whole(bias_ED)) / self.shards.size
 
     def expert(self, expert: int, x_MD: Tensor) -> Tensor:
         """One expert for all rows: the definition of what the grouped form computes."""

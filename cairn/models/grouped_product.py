@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 
 
 def sort_by_expert(chosen_TN: Tensor, count: int) -> tuple[Tensor, Tensor]:

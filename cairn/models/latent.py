@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cairn.models.attend import Rule, attention
 from cairn.models.build import Build, Holder, Slot
+from cairn.models.cpu_half_precision import einsum, linear
 from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.layers import Norm
 from cairn.models.linear.maps import Columns, Rows
@@ -56,19 +57,19 @@ class Expansion(Holder):
         """Keys [N, H, unrotated + rotated] and values [N, H, value] of cached rows."""
         sizes = self.sizes
         latent_NR, key_NP = self.shards.enter(rows_NE).split((sizes.rank, sizes.rotated), dim=-1)
-        both_NHX = (latent_NR @ self.weight.t()).unflatten(-1, (self.local, -1))
+        both_NHX = linear(latent_NR, self.weight).unflatten(-1, (self.local, -1))
         k_NHC, v_NHV = both_NHX.split((sizes.unrotated, sizes.value), dim=-1)
         return torch.cat((k_NHC, key_NP[:, None].expand(-1, self.local, -1)), dim=-1), v_NHV
 
     def absorbed(self, q_THC: Tensor) -> Tensor:
         """Queries as they meet rows, [T, H, R + P]."""
         q_THU, q_THP = q_THC.split((self.sizes.unrotated, self.sizes.rotated), dim=-1)
-        q_THR = torch.einsum("thu,hur->thr", q_THU, self.by_head()[0])
+        q_THR = einsum("thu,hur->thr", q_THU, self.by_head()[0])
         return torch.cat((q_THR, q_THP), dim=-1)
 
     def restored(self, out_THR: Tensor) -> Tensor:
         """Averages of latents as averages of values, [T, H, value]."""
-        return torch.einsum("thr,hvr->thv", out_THR, self.by_head()[1])
+        return einsum("thr,hvr->thv", out_THR, self.by_head()[1])
 
     def slots(self) -> Iterator[Slot]:
         rows, columns = self.weight.shape

@@ -170,7 +170,9 @@ class RemoteJob:
     def begin(self, begun: Begun | None, prompt: list[Scored] | None, pooled: bytes | None) -> None:
         if begun is not None:
             self._know(begun)
-        self.job.prompt_logprobs, self.job.pooled = prompt, pooled
+        self.job.pooled = pooled
+        if prompt is not None:
+            self.job.prompt_logprobs = prompt
 
     def put(self, tokens: list[int], scored: list[Scored] | None, ended: Ended | None) -> None:
         """The last token is told that it is the last, because it may have no text."""

@@ -248,7 +248,8 @@ class EngineThread:
             if request.params.prompt_logprobs is not None:
                 # Again at the end: after a preemption the prompt is computed a second time.
                 found = self.engine.prompt_logprobs.pop(request, None)
-                job.prompt_logprobs = job.prompt_logprobs or found
+                if job.prompt_logprobs is None:
+                    job.prompt_logprobs = found
             if request.params.pooling is not None:
                 vector_D = self.engine.pools.pop(request)
                 job.pooled = job.pooled if vector_D is None else vector_D.tobytes()

@@ -38,7 +38,9 @@ class Job:
         self.on_update, self.streamed = on_update, streamed
         # The source of the request's constraint, for an engine in another process.
         self.guide = guide
-        self.prompt_logprobs: Sequence[Found] | None = None
+        # Of the tokens behind the first: of a prompt of one token there is nothing to find.
+        alone = request.params.prompt_logprobs is not None and len(request.prompt) == 1
+        self.prompt_logprobs: Sequence[Found] | None = [] if alone else None
         self.pooled: bytes | None = None  # the prompt as a vector of float32, if that was asked for
         self.result: object = None  # of a job that is computed whole: a transcript
         self.detokenize_s = 0.0  # seconds that its text took to make

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.bench.load_answer import error_text
-from cairn.bench.load_client import place
 from cairn.core.errors import CairnError
+from cairn.core.server_address import place
 from cairn.models.tokenizer import Tokenizer
 from cairn.verify.evidence import Evidence, Observation, Row
 from cairn.verify.probes import CHAT, CHAT_PROBE, TOP, Probe

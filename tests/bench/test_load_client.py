@@ -8,10 +8,9 @@ import pytest
 from mock_openai import MockServer, Reply
 
 from cairn.bench.load_answer import Answer, Record, error_text, since
-from cairn.bench.load_client import LoadClient, Target, place
+from cairn.bench.load_client import LoadClient, Target
 from cairn.bench.load_drive import closed_loop, open_loop
 from cairn.bench.load_prompts import Ask
-from cairn.core.errors import UsageError
 
 
 def ask(replies, count=1, concurrency=1, tokens=5, **target):
@@ -151,17 +150,6 @@ def test_hundreds_at_once_all_come_back():
     assert sum(record.error is None for record in records) == len(answered)
     assert sum(record.error == "http 503" for record in records) == 300 - len(answered)
     assert sum(record.output_tokens for record in records) == sum(r.tokens for r in answered)
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:notaport", ""])
-def test_an_address_that_is_none(url):
-    with pytest.raises(UsageError, match="no address"):
-        place(url)
-
-
-def test_addresses():
-    assert place("http://[::1]:80/") == ("::1", 80, False, "")
-    assert place("https://host/llm/v1/") == ("host", 443, True, "/llm")
 
 
 def test_half_a_character_is_a_token_too():

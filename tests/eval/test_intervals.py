@@ -30,6 +30,13 @@ def test_a_share_has_the_standard_error_of_lm_eval():
     assert metric.low < 0.6 < metric.high
 
 
+def test_what_is_shown_says_no_more_than_is_known():
+    assert share([1, 0, 1, 1]).interval().endswith("(wilson)")
+    alone = ratio([80.0], [2.0])
+    assert (alone.shown(), alone.interval()) == ("40.0000", "")
+    assert exponential(alone).shown() == f"{math.exp(40):.4g}"
+
+
 def test_wilson_covers_the_truth_as_often_as_it_says():
     dice, held = random.Random(0), 0
     for _ in range(2000):

@@ -12,6 +12,7 @@ from cairn.core.errors import HardwareError
 from cairn.hw.ceilings import Ceilings, Identity
 from cairn.labs.gpu._ceiling import ceiling
 from cairn.labs.gpu.coalescing import moved_per_useful
+from cairn.labs.gpu.number_formats import FLOATS, _error_curve
 from cairn.labs.gpu.shape_cliff import Cache, lines_kept, read_cache
 from cairn.labs.gpu.systolic_array import cycles_of, over_tiles, simulate
 from cairn.labs.gpu.tiling import fetched, predicted_fetches
@@ -132,3 +133,10 @@ def test_a_ceiling_that_was_not_measured_says_why():
         ceiling(bare, "launch_in_graph")
     with pytest.raises(HardwareError, match="not measured"):
         ceiling(bare, "matmul.fp32")
+
+
+@pytest.mark.parametrize("form", FLOATS, ids=lambda form: form.name)
+def test_the_plotted_error_is_the_bound_inside_a_format(form):
+    bound = 2.0**-form.significand
+    inside = [y for x, y in _error_curve(form) if form.smallest <= x and 2 * x <= form.largest]
+    assert inside == pytest.approx([bound] * len(inside), rel=0.12)

@@ -7,7 +7,7 @@ import torch
 
 from cairn.core.errors import CairnError
 from cairn.core.units import format_bytes, format_count
-from cairn.models import cpu_bfloat16, runnable
+from cairn.hw import cpu_types
 from cairn.models.checkpoint import check_device, open_checkpoint
 from cairn.models.runnable import choose_dtype, open_model
 
@@ -32,8 +32,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 def test_the_type_is_chosen_for_a_reason(
     monkeypatch, stored, quantised, device, asked, features, chosen, why
 ):
-    has = not cpu_bfloat16.FEATURES.isdisjoint(features)
-    monkeypatch.setattr(runnable, "multiplies_bfloat16", lambda: has)
+    monkeypatch.setattr(cpu_types, "cpu_features", lambda: frozenset(features))
     assert choose_dtype(stored, quantised, device, asked) == (chosen, why)
 
 

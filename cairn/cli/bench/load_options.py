@@ -167,7 +167,7 @@ def serve_args(options: BenchServe) -> list[str]:
 
 
 def _check_server(options: BenchServe) -> None:
-    from cairn.bench.load_client import place
+    from cairn.core.server_address import place
 
     if (options.url is None) == (options.start is None):
         given = "neither --url nor --start is" if options.url is None else "--url and --start are"

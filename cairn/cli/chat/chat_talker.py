@@ -16,9 +16,9 @@ import msgspec
 
 from cairn.bench.http_reader import Events, ProtocolError
 from cairn.bench.load_answer import error_text
-from cairn.bench.load_client import place
 from cairn.cli.chat.chat_state import Message, Sampling
 from cairn.core.errors import CairnError, UsageError
+from cairn.core.server_address import place
 
 READ_BYTES = 64 * 1024
 CONNECT_S = 10.0

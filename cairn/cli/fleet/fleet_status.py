@@ -10,6 +10,7 @@ import tyro
 from cairn.cli.columns import lines
 from cairn.core.config import load
 from cairn.core.errors import CairnError, system_words
+from cairn.core.server_address import place
 
 PATIENCE_S = 10
 
@@ -85,6 +86,7 @@ def _text(value: object) -> str:
 
 
 def _get(url: str, path: str) -> dict[str, Any]:
+    place(url)  # refuses what is none
     try:
         with urllib.request.urlopen(url.rstrip("/") + path, timeout=PATIENCE_S) as response:
             return msgspec.json.decode(response.read())

@@ -50,7 +50,7 @@ class Display:
         self._losses.append(math.nan if record.loss is None else record.loss)
         share = f", MFU {record.mfu:.0%}" if record.mfu is not None else ""
         speed = f"{format_count(record.tokens_per_s)} tokens/s{share}"
-        words = f"loss {self._losses[-1]:.3f} {curve(self._losses)} {_metrics(record)}{speed}"
+        words = f"loss {self._losses[-1]:z.3f} {curve(self._losses)} {_metrics(record)}{speed}"
         self._bar.update(record.step, words, left_s=self._left_s(record.step))
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Display:
         StatusLine(self._err).clear()
 
     def _line(self, record: "Record") -> str:
-        loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+        loss = "not finite" if record.loss is None else f"{record.loss:z.4f}"
         speed = format_count(record.tokens_per_s)
         left = f", {clock_time(self._left_s(record.step))} left" if record.step < self.steps else ""
         return (

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.build import Build, Holder, Slot
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import Epilogue
 from cairn.models.linear.maps import Columns, Linear, Rows, Vocabulary
 

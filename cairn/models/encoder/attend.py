@@ -12,10 +12,10 @@ from itertools import groupby
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.models.attend import Rule
+from cairn.models.cpu_half_precision import attention
 
 VARIABLE_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -94,7 +94,5 @@ def _attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, rule: Rule) -> Te
     if rule.window and rule.window < length:
         place_S = torch.arange(length, device=q.device)
         mask_SS = (place_S[:, None] - place_S).abs() < rule.window
-    y = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask_SS, scale=rule.scale, enable_gqa=k.shape[1] != q.shape[1]
-    )
+    y = attention(q, k, v, attn_mask=mask_SS, scale=rule.scale, enable_gqa=k.shape[1] != q.shape[1])
     return y.transpose(1, 2).flatten(0, 1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.config_fields import Fields
+from cairn.models.cpu_half_precision import linear
 from cairn.models.encoder.load import prefix_of
 from cairn.models.encoder.spec import Classifier, EncoderSpec
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
@@ -43,7 +44,7 @@ class Dense(NamedTuple):
     norm_eps: float = 0.0
 
     def __call__(self, x_BD: Tensor) -> Tensor:
-        y_BN = ACTIVATIONS[self.activation](F.linear(x_BD, self.weight_ND, self.bias_N))
+        y_BN = ACTIVATIONS[self.activation](linear(x_BD, self.weight_ND, self.bias_N))
         if self.norm_N is None:
             return y_BN
         return F.layer_norm(y_BN, self.norm_N.shape, self.norm_N, self.norm_bias_N, self.norm_eps)

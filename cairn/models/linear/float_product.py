@@ -5,7 +5,7 @@ The kernels are imported when the first of them runs, so that a model on a CPU d
 
 from torch import Tensor
 
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import Epilogue, Product, finished
 
 

@@ -17,7 +17,7 @@ from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
 from cairn.kernels.matmul.skinny_plans import FEW_ROWS
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, Entering, Epilogue, Kernels, Product, finished
 
 LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.build import Build, Holder, Slot
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.float_product import float_product
 from cairn.models.linear.form import (
     PLAIN,

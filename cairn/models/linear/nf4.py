@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cairn.kernels.quantize.nf4 import NF4, dequantize_nf4, quantize_nf4
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, Epilogue, Product, finished
 
 

@@ -23,7 +23,7 @@ from cairn.kernels.matmul.int4_matmul import (
 from cairn.kernels.matmul.int4_tiles import TILE, packed_tiles, paired_rows, unpacked_tiles
 from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
 from cairn.kernels.norm.join_norm import Parts
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import gpu_product
 from cairn.models.quantized.planes import Planes

@@ -7,7 +7,7 @@ exact, and a kernel that rounds activations is held against it within its roundi
 import torch
 from torch import Tensor
 
-from cairn.models.cpu_bfloat16 import linear
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.float_product import float_product
 from cairn.models.linear.form import PLAIN, Epilogue, Form, Product, finished
 from cairn.models.quantized.planes import Planes, dequantized

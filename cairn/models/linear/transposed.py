@@ -4,9 +4,9 @@ With one row the order of checkpoints, row by row, is the right one, and with ma
 left to the parameters. The numbers are the same up to rounding.
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, Epilogue, finished
 
 FEW = range(2, 193)  # rows for which the copy can be faster
@@ -29,4 +29,4 @@ class Transposed:
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
     ) -> Tensor:
-        return finished(F.linear(x_MK, self.weight_NK, bias_N), None, epilogue)
+        return finished(linear(x_MK, self.weight_NK, bias_N), None, epilogue)

@@ -11,11 +11,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.attend import Attend, Rule
 from cairn.models.build import Build, Holder, Slot
+from cairn.models.cpu_half_precision import linear
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.model import packed_step
 from cairn.models.layer_loop import PlainResidual, Residual, Step, run_layers
@@ -49,7 +49,7 @@ class PatchEmbedding(Holder):
         self.bias = build.parameter(spec.shape.hidden) if spec.patch_bias else None
 
     def forward(self, patches_PE: Tensor) -> Tensor:
-        return F.linear(patches_PE, self.weight.flatten(1), self.bias)
+        return linear(patches_PE, self.weight.flatten(1), self.bias)
 
     def slots(self) -> Iterator[Slot]:
         yield Slot("weight", "weight", self.kernel)

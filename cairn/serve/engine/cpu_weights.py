@@ -24,12 +24,12 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.core.errors import HardwareError
 from cairn.core.units import format_bytes
 from cairn.models.attend import Packed
+from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.blocks import FLOAT_ROWS, BlocksForm
 from cairn.models.linear.form import Epilogue
 from cairn.models.linear.maps import Linear, Vocabulary, linears
@@ -76,7 +76,7 @@ class Largest:
         self.largest_K = torch.maximum(self.largest_K, x_MK.abs().amax(0))
         if self.blocks is not None:
             return self.blocks.product(x_MK, bias_N)
-        y_MN = torch.cat([F.linear(x_MK, weight_NK) for weight_NK in self.weights], dim=-1)
+        y_MN = torch.cat([linear(x_MK, weight_NK) for weight_NK in self.weights], dim=-1)
         return y_MN if bias_N is None else y_MN + bias_N
 
 
@@ -189,7 +189,7 @@ class _Packing:
         """The product with some rows of its matrix as they are, and packed."""
         weight_NK = _matrix(part)[:TRIAL_ROWS]
         columns, form = weight_NK.shape[1], self._form(part, weight_NK)
-        return Map(columns, lambda x_MK: F.linear(x_MK, weight_NK)), Map(columns, form.product)
+        return Map(columns, lambda x_MK: linear(x_MK, weight_NK)), Map(columns, form.product)
 
     def _form(self, part: Linear, weight_NK: RowsOfMatrix) -> FewBits:
         outliers_O = self.outliers[part]

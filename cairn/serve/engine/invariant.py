@@ -27,6 +27,7 @@ from torch import Tensor
 from cairn.kernels.paged.step_inputs import Inputs
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
+from cairn.models.cpu_half_precision import matmul
 from cairn.models.experts import ExpertLayer
 from cairn.models.latent import LatentTokens
 from cairn.models.layer_loop import Step, Sublayer
@@ -152,7 +153,7 @@ def attend_fixed(
     """ROWS queries against the keys of one sequence; also with gradients (`align.consistent`)."""
     heads, kv_heads = q_GHC.shape[1], k_NKC.shape[1]
     q_KMC = q_GHC.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3).flatten(1, 2)
-    scores_KMN = torch.bmm(q_KMC, k_NKC.permute(1, 2, 0)).float() * rule.scale
+    scores_KMN = matmul(q_KMC, k_NKC.permute(1, 2, 0)).float() * rule.scale
     if rule.softcap:
         scores_KMN = rule.softcap * torch.tanh(scores_KMN / rule.softcap)
     hidden_MN = ~seen_GN.repeat(heads // kv_heads, 1)
@@ -163,7 +164,7 @@ def attend_fixed(
         )
         scores_KMN = torch.cat((scores_KMN, sinks_KM[..., None]), -1)
     weights_KMN = scores_KMN.softmax(-1)[..., : len(k_NKC)].to(q_GHC.dtype)
-    out_KMC = torch.bmm(weights_KMN, v_NKC.transpose(0, 1))
+    out_KMC = matmul(weights_KMN, v_NKC.transpose(0, 1))
     return out_KMC.unflatten(1, (-1, ROWS)).permute(2, 0, 1, 3).flatten(1, 2)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
-from cairn.models import cpu_bfloat16
+from cairn.models import cpu_half_precision
 from cairn.models.attend import Rule, attention
 from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
 from cairn.models.latent import LatentTokens
@@ -341,7 +341,7 @@ class SingleToken(NamedTuple):
             k_1KNC, v_1KNC = (kept[:, :, -rule.window :] for kept in (k_1KNC, v_1KNC))
         # The heads of a group see the same keys: they are queries of one head, and no key is copied.
         q_1KGC = qkv_1EC[:, :heads].view(1, kv_heads, -1, size)
-        out_1KGC = cpu_bfloat16.attention(q_1KGC, k_1KNC, v_1KNC, scale=rule.scale)
+        out_1KGC = cpu_half_precision.attention(q_1KGC, k_1KNC, v_1KNC, scale=rule.scale)
         return out_1KGC.reshape(1, heads * size)
 
 
@@ -388,7 +388,7 @@ class Singles:
         torch.index_select(self.pool.rows[rule.layer], 0, self.pages, out=self._room)
         # The heads of a group see the same keys: they are queries of one head, and no key is copied.
         q_BKGC = q_BHC.unflatten(1, (self._k_BKNC.shape[1], -1))
-        out_BKGC = cpu_bfloat16.attention(
+        out_BKGC = cpu_half_precision.attention(
             q_BKGC,
             self._k_BKNC,
             self._v_BKNC,

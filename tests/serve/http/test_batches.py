@@ -186,6 +186,37 @@ def test_a_line_without_room_is_tried_again_and_a_window_ends(tmp_path, monkeypa
     assert asked == ["first"] * 3 + ["late"]
 
 
+def test_a_batch_whose_results_cannot_be_read_fails_alone(tmp_path):
+    """Bytes that are no JSON, as after a disk lost some: the batches behind it are still worked off."""
+
+    async def perform(url, body, holder, id):
+        return Performed(200, b"{}")
+
+    class Room:
+        def has_free_row(self):
+            return True
+
+    async def run():
+        files = FileStore(tmp_path, time.time)
+        store = BatchStore(tmp_path, files, time.time)
+        runner = BatchRunner(store, perform, Room(), time.time)
+        id = files.put("me", "f", "batch", as_file(line("a"))).id
+        asked = BatchRequest(input_file_id=id, endpoint=URL)
+        batches = [store.create("me", asked) for _ in range(2)]
+        broken = store.unfinished()[0].batch
+        (tmp_path / "batches" / f"{broken.id}.output.jsonl").write_bytes(b"\0\0\n")
+        runner.start()
+        async with asyncio.timeout(10):
+            while not all(batch.is_over for batch in batches):
+                await asyncio.sleep(0.01)
+        await runner.stop()
+        return broken, next(batch for batch in batches if batch is not broken)
+
+    broken, sound = asyncio.run(run())
+    assert (broken.status, broken.errors.data[0].code) == ("failed", "server_error")
+    assert (sound.status, sound.request_counts.completed) == ("completed", 1)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [(b"", "no requests"), (b"{", "truncated"), (b"\xff{}", "malformed"), (b"[1]", "object"),

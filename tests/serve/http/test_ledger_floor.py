@@ -152,8 +152,11 @@ def test_quick_looks_are_few_and_only_at_an_idle_cpu(monkeypatch):
     assert len(looked) == LOOKS
 
 
-def test_a_quick_look_finds_something():
-    found = quick_look(facts())
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_quick_look_finds_something(dtype):
+    """What has no products of its own is computed in float32."""
+    found = quick_look(facts(dtype=dtype))
     assert found.ceilings.copy.value > 1e7
     assert found.ceilings.matmul["fp32"].value > 1e6
     assert not found.measured
+    assert Floors(SPEC, facts(dtype=dtype), found).of_step(decode(3, 10)) is not None

@@ -147,6 +147,19 @@ def test_echo_scores_the_prompt_as_evaluation_tools_ask(server, oracle, most):
         assert FORMS[offset:].startswith(token)
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_echo_of_one_token_has_it_in_front(server, oracle, most):
+    """Nothing comes before it, so that it has no score, but the lists have its place."""
+    (first, *_) = oracle.tokenizer.encode(FORMS)
+    answer = server.client.completions.create(
+        model="tiny", prompt=[[first]], echo=True, logprobs=1, max_tokens=most, temperature=0
+    )
+    found = answer.choices[0].logprobs
+    assert found.token_logprobs[0] is None
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == 1 + most
+    assert "".join(found.tokens) == answer.choices[0].text
+
+
 def test_echo_in_a_stream_comes_once(server):
     asked = dict(model="tiny", prompt=FORMS, echo=True, logprobs=2, max_tokens=6, temperature=0)
     whole = server.client.completions.create(**asked).choices[0]

@@ -90,6 +90,11 @@ class BatchRunner:
                 except OSError as error:  # a full disk, a folder that is gone: the server goes on
                     log.exception("batch %s failed", record.batch.id)
                     self._fail(record, BatchError(code="storage", message=str(error)))
+                except (
+                    Exception
+                ) as error:  # such as results that are no JSON: the next batches go on
+                    log.exception("batch %s failed", record.batch.id)
+                    self._fail(record, BatchError(code="server_error", message=str(error)))
 
     async def _run_batch(self, record: BatchRecord) -> None:
         batch = record.batch

@@ -143,15 +143,13 @@ def known_ceilings(facts: Facts) -> Known:
 
 def quick_look(facts: Facts) -> Known:
     """How fast this CPU copies and multiplies, roughly; a fifth of a second."""
-    from cairn.hw.measure_device import Unmeasurable, copy_rate, matmul_rate
+    from cairn.hw.measure_device import copy_rate, matmul_rate, why_not
 
+    own = dtype_name(facts.dtype)
     dtype: Dtype = next(
-        known for known in DTYPES if known == dtype_name(facts.dtype) or known == "fp32"
+        (known for known in DTYPES if known == own and why_not("cpu", known) is None), "fp32"
     )
-    try:
-        rates: dict[str, Measured] = {dtype: _best(matmul_rate("cpu", dtype, QUICK_MS))}
-    except Unmeasurable:
-        return Known()
+    rates: dict[str, Measured] = {dtype: _best(matmul_rate("cpu", dtype, QUICK_MS))}
     nobody = Identity(cpu=None, threads=None, gpus=[], driver=None, torch=None)
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
     return Known(

@@ -1,25 +1,16 @@
-"""Products of bfloat16 tensors on a CPU that has no instruction for them.
+"""Products of bfloat16 and float16 tensors on a CPU that has no instruction for them.
 
 torch multiplies those one number after the other: on a Neoverse N1 a hundred times as slowly as float32. Here they are
 computed in float32 and rounded once, which is what the instructions do, too. Everything else goes to torch as it is.
 """
 
-from functools import lru_cache
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.hw.host import read_cpu
+from cairn.hw.cpu_types import multiplies
 
-FEATURES = {"avx512-bf16", "amx-bf16", "bf16"}  # of CPUs that multiply in bfloat16
-
-
-@lru_cache(maxsize=1)
-def multiplies_bfloat16() -> bool:
-    """Has the CPU of this machine an instruction for it?"""
-    return not FEATURES.isdisjoint(read_cpu(Path("/")).features)
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -28,6 +19,20 @@ def linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
         return F.linear(x_MK, w_NK, bias_N)
     bias = None if bias_N is None else bias_N.float()
     return F.linear(x_MK.float(), w_NK.float(), bias).to(x_MK.dtype)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, in as many batches as they have."""
+    if not _in_float32(a):
+        return a @ b
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """torch's `einsum` of two tensors."""
+    if not _in_float32(a):
+        return torch.einsum(equation, a, b)
+    return torch.einsum(equation, a.float(), b.float()).to(a.dtype)
 
 
 def attention(
@@ -41,7 +46,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """torch's `scaled_dot_product_attention`."""
-    widened = _in_float32(q)
+    dtype, widened = q.dtype, _in_float32(q)
     if widened:
         q, k, v = q.float(), k.float(), v.float()
         if attn_mask is not None and attn_mask.dtype != torch.bool:
@@ -49,8 +54,8 @@ def attention(
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    return out.bfloat16() if widened else out
+    return out.to(dtype) if widened else out
 
 
 def _in_float32(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bfloat16()
+    return x.dtype in NAMES and x.device.type == "cpu" and not multiplies(NAMES[x.dtype])
