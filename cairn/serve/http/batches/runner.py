@@ -90,9 +90,7 @@ class BatchRunner:
                 except OSError as error:  # a full disk, a folder that is gone: the server goes on
                     log.exception("batch %s failed", record.batch.id)
                     self._fail(record, BatchError(code="storage", message=str(error)))
-                except (
-                    Exception
-                ) as error:  # such as results that are no JSON: the next batches go on
+                except Exception as error:  # such as results that are no JSON: others go on
                     log.exception("batch %s failed", record.batch.id)
                     self._fail(record, BatchError(code="server_error", message=str(error)))
 
