@@ -15,7 +15,6 @@ each form says where there is none. Which form pays on this machine is decided e
 """
 
 import copy
-import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.kernels.cpu.compiled import ON_ARM
 from cairn.kernels.cpu.compiled import obstacle as no_compiled
 from cairn.kernels.cpu.digits import Digits
 from cairn.models.linear.form import PLAIN, Epilogue
@@ -255,7 +255,7 @@ def _finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor
 @lru_cache(maxsize=1)
 def int8_engine() -> str | None:
     """Which of torch's libraries multiplies 8-bit integers here, and rightly."""
-    wanted = ("onednn", "qnnpack") if _is_arm() else ("x86", "fbgemm", "onednn")
+    wanted = ("onednn", "qnnpack") if ON_ARM else ("x86", "fbgemm", "onednn")
     present = torch.backends.quantized.supported_engines
     return next((name for name in wanted if name in present and _is_right(name)), None)
 
@@ -301,10 +301,6 @@ def _engine(name: str | None) -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
-def _is_arm() -> bool:
-    return platform.machine().lower() in ("aarch64", "arm64")
-
-
 def saturates() -> bool:
     """x86 without VNNI adds pairs of products in 16 bits."""
-    return not _is_arm() and not torch.cpu._is_vnni_supported()
+    return not ON_ARM and not torch.cpu._is_vnni_supported()
