@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cairn.kernels.few_rows import empty_rows
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32)
 
@@ -71,7 +73,7 @@ def output(
 ) -> Tensor:
     """The caller's buffer, if it fits, or a new one."""
     if given is None:
-        return torch.empty(tuple(shape), dtype=dtype, device=beside.device)
+        return empty_rows(shape, dtype, beside.device)
     check(name, given, dtypes=(dtype,), shape=shape, beside=beside)
     apart(name, as_rows(name, given))
     return given

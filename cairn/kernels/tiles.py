@@ -7,11 +7,14 @@ of the operands come through TMA, which wants rows that start at multiples of 16
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from cairn.kernels.arguments import as_rows
+from cairn.kernels.few_rows import readable_rows
 
 
 class Tiles(NamedTuple):
@@ -57,6 +60,18 @@ def tma_obstacle(name: str, tensor: Tensor) -> str | None:
     if rows.stride(1) != 1 or rows.stride(0) * rows.element_size() % 16 or rows.data_ptr() % 16:
         return f"rows of {name} do not start at multiples of 16 bytes"
     return None
+
+
+def row_tiles(rows_MK: Tensor, block: list[int]) -> TensorDescriptor:
+    """Of an operand; a tile may reach behind its last row (`few_rows`)."""
+    shape = [readable_rows(rows_MK, block[0]), rows_MK.shape[1]]
+    return TensorDescriptor(rows_MK, shape, list(rows_MK.stride()), block)
+
+
+def aligned_rows(rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Uninitialised [rows, columns]; rows begin at multiples of 16 bytes, whatever they have."""
+    more = -columns % (16 // dtype.itemsize)
+    return like.new_empty(rows, columns + more, dtype=dtype)[:, :columns]
 
 
 def row_bucket(m: int) -> int:

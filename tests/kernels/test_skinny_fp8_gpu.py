@@ -5,6 +5,7 @@ import torch
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.cases.skinny_fp8 import plans
+from cairn.kernels.few_rows import empty_rows, padded_rows, readable_rows
 from cairn.kernels.matmul.epilogue import Epilogue
 from cairn.kernels.matmul.skinny_fp8 import (
     _default,
@@ -73,6 +74,20 @@ def test_every_plan_and_stage_count_is_exact(m, n, k):
         tried += [usual._replace(stages=stages) for stages in range(1, usual.stages)]
     for plan in tried:
         assert torch.equal(by_plan(plan, x, w), exact), plan
+
+
+@pytest.mark.parametrize("m", [65, 96, 130, 176, 256])
+@pytest.mark.parametrize(("n", "k"), [(6144, 1024), (1024, 4096), (17024, 1024), (28672, 512)])
+def test_more_than_64_rows_are_exact_whatever_lies_behind_them(m, n, k):
+    x, w = whole(m, k), whole(n, k)
+    exact = skinny_fp8_reference(x, w, Epilogue())
+    assert torch.equal(skinny_fp8(x, w, impl="triton"), exact)
+    roomy = empty_rows((m, k), E4M3, x.values.device)
+    behind = roomy.as_strided((padded_rows(m), k), (k, 1))
+    behind.view(torch.uint8).fill_(0x7F)  # NaN
+    roomy.copy_(x.values)
+    assert readable_rows(roomy, 128) % 128 == 0
+    assert torch.equal(skinny_fp8(Quantized(roomy, x.scale), w, impl="triton"), exact)
 
 
 @pytest.mark.parametrize("activation", [None, "swiglu"])

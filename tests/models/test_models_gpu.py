@@ -6,6 +6,9 @@ import torch
 from cairn.models.attend import Cached, KVCache, Packed
 from cairn.models.build import Build
 from cairn.models.generate import Generation, Sampling
+from cairn.models.linear.form import Epilogue, Kernels
+from cairn.models.linear.fp8_rows import Fp8Rows
+from cairn.models.linear.gpu_product import gpu_product
 from cairn.models.presets import PRESETS, preset
 from cairn.models.stacked_experts import split_experts
 from cairn.models.weights import load_model, random_model
@@ -106,3 +109,23 @@ def test_sampling_on_the_gpu_follows_its_seed():
 
     assert draw(7) == draw(7)
     assert draw(7) != draw(8)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(211, 256), (1001, 100), (64, 64)])
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_invariant_products_of_any_width(outputs, inputs, eight_bits):
+    """A vocabulary of 50,257 words is no multiple of anything: rows of such a product begin where they can."""
+    if eight_bits and inputs % 16:
+        pytest.skip("float8 rows are multiples of 16 bytes")
+    x, w = (torch.randn(n, inputs, device="cuda", dtype=torch.bfloat16) for n in (40, outputs))
+    epilogue = Epilogue(kernels=Kernels(invariant=True))
+
+    def product(rows):
+        if eight_bits:
+            return Fp8Rows(w).product(rows, None, epilogue)
+        return gpu_product(rows, w, None, epilogue, Kernels(invariant=True))
+
+    y = product(x)
+    assert all(torch.equal(product(x[i : i + 1])[0], y[i]) for i in range(len(x)))
+    exact = x.double() @ w.double().T
+    assert relative(y.double(), exact) < (5e-2 if eight_bits else 5e-3)

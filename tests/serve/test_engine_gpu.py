@@ -416,7 +416,9 @@ def test_pages_come_back_from_pinned_host_memory(loaded, dtype):
 def test_pages_come_from_the_pinned_memory_of_another_engine(loaded):
     small = dict(kv_offload_host="64MiB", num_gpu_blocks_override=9)
     first = engine_of(loaded, **small, kv_offload_share="127.0.0.1:0")
-    first.tiers.compute = lambda first, last: 1e3 * (last - first)  # so that pages are worth storing
+    first.tiers.compute = lambda first, last: (
+        1e3 * (last - first)
+    )  # so that pages are worth storing
     prompt = prompt_of(300, seed=1)
     submit(first, [prompt])
     first.run()

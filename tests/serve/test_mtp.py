@@ -206,6 +206,7 @@ def test_in_graphs_it_drafts_what_it_drafts_kernel_by_kernel(tmp_path):
         drafts[how] = noted(engine) if how != "off" else []
         requests = submit(engine, prompts, max_tokens=24)
         engine.run()
+        assert [(len(one.outputs), one.error) for one in requests] == [(24, None)] * 2
         answers[how] = [request.outputs for request in requests]
     assert answers["graphs"] == answers["eager"] == answers["off"]
     assert drafts["graphs"] == drafts["eager"]

@@ -29,6 +29,7 @@ from cairn.kernels.tuned import Tuning, numbers_of, shipped
 
 KERNEL = "cairn.kernels.matmul.skinny_fp8"
 BATCHES = (1, 8, 16, 64)  # one row is not quantised
+MORE = (128, 256)  # rows of a larger model's products
 
 
 def _variant(plan: Plan, m: int, k: int, swiglu: bool = False, blocks: bool = False) -> Variant:
@@ -68,6 +69,10 @@ def _variant(plan: Plan, m: int, k: int, swiglu: bool = False, blocks: bool = Fa
 
 _SHIPPED = [
     *(_variant(fp8_plan(m, p.n, p.k, m == 1), m, p.k) for p in QWEN3_8B for m in BATCHES),
+    *(
+        _variant(fp8_plan(m, n, k, False), m, k)
+        for m, n, k in ((128, 4096, 12288), (256, 24576, 4096))
+    ),
     _variant(fp8_plan(1, 24576, 4096, True), 1, 4096, swiglu=True),
     _variant(fp8_plan(8, 24576, 4096, False), 8, 4096, swiglu=True),
     _variant(fp8_plan(1, 6144, 4096, True), 1, 4096, blocks=True),
@@ -90,7 +95,7 @@ def _operands(m: int, n: int, k: int) -> tuple[Tensor | Quantized, Quantized]:
 
 def cases() -> Iterator[Case]:
     for p in (*QWEN3_8B, *QWEN3_06B):
-        for m in BATCHES:
+        for m in (*BATCHES, *(MORE if p in QWEN3_8B else ())):
             shape = f"{m} x {p.n} x {p.k} ({p.model} {p.name})"
             prepare = lambda s=(m, p.n, p.k): _prepare(*s)  # noqa: E731
             yield Case("skinny_fp8", shape, "fp8", cost(m, p.n, p.k), prepare, graph=True)

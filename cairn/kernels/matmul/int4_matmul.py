@@ -17,12 +17,13 @@ from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.few_rows import padded_rows
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference
 from cairn.kernels.matmul.int4_stream import int4_kernel
 from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES, unpacked_tiles
 from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS, launch_constants, tile_descriptor
-from cairn.kernels.matmul.skinny_plans import FEW_ROWS, Plan, padded_rows
+from cairn.kernels.matmul.skinny_plans import FEW_ROWS, Plan
 from cairn.kernels.tuned import tuned
 
 MOST_ROWS = 128  # of x: with more, dequantising costs less than unpacking for each 64 rows

@@ -27,7 +27,7 @@ from cairn.kernels.layer.activation_backward import power_of_two, reciprocal
 from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference, with_epilogue
 from cairn.kernels.norm.rows import multiprocessors
 from cairn.kernels.quantize.quantize import fp8_scaled
-from cairn.kernels.tiles import Tiles, place, row_bucket, tma_obstacle
+from cairn.kernels.tiles import Tiles, place, row_bucket, row_tiles, tma_obstacle
 from cairn.kernels.tuned import tuned
 
 
@@ -202,7 +202,7 @@ def launch(a: Tensor, b: Tensor, y: Tensor, epilogue: Epilogue, tiles: Tiles) ->
     wide = y.element_size() > 2  # the way out takes the shared memory of a stage
     kernel: Any = _matmul_kernel
     kernel[(programs,)](
-        TensorDescriptor.from_tensor(a, [tiles.block_m, tiles.block_k]),
+        row_tiles(a, [tiles.block_m, tiles.block_k]),
         TensorDescriptor.from_tensor(b, [columns, tiles.block_k]),
         TensorDescriptor.from_tensor(y, [tiles.block_m, half]),
         epilogue.bias_N,

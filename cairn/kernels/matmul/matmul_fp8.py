@@ -21,7 +21,7 @@ from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import multiprocessors
-from cairn.kernels.tiles import Tiles, place, row_bucket, tma_obstacle
+from cairn.kernels.tiles import Tiles, place, row_bucket, row_tiles, tma_obstacle
 from cairn.kernels.tuned import tuned
 
 E4M3 = torch.float8_e4m3fn
@@ -195,7 +195,7 @@ def launch(
     main = tiles.block_n - rest
     kernel: Any = _matmul_fp8_kernel
     kernel[(tiles.programs(m, n, multiprocessors(a.device)),)](
-        TensorDescriptor.from_tensor(a, [tiles.block_m, tiles.block_k]),
+        row_tiles(a, [tiles.block_m, tiles.block_k]),
         TensorDescriptor.from_tensor(b, [main, tiles.block_k]),
         TensorDescriptor.from_tensor(b, [rest, tiles.block_k]) if rest else None,
         TensorDescriptor.from_tensor(y, [tiles.block_m, main // 2]),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cairn.kernels.arguments import as_rows, check, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.few_rows import MOST_ROWS, empty_rows, padded_rows
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference
 from cairn.kernels.matmul.skinny_matmul import (
@@ -27,14 +28,14 @@ from cairn.kernels.matmul.skinny_matmul import (
     tile_descriptor_of_pairs,
 )
 from cairn.kernels.matmul.skinny_plans import (
-    MOST_ROWS,
+    FEW_ROWS,
     PIECE,
     SHORTEST_PART,
     SMALL_RING,
     Plan,
     default_plan,
-    padded_rows,
     row_block,
+    wave_plan,
 )
 from cairn.kernels.matmul.skinny_row import one_row_kernel
 from cairn.kernels.quantize.quantize import Quantized
@@ -88,7 +89,7 @@ def skinny_fp8(
     if choose("skinny_fp8", impl, offers).impl == "reference":
         return skinny_fp8_reference(x, w, epilogue)
     kind = values.dtype if isinstance(x, Tensor) else torch.bfloat16
-    y = torch.empty(m, epilogue.columns(n), dtype=kind, device=values.device)
+    y = empty_rows((m, epilogue.columns(n)), kind, values.device)
     if y.numel():
         launch(x, w, y, epilogue, plan, prefetch)
     return y
@@ -137,7 +138,9 @@ def _obstacle(x: Tensor, w: Quantized, plan: Plan) -> str | None:
 
 
 def fp8_plan(m: int, n: int, k: int, one_row: bool) -> Plan:
-    """That of as many bytes in 16 bits, with twice the columns."""
+    """That of as many bytes in 16 bits, with twice the columns; for more than 64 rows one wave of programs."""
+    if m > FEW_ROWS and (wave := wave_plan(m, n, k)) is not None:
+        return wave
     plan = default_plan(1 if one_row else max(m, 2), n, -(-k // 2))
     return plan._replace(block_k=2 * plan.block_k)
 

@@ -29,16 +29,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from cairn.kernels.arguments import as_rows, check, output, require, short
 from cairn.kernels.attention.attention_rings import shared_layout
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.few_rows import MOST_ROWS, empty_rows, padded_rows, readable_rows
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference, with_epilogue
 from cairn.kernels.matmul.skinny_kernels import join_kernel, row_kernel
 from cairn.kernels.matmul.skinny_plans import (
-    MOST_ROWS,
     PIECE,
     Plan,
     beside_plan,
     default_plan,
-    padded_rows,
     row_block,
 )
 from cairn.kernels.matmul.skinny_stream import stream_kernel
@@ -82,7 +81,7 @@ def skinny_matmul(
     if how != "triton":
         compute = matmul_reference if how == "reference" else with_epilogue
         return compute(x_MK, w_NK, epilogue, x.dtype, out)
-    y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+    y = empty_rows(shape, x.dtype, x.device) if out is None else out
     if y.numel():
         flat = None if residual_MN is None else as_rows("residual_MN", residual_MN)
         after = epilogue._replace(residual_MN=flat)
@@ -213,7 +212,8 @@ def _launch_tiles(
 
 def tile_descriptor(rows: Tensor, block: list[int]) -> TensorDescriptor:
     layout = shared_layout(block, rows.dtype)
-    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block, layout)
+    shape = [readable_rows(rows, block[0]), rows.shape[1]]
+    return TensorDescriptor(rows, shape, list(rows.stride()), block, layout)
 
 
 def tile_descriptor_of_pairs(w: Tensor, columns: int) -> TensorDescriptor:

@@ -17,21 +17,24 @@ cores are what a product waits for, and those are as fast as the power of the ch
 with a copying warp and two warpgroups for 256 rows at once was 2 us ahead of cuBLAS there, and behind it at 160.
 """
 
+import functools
 from typing import NamedTuple
 
+from cairn.kernels.few_rows import MOST_ROWS, TILE_ROWS, padded_rows
+
 PIECE = 64  # rows of w that a warpgroup multiplies at once
-MOST_ROWS = 256  # of x
-TILE_ROWS = 128  # of x that a program takes at most
 FEW_ROWS = 64
 SMALL = 8 << 20  # elements of w
 PROGRAMS = 64  # fewer cannot read at the memory's rate
 TALL = 264  # tiles from which programs share multiprocessors
 TALL_ROWS = 96  # of x: with more, a tall product with SwiGLU is ahead of cuBLAS and a kernel
 LARGE_RING = 226 << 10  # bytes of shared memory
+HALF_RING = 110 << 10  # of two programs that share a multiprocessor
 SMALL_RING = 72 << 10
 BESIDE_RING = 120 << 10  # what the decode kernel of attention leaves when it runs at the same time
 SHORTEST_PART = 512  # columns
 HELD = 64  # registers of a thread for weights
+MULTIPROCESSORS = 132  # of an H200; on another chip a plan is slower, not wrong
 
 
 class Plan(NamedTuple):
@@ -54,11 +57,6 @@ def skinny_is_faster(m: int, n: int, k: int, *, gated: bool = False) -> bool:
         return True
     most = MOST_ROWS if n < k else TILE_ROWS  # parts of a long K are joined with the norm behind
     return m <= FEW_ROWS or (m <= most and n * k <= SMALL)
-
-
-def padded_rows(m: int) -> int:
-    """Rows of x are padded to 8, 16, 32, 64, 128 or 256; only the memory of the first m is touched."""
-    return max(8, 1 << (m - 1).bit_length())
 
 
 def row_block(m: int) -> int:
@@ -97,6 +95,32 @@ def default_plan(m: int, n: int, k: int) -> Plan:
     while tiles * split < PROGRAMS and k >= 2 * split * SHORTEST_PART:
         split *= 2
     return stream_plan(m, k, split=split)
+
+
+@functools.lru_cache(maxsize=4096)
+def wave_plan(m: int, n: int, k: int) -> Plan | None:
+    """65 to 256 rows of float8; None where cuBLAS is faster.
+
+    What counts is that all programs run at once, each as much of K as it can have: one on each multiprocessor, or two.
+    Beyond 128 rows each weight is read by two programs, and more than one wave of them loses what that costs.
+    """
+    blocks, tiles = -(-m // TILE_ROWS), -(-n // PIECE)
+    split = 1
+    while 2 * split * tiles * blocks <= MULTIPROCESSORS and k >= 4 * split * SHORTEST_PART:
+        split *= 2
+    pieces = 3 if tiles >= TALL else 1
+    programs = -(-tiles // pieces) * blocks * split
+    if m > MOST_ROWS or (blocks > 1 and programs > 2 * MULTIPROCESSORS):
+        return None
+    if programs <= MULTIPROCESSORS:
+        return _fp8_stream_plan(m, k, pieces, split, 256 // min(pieces, 2), LARGE_RING)
+    return _fp8_stream_plan(m, k, pieces if blocks > 1 else 1, split, 128, HALF_RING)
+
+
+def _fp8_stream_plan(m: int, k: int, pieces: int, split: int, block_k: int, ring: int) -> Plan:
+    """That of as many bytes in 16 bits."""
+    half = stream_plan(m, -(-k // 2), pieces, split, block_k // 2, ring)
+    return half._replace(block_k=block_k)
 
 
 def beside_plan(m: int, n: int, k: int) -> Plan:

@@ -19,6 +19,7 @@ from torch import Tensor
 from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
 from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.few_rows import empty_rows
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rmsnorm import add_rmsnorm_reference
 from cairn.kernels.norm.rows import launch, too_wide, width
@@ -97,7 +98,7 @@ def join_add_rmsnorm(
     if how == "reference":
         y, added = join_add_rmsnorm_reference(parts, residual, weight, eps, plus_one)
         return y, total.copy_(added)
-    y = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    y = empty_rows(residual.shape, residual.dtype, residual.device)
     _launch(parts, residual, weight, y, None, total, eps, plus_one, prefetch)
     return y, total
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from cairn.kernels.arguments import FLOATS, apart, check, require
 from cairn.kernels.attention.attention_problem import pairs
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.few_rows import empty_rows
 from cairn.kernels.kernel import Cost
 from cairn.kernels.paged import (
     paged_decode,
@@ -238,7 +239,7 @@ def checked(
         check("sinks", sinks_H, dtypes=FLOATS, shape=(heads,), beside=q_THC, packed=True)
     if lse is not None:
         check("lse", lse, dtypes=(torch.float32,), shape=(tokens, heads), beside=q_THC, packed=True)
-    out = torch.empty_like(q_THC, memory_format=torch.contiguous_format) if out is None else out
+    out = empty_rows(q_THC.shape, q_THC.dtype, q_THC.device) if out is None else out
     check("out", out, dtypes=(q_THC.dtype,), shape=q_THC.shape, beside=q_THC)
     require(out.stride(2) == 1, "out", "stride 1 in the last dimension", out.stride())
     apart("out", out)

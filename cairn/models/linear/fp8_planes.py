@@ -8,9 +8,9 @@ way; float8 has an exponent of its own, so that a token's small values lose litt
 import torch
 from torch import Tensor
 
+from cairn.kernels.few_rows import TILE_ROWS
 from cairn.kernels.matmul.matmul_fp8_blocks import matmul_fp8_blocks
 from cairn.kernels.matmul.skinny_fp8 import BLOCK, row_scales
-from cairn.kernels.matmul.skinny_plans import TILE_ROWS
 from cairn.kernels.quantize.quantize import Quantized
 from cairn.models.linear.fp8_rows import Fp8Rows
 from cairn.models.quantized.planes import Planes
@@ -38,8 +38,6 @@ class Fp8Planes(Fp8Rows):
 class Fp8Blocks(Fp8Rows):
     """With a scale for each block of 128 x 128."""
 
-    few = TILE_ROWS  # cuBLAS takes four times as long as in 16 bits for 100 rows
-
     def __init__(self, planes: Planes) -> None:
         scales = planes.scales.float().contiguous()
         self.quantized = Quantized(planes.levels_NK.contiguous(), scales)
@@ -56,6 +54,9 @@ class Fp8Blocks(Fp8Rows):
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         return (self.quantized.values.float() * row_scales(self.quantized)).to(dtype)
+
+    def _streams(self, rows: int) -> bool:
+        return rows <= TILE_ROWS  # cuBLAS takes four times as long as in 16 bits for 100 rows
 
     def _many(self, x: Quantized, invariant: bool) -> Tensor:
         return matmul_fp8_blocks(x, self.quantized)

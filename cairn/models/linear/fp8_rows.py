@@ -14,9 +14,10 @@ from torch import Tensor
 from cairn.kernels.arguments import as_rows
 from cairn.kernels.matmul.matmul_fp8 import SMALL, launch, matmul_fp8
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
-from cairn.kernels.matmul.skinny_plans import FEW_ROWS
+from cairn.kernels.matmul.skinny_plans import FEW_ROWS, wave_plan
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
+from cairn.kernels.tiles import aligned_rows
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, Entering, Epilogue, Kernels, Product, finished
 
@@ -24,8 +25,6 @@ LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes
 
 
 class Fp8Rows:
-    few = FEW_ROWS  # of x: those of the kernel that reads weights at the memory's speed
-
     def __init__(self, weight_NK: Tensor) -> None:
         self.quantized = quantize(weight_NK.detach().contiguous())
 
@@ -84,7 +83,7 @@ class Fp8Rows:
     def _quantized_rows(
         self, x: Quantized, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
     ) -> Product:
-        few = len(x.values) <= self.few and not kernels.invariant
+        few = self._streams(len(x.values)) and not kernels.invariant
         prefetch = epilogue.kernels is not None
         if few and epilogue.onto_MN is not None and bias_N is None:
             sums_SMN = skinny_fp8_parts(x, self.quantized, prefetch=prefetch)
@@ -100,11 +99,15 @@ class Fp8Rows:
             return cast(Product, gate.fast_fp8(y_MN))
         return y_MN if gate is None else gate.fast(y_MN)
 
+    def _streams(self, rows: int) -> bool:
+        """Is the kernel that reads weights at the memory's speed ahead of cuBLAS?"""
+        return rows <= FEW_ROWS or wave_plan(rows, *self.quantized.values.shape) is not None
+
     def _many(self, x: Quantized, invariant: bool) -> Tensor:
         weight = self.quantized
         if not invariant:
             return matmul_fp8(x.values, weight.values, x.scale, weight.scale)
         rows = as_rows("x", x.values)  # one tile, whatever the number of rows
-        y_MN = torch.empty(len(rows), len(weight.values), dtype=torch.bfloat16, device=rows.device)
+        y_MN = aligned_rows(len(rows), len(weight.values), rows, torch.bfloat16)
         launch(rows, weight.values, y_MN, x.scale.flatten(), weight.scale.flatten(), SMALL)
-        return y_MN
+        return y_MN.contiguous()
