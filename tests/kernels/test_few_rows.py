@@ -38,11 +38,10 @@ def test_programs_of_a_plan_run_at_once_and_fit_their_ring(m, n, k):
     plan = wave_plan(m, n, k)
     blocks = -(-m // 128)
     if plan is None:
-        assert blocks == 2
         return
     shared = plan.stages * plan.block_k * (plan.block_n + row_block(m))
     programs = -(-n // plan.block_n) * plan.split * blocks
     assert shared <= (LARGE_RING if programs <= MULTIPROCESSORS else HALF_RING)
-    assert blocks == 1 or programs <= 2 * MULTIPROCESSORS
+    assert programs <= 2 * MULTIPROCESSORS
     assert plan.block_n % PIECE == 0
     assert padded_rows(m) == blocks * row_block(m)

@@ -34,6 +34,7 @@ SMALL_RING = 72 << 10
 BESIDE_RING = 120 << 10  # what the decode kernel of attention leaves when it runs at the same time
 SHORTEST_PART = 512  # columns
 HELD = 64  # registers of a thread for weights
+PAIRED = 180  # programs from which two on a multiprocessor are ahead of cuBLAS's tiles
 MULTIPROCESSORS = 132  # of an H200; on another chip a plan is slower, not wrong
 
 
@@ -101,20 +102,26 @@ def default_plan(m: int, n: int, k: int) -> Plan:
 def wave_plan(m: int, n: int, k: int) -> Plan | None:
     """65 to 256 rows of float8; None where cuBLAS is faster.
 
-    What counts is that all programs run at once, each as much of K as it can have: one on each multiprocessor, or two.
-    Beyond 128 rows each weight is read by two programs, and more than one wave of them loses what that costs.
+    What counts is that all programs run at once: one on each multiprocessor, or two on most of them. K is cut where the
+    norm that follows joins its parts (n <= k). Beyond 128 rows each weight is read by two programs.
     """
     blocks, tiles = -(-m // TILE_ROWS), -(-n // PIECE)
     split = 1
-    while 2 * split * tiles * blocks <= MULTIPROCESSORS and k >= 4 * split * SHORTEST_PART:
+    while (
+        n <= k
+        and 2 * split * tiles * blocks <= MULTIPROCESSORS
+        and k >= 4 * split * SHORTEST_PART
+    ):
         split *= 2
     pieces = 3 if tiles >= TALL else 1
     programs = -(-tiles // pieces) * blocks * split
-    if m > MOST_ROWS or (blocks > 1 and programs > 2 * MULTIPROCESSORS):
+    if m > MOST_ROWS or programs > 2 * MULTIPROCESSORS:
         return None
     if programs <= MULTIPROCESSORS:
         return _fp8_stream_plan(m, k, pieces, split, 256 // min(pieces, 2), LARGE_RING)
-    return _fp8_stream_plan(m, k, pieces if blocks > 1 else 1, split, 128, HALF_RING)
+    if programs >= PAIRED:
+        return _fp8_stream_plan(m, k, pieces, split, 128, HALF_RING)
+    return None
 
 
 def _fp8_stream_plan(m: int, k: int, pieces: int, split: int, block_k: int, ring: int) -> Plan:
