@@ -15,6 +15,9 @@ of Qwen3-0.6B, norm included, beside 7.9 and 9.2). Of large products only a tall
 rows (4 of 141 us that the products of a layer of Qwen3-8B take), in tiles of 192 rows of w. Beyond that the tensor
 cores are what a product waits for, and those are as fast as the power of the chip allows, whoever feeds them: a kernel
 with a copying warp and two warpgroups for 256 rows at once was 2 us ahead of cuBLAS there, and behind it at 160.
+
+In float8 cuBLAS has tiles of 128 x 128 only, and a product whose n is short fills a quarter of the chip with them: here
+the four of a layer of Qwen3-8B take 72 us in place of 99 with 128 rows, and 95 in place of 119 with 192 (`wave_plan`).
 """
 
 import functools
