@@ -202,9 +202,9 @@ def load_head(folder: Path, target: ModelSpec, build: Build) -> EagleHead:
     return head.requires_grad_(False)
 
 
-def random_head(target: ModelSpec, build: Build) -> EagleHead:
-    """To measure what a head costs."""
-    head = EagleHead(random_spec(target), build, target.layers)
+def random_head(target: ModelSpec, build: Build, spec: EagleSpec | None = None) -> EagleHead:
+    """To measure what a head costs, or to begin to train one. `spec`: None takes the shape of the target's layers."""
+    head = EagleHead(spec or random_spec(target), build, target.layers)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.fill_(1.0) if "norm" in name else parameter.normal_(0.0, 0.02)

@@ -12,12 +12,14 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.models.attend import Packed, Rule
-from cairn.models.eagle import EagleHead
+from cairn.models.build import Build
+from cairn.models.eagle import EagleHead, random_head, random_spec
 from cairn.models.layer_loop import PlainStep
 from cairn.models.transformer import Transformer, rotations_of
 
@@ -38,6 +40,13 @@ class Schedule(NamedTuple):
             return self.lr * (step + 1) / self.warmup
         share = (step - self.warmup) / max(self.steps - self.warmup, 1)
         return self.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+class Rows(NamedTuple):
+    """Texts of one length, of which shorter ones are padded at their end."""
+
+    tokens_BN: Tensor
+    counted_BN: Tensor | None = None  # behind which tokens the head has to guess; None: all
 
 
 class Taught(NamedTuple):
@@ -97,50 +106,112 @@ def teach(model: Transformer, tokens_BN: Tensor, taps: tuple[int, ...]) -> Taugh
     return Taught(tapped, model.logits(hidden_TD).unflatten(0, (rows, tokens)))
 
 
-def head_losses(
+def draft_tokens(texts_XN: Tensor, vocabulary: int, count: int) -> Tensor:
+    """The most frequent tokens of some texts, ascending: a smaller vocabulary for a head."""
+    counts_V = texts_XN.flatten().bincount(minlength=vocabulary)
+    return counts_V.argsort(descending=True, stable=True)[:count].sort().values
+
+
+@torch.no_grad()
+def head_for(model: Transformer, known_K: Tensor) -> EagleHead:
+    """A head in float32 that guesses these tokens, and begins with the target's output rows of them."""
+    weight_VD = (model.head or model.embedding).weight
+    # Residuals of a target may be large; normed, the layer's own part counts from the first step, and passes are alike.
+    shape = random_spec(model.spec)
+    spec = msgspec.structs.replace(shape, draft_vocab=len(known_K), norm_before_residual=True)
+    head = random_head(model.spec, Build(weight_VD.device, torch.float32), spec)
+    known_K = known_K.to(weight_VD.device)
+    head.d2t.copy_(known_K - torch.arange(len(known_K), device=known_K.device))
+    head.head.weight.copy_(weight_VD[known_K])
+    return head
+
+
+def known_tokens(head: EagleHead) -> Tensor:
+    return torch.arange(head.spec.draft_vocab, device=head.d2t.device) + head.d2t
+
+
+def guesses(
     head: EagleHead, model: Transformer, tokens_BN: Tensor, taught: Taught, passes: int = PASSES
-) -> list[Tensor]:
-    """Of each pass the mean divergence from the target, over the head's vocabulary."""
+) -> Iterator[Tensor]:
+    """Of each pass s the scores [B, N, K] of the token two and s places further on, over the head's vocabulary."""
     rows, tokens = tokens_BN.shape
     attend, h_TD = Unrolled(rows, tokens), head.fuse(taught.tapped)
-    known_K = torch.arange(head.spec.draft_vocab, device=head.d2t.device) + head.d2t
-    embedding, losses = head.embedding or model.embedding, []
+    embedding = head.embedding or model.embedding
     for done in range(passes):
         following_BN = tokens_BN.roll(-1 - done, 1)  # what it rolls around is not counted
         positions_N = torch.arange(done, tokens + done, device=tokens_BN.device)
         positions_T = positions_N.repeat(rows)
         rotations = rotations_of(head.spec.layer, range(1), positions_T, attend, h_TD.dtype)
         h_TD = head(embedding(following_BN.flatten()), h_TD, PlainStep(attend, rotations))
-        counted = tokens - 1 - done
-        guessed = head.logits(h_TD).unflatten(0, (rows, tokens))[:, :counted]
+        yield head.logits(h_TD).unflatten(0, (rows, tokens))
+
+
+def head_losses(
+    head: EagleHead, model: Transformer, rows: Rows, taught: Taught, passes: int = PASSES
+) -> list[Tensor]:
+    """Of each pass the mean divergence from the target, over the head's vocabulary."""
+    tokens_BN, counted_BN = rows
+    known_K, losses = known_tokens(head), []
+    for done, guessed_BNK in enumerate(guesses(head, model, tokens_BN, taught, passes)):
+        guessed = guessed_BNK[:, : -1 - done]
         wanted = taught.logits_BNV[:, 1 + done :, known_K]
         loss = F.kl_div(
             guessed.float().log_softmax(-1),
             wanted.float().log_softmax(-1),
             reduction="none",
             log_target=True,
-        )
-        losses.append(loss.sum(-1).mean())
+        ).sum(-1)
+        losses.append(_mean(loss, counted_BN, 1 + done))
     return losses
+
+
+@torch.no_grad()
+def held_shares(
+    head: EagleHead, model: Transformer, rows: Rows, passes: int = PASSES
+) -> list[float]:
+    """How often the first, second, .. guess would hold, if drafting began behind every token that counts.
+
+    A guess holds if it is the token of the text and those before it hold: so the engine accepts, at any temperature.
+    """
+    tokens_BN, counted_BN = rows
+    taught, known_K = teach(model, tokens_BN, head.spec.taps), known_tokens(head)
+    held_BN, shares = torch.ones_like(tokens_BN, dtype=torch.bool), []
+    for done, guessed_BNK in enumerate(guesses(head, model, tokens_BN, taught, passes)):
+        held_BN = held_BN & (known_K[guessed_BNK.argmax(-1)] == tokens_BN.roll(-2 - done, 1))
+        whole_BM = held_BN[:, : -1 - passes].float()  # the same chains for every pass
+        shares.append(float(_mean(whole_BM, _whole_chains(counted_BN, passes), 0)))
+    return shares
+
+
+def _whole_chains(counted_BN: Tensor | None, passes: int) -> Tensor | None:
+    """Where every pass of a chain guesses behind a token that counts; those that count are neighbours."""
+    return None if counted_BN is None else counted_BN[:, 1:-passes] & counted_BN[:, passes:-1]
+
+
+def _mean(values_BM: Tensor, counted_BN: Tensor | None, first: int) -> Tensor:
+    if counted_BN is None:
+        return values_BM.mean()
+    counted_BM = counted_BN[:, first:].to(values_BM.dtype)
+    return (values_BM * counted_BM).sum() / counted_BM.sum().clamp(min=1)
 
 
 def train_head(
     head: EagleHead,
     model: Transformer,
-    batches: Iterator[Tensor],
+    batches: Iterator[Rows],
     schedule: Schedule,
     passes: int = PASSES,
 ) -> Iterator[list[float]]:
-    """One step for each batch [B, N]; yields the losses of its passes. The target is not changed."""
+    """One step for each batch; yields the losses of its passes. The target is not changed."""
     trained = [p.requires_grad_() for name, p in head.named_parameters() if "embedding" not in name]
     optimizer = torch.optim.AdamW(
         trained, schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.weight_decay
     )
-    for step, tokens_BN in zip(range(schedule.steps), batches, strict=False):
+    for step, rows in zip(range(schedule.steps), batches, strict=False):
         for group in optimizer.param_groups:
             group["lr"] = schedule.at(step)
-        taught = teach(model, tokens_BN, head.spec.taps)
-        losses = head_losses(head, model, tokens_BN, taught, passes)
+        taught = teach(model, rows.tokens_BN, head.spec.taps)
+        losses = head_losses(head, model, rows, taught, passes)
         total = sum((DECAY**at * loss for at, loss in enumerate(losses)), losses[0] * 0)
         optimizer.zero_grad()
         total.backward()
