@@ -1,11 +1,14 @@
 """Tasks judge their own solutions right, and nothing else."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.align.config import Task
+from cairn.align.config import Align, Task
 from cairn.align.tasks import make_problem, reward_of, worked_out
+from cairn.core.config import load
 
 KINDS = ["sorting", "arithmetic", "largest", "countdown", "format"]
 
@@ -47,3 +50,11 @@ def test_what_is_no_sum_has_no_value(text):
 
 def test_sums_are_exact():
     assert worked_out("(1 / 3) * 3") == 1
+
+
+def test_the_recipe_of_smollm2_is_read():
+    file = Path(__file__).parents[2] / "examples/smollm2/largest.toml"
+    recipe = load(Align, args=[], env_prefix="CAIRN_ALIGN_", file=file).value
+    problem = make_problem(recipe.task, 0, 0)
+    assert reward_of(recipe.task, problem, problem.solution) == 1.0
+    assert recipe.data.sequences // recipe.rollout.group == 32
