@@ -111,9 +111,7 @@ def wave_plan(m: int, n: int, k: int) -> Plan | None:
     blocks, tiles = -(-m // TILE_ROWS), -(-n // PIECE)
     split = 1
     while (
-        n <= k
-        and 2 * split * tiles * blocks <= MULTIPROCESSORS
-        and k >= 4 * split * SHORTEST_PART
+        n <= k and 2 * split * tiles * blocks <= MULTIPROCESSORS and k >= 4 * split * SHORTEST_PART
     ):
         split *= 2
     pieces = 3 if tiles >= TALL else 1
