@@ -25,6 +25,9 @@ ADAPTED = "*.adapter.*"  # the names of an adapter's tensors in our checkpoints
 EMBEDDING = "embedding"
 
 
+Shape = tuple[tuple[int, int], tuple[Part, ...]]  # of a map and its adapter
+
+
 class Addend(NamedTuple):
     home: Linear
     lora: LoRA | EmbeddingLoRA
@@ -49,17 +52,19 @@ def addends(
     adapter: AdapterSpec,
     build: Build,
     names: Sequence[str] | None = None,
+    alike: bool = False,
 ) -> dict[str, Addend]:
-    """By the path of the map that each belongs to."""
+    """By the path of the map that each belongs to. `alike`: those of one shape share their blank parameters."""
     check_targets(adapter, map_names(model, spec) if names is None else names)
     if adapter.dora and build.shards.size > 1:
         raise ConfigError(
             f"DoRA with tensor parallel {build.shards.size}: no rank has whole rows to measure",
             hint="use plain LoRA, or fsdp in place of tp",
         )
-    made = {}
+    made: dict[str, Addend] = {}
+    blanks: dict[Shape, LoRA] | None = {} if alike else None
     for path, home in _maps(model):
-        if (lora := _adapt(path, home, spec, adapter, build)) is not None:
+        if (lora := _adapt(path, home, spec, adapter, build, blanks)) is not None:
             made[path] = Addend(home, lora)
     if not made and names is None:
         raise ConfigError("the adapter covers no map of this model", hint="widen its targets")
@@ -122,7 +127,12 @@ def _name(spec: ModelSpec, path: str, part: str) -> str:
 
 
 def _adapt(
-    path: str, home: Linear, spec: ModelSpec, adapter: AdapterSpec, build: Build
+    path: str,
+    home: Linear,
+    spec: ModelSpec,
+    adapter: AdapterSpec,
+    build: Build,
+    blanks: dict[Shape, LoRA] | None,
 ) -> LoRA | EmbeddingLoRA | None:
     covered = [part for part in _part_names(home) if adapter.covers(_name(spec, path, part))]
     if not covered:
@@ -135,7 +145,13 @@ def _adapt(
             f"{place.tensor} holds several maps, which would share one matrix A",
             hint="choose other targets, such as c_proj and c_fc",
         )
-    return LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
+    parts = _parts(path, home, spec, adapter)
+    if blanks is None:
+        return LoRA(build, home, parts, adapter.dora)
+    shape = (home.shape_NK(), tuple(parts))
+    if shape not in blanks:
+        blanks[shape] = LoRA(build, home, parts, adapter.dora)
+    return blanks[shape].at(home)
 
 
 def _parts(path: str, home: Linear, spec: ModelSpec, adapter: AdapterSpec) -> list[Part]:

@@ -113,6 +113,12 @@ class LoRA(Holder):
             yield part, rows_NK[start : start + part.rows]
             start += part.rows
 
+    def at(self, home: Linear) -> "LoRA":
+        """The adapter of another map of the same shape, with the same parameters."""
+        made = LoRA.__new__(LoRA)
+        made.__dict__.update(self.__dict__, home=(home,))
+        return made
+
     def with_parameters(self, values: dict[str, Tensor]) -> "LoRA":
         """The same adapter with other numbers, which are not trained."""
         made = LoRA.__new__(LoRA)

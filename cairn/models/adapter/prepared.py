@@ -41,7 +41,8 @@ class PreparedAdapter:
     def __init__(self, model: Transformer, spec: AdapterSpec, dtype: torch.dtype) -> None:
         self.dtype, self.device = dtype, model.embedding.weight.device
         blank = model.build._replace(device="meta", dtype=dtype)
-        self.made = addends(model, model.spec, spec, blank, map_names(model, model.spec))
+        names = map_names(model, model.spec)
+        self.made = addends(model, model.spec, spec, blank, names, alike=True)
         self.parameters: dict[str, dict[str, Span]] = {}  # by path, then by name
         self.places: dict[str, Span] = {}  # by the names of a file
         self.size = 0
