@@ -221,7 +221,7 @@ def test_windows_that_free_their_pages(name, switches):
     length = min(opened.spec.context, 2048) - MOST
     config = EngineConfig(
         model=name, device="cuda", max_model_len=length + MOST, max_num_seqs=8, block_size=16,
-        max_num_batched_tokens=96 if length < 500 else 768, gpu_memory_utilization=0.3, **switches,
+        max_num_batched_tokens=96 if length < 500 else 768, num_gpu_blocks_override=4096, **switches,
     )  # fmt: skip
     engine = start_with(*loaded, config).engine
     whole = [token % opened.spec.vocab for token in prompt_of(length, seed=5)]

@@ -258,3 +258,5 @@ def test_a_model_that_has_slept_answers_as_before(weights):
         assert freed > 20 << 30  # pages and weights
         llm.wake_up()
         assert answers() == before
+    llm.sleep()  # the memory is for the tests behind it
+    llm.close()
