@@ -14,6 +14,7 @@ import numpy as np
 from cairn.core.errors import ConfigError, DataError
 from cairn.train.data.packing import Piece, TooLong, cached_plan
 from cairn.train.data.shuffle import shuffled
+from cairn.train.data.source import cut
 from cairn.train.data.store import Store
 from cairn.train.data.tokens import Tokens
 from cairn.train.data.windows import IGNORED
@@ -44,11 +45,12 @@ class PackedDocuments:
         self.plan = cached_plan(np.diff(tokens.offsets), sequence_length, too_long, folder)
         if not self.plan.bins:
             raise DataError(f"{tokens.path} has no tokens", hint="check what it was made from")
-        self._first, stop = (round(part * self.plan.bins) for part in span)
+        self._first, stop = (cut(part, self.plan.bins) for part in span)
         if not self._first < stop:
             raise ConfigError(
-                f"the part {span} of {self.plan.bins} samples in {tokens.path} is empty",
-                hint="use more chats, shorter sequences, or a larger part",
+                f"{tokens.path} fills {self.plan.bins} sequences of {sequence_length} tokens, "
+                f"which leave none for the part {span}",
+                hint="use more chats, a smaller --data.sequence, or --validation.share 0 to hold nothing out",
             )
         self.samples_per_epoch = stop - self._first
 

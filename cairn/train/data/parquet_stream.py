@@ -25,6 +25,7 @@ from cairn.models.tokenizer import Tokenizer
 from cairn.train.data.chance import mix
 from cairn.train.data.documents import check_column
 from cairn.train.data.shuffle import permute
+from cairn.train.data.source import cut
 from cairn.train.data.text_files import TextFile
 from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.windows import IGNORED
@@ -171,8 +172,8 @@ def _part(groups: list[Group], span: tuple[float, float]) -> list[Group]:
             f"{groups[0].path} has one row group, of which no part can be kept apart",
             hint="write it with more row groups, or name other data with validation.sources",
         )
-    first, stop = (min(max(round(part * len(groups)), 1), len(groups) - 1) for part in span)
-    return groups[first:] if span[0] else groups[:stop]
+    first, stop = (cut(part, len(groups)) for part in span)
+    return groups[first:stop]
 
 
 class _Counts:

@@ -62,6 +62,16 @@ def share(consumed: int, rank: int, ranks: int, per_step: int) -> range:
     return range(consumed + rank * each, consumed + (rank + 1) * each)
 
 
+def cut(part: float, samples: int) -> int:
+    """Where the part of 1 from or up to which a source is used ends, in samples.
+
+    Either side keeps one sample at least, where there are two: a held-out share of 5% exists for small texts, too.
+    """
+    if part in (0.0, 1.0) or samples < 2:
+        return round(part * samples)
+    return min(max(round(part * samples), 1), samples - 1)
+
+
 def microbatch(source: Source, numbers: Sequence[int]) -> "Batch":
     """Several samples side by side, in the order of their numbers."""
     from cairn.train.data.batch import join

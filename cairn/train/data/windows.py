@@ -17,12 +17,25 @@ import numpy as np
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.train.data.shuffle import shuffled
+from cairn.train.data.source import cut
 from cairn.train.data.tokens import Tokens, count
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
 
 IGNORED = -100  # as in `batch`, which this module loads with the first sample only
+
+
+def _bounds(span: tuple[float, float], total: int, length: int) -> tuple[int, int]:
+    """The first window of a part and the one behind its last. Parts meet where both have a whole window."""
+    windows, whole = -(-total // length), total // length
+    last_cut = max(whole - 1, 1)  # what lies behind the last whole window goes round
+    first, stop = (cut(part, windows) for part in span)
+    first = min(first, last_cut)
+    stop = stop if span[1] == 1.0 else min(stop, last_cut)
+    if first and stop == windows:
+        stop = whole
+    return first, stop
 
 
 class Windows:
@@ -49,20 +62,18 @@ class Windows:
         if total < sequence_length:
             raise DataError(
                 f"{tokens.path} has {total} tokens, less than one sequence of {sequence_length}",
-                hint=f"give more text, or a sequence_length of {max(1, total)} or less",
+                hint=f"use more text, or --data.sequence {max(1, total)} or less",
             )
         self.tokens = tokens
         self.sequence_length = sequence_length
         self.boundaries = boundaries
         self._shuffle, self._seed = shuffle, seed
-        windows = -(-total // sequence_length)
-        self._first, stop = (round(part * windows) for part in span)
-        if self._first and stop == windows and total % sequence_length:
-            stop -= 1
-        if not 0 <= self._first < stop <= windows:
+        self._first, stop = _bounds(span, total, sequence_length)
+        if not self._first < stop:
             raise ConfigError(
-                f"the part {span} of {windows} windows in {tokens.path} is empty",
-                hint="use more text, shorter sequences, or a larger part",
+                f"{tokens.path} has {total} tokens, which leave no sequence of {sequence_length} for the part {span}",
+                hint=f"use more text, --data.sequence {max(1, total // 2)} or less, "
+                "or --validation.share 0 to hold nothing out",
             )
         self.samples_per_epoch = stop - self._first
 

@@ -162,5 +162,6 @@ def test_samples_are_trained_on_or_kept_apart():
     assert len({p.fingerprint for p in parts}) == 3
     assert parts[2].fingerprint.count("40 bins") == 1
     assert "of 40 bins" not in parts[2].fingerprint
-    with pytest.raises(ConfigError, match="is empty"):
-        PackedDocuments(InMemory(documents, masks), 8, span=(0.999, 1.0))
+    assert PackedDocuments(InMemory(documents, masks), 8, span=(0.999, 1.0)).samples_per_epoch == 1
+    with pytest.raises(ConfigError, match="leave none"):
+        PackedDocuments(InMemory(documents[:1], masks[:1]), 8, span=(0.9, 1.0))

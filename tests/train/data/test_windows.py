@@ -90,14 +90,34 @@ def test_training_and_validation_share_no_window():
     ]
     assert len(seen[0]) == 900
     assert not seen[0] & seen[1]
-    with pytest.raises(ConfigError, match="is empty"):
-        Windows(numbered([100]), 10, span=(0.999, 1))
     assert parts[0].fingerprint != parts[1].fingerprint
     # The last window of 1,005 tokens goes round to tokens that are trained on: it is in neither part.
     last = Windows(numbered([1005]), 10, span=(0.9, 1))
     assert {
         t for n in range(last.samples_per_epoch) for t in last.batch(n).tokens_T.tolist()
     } == set(range(910, 1000))
+
+
+@given(st.integers(2, 60), st.integers(0, 9), st.floats(0.001, 0.999))
+def test_a_small_text_has_a_held_out_part_too(whole, rest, share):
+    """Any text of two whole windows: both parts have one, none of a window is in both, and none goes round."""
+    parts = [
+        Windows(numbered([10 * whole + rest]), 10, span=span)
+        for span in ((0.0, 1 - share), (1 - share, 1.0))
+    ]
+    seen = [
+        [t for n in range(p.samples_per_epoch) for t in p.batch(n).tokens_T.tolist()] for p in parts
+    ]
+    assert sorted(seen[0] + seen[1]) == list(range(10 * whole))
+    assert seen[0]
+    assert seen[1]
+
+
+def test_a_text_of_one_window_says_how_to_go_on():
+    with pytest.raises(ConfigError) as error:
+        Windows(numbered([19]), 10, span=(0.95, 1.0))
+    assert "19 tokens" in str(error.value)
+    assert "--data.sequence 9 or less" in str(error.value.hint)
 
 
 def test_a_microbatch_is_samples_side_by_side():
