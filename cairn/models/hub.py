@@ -53,13 +53,12 @@ UNWANTED = ["consolidated*", "original/*"]  # the same weights once more, in the
 
 
 def resolve(name: str) -> Path:
+    if is_packaged(name):
+        lower = name.lower()
+        return _packaged(lower) if lower in PACKAGED else _shipped(lower)
     path = _local(name)
-    if path is not None and not (name.lower() in (*PACKAGED, *OWN) and _is_something_else(path)):
+    if path is not None:
         return path
-    if name.lower() in PACKAGED:
-        return _packaged(name.lower())
-    if name.lower() in OWN:
-        return _shipped(name.lower())
     named = REPOSITORY.fullmatch(name)
     if named and not name.startswith(("./", "../")):
         return _from_hub(*named.groups())
@@ -67,6 +66,12 @@ def resolve(name: str) -> Path:
         f"no file or folder {name!r}, and it is not a repository name",
         hint=_suggestion(name) or "give a path, or owner/name of a model hub",
     )
+
+
+def is_packaged(name: str) -> bool:
+    """Whether a name means a model inside a package; a model in a file or folder of that name goes first."""
+    path = _local(name)
+    return name.lower() in (*PACKAGED, *OWN) and (path is None or _is_something_else(path))
 
 
 class Default(NamedTuple):

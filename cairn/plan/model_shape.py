@@ -1,10 +1,13 @@
 """Which model does somebody want to plan for? Its shape is enough; weights are neither read nor fetched.
 
     qwen3-8b, random:qwen3-8b        a shape by its name (`models.presets`)
+    cairn-tiny                       a model that comes in a package, as `cairn serve` knows it
     Qwen/Qwen3-8B                    the same by the name that a hub has for it, or its config.json from the hub
     ./my-model, my-model/config.json a checkpoint's folder, or its config.json
+    ./my-model.gguf                  a GGUF file, of which the header is read
 
-Reads at most one small file: config.json of a repository is fetched if it is not here, and nothing else. No torch.
+Reads at most one small file: config.json of a repository is fetched if it is not here, and nothing else. No torch, but
+for a GGUF file, whose reader needs it.
 """
 
 import json
@@ -15,12 +18,13 @@ import msgspec
 
 from cairn.core.errors import ConfigError, ModelNotFound, did_you_mean
 from cairn.models.families import from_hf
-from cairn.models.hub import config_of
+from cairn.models.hub import BETTER, OWN, config_of, is_packaged, resolve
 from cairn.models.presets import PRESETS, preset
-from cairn.models.quantized.scheme import Quantization, quantization_of
+from cairn.models.quantized.scheme import quantization_of
 from cairn.models.spec import ModelSpec
 from cairn.models.vision.families import has_vision, split_config
 from cairn.models.vision.spec import VisionSpec
+from cairn.plan.weight_forms import WeightForm, stored_form
 
 ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape is the same
 
@@ -28,7 +32,7 @@ ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape 
 class Shape(NamedTuple):
     name: str  # a preset's, where it is one
     spec: ModelSpec
-    quantization: Quantization | None = None  # how its checkpoint is stored
+    stored: WeightForm | None = None  # how its checkpoint is; None: in floating point
     vision: VisionSpec | None = None  # of a model that sees
 
 
@@ -36,7 +40,9 @@ def model_shape(name: str) -> Shape:
     known = _known(name)
     if known is not None:
         return Shape(known, preset(known))
-    path = Path(name).expanduser()
+    path = resolve(name) if is_packaged(name) else Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return _of_gguf(name, path)
     if (name and path.is_dir()) or path.suffix == ".json":
         return Shape(name, *_read(path / "config.json" if path.is_dir() else path))
     cached = _cached(name)
@@ -44,10 +50,11 @@ def model_shape(name: str) -> Shape:
         return Shape(name, *_read(cached))
     short = name.rpartition("/")[2].lower()
     if not _is_repository(name):
-        every = "a folder with a config.json, or one of: " + ", ".join(PRESETS)
+        names = (*OWN, BETTER, *PRESETS)
+        every = "a folder with a config.json, a GGUF file, or one of: " + ", ".join(names)
         raise ConfigError(
             f"no model shape is called '{name}', and there is no such folder",
-            hint=did_you_mean(short, PRESETS, every),
+            hint=did_you_mean(short, names, every),
         )
     try:
         return Shape(name, *_read(config_of(name)))
@@ -73,7 +80,14 @@ def _known(name: str) -> str | None:
     return None
 
 
-def _read(path: Path) -> tuple[ModelSpec, Quantization | None, VisionSpec | None]:
+def _of_gguf(name: str, path: Path) -> Shape:
+    from cairn.models.checkpoint import open_checkpoint  # loads torch
+
+    file = open_checkpoint(path)
+    return Shape(name, file.spec, WeightForm(file.stored_form().lower(), file.stored_bits()))
+
+
+def _read(path: Path) -> tuple[ModelSpec, WeightForm | None, VisionSpec | None]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -84,10 +98,10 @@ def _read(path: Path) -> tuple[ModelSpec, Quantization | None, VisionSpec | None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no object of settings", hint="a checkpoint's config.json")
     if not has_vision(config):
-        return from_hf(config), quantization_of(config), None
+        return from_hf(config), stored_form(quantization_of(config)), None
     text, vision = split_config(config)
     spec = msgspec.structs.replace(from_hf(text), deep_rows=len(vision.tower.deep_layers))
-    return spec, quantization_of(text), vision
+    return spec, stored_form(quantization_of(text)), vision
 
 
 def _is_repository(name: str) -> bool:

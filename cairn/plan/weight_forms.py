@@ -4,7 +4,8 @@
     w4a16, mxfp4, nvfp4    4 bits and their scales; activations as they are: products at the rate of bfloat16
     q4_k, q6_k, q8_0       blocks of a GGUF file
 
-A checkpoint's config.json says its own bits. Lookup and output projection stay in bfloat16. Torch-free.
+A checkpoint's config.json, or a GGUF file's header, says its own bits. Lookup and output projection
+stay in bfloat16. Torch-free.
 """
 
 from typing import NamedTuple
@@ -40,7 +41,7 @@ FORMS = {
 }
 
 
-def weight_form(asked: str, stored: Quantization | None) -> WeightForm:
+def weight_form(asked: str, stored: WeightForm | None) -> WeightForm:
     """As asked, else as the checkpoint is stored."""
     if asked:
         if asked not in FORMS:
@@ -49,10 +50,13 @@ def weight_form(asked: str, stored: Quantization | None) -> WeightForm:
                 hint=did_you_mean(asked, FORMS, "one of: " + ", ".join(FORMS)),
             )
         return FORMS[asked]
-    return BF16 if stored is None else stored_form(stored)
+    return BF16 if stored is None else stored
 
 
-def stored_form(stored: Quantization) -> WeightForm:
+def stored_form(stored: Quantization | None) -> WeightForm | None:
+    """What config.json says of the weights; None: they are in floating point."""
+    if stored is None:
+        return None
     schemes = [rule.scheme for rule in stored.rules if rule.scheme is not None]
     rounded = bool(schemes) and schemes[-1].activations != "float"
     return WeightForm(stored.method, stored.bits(), rounded)

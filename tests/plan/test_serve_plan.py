@@ -2,9 +2,11 @@
 
 import json
 import math
+from pathlib import Path
 
 import msgspec
 import pytest
+from shared_data import packaged_chat_model
 
 from cairn.core.errors import ConfigError
 from cairn.models.cache import cache_bytes_per_token, cache_groups, most_pages
@@ -16,6 +18,7 @@ from cairn.plan.serve_load import Traced, Workload, limits, requests, room, run
 from cairn.plan.serve_plan import Asked, plan
 
 H200 = device("h200")
+QUANTIZED = Path(__file__).parent.parent / "quantized_checkpoints"
 SMALL = Served(spec=preset("qwen3-0.6b"), device=H200)
 ASKED = Asked(rate=10.0, input_tokens=200, output_tokens=20, slo_ttft=0.5, slo_tpot=0.05)
 
@@ -243,20 +246,38 @@ def test_a_form_of_the_weights_is_its_bytes(name):
 
 
 def test_a_checkpoint_says_its_own_bits():
-    from pathlib import Path
-
     from cairn.plan.model_shape import model_shape
     from cairn.plan.weight_forms import weight_form
 
-    folder = Path(__file__).parent.parent / "quantized_checkpoints"
-    bits = {
-        n: weight_form("", model_shape(str(folder / n)).quantization) for n in ("w4a16", "w8a8")
-    }
+    folder = QUANTIZED
+    bits = {n: weight_form("", model_shape(str(folder / n)).stored) for n in ("w4a16", "w8a8")}
     assert (bits["w4a16"].bits, bits["w4a16"].eight_bit) == (4.5, False)
     assert (bits["w8a8"].bits, bits["w8a8"].eight_bit) == (8, True)
     assert weight_form("", None).bits == 16
     with pytest.raises(ConfigError, match="no form of weights is called 'int5'"):
         weight_form("int5", None)
+
+
+def test_packaged_models_have_the_shape_that_is_served(tmp_path, monkeypatch):
+    """Against the loader of `cairn serve`: folders, a GGUF file, and a model in a folder of a packaged name."""
+    from cairn.models.checkpoint import open_checkpoint
+    from cairn.models.hub import resolve
+    from cairn.plan.model_shape import model_shape
+
+    file = packaged_chat_model()
+    for name in ("cairn-tiny", "cairn-tiny-vl", "smollm2-135m-instruct"):
+        expected = open_checkpoint(resolve(name))
+        found = model_shape(name)
+        assert (found.spec, found.vision) == (expected.spec, expected.vision)
+    assert found.stored.name == "q4_1"
+    assert found.stored.bits == 5
+    assert model_shape(str(file)).spec == found.spec
+    monkeypatch.chdir(tmp_path)
+    Path("cairn-tiny").symlink_to(QUANTIZED / "w8a8")
+    assert model_shape("cairn-tiny").stored.bits == 8
+    with pytest.raises(ConfigError, match="cairn-tinny") as error:
+        model_shape("cairn-tinny")
+    assert "cairn-tiny" in error.value.hint
 
 
 def test_a_tower_takes_memory_and_time():

@@ -31,7 +31,8 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Simulate the real scheduler at a rate: does it fit, latency under load, GPUs, cost and energy."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """a shape, such as qwen3-8b; a folder with a config.json; or owner/name on the hub, whose config.json is fetched"""
+    """a shape, such as qwen3-8b; a packaged model, such as cairn-tiny; a folder with a config.json; a GGUF file; or
+    owner/name on the hub, whose config.json is fetched"""
     gpu: str = "h200"
     """h200, h100, h100-500w, a100 or b200"""
     rate: float | None = None

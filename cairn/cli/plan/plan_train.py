@@ -30,7 +30,8 @@ class PlanTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Search dp x fsdp x pp x cp x tp x ep, recomputation and microbatch; the best ten, and why the others lost."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """a shape, such as qwen3-8b; a folder with a config.json; or owner/name on the hub, whose config.json is fetched"""
+    """a shape, such as qwen3-8b; a packaged model, such as cairn-tiny; a folder with a config.json; a GGUF file; or
+    owner/name on the hub, whose config.json is fetched"""
     gpus: int = 8
     """how many"""
     gpu: str = "h200"
