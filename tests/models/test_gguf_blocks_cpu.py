@@ -141,6 +141,21 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(monkeypatch, tmp_path):
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
+def test_compiling_is_announced_once(monkeypatch, tmp_path, capfd):
+    built = compiled.library()._name
+    copying = tmp_path / "copying-cc"
+    copying.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {built} "$2"\n')
+    copying.chmod(0o755)
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CC", str(copying))
+    compiled.library.__wrapped__()
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert str(tmp_path / "cache" / "kernels") in said
+    compiled.library.__wrapped__()
+    assert not capfd.readouterr().err
+
+
 def test_a_forked_process_multiplies_with_threads_of_its_own():
     code = (
         "import os, torch; from test_gguf_blocks_cpu import blocks_of; "

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -58,6 +59,8 @@ def library() -> ctypes.CDLL:
     compiler = _compiler()
     made = cache_folder() / f"product-{_fingerprint(compiler)}.so"
     if not made.is_file():
+        once = f"once for this machine, in about ten seconds; they are kept in {made.parent}"
+        print(f"note: {compiler} compiles the CPU kernels, {once}", file=sys.stderr)
         _compile(compiler, made)
     try:
         return ctypes.CDLL(str(made))
