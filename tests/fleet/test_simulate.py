@@ -72,3 +72,11 @@ def test_the_verb_prints_json_and_names_mistakes(capsys):
     assert main([*words, "--policy", "second"]) == 2
     assert "did you mean 'seconds'" in capsys.readouterr().err
     assert main([*words, "--load", "0"]) == 2
+    capsys.readouterr()
+    # A trace that is over before a server is up has no good request, and the reason is said.
+    assert main([*words, "--scale", "0-2", "--load", "0.8", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["scaled"][1]["scaled"]["outcome"]["good_share"] == 0
+    assert "before a server" in shown.err
+    assert main([*words, "--scale", "0-2", "--load", "0.8", "--start-s", "0.1", "--json"]) == 0
+    assert "before a server" not in capsys.readouterr().err

@@ -112,6 +112,7 @@ def _scaled(
 ) -> int:
     from cairn.cli.columns import lines
     from cairn.fleet.scale import Rules
+    from cairn.fleet.simulate import span_s, speed_of
     from cairn.fleet.simulate_scale import run_scaled
 
     least, _, most = options.scale.partition("-")
@@ -119,6 +120,11 @@ def _scaled(
         raise UsageError(f"--scale is {options.scale!r}", hint="LEAST-MOST, such as 0-8")
     rows, found = [], []
     for share in loads:
+        span = span_s(prompts, speed_of(step), int(most), share)
+        if span < options.start_s:  # those who come first wait longer than anybody comes
+            said = f"note: at load {share:g} all {len(prompts):,} requests come within {span:.1f} s, before a server "
+            said += f"that is started answers ({options.start_s:g} s); use more --requests or a smaller --load"
+            print(said, file=sys.stderr)
         for low in (int(most), int(least)):
             rules = Rules(least=low, most=int(most), ttft_s=slo.ttft_s / 2, start_s=options.start_s)
             one = run_scaled(prompts, share, rules, limit, step, slo)
