@@ -25,6 +25,7 @@ COMPUTING = GENERATING | {
     b"/score",
     b"/classify",
     b"/embed",
+    b"/v2/embed",
     b"/api/embed",
     b"/api/embeddings",
     b"/v1/audio/transcriptions",

@@ -3,16 +3,20 @@
     [CLS] text [SEP]            one text
     [CLS] query [SEP] text [SEP]    a pair; `segment` is where the second text begins
 
-Nothing is cut unless `most` says how many tokens there may be; the special tokens around a text always stay.
+Nothing is cut unless `most` says how many tokens there may be; the special tokens around a text always stay. Of a
+single text either the first tokens stay or the last ones.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cairn.core.errors import RequestError
 
 if TYPE_CHECKING:
     from cairn.models.tokenizer import Tokenizer
+
+
+Side = Literal["left", "right"]  # from which a text is cut
 
 
 class TextIds(NamedTuple):
@@ -21,12 +25,17 @@ class TextIds(NamedTuple):
 
 
 def encode_texts(
-    tokenizer: "Tokenizer", texts: Sequence[str], most: int | None = None, special: bool = True
+    tokenizer: "Tokenizer",
+    texts: Sequence[str],
+    most: int | None = None,
+    special: bool = True,
+    side: Side = "right",
 ) -> list[TextIds]:
     if most is None:
         return [TextIds(ids) for ids in tokenizer.encode_batch(texts, special)]
     encodings = tokenizer.backend.encode_batch(list(texts), add_special_tokens=special)
-    return [TextIds(_cut(one.ids, one.special_tokens_mask, most, 0)) for one in encodings]
+    cut = _cut if side == "right" else _cut_left
+    return [TextIds(cut(one.ids, one.special_tokens_mask, most, 0)) for one in encodings]
 
 
 def encode_pairs(
@@ -57,3 +66,8 @@ def _cut(ids: list[int], special: Sequence[int], most: int | None, first: int) -
             hint="shorten the query, or allow more tokens",
         )
     return ids[:room] + ids[len(ids) - tail :]
+
+
+def _cut_left(ids: list[int], special: Sequence[int], most: int, first: int) -> list[int]:
+    """The same from the other end: the special tokens at the beginning stay."""
+    return _cut(ids[::-1], special[::-1], most, first)[::-1]

@@ -1,5 +1,6 @@
 """Text encoders and rerankers behind HTTP, against transformers on the same weights."""
 
+import base64
 import concurrent.futures
 import json
 
@@ -144,6 +145,87 @@ def test_clients_of_other_servers_get_the_same_vectors_and_scores(encoder):
     for body, field in (({}, "documents"), ({"texts": ["a"], "documents": ["a"]}, "texts")):
         answer = encoder.http.post("/rerank", json={"query": "a", **body})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_cohere_client_gets_the_same_vectors_in_every_number_type(encoder, embedder):
+    """Against the vectors of transformers, and each type against its definition."""
+
+    def post(**body):
+        answer = encoder.http.post("/v2/embed", json={"model": "tiny", **body})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    every = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    made = post(texts=TEXTS, input_type="search_document", embedding_types=every)
+    found = made["embeddings"]
+    expected = np.stack([cls_vector(embedder, text) for text in TEXTS])
+    expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    np.testing.assert_allclose(found["float"], expected, atol=1e-4)
+    vectors = np.array(found["float"], dtype=np.float32)
+    for text, vector in zip(found["base64"], vectors, strict=True):
+        assert np.array_equal(np.frombuffer(base64.b64decode(text), "<f4"), vector)
+    whole = np.array(found["int8"])
+    scale = np.abs(vectors).max(-1, keepdims=True) / 127
+    np.testing.assert_allclose(whole * scale, vectors, atol=float(scale.max()) / 2 + 1e-6)
+    assert (np.abs(whole).max(-1) == 127).all()
+    assert np.array_equal(found["uint8"], whole + 128)
+    signs = [[f"{byte:08b}" for byte in row] for row in found["ubinary"]]
+    assert ["".join(row) for row in signs] == [
+        "".join("01"[int(value >= 0)] for value in row) for row in vectors
+    ]
+    assert np.array_equal(found["binary"], np.array(found["ubinary"]) - 128)
+    assert made["texts"] == TEXTS
+    assert made["meta"]["billed_units"]["input_tokens"] == sum(
+        len(encoder.service.tokenizer.encode(text)) for text in TEXTS
+    )
+    # A query has the model's prompt for queries; inputs are texts in another coat.
+    asked = [{"content": [{"type": "text", "text": "fox"}]}]
+    query = post(inputs=asked, input_type="search_query")["embeddings"]
+    assert set(query) == {"float"}
+    wanted = cls_vector(embedder, "time: fox")
+    np.testing.assert_allclose(query["float"][0], wanted / np.linalg.norm(wanted), atol=1e-4)
+
+
+def test_cohere_truncate_keeps_the_end_that_is_asked_for(encoder, embedder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(embedder)
+    long = " ".join(TEXTS * 6)
+    for truncate, side in (("END", "right"), ("START", "left")):
+        tokenizer.truncation_side = side
+        for body, most in (({}, 30), ({"max_tokens": 9}, 9), ({"max_tokens": 999}, 30)):
+            ids = tokenizer(long, truncation=True, max_length=most)["input_ids"]
+            answer = encoder.http.post(
+                "/v2/embed", json={"texts": [long], "truncate": truncate, **body}
+            ).json()
+            direct = encoder.http.post(
+                "/v1/embeddings",
+                json={"input": [ids], "add_special_tokens": False, "normalize": True},
+            ).json()
+            wanted = direct["data"][0]["embedding"]
+            np.testing.assert_allclose(answer["embeddings"]["float"][0], wanted, atol=1e-5)
+            assert answer["meta"]["billed_units"]["input_tokens"] == most == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "texts is missing"),
+        ({"texts": []}, "empty list"),
+        ({"texts": ["a"], "inputs": []}, "give one of"),
+        ({"texts": ["a " * 99], "truncate": "NONE"}, "the longest that the model reads has 30"),
+        ({"texts": ["a"], "truncate": "NONE", "max_tokens": 3}, "leave one of them out"),
+        ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate is"),
+        ({"texts": ["a"], "embedding_types": ["float", "int4"]}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["ubinary"], "output_dimension": 9}, "that 8 divides"),
+        ({"texts": ["a"], "output_dimension": 4096}, "output_dimension is 4096"),
+        ({"texts": ["a"], "input_type": "image"}, "images are not embedded"),
+        ({"images": ["data:image/png;base64,AA=="]}, "images are not embedded"),
+        ({"inputs": [{"content": [{"type": "image_url"}]}]}, "inputs[0].content has image_url"),
+    ],
+)
+def test_cohere_mistakes_are_named(encoder, body, said):
+    answer = encoder.http.post("/v2/embed", json=body)
+    assert answer.status_code == 400
+    assert said in answer.json()["message"]
 
 
 def test_rerank_order_of_a_cross_encoder_is_that_of_transformers(cross_encoder):

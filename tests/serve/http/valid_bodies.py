@@ -114,6 +114,20 @@ VALID = [
     ),
     ("/rerank", {"query": "Hi", "texts": ["you", "me"], "truncate": True, "return_text": True}),
     ("/embed", {"inputs": [[5, 6], [7]], "truncate": True, "normalize": False}),
+    (
+        "/v2/embed",
+        {
+            "model": "tiny",
+            "texts": ["Hi", "you"],
+            "input_type": "search_query",
+            "embedding_types": ["float", "ubinary", "base64"],
+            "output_dimension": 8,
+            "max_tokens": 5,
+            "truncate": "START",
+            "priority": 1,
+        },
+    ),
+    ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "Hi"}]}]}),
     ("/score", {"text_1": "Hi", "text_2": ["you", "me"], "truncate_prompt_tokens": -1}),
     (
         "/v1/embeddings",

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from cairn.models.encoder.texts import TextIds, encode_texts
+from cairn.models.encoder.texts import Side, TextIds, encode_texts
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.endpoints.prompt_inputs import FEW, read_inputs
 from cairn.serve.http.protocol.body import decode
@@ -42,6 +42,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     prompt_name: str | None = None  # of the model's own prompts, such as "query"
     # Cut texts to so many tokens; -1: what the model reads.
     truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None  # right; left: the last tokens stay
     add_special_tokens: bool | None = None
     priority: Priority | None = None
     user: str | None = None
@@ -147,7 +148,13 @@ async def _read(service: Service, asked: EmbeddingRequest) -> list[TextIds]:
         found = await read_inputs(service, asked.input, "input", limit, special)
         return [TextIds(one.token_ids) for one in found]
     return await encode_all(
-        service, [prompt + text for text in texts], "input", most, limit, special
+        service,
+        [prompt + text for text in texts],
+        "input",
+        most,
+        limit,
+        special,
+        asked.truncation_side or "right",
     )
 
 
@@ -158,6 +165,7 @@ async def encode_all(
     most: int | None,
     limit: int,
     special: bool = True,
+    side: Side = "right",
 ) -> list[TextIds]:
     """Many texts, or long ones, are tokenized beside the event loop."""
     if len(texts) > limit:
@@ -168,8 +176,8 @@ async def encode_all(
             service.check_length(text, field)
     tokenizer = service.tokenizer
     if len(texts) <= FEW and sum(map(len, texts)) <= LONG_TEXT:
-        return encode_texts(tokenizer, texts, most, special)
-    return await asyncio.to_thread(encode_texts, tokenizer, texts, most, special)
+        return encode_texts(tokenizer, texts, most, special, side)
+    return await asyncio.to_thread(encode_texts, tokenizer, texts, most, special, side)
 
 
 def encoded(vector_D: np.ndarray) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from cairn import __version__
 from cairn.serve.http.endpoints.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from cairn.serve.http.endpoints.cohere import CohereEmbedRequest
 from cairn.serve.http.endpoints.embed import EmbedRequest, OllamaEmbed, OllamaEmbedding
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
@@ -103,6 +104,7 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/api/chat": (OllamaChat, "the next message of a conversation, Ollama's way"),
     "/api/generate": (OllamaGenerate, "the continuation of a text, Ollama's way"),
     "/embed": (EmbedRequest, "vectors of texts, Text Embeddings Inference's way"),
+    "/v2/embed": (CohereEmbedRequest, "vectors of texts, Cohere's way"),
     "/api/embed": (OllamaEmbed, "vectors of texts, Ollama's way"),
     "/api/embeddings": (OllamaEmbedding, "the vector of a text, Ollama's way"),
     "/api/show": (OllamaShow, "the model, Ollama's way"),

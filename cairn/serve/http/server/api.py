@@ -51,6 +51,7 @@ from cairn.serve.http.endpoints.batches import (
     list_files,
 )
 from cairn.serve.http.endpoints.chat import chat_completions
+from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_error
 from cairn.serve.http.endpoints.completions import completions
 from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
@@ -121,11 +122,12 @@ FIELDS = tuple({
     for name in kind.__struct_fields__
 })  # fmt: skip
 PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input", "classify": "input",
-             "embed": "inputs", "api_embed": "input", "api_embeddings": "prompt", "responses": "input",
-             "messages": "messages", "count_tokens": "messages"}  # fmt: skip
+             "embed": "inputs", "cohere_embed": "texts", "api_embed": "input", "api_embeddings": "prompt",
+             "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
 ERROR_FORMATS = {
     "messages": anthropic_error,
     "count_tokens": anthropic_error,
+    "cohere_embed": cohere_error,
     "api_chat": ollama_error,
     "api_embed": ollama_error,
     "api_embeddings": ollama_error,
@@ -139,6 +141,7 @@ GENERATING = (
     api_generate,
     chat_completions,
     classify,
+    cohere_embed,
     completion,
     completions,
     embed,
@@ -165,6 +168,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/score", score),
     ("POST", "/classify", classify),
     ("POST", "/embed", embed),
+    ("POST", "/v2/embed", cohere_embed),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/responses", responses),

@@ -1,5 +1,6 @@
 """Which endpoints a model has that generates no text: a text encoder its vectors, a transcriber its transcripts."""
 
+from cairn.serve.http.endpoints.cohere import cohere_embed
 from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
 from cairn.serve.http.endpoints.embeddings import embeddings
 from cairn.serve.http.endpoints.rerank import classify, rerank, score
@@ -8,7 +9,16 @@ from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.service import Service
 
 INSTEAD = {
-    "vectors": (embeddings, rerank, score, classify, embed, api_embed, api_embeddings),
+    "vectors": (
+        embeddings,
+        rerank,
+        score,
+        classify,
+        embed,
+        cohere_embed,
+        api_embed,
+        api_embeddings,
+    ),
     "transcripts": (transcriptions, translations),
 }
 KINDS = {"vectors": "a text encoder", "transcripts": "a transcriber of speech"}

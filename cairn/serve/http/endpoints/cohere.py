@@ -1,0 +1,169 @@
+"""POST /v2/embed: vectors of texts as Cohere's client asks for them, in one or several number types.
+
+    float    as /v1/embeddings                    base64    the same as float32, least byte first
+    int8     -127..127, the largest is 127        uint8     the same plus 128
+    ubinary  a bit for each sign, eight a byte    binary    the same minus 128
+
+`input_type` chooses among the model's own prompts. Cohere says that int8 lies between -128 and 127 and not how it is
+made: here each vector is scaled by its largest component, so cosines stay and lengths do not. Pictures are refused.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from cairn.models.encoder.pooling_rules import PoolingRules
+from cairn.serve.http.endpoints.embed import WHOLE
+from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embedded, encoded
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.sampling import AtLeastOne, Priority
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.service import Service
+
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
+FLOAT: list[EmbeddingType] = ["float"]
+Truncate = Literal["NONE", "START", "END"]
+# What the files of models call the prompts of each kind, the most usual name first.
+PROMPTS = {
+    "search_query": ("query", "search_query", "retrieval.query"),
+    "search_document": ("document", "passage", "search_document", "retrieval.passage"),
+    "classification": ("classification", "Classification"),
+    "clustering": ("clustering", "Clustering", "separation"),
+}
+
+
+class CohereContent(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class CohereInput(msgspec.Struct, kw_only=True):
+    content: list[CohereContent]
+
+
+class CohereEmbedRequest(msgspec.Struct, kw_only=True):
+    """POST /v2/embed"""
+
+    model: str | None = None
+    input_type: InputType | None = None
+    texts: list[str] | None = None
+    inputs: list[CohereInput] | None = None  # in place of texts
+    images: list[str] | None = None
+    embedding_types: list[EmbeddingType] | None = None  # float by default
+    output_dimension: AtLeastOne | None = None
+    max_tokens: AtLeastOne | None = None  # of a text
+    truncate: Truncate | None = None  # END
+    priority: Priority | None = None
+
+
+async def cohere_embed(service: Service, call: Call, body: bytes) -> JSON:
+    asked = decode(body, CohereEmbedRequest)
+    texts = _texts(asked)
+    types = list(dict.fromkeys(asked.embedding_types or FLOAT))
+    _check_width(types, asked.output_dimension, service.serving.vectors.width)
+    request = EmbeddingRequest(
+        input=[*texts],
+        model=asked.model,
+        dimensions=asked.output_dimension,
+        normalize=True,
+        prompt_name=prompt_name(service.serving.vectors.rules, asked.input_type),
+        truncate_prompt_tokens=_most_tokens(asked, service.serving.limits.longest_text),
+        truncation_side="left" if asked.truncate == "START" else "right",
+        priority=asked.priority,
+    )
+    made = await embedded(service, call, request)
+    return JSON(
+        {
+            "id": call.id,
+            "embeddings": {kind: MADE_AS[kind](made.vectors_BD) for kind in types},
+            "texts": texts,
+            "meta": {
+                "api_version": {"version": "2"},
+                "billed_units": {"input_tokens": made.tokens},
+            },
+            "response_type": "embeddings_by_type",
+        }
+    )
+
+
+def cohere_error(refusal: Refusal) -> JSON:
+    return JSON({"message": refusal.message}, refusal.status, refusal.headers())
+
+
+def prompt_name(rules: PoolingRules, kind: InputType | None) -> str | None:
+    """The model's prompt for a kind of input; None: it has none, and its default holds."""
+    names = PROMPTS.get(kind or "", ())
+    return next((name for name in names if name in rules.prompts), None)
+
+
+def _texts(asked: CohereEmbedRequest) -> list[str]:
+    if asked.images or asked.input_type == "image":
+        raise Refusal(
+            400, "images are not embedded; give texts", param="images", code="unsupported"
+        )
+    if (asked.texts is None) == (asked.inputs is None):
+        said = "texts and inputs are given" if asked.texts is not None else "texts is missing"
+        raise Refusal(400, f"{said}; give one of texts and inputs", param="texts")
+    if asked.texts is not None:
+        found = asked.texts
+    else:
+        found = [_text(one, at) for at, one in enumerate(asked.inputs or ())]
+    if not found:
+        raise Refusal(400, "texts is an empty list", param="texts")
+    return found
+
+
+def _text(given: CohereInput, at: int) -> str:
+    """Of an input that is one text."""
+    kinds = [part.type for part in given.content]
+    if kinds != ["text"] or given.content[0].text is None:
+        said = f"inputs[{at}].content has {', '.join(kinds) or 'nothing'}; it has to be one text"
+        raise Refusal(400, said, param="inputs")
+    return given.content[0].text
+
+
+def _most_tokens(asked: CohereEmbedRequest, longest: int) -> int | None:
+    if asked.truncate != "NONE":
+        return WHOLE if asked.max_tokens is None else min(asked.max_tokens, longest)
+    if asked.max_tokens is not None:
+        said = "max_tokens cuts texts, and truncate is NONE; leave one of them out"
+        raise Refusal(400, said, param="max_tokens")
+    return None
+
+
+def _check_width(types: list[EmbeddingType], asked: int | None, width: int) -> None:
+    if asked is not None and asked > width:
+        said = f"output_dimension is {asked}; it has to be between 1 and {width}"
+        raise Refusal(400, said, param="output_dimension")
+    packed = [kind for kind in types if kind in ("binary", "ubinary")]
+    if packed and (asked or width) % 8:
+        said = f"{packed[0]} packs 8 dimensions into a byte, and vectors have {asked or width}"
+        hint = "use an output_dimension that 8 divides"
+        raise Refusal(400, f"{said}; {hint}", param="embedding_types")
+
+
+# -- number types -----------------------------------------------------------------------------------
+
+
+def int8(vectors_BD: np.ndarray) -> np.ndarray:
+    largest_B1 = np.abs(vectors_BD).max(-1, keepdims=True)
+    return np.rint(127 * (vectors_BD / np.where(largest_B1 > 0, largest_B1, 1))).astype(np.int8)
+
+
+def bits(vectors_BD: np.ndarray) -> np.ndarray:
+    """The first dimension is the highest bit of the first byte."""
+    return np.packbits(vectors_BD >= 0, axis=-1)
+
+
+MADE_AS: dict[str, Callable[[np.ndarray], list]] = {
+    "float": lambda vectors_BD: vectors_BD.tolist(),
+    "base64": lambda vectors_BD: [encoded(vector_D) for vector_D in vectors_BD],
+    "int8": lambda vectors_BD: int8(vectors_BD).tolist(),
+    "uint8": lambda vectors_BD: (int8(vectors_BD).astype(np.int16) + 128).tolist(),
+    "ubinary": lambda vectors_BD: bits(vectors_BD).tolist(),
+    "binary": lambda vectors_BD: (bits(vectors_BD).astype(np.int16) - 128).tolist(),
+}
