@@ -233,6 +233,40 @@ def test_an_engine_changes_its_role_and_keeps_its_prefixes():
     assert (request.cached, request.outputs) == (0, greedy("qwen3", prompt))
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode", "both"])
+def test_a_pause_that_aborts_leaves_nothing_of_any_role(role, monkeypatch):
+    """Wherever requests are: in line, in the middle of a prompt, computed without room for an offer, asked for."""
+    urls = ["http://127.0.0.1:1"]
+    engine = tiny_engine("qwen3")
+    engine = with_role(engine, RoleConfig(role=role, prefill_urls=urls, prefill_min_tokens=30))
+    if role == "prefill":
+        monkeypatch.setattr(engine.side.memory, "place", lambda pages: None)
+    if role == "decode":
+        engine._client.ask = lambda ask, reply: None  # nobody answers
+    params = SamplingParams(temperature=0.0, max_tokens=MOST)
+    requests = [Request(n, prompt, params) for n, prompt in enumerate(PROMPTS)]
+    for request in requests[:-1]:
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    engine.add(requests[-1])
+    left = [request for request in requests if not request.finish]
+    assert len(left) > 1
+    assert engine.pause(keep=True) == []
+    aborted = engine.pause(keep=False)
+    assert {one.id: one.finish for one in aborted} == {one.id: "abort" for one in left}
+    assert all(one is requests[one.id] for one in aborted)
+    if role == "prefill":
+        side = engine.side
+        assert [*side._asks, *side._waiting, *side._offers, *engine._requests] == []
+    if role == "decode":
+        assert [*engine._asked, *engine.side._expected] == []
+    engine.step()
+    assert not engine.has_work
+    engine.resume()
+    at_rest(engine._engine)
+
+
 def test_what_does_not_travel_is_computed_here():
     config = RoleConfig(role="decode", prefill_urls=["http://127.0.0.1:1"], prefill_min_tokens=1)
     engine = with_role(tiny_engine("qwen3"), config)

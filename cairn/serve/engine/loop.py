@@ -179,11 +179,13 @@ class Engine:
     def pause(self, keep: bool = True) -> list[Request]:
         """Schedule nothing until `resume`. Requests stay where they are, or are aborted and returned."""
         self.paused = True
-        if keep:
-            return []
-        waiting = [request.id for request in self.media.waiting] if self.media else []
-        aborted = [self.abort(id) for id in [*waiting, *self.scheduler.requests]]
+        aborted = [] if keep else [self.abort(id) for id in self.request_ids()]
         return [request for request in aborted if request is not None]
+
+    def request_ids(self) -> list[RequestId]:
+        """Of all that it holds, those whose pictures wait included."""
+        waiting = [request.id for request in self.media.waiting] if self.media else []
+        return [*waiting, *self.scheduler.requests]
 
     def resume(self) -> None:
         self.wake()

@@ -172,6 +172,12 @@ class DecodeSide:
             found.finish, found.stop_reason = reason, stop_reason
         return found
 
+    def request_ids(self) -> list[RequestId]:
+        """Of all that it holds and whose pages come, or wait to."""
+        coming = [one for one in (*self._line, *self._coming.values()) if one.end]
+        held = [one.request.id for one in (*coming, *self._here.values())]
+        return list(dict.fromkeys([*held, *self.engine.request_ids()]))
+
     def step(self, wait_s: float = NAP_S) -> list[Output]:
         """`wait_s`: how long to wait for bytes if there is nothing to decode."""
         now = self._clock()

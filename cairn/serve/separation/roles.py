@@ -132,6 +132,12 @@ class PrefillEngine:
             request.finish, request.stop_reason = reason, stop_reason
         return request
 
+    def pause(self, keep: bool = True) -> list[Request]:
+        """As of an engine; what is aborted leaves nothing on this side, either."""
+        self.side.engine.pause()
+        aborted = [] if keep else [self.abort(id) for id in list(self._requests)]
+        return [request for request in aborted if request is not None]
+
     def step(self) -> list[Output]:
         outputs = []
         for found in self.side.step(HELD_S):
@@ -207,6 +213,13 @@ class DecodeEngine:
         self.side.forget(id)
         request.finish, request.stop_reason = reason, stop_reason
         return request
+
+    def pause(self, keep: bool = True) -> list[Request]:
+        """As of an engine; what was asked for elsewhere, or is on its way, is aborted as well."""
+        self.side.engine.pause()
+        asked = [request.id for request in self._asked.values()]
+        aborted = [] if keep else [self.abort(id) for id in [*asked, *self.side.request_ids()]]
+        return [request for request in aborted if request is not None]
 
     def step(self) -> list[Output]:
         outputs: list[Output] = []
