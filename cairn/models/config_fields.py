@@ -44,6 +44,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_bias": (False,),
     "use_bidirectional_attention": (None, False),
 }
+# Counts of layers: readers make lists with an entry for each, so a file must not choose their length.
+LAYER_COUNTS = {
+    "depth", "first_k_dense_replace", "n_layer", "num_decoder_layers", "num_dense_layers", "num_hidden_layers",
+    "num_layers",
+}  # fmt: skip
+MOST_LAYERS = 10_000
 
 
 class Fields:
@@ -62,6 +68,8 @@ class Fields:
             value = float(value)
         if not _is(value, kind):
             raise self._unexpected(name, _name_of(kind))
+        if name in LAYER_COUNTS and isinstance(value, int) and value > MOST_LAYERS:
+            raise self._unexpected(name, f"at most {MOST_LAYERS:,}")
         return value
 
     def take_list(self, name: str, kind: type, default: list[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from published_configs import CONFIGS as PUBLISHED
 
 from cairn.core.errors import CairnError, UnsupportedModel
+from cairn.models.config_fields import LAYER_COUNTS
 from cairn.models.described_families import DESCRIBED
 from cairn.models.export import to_hf
 from cairn.models.families import FAMILIES, from_hf
@@ -298,6 +299,17 @@ def test_a_field_that_nobody_reads_is_refused_by_name(kind, field, value):
         pytest.skip("a field of this family")
     error = refusal(minimal(kind, **{field: value}))
     assert error.message == f"config.json: field {field!r} (value {value!r}) is not supported"
+
+
+@pytest.mark.parametrize("name", tiny_checkpoints.CONFIGS)
+def test_an_absurd_number_of_layers_is_refused_by_name(name):
+    """Before anything as long as that is made."""
+    config = tiny_checkpoints.CONFIGS[name]().to_dict()
+    counts = LAYER_COUNTS & config.keys()
+    assert counts
+    for field in counts:
+        error = refusal(config | {field: 10**12})
+        assert f"field {field!r} is {10**12}, expected at most 10,000" in error.message
 
 
 @families
