@@ -18,7 +18,7 @@ from cairn.core.errors import ConfigError
 from cairn.serve.config import EngineConfig
 from cairn.serve.tiers import peer_tier, shared_pages
 from cairn.serve.tiers.peer_tier import PeerPages, PeerTier
-from cairn.serve.tiers.shared_pages import SharedPages
+from cairn.serve.tiers.shared_pages import Known, Listing, SharedPages
 from cairn.serve.tiers.slot_book import SlotBook
 
 LONG = prompt_of(70, 3)
@@ -223,6 +223,32 @@ def test_pages_that_have_left_are_forgotten_though_nobody_asks():
         shared.offer(key)
     assert len(shared._pages) <= 4
     shared.close()
+
+
+def test_a_listing_that_is_too_long_for_a_message_comes_in_portions(monkeypatch):
+    monkeypatch.setattr(shared_pages, "MOST_ASKED", 200)  # bytes: 20 pages take more
+    monkeypatch.setattr(shared_pages, "MOST_LISTED", 7)
+    monkeypatch.setattr(peer_tier, "PERIOD_S", 2 * PATIENCE_S)  # the next portion is not waited for
+    shared = small_share(pages=20)
+    tier = small_tier(shared)
+    until(lambda: len(tier) == 20)
+    assert tier.peers[0].refused == ""
+    tier.peers[0]._stopped.set()
+    tier.close()
+    asked, told = Known("m", 8), {bytes([number]) for number in range(20)}
+    for number in range(3, 20):
+        shared._book.drop(bytes([number]))
+    portions = [shared._listing(asked, told) for _ in range(3)]
+    assert [(len(one.removed), one.more) for one in portions] == [(7, True), (7, True), (3, False)]
+    assert told == {b"\0", b"\1", b"\2"}
+    shared.close()
+
+
+def test_a_full_portion_fits_into_a_message():
+    digest = bytes(33)  # a group and a digest
+    stored = [(digest, digest, 0.125)] * shared_pages.MOST_LISTED
+    listing = Listing(stored, [digest] * shared_pages.MOST_LISTED, more=True)
+    assert len(shared_pages.encode(listing)) < shared_pages.MOST_ASKED / 4
 
 
 def test_a_process_that_had_no_room_for_a_connection_shares_on(monkeypatch):

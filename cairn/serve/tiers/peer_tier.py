@@ -138,7 +138,8 @@ class PeerPages:
             if found and not self._measured:
                 self._measure(list(found)[:TRIED_PAGES])
             keys.update(found)
-            self._stopped.wait(PERIOD_S)
+            if not listing.more:
+                self._stopped.wait(PERIOD_S)
 
     def _note(self, why: str) -> None:
         """Why there are no pages (empty: there may be some), which is logged when it changes."""

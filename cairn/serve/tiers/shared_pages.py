@@ -10,10 +10,13 @@ told otherwise; elsewhere both ends have to know a secret (`core/shared_secret`)
 """
 
 import contextlib
+import itertools
 import socket
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -23,9 +26,11 @@ from cairn.core.doorman import Doorman
 from cairn.core.shared_secret import Secret
 from cairn.serve.tiers.slot_book import Kept, Key, SlotBook
 
+T = TypeVar("T")
 LENGTH = struct.Struct(">I")
 PAGE = struct.Struct(">BI")  # is it there, and its checksum
 MOST_ASKED = 64 << 20  # bytes of a message
+MOST_LISTED = 100_000  # pages that came, and that went, in one message: some 12 MB of keys
 IDLE_S = 60.0  # without a question, after which a connection is closed
 FULL_S = 1.0  # before the next try, where this process has no room for a connection
 
@@ -47,6 +52,7 @@ class Listing(msgspec.Struct, frozen=True, array_like=True, tag="listing"):
     stored: list[tuple[Key, Key, float]] = []  # key, parent, seconds to compute it
     removed: list[Key] = []
     refused: str = ""  # why there will never be any
+    more: bool = False  # another one is ready
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -146,11 +152,12 @@ class SharedPages:
             said = f"pages here are of {self._model[:12]} with {page_bytes} bytes, not of "
             return Listing(refused=f"{said}{asked.model[:12]} with {asked.page_bytes}")
         present = self.present()
-        stored = [(key, one.parent, one.seconds) for key, one in present.items() if key not in told]
-        removed = [key for key in told if key not in present]
+        fresh = (one for one in present.items() if one[0] not in told)
+        stored = [(key, one.parent, one.seconds) for key, one in _portion(fresh)]
+        removed = _portion(key for key in told if key not in present)
         told.difference_update(removed)
         told.update(key for key, _, _ in stored)
-        return Listing(stored, removed)
+        return Listing(stored, removed, more=MOST_LISTED in (len(stored), len(removed)))
 
     def _send(self, link: socket.socket, key: Key) -> None:
         page = self.page(key)
@@ -158,6 +165,11 @@ class SharedPages:
             link.sendall(PAGE.pack(0, 0))
         else:
             link.sendall(PAGE.pack(1, zlib.crc32(page)) + page)
+
+
+def _portion(found: Iterable[T]) -> list[T]:
+    """What fits into one message."""
+    return list(itertools.islice(found, MOST_LISTED))
 
 
 def write_frame(link: socket.socket, body: bytes) -> None:
