@@ -6,7 +6,7 @@ computed in float32 and rounded once, which is what the instructions do, too. Ev
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from cairn.hw.cpu_types import multiplies
 
@@ -55,6 +55,19 @@ def attention(
         q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
     return out.to(dtype) if widened else out
+
+
+class Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+class Conv1d(nn.Conv1d):
+    def forward(self, input: Tensor) -> Tensor:
+        if not _in_float32(input):
+            return super().forward(input)
+        bias = None if self.bias is None else self.bias.float()
+        return self._conv_forward(input.float(), self.weight.float(), bias).to(input.dtype)
 
 
 def _in_float32(x: Tensor) -> bool:

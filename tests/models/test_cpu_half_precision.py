@@ -1,10 +1,17 @@
 """A CPU without products of 16-bit floats computes them in float32 and rounds once."""
 
 import pytest
+import tiny_whisper
 import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cairn.hw import cpu_types
-from cairn.models.cpu_half_precision import attention, einsum, linear, matmul
+from cairn.models.cpu_half_precision import Conv1d, attention, einsum, linear, matmul
+from cairn.models.speech.load import open_whisper
+from cairn.models.speech.model import Texts
+from cairn.models.text_to_text.load import load_t5
+from cairn.models.text_to_text.model import Written
 
 BF16, F16 = torch.bfloat16, torch.float16
 STEP = {BF16: 2**-8, F16: 2**-11}  # the largest relative error of one rounding
@@ -67,3 +74,60 @@ def test_gradients_have_the_type_of_what_they_are_of(without, dtype):
 def test_other_types_are_torchs(without):
     x, w = numbers(5, 64, dtype=torch.float32), numbers(48, 64, dtype=torch.float32, seed=1)
     assert torch.equal(linear(x, w), torch.nn.functional.linear(x, w))
+
+
+@both
+def test_a_convolution_is_rounded_once(without, dtype):
+    layer = Conv1d(12, 8, 3, stride=2, padding=1).to(dtype)
+    x = numbers(2, 12, 30, dtype=dtype)
+    how = {"stride": 2, "padding": 1}
+    exact = torch.nn.functional.conv1d(
+        x.double(), layer.weight.double(), layer.bias.double(), **how
+    )
+    assert_rounded_once(layer(x), exact, dtype)
+
+
+class NoSlowProducts(TorchDispatchMode):
+    """Refuses what torch would multiply one number after the other."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.__name__.partition(".")[0]
+        if any(part in name for part in ("mm", "conv", "linear", "attention", "baddbmm")):
+            given = [one for one in args if isinstance(one, torch.Tensor)]
+            assert all(one.dtype not in STEP for one in given), name
+        return operation(*args, **(kwargs or {}))
+
+
+def whisper_logits(folder, dtype):
+    model = open_whisper("tiny", folder).load("cpu", dtype)
+    tokens = torch.arange(24).view(2, 12)
+    mel = torch.randn(2, 80, 3000, generator=torch.Generator().manual_seed(1))
+    return model.read(tokens, Texts(model.spec, 2, model.embedding), model.listen(mel))
+
+
+def t5_logits(folder, dtype):
+    model = load_t5(folder, dtype=dtype)
+    return model.read(torch.arange(9), Written(), model.remember(torch.arange(2, 40)))
+
+
+def saved_t5(folder):
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=97, d_model=32, d_kv=12, d_ff=48, num_layers=2, num_heads=3)
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+@both
+@pytest.mark.parametrize("kind", ["whisper", "t5"])
+def test_models_that_are_no_decoders_go_the_same_way(without, kind, dtype, tmp_path):
+    """Whisper and T5: no product in 16 bits is left to torch, and the logits are those of float32 but for rounding."""
+    if kind == "whisper":
+        folder, logits = tiny_whisper.save(tmp_path, tiny_whisper.reference()), whisper_logits
+    else:
+        folder, logits = saved_t5(tmp_path), t5_logits
+    with torch.inference_mode():
+        exact = logits(folder, torch.float32)
+        with NoSlowProducts():
+            found = logits(folder, dtype)
+    assert (found - exact).norm() <= 20 * STEP[dtype] * exact.norm()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.models.cpu_half_precision import Conv1d, Linear, attention, linear
 from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
 from cairn.models.speech.spec import WhisperSpec
 
@@ -71,16 +72,16 @@ class Block(nn.Module):
         width = spec.hidden
         self.heads = spec.heads
         self.attention_norm = Norm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
         if looks:
             self.look_norm = Norm(width)
-            self.look_q = nn.Linear(width, width)
-            self.look_kv = nn.Linear(width, 2 * width)
-            self.look_out = nn.Linear(width, width)
+            self.look_q = Linear(width, width)
+            self.look_kv = Linear(width, 2 * width)
+            self.look_out = Linear(width, width)
         self.feed_forward_norm = Norm(width)
-        self.up = nn.Linear(width, spec.intermediate)
-        self.down = nn.Linear(spec.intermediate, width)
+        self.up = Linear(width, spec.intermediate)
+        self.down = Linear(spec.intermediate, width)
         self.fused_up: FusedGelu | None = None  # on a CPU, in place of `up` and its GELU
 
     def split(self, x_BSE: Tensor, parts: int) -> list[Tensor]:
@@ -113,8 +114,8 @@ class Whisper(nn.Module):
     def __init__(self, spec: WhisperSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.conv1 = nn.Conv1d(spec.bins, spec.hidden, 3, padding=1)
-        self.conv2 = nn.Conv1d(spec.hidden, spec.hidden, 3, stride=2, padding=1)
+        self.conv1 = Conv1d(spec.bins, spec.hidden, 3, padding=1)
+        self.conv2 = Conv1d(spec.hidden, spec.hidden, 3, stride=2, padding=1)
         self.sound_positions = nn.Parameter(torch.empty(spec.frames, spec.hidden))
         self.encoder = nn.ModuleList(Block(spec, False) for _ in range(spec.encoder_layers))
         self.encoder_norm = Norm(spec.hidden)
@@ -153,7 +154,7 @@ class Whisper(nn.Module):
         for at, block in enumerate(self.decoder):
             x_BSD = block.decode(x_BSD, at, texts, sound)  # type: ignore[operator]
         texts.length += tokens_BS.shape[1]
-        return F.linear(self.decoder_norm(x_BSD), self.embedding).float()
+        return linear(self.decoder_norm(x_BSD), self.embedding).float()
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
@@ -162,5 +163,5 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
     if causal and q.shape[2] > 1:
         ones_SN = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
         mask_SN = ones_SN.tril(k.shape[2] - q.shape[2])
-    y_BHSC = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_SN)
+    y_BHSC = attention(q, k, v, attn_mask=mask_SN)
     return y_BHSC.transpose(1, 2).flatten(2)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.activation import ACTIVATIONS
+from cairn.models.cpu_half_precision import Linear, attention, linear
 from cairn.models.text_to_text.spec import T5Spec
 
 
@@ -44,10 +45,10 @@ class Attention(nn.Module):
     def __init__(self, spec: T5Spec) -> None:
         super().__init__()
         width, self.heads = spec.heads * spec.head_dim, spec.heads
-        self.q = nn.Linear(spec.hidden, width, bias=False)
-        self.k = nn.Linear(spec.hidden, width, bias=False)
-        self.v = nn.Linear(spec.hidden, width, bias=False)
-        self.o = nn.Linear(width, spec.hidden, bias=False)
+        self.q = Linear(spec.hidden, width, bias=False)
+        self.k = Linear(spec.hidden, width, bias=False)
+        self.v = Linear(spec.hidden, width, bias=False)
+        self.o = Linear(width, spec.hidden, bias=False)
 
     def split(self, y_TE: Tensor) -> Tensor:
         """[H, T, C]."""
@@ -58,8 +59,8 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, kept: tuple[Tensor, Tensor], bias_HTS: Tensor | None) -> Tensor:
         k_HSC, v_HSC = kept
-        y_HTC = F.scaled_dot_product_attention(
-            self.split(self.q(x_TD))[None], k_HSC[None], v_HSC[None], bias_HTS, scale=1.0
+        y_HTC = attention(
+            self.split(self.q(x_TD))[None], k_HSC[None], v_HSC[None], attn_mask=bias_HTS, scale=1.0
         )[0]
         return self.o(y_HTC.transpose(0, 1).flatten(1))
 
@@ -68,9 +69,9 @@ class FeedForward(nn.Module):
     def __init__(self, spec: T5Spec) -> None:
         super().__init__()
         self.activation, self.gated = ACTIVATIONS[spec.activation], spec.gated
-        self.gate = nn.Linear(spec.hidden, spec.intermediate, bias=False) if spec.gated else None
-        self.up = nn.Linear(spec.hidden, spec.intermediate, bias=False)
-        self.down = nn.Linear(spec.intermediate, spec.hidden, bias=False)
+        self.gate = Linear(spec.hidden, spec.intermediate, bias=False) if spec.gated else None
+        self.up = Linear(spec.hidden, spec.intermediate, bias=False)
+        self.down = Linear(spec.intermediate, spec.hidden, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.gate is None:
@@ -146,7 +147,7 @@ class T5(nn.Module):
         written.length = end
         hidden_TD = self.decoder_norm(x_TD)
         scale = self.spec.hidden**-0.5 if self.spec.scaled else 1.0
-        return F.linear(hidden_TD * scale, self.head).float()
+        return linear(hidden_TD * scale, self.head).float()
 
     def _bias(self, table_BH: Tensor, query_T: Tensor, key_N: Tensor, *, both_ways: bool) -> Tensor:
         """What is added to the scores, [H, T, N]; minus infinity for keys that a decoder does not see."""
