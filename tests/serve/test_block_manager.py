@@ -26,7 +26,7 @@ def run(blocks: BlockManager, prompt) -> Request:
 
 
 def free_order(blocks: BlockManager) -> list[int]:
-    return list(blocks._free)
+    return list(blocks.pool.free)
 
 
 # -- the free list -----------------------------------------------------------------------------------
@@ -158,11 +158,11 @@ def test_an_allocation_that_fails_touches_nothing():
     blocks = BlockManager(6, SIZE)
     holder = run(blocks, range(100, 108))
     blocks.free(run(blocks, range(8)))
-    before = (free_order(blocks), list(blocks._holders), blocks.usage())
+    before = (free_order(blocks), list(blocks.pool.holders), blocks.usage())
     request = make(range(17))  # finds 2, which are free, and needs 3 more: 1 is left
     assert not blocks.can_allocate(request, 17)
     assert blocks.allocate(request, 17) is None
-    assert (free_order(blocks), list(blocks._holders), blocks.usage()) == before
+    assert (free_order(blocks), list(blocks.pool.holders), blocks.usage()) == before
     assert (request.blocks, request.computed, request.cached) == ([], 0, 0)
     assert blocks.prefix.statistics.requests == 2
     assert blocks.can_allocate(request, 12)
@@ -204,11 +204,11 @@ def test_damage_is_noticed():
     broken(lambda blocks, request: request.blocks.append(4))  # a free page in a table
     broken(lambda blocks, request: request.blocks.pop())  # a page lost
     broken(lambda blocks, request: request.blocks.append(0))
-    broken(lambda blocks, request: blocks._free.append(1))  # in use and free
-    broken(lambda blocks, request: blocks._free.remove(5))  # neither
-    broken(lambda blocks, request: blocks._holders.__setitem__(1, 2))
-    broken(lambda blocks, request: setattr(blocks, "_cached", 1))
-    broken(lambda blocks, request: setattr(blocks._free, "length", 9))
+    broken(lambda blocks, request: blocks.pool.free.append(1))  # in use and free
+    broken(lambda blocks, request: blocks.pool.free.remove(5))  # neither
+    broken(lambda blocks, request: blocks.pool.holders.__setitem__(1, 2))
+    broken(lambda blocks, request: setattr(blocks.pool, "cached", 1))
+    broken(lambda blocks, request: setattr(blocks.pool.free, "length", 9))
     broken(lambda blocks, request: blocks.prefix._pages_of.clear())
 
 

@@ -217,7 +217,7 @@ def test_pages_behind_a_window_go_first_unless_they_are_before_an_anchor():
     prompt = [*range(1, 8), 0, *range(8, 31)]  # a turn of 8 tokens, and a question of 23
     blocks.free(fill(blocks, [9] * 10))  # somebody's pages, freed before
     request = fill(blocks, prompt, chunk=4, eos_ids=(0,))
-    order = list(blocks._free)
+    order = list(blocks.pool.free)
     entries = {page: blocks.prefix.entry(page) for page in order}
     left = [page for page in order if entries[page] and entries[page].group == 1]
     turn, others = request.hashes[2:4], request.hashes[4:]
@@ -230,7 +230,7 @@ def test_pages_behind_a_window_go_first_unless_they_are_before_an_anchor():
     assert min(map(order.index, kept)) > max(map(order.index, somebody))
     # When the request ends, its anchors are as recent as the rest of it.
     blocks.free(request)
-    order = list(blocks._free)
+    order = list(blocks.pool.free)
     assert order[-len(kept) :] == kept
     blocks.check_integrity()
 

@@ -11,14 +11,11 @@ table only grows at its end, and shared pages are full ones, which nobody writes
     window group   0 0 0 4 6 1          what lies behind the window is freed while the request runs
     state group    one slot that changes with every token; snapshots of it are free slots that can be found
 
-Slots of states are numbered behind the pages and have a free list of their own, because a state is far larger than a
-page. All groups with pages share one pool, because their pages are equally large: a split that is fixed in advance
-would be wrong for every other length of requests. Free pages are taken in this order: those without a hash; those that
-a window has left behind, unless another request is likely to branch off there (`anchors`); then the pages freed longest
-ago, and of one request its tail before its head, because a head is what others share.
+How often a page is held and which are free is counted in `page_pool`. Free pages are taken in this order: those without
+a hash; those that a window has left behind, unless another request is likely to branch off there (`anchors`); then the
+pages freed longest ago, and of one request its tail before its head, because a head is what others share.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -27,13 +24,9 @@ import msgspec
 from cairn.core.errors import RequestError
 from cairn.models.cache import ONE_GROUP, CacheGroup
 from cairn.serve.engine.anchors import anchors_of
-from cairn.serve.engine.free_list import FreeList
+from cairn.serve.engine.page_pool import IntegrityError, PagePool
 from cairn.serve.engine.prefix_cache import Entry, Found, PrefixCache
 from cairn.serve.engine.request import Request
-
-
-class IntegrityError(Exception):
-    """The books do not add up: a bug of the engine, never a mistake of the user."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,17 +84,12 @@ class BlockManager:
         self._windows = [(i, group) for i, group in enumerate(groups) if group.kind == "window"]
         self._full = kinds.count("full")
         self._paged = self._full + len(self._windows)  # groups that have page tables
-        self._free = FreeList(pages)
-        self._free_states = FreeList(pages + states, first=pages)
-        self._holders = [0] * (pages + states)  # how many tables a page is in
-        self._group_of = [0] * (pages + states)  # of a page that is held
-        self._used = [0] * len(self.groups)
-        self._cached = 0  # free pages that can be found
+        self.pool = PagePool(pages, states, len(self.groups), self._paged, self.prefix)
         self._tables: dict[Request, Holding] = {}  # who holds pages, in the order they got them
 
     @property
     def free_pages(self) -> int:
-        return self._free.length
+        return self.pool.free.length
 
     def can_allocate(self, request: Request, upto_tokens: int) -> bool:
         found = None if request.blocks else self.prefix.find(request)
@@ -141,7 +129,7 @@ class BlockManager:
         """
         places = -(-tokens // self.page_size)
         firsts = [g.first_page(tokens, self.page_size) for g in self.groups[: self._paged]]
-        if sum(places - first for first in firsts) > self._free.length:
+        if sum(places - first for first in firsts) > self.pool.free.length:
             return False
         self._begin(request, Found(0, [[] for _ in firsts], []))
         for index, (table, first) in enumerate(
@@ -169,7 +157,7 @@ class BlockManager:
         holding, tables = self._tables[request], self._page_tables(request)
         first = holding.filled
         wanted = -(-upto_tokens // self.page_size) - first
-        places = max(0, min(wanted, self._free.length // len(self._windows)))
+        places = max(0, min(wanted, self.pool.free.length // len(self._windows)))
         for index, _ in self._windows:
             tables[index][first : first + places] = [self._take(index) for _ in range(places)]
         holding.filled = first + places
@@ -195,13 +183,13 @@ class BlockManager:
         for place in reversed(range(len(request.blocks))):
             for table in tables:
                 if table[place]:
-                    self._release(table[place])
+                    self.pool.release(table[place])
         for page in request.states:
-            self._release(page)
+            self.pool.release(page)
         for page, entry in holding.left:  # as recent as the rest of the conversation
-            if page in self._free and self.prefix.entry(page) is entry:
-                self._free.remove(page)
-                self._free.append(page)
+            if page in self.pool.free and self.prefix.entry(page) is entry:
+                self.pool.free.remove(page)
+                self.pool.free.append(page)
         # A chunk in flight may still show the old lists.
         request.blocks, request.more_blocks, request.states = [], [], []
         request.computed = 0
@@ -224,7 +212,7 @@ class BlockManager:
         firsts = [
             group.first_page(last * self.page_size, self.page_size) for _, group in self._windows
         ]
-        if sum(last - max(first, holding.filled) for first in firsts) > self._free.length:
+        if sum(last - max(first, holding.filled) for first in firsts) > self.pool.free.length:
             return False
         for at, (index, group) in enumerate(self._windows):
             for place in range(holding.behind[at], min(firsts[at], holding.filled)):
@@ -246,7 +234,7 @@ class BlockManager:
         """Take a snapshot of the states if this is an anchor and there is room; returns its pages."""
         length = computed // self.page_size
         wanted = computed % self.page_size == 0 and length in self._tables[request].anchors
-        room = self._free_states.length
+        room = self.pool.free_states.length
         if not wanted or not self.prefix.enabled or room < len(request.states):
             return []
         snapshots = [self._take(index) for index in range(self._paged, len(self.groups))]
@@ -262,7 +250,7 @@ class BlockManager:
         for request, length, snapshots in self._unsaved:
             self.prefix.publish_state(request, length, snapshots)
             for page in snapshots:
-                self._release(page)
+                self.pool.release(page)
         copies, self._unsaved = (self.restores, self.saves), []
         self.restores, self.saves = [], []
         return copies
@@ -270,37 +258,38 @@ class BlockManager:
     def forget(self, pages: Sequence[int]) -> None:
         """These pages were published, but the step that should have filled them never ran."""
         for page in pages:
-            if page < self.pages and page in self._free and page in self.prefix:
-                self._cached -= 1
-            self.prefix.drop(page)
+            self.pool.drop(page, is_free=page < self.pages and page in self.pool.free)
 
     def usage(self) -> Usage:
-        total, free = self.pages - 1, self._free.length
+        total, free = self.pages - 1, self.pool.free.length
         return Usage(
-            total=total, used=total - free, free=free, cached=self._cached, groups=tuple(self._used)
+            total=total,
+            used=total - free,
+            free=free,
+            cached=self.pool.cached,
+            groups=tuple(self.pool.used),
         )
 
     def reset(self) -> None:
         """Forget every prefix, as after a change of the weights."""
-        used = self.pages - 1 - self._free.length
+        used = self.pages - 1 - self.pool.free.length
         if used:
             raise RequestError(
                 f"the prefix cache cannot be reset: {used} of {self.pages - 1} pages are in use",
                 hint="wait for the running requests, or abort them",
             )
-        self.prefix.clear()
-        self._cached = 0
+        self.pool.drop_all()
 
     def take_over(self, other: "BlockManager") -> None:
         """Go on with the pages of another manager, equally many and all of them free, and what can be found in them."""
         self.prefix, self.tiers = other.prefix, other.tiers
-        self._free, self._cached = other._free, other._cached
+        self.pool.take_over(other.pool)
 
     # -- what is missing, and what is there ----------------------------------------------------------
 
     def _fits(self, request: Request, upto_tokens: int, found: Found | None) -> bool:
         """Whether there are pages and, for a request that begins, slots for its states."""
-        if found is not None and self._free_states.length < len(self.groups) - self._paged:
+        if found is not None and self.pool.free_states.length < len(self.groups) - self._paged:
             return False
         return self._needed(request, upto_tokens, found) <= self._available(found)
 
@@ -319,9 +308,9 @@ class BlockManager:
     def _available(self, found: Found | None) -> int:
         """Free pages that are not themselves part of what was found."""
         if found is None or not found.pages:
-            return self._free.length
+            return self.pool.free.length
         taken = (page for table in found.tables for page in table if page)
-        return self._free.length - sum(self._holders[page] == 0 for page in taken)
+        return self.pool.free.length - sum(self.pool.holders[page] == 0 for page in taken)
 
     def _page_tables(self, request: Request) -> list[list[int]]:
         return [request.blocks, *request.more_blocks]
@@ -354,7 +343,7 @@ class BlockManager:
         for index, table in enumerate(found.tables):
             for page in table:
                 if page:
-                    self._hold(page, index)
+                    self.pool.hold(page, index)
         request.blocks, *request.more_blocks = [list(table) for table in found.tables]
         request.computed = found.pages * self.page_size
         self.prefix.resume(request, found.pages)
@@ -367,8 +356,8 @@ class BlockManager:
             holding.behind = [g.first_page(request.computed, size) for _, g in self._windows]
         if self.stateful:
             for page in found.states:  # found again: it is worth keeping
-                self._free_states.remove(page)
-                self._free_states.append(page)
+                self.pool.free_states.remove(page)
+                self.pool.free_states.append(page)
             request.states = [self._take(i) for i in range(self._paged, len(self.groups))]
             self.restores += zip(found.states, request.states, strict=False)
         if request.ledger.preemptions == 0:
@@ -398,78 +387,19 @@ class BlockManager:
         entry = self.prefix.entry(page)
         if anchored and entry is not None:
             holding.left.append((page, entry))
-        self._release(page, keep=anchored)
-
-    def _hold(self, page: int, group: int) -> None:
-        if self._holders[page] == 0:
-            self._free.remove(page)
-            self._cached -= 1
-            self._group_of[page] = group
-            self._used[group] += 1
-        self._holders[page] += 1
-
-    def _release(self, page: int, keep: bool = True) -> None:
-        self._holders[page] -= 1
-        if self._holders[page]:
-            return
-        self._used[self._group_of[page]] -= 1
-        free = self._free_list(page)
-        if page not in self.prefix:
-            free.prepend(page)
-            return
-        self._cached += page < self.pages
-        if keep:
-            free.append(page)
-        else:
-            free.recycle(page)
-
-    def _free_list(self, page: int) -> FreeList:
-        """Where this page, or slot of a state, stands while nobody holds it."""
-        return self._free if page < self.pages else self._free_states
+        self.pool.release(page, keep=anchored)
 
     def _take(self, group: int) -> int:
-        page = (self._free if group < self._paged else self._free_states).pop()
+        page = self.pool.take(group)
         if self.tiers is not None:
             self.tiers.taken(page)
-        if page in self.prefix:
-            self._cached -= page < self.pages
-            self.prefix.drop(page)
-        self._holders[page] = 1
-        self._group_of[page] = group
-        self._used[group] += 1
         return page
 
     # -- is everything still in order ---------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Raise with what is wrong: every page is free or held, and held as often as it is listed."""
-        try:
-            self._free.check_integrity()
-            self._free_states.check_integrity()
-            self.prefix.check_integrity()
-        except ValueError as error:
-            raise IntegrityError(str(error)) from error
-        listed = list(self._listed())
-        counted = Counter(page for page, _ in listed)
-        for page in range(1, len(self._holders)):
-            times, held, free = counted[page], self._holders[page], page in self._free_list(page)
-            if times != held or free == (held > 0):
-                raise IntegrityError(
-                    f"page {page} is in {times} tables, is counted {held} times and is "
-                    f"{'free' if free else 'not free'}"
-                )
-        for page, group in listed:
-            entry = self.prefix.entry(page)
-            if group != self._group_of[page] or (entry is not None and entry.group != group):
-                raise IntegrityError(f"page {page} is of group {self._group_of[page]}, not {group}")
-        used = Counter(self._group_of[page] for page in counted if page)
-        if [used[group] for group in range(len(self.groups))] != self._used:
-            raise IntegrityError(f"groups use {dict(used)} pages, {self._used} are counted")
-        cached = sum(page in self.prefix for page in self._free)
-        if cached != self._cached:
-            raise IntegrityError(f"{cached} free pages can be found, {self._cached} are counted")
-        if counted[0] or self._holders[0]:
-            raise IntegrityError("the null page 0 is in a table")
+        """Raise with what is wrong: tables are equally long, and hold the pages that are counted as held."""
+        self.pool.check_integrity(list(self._listed()))
 
     def _listed(self) -> Iterator[tuple[int, int]]:
         """Every page that a request holds, with its group; the null page only where it must not stand."""

@@ -28,11 +28,11 @@ class PageMap(msgspec.Struct, frozen=True, array_like=True):
 
 def map_of(blocks: BlockManager, cells: int = MOST_CELLS) -> PageMap:
     """Of all pages but the null page 0."""
-    holders = blocks._holders[1:]
+    holders = blocks.pool.holders[1:]
     held = page_map(holders, blocks.prefix._entry_of[1:], cells)
     if len(blocks.groups) == 1:
         return PageMap(held)
-    return PageMap(held, group_map(holders, blocks._group_of[1:], cells))
+    return PageMap(held, group_map(holders, blocks.pool.group_of[1:], cells))
 
 
 def page_map(holders: Sequence[int], entries: Sequence[object], cells: int = MOST_CELLS) -> str:

@@ -58,7 +58,7 @@ class HoldingBlocks(TimedBlocks):
         stand_in = self._kept[name] = _stand_in(request)
         self._tables[stand_in] = Holding(filled=len(request.blocks))
         for page in request.blocks:
-            self._hold(page, 0)
+            self.pool.hold(page, 0)
         stand_in.blocks = list(request.blocks)
         return stand_in.blocks
 
