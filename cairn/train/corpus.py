@@ -161,7 +161,8 @@ def _check_exists(name: str) -> None:
     if path.exists() or path.with_name(path.name + ".idx").exists():
         return
     make = (
-        f"make it with `cairn data tokenize FILES --out {name}`, or name others with --data.sources"
+        f"make it with `cairn data tokenize FILES --tokenizer FOLDER --out {name}`, "
+        "or name others with --data.sources"
     )
     hint = did_you_mean(name, (*procedural.NAMES, "random"), otherwise=make)
     raise ConfigError(f"there is no data at {name!r}", hint=hint)

@@ -21,13 +21,13 @@ def explain(view: View, job: Job, policy: str) -> str:
     if job.id in view.reserved and policy == "deadline":
         return f"admitted for {_when(view, view.reserved[job.id])}; before that it would delay another admitted job"
     if head.id != job.id and policy in ("fifo", "sjf", "priority"):
-        return f"fits, but {policy} lets nobody pass: {_ahead(view, job)}; job {head.id} needs {head.gpus} GPUs"
+        return f"fits, but {policy} lets nobody pass: {_ahead(view, job)}; job {head.id} needs {_gpus(head)}"
     if policy in ("fair", "drf"):
         return f"fits, but {_fairness(view, job, policy)}"
     if head.id != job.id and view.fits(head) is None:
         promise = view.reservation(head)
         return (
-            f"fits, but would delay job {head.id}, which has {head.gpus} GPUs promised {_when(view, promise.at)}; "
+            f"fits, but would delay job {head.id}, which has {_gpus(head)} promised {_when(view, promise.at)}; "
             f"this job may take {format_duration(job.limit)}"
         )
     return f"its turn comes: {_ahead(view, job)}"
@@ -63,10 +63,10 @@ def _too_few(view: View, job: Job) -> str | None:
             f"needs {job.milli}/1000 of a GPU, none is idle and at most {most}/1000 of one is left"
         )
     if job.gpus > free.idle:
-        return f"needs {job.gpus} GPUs, {free.idle} of {view.cluster.total} are idle"
+        return f"needs {_gpus(job)}, {free.idle} of {view.cluster.total} are idle"
     if job.gpus <= gpus:
         return (
-            f"needs {job.gpus} GPUs on one node, {free.idle} are idle but at most {free.largest()} "
+            f"needs {_gpus(job)} on one node, {free.idle} are idle but at most {free.largest()} "
             "on one (fragmentation)"
         )
     whole = job.gpus // gpus
@@ -74,6 +74,10 @@ def _too_few(view: View, job: Job) -> str | None:
         f"needs {whole} whole nodes, {free.idle} GPUs are idle but only {free.idle_nodes()} nodes are "
         "(fragmentation)"
     )
+
+
+def _gpus(job: Job) -> str:
+    return f"{job.gpus} GPU{'s' if job.gpus > 1 else ''}"
 
 
 def _ahead(view: View, job: Job) -> str:

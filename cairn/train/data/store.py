@@ -114,7 +114,7 @@ def _read_index(folder: Path) -> tuple[Header, np.ndarray]:
     except OSError as error:
         raise DataError(
             f"{folder} is not a token store: {INDEX} cannot be read ({error.strerror})",
-            hint="make one: cairn data tokenize FILES --out STORE",
+            hint="make one: cairn data tokenize FILES --tokenizer FOLDER --out STORE",
         ) from None
     header, body = _split(path, content)
     if len(body) != 8 * (header.documents + 1):

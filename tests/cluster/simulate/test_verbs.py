@@ -183,8 +183,8 @@ def test_the_watched_job_tells_its_story(capsys, tmp_path):
     assert status == 0
     reasons = [why for _, why in json.loads(out)["why"]["fifo"]]
     assert reasons == [
-        "needs 1 GPUs, 0 of 8 are idle; 1 job ahead of it",
-        "needs 1 GPUs, 0 of 8 are idle; it is the next, in 50 s at the latest",
+        "needs 1 GPU, 0 of 8 are idle; 1 job ahead of it",
+        "needs 1 GPU, 0 of 8 are idle; it is the next, in 50 s at the latest",
     ]
     assert json.loads(out)["fate"]["fifo"] == "job 2 waits 2m 28s, done 2m 38s after it came"
 
