@@ -91,7 +91,7 @@ def load(
         blocks = kept_maps(model, where, tensors)
     elif notes is not None and isinstance(tensors, HasPlanes):
         source = cast(QuantizedSource, tensors)
-        kept = packed_maps(model, where, source, device)
+        kept = packed_maps(model, where, source)
         experts = packed_experts(model, where, source, device)
         held = {slot.name for part in (*kept, *experts) for slot in part.slots}
         others = [slot for slot in slots if slot.name not in held]

@@ -2,8 +2,7 @@
 
 Each map's matrices are read onto the device, cut to this rank's share and joined. What has no planes, or whose planes
 cannot be cut or transposed, stays with the parameters in floating point: embeddings, and columns in act order that
-tensor parallelism splits. On a CPU with compiled kernels the matrices of a map become packed rows
-(`models.linear.level_blocks`). Experts are kept by `load_experts`. What was dequantised or rounded is said in a note.
+tensor parallelism splits. Experts are kept by `load_experts`. What was dequantised is said in a note.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +13,9 @@ from torch import Tensor, nn
 
 from cairn.core.errors import WeightsError
 from cairn.core.units import format_bytes
-from cairn.kernels.cpu.compiled import obstacle as no_kernels
-from cairn.kernels.cpu.packed_product import COLUMNS
 from cairn.models.build import Slot
 from cairn.models.checkpoint_names import Source
-from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.form import Form
-from cairn.models.linear.level_blocks import blocks_of, obstacle
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.planes_form import FloatForm, SideBySide
 from cairn.models.linear.registry import fast_form, form_of_planes
@@ -45,19 +40,14 @@ class Kept(NamedTuple):
     slots: list[Slot]  # of its matrices
 
 
-def packed_maps(
-    model: Transformer, where: Where, tensors: QuantizedSource, device: torch.device | str = "meta"
-) -> list[Kept]:
+def packed_maps(model: Transformer, where: Where, tensors: QuantizedSource) -> list[Kept]:
     """Which maps keep their planes; refuses shapes and cuts that do not fit, from headers alone."""
-    rows = _multiplies_rows(model.build.dtype, device)
     paths = {module: path for path, module in model.named_modules()}
     kept = []
     for part in linears(model):
         slots = [slot.under(paths[part]) for slot in part.slots() if slot.name.endswith("weight")]
         looked_up = part is model.embedding
-        have = [tensors.planes_shape(where[slot.name].tensor) is not None for slot in slots]
-        # A CPU multiplies in packed rows alone, or in floating point.
-        quantised = all(have) and part.shape_NK()[1] % COLUMNS == 0 if rows else any(have)
+        quantised = any(tensors.planes_shape(where[slot.name].tensor) for slot in slots)
         stays = all(_stays(slot, where[slot.name], tensors) for slot in slots) and _whole(part)
         if quantised and stays and not looked_up:
             kept.append(Kept(part, slots))
@@ -77,20 +67,15 @@ def give_forms(
     several times as fast as in each product, and is said in the note.
     """
     floats: list[int] = []
-    rounded: list[str] = []
     for part, slots in kept:
         pieces = [_piece(slot, where[slot.name].tensor, tensors, device) for slot in slots]
         dtype = cast(Tensor, part.matrices()[0]).dtype
         form = _form(pieces, dtype, device)
         floats += [form.nbytes] if isinstance(form, FloatForm) else []
-        if isinstance(form, BlocksForm):
-            rounded += [why for p in pieces if isinstance(p, Planes) and (why := obstacle(p))]
         part.take(form)
         for owner in part.owners():
             cast(nn.Parameter, owner.weight).requires_grad_(False)
         progress(sum(_stored_bytes(slot, where[slot.name].tensor, tensors) for slot in slots))
-    if rounded:
-        return f"{len(rounded)} quantised matrices are rounded to 8-bit levels: {rounded[0]}"
     if not floats:
         return None
     return (
@@ -164,8 +149,6 @@ def _piece(
 
 
 def _form(pieces: list[Planes | Tensor], dtype: torch.dtype, device: torch.device | str) -> Form:
-    if _multiplies_rows(dtype, device):
-        return BlocksForm([blocks_of(planes) for planes in pieces if isinstance(planes, Planes)])
     forms = [_form_of(run, dtype, device) for run in _runs(pieces)]
     return forms[0] if len(forms) == 1 else SideBySide(forms)
 
@@ -176,12 +159,6 @@ def _form_of(run: Planes | Tensor, dtype: torch.dtype, device: torch.device | st
     if torch.device(device).type == "cuda" and fast_form(run, device) is None:
         return FloatForm(dequantized(run, dtype))
     return form_of_planes(run, device)
-
-
-def _multiplies_rows(dtype: torch.dtype, device: torch.device | str) -> bool:
-    """Whether the device is a CPU with kernels for packed rows."""
-    on_cpu = torch.device(device).type == "cpu" and dtype == torch.float32
-    return on_cpu and no_kernels() is None
 
 
 def _runs(pieces: list[Planes | Tensor]) -> Iterator[Planes | Tensor]:

@@ -21,7 +21,7 @@ dequantised for packing some rows at a time, so that a model in floating point i
 import ctypes
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -34,8 +34,10 @@ from cairn.models.attend import Packed
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.blocks import FLOAT_ROWS, NEVER, BlocksForm, RoundedRows
 from cairn.models.linear.form import Epilogue
+from cairn.models.linear.level_blocks import pack_planes
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.packed import Int4, Int8, Levels
+from cairn.models.linear.planes_form import PlanesForm, SideBySide
 from cairn.models.transformer import Layer, Transformer
 from cairn.serve.engine.cpu_threads import one_thread
 
@@ -96,12 +98,13 @@ def pack_weights(
     `bits`: of a layer's weight in the file; `head_bits`: of the output projection's, if they are others. `release`:
     nobody else uses the model, so what is packed is not kept as it was.
     """
+    of_planes = choice in ("auto", "packed") and _has_planes(model)
+    rounded = pack_planes(model) if of_planes else []
     blocks = [form for part in linears(model) if (form := _stored(part)) is not None]
-    whole_head = choice == "auto" and (head_bits or bits) > QUANTISED_BITS
-    if choice == "packed" or (choice == "auto" and _mostly_blocks(model, whole_head)):
+    if choice == "packed" or of_planes or (choice == "auto" and _mostly_blocks(model)):
         if release:
             _return_freed_memory()
-        return _stay_packed(blocks)
+        return _stay_packed(blocks, rounded)
     for part in linears(model):
         if _stored(part) is None:
             part.take(None)
@@ -112,6 +115,7 @@ def pack_weights(
         return _stay_packed(blocks) if blocks else f"weights as they are: {why_not}"
     if why_not:
         raise HardwareError(f"no {choice} weights: {why_not}", hint="use --weights auto")
+    whole_head = choice == "auto" and (head_bits or bits) > QUANTISED_BITS
     every = [part for part in linears(model) if not (whole_head and isinstance(part, Vocabulary))]
     if (stored := _stored(model.embedding)) is not None:
         model.embedding.lookup = stored  # whatever multiplies with it
@@ -145,18 +149,19 @@ def _stored(part: Linear) -> BlocksForm | None:
     return form if isinstance(form, BlocksForm) and not isinstance(form, RoundedRows) else None
 
 
-def _mostly_blocks(model: Transformer, whole_head: bool) -> bool:
-    """A file may have some matrices in types without a kernel; few of those are dequantised, and not many.
+def _has_planes(model: Transformer) -> bool:
+    """Quantised matrices were loaded as they are stored, and not dequantised."""
+    return any(isinstance(part.form, PlanesForm | SideBySide) for part in linears(model))
 
-    `whole_head`: the output projection is in floating point by choice, and is not counted.
-    """
-    some = [p for p in linears(model) if not (whole_head and isinstance(p, Vocabulary))]
-    values = {part: math.prod(part.shape_NK()) for part in some}
+
+def _mostly_blocks(model: Transformer) -> bool:
+    """A file may have some matrices in types without a kernel; few of those are dequantised, and not many."""
+    values = {part: math.prod(part.shape_NK()) for part in linears(model)}
     kept = sum(count for part, count in values.items() if _stored(part) is not None)
     return 2 * kept > sum(values.values())
 
 
-def _stay_packed(blocks: list[BlocksForm]) -> str:
+def _stay_packed(blocks: list[BlocksForm], rounded: Sequence[str] = ()) -> str:
     if not blocks:
         return "weights as they are: none in this file is in blocks that a CPU multiplies with"
     size = format_bytes(sum(form.nbytes for form in blocks), "binary")
@@ -164,9 +169,12 @@ def _stay_packed(blocks: list[BlocksForm]) -> str:
         size += ", mapped"
     always = all(form.float_rows == NEVER for form in blocks)
     when = "" if always else f" in steps of fewer than {FLOAT_ROWS} tokens"
+    how = "stay packed as in the file"
+    if rounded:
+        how = f"are packed, of which {len(rounded)} rounded to 8-bit rows ({rounded[0]})"
     return (
-        f"weights: {len(blocks)} matrices stay packed as in the file, {size}; activations rounded to 16 bits"
-        f"{when}; exact: --weights float"
+        f"weights: {len(blocks)} matrices {how}, {size}; activations rounded to 16 bits{when}; "
+        "exact: --weights float"
     )
 
 
