@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cairn.kernels.cpu import compiled
-from cairn.kernels.cpu.level_rows import level_rows, obstacle, rounded_rows
+from cairn.kernels.cpu.level_rows import ROUNDED_GROUP, level_rows, obstacle, rounded_rows
 from cairn.kernels.cpu.packed_product import Blocks
 from cairn.models.linear.blocks import BlocksForm, RoundedRows
 from cairn.models.linear.level_blocks import blocks_of
@@ -102,7 +102,7 @@ def test_a_rounded_matrix_errs_by_half_a_level_and_keeps_its_maps_apart():
     weight_NK = torch.randn(40, 160, generator=torch.Generator().manual_seed(0))
     weight_NK[3] = 0
     form = RoundedRows(weight_NK, [24, 16])
-    groups = weight_NK.split(128, dim=1)
+    groups = weight_NK.split(ROUNDED_GROUP, dim=1)
     steps = [part.abs().amax(1, keepdim=True) / 127 for part in groups]
     half = torch.cat([(s / 2).expand_as(part) for s, part in zip(steps, groups, strict=True)], 1)
     assert ((form[:] - weight_NK).abs() <= half * 1.001).all()

@@ -19,7 +19,7 @@ from cairn.kernels.cpu.packed_product import COLUMNS, Blocks
 PIECE = 128  # values: scales are there for whole ones, as in `blocks.h`
 HALF = 16  # of 32 levels of 4 bits, those in the lower halves of the bytes
 MOST = 127
-ROUNDED_GROUP = 128  # values that share a scale where levels are rounded here
+ROUNDED_GROUP = 64  # values that share a scale where levels are rounded here
 ROWS_AT_ONCE = 8192  # of a matrix that is being rounded
 
 

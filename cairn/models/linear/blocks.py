@@ -116,7 +116,7 @@ class BlocksForm:
 
 
 class RoundedRows(BlocksForm):
-    """8-bit levels with a scale for 128 values, made of a matrix in floating point.
+    """8-bit levels with a scale for 64 values, made of a matrix in floating point.
 
     `rows`: of the maps that lie one under another in it; None: one map.
     """

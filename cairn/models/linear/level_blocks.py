@@ -1,7 +1,7 @@
 """Planes of a checkpoint that is no GGUF file, as packed rows for a CPU's compiled kernels (`models.linear.blocks`).
 
     int4, symmetric int8, mxfp4, a scale for 32 columns or more    every level and scale is kept
-    fp8, nvfp4, int8 with offsets, columns in act order            rounded to 8-bit levels, a scale for 128 columns
+    fp8, nvfp4, int8 with offsets, columns in act order            rounded to 8-bit levels, a scale for 64 columns
 
 Maps whose rows are no whole blocks of 32 values are dequantised.
 """
