@@ -18,6 +18,7 @@ from cairn.kernels.cpu import compiled
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
+from cairn.models.linear.blocks import RoundedRows
 from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.linear.packed import Int4, Int8
 from cairn.models.runnable import OpenModel, Runnable, open_model
@@ -198,7 +199,7 @@ def test_a_form_that_was_asked_for_is_given_and_taken_back(form):
         before = model.logits(model(tokens, attend.positions_T(), attend))
         assert "as fast as float32" in pack_weights(model, form, 16.0)
         assert packed(model)
-        assert isinstance(next(linears(model)).form, Int4 | Int8)
+        assert isinstance(next(linears(model)).form, Int4 | Int8 | RoundedRows)
         during = model.logits(model(tokens, attend.positions_T(), attend))
         pack_weights(model, "float", 16.0)
         after = model.logits(model(tokens, attend.positions_T(), attend))

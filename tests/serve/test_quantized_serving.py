@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from cairn.core.errors import ConfigError
+from cairn.kernels.cpu import compiled
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
+from cairn.models.linear.blocks import BlocksForm, RoundedRows
 from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.linear.packed import Int4, Int8
 from cairn.models.runnable import OpenModel, open_model
@@ -57,7 +59,7 @@ def test_some_schemes_make_a_checkpoint_in_floating_point_so():
 def test_planes_stay_packed_on_a_gpu_unless_floats_are_asked_for():
     config, opened = EngineConfig(model=W4), opened_w4()
     assert stays_packed(config, "cuda:0", opened)
-    assert not stays_packed(config, "cpu", opened)
+    assert stays_packed(config, "cpu", opened) == (compiled.obstacle() is None)
     for changed in ({"weights": "float"}, {"plain": True}, {"batch_invariant": True}):
         assert not stays_packed(msgspec.structs.replace(config, **changed), "cuda", opened)
 
@@ -70,6 +72,32 @@ def test_a_packed_model_says_its_bytes_and_refuses_other_weights():
     assert packed.bytes_per_token() < 0.6 * plain.bytes_per_token()
     with pytest.raises(ConfigError, match=r"packed when it started \(PlanesForm\)"):
         replace_weights(packed.model, 2, W4)
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "w4a16-asymmetric", "w8a16", "w8a8", "fp8-block"])
+def test_on_a_cpu_packed_rows_have_the_logits_of_transformers(scheme):
+    """The levels of the file in the compiled kernels; fp8 and 8 bits with offsets are rounded, as the note says."""
+    if compiled.obstacle():
+        pytest.skip(str(compiled.obstacle()))
+    checkpoint = open_checkpoint(FOLDER / scheme)
+    opened = OpenModel(scheme, checkpoint.spec, None, (), checkpoint)
+    runnable = opened.load("cpu", packed=True)
+    config = EngineConfig(model=scheme, device="cpu", max_num_seqs=4, num_gpu_blocks_override=16)
+    notes = "\n".join(start_with(opened, runnable, config, sole=True).notes)
+    reasons = {"fp8-block": "rows (fp8 levels", "w8a16": "rows (8-bit levels have offsets)"}
+    assert reasons.get(scheme, "stay packed as in the file") in notes
+    model = runnable.model
+    forms = [part.form for part in linears(model) if part is not model.head]
+    assert all(isinstance(form, BlocksForm) for form in forms)
+    widths = [len(form.matrix.part_rows) for form in forms]
+    assert set(widths) == {1, 2, 3}  # down and out; gate and up; q, k and v
+    expected_TV = torch.tensor(
+        json.loads((FOLDER / scheme / "expected.json").read_text())["logits"]
+    )
+    attend = Packed([len(TOKENS)])
+    with torch.inference_mode():
+        found_TV = model.logits(model(torch.tensor(TOKENS), attend.positions_T(), attend))
+    assert (found_TV - expected_TV).norm() < 0.02 * expected_TV.norm()
 
 
 def test_on_a_cpu_the_layers_are_held_in_8_bits_and_the_head_as_it_is(monkeypatch):
@@ -86,7 +114,7 @@ def test_on_a_cpu_the_layers_are_held_in_8_bits_and_the_head_as_it_is(monkeypatc
     started = start_with(opened, runnable, config, sole=True)
     assert "the embedding and the output projection in float32" in "\n".join(started.notes)
     forms = [part.form for part in linears(model) if part is not model.head]
-    assert all(isinstance(form, Int8 | Int4) for form in forms)
+    assert all(isinstance(form, Int8 | Int4 | RoundedRows) for form in forms)
     assert held_bytes(model) == before - layers + sum(form.nbytes for form in forms)
     assert sum(form.nbytes for form in forms) < 0.8 * layers  # so narrow, 8 columns apart are many
     assert model.head.form is None

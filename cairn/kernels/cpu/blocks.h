@@ -1,8 +1,13 @@
-/* Blocks of GGUF files, unpacked: a level for each value, and a scale and an offset for each 16.
+/* Packed rows of weights, unpacked: a level for each value, and a scale and an offset for each 16.
  *
  *     w = scale * level + offset
  *
- * The layouts are those of the GGUF format. Loops are plain C that compilers vectorise.
+ * The layouts are those of the GGUF format, and two for other checkpoints, whose scales stay in float32:
+ *
+ *     LEVELS_8    a row's levels with a sign | its scales, one for each `group` values
+ *     LEVELS_4    a row's levels, of 32 values the first 16 in the low halves of 16 bytes | its scales | its offsets
+ *
+ * Loops are plain C that compilers vectorise.
  */
 #ifndef CAIRN_BLOCKS_H
 #define CAIRN_BLOCKS_H
@@ -16,9 +21,10 @@
 
 #define GROUP 16   /* values that share a scale and an offset */
 #define STRIDE 256 /* values of 16 groups: how far the buffers are padded */
+#define PIECE 128  /* values of a row that `dot_neon.h` unpacks at once */
 
 enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14,
-       IQ4_NL = 20, IQ4_XS = 23 };
+       IQ4_NL = 20, IQ4_XS = 23, LEVELS_8 = 1000, LEVELS_4 = 1001 };
 
 typedef struct {
     uint8_t *level; /* unsigned and below 64; of `signed_levels` int8_t */
@@ -218,10 +224,38 @@ static void unpack_iq4(int type, const uint8_t *at, int columns, Row out) {
     }
 }
 
-static int signed_levels(int type) { return type == Q8_0 || type == IQ4_NL || type == IQ4_XS; }
+/* Scales of a row behind its levels. */
+static inline const float *scales_of(int type, const uint8_t *row, int columns) {
+    return (const float *)(row + (type == LEVELS_8 ? columns : columns / 2));
+}
 
-static void unpack(int type, const uint8_t *at, int columns, Row out) {
+/* How many there are: of whole pieces, so that those of the last can be loaded together. */
+static inline int count_of_scales(int columns, int group) {
+    return ((columns + PIECE - 1) / PIECE * PIECE + group - 1) / group;
+}
+
+/* A group has 32, 64, or a multiple of PIECE values; the last may be shorter. */
+static void unpack_levels(int type, const uint8_t *at, int columns, int group, Row out) {
+    const float *scale = scales_of(type, at, columns), *offset = scale + count_of_scales(columns, group);
+    for (int k = 0; k < columns; k += 32) {
+        if (type == LEVELS_8) store32(out.level + k, load32(at + k));
+        else {
+            Bytes16 packed = load16(at + k / 2);
+            store16(out.level + k, packed & 15), store16(out.level + k + 16, packed >> 4);
+        }
+        set_pair(out, k / GROUP, scale[k / group], type == LEVELS_8 ? 0.f : offset[k / group]);
+    }
+}
+
+static int signed_levels(int type) {
+    return type == Q8_0 || type == IQ4_NL || type == IQ4_XS || type == LEVELS_8;
+}
+
+/* `group`: values that share a scale, of the types that do not say so. */
+static void unpack(int type, const uint8_t *at, int columns, int group, Row out) {
     switch (type) {
+    case LEVELS_8:
+    case LEVELS_4: unpack_levels(type, at, columns, group, out); break;
     case Q8_0: unpack_q8_0(at, columns, out); break;
     case Q2_K: unpack_q2_k(at, columns, out); break;
     case Q3_K: unpack_q3_k(at, columns, out); break;

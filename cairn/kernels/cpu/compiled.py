@@ -22,7 +22,7 @@ from cairn.hw.host import read_cpu
 HERE = Path(__file__).parent
 SOURCES = (
     *("product.c", "pool.h", "blocks.h", "dot.h"),
-    *("dot512.h", "dot_neon.h", "pieces_neon.h"),
+    *("dot512.h", "dot_neon.h", "levels_neon.h", "pieces_neon.h"),
 )
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 COMPILERS = ("cc", "gcc", "clang")
@@ -59,7 +59,7 @@ def library() -> ctypes.CDLL:
     compiler = _compiler()
     made = cache_folder() / f"product-{_fingerprint(compiler)}.so"
     if not made.is_file():
-        once = f"once for this machine, in about ten seconds; they are kept in {made.parent}"
+        once = f"once for this machine, in ten to twenty seconds; they are kept in {made.parent}"
         print(f"note: {compiler} compiles the CPU kernels, {once}", file=sys.stderr)
         _compile(compiler, made)
     try:

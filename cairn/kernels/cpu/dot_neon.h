@@ -12,22 +12,9 @@
 #ifndef CAIRN_DOT_NEON_H
 #define CAIRN_DOT_NEON_H
 
-#include "pieces_neon.h"
+#include "levels_neon.h"
 
 #ifdef HAS_DOT_NEON
-
-#define QUADS_AT_ONCE 8  /* of x, for which a piece is unpacked once */
-#define MOST_ROWS_OF_W 4 /* that are multiplied together */
-
-/* STRIDE columns of four rows of activations: four values of each row in turn. */
-typedef struct {
-    _Alignas(64) int8_t high[4 * STRIDE];
-    int8_t low[4 * STRIDE];
-    float sum[STRIDE / GROUP][4], scale[4];
-} Quad;
-
-/* Quads of rows one behind the other, the columns of each without gaps. One row that is left over lies as `Rounded`. */
-typedef Quad Activations;
 
 /* -- one row of x ------------------------------------------------------------------------------------------------ */
 
@@ -60,6 +47,7 @@ INLINE float32x4_t row_piece(int type, const Piece *p, const Rounded *x, int at,
 }
 
 INLINE float row_dot(int type, Weights w, const Rounded *x, int columns) {
+    if (values_of_scale(type) > 32) return long_row_dot(type, w, x, columns);
     float32x4_t sum = vdupq_n_f32(0);
     Piece p;
     int start = 0;
@@ -127,7 +115,8 @@ INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int 
         const Quad *here = x + start / STRIDE;
         const int left = columns - start, blocks = (left < PIECE ? left : PIECE) / size;
         for (int q = 0; q < quads; q++, here += pieces)
-            quad_piece(type, p, count, here, start % STRIDE, blocks, sum[q]);
+            if (size > 32) long_quad_piece(type, p, count, here, start % STRIDE, left, sum[q]);
+            else quad_piece(type, p, count, here, start % STRIDE, blocks, sum[q]);
     }
     for (int q = 0; q < quads; q++)
         for (int r = 0; r < count; r++) {
@@ -190,6 +179,7 @@ INLINE void rows_dot(int type, const Weights *w, int count, const Quad *x, int r
 
 /* Up to MOST_ROWS_OF_W rows of weights with all rows of x: y [count, rows]. Returns 0 for types that are to be unpacked. */
 static int packed_dots(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
+    if (type >= LEVELS_8 && w->group > 32) type = GROUPED(type, w->group == 64 ? 64 : PIECE);
     switch (type) {
     case Q4_0: rows_dot(Q4_0, w, count, x, rows, columns, y); return 1;
     case Q4_1: rows_dot(Q4_1, w, count, x, rows, columns, y); return 1;
@@ -201,18 +191,22 @@ static int packed_dots(int type, const Weights *w, int count, const Quad *x, int
     case Q6_K: rows_dot(Q6_K, w, count, x, rows, columns, y); return 1;
     case IQ4_NL: rows_dot(IQ4_NL, w, count, x, rows, columns, y); return 1;
     case UNPACKED: rows_dot(UNPACKED, w, count, x, rows, columns, y); return 1;
+    case GROUPED(LEVELS_8, 64): rows_dot(GROUPED(LEVELS_8, 64), w, count, x, rows, columns, y); return 1;
+    case GROUPED(LEVELS_8, PIECE): rows_dot(GROUPED(LEVELS_8, PIECE), w, count, x, rows, columns, y); return 1;
+    case GROUPED(LEVELS_4, 64): rows_dot(GROUPED(LEVELS_4, 64), w, count, x, rows, columns, y); return 1;
+    case GROUPED(LEVELS_4, PIECE): rows_dot(GROUPED(LEVELS_4, PIECE), w, count, x, rows, columns, y); return 1;
     default: return 0;
     }
 }
 
-/* The same by a row's place in the file; `room` is for types that are unpacked first. */
-static void dots_of_rows(int type, const uint8_t *packed, int64_t row_bytes, int count, const Activations *x, int rows,
-                         int columns, Row room, float *y) {
-    Weights w[MOST_ROWS_OF_W] = {{packed, room}}, one = {NULL, room};
-    for (int r = 1; r < count; r++) w[r] = (Weights){packed + row_bytes * r, room};
+/* The same of the first row and those behind it; its `row` is room for types that are unpacked first. */
+static void dots_of_rows(int type, Weights first, int64_t row_bytes, int count, const Activations *x, int rows,
+                         int columns, float *y) {
+    Weights w[MOST_ROWS_OF_W] = {first}, one = first;
+    for (int r = 1; r < count; r++) w[r] = first, w[r].packed += row_bytes * r;
     if (packed_dots(type, w, count, x, rows, columns, y)) return;
     for (int r = 0; r < count; r++) {
-        unpack(type, w[r].packed, columns, room);
+        unpack(type, w[r].packed, columns, first.group, first.row);
         packed_dots(UNPACKED, &one, 1, x, rows, columns, y + (int64_t)r * rows);
     }
 }

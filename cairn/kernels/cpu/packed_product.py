@@ -1,4 +1,4 @@
-"""Products with matrices that stay packed as a GGUF file has them, by the compiled kernels.
+"""Products with matrices that stay packed as a checkpoint has them, by the compiled kernels.
 
     y = x @ w.T + bias       with an RMS norm of x before it, and a gate or a sum onto y behind it, in one call
 
@@ -24,6 +24,8 @@ TYPES = {
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
     "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23,
 }  # fmt: skip
+# Rows of levels and behind them scales in float32, of checkpoints that are no GGUF files (`blocks.h`).
+LEVELS = {"LEVELS_8": 1000, "LEVELS_4": 1001}
 GATES = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 COLUMNS = 32  # a row has whole blocks of at least so many values
 
@@ -31,16 +33,17 @@ COLUMNS = 32  # a row has whole blocks of at least so many values
 class Blocks(NamedTuple):
     """The rows of one matrix [N, K] as bytes, perhaps a view of a mapped file."""
 
-    kind: str  # a key of TYPES
+    kind: str  # a key of TYPES or LEVELS
     bytes_NB: Tensor  # uint8, contiguous
     columns: int
     mapped: bool = False  # a view of a mapped file, which nobody has written to
+    group: int = 0  # values that share a scale, of LEVELS
 
 
 class _Part(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p), ("type", ctypes.c_int32), ("rows", ctypes.c_int32),
-        ("row_bytes", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64), ("group", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -176,4 +179,5 @@ class PackedMatrix:
 
 def _part(blocks: Blocks) -> _Part:
     rows, size = blocks.bytes_NB.shape
-    return _Part(blocks.bytes_NB.data_ptr(), TYPES[blocks.kind], rows, size)
+    code = TYPES.get(blocks.kind) or LEVELS[blocks.kind]
+    return _Part(blocks.bytes_NB.data_ptr(), code, rows, size, blocks.group)

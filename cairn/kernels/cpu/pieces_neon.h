@@ -1,7 +1,7 @@
 /* 128 values of a row of weights in the registers of an ARM CPU, straight from the packed blocks.
  *
- * Blocks of 32 or groups of 16 values share a scale. Types that are seldom met are unpacked into memory first (`blocks.h`)
- * and read from there.
+ * Blocks of 32 or groups of 16 values share a scale, or 64 or PIECE where a row has its scales behind its levels. Types that
+ * are seldom met are unpacked into memory first (`blocks.h`) and read from there.
  */
 #ifndef CAIRN_PIECES_NEON_H
 #define CAIRN_PIECES_NEON_H
@@ -12,22 +12,31 @@
 #include <arm_neon.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define PIECE 128     /* values that are unpacked at once */
 #define UNPACKED (-1) /* a type: levels, scales and offsets in memory */
 
 typedef struct {
     int8x16_t level[8];
-    float32x4_t scale[2], offset[2]; /* of the four blocks of 32, or the eight groups of 16 */
+    float32x4_t scale[2], offset[2]; /* of the four blocks of 32, the eight groups of 16, or as many as there are */
 } Piece;
 
 /* Where a row of weights is: packed, or unpacked. */
 typedef struct {
     const uint8_t *packed;
     Row row;
+    int group; /* values that share a scale, where the type does not say so */
 } Weights;
 
-INLINE int values_of_scale(int type) { return type == Q6_K || type == UNPACKED ? 16 : 32; }
-INLINE int has_offset(int type) { return type != Q8_0 && type != Q6_K && type != IQ4_NL; }
+/* LEVELS_8 or LEVELS_4 in groups of `values`, as one constant. */
+#define GROUPED(type, values) ((values) << 16 | (type))
+INLINE int type_of(int type) { return type == UNPACKED ? type : type & 0xffff; }
+
+INLINE int values_of_scale(int type) {
+    if (type == Q6_K || type == UNPACKED) return 16;
+    return type >> 16 ? type >> 16 : 32;
+}
+INLINE int has_offset(int type) {
+    return type != Q8_0 && type != Q6_K && type != IQ4_NL && type_of(type) != LEVELS_8;
+}
 
 INLINE int block_bytes(int type) {
     switch (type) {
@@ -143,6 +152,37 @@ INLINE void half_of_q6_k(const uint8_t *at, int second, Piece *out) {
     }
 }
 
+/* Levels of up to four times 32 values; what is missing is 0. */
+INLINE void levels_from(int type, const uint8_t *row, int start, int blocks, Piece *out) {
+    for (int b = 0; b < 4; b++) {
+        const uint8_t *at = row + (type == LEVELS_8 ? start + 32 * b : (start + 32 * b) / 2);
+        int8x16_t *level = out->level + 2 * b;
+        if (b >= blocks) level[0] = level[1] = vdupq_n_s8(0);
+        else if (type == LEVELS_8) level[0] = vld1q_s8((const int8_t *)at), level[1] = vld1q_s8((const int8_t *)at + 16);
+        else {
+            uint8x16_t packed = vld1q_u8(at);
+            level[0] = vreinterpretq_s8_u8(vandq_u8(packed, vdupq_n_u8(15)));
+            level[1] = vreinterpretq_s8_u8(vshrq_n_u8(packed, 4));
+        }
+    }
+}
+
+/* Scales or offsets of a piece. */
+INLINE float32x4_t of_groups(const float *of_row, int start, int values, int group) {
+    if (values == PIECE) return vld1q_dup_f32(of_row + start / group);
+    return vcombine_f32(vld1_f32(of_row + start / 64), vdup_n_f32(0));
+}
+
+INLINE void piece_of_levels(int type, Weights w, int start, int columns, Piece *out) {
+    const int left = columns - start, values = values_of_scale(type), stored = type_of(type);
+    const float *scale = scales_of(stored, w.packed, columns);
+    if (left >= PIECE) levels_from(stored, w.packed, start, 4, out);
+    else levels_from(stored, w.packed, start, left / 32, out);
+    out->scale[0] = of_groups(scale, start, values, w.group);
+    if (has_offset(type))
+        out->offset[0] = of_groups(scale + count_of_scales(columns, w.group), start, values, w.group);
+}
+
 /* PIECE values from `start`, or as many as `columns` leaves. */
 INLINE void piece_of(int type, Weights w, int start, int columns, Piece *out) {
     const uint8_t *block = w.packed + (int64_t)(start / STRIDE) * block_bytes(type);
@@ -153,7 +193,8 @@ INLINE void piece_of(int type, Weights w, int start, int columns, Piece *out) {
             out->scale[i] = vld1q_f32(w.row.scale + start / GROUP + 4 * i);
             out->offset[i] = vld1q_f32(w.row.offset + start / GROUP + 4 * i);
         }
-    } else if (type == Q4_K || type == Q5_K) half_of_q4_q5_k(type == Q5_K, block, second, out);
+    } else if (type_of(type) >= LEVELS_8) piece_of_levels(type, w, start, columns, out);
+    else if (type == Q4_K || type == Q5_K) half_of_q4_q5_k(type == Q5_K, block, second, out);
     else if (type == Q6_K) half_of_q6_k(block, second, out);
     else {
         const uint8_t *at = w.packed + (int64_t)(start / 32) * block_bytes(type);

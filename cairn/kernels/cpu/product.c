@@ -1,4 +1,4 @@
-/* Products with matrices whose rows stay packed as a GGUF file has them.
+/* Products with matrices whose rows stay packed as a checkpoint has them.
  *
  *     y = x @ w.T + bias        a norm before it, a gate behind it or a sum onto the residual in the same pass
  *
@@ -16,7 +16,10 @@ typedef struct {
     const uint8_t *data;
     int32_t type, rows;
     int64_t row_bytes;
+    int32_t group; /* values that share a scale, where the type does not say so */
 } Part;
+
+#define ROWS_IN_CACHE 128 /* of x: they are read once for every few rows of weights */
 
 enum { NO_GATE, SILU, GELU, GELU_TANH, RELU };
 
@@ -67,7 +70,8 @@ static void multiply_rows(const Product *p, int part_number, int row, int count,
     const Part *part = m->parts + part_number;
     const uint8_t *packed = part->data + part->row_bytes * row;
 #if defined(HAS_DOT_NEON)
-    dots_of_rows(part->type, packed, part->row_bytes, count, p->x, p->rows_of_x, m->columns, room, y);
+    Weights w = {packed, room, part->group};
+    dots_of_rows(part->type, w, part->row_bytes, count, p->x, p->rows_of_x, m->columns, y);
 #elif defined(HAS_DOT512)
     int done = packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, y);
 #else
@@ -75,12 +79,25 @@ static void multiply_rows(const Product *p, int part_number, int row, int count,
 #endif
 #if !defined(HAS_DOT_NEON)
     if (!done) {
-        unpack(part->type, packed, m->columns, room);
+        unpack(part->type, packed, m->columns, part->group, room);
         dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), y);
     }
 #endif
     for (int r = 0; m->bias && r < count; r++)
         for (int t = 0; t < p->rows_of_x; t++) y[r * p->rows_of_x + t] += m->bias[first_of_part + row + r];
+}
+
+/* found [count, M] to the columns of y from n on. */
+static void write_columns(const Product *p, int n, int count, const float *restrict found) {
+    const int rows = p->rows_of_x, add = p->matrix->add;
+    for (int t = 0; t < rows; t++) {
+        float *restrict y = p->y + (int64_t)t * p->outputs + n;
+        if (count == 4 && !add) {
+            for (int r = 0; r < 4; r++) y[r] = found[r * rows + t];
+            continue;
+        }
+        for (int r = 0; r < count; r++) y[r] = (add ? y[r] : 0.f) + found[r * rows + t];
+    }
 }
 
 static void multiply_chunk(void *given, int chunk) {
@@ -97,14 +114,8 @@ static void multiply_chunk(void *given, int chunk) {
         count = end - n < MOST_ROWS_OF_W ? end - n : MOST_ROWS_OF_W;
         multiply_rows(p, part, n - start, count, start, room, found);
         if (m->gate) multiply_rows(p, 1, n, count, m->parts[0].rows, room, gated);
-        for (int t = 0; t < p->rows_of_x; t++) {
-            float *y = p->y + (int64_t)t * p->outputs + n;
-            for (int r = 0; r < count; r++) {
-                const int i = r * p->rows_of_x + t;
-                float value = m->gate ? activate(found[i], m->gate) * gated[i] : found[i];
-                y[r] = m->add ? y[r] + value : value;
-            }
-        }
+        for (int i = 0; m->gate && i < count * p->rows_of_x; i++) found[i] = activate(found[i], m->gate) * gated[i];
+        write_columns(p, n, count, found);
     }
 }
 
@@ -140,8 +151,7 @@ static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads) {
     return (int)(rows + 3) / 4 * 4;
 }
 
-/* x [M, K] in rows without gaps, y [M, N] likewise. Returns 0, or -1 where memory is missing. */
-int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
+static int product_of(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
     int columns = matrix->columns, outputs = 0;
     Activations *rounded = NULL;
     if (posix_memalign((void **)&rounded, 64, activation_bytes(columns, rows_of_x))) return -1;
@@ -154,6 +164,18 @@ int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const floa
     product.rows_of_chunk = rows_of_chunk(outputs, columns, rows_of_x, pool->threads);
     run(pool, multiply_chunk, &product, (outputs + product.rows_of_chunk - 1) / product.rows_of_chunk);
     free(rounded);
+    return 0;
+}
+
+/* x [M, K] in rows without gaps, y [M, N] likewise. Returns 0, or -1 where memory is missing. */
+int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
+    const int parts = matrix->gate ? 1 : matrix->count;
+    int64_t outputs = 0;
+    for (int i = 0; i < parts; i++) outputs += matrix->parts[i].rows;
+    for (int t = 0; t < rows_of_x; t += ROWS_IN_CACHE) {
+        const int rows = rows_of_x - t < ROWS_IN_CACHE ? rows_of_x - t : ROWS_IN_CACHE;
+        if (product_of(pool, matrix, norm, x + (int64_t)t * matrix->columns, rows, y + t * outputs)) return -1;
+    }
     return 0;
 }
 
@@ -172,7 +194,7 @@ static void look_up(void *given, int i) {
     if (packed_floats(l->part->type, packed, l->columns, out)) return;
 #endif
     ROW_OF(room, l->columns);
-    unpack(l->part->type, packed, l->columns, room);
+    unpack(l->part->type, packed, l->columns, l->part->group, room);
     for (int group = 0; group < l->columns / GROUP; group++) {
         float scale = room.scale[group], offset = room.offset[group];
         const uint8_t *level = room.level + GROUP * group;

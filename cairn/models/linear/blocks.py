@@ -1,10 +1,10 @@
-"""Weights as the blocks of a GGUF file, which stay where the file is mapped: the form that serves those files on a CPU.
+"""Weights as packed blocks, with which a CPU multiplies: those of a GGUF file, or rows of levels of another checkpoint.
 
     few rows of x    rounded to 16 bits, multiplied with the packed blocks           kernels/cpu/packed_product.py
     many rows        tiles of the weights are dequantised and multiplied in float32, so that x is not rounded
 
-There is no copy of the weights: what a product reads comes from the page cache of the system, and processes that serve
-the same file share it.
+Blocks of a GGUF file stay where it is mapped. There is no copy of them: what a product reads comes from the page cache
+of the system, and processes that serve the same file share it.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,22 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.cpu.compiled import ON_ARM
-from cairn.kernels.cpu.packed_product import GATES, Blocks, NormWeight, PackedMatrix
+from cairn.kernels.cpu.compiled import obstacle as no_kernels
+from cairn.kernels.cpu.level_rows import RowsOfMatrix, rounded_rows
+from cairn.kernels.cpu.level_rows import obstacle as no_rows
+from cairn.kernels.cpu.packed_product import (
+    COLUMNS,
+    GATES,
+    LEVELS,
+    Blocks,
+    NormWeight,
+    PackedMatrix,
+)
 from cairn.models.activation import Gate
 from cairn.models.linear.form import PLAIN, Epilogue, finished
 
 FLOAT_ROWS = 256 if ON_ARM else 48  # of x, from which on dequantised tiles are faster
+NEVER = 1 << 30  # rows: levels with a scale for 64 values or more are faster on ARM for any number
 TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 
 
@@ -26,6 +37,8 @@ class BlocksForm:
 
     def __init__(self, blocks: Sequence[Blocks]) -> None:
         self.matrix = PackedMatrix(blocks)
+        long = all(one.kind in LEVELS and one.group > COLUMNS for one in blocks)
+        self.float_rows = NEVER if ON_ARM and long else FLOAT_ROWS
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +64,7 @@ class BlocksForm:
         onto_MN: Tensor | None = None,
     ) -> Tensor:
         """The product with a norm before it, and a gate or a sum onto the residual behind it."""
-        if len(x_MK) < FLOAT_ROWS:
+        if len(x_MK) < self.float_rows:
             gated = gate is not None and gate.gated and len(set(self.matrix.part_rows)) == 1
             if gate is None or (
                 gated and len(self.matrix.blocks) == 2 and gate.activation in GATES
@@ -100,6 +113,23 @@ class BlocksForm:
                 self.matrix.rows(part, wanted_R, found_RK[low - first : high - first])
             start += count
         return found_RK
+
+
+class RoundedRows(BlocksForm):
+    """8-bit levels with a scale for 64 values, made of a matrix in floating point.
+
+    `rows`: of the maps that lie one under another in it; None: one map.
+    """
+
+    def __init__(self, weight_NK: RowsOfMatrix, rows: list[int] | None = None) -> None:
+        whole = rounded_rows(weight_NK)
+        parts = whole.bytes_NB.split(rows or len(whole.bytes_NB))
+        super().__init__([whole._replace(bytes_NB=bytes_NB) for bytes_NB in parts])
+
+    @staticmethod
+    def obstacle(columns: int) -> str | None:
+        """Why rows of so many values have no such form here, or None."""
+        return no_kernels() or no_rows(columns, columns)
 
 
 def _normed(x_MK: Tensor, norm: NormWeight) -> Tensor:

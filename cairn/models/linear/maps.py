@@ -247,7 +247,7 @@ class Vocabulary(Linear):
     """One row per token. Ranks hold equally many rows; those beyond the vocabulary are zero and never looked up."""
 
     lookup_addend: Addend | None = None  # tokens [T] -> [T, D]
-    lookup: HasRows | None = None  # where rows are read, if the form that multiplies has none
+    lookup: HasRows | None = None  # where rows are read, if not in the form that multiplies
 
     def __init__(self, build: Build, vocab: int, width: int) -> None:
         super().__init__()
@@ -261,9 +261,10 @@ class Vocabulary(Linear):
 
     def looked_up(self, tokens_T: Tensor) -> Tensor:
         """The rows themselves, without what an adapter adds."""
-        rows = self.form if isinstance(self.form, HasRows) else self.lookup
-        if rows is not None:
-            return rows.rows(tokens_T)
+        if self.lookup is not None:
+            return self.lookup.rows(tokens_T)
+        if isinstance(self.form, HasRows):
+            return self.form.rows(tokens_T)
         if self.shards.size == 1:
             return F.embedding(tokens_T, self.weight)
         local_T = tokens_T - self.rows * self.shards.rank

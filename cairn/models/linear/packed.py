@@ -16,10 +16,10 @@ each form says where there is none. Which form pays on this machine is decided e
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 from cairn.kernels.cpu.compiled import ON_ARM
 from cairn.kernels.cpu.compiled import obstacle as no_compiled
 from cairn.kernels.cpu.digits import Digits
+from cairn.kernels.cpu.level_rows import RowsOfMatrix
 from cairn.models.linear.form import PLAIN, Epilogue
 
 GROUP = 32  # values that share a scale in Int4
@@ -41,15 +42,6 @@ DIGIT_ROWS = 32  # of x, up to which two digits are faster than floats on a CPU 
 ROWS_AT_ONCE = 8192  # of a matrix that is being packed
 # Steps: bfloat16 keeps 8 bits of a scale, so it errs by up to 1/256, and a level is less than 15 steps from the mean.
 SCALE_ERROR = LEVELS / 256
-
-
-class RowsOfMatrix(Protocol):
-    """A matrix [N, K] in floating point of which some rows are read at a time: a tensor, or one that is packed."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    def __getitem__(self, rows: slice, /) -> Tensor: ...
 
 
 class Levels:

@@ -118,15 +118,20 @@ def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
         return False
     if device_kind(device) == "cuda":
         return config.weights == "auto"
-    is_file = opened.checkpoint is not None and opened.checkpoint.path.is_file()
+    checkpoint = opened.checkpoint
+    is_file = checkpoint is not None and checkpoint.path.is_file()
+    # Packed rows of other checkpoints: of one process, in the type that the kernels compute with.
+    alone = config.tensor_parallel_size == 1 and config.dtype in ("auto", "float32")
+    is_quantised = is_file or (checkpoint is not None and checkpoint.quantised() and alone)
     if config.weights in ("auto", "int8", "int4"):
-        # These are made of the blocks, one matrix after another.
-        return is_file and config.head == "auto" and no_cpu_kernels() is None
+        # The last two are made of the blocks of a file, one matrix after another.
+        kept = is_file or (config.weights == "auto" and is_quantised)
+        return kept and config.head == "auto" and no_cpu_kernels() is None
     if config.weights != "packed":
         return False
-    if not is_file:
+    if not is_quantised:
         raise ConfigError(
-            f"weights is packed, and {opened.name} is no GGUF file", hint="leave out --weights"
+            f"weights is packed, and {opened.name} is not quantised", hint="leave out --weights"
         )
     if why := no_cpu_kernels():
         raise HardwareError(f"no packed weights: {why}", hint="leave out --weights")
