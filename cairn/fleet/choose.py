@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct, gc=False):
     running: int = 0  # requests that decode
     waiting: int = 0  # requests before their first token
     rows: int = 256  # most requests that run at the same time
-    used_share: float = 0.0  # of the pages of its cache
+    free_share: float = 1.0  # of the pages of its cache
     step_s: float = 0.02  # of a step that only decodes
     token_s: float = 25e-6  # what a prompt token adds to a step
     row_s: float = 1e-4  # what a request adds to a step
@@ -145,7 +145,7 @@ def llmd(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
     return [
         -(
             2 * (longest - one.waiting) / spread
-            + 2 * (1 - one.used_share)
+            + 2 * one.free_share
             + 3 * one.cached_tokens / max(ask.prompt_tokens, 1)
         )
         for one in candidates

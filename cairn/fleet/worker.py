@@ -109,15 +109,15 @@ def eligible(
     with_room: bool = False,
 ) -> list[Worker]:
     """Those of them that may get a request for this model. One loop: a call for each costs more than the rest."""
-    return [
-        one
-        for one in workers
-        if one.state == state
-        and (not with_room or one.waiting + one.decoding < one.capacity)
-        and now_s >= one.rests_until_s
-        and not one.yielding
-        and (model is None or not one.models or model in one.models)
-    ]
+    found: list[Worker] = []
+    for one in workers:
+        if one.state != state or now_s < one.rests_until_s or one.yielding:
+            continue
+        if with_room and one.waiting + one.decoding >= one.capacity:
+            continue
+        if model is None or not one.models or model in one.models:
+            found.append(one)
+    return found
 
 
 def candidates(workers: Iterable[Worker], cached: Mapping[int, int]) -> list[Candidate]:
@@ -133,7 +133,7 @@ def candidates(workers: Iterable[Worker], cached: Mapping[int, int]) -> list[Can
                 decoding if decoding > others else others,
                 waiting if waiting > load.waiting else load.waiting,
                 one.rows,
-                1 - load.free_share,
+                load.free_share,
                 load.step_s or STEP_S,
                 load.token_s or TOKEN_S,
                 load.row_s or ROW_S,
