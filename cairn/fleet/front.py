@@ -148,11 +148,11 @@ class Front(asyncio.Protocol):
 
     def write(self, chunk: bytes) -> None:
         if self.transport is not None and chunk:  # an empty one would end the answer
-            self._writes.write(self.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._writes.write_piece(self.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def finish(self) -> None:
         if self.transport is not None:
-            self._writes.write(self.transport, b"0\r\n\r\n")
+            self._writes.write_piece(self.transport, b"0\r\n\r\n")
             self._over()
 
     def _over(self) -> None:

@@ -20,6 +20,13 @@ class WriteQueue:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append((transport, head, body))
 
+    def write_piece(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Of a stream: at once, unless something waits. Pieces come one by one, and a turn that waits costs a poll."""
+        if self._waiting:
+            self._waiting.append((transport, data, b""))
+        else:
+            transport.write(data)
+
     def flush(self) -> None:
         """Now; before a connection is closed whose last bytes may wait here."""
         waiting, self._waiting = self._waiting, []

@@ -33,29 +33,37 @@ WRITES = st.tuples(st.integers(0, 2), st.sampled_from([b"x", b"yz"]), BODIES)
 TURNS = st.lists(st.lists(WRITES, max_size=6), max_size=4)
 
 
-@given(TURNS, st.integers(0, 3))
-def test_each_connection_gets_its_bytes_in_order_and_a_lost_one_nothing_more(turns, lost_in):
+@given(TURNS)
+def test_each_connection_gets_its_bytes_in_order(turns):
+    """Pieces of streams, which need not wait, do not overtake what waits."""
+
     async def check() -> None:
         writes, made = WriteQueue(), [Recorded() for _ in range(3)]
         expected = [b"", b"", b""]
-        for number, turn in enumerate(turns):
+        for turn in turns:
             for at, head, body in turn:
-                writes.write(made[at], head, body)
-                if at or number < lost_in:
-                    expected[at] += head + body
-            made[0].closed = number >= lost_in
-            assert [one.sent for one in made] == before_of(expected, turn, number < lost_in)
+                expected[at] += head + body
+                if body:
+                    writes.write(made[at], head, body)
+                else:
+                    writes.write_piece(made[at], head)
             await asyncio.sleep(0)
             assert [one.sent for one in made] == expected
 
     asyncio.run(check())
 
 
-def before_of(expected: list[bytes], turn, open_yet: bool) -> list[bytes]:
-    """What had been sent before this turn."""
-    sizes = [sum(len(h) + len(b) for at, h, b in turn if at == one) for one in range(3)]
-    sizes[0] = sizes[0] if open_yet else 0
-    return [sent[: len(sent) - size] for sent, size in zip(expected, sizes, strict=True)]
+def test_writes_wait_for_the_end_of_the_turn_and_a_lost_connection_gets_none():
+    async def check() -> None:
+        writes, lost, other = WriteQueue(), Recorded(), Recorded()
+        writes.write(lost, b"a")
+        writes.write(other, b"b", b"c")
+        assert (lost.sent, other.sent) == (b"", b"")
+        lost.closed = True
+        await asyncio.sleep(0)
+        assert (lost.sent, other.sent) == (b"", b"bc")
+
+    asyncio.run(check())
 
 
 def test_the_last_answer_of_a_connection_is_out_before_it_is_closed():
