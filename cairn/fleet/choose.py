@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct, gc=False):
     running: int = 0  # requests that decode
     waiting: int = 0  # requests before their first token
     rows: int = 256  # most requests that run at the same time
-    used_share: float = 0.0  # of the pages of its cache
+    free_share: float = 1.0  # of the pages of its cache
     step_s: float = 0.02  # of a step that only decodes
     token_s: float = 25e-6  # what a prompt token adds to a step
     row_s: float = 1e-4  # what a request adds to a step
@@ -73,9 +73,10 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
     """
     costs: Costs = []
     busy = ask.busy_share if ask.busy_share < MOST_BUSY else MOST_BUSY
-    grows = busy / (1 - busy)
+    grows, seen_s, per_s = busy / (1 - busy), ask.seen_s, ask.arrivals_per_s
+    prompt_tokens, output_tokens = ask.prompt_tokens, ask.output_tokens
     for one in candidates:
-        new, token_s = ask.prompt_tokens - one.cached_tokens, one.token_s
+        new, token_s = prompt_tokens - one.cached_tokens, one.token_s
         requests = one.running + one.waiting
         prompt_s = (new if new > 1 else 1) * token_s  # `max` would cost more than the rest of it
         queued_s = one.queued_tokens * token_s
@@ -85,9 +86,9 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
             first_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
         lasts_s = queued_s + prompt_s / 2
         more_s = lasts_s * grows
-        lasts_s += more_s if more_s < ask.seen_s else ask.seen_s
-        behind_s = ask.arrivals_per_s * prompt_s * lasts_s
-        answering_s = requests * (prompt_s + ask.output_tokens * one.row_s) / 2
+        lasts_s += more_s if more_s < seen_s else seen_s
+        behind_s = per_s * prompt_s * lasts_s
+        answering_s = requests * (prompt_s + output_tokens * one.row_s) / 2
         costs.append(first_s + behind_s + answering_s)
     return costs
 
@@ -144,7 +145,7 @@ def llmd(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
     return [
         -(
             2 * (longest - one.waiting) / spread
-            + 2 * (1 - one.used_share)
+            + 2 * one.free_share
             + 3 * one.cached_tokens / max(ask.prompt_tokens, 1)
         )
         for one in candidates

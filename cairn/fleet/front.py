@@ -15,18 +15,14 @@ from typing import Protocol, cast
 import httptools
 import msgspec
 
-from cairn.fleet.wire import (
-    ID,
-    JOINED,
-    LARGEST_HEAD,
-    NOT_SENT,
-    HttpRequest,
-    RequestReader,
-    lines_of,
-)
+from cairn.fleet.request_head import request_head
+from cairn.fleet.wire import ID, LARGEST_HEAD, NOT_SENT, HttpRequest, RequestReader, lines_of
+from cairn.fleet.write_queue import WriteQueue
 
-STATUS = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
+STATUS = {code: b"HTTP/1.1 %d \r\n" % code for code in range(1000)}
+STATUS |= {code: b"HTTP/1.1 %d %b\r\n" % (code, code.phrase.encode()) for code in HTTPStatus}
 
+CLOSE = b"connection: close\r\n"
 JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
 
@@ -44,8 +40,8 @@ class Asker(Protocol):
 
 
 class Front(asyncio.Protocol):
-    def __init__(self, handle: Handle, largest_body: int) -> None:
-        self._handle, self._largest = handle, largest_body
+    def __init__(self, handle: Handle, largest_body: int, writes: WriteQueue) -> None:
+        self._handle, self._largest, self._writes = handle, largest_body, writes
         self._reader = RequestReader()
         self._parser = httptools.HttpRequestParser(self)
         self._reading = False  # the parser is in the middle of a request
@@ -102,7 +98,7 @@ class Front(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._size = 0
         if any(name == b"expect" for name, _ in self._headers) and self.transport is not None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._writes.write(self.transport, b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -115,7 +111,8 @@ class Front(asyncio.Protocol):
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         given = next((value for name, value in self._headers if name == ID), None)
         lines = lines_of(self._headers, NOT_SENT)
-        request = HttpRequest(self._parser.get_method(), self._target, lines, body, given)
+        head = request_head(self._parser.get_method(), self._target, lines)
+        request = HttpRequest(head, body, given)
         request.keep_alive = self._parser.should_keep_alive()
         self._came(request)
 
@@ -134,37 +131,35 @@ class Front(asyncio.Protocol):
 
     def send(self, status: int, lines: bytes, body: bytes) -> None:
         """A whole answer; `lines` are its headers."""
-        if self.transport is None:
-            return
-        head = self._head(status, b"%bcontent-length: %d\r\n" % (lines, len(body)))
-        if len(body) <= JOINED:
-            self.transport.write(head + body)
-        else:
-            self.transport.writelines((head, body))
-        self._over()
-
-    def begin(self, status: int, lines: bytes) -> None:
         if self.transport is not None:
-            self.transport.write(self._head(status, lines + b"transfer-encoding: chunked\r\n"))
+            last = b"" if self._keep_alive else CLOSE
+            fields = (STATUS[status], lines, len(body), last)
+            head = b"%b%bcontent-length: %d\r\n%b\r\n" % fields
+            self._writes.write(self.transport, head, body)
+            self._over()
+
+    def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
+        """A stream, with its first chunk."""
+        if self.transport is not None:
+            last = b"" if self._keep_alive else CLOSE
+            head = b"%b%btransfer-encoding: chunked\r\n%b\r\n" % (STATUS[status], lines, last)
+            framed = b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""
+            self._writes.write(self.transport, head, framed)
 
     def write(self, chunk: bytes) -> None:
-        if self.transport is not None and chunk:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        if self.transport is not None and chunk:  # an empty one would end the answer
+            self._writes.write_piece(self.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def finish(self) -> None:
         if self.transport is not None:
-            self.transport.write(b"0\r\n\r\n")
+            self._writes.write_piece(self.transport, b"0\r\n\r\n")
             self._over()
-
-    def _head(self, status: int, lines: bytes) -> bytes:
-        first = STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
-        close = b"" if self._keep_alive else b"connection: close\r\n"
-        return b"%b%b%b\r\n" % (first, lines, close)
 
     def _over(self) -> None:
         """The answer is out; the next request, if there is one."""
         self._busy, self.asker = False, None
         if not self._keep_alive and self.transport is not None:
+            self._writes.flush()
             self.transport.close()
         elif self._waiting:
             self._came(self._waiting.popleft())

@@ -9,6 +9,7 @@ A stream of ours carries its token ids in comments (`serve.http.server.continuat
 another kind of server a broken stream ends with an error event, because nobody knows its tokens.
 """
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from cairn.fleet.quota import ANYBODY
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
-from cairn.serve.text_keys import PromptKeys
+from cairn.serve.text_keys import MOST_WANTED, Asked, PromptKeys
 
 if TYPE_CHECKING:
     from cairn.fleet.hedge import Hedge
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
 USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"tokens_predicted":')
+_COUNT = re.compile(rb"\s*(\d{1,12})")
+LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
 BUSY = (429, 503)  # another server may have room
 # Unless it is the client's key that has no more: nobody else is asked then.
 OF_KEY = b'"code":"key_'
@@ -44,13 +47,10 @@ class Exchange(msgspec.Struct, eq=False):
     ask: Ask
     keys: PromptKeys
     model: str | None
+    asked: Asked
     arrived_s: float = 0.0
-    deadline_s: float = 0.0  # for as long as it may wait for a server
     holder: str = ANYBODY  # whose request it is
-    priority: int = 0  # lower ones go first
     computes: bool = True  # it waits for room, and costs its holder what it used
-    streams: bool = False  # the answer comes token by token
-    longest: int = 0  # tokens that its answer may have
     worker: Worker | None = None
     upstream: Upstream | None = None
     attempts: int = 0
@@ -73,8 +73,25 @@ class Exchange(msgspec.Struct, eq=False):
     _marks: list[bytes] = []  # ids of tokens that the client has, as they were written
     _error: bytes = b""  # the body of an answer that is no success, as far as it came in chunks
 
-    def __post_init__(self) -> None:
-        self.front.asker = self
+    # -- what it asks for ------------------------------------------------------------------------
+
+    @property
+    def priority(self) -> int:
+        """Lower ones go first."""
+        return self.asked.priority or 0
+
+    @property
+    def streams(self) -> bool:
+        """The answer comes token by token."""
+        return self.request.head.generates and bool(self.asked.stream)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that its answer may have."""
+        if not self.request.head.generates:
+            return 0
+        each, answers = self.asked.wanted_tokens or LONGEST_ANSWER, self.asked.n or 1
+        return min(max(each, 1) * max(answers, 1), MOST_WANTED)
 
     # -- towards a server ------------------------------------------------------------------------
 
@@ -95,8 +112,12 @@ class Exchange(msgspec.Struct, eq=False):
         elif upstream is None:
             self.lost(reason)
         else:
-            self.upstream = upstream
-            upstream.send(self, *self.written())
+            self.send(upstream)
+
+    def send(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        head, body = self.written()
+        upstream.send(self, head, body)
 
     def adopt(self, worker: Worker, upstream: Upstream | None, new_tokens: int) -> None:
         """The copy was faster: its answer is the one that counts."""
@@ -128,15 +149,15 @@ class Exchange(msgspec.Struct, eq=False):
         return self._followed or not self._begun
 
     def written(self) -> tuple[bytes, bytes]:
-        request, more = self.request, b""
-        own = b""
-        if self._begun:
-            more = msgspec.msgpack.encode(self.tokens)
-            own = b"x-cairn-continue: %d\r\n" % len(more)
-        head = b"%b %b HTTP/1.1\r\n%bx-request-id: %b\r\nx-cairn-router: 1\r\n%bcontent-length: %d\r\n\r\n"
+        """Head and body, as they are sent to a server."""
+        request = self.request
+        if not self._begun:
+            ends = b"%b%b\r\ncontent-length: %d\r\n\r\n"
+            return ends % (request.head.sent, self.id, len(request.body)), request.body
+        more = msgspec.msgpack.encode(self.tokens)
+        ends = b"%b%b\r\nx-cairn-continue: %d\r\ncontent-length: %d\r\n\r\n"
         size = len(request.body) + len(more)
-        fields = (request.method, request.target, request.lines, self.id, own, size)
-        return head % fields, request.body + more if more else request.body
+        return ends % (request.head.sent, self.id, len(more), size), request.body + more
 
     @property
     def tokens(self) -> list[int]:
@@ -172,7 +193,7 @@ class Exchange(msgspec.Struct, eq=False):
         return worker
 
     def _note_first(self) -> None:
-        if self._first and self.worker is not None:
+        if self.worker is not None:
             if self.hedge is not None:
                 self.hedge.cancel()
             self._first = False
@@ -189,15 +210,18 @@ class Exchange(msgspec.Struct, eq=False):
         if self._status != 200:  # an error in chunks: its end says what happens
             self._error += body
             return
-        self._note_first()
+        if self._first:
+            self._note_first()
         if self.worker is not None:
             self.worker.pieces += 1
-        if not self._begun:
-            self._begun = True
-            line = self.worker.line if self.worker is not None else b""
-            lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
-            self.front.begin(self._status, lines)
-        self.front.write(self._without_marks(body))
+        text = self._without_marks(body)
+        if self._begun:
+            self.front.write(text)
+            return
+        self._begun = True
+        line = self.worker.line if self.worker is not None else b""
+        lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
+        self.front.begin(self._status, lines, text)
 
     def _without_marks(self, body: bytes) -> bytes:
         if body.endswith(END):
@@ -283,6 +307,6 @@ def _usage(body: bytes, otherwise: int | None) -> int | None:
     """The tokens of an answer, as it says itself."""
     for name in USAGE:
         if (at := body.rfind(name)) >= 0:
-            digits = body[at + len(name) : at + len(name) + 12].split(b",")[0].strip(b" }\r\n")
-            return int(digits) if digits.isdigit() else otherwise
+            found = _COUNT.match(body, at + len(name))
+            return int(found[1]) if found is not None else otherwise
     return otherwise

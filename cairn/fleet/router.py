@@ -27,9 +27,8 @@ from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
-from cairn.fleet.paths import work_of
 from cairn.fleet.pulse_client import PulseClient
-from cairn.fleet.quota import Limits, Quotas, digest_of
+from cairn.fleet.quota import Limits, Quotas
 from cairn.fleet.quota_file import KeptQuotas
 from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.relay import Exchange
@@ -39,14 +38,14 @@ from cairn.fleet.views import Choice, Views
 from cairn.fleet.waiting import WaitingQueue
 from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
-from cairn.fleet.worker import TOKEN_S, Worker
-from cairn.serve.text_keys import MOST_WANTED, Asked, PromptKeys, prompt_keys, read_asked
+from cairn.fleet.worker import TOKEN_S, Worker, candidates, eligible
+from cairn.fleet.write_queue import WriteQueue
+from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
 TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
 NOTHING = Asked()
 LONGEST_ID = 128
-LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
 MOST_HELD = 8192  # requests that wait; more are refused
 
 
@@ -55,7 +54,8 @@ class Router:
         self.config = config
         self.policy = POLICIES[config.policy]
         self.workers: list[Worker] = []
-        self.index, self.pool, self._arrivals = KeyIndex(), Pool(), Arrivals()
+        self._writes = WriteQueue()
+        self.index, self.pool, self._arrivals = KeyIndex(), Pool(self._writes), Arrivals()
         self.open: set[Exchange] = set()
         self.held = WaitingQueue[Exchange]()  # while no server can take them
         self.aliases, self.quotas = Aliases(), _quotas(config)
@@ -94,7 +94,11 @@ class Router:
     async def _listen(self, port: int, shared: bool) -> asyncio.Server:
         most, host = self.config.max_body_bytes, self.config.host
         return await asyncio.get_running_loop().create_server(
-            lambda: Front(self.handle, most), host, port, backlog=2048, reuse_port=shared or None
+            lambda: Front(self.handle, most, self._writes),
+            host,
+            port,
+            backlog=2048,
+            reuse_port=shared or None,
         )
 
     async def stop(self, grace_s: float = 30.0) -> None:
@@ -170,13 +174,14 @@ class Router:
     # -- a request -------------------------------------------------------------------------------
 
     def handle(self, front: Front, request: HttpRequest) -> None:
-        if request.method == b"GET" and (own := self.views.answer(request.path)) is not None:
+        head = request.head
+        if head.method == b"GET" and (own := self.views.answer(head.path)) is not None:
             front.send(*own)
             return
         if self.draining:
             front.send(503, *error_body(503, "the router is stopping", "draining"))
             return
-        asked, number = _read(request), next(self._numbers)
+        asked, number = _read(request.body), next(self._numbers)
         model = asked.model or self.default_model
         if self.aliases.targets and (
             target := self.aliases.target(model, number, bytes(asked.user))
@@ -184,32 +189,16 @@ class Router:
             asked.model = model = target
             request.body = with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
-        wanted = asked.wanted_tokens
-        now, (computes, generates) = time.monotonic(), work_of(request.target)
-        ask = self.ask(number, keys, wanted, now, computes)
-        given = request.id
-        id = given if given and _is_id(given) else b"%b%x" % (self._prefix, ask.number)
-        longest = max(wanted or LONGEST_ANSWER, 1) * max(asked.n or 1, 1) if generates else 0
-        exchange = Exchange(
-            self,
-            front,
-            request,
-            id,
-            ask,
-            keys,
-            model,
-            now,
-            now + self.config.hold_s,
-            digest_of(request.lines),
-            asked.priority or 0,
-            computes,
-            generates and bool(asked.stream),
-            longest if longest < MOST_WANTED else MOST_WANTED,
+        now, given, computes = time.monotonic(), request.id, head.computes
+        id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
+        ask = self.ask(number, keys, asked.wanted_tokens, now, computes)
+        front.asker = exchange = Exchange(
+            self, front, request, id, ask, keys, model, asked, now, head.holder, computes
         )
         if self.quotas.limited and request.body and not self._admit(exchange):
             return
         if computes:
-            self.held.arrived(exchange.holder)
+            self.held.arrived(head.holder)
         self.open.add(exchange)
         self.place(exchange, now)
 
@@ -236,10 +225,10 @@ class Router:
             return
         fresh = self.able(now, model, tried, exchange.computes)
         behind = exchange.computes and not placed and not exchange.attempts
-        if not fresh or (behind and self.held.waits(model)):
+        if not fresh or (behind and model in self.held.models):
             if (refusal := unknown_model(self, model)) is not None:
                 exchange.give_up(404, refusal, "model_not_found")
-            elif now >= exchange.deadline_s:
+            elif now >= exchange.arrived_s + self.config.hold_s:
                 exchange.give_up(503, why_nobody(self, now), "no_server")
             elif not exchange.attempts and len(self.held) >= MOST_HELD:
                 said = f"{len(self.held)} requests wait already"
@@ -260,18 +249,13 @@ class Router:
 
         One that sleeps wakes up for it, unless its host has to make room first.
         """
-        able = [
-            one
-            for one in self.workers
-            if (one.waiting + one.decoding < one.capacity or not computes)
-            and one.eligible(now, model)
-        ]
+        able = eligible(self.workers, now, model, with_room=computes)
         if tried:
             able = [one for one in able if one.number not in tried]
         if able:
             return able
         untried = [one for one in self.workers if one.number not in tried and not one.managed]
-        return [one for one in untried if one.eligible(now, model, "asleep")]
+        return eligible(untried, now, model, "asleep")
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -283,23 +267,22 @@ class Router:
         if not computes:
             return Ask(number, keys.length, 0)
         share = (len(self.processes) or 1) / (len(self.workers) or 1)
-        output = max(wanted or OUTPUT_TOKENS, 1)
-        return self._arrivals.ask(number, keys.length, output, now, share)
+        output = wanted or OUTPUT_TOKENS
+        return self._arrivals.ask(number, keys.length, output if output > 1 else 1, now, share)
 
     def choose(
         self, ask: Ask, keys: PromptKeys, able: list[Worker], now: float
     ) -> tuple[Choice, int]:
         """The best of these servers, and the tokens of the prompt that it has to compute."""
         found = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
-        candidates = [one.candidate(found.get(one.number, 0)) for one in able]
-        place, costs = best(self.policy, ask, candidates)
-        chosen = able[place]
+        seen = candidates(able, found)
+        place, costs = best(self.policy, ask, seen)
+        chosen, new = able[place], ask.prompt_tokens - seen[place].cached_tokens
         if ask.output_tokens:
-            self._arrivals.sent(ask, candidates[place])
+            self._arrivals.sent(ask, seen[place])
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
-        new = max(ask.prompt_tokens - candidates[place].cached_tokens, 1)
-        return Choice(self.config.policy, chosen, able, candidates, costs), new
+        return Choice(self.config.policy, chosen, able, seen, costs), new if new > 1 else 1
 
     def _send(self, exchange: Exchange, able: list[Worker], now: float) -> None:
         choice, new = self.choose(exchange.ask, exchange.keys, able, now)
@@ -313,12 +296,12 @@ class Router:
         if self.config.hedge_s:
             self._hedging.sent(exchange, self.config.hedge_s if len(able) > 1 else 0.0)
         if (blocks := self._blocks.get(chosen.url)) is not None and blocks.wants(exchange.keys):
-            asked, others = exchange.request, list(self._blocks.values())
-            self._spawn(blocks.learn(asked.path, asked.body, exchange.keys, others))
-        attempt = exchange.attempts
+            request, others = exchange.request, list(self._blocks.values())
+            self._spawn(blocks.learn(request.head.path, request.body, exchange.keys, others))
         if (upstream := self.pool.take(chosen)) is not None:
-            exchange.connected(upstream, "", attempt)
+            exchange.send(upstream)
         else:
+            attempt = exchange.attempts
             self.connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
 
     def connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
@@ -327,7 +310,7 @@ class Router:
     def can_retry(self, exchange: Exchange, worker: Worker) -> bool:
         """Is there another server, when this one has no room?"""
         now, tried = time.monotonic(), {*exchange.tried, worker.number}
-        able = (one for one in self.workers if one.eligible(now, exchange.model))
+        able = eligible(self.workers, now, exchange.model)
         return any(one.number not in tried for one in able)
 
     def lost(self, worker: Worker, reason: str) -> None:
@@ -363,7 +346,8 @@ class Router:
             waiting.set()
         now = time.monotonic()
         self.place_next(now)
-        for exchange in [one for one in self.held if now >= one.deadline_s]:
+        came_before = now - self.config.hold_s
+        for exchange in [one for one in self.held if one.arrived_s <= came_before]:
             self.held.remove(exchange)
             self.place(exchange, now, placed=True)
 
@@ -395,12 +379,12 @@ def _address(listening: asyncio.Server) -> str:
     return f"http://{host}:{port}"
 
 
-def _read(request: HttpRequest) -> Asked:
+def _read(body: bytes) -> Asked:
     """A body that is no JSON of ours is the server's to refuse."""
-    if not request.body:
+    if not body:
         return NOTHING
     try:
-        return read_asked(request.body)
+        return read_asked(body)
     except msgspec.MsgspecError:
         return NOTHING
 

@@ -18,7 +18,7 @@ import msgspec
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
 from cairn.fleet.choose import POLICIES, Arrivals, best
 from cairn.fleet.index import KeyIndex
-from cairn.fleet.worker import Worker
+from cairn.fleet.worker import Worker, candidates
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
@@ -222,7 +222,7 @@ class Simulated:
     def place(self, prompt: Prompt, arrived_s: float, now_s: float) -> int:
         """Returns how many tokens of the prompt have to be computed."""
         found = self.index.match(prompt.keys, prompt.tokens, now_s)
-        seen = [one.worker.candidate(found.get(one.worker.number, 0)) for one in self.replicas]
+        seen = candidates([one.worker for one in self.replicas], found)
         number = len(self.requests)
         traced, share = prompt.traced, 1 / len(self.replicas)
         ask = self.arrivals.ask(number, traced.input_tokens, traced.output_tokens, now_s, share)

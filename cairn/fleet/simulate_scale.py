@@ -22,6 +22,7 @@ from cairn.fleet.simulate import (
     span_s,
     speed_of,
 )
+from cairn.fleet.worker import candidates
 from cairn.serve.engine.request import Limits
 
 TICK_S = 1.0
@@ -90,10 +91,9 @@ class ScaledRun:
             self.start(now_s, now_s + self.rules.start_s)
         for _ in range(have - target):
             if self.simulated.replicas:
-                idle = min(
-                    self.simulated.replicas, key=lambda one: one.worker.candidate(0).requests
-                )
-                self.simulated.leave(idle)
+                seen = candidates([one.worker for one in self.simulated.replicas], {})
+                requests = [one.requests for one in seen]
+                self.simulated.leave(self.simulated.replicas[requests.index(min(requests))])
         self.most = max(self.most, target)
 
     def _place(self, now_s: float) -> None:

@@ -12,8 +12,9 @@ from typing import Protocol, cast
 
 import httptools
 
-from cairn.fleet.wire import JOINED, NOT_ANSWERED, AnswerReader, lines_of
+from cairn.fleet.wire import NOT_ANSWERED, AnswerReader, lines_of
 from cairn.fleet.worker import Worker
+from cairn.fleet.write_queue import WriteQueue
 
 MOST_IDLE = 256  # connections kept to one server
 CONNECT_S = 2.0
@@ -69,11 +70,8 @@ class Upstream(asyncio.Protocol):
         self.reader = reader
         if self.transport is None or self.transport.is_closing():
             asyncio.get_running_loop().call_soon(self._lose, "the connection was closed")
-            return
-        if len(body) <= JOINED:
-            self.transport.write(request + body)
         else:
-            self.transport.writelines((request, body))
+            self._pool.writes.write(self.transport, request, body)
 
     def drop(self) -> None:
         """Nobody reads the answer any more: the server sees that, and stops."""
@@ -128,7 +126,8 @@ class Upstream(asyncio.Protocol):
 class Pool:
     """Idle connections, by server."""
 
-    def __init__(self) -> None:
+    def __init__(self, writes: WriteQueue) -> None:
+        self.writes = writes
         self._idle: dict[str, list[Upstream]] = {}  # by url: numbers are given again
 
     def take(self, worker: Worker) -> Upstream | None:

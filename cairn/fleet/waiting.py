@@ -37,6 +37,8 @@ class WaitingQueue(Generic[T]):
 
     def arrived(self, key: str) -> None:
         """It has a new request, which may not have to wait. Unless another one waits, its count is lifted."""
+        if key == self._served and not self.models:
+            return  # it is the lowest already
         if key not in self._counts:
             self._make_room()
         if not self.models:

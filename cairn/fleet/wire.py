@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from cairn.fleet.request_head import RequestHead, request_head
+
 LARGEST_HEAD = 64 * 1024
-JOINED = 16 * 1024  # bytes of a body up to which one write of head and body is cheaper than two
 FRAMING = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length")
 ROUTERS = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
 NOT_SENT = frozenset((*FRAMING, b"te", b"upgrade", b"expect", b"trailer", *ROUTERS))
@@ -25,24 +26,17 @@ _DROPPED = frozenset(
 _VARYING = re.compile(
     rb"\r\n(?:content-length: (\d{1,18})|x-request-id: ([\w-]{1,128}))(?=\r\n)", re.IGNORECASE
 )  # what differs between the heads of one client
+NO_MATCH = (None, None)
 LONGEST_VALUE = 130  # of what varies, with the end of its line
 _IN_NAMES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _IN_TARGETS = bytes(range(ord("!"), 127))
 
 
 class HttpRequest(msgspec.Struct, gc=False):
-    """`lines` are the headers to pass on, as bytes; `id` is the client's own."""
-
-    method: bytes
-    target: bytes
-    lines: bytes
+    head: RequestHead
     body: bytes
-    id: bytes | None
+    id: bytes | None  # the client's own
     keep_alive: bool = True
-
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
 
 
 class HttpAnswer(msgspec.Struct, gc=False):
@@ -62,7 +56,8 @@ def whole_request(data: bytes) -> HttpRequest | None:
     kept = _passed_on(lines, NOT_SENT, len(data) - end - 4)
     if kept is None:
         return None
-    return HttpRequest(words[0], words[1], kept[0], data[end + 4 :], kept[1])
+    head = request_head(words[0], words[1], kept[0])
+    return HttpRequest(head, data[end + 4 :], kept[1])
 
 
 def whole_answer(data: bytes) -> HttpAnswer | None:
@@ -121,26 +116,24 @@ class Template:
         self._first, self._size = first, len(first)
         self._rest = [(*one, len(one[1])) for one in rest]
 
-    def match(self, data: bytes) -> tuple[bytes, bytes | None] | None:
-        """Body and id of a whole message with the same head."""
+    def match(self, data: bytes) -> tuple[bytes | None, bytes | None]:
+        """Body and id of a whole message with the same head; no body: it is another one."""
         if not data.startswith(self._first):
-            return None
-        at, length, id = self._size, 0, None
+            return NO_MATCH
+        at, length, id = self._size, b"0", None
         for is_length, after, size in self._rest:
             end = data.find(after, at, at + LONGEST_VALUE + size)
             value = data[at:end]
             if end < 0:
-                return None
+                return NO_MATCH
             if is_length:
-                if not value.isdigit():
-                    return None
-                length = int(value)
+                length = value
             elif value.replace(b"-", b"").replace(b"_", b"").isalnum():
                 id = value
             else:
-                return None
+                return NO_MATCH
             at = end + size
-        return (data[at:], id) if len(data) - at == length else None
+        return (data[at:], id) if length == b"%d" % (len(data) - at) else NO_MATCH
 
 
 def template_of(data: bytes) -> Template | None:
@@ -163,38 +156,42 @@ def template_of(data: bytes) -> Template | None:
 class RequestReader:
     """Whole requests of one connection, as `whole_request` reads them."""
 
-    __slots__ = ("_known", "_template")
+    __slots__ = ("_head", "_template")
 
     def __init__(self) -> None:
         self._template: Template | None = None
-        self._known = (b"", b"", b"")
+        self._head: RequestHead | None = None  # of the template
 
     def read(self, data: bytes) -> HttpRequest | None:
-        if self._template is not None and (same := self._template.match(data)) is not None:
-            method, target, lines = self._known
-            return HttpRequest(method, target, lines, *same)
+        head = self._head
+        if head is not None and self._template is not None:
+            body, id = self._template.match(data)
+            if body is not None:
+                return HttpRequest(head, body, id)
         found = whole_request(data)
         if found is not None:
-            self._template = template_of(data)
-            self._known = (found.method, found.target, found.lines)
+            self._template, self._head = template_of(data), found.head
         return found
 
 
 class AnswerReader:
     """Whole answers of one connection, as `whole_answer` reads them."""
 
-    __slots__ = ("_known", "_template")
+    __slots__ = ("_lines", "_status", "_template")
 
     def __init__(self) -> None:
         self._template: Template | None = None
-        self._known = (0, b"")
+        self._status, self._lines = 0, b""  # of the template
 
     def read(self, data: bytes) -> HttpAnswer | None:
-        if self._template is not None and (same := self._template.match(data)) is not None:
-            return HttpAnswer(*self._known, same[0])
+        if self._template is not None:
+            body, _ = self._template.match(data)
+            if body is not None:
+                return HttpAnswer(self._status, self._lines, body)
         found = whole_answer(data)
         if found is not None:
-            self._template, self._known = template_of(data), (found.status, found.lines)
+            self._template = template_of(data)
+            self._status, self._lines = found.status, found.lines
         return found
 
 

@@ -8,6 +8,7 @@ What the router has sent itself is counted at once; what the server tells (`Load
 a moment later. The larger of the two counts. No socket, no clock.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -94,27 +95,48 @@ class Worker:
         """It gets nothing, as far as there is a reason."""
         return self.reason or (self.rest_reason if now_s < self.rests_until_s else "")
 
-    def eligible(self, now_s: float, model: str | None, state: State = "up") -> bool:
-        if self.state != state or self.yielding or now_s < self.rests_until_s:
-            return False
-        return model is None or not self.models or model in self.models
-
     @property
     def full(self) -> bool:
         """It has as much from here as it runs at a time, and a little that waits, so that it never runs dry."""
         return self.waiting + self.decoding >= self.capacity
 
-    def candidate(self, cached_tokens: int) -> Candidate:
-        load, decoding, waiting = self.load, self.decoding, self.waiting
+
+def eligible(
+    workers: Iterable[Worker],
+    now_s: float,
+    model: str | None,
+    state: State = "up",
+    with_room: bool = False,
+) -> list[Worker]:
+    """Those of them that may get a request for this model. One loop: a call for each costs more than the rest."""
+    found: list[Worker] = []
+    for one in workers:
+        if one.state != state or now_s < one.rests_until_s or one.yielding:
+            continue
+        if with_room and one.waiting + one.decoding >= one.capacity:
+            continue
+        if model is None or not one.models or model in one.models:
+            found.append(one)
+    return found
+
+
+def candidates(workers: Iterable[Worker], cached: Mapping[int, int]) -> list[Candidate]:
+    """As a policy sees them now. `cached`: tokens of the prompt, by the server's number."""
+    seen: list[Candidate] = []
+    for one in workers:
+        load, decoding, waiting = one.load, one.decoding, one.waiting
         others = load.running - waiting
-        return Candidate(  # in the order of its fields: names cost as much as the rest
-            cached_tokens,
-            self.queued_tokens,
-            decoding if decoding > others else others,
-            waiting if waiting > load.waiting else load.waiting,
-            self.rows,
-            1 - load.free_share,
-            load.step_s or STEP_S,
-            load.token_s or TOKEN_S,
-            load.row_s or ROW_S,
+        seen.append(
+            Candidate(  # in the order of its fields: names cost as much as the rest
+                cached.get(one.number, 0),
+                one.queued_tokens,
+                decoding if decoding > others else others,
+                waiting if waiting > load.waiting else load.waiting,
+                one.rows,
+                load.free_share,
+                load.step_s or STEP_S,
+                load.token_s or TOKEN_S,
+                load.row_s or ROW_S,
+            )
         )
+    return seen

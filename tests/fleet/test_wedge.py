@@ -11,9 +11,12 @@ from test_router import ask, fleet
 
 from cairn.fleet.failing_servers import leave_wedged
 from cairn.fleet.relay import Exchange
+from cairn.fleet.request_head import request_head
 from cairn.fleet.wedge import WedgeWatch
+from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import LOST, MOST_FAILURES, REST_S, Worker
 from cairn.serve.pulse import Hello, Load
+from cairn.serve.text_keys import Asked
 
 
 def test_streams_of_a_wedged_server_go_on_elsewhere_and_it_rests():
@@ -60,11 +63,13 @@ def test_no_more_requests_leave_than_others_have_room_for():
 
 def test_who_should_be_getting_tokens():
     """Not before the first one of a server whose speed is not known, and not where the client does not read."""
-    exchange = Exchange(None, SimpleNamespace(), None, b"id", None, None, None)
+    head = request_head(b"POST", b"/v1/completions", b"")
+    request, asked = HttpRequest(head, b"", None), Asked()
+    exchange = Exchange(None, SimpleNamespace(), request, b"id", None, None, None, asked)
     worker = Worker(0, "http://x:1")
     exchange.sent_to(worker, 10)
     assert not exchange.expects_tokens
-    exchange.streams = True
+    asked.stream = True
     assert not exchange.expects_tokens
     worker.load = Load(token_s=1e-3)
     assert exchange.expects_tokens

@@ -88,11 +88,11 @@ def test_a_request_is_read_as_llhttp_reads_it_or_left_to_it(first, headers, leng
     assert theirs.whole == 1
     assert theirs.parser.should_keep_alive()
     assert (theirs.parser.get_method(), theirs.target, theirs.body) == (
-        mine.method,
-        mine.target,
+        mine.head.method,
+        mine.head.target,
         mine.body,
     )
-    assert fields(mine.lines) == fields(lines_of(theirs.headers, NOT_SENT))
+    assert fields(mine.head.lines) == fields(lines_of(theirs.headers, NOT_SENT))
 
 
 @given(
@@ -122,7 +122,7 @@ def test_the_usual_ones_are_not_left_to_it():
     ]
     asked = whole_request(written("POST /v1/chat/completions HTTP/1.1", headers, 3, "abc"))
     assert asked is not None
-    assert (asked.lines, asked.id, asked.body) == (b"Host: a\r\n", b"r1", b"abc")
+    assert (asked.head.lines, asked.id, asked.body) == (b"Host: a\r\n", b"r1", b"abc")
     answer = whole_answer(
         written("HTTP/1.1 200 OK", [("server", ": ", "x"), ("a", ": ", "b")], 3, "abc")
     )
@@ -144,7 +144,7 @@ def test_heads_like_the_one_before_say_what_reading_them_says(messages):
         mine, plain = requests.read(data), whole_request(data)
         assert (mine is None) == (plain is None)
         if mine is not None and plain is not None:
-            assert (mine.lines, mine.id, mine.body) == (plain.lines, plain.id, plain.body)
+            assert (mine.head, mine.id, mine.body) == (plain.head, plain.id, plain.body)
         data = f"HTTP/1.1 200 OK\r\n{rest}".encode()
         answer, read = answers.read(data), whole_answer(data)
         assert (answer is None) == (read is None)

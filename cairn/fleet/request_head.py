@@ -1,0 +1,27 @@
+"""What the head of a request says to the router: computed once for all requests of a connection with the same head."""
+
+import msgspec
+
+from cairn.fleet.paths import work_of
+from cairn.fleet.quota import digest_of
+
+
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
+    """`lines` are the headers to pass on, as bytes."""
+
+    method: bytes
+    target: bytes
+    lines: bytes
+    sent: bytes  # to a server: all of the head but the values of its last lines, id and length
+    computes: bool  # it makes a server compute
+    generates: bool  # an answer of tokens
+    holder: str  # of its key, by the key's digest
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+
+def request_head(method: bytes, target: bytes, lines: bytes) -> RequestHead:
+    sent = b"%b %b HTTP/1.1\r\n%bx-cairn-router: 1\r\nx-request-id: " % (method, target, lines)
+    return RequestHead(method, target, lines, sent, *work_of(target), digest_of(lines))
