@@ -186,8 +186,9 @@ class Router:
         if self.aliases.targets and (
             target := self.aliases.target(model, number, bytes(asked.user))
         ):
-            asked.model = model = target
-            request.body = with_model(request.body, target)
+            model = target
+            if asked is not NOTHING:
+                asked.model, request.body = target, with_model(request.body, target)
         keys = prompt_keys(asked) if request.body else NO_KEYS
         now, given, computes = time.monotonic(), request.id, head.computes
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)

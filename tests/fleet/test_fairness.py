@@ -16,7 +16,7 @@ from cairn.fleet.aliases import Alias, Aliases, with_model
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
 from cairn.fleet.copies import Copies, State, check_copies
 from cairn.fleet.quota import ANYBODY, MOST_KEYS, Limits, Quotas, digest_of
-from cairn.fleet.router import Router
+from cairn.fleet.router import NOTHING, Router
 from cairn.fleet.waiting import WaitingQueue
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.keys import Keys
@@ -195,6 +195,10 @@ def test_the_router_follows_quotas_and_aliases():
         assert (used.at_once, used.reserved) == (0, 0)
         configured(router, key_requests_per_day=None)
         assert (await ask(url, "x", 3, model="chta"))[0] == 404
+        configured(router, aliases=[Alias(name="chat", model="fake")])
+        router.default_model = "chat"  # of a body that says nothing, and stays as it is
+        raw = await exchange(url, ("POST /v1/completions", b"no JSON"))
+        assert (raw[:9], NOTHING.model) == (b"HTTP/1.1 ", None)
 
     fleet(check)
 
