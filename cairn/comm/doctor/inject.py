@@ -16,10 +16,11 @@ import msgspec
 from cairn.comm.doctor import namespaces
 from cairn.comm.doctor.findings import RankFacts
 from cairn.comm.doctor.probe import Delay, no_delay, probe_surely
-from cairn.comm.doctor.ranks import NO_ANSWER, flight_recording, run_ranks
+from cairn.comm.doctor.ranks import JOIN_S, NO_ANSWER, flight_recording, run_ranks
 
 WORLD, ROUNDS = 4, 10
-PATIENCE_S = 2.5  # of a rank that waits, before it writes its dump
+LEFT = 5  # rounds before the one that a rank stays away from
+PATIENCE_S = 2.5  # of a rank that waits from then on, before it writes its dump
 LATE_S = 0.12  # a straggler, in each round
 SLOW_S, LOST_S, LOST_SHARE = 0.015, 0.2, 0.4
 
@@ -36,12 +37,12 @@ def straggler(folder: Path, which: int = 2) -> None:
 
 def missing(folder: Path, which: int = 1, backend: str = "gloo") -> None:
     """One rank does something else before the sixth collective, and never comes."""
-    dumps(folder, lambda rank, number: rank == which and number == 5, backend=backend)
+    dumps(folder, lambda rank, number: rank == which and number == LEFT, backend=backend)
 
 
 def dead(folder: Path, which: int = 3) -> None:
     """One rank is gone, and leaves no dump."""
-    dumps(folder, lambda rank, number: rank == which and number == 5, silent=which)
+    dumps(folder, lambda rank, number: rank == which and number == LEFT, silent=which)
 
 
 def other_size(folder: Path, which: int = 2, backend: str = "gloo") -> None:
@@ -142,7 +143,8 @@ def dumps(
                 time.sleep(2 * PATIENCE_S)  # alive, and busy with something else
                 break
             waiting = dist.all_reduce(torch.ones(100), async_op=True)
-            if not _within(waiting, PATIENCE_S):
+            # Before, nothing hangs: a machine that does something else may be slow to connect its ranks.
+            if not _within(waiting, PATIENCE_S if number >= LEFT else JOIN_S):
                 break
         if last is not None:
             op, count = last(rank)
