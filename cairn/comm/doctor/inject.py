@@ -19,8 +19,8 @@ from cairn.comm.doctor.probe import Delay, no_delay, probe_surely
 from cairn.comm.doctor.ranks import JOIN_S, NO_ANSWER, flight_recording, run_ranks
 
 WORLD, ROUNDS = 4, 10
-LEFT = 5  # rounds before the one that a rank stays away from
-PATIENCE_S = 2.5  # of a rank that waits from then on, before it writes its dump
+FAULT_ROUND = 5  # from which on a rank stays away, counted from 0
+PATIENCE_S = 2.5  # of a rank that waits from that round on, before it writes its dump
 LATE_S = 0.12  # a straggler, in each round
 SLOW_S, LOST_S, LOST_SHARE = 0.015, 0.2, 0.4
 
@@ -37,12 +37,12 @@ def straggler(folder: Path, which: int = 2) -> None:
 
 def missing(folder: Path, which: int = 1, backend: str = "gloo") -> None:
     """One rank does something else before the sixth collective, and never comes."""
-    dumps(folder, lambda rank, number: rank == which and number == LEFT, backend=backend)
+    dumps(folder, lambda rank, number: rank == which and number == FAULT_ROUND, backend=backend)
 
 
 def dead(folder: Path, which: int = 3) -> None:
     """One rank is gone, and leaves no dump."""
-    dumps(folder, lambda rank, number: rank == which and number == LEFT, silent=which)
+    dumps(folder, lambda rank, number: rank == which and number == FAULT_ROUND, silent=which)
 
 
 def other_size(folder: Path, which: int = 2, backend: str = "gloo") -> None:
@@ -144,7 +144,7 @@ def dumps(
                 break
             waiting = dist.all_reduce(torch.ones(100), async_op=True)
             # Before, nothing hangs: a machine that does something else may be slow to connect its ranks.
-            if not _within(waiting, PATIENCE_S if number >= LEFT else JOIN_S):
+            if not _within(waiting, PATIENCE_S if number >= FAULT_ROUND else JOIN_S):
                 break
         if last is not None:
             op, count = last(rank)
