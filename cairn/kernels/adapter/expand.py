@@ -3,7 +3,8 @@
 h = A x comes from `shrink.py`, or lies beside y, as further columns of the product that wrote it (`beside`).
 
 One program has a tile of rows and a span of columns of one part, which it walks through block by block: the trip to an
-address through the tables is made once, and the next block of B is on its way while the present one is multiplied.
+address through the tables is made once, and the next blocks of B and y are on their way while the present one is
+multiplied.
 """
 
 from collections.abc import Sequence
@@ -44,6 +45,13 @@ def _b_block(b, n, r, rank, end):
     return tl.load(
         b + n[:, None] * rank + r[None, :], mask=mask, other=0.0, eviction_policy="evict_first"
     )
+
+
+@triton.jit
+def _y_block(y, row, inside, n, end, y_stride):
+    """Columns n of a tile's rows; those from `end` on are not read."""
+    mask = inside[:, None] & (n < end)[None, :]
+    return tl.load(y + row[:, None] * y_stride + n[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -110,17 +118,17 @@ def _expand_kernel(
                 h, place, row, inside, r, tokens, h_start, rank, like, y_stride, position,
                 H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BESIDE,
             )  # fmt: skip
+            y += offset
+            before = _y_block(y, row, inside, span * span_n + column, end, y_stride)
             for start in range(span * span_n, end, BLOCK_N):
                 n = start + column
                 next_tile = _b_block(b, n + BLOCK_N, r, rank, end)
-                at = row[:, None] * y_stride + offset + n[None, :]
-                mask = inside[:, None] & (n < end)[None, :]
-                before = tl.load(y + at, mask=mask, other=0.0)
+                next_before = _y_block(y, row, inside, n + BLOCK_N, end, y_stride)
                 sums = tl.dot(h_tile, tl.trans(b_tile), input_precision="ieee" if IEEE else "tf32")
-                tl.store(
-                    y + at, (before.to(tl.float32) + scale * sums).to(y.dtype.element_ty), mask=mask
-                )
-                b_tile = next_tile
+                after = (before.to(tl.float32) + scale * sums).to(y.dtype.element_ty)
+                mask = inside[:, None] & (n < end)[None, :]
+                tl.store(y + row[:, None] * y_stride + n[None, :], after, mask=mask)
+                b_tile, before = next_tile, next_before
         else:
             behind(OVERLAP, True)
     else:
@@ -164,24 +172,27 @@ def _gated_kernel(
             H_WIDTH, SPLIT, BLOCK_M, BLOCK_R, BESIDE,
         )  # fmt: skip
         kind = out.dtype.element_ty
+        first = span * span_n + column
+        gate_before = _y_block(y, row, inside, first, end, y_stride)
+        up_before = _y_block(y + F, row, inside, first, end, y_stride)
         for start in range(span * span_n, end, BLOCK_N):
             n = start + column
             next_gate = _b_block(b_0, n + BLOCK_N, r, rank_0, end)
             next_up = _b_block(b_1, n + BLOCK_N, r, rank_1, end)
-            mask = inside[:, None] & (n < end)[None, :]
-            at = row[:, None] * y_stride + n[None, :]
-            gate = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
-            up = tl.load(y + at + F, mask=mask, other=0.0).to(tl.float32)
-            gate += scale_0 * tl.dot(
+            next_gate_before = _y_block(y, row, inside, n + BLOCK_N, end, y_stride)
+            next_up_before = _y_block(y + F, row, inside, n + BLOCK_N, end, y_stride)
+            gate = gate_before.to(tl.float32) + scale_0 * tl.dot(
                 h_0, tl.trans(gate_tile), input_precision="ieee" if IEEE else "tf32"
             )
-            up += scale_1 * tl.dot(
+            up = up_before.to(tl.float32) + scale_1 * tl.dot(
                 h_1, tl.trans(up_tile), input_precision="ieee" if IEEE else "tf32"
             )
             gate = gate.to(kind).to(tl.float32)
             active = (gate * tl.sigmoid(gate)).to(kind)
+            mask = inside[:, None] & (n < end)[None, :]
             tl.store(out + row[:, None] * out_stride + n[None, :], active * up.to(kind), mask=mask)
             gate_tile, up_tile = next_gate, next_up
+            gate_before, up_before = next_gate_before, next_up_before
     else:
         behind(OVERLAP, True)
 
