@@ -51,6 +51,8 @@ class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """type to compute in; auto keeps the type of the weights where the device is good at it"""
     quantization: str = ""
     """quantise the weights when the engine starts: fp8, w4a16, or mxfp4 for experts"""
+    kv_cache: Literal["", "fp8"] = ""
+    """type of the keys and values: fp8 keeps one byte a number (on a GPU); default: the type of the model"""
     max_num_seqs: int = 256
     """most requests that run at once; with 1, as the latency workload has them, few graphs are captured"""
     out: Path | None = Path("runs/profile-serve.json")
@@ -79,7 +81,7 @@ def run_serve(args: list[str]) -> int:
     setup = Setup(
         shape=name, model=model, device=options.device, dtype=options.dtype, plain=options.plain,
         scale=options.scale, repeats=1, workloads=[options.workload],
-        quantization=options.quantization, max_num_seqs=options.max_num_seqs,
+        quantization=options.quantization, kv_cache=options.kv_cache, max_num_seqs=options.max_num_seqs,
     )  # fmt: skip
     with progress(4, "starting") as advance:
         bench = prepare(setup)

@@ -45,8 +45,10 @@ def _pointers(names: str, **others: str) -> dict[str, str]:
 _STEP = _pointers("mixed g beta state slots starts y", slot_stride="i32", scale="fp32")
 _SOLVE = _pointers("mixed g beta slots starts u w", sequences="i32")
 _CHUNK = _pointers("mixed g u w state slots starts y", slot_stride="i32", scale="fp32")
-_FACTORS = _pointers("mixed g beta rates slots starts u w", sequences="i32")
-_STATES = _pointers("mixed u w rates state states slots starts", sequences="i32", slot_stride="i32")
+_FACTORS = _pointers("mixed g beta rates slots starts solved", sequences="i32")
+_STATES = _pointers(
+    "mixed solved rates new state states slots starts", sequences="i32", slot_stride="i32"
+)
 _OUTPUTS = _pointers("mixed new rates states slots starts y", sequences="i32", scale="fp32")
 _CONV = _pointers(
     "x weight before slots starts y", sequences="i32", tokens="i32", E="i32", slot_stride="i32"
@@ -89,7 +91,6 @@ VARIANTS = [
         delta_factors.FACTOR_WARPS,
         **SIZES,
         STARTS=True,
-        COLUMNS=delta_factors.COLUMNS,
         SEQUENCES=128,
         CHUNK=CHUNK,
         LEVELS=delta_factors.LEVELS,
@@ -113,7 +114,7 @@ VARIANTS = [
         "delta outputs",
         delta_factors._outputs_kernel,
         _OUTPUTS,
-        4,
+        delta_factors.OUTPUT_WARPS,
         **SIZES,
         STARTS=True,
         BV=delta_factors.OUTPUTS,

@@ -1,11 +1,11 @@
 """Many tokens through the gated delta rule with as little as possible in the serial pass; `rule` says what is computed.
 
-`delta_chunk` computes the same, and y in the pass over the chunks of a sequence. Here that pass is two products of
-tiles that lie in memory as they are multiplied, and leaves the state before each chunk:
+`delta_chunk` computes the same, and y in the pass over the chunks of a sequence. Here that pass is three
+products of tiles that lie in memory as they are multiplied, and leaves the state before each chunk:
 
-    factors   U, W and four rates of each token                          all chunks at once
-    states    new = U - W S;   S <- d S + k^T (f * new)                  one chunk after the other
-    outputs   y = e * (q S) + P new,   P: faded scores of the tokens     all chunks at once
+    factors   (I + A)^-1 and four rates of each token                            all chunks at once
+    states    new = (I + A)^-1 b (v - e * (k S));   S <- d S + k^T (f * new)     one chunk after the other
+    outputs   y = e * (q S) + P new,   P: faded scores of the tokens             all chunks at once
 
 A system is solved in two halves of 32 rows, a quarter of the multiplications of whole ones, and lengths, strengths and
 fades multiply rows and columns of small results instead of q, k and v.
@@ -30,10 +30,9 @@ FACTOR_WARPS = 2
 # Three products of bfloat16 halves: of systems of 64 keys that resemble each other they err by 1e-5, a hundredth of
 # what the rounding of the solved rows to bfloat16 does.
 SOLVE = "bf16x3"
-COLUMNS = 64  # of U and W that are solved at once
-VALUES = 32  # columns of a state that a program has
+VALUES = 64  # columns of a state that a program has
 STATE_WARPS, STAGES = 4, 3  # chunks' tiles are copied while those before are computed
-OUTPUTS = 128  # columns of y that a program has
+OUTPUTS, OUTPUT_WARPS = 128, 4  # columns of y that a program has
 
 
 @triton.jit
@@ -71,12 +70,12 @@ def _keep_rates(rates, of_head, there, rate, sums, last):
 
 @triton.jit(do_not_specialize=["sequences"])
 def _factors_kernel(
-    mixed, g, beta, rates, slots, starts, u, w, sequences,
+    mixed, g, beta, rates, slots, starts, solved, sequences,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
-    COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
+    SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """U, W and the rates of one chunk and head."""
+    """The solved system and the rates of one chunk and head. What lies above the diagonal is not written."""
     head = tl.program_id(1)
     sequence, first, rows = _place(starts, sequences, tl.program_id(0), SEQUENCES, CHUNK)
     slot = tl.load(slots + sequence, mask=rows > 0, other=-1)
@@ -103,30 +102,16 @@ def _factors_kernel(
         low = _inverse(a1, HALF, LEVELS, SOLVE)
         between = tl.dot(low, tl.dot(between, top, input_precision=SOLVE), input_precision=SOLVE)
 
-        grown0, grown1 = beta0 * rate0 * tl.exp(sum0), beta1 * rate1 * tl.exp(sum1)
         of0, of1 = (row0 * HEADS + head)[:, None], (row1 * HEADS + head)[:, None]
-        some0, some1 = there0[:, None], there1[:, None]
-        column = tl.arange(0, COLUMNS)[None, :]
-        for part in tl.range((K + V) // COLUMNS, num_stages=1):  # of W, then of U
-            is_key = part < K // COLUMNS
-            at = part * COLUMNS + column
-            at -= tl.where(is_key, 0, K)
-            place = tl.where(
-                is_key,
-                KEY_HEADS * K + head // (HEADS // KEY_HEADS) * K,
-                2 * KEY_HEADS * K + head * V,
-            )
-            strength0 = tl.where(is_key, grown0, beta0)[None, :]
-            strength1 = tl.where(is_key, grown1, beta1)[None, :]
-            above = tl.load(mixed + row0[:, None] * WIDTH + place + at, mask=some0, other=0.0)
-            under = tl.load(mixed + row1[:, None] * WIDTH + place + at, mask=some1, other=0.0)
-            upper = tl.dot((top * strength0).to(kind), above, input_precision=PRECISION)
-            lower = tl.dot((low * strength1).to(kind), under, input_precision=PRECISION)
-            lower -= tl.dot((between * strength0).to(kind), above, input_precision=PRECISION)
-            out = tl.where(is_key, w, u)
-            width = tl.where(is_key, K, V)
-            tl.store(out + of0 * width + at, upper.to(kind), mask=some0)
-            tl.store(out + of1 * width + at, lower.to(kind), mask=some1)
+        before, behind = own[None, :], own[None, :] + HALF
+        some0, some1 = there0[:, None] & (before <= own[:, None]), there1[:, None]
+        top *= beta0[None, :]
+        between *= -beta0[None, :]
+        low *= beta1[None, :]
+        tl.store(solved + of0 * CHUNK + before, top.to(kind), mask=some0)
+        tl.store(solved + of1 * CHUNK + before, between.to(kind), mask=some1)
+        some1 &= before <= own[:, None]
+        tl.store(solved + of1 * CHUNK + behind, low.to(kind), mask=some1)
 
 
 @triton.jit
@@ -139,11 +124,11 @@ def _chunks_before(starts, sequences, sequence, SEQUENCES: tl.constexpr, CHUNK: 
 
 @triton.jit(do_not_specialize=["sequences"])
 def _states_kernel(
-    mixed, u, w, rates, state, states, slots, starts, sequences, slot_stride,
+    mixed, solved, rates, new, state, states, slots, starts, sequences, slot_stride,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
     BV: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one head's state through all chunks of a sequence; u becomes what each token writes."""
+    """Some columns of one head's state through all chunks of a sequence, and what each token writes."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     column = tl.program_id(2) * BV + tl.arange(0, BV)[None, :]
     first, count = counted(starts, sequence, sequence >= 0, True)
@@ -158,6 +143,8 @@ def _states_kernel(
         place = state + slot.to(tl.int64) * slot_stride + in_state
         s = tl.load(place)
         keys = mixed + KEYS + head // (HEADS // KEY_HEADS) * K + key[None, :]
+        values = mixed + 2 * KEYS + head * V + column
+        lower = own[:, None] >= own[None, :]
         chunk = _chunks_before(starts, sequences, sequence, SEQUENCES, CHUNK).to(tl.int64)
         before = states + chunk * (HEADS * K * V) + in_state
         for start in tl.range(0, count, CHUNK):
@@ -165,16 +152,21 @@ def _states_kernel(
             there = start + own < count
             some = there[:, None]
             of_head = row * HEADS + head
-            given = tl.load(w + of_head[:, None] * K + key[None, :], mask=some, other=0.0)
             k = tl.load(keys + row[:, None] * WIDTH, mask=some, other=0.0)
-            solved = tl.load(u + of_head[:, None] * V + column, mask=some, other=0.0)
+            v = tl.load(values + row[:, None] * WIDTH, mask=some, other=0.0)
+            system = solved + of_head[:, None] * CHUNK + own[None, :]
+            factor = tl.load(system, mask=some & lower, other=0.0)
             left = tl.load(rates + of_head * 4, mask=there, other=0.0)
+            sums = tl.load(rates + of_head * 4 + 1, mask=there, other=0.0)
+            rate = tl.load(rates + of_head * 4 + 2, mask=there, other=0.0)
             fade = tl.load(rates + ((first + start).to(tl.int64) * HEADS + head) * 4 + 3)
             small = s.to(kind)
             tl.store(before, small)
-            new = solved.to(tl.float32) - tl.dot(given, small, input_precision=PRECISION)
-            tl.store(u + of_head[:, None] * V + column, new.to(kind), mask=some)
-            faded = (new * left[:, None]).to(kind)
+            known = tl.dot(k, small, input_precision=PRECISION) * (rate * tl.exp(sums))[:, None]
+            unknown = (v.to(tl.float32) - known).to(kind)
+            written = tl.dot(factor, unknown, input_precision=PRECISION)
+            tl.store(new + of_head[:, None] * V + column, written.to(kind), mask=some)
+            faded = (written * left[:, None]).to(kind)
             s = s * fade + tl.dot(tl.trans(k), faded, input_precision=PRECISION)
             before += HEADS * K * V
         tl.store(place, s)
@@ -223,7 +215,7 @@ def launch_factored(call: DeltaCall, y_THV: Tensor) -> None:
     mixed_TE, sequences = call.mixed_TE, call.sequences
     tokens, heads, width = y_THV.shape
     exact = mixed_TE.dtype == torch.float32
-    u_THV, w_THK = torch.empty_like(y_THV), y_THV.new_empty(tokens, heads, call.key_width)
+    solved_THN, new_THV = y_THV.new_empty(tokens, heads, CHUNK), torch.empty_like(y_THV)
     rates_TH4 = y_THV.new_empty(tokens, heads, 4, dtype=torch.float32)
     count = len(sequences.slots_B)
     chunks = tokens // CHUNK + count
@@ -233,9 +225,8 @@ def launch_factored(call: DeltaCall, y_THV: Tensor) -> None:
     rows = (sequences.slots_B, sequences.bounds)
     factors: Any = _factors_kernel
     factors[(chunks, heads)](
-        *(mixed_TE, call.g_TH, call.beta_TH, rates_TH4, *rows, u_THV, w_THK, count),
+        *(mixed_TE, call.g_TH, call.beta_TH, rates_TH4, *rows, solved_THN, count),
         **common,
-        COLUMNS=min(value_block(width, COLUMNS), value_block(call.key_width, COLUMNS)),
         LEVELS=LEVELS,
         SOLVE="ieee" if exact else SOLVE,
         num_warps=FACTOR_WARPS,
@@ -243,7 +234,7 @@ def launch_factored(call: DeltaCall, y_THV: Tensor) -> None:
     block = value_block(width, VALUES)
     scan: Any = _states_kernel
     scan[(count, heads, width // block)](
-        *(mixed_TE, u_THV, w_THK, rates_TH4, call.state_NRV, states_CHKV, *rows, count),
+        *(mixed_TE, solved_THN, rates_TH4, new_THV, call.state_NRV, states_CHKV, *rows, count),
         call.state_NRV.stride(0),
         **common,
         BV=block,
@@ -253,9 +244,9 @@ def launch_factored(call: DeltaCall, y_THV: Tensor) -> None:
     block = value_block(width, OUTPUTS)
     outputs: Any = _outputs_kernel
     outputs[(chunks, heads, width // block)](
-        *(mixed_TE, u_THV, rates_TH4, states_CHKV, *rows, y_THV, count, call.key_width**-0.5),
+        *(mixed_TE, new_THV, rates_TH4, states_CHKV, *rows, y_THV, count, call.key_width**-0.5),
         **common,
         BV=block,
-        num_warps=4,
+        num_warps=OUTPUT_WARPS,
         num_stages=1,
     )
