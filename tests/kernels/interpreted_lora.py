@@ -53,7 +53,8 @@ def test_rows_get_what_their_adapter_adds(tokens, width, part_rows, dtype, onto,
     for module in (tables, shrink):
         monkeypatch.setattr(module, "FEW_TOKENS", 32)  # the last case has large tiles
     monkeypatch.setattr(expand, "BROADEST", 16)
-    monkeypatch.setattr(expand, "PROGRAMS", 16)  # a program has several blocks
+    for name in ("ADDED", "GATED"):  # a program has several blocks
+        monkeypatch.setattr(expand, name, getattr(expand, name)._replace(programs=16))
     ranks = [(4,) * len(part_rows), (17, *[0] * (len(part_rows) - 1)), (1, 3, 2)[: len(part_rows)]]
     if aligned := onto == "aligned":
         ranks = [(8, 8, 8), (16, 0, 0), (0, 8, 24)]

@@ -8,7 +8,7 @@ multiplied.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -32,10 +32,20 @@ from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.norm.rows import blocks as blocks_of
 from cairn.kernels.norm.rows import width
 
-PROGRAMS = 1056  # columns are cut for so many, eight for each multiprocessor
-BLOCK_NUMBERS = 2048  # of B that a program reads at a time: rank times columns
 NARROWEST, BROADEST = 16, 128  # columns of a block
 WARPS = 4
+
+
+class Cut(NamedTuple):
+    """How the columns of a map are cut."""
+
+    programs: int  # that they are cut for
+    numbers: int  # of a B that a program reads at a time: rank times columns
+
+
+ADDED = Cut(1056, 2048)  # eight programs for each multiprocessor
+# Blocks of two matrices B and two of y take twice the registers: half as wide, seven have room instead of three.
+GATED = Cut(1848, 1024)
 
 
 @triton.jit
@@ -206,7 +216,7 @@ def expand(
     `h`: what `shrink` returns, or the columns [M, positions * ranks] that lie behind those of y in the same rows.
     """
     sizes = [*part_rows, *[0] * (PARTS - len(part_rows))]
-    block_r, block_n, span = _cut(tiles, rank, sum(part_rows))
+    block_r, block_n, span = _blocks(ADDED, tiles, rank, sum(part_rows))
     kernel: Any = _expand_kernel  # Triton's own types do not know what a launch takes
     kernel[(len(tiles.tiles_N4), sum(blocks_of(rows, span) for rows in sizes))](
         y_MN, h, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N4, like, y_MN.stride(0),
@@ -222,7 +232,7 @@ def expand_swiglu(
     """SwiGLU of gate and up side by side in y, with s B h added to both; y stays."""
     half = y_MN.shape[1] // 2
     out_MF = torch.empty(len(y_MN), half, dtype=like.dtype, device=like.device)
-    block_r, block_n, span = _cut(tiles, rank, half)
+    block_r, block_n, span = _blocks(GATED, tiles, rank, half)
     kernel: Any = _gated_kernel
     kernel[(len(tiles.tiles_N4), blocks_of(half, span))](
         y_MN, out_MF, h, table.entries_SME, table.scales_SMP, tiles.rows_T, tiles.tiles_N4, like,
@@ -232,11 +242,11 @@ def expand_swiglu(
     return out_MF
 
 
-def _cut(tiles: Tiles, rank: int, columns: int) -> tuple[int, int, int]:
+def _blocks(cut: Cut, tiles: Tiles, rank: int, columns: int) -> tuple[int, int, int]:
     """Ranks and columns of a block, and columns of a program."""
     block_r = width(max(16, rank))
-    block_n = min(BROADEST, max(NARROWEST, BLOCK_NUMBERS // block_r))
-    spans = max(1, PROGRAMS // max(1, len(tiles.tiles_N4)))
+    block_n = min(BROADEST, max(NARROWEST, cut.numbers // block_r))
+    spans = max(1, cut.programs // max(1, len(tiles.tiles_N4)))
     return block_r, block_n, blocks_of(blocks_of(columns, spans), block_n) * block_n
 
 

@@ -45,11 +45,9 @@ def _pointers(names: str, **others: str) -> dict[str, str]:
 _STEP = _pointers("mixed g beta state slots starts y", slot_stride="i32", scale="fp32")
 _SOLVE = _pointers("mixed g beta slots starts u w", sequences="i32")
 _CHUNK = _pointers("mixed g u w state slots starts y", slot_stride="i32", scale="fp32")
-_FACTORS = _pointers("mixed g beta rates slots starts solved", sequences="i32")
-_STATES = _pointers(
-    "mixed solved rates new state states slots starts", sequences="i32", slot_stride="i32"
-)
-_OUTPUTS = _pointers("mixed new rates states slots starts y", sequences="i32", scale="fp32")
+_FACTORS = _pointers("mixed g beta rates slots starts u w", sequences="i32")
+_SCORES = _pointers("mixed g slots starts scores rates", sequences="i32", scale="fp32")
+_PASS = _pointers("mixed u w scores rates state slots starts y", slot_stride="i32")
 _CONV = _pointers(
     "x weight before slots starts y", sequences="i32", tokens="i32", E="i32", slot_stride="i32"
 )
@@ -85,12 +83,24 @@ VARIANTS = [
         PRECISION="tf32",
     ),
     _variant(
+        "delta scores",
+        delta_factors._scores_kernel,
+        _SCORES,
+        4,
+        **SIZES,
+        STARTS=True,
+        SEQUENCES=128,
+        CHUNK=CHUNK,
+        PRECISION="tf32",
+    ),
+    _variant(
         "delta factors",
         delta_factors._factors_kernel,
         _FACTORS,
         delta_factors.FACTOR_WARPS,
         **SIZES,
         STARTS=True,
+        COLUMNS=delta_factors.COLUMNS,
         SEQUENCES=128,
         CHUNK=CHUNK,
         LEVELS=delta_factors.LEVELS,
@@ -98,27 +108,14 @@ VARIANTS = [
         SOLVE=delta_factors.SOLVE,
     ),
     _variant(
-        "delta states",
-        delta_factors._states_kernel,
-        _STATES,
-        delta_factors.STATE_WARPS,
+        "delta pass",
+        delta_factors._pass_kernel,
+        _PASS,
+        4,
         delta_factors.STAGES,
         **SIZES,
         STARTS=True,
         BV=delta_factors.VALUES,
-        SEQUENCES=128,
-        CHUNK=CHUNK,
-        PRECISION="tf32",
-    ),
-    _variant(
-        "delta outputs",
-        delta_factors._outputs_kernel,
-        _OUTPUTS,
-        delta_factors.OUTPUT_WARPS,
-        **SIZES,
-        STARTS=True,
-        BV=delta_factors.OUTPUTS,
-        SEQUENCES=128,
         CHUNK=CHUNK,
         PRECISION="tf32",
     ),

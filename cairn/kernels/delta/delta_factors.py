@@ -1,11 +1,11 @@
 """Many tokens through the gated delta rule with as little as possible in the serial pass; `rule` says what is computed.
 
-`delta_chunk` computes the same, and y in the pass over the chunks of a sequence. Here that pass is three
-products of tiles that lie in memory as they are multiplied, and leaves the state before each chunk:
+`delta_chunk` computes the same. There the pass over the chunks of a sequence also scales q and k, forms the scores of
+the tokens among themselves and their fades, for every block of columns again. Here two launches, which have all chunks
+at once, leave these scores, four rates of each token, U and W; the pass is four products of tiles that lie in memory
+as they are multiplied:
 
-    factors   (I + A)^-1 and four rates of each token                            all chunks at once
-    states    new = (I + A)^-1 b (v - e * (k S));   S <- d S + k^T (f * new)     one chunk after the other
-    outputs   y = e * (q S) + P new,   P: faded scores of the tokens             all chunks at once
+    new = U - W S;   y = e * (q S) + P new;   S <- d S + k^T (f * new)      e, f: of each token, d: of the chunk
 
 A system is solved in two halves of 32 rows, a quarter of the multiplications of whole ones, and lengths, strengths and
 fades multiply rows and columns of small results instead of q, k and v.
@@ -30,9 +30,9 @@ FACTOR_WARPS = 2
 # Three products of bfloat16 halves: of systems of 64 keys that resemble each other they err by 1e-5, a hundredth of
 # what the rounding of the solved rows to bfloat16 does.
 SOLVE = "bf16x3"
-VALUES = 64  # columns of a state that a program has
-STATE_WARPS, STAGES = 4, 3  # chunks' tiles are copied while those before are computed
-OUTPUTS, OUTPUT_WARPS = 128, 4  # columns of y that a program has
+COLUMNS = 64  # of U and W that are solved at once
+VALUES = 32  # columns of a state that a program has
+STAGES = 2  # a chunk's tiles are copied while the one before is computed
 
 
 @triton.jit
@@ -50,32 +50,57 @@ def _among(x, y, x_rate, y_rate, x_sum, y_sum, PRECISION: tl.constexpr):
     return found * fade * (x_rate[:, None] * y_rate[None, :])
 
 
+@triton.jit(do_not_specialize=["sequences"])
+def _scores_kernel(
+    mixed, g, slots, starts, scores, rates, sequences, scale,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
+    SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores and rates of one chunk and head."""
+    head = tl.program_id(1)
+    sequence, first, rows = _place(starts, sequences, tl.program_id(0), SEQUENCES, CHUNK)
+    slot = tl.load(slots + sequence, mask=rows > 0, other=-1)
+    if slot >= 0:
+        KEYS: tl.constexpr = KEY_HEADS * K
+        WIDTH: tl.constexpr = 2 * KEYS + HEADS * V
+        own = tl.arange(0, CHUNK)
+        there = own < rows
+        row = (first + own).to(tl.int64)
+        of_head = row * HEADS + head
+        key = head // (HEADS // KEY_HEADS) * K + tl.arange(0, K)[None, :]
+        line = mixed + row[:, None] * WIDTH + key
+        q = tl.load(line, mask=there[:, None], other=0.0)
+        k = tl.load(line + KEYS, mask=there[:, None], other=0.0)
+        fades = tl.load(g + of_head, mask=there, other=0.0)
+        sums, last = tl.cumsum(fades, 0), tl.sum(fades, 0)
+        q_rate, k_rate = _lengths(q) * scale, _lengths(k)
+        found = _among(q, k, q_rate, k_rate, sums, sums, PRECISION)
+        found = tl.where(own[:, None] >= own[None, :], found, 0.0).to(scores.dtype.element_ty)
+        tl.store(scores + of_head[:, None] * CHUNK + own[None, :], found, mask=there[:, None])
+        tl.store(rates + of_head * 4, q_rate * tl.exp(sums), mask=there)
+        tl.store(rates + of_head * 4 + 1, k_rate * tl.exp(last - sums), mask=there)
+        tl.store(rates + of_head * 4 + 2, tl.exp(last) + 0.0 * sums, mask=there)
+        tl.store(rates + of_head * 4 + 3, k_rate, mask=there)
+
+
 @triton.jit
-def _half(keys, g, beta, row, there, head, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+def _half(keys, g, beta, rates, row, there, head, HEADS: tl.constexpr, WIDTH: tl.constexpr):
     """Keys of some rows of a head, 1 / their lengths, and what the rows fade and write by."""
     k = tl.load(keys + row[:, None] * WIDTH, mask=there[:, None], other=0.0)
     of_head = row * HEADS + head
+    rate = tl.load(rates + of_head * 4 + 3, mask=there, other=0.0)
     fades = tl.load(g + of_head, mask=there, other=0.0)
-    return k, _lengths(k), fades, tl.load(beta + of_head, mask=there, other=0.0)
-
-
-@triton.jit
-def _keep_rates(rates, of_head, there, rate, sums, last):
-    """What the other two launches multiply a token with: `LEFT`, `SUMS`, `RATE`, `FADE`."""
-    tl.store(rates + of_head * 4, rate * tl.exp(last - sums), mask=there)
-    tl.store(rates + of_head * 4 + 1, sums, mask=there)
-    tl.store(rates + of_head * 4 + 2, rate, mask=there)
-    tl.store(rates + of_head * 4 + 3, tl.exp(last) + 0.0 * sums, mask=there)
+    return k, rate, fades, tl.load(beta + of_head, mask=there, other=0.0)
 
 
 @triton.jit(do_not_specialize=["sequences"])
 def _factors_kernel(
-    mixed, g, beta, rates, slots, starts, solved, sequences,
+    mixed, g, beta, rates, slots, starts, u, w, sequences,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
-    SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """The solved system and the rates of one chunk and head. What lies above the diagonal is not written."""
+    """U and W of one chunk and head."""
     head = tl.program_id(1)
     sequence, first, rows = _place(starts, sequences, tl.program_id(0), SEQUENCES, CHUNK)
     slot = tl.load(slots + sequence, mask=rows > 0, other=-1)
@@ -87,12 +112,9 @@ def _factors_kernel(
         there0, there1 = own < rows, own + HALF < rows
         row0, row1 = (first + own).to(tl.int64), (first + HALF + own).to(tl.int64)
         keys = mixed + KEY_HEADS * K + head // (HEADS // KEY_HEADS) * K + tl.arange(0, K)[None, :]
-        k0, rate0, fade0, beta0 = _half(keys, g, beta, row0, there0, head, HEADS, WIDTH)
-        k1, rate1, fade1, beta1 = _half(keys, g, beta, row1, there1, head, HEADS, WIDTH)
+        k0, rate0, fade0, beta0 = _half(keys, g, beta, rates, row0, there0, head, HEADS, WIDTH)
+        k1, rate1, fade1, beta1 = _half(keys, g, beta, rates, row1, there1, head, HEADS, WIDTH)
         sum0, sum1 = tl.cumsum(fade0, 0), tl.sum(fade0, 0) + tl.cumsum(fade1, 0)
-        last = tl.sum(fade0, 0) + tl.sum(fade1, 0)
-        _keep_rates(rates, row0 * HEADS + head, there0, rate0, sum0, last)
-        _keep_rates(rates, row1 * HEADS + head, there1, rate1, sum1, last)
         later = own[:, None] > own[None, :]
         a0 = _among(k0, k0, rate0 * beta0, rate0, sum0, sum0, PRECISION)
         a1 = _among(k1, k1, rate1 * beta1, rate1, sum1, sum1, PRECISION)
@@ -102,33 +124,39 @@ def _factors_kernel(
         low = _inverse(a1, HALF, LEVELS, SOLVE)
         between = tl.dot(low, tl.dot(between, top, input_precision=SOLVE), input_precision=SOLVE)
 
+        grown0, grown1 = beta0 * rate0 * tl.exp(sum0), beta1 * rate1 * tl.exp(sum1)
         of0, of1 = (row0 * HEADS + head)[:, None], (row1 * HEADS + head)[:, None]
-        before, behind = own[None, :], own[None, :] + HALF
-        some0, some1 = there0[:, None] & (before <= own[:, None]), there1[:, None]
-        top *= beta0[None, :]
-        between *= -beta0[None, :]
-        low *= beta1[None, :]
-        tl.store(solved + of0 * CHUNK + before, top.to(kind), mask=some0)
-        tl.store(solved + of1 * CHUNK + before, between.to(kind), mask=some1)
-        some1 &= before <= own[:, None]
-        tl.store(solved + of1 * CHUNK + behind, low.to(kind), mask=some1)
+        some0, some1 = there0[:, None], there1[:, None]
+        column = tl.arange(0, COLUMNS)[None, :]
+        for part in tl.range((K + V) // COLUMNS, num_stages=1):  # of W, then of U
+            is_key = part < K // COLUMNS
+            at = part * COLUMNS + column
+            at -= tl.where(is_key, 0, K)
+            place = tl.where(
+                is_key,
+                KEY_HEADS * K + head // (HEADS // KEY_HEADS) * K,
+                2 * KEY_HEADS * K + head * V,
+            )
+            strength0 = tl.where(is_key, grown0, beta0)[None, :]
+            strength1 = tl.where(is_key, grown1, beta1)[None, :]
+            above = tl.load(mixed + row0[:, None] * WIDTH + place + at, mask=some0, other=0.0)
+            under = tl.load(mixed + row1[:, None] * WIDTH + place + at, mask=some1, other=0.0)
+            upper = tl.dot((top * strength0).to(kind), above, input_precision=PRECISION)
+            lower = tl.dot((low * strength1).to(kind), under, input_precision=PRECISION)
+            lower -= tl.dot((between * strength0).to(kind), above, input_precision=PRECISION)
+            out = tl.where(is_key, w, u)
+            width = tl.where(is_key, K, V)
+            tl.store(out + of0 * width + at, upper.to(kind), mask=some0)
+            tl.store(out + of1 * width + at, lower.to(kind), mask=some1)
 
 
 @triton.jit
-def _chunks_before(starts, sequences, sequence, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr):
-    """Chunks of all sequences before this one, in the order of `_place`."""
-    every = tl.arange(0, SEQUENCES)
-    _, counts = counted(starts, every, every < tl.minimum(sequence, sequences), True)
-    return tl.sum(tl.where(counts > 1, tl.cdiv(counts, CHUNK), 0), 0)
-
-
-@triton.jit(do_not_specialize=["sequences"])
-def _states_kernel(
-    mixed, solved, rates, new, state, states, slots, starts, sequences, slot_stride,
+def _pass_kernel(
+    mixed, u, w, scores, rates, state, slots, starts, y, slot_stride,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
-    BV: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    BV: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one head's state through all chunks of a sequence, and what each token writes."""
+    """Some columns of one head's state through all chunks of a sequence; one of a single token has none."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     column = tl.program_id(2) * BV + tl.arange(0, BV)[None, :]
     first, count = counted(starts, sequence, sequence >= 0, True)
@@ -139,75 +167,31 @@ def _states_kernel(
         kind = mixed.dtype.element_ty
         own = tl.arange(0, CHUNK)
         key = tl.arange(0, K)
-        in_state = (head * K + key)[:, None] * V + column
-        place = state + slot.to(tl.int64) * slot_stride + in_state
+        place = state + slot.to(tl.int64) * slot_stride + (head * K + key)[:, None] * V + column
         s = tl.load(place)
-        keys = mixed + KEYS + head // (HEADS // KEY_HEADS) * K + key[None, :]
-        values = mixed + 2 * KEYS + head * V + column
-        lower = own[:, None] >= own[None, :]
-        chunk = _chunks_before(starts, sequences, sequence, SEQUENCES, CHUNK).to(tl.int64)
-        before = states + chunk * (HEADS * K * V) + in_state
+        keys = head // (HEADS // KEY_HEADS) * K + key[None, :]
         for start in tl.range(0, count, CHUNK):
             row = (first + start + own).to(tl.int64)
             there = start + own < count
             some = there[:, None]
             of_head = row * HEADS + head
-            k = tl.load(keys + row[:, None] * WIDTH, mask=some, other=0.0)
-            v = tl.load(values + row[:, None] * WIDTH, mask=some, other=0.0)
-            system = solved + of_head[:, None] * CHUNK + own[None, :]
-            factor = tl.load(system, mask=some & lower, other=0.0)
-            left = tl.load(rates + of_head * 4, mask=there, other=0.0)
-            sums = tl.load(rates + of_head * 4 + 1, mask=there, other=0.0)
-            rate = tl.load(rates + of_head * 4 + 2, mask=there, other=0.0)
-            fade = tl.load(rates + ((first + start).to(tl.int64) * HEADS + head) * 4 + 3)
+            line = mixed + row[:, None] * WIDTH + keys
+            given = tl.load(w + of_head[:, None] * K + key[None, :], mask=some, other=0.0)
+            q = tl.load(line, mask=some, other=0.0)
+            k = tl.load(line + KEYS, mask=some, other=0.0)
+            p = tl.load(scores + of_head[:, None] * CHUNK + own[None, :], mask=some, other=0.0)
+            solved = tl.load(u + of_head[:, None] * V + column, mask=some, other=0.0)
+            grown = tl.load(rates + of_head * 4, mask=there, other=0.0)
+            left = tl.load(rates + of_head * 4 + 1, mask=there, other=0.0)
+            fade = tl.load(rates + ((first + start).to(tl.int64) * HEADS + head) * 4 + 2)
             small = s.to(kind)
-            tl.store(before, small)
-            known = tl.dot(k, small, input_precision=PRECISION) * (rate * tl.exp(sums))[:, None]
-            unknown = (v.to(tl.float32) - known).to(kind)
-            written = tl.dot(factor, unknown, input_precision=PRECISION)
-            tl.store(new + of_head[:, None] * V + column, written.to(kind), mask=some)
-            faded = (written * left[:, None]).to(kind)
+            new = solved.to(tl.float32) - tl.dot(given, small, input_precision=PRECISION)
+            result = tl.dot(q, small, input_precision=PRECISION) * grown[:, None]
+            faded = (new * left[:, None]).to(kind)
             s = s * fade + tl.dot(tl.trans(k), faded, input_precision=PRECISION)
-            before += HEADS * K * V
+            result += tl.dot(p, new.to(kind), input_precision=PRECISION)
+            tl.store(y + of_head[:, None] * V + column, result.to(y.dtype.element_ty), mask=some)
         tl.store(place, s)
-
-
-@triton.jit(do_not_specialize=["sequences"])
-def _outputs_kernel(
-    mixed, new, rates, states, slots, starts, y, sequences, scale,
-    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, STARTS: tl.constexpr,
-    BV: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Some columns of y of one chunk and head."""
-    head = tl.program_id(1)
-    chunk = tl.program_id(0)
-    column = tl.program_id(2) * BV + tl.arange(0, BV)[None, :]
-    sequence, first, rows = _place(starts, sequences, chunk, SEQUENCES, CHUNK)
-    slot = tl.load(slots + sequence, mask=rows > 0, other=-1)
-    if slot >= 0:
-        KEYS: tl.constexpr = KEY_HEADS * K
-        WIDTH: tl.constexpr = 2 * KEYS + HEADS * V
-        own = tl.arange(0, CHUNK)
-        there = own < rows
-        some = there[:, None]
-        row = (first + own).to(tl.int64)
-        of_head = row * HEADS + head
-        key = tl.arange(0, K)
-        line = mixed + row[:, None] * WIDTH + head // (HEADS // KEY_HEADS) * K + key[None, :]
-        q = tl.load(line, mask=some, other=0.0)
-        k = tl.load(line + KEYS, mask=some, other=0.0)
-        s = tl.load(
-            states + chunk.to(tl.int64) * (HEADS * K * V) + (head * K + key)[:, None] * V + column
-        )
-        written = tl.load(new + of_head[:, None] * V + column, mask=some, other=0.0)
-        sums = tl.load(rates + of_head * 4 + 1, mask=there, other=0.0)
-        k_rate = tl.load(rates + of_head * 4 + 2, mask=there, other=0.0)
-        q_rate = _lengths(q) * scale
-        scores = _among(q, k, q_rate, k_rate, sums, sums, PRECISION)
-        scores = tl.where(own[:, None] >= own[None, :], scores, 0.0).to(mixed.dtype.element_ty)
-        result = tl.dot(q, s, input_precision=PRECISION) * (q_rate * tl.exp(sums))[:, None]
-        result += tl.dot(scores, written, input_precision=PRECISION)
-        tl.store(y + of_head[:, None] * V + column, result.to(y.dtype.element_ty), mask=some)
 
 
 def launch_factored(call: DeltaCall, y_THV: Tensor) -> None:
@@ -215,38 +199,38 @@ def launch_factored(call: DeltaCall, y_THV: Tensor) -> None:
     mixed_TE, sequences = call.mixed_TE, call.sequences
     tokens, heads, width = y_THV.shape
     exact = mixed_TE.dtype == torch.float32
-    solved_THN, new_THV = y_THV.new_empty(tokens, heads, CHUNK), torch.empty_like(y_THV)
+    u_THV, w_THK = torch.empty_like(y_THV), y_THV.new_empty(tokens, heads, call.key_width)
+    scores_THN = y_THV.new_empty(tokens, heads, CHUNK)
     rates_TH4 = y_THV.new_empty(tokens, heads, 4, dtype=torch.float32)
     count = len(sequences.slots_B)
-    chunks = tokens // CHUNK + count
-    states_CHKV = y_THV.new_empty(chunks, heads, call.key_width, width)
     common = {**call.constants(), "CHUNK": CHUNK, "PRECISION": "ieee" if exact else "tf32"}
-    common |= {"SEQUENCES": bucket(count)}
-    rows = (sequences.slots_B, sequences.bounds)
-    factors: Any = _factors_kernel
-    factors[(chunks, heads)](
-        *(mixed_TE, call.g_TH, call.beta_TH, rates_TH4, *rows, solved_THN, count),
+    grid, places = (tokens // CHUNK + count, heads), {"SEQUENCES": bucket(count)}
+    scores: Any = _scores_kernel
+    scores[grid](
+        *(mixed_TE, call.g_TH, sequences.slots_B, sequences.bounds, scores_THN, rates_TH4),
+        *(count, call.key_width**-0.5),
         **common,
+        **places,
+        num_warps=4,
+    )
+    factors: Any = _factors_kernel
+    factors[grid](
+        *(mixed_TE, call.g_TH, call.beta_TH, rates_TH4, sequences.slots_B, sequences.bounds),
+        *(u_THV, w_THK, count),
+        **common,
+        **places,
+        COLUMNS=min(value_block(width, COLUMNS), value_block(call.key_width, COLUMNS)),
         LEVELS=LEVELS,
         SOLVE="ieee" if exact else SOLVE,
         num_warps=FACTOR_WARPS,
     )
     block = value_block(width, VALUES)
-    scan: Any = _states_kernel
+    scan: Any = _pass_kernel
     scan[(count, heads, width // block)](
-        *(mixed_TE, solved_THN, rates_TH4, new_THV, call.state_NRV, states_CHKV, *rows, count),
-        call.state_NRV.stride(0),
+        *(mixed_TE, u_THV, w_THK, scores_THN, rates_TH4, call.state_NRV, sequences.slots_B),
+        *(sequences.bounds, y_THV, call.state_NRV.stride(0)),
         **common,
         BV=block,
-        num_warps=STATE_WARPS,
+        num_warps=4,
         num_stages=1 if exact else STAGES,
-    )
-    block = value_block(width, OUTPUTS)
-    outputs: Any = _outputs_kernel
-    outputs[(chunks, heads, width // block)](
-        *(mixed_TE, new_THV, rates_TH4, states_CHKV, *rows, y_THV, count, call.key_width**-0.5),
-        **common,
-        BV=block,
-        num_warps=OUTPUT_WARPS,
-        num_stages=1,
     )
