@@ -2,6 +2,9 @@
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from cairn.kernels.kernel import Variant
 
@@ -26,6 +29,23 @@ def by_pointers(
         else:
             total = tl.dot(left, right, total)
     tl.store(c + row[:, None] * N + column[None, :], total.to(tl.bfloat16))
+
+
+@gluon.jit
+def _counts(c, count, first):
+    for at in range(count):
+        gl.store(c + first + at, at.to(gl.bfloat16))
+
+
+@gluon.jit
+def by_two_warps(a, b, c, M, N, K, USED: gl.constexpr):
+    """A barrier is made before numbers are handed to another warp, and waited for or forgotten."""
+    done = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(done.index(0), count=1)
+    count = gl.load(a).to(gl.int32)  # only this warp has it, so that it is handed over
+    gl.warp_specialize([(_counts, (c, count, 0)), (_counts, (c, count, N))], [1], [24])
+    if USED:
+        mbarrier.arrive(done.index(0), count=1)
 
 
 @triton.jit
@@ -67,3 +87,19 @@ SERIALISED = Variant(
     "wgmma",
 )
 BROKEN = Variant("broken", broken, {"a": "*fp32"}, {"N": 64})
+
+
+def two_warps(name: str, used: bool) -> Variant:
+    return Variant(
+        name,
+        by_two_warps,
+        {**POINTERS, **SIZES},
+        {"USED": used},
+        {"num_warps": 4},
+        ALIGNED,
+        gluon=True,
+    )
+
+
+FORGOTTEN_BARRIER = two_warps("forgotten barrier", used=False)
+USED_BARRIER = two_warps("used barrier", used=True)

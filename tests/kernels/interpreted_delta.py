@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.delta import delta_factors
-from cairn.kernels.delta.delta_chunk import delta_rule, launch_chunks
-from cairn.kernels.delta.delta_factors import launch_factored
+from cairn.kernels.delta import delta_chunk
+from cairn.kernels.delta.delta_chunk import delta_rule
 from cairn.kernels.delta.rule import (
     DeltaCall,
     Sequences,
@@ -36,15 +35,11 @@ def heads_of(mixed):
 
 
 @pytest.mark.parametrize(
-    ("counts", "slots", "chunks"),
-    [
-        ((1, 1, 1), (4, -1, 0), launch_chunks),
-        ((70, 1, 3, 0, 20), (2, 0, 5, -1, -1), launch_chunks),
-        ((70, 1, 3, 0, 20), (2, 0, 5, -1, -1), launch_factored),
-    ],
-    ids=["decode", "mixed", "mixed, factored"],
+    ("counts", "slots"),
+    [((1, 1, 1), (4, -1, 0)), ((70, 1, 3, 0, 20), (2, 0, 5, -1, -1))],
+    ids=["decode", "mixed"],
 )
-def test_states_advance_as_the_reference_says(counts, slots, chunks):
+def test_states_advance_as_the_reference_says(counts, slots):
     torch.manual_seed(0)
     tokens, width = sum(counts), 2 * KEY_HEADS * K + HEADS * V
     mixed = (
@@ -54,7 +49,7 @@ def test_states_advance_as_the_reference_says(counts, slots, chunks):
     state = torch.randn(SLOTS, HEADS * K, V)
     before, starts = state.clone(), starts_of(counts)
     sequences = Sequences(torch.tensor(slots).int(), None if max(counts) == 1 else starts, tokens)
-    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, K), chunks)
+    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, K))
     q, k, v = heads_of(mixed)
     for number, slot in enumerate(slots):
         rows = slice(starts[number], starts[number + 1])
@@ -74,17 +69,16 @@ def test_states_advance_as_the_reference_says(counts, slots, chunks):
     assert torch.equal(state[untouched], before[untouched])
 
 
-@pytest.mark.parametrize("chunks", [launch_chunks, launch_factored])
-def test_bfloat16_loses_no_more_than_its_own_digits(chunks, monkeypatch):
+def test_bfloat16_loses_no_more_than_its_own_digits(monkeypatch):
     """Keys that resemble each other: what a row takes over from those before it adds up."""
-    monkeypatch.setattr(delta_factors, "SOLVE", "tf32x3")  # the interpreter does not know bf16x3
+    monkeypatch.setattr(delta_chunk, "SOLVE", "tf32x3")  # the interpreter does not know bf16x3
     torch.manual_seed(0)
     tokens, width = 128, 2 * KEY_HEADS * K + HEADS * V
     mixed = (torch.randn(tokens, width) + 0.5).bfloat16()
     g, beta = -torch.rand(tokens, HEADS) / 8, torch.rand(tokens, HEADS)
     state = torch.zeros(1, HEADS * K, V)
     sequences = Sequences(torch.zeros(1, dtype=torch.int32), starts_of((tokens,)), tokens)
-    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, K), chunks)
+    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, K))
     exact, new = delta_chunk_reference(
         *heads_of(mixed), g.double(), beta.double(), torch.zeros(HEADS, K, V, dtype=torch.float64)
     )

@@ -114,6 +114,7 @@ def test_a_good_kernel_has_every_stage_and_no_findings(good: Compiled):
         (bad_kernels.SPILLS, "spills"),
         (bad_kernels.SERIALISED, "serialised"),
         (bad_kernels.TOO_MUCH_SHARED, "shared_memory"),
+        (bad_kernels.FORGOTTEN_BARRIER, "barriers"),
         (bad_kernels.ORDINARY_CORES, "tensor_cores"),
         (bad_kernels.ONLY_MMA, "tensor_cores"),
         (bad_kernels.BROKEN, "compiles"),
@@ -122,6 +123,10 @@ def test_a_good_kernel_has_every_stage_and_no_findings(good: Compiled):
 )
 def test_a_bad_kernel_is_caught(variant, rule):
     assert rule in rules(lint(compile_variant(variant)))
+
+
+def test_a_barrier_that_is_used_keeps_its_memory():
+    assert "barriers" not in rules(lint(compile_variant(bad_kernels.USED_BARRIER)))
 
 
 def test_a_kernel_that_does_not_compile_says_why():

@@ -5,8 +5,7 @@ import torch
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.cases.delta_chunk import HEADS, KEY_HEADS, WIDTH
-from cairn.kernels.delta.delta_chunk import delta_rule, launch_chunks
-from cairn.kernels.delta.delta_factors import launch_factored
+from cairn.kernels.delta.delta_chunk import delta_rule
 from cairn.kernels.delta.rule import (
     DeltaCall,
     Sequences,
@@ -17,7 +16,7 @@ from cairn.kernels.delta.rule import (
 from cairn.kernels.delta.short_conv import short_conv
 
 pytestmark = pytest.mark.gpu
-COUNTS = {"decode": [1] * 9, "mixed": [700, 1, 64, 65, 3, 1], "one": [2048]}
+COUNTS = {"decode": [1] * 9, "mixed": [700, 1, 64, 65, 3, 1], "one": [2048], "four": [130] * 4}
 
 
 def sequences_of(counts, slots):
@@ -28,8 +27,7 @@ def sequences_of(counts, slots):
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("alike", [0.0, 1.0], ids=["keys apart", "keys alike"])
-@pytest.mark.parametrize("chunks", [launch_chunks, launch_factored])
-def test_the_rule(counts, alike, chunks):
+def test_the_rule(counts, alike):
     tokens, keys = sum(counts), KEY_HEADS * WIDTH
     mixed = torch.randn(tokens, 2 * keys + HEADS * WIDTH, device="cuda")
     mixed = (mixed + alike).bfloat16()
@@ -38,7 +36,7 @@ def test_the_rule(counts, alike, chunks):
     slots = [-1, *range(len(counts) - 1, 0, -1)] if len(counts) > 1 else [2]
     starts, sequences = sequences_of(counts, slots)
     state = before.clone()
-    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, WIDTH), chunks)
+    y = delta_rule(DeltaCall(mixed, g, beta, state, sequences, KEY_HEADS, WIDTH))
     q, k, v = mixed.double().split((keys, keys, HEADS * WIDTH), dim=-1)
     q, k = (
         unit_length(x.unflatten(-1, (KEY_HEADS, -1))).repeat_interleave(HEADS // KEY_HEADS, -2)

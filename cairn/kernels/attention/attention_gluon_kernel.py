@@ -277,8 +277,9 @@ def attention_kernel(q_desc, k_desc, v_desc, out, lse, sinks, tiles, cu, sequenc
         clear_behind(out, end, tokens, HEADS, D)
         _clear_levels(lse, sinks, end, tokens, HEADS, SINKS)
     work = make_tile_schedule(tiles, sequences, length, HEADS, SECTION, DENSE)
-    shared = Shared(make_ring(q_desc, Q_BUFFERS, 1), make_ring(q_desc, Q_BUFFERS, 1), make_ring(k_desc, BUFFERS, 2),
-                    make_ring(v_desc, BUFFERS, 2), barriers(2, 1))  # fmt: skip
+    q0, q1 = make_ring(q_desc, Q_BUFFERS, 1), make_ring(q_desc, Q_BUFFERS, 1)
+    k, v = make_ring(k_desc, BUFFERS, 2), make_ring(v_desc, BUFFERS, 2)
+    shared = Shared(q0, q1, k, v, barriers(2, 1) if PING_PONG else k.full)
     gl.warp_specialize([
         (_compute, (out, lse, sinks, shared, work, tokens, scale_log2, D, BLOCK_N, CAUSAL, SINKS, PING_PONG, 0)),
         (_compute, (out, lse, sinks, shared, work, tokens, scale_log2, D, BLOCK_N, CAUSAL, SINKS, PING_PONG, 1)),

@@ -1,18 +1,17 @@
 """The variants of the gated delta rule and its convolution that are compiled, and where it is measured."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.delta import delta_chunk, delta_factors, delta_step, short_conv
+from cairn.kernels.delta import delta_chunk, delta_step, short_conv
 from cairn.kernels.delta.rule import CHUNK, DeltaCall, Sequences, delta_chunk_reference, unit_length
 from cairn.kernels.kernel import Case, Prepared, Variant
 
 KERNEL = "cairn.kernels.delta.delta_chunk"
-Launch = Callable[[DeltaCall, torch.Tensor], None]
 KEY_HEADS, HEADS, WIDTH, TAPS = 16, 32, 128, 4  # Qwen3-Next
 SIZES = dict(KEY_HEADS=KEY_HEADS, HEADS=HEADS, K=WIDTH, V=WIDTH)
 
@@ -43,8 +42,6 @@ def _pointers(names: str, **others: str) -> dict[str, str]:
 
 
 _STEP = _pointers("mixed g beta state slots starts y", slot_stride="i32", scale="fp32")
-_SOLVE = _pointers("mixed g beta slots starts u w", sequences="i32")
-_CHUNK = _pointers("mixed g u w state slots starts y", slot_stride="i32", scale="fp32")
 _FACTORS = _pointers("mixed g beta rates slots starts u w", sequences="i32")
 _SCORES = _pointers("mixed g slots starts scores rates", sequences="i32", scale="fp32")
 _PASS = _pointers("mixed u w scores rates state slots starts y", slot_stride="i32")
@@ -57,34 +54,8 @@ VARIANTS = [
     _variant("delta step", delta_step._step_kernel, _STEP, 4, **SIZES, STARTS=False, BV=64),
     _variant("delta step, mixed", delta_step._step_kernel, _STEP, 4, **SIZES, STARTS=True, BV=64),
     _variant(
-        "delta solve",
-        delta_chunk._solve_kernel,
-        _SOLVE,
-        4,
-        **SIZES,
-        STARTS=True,
-        COLUMNS=delta_chunk.solved_columns(WIDTH, WIDTH),
-        SEQUENCES=128,
-        CHUNK=CHUNK,
-        LEVELS=delta_chunk.LEVELS,
-        PRECISION="tf32",
-        SOLVE=delta_chunk.SOLVE,
-    ),
-    _variant(
-        "delta chunk",
-        delta_chunk._chunk_kernel,
-        _CHUNK,
-        4,
-        delta_chunk.STAGES,
-        **SIZES,
-        STARTS=True,
-        BV=delta_chunk.VALUES,
-        CHUNK=CHUNK,
-        PRECISION="tf32",
-    ),
-    _variant(
         "delta scores",
-        delta_factors._scores_kernel,
+        delta_chunk._scores_kernel,
         _SCORES,
         4,
         **SIZES,
@@ -95,29 +66,32 @@ VARIANTS = [
     ),
     _variant(
         "delta factors",
-        delta_factors._factors_kernel,
+        delta_chunk._factors_kernel,
         _FACTORS,
-        delta_factors.FACTOR_WARPS,
+        delta_chunk.FACTOR_WARPS,
         **SIZES,
         STARTS=True,
-        COLUMNS=delta_factors.COLUMNS,
+        COLUMNS=delta_chunk.COLUMNS,
         SEQUENCES=128,
         CHUNK=CHUNK,
-        LEVELS=delta_factors.LEVELS,
+        LEVELS=delta_chunk.LEVELS,
         PRECISION="tf32",
-        SOLVE=delta_factors.SOLVE,
+        SOLVE=delta_chunk.SOLVE,
     ),
-    _variant(
-        "delta pass",
-        delta_factors._pass_kernel,
-        _PASS,
-        4,
-        delta_factors.STAGES,
-        **SIZES,
-        STARTS=True,
-        BV=delta_factors.VALUES,
-        CHUNK=CHUNK,
-        PRECISION="tf32",
+    *(
+        _variant(
+            f"delta pass {columns}",
+            delta_chunk._pass_kernel,
+            _PASS,
+            4,
+            delta_chunk.STAGES,
+            **SIZES,
+            STARTS=True,
+            BV=columns,
+            CHUNK=CHUNK,
+            PRECISION="tf32",
+        )
+        for columns in (delta_chunk.FEW_VALUES, delta_chunk.MANY_VALUES)
     ),
     *(
         _variant(
@@ -154,16 +128,13 @@ def cases() -> Iterator[Case]:
         yield Case(
             "delta_chunk", name, "bf16", work, lambda b=sequences: _prepare(b, 1), graph=True
         )
-    launches = {"chunks": delta_chunk.launch_chunks, "factored": delta_factors.launch_factored}
     for sequences, tokens in ((1, 8192), (8, 2048)):
-        for kind, launch in launches.items():
-            work = delta_chunk.cost(sequences * tokens, HEADS, WIDTH, WIDTH)
-            name = f"{kind}, {sequences} x {tokens}"
-            prepare = functools.partial(_prepare, sequences, tokens, launch)
-            yield Case("delta_chunk", name, "bf16", work, prepare)
+        work = delta_chunk.cost(sequences * tokens, HEADS, WIDTH, WIDTH)
+        prepare = functools.partial(_prepare, sequences, tokens)
+        yield Case("delta_chunk", f"chunks, {sequences} x {tokens}", "bf16", work, prepare)
 
 
-def _prepare(count: int, each: int, chunks: Launch | None = None) -> Prepared:
+def _prepare(count: int, each: int) -> Prepared:
     tokens = count * each
     wide = 2 * KEY_HEADS * WIDTH + HEADS * WIDTH
     mixed = torch.randn(tokens, wide, device="cuda").to(torch.bfloat16)
@@ -177,7 +148,7 @@ def _prepare(count: int, each: int, chunks: Launch | None = None) -> Prepared:
 
     def error() -> float:
         state.zero_()
-        found = delta_chunk.delta_rule(call, chunks)[:each]
+        found = delta_chunk.delta_rule(call)[:each]
         parts = (
             mixed[:each].double().split((KEY_HEADS * WIDTH, KEY_HEADS * WIDTH, HEADS * WIDTH), -1)
         )
@@ -191,7 +162,7 @@ def _prepare(count: int, each: int, chunks: Launch | None = None) -> Prepared:
 
     copied = torch.empty_like(state)
     return Prepared(
-        lambda: delta_chunk.delta_rule(call, chunks),
+        lambda: delta_chunk.delta_rule(call),
         {"copy of the states": lambda: copied.copy_(state)},
         error,
     )

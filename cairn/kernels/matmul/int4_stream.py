@@ -333,13 +333,17 @@ def int4_kernel(
     added = _rings(scales, UNITS, STAGES) if SHIFTS else factors
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    done = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(free.index(slot), count=1)
-    mbarrier.init(done.index(0), count=1)
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    joined = gl.allocate_shared_memory(gl.float32, [PIECE, BM], flat) if GROUPS == 2 else full
+    # A barrier that nobody uses must not be made (`attention_rings.barriers`): the copying warp got what the barrier
+    # left in the memory of its number of steps, and copied without end.
+    done, joined = full, full
+    if GROUPS == 2:
+        done = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(done.index(0), count=1)
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        joined = gl.allocate_shared_memory(gl.float32, [PIECE, BM], flat)
     if GROUPS == 1:
         gl.warp_specialize([
             (_multiply, (bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part,

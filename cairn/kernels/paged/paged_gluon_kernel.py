@@ -276,7 +276,7 @@ def prefill_kernel(
             Ring(q, barriers(2, 1), barriers(2, 1), 2),
             Ring(k, barriers(BUFFERS, 1), barriers(BUFFERS, 2), BUFFERS),
             Ring(v, barriers(BUFFERS, 1), barriers(BUFFERS, 2), BUFFERS),
-            barriers(2, 1),
+            barriers(2, 1) if PING_PONG else k,
         )
         table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
         row, column = tile.head * head_rows, tile.head * head_columns

@@ -168,6 +168,7 @@ def _facts(known: Compiled, built: Any, log: str, stage_ms: dict[str, float]) ->
         mix=machine_code.mix(counts),
         multiplies=any(word in texts["ttgir"] for word in ("tt.dot ", "warp_group_dot ")),
         register_operand=machine_code.has_register_operand(sass),
+        overwritten_barriers=machine_code.overwritten_barriers(texts["ptx"]),
         stage_ms=stage_ms,
         stages={
             "source": "\n".join(source.text for source in known.sources),

@@ -36,6 +36,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     mix: dict[str, int] = {}
     multiplies: bool = False  # there is a tl.dot in it
     register_operand: bool = False  # a wgmma reads its left operand from registers
+    overwritten_barriers: list[int] = []  # bytes of shared memory from its begin
     stage_ms: dict[str, float] = {}
     tools: str = ""  # versions of Triton and ptxas
     sources: list[Source] = []

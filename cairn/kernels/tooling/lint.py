@@ -61,6 +61,16 @@ def tensor_cores(kernel: Compiled) -> str | None:
     return f"expects {kernel.expect}, and the machine code has {found}"
 
 
+def barriers(kernel: Compiled) -> str | None:
+    """A warp that waits for such a barrier, or reads what was stored there, may never come back."""
+    if not kernel.overwritten_barriers:
+        return None
+    places = ", ".join(str(place) for place in kernel.overwritten_barriers)
+    return (
+        f"stores into the barrier at byte {places} of shared memory: is one made that nobody uses?"
+    )
+
+
 def dot_on_ordinary_cores(kernel: Compiled) -> str | None:
     if not kernel.multiplies or "tensor core" in kernel.mix or kernel.expect != "none":
         return None
@@ -88,7 +98,7 @@ def local_memory(kernel: Compiled) -> str | None:
 
 
 RULES: Mapping[Severity, tuple[Rule, ...]] = {
-    "fail": (compiles, spills, serialised, shared_memory, tensor_cores),
+    "fail": (compiles, spills, serialised, shared_memory, barriers, tensor_cores),
     "info": (dot_on_ordinary_cores, register_operand, float64, local_memory),
 }
 

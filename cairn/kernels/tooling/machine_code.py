@@ -26,6 +26,11 @@ _RESOURCES = re.compile(
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _ADVISORY = re.compile(r"\((C\d{4})\)\s*([^\n]+)")
 _REGISTER_OPERAND = re.compile(r"[HQIB]GMMA\S* R\d+, R\d+")
+# Places in shared memory that the PTX names by a number: of a barrier, and of a store that is none of a barrier's.
+_PLACE = re.compile(r"(?:add\.s32\s+(%r\d+), %r\d+, (\d+)|mov\.b32\s+(%r\d+), global_smem);")
+_BARRIER = re.compile(r"mbarrier\.init\.\S+ \[(%r\d+)\]")
+_STORE = re.compile(r"st\.shared\.\S+\s+\[global_smem(?:\+(\d+))?\]")
+BARRIER_BYTES = 8
 _THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)")
 
 # The first pattern that fits an opcode decides; what fits none is integer and address arithmetic.
@@ -87,6 +92,18 @@ def threads(ptx: str) -> int | None:
 def opcodes(sass: str) -> Counter[str]:
     """Each instruction with its modifiers, such as LDG.E.128, and how often it stands in the code."""
     return Counter(_INSTRUCTION.findall(sass))
+
+
+def overwritten_barriers(ptx: str) -> list[int]:
+    """Places in shared memory that hold a barrier, and are stored to as if they held something else.
+
+    A barrier that is made and never used lives no longer than that, and the compiler gives its memory away. The unit
+    that makes barriers is another one than that which stores, and may come second.
+    """
+    places = {one or first: int(place or 0) for one, place, first in _PLACE.findall(ptx)}
+    barriers = {places[register] for register in _BARRIER.findall(ptx) if register in places}
+    stored = {int(place or 0) for place in _STORE.findall(ptx)}
+    return sorted(at for at in barriers if any(at <= one < at + BARRIER_BYTES for one in stored))
 
 
 def has_register_operand(sass: str) -> bool:
