@@ -1,5 +1,7 @@
 """4-bit weights as a register operand on a GPU: exact on whole numbers at every stage count, and inside a graph."""
 
+import time
+
 import pytest
 import torch
 
@@ -108,3 +110,25 @@ def test_a_chain_in_a_graph():
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("kernel", ["int4", "int4 warps"])
+@pytest.mark.parametrize("m", [2, 16])
+def test_products_in_a_graph_come_to_an_end(m, kernel):
+    """In one of some thousand launches the copying warp had got a wrong count, and never ended."""
+    x = torch.randn(m, 4096, device="cuda", dtype=BF16)
+    w = counted(random_int4(6144, 4096))
+    plan = int4_plan(m, 6144, 4096, 128)._replace(kernel=kernel, block_k=128)
+    with trying("int4_matmul", f"m={row_block(m)},n=6144,k=4096,group=128", plan._asdict()):
+        once = int4_matmul(x, w, prefetch=True, impl="gluon")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(50):
+                y = int4_matmul(x, w, prefetch=True, impl="gluon")
+    for _ in range(100):
+        graph.replay()
+    ended, deadline = torch.cuda.Event(), time.monotonic() + 10
+    ended.record()
+    while not ended.query():
+        assert time.monotonic() < deadline, "the products stand still"
+    assert torch.equal(y, once)
