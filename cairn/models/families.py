@@ -78,6 +78,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelSpec:
             hint = "of Gemma 3, the text-only checkpoints (gemma3_text) are supported"
         if kind in ("qwen3_5", "qwen3_5_moe") and "text_config" in config:
             hint = f"of Qwen3.5, checkpoints of the text model alone ({kind}_text) are supported"
+        if "Eagle3" in " ".join(map(str, named)):
+            hint = "this is a head that guesses a model's next tokens: cairn serve MODEL --speculate HEAD"
         raise UnsupportedModel(
             f"unknown architecture: model_type {kind!r}, architectures {named!r}", hint=hint
         )

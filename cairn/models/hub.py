@@ -43,6 +43,9 @@ SHIPPED = Path(__file__).parent / "shipped"  # models inside this package: a fol
 TINY = "cairn-tiny"  # trained by us from nothing: examples/cairn-tiny
 TINY_VL = "cairn-tiny-vl"  # the same with eyes: examples/cairn-tiny-vl
 OWN = (TINY, TINY_VL)
+HEADS = (
+    "smollm2-135m-instruct-eagle3",
+)  # guess a model's next tokens: `--speculate`, examples/smollm2
 BETTER = "smollm2-135m-instruct"
 AUTO = "auto"  # whichever of the two is there
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+?)(?:/([\w./-]+\.gguf))?")
@@ -59,6 +62,8 @@ def resolve(name: str) -> Path:
     path = _local(name)
     if path is not None:
         return path
+    if name.lower() in HEADS:
+        return _shipped(name.lower())
     named = REPOSITORY.fullmatch(name)
     if named and not name.startswith(("./", "../")):
         return _from_hub(*named.groups())

@@ -4,15 +4,21 @@ import json
 
 import msgspec
 import pytest
+import shared_data
 import torch
 from safetensors.torch import save_file
 from tiny_engines import VOCABULARY, at_rest, greedy, model, prompt_of, submit, tiny_engine
 
-from cairn.core.errors import ConfigError
+from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models import eagle
 from cairn.models.attend import Cached, KVCache
 from cairn.models.build import Build
 from cairn.models.family_config import config_of
+from cairn.models.runnable import open_model
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start
 
 FAMILY = "llama"
 DRAFTS = 3
@@ -165,3 +171,30 @@ def test_where_a_head_does_not_serve_it_says_why(family, how, what):
 def test_a_random_draft_model_is_no_head():
     with pytest.raises(ConfigError, match="cannot draft for"):
         tiny_engine(FAMILY, speculate="random:tiny")
+
+
+def test_the_head_that_comes_with_cairn_guesses_what_smollm2_says():
+    shared_data.packaged_chat_model()
+    config = EngineConfig(
+        model="smollm2-135m-instruct",
+        device="cpu",
+        max_model_len=128,
+        max_num_seqs=1,
+        speculate="smollm2-135m-instruct-eagle3",
+    )
+    started = start(config)
+    asked = [
+        {"role": "user", "content": "What do you know about Ottawa? Answer in three sentences."}
+    ]
+    params = SamplingParams(temperature=0, max_tokens=32)
+    started.engine.add(Request(0, started.opened.tokenizer.encode_chat(asked), params))
+    while started.engine.has_work:
+        started.engine.step()
+    counts = started.engine.scheduler.speculation.counts
+    assert counts.length_since(0, 0) > 1.4  # 1.0: no guess held
+
+
+def test_a_head_is_no_model():
+    with pytest.raises(UnsupportedModel, match="Eagle3Speculator") as refused:
+        open_model("smollm2-135m-instruct-eagle3")
+    assert "--speculate" in refused.value.hint
