@@ -1,6 +1,7 @@
 """`cairn plan`: what it prints, what it writes, and what it refuses; without torch."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -144,7 +145,7 @@ def test_serve_that_cannot_be(capsys):
         (["serve", "qwen3-8b", "--gpus", "-2"], "--gpus is -2"),
         (["serve", "qwen3-8b", "--requests", "3"], "of fewer there is no p99"),
         (["serve", "qwen3-8b", "--trace", "/nowhere.jsonl"], "cannot read the trace"),
-        (["serve", "qwen3-8b", "--input-tokens", "50000"], "longer than the 40960"),
+        (["serve", "qwen3-8b", "--input-tokens", "50000"], "longer than the 40,960"),
         (["sreve"], "did you mean 'serve'"),
     ],
 )
@@ -226,3 +227,12 @@ def test_pictures_that_cannot_be_planned_are_refused(capsys, tmp_path):
     traced = ("--images", "1", "--trace", str(tmp_path / "trace.jsonl"))
     status, _, said = run(capsys, "serve", "qwen3-8b", *traced)
     assert (status, "the prompts of --trace" in said) == (2, True)
+
+
+@pytest.mark.parametrize("given", [[], ["--output-tokens", "600"], ["--input-tokens", "5"]])
+def test_lengths_that_nobody_gave_fit_a_short_context(capsys, given):
+    status, out, _ = run(capsys, "serve", "cairn-tiny", "--requests", "20", *given)
+    assert status == 0
+    read, written = map(int, re.search(r"of (\d+) tokens in and (\d+) out", out).groups())
+    assert 1.25 * (read + written) <= 1024
+    assert ("--input-tokens and --output-tokens" in out) == ((read, written) != (5, 256))

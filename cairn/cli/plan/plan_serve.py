@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RATE = 10.0  # requests a second, where nobody says
 TRACED = 500  # requests of a trace, where nobody says
+LENGTHS = 1024, 256  # tokens in and out, where nobody says and the model has room for them
+SPREAD = 1.25  # the longest are so many times the usual
 ARENA_ROWS = 16384  # as the engine has them on a GPU
 LEAST_REQUESTS, MOST_REQUESTS = 20, 100_000
 
@@ -43,14 +45,14 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """how many are simulated: 200, fewer if they are long; of a trace the first 500"""
     gpus: int = 64
     """at most so many"""
-    input_tokens: int = 1024
-    """of a prompt, a quarter more or less"""
+    input_tokens: int | None = None
+    """of a prompt, a quarter more or less: 1024, fewer if the model's context is short"""
     images: int = 0
     """pictures of a prompt, for a model that sees; their tokens come on top of --input-tokens"""
     image_size: str = "560x560"
     """pixels of a picture"""
-    output_tokens: int = 256
-    """of an answer, a quarter more or less"""
+    output_tokens: int | None = None
+    """of an answer, a quarter more or less: 256, or likewise fewer"""
     slo_ttft_ms: float = 500.0
     """p99 until the first token"""
     slo_tpot_ms: float = 50.0
@@ -134,7 +136,8 @@ def _with_images(
                 f"--images is {options.images}, and {options.model} reads text only",
                 hint="give a folder of a model that sees, with its config.json",
             )
-        return options, {}, []
+        options, fitted = _with_lengths(options, spec.context)
+        return options, {}, fitted
     sides = options.image_size.split("x")
     if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
         raise UsageError(f"--image-size is {options.image_size}", hint="such as 560x560")
@@ -142,11 +145,29 @@ def _with_images(
     flops = tower_flops(vision, patches_of_rows(vision, rows))
     arena = min(ARENA_ROWS, spec.context) * spec.hidden * (1 + spec.deep_rows) * 2
     held = 2 * tower_parameters(vision) + arena
-    tokens = options.input_tokens + options.images * rows
+    options, fitted = _with_lengths(options, spec.context, options.images * rows)
+    tokens = (options.input_tokens or 0) + options.images * rows
     media = {"tower_bytes": held, "tower_flops": options.images * flops / tokens}
     said = f"a tower and room for rows of pictures: {format_bytes(held)}; a picture of {options.image_size} is {rows} "
     said += f"tokens and {flops / 1e12:.2f} TFLOPs of the tower"
-    return msgspec.structs.replace(options, input_tokens=tokens), media, [said]
+    return msgspec.structs.replace(options, input_tokens=tokens), media, [*fitted, said]
+
+
+def _with_lengths(
+    options: PlanServe, context: int, pictures: int = 0
+) -> tuple[PlanServe, list[str]]:
+    """The lengths that nobody gave, in the usual proportion where the usual ones do not fit; and that in words."""
+    given = (options.input_tokens, options.output_tokens)
+    room = int(context / SPREAD) - pictures - sum(length or 0 for length in given)
+    wanted = sum(usual for usual, length in zip(LENGTHS, given, strict=True) if length is None)
+    share = max(0.0, min(1.0, room / wanted)) if wanted else 1.0
+    tokens = [length or max(1, int(usual * share)) for usual, length in zip(LENGTHS, given, strict=True)]  # fmt: skip
+    options = msgspec.structs.replace(options, input_tokens=tokens[0], output_tokens=tokens[1])
+    if share == 1 or options.trace is not None:
+        return options, []
+    usual = f"{LENGTHS[0]} in and {LENGTHS[1]} out"
+    said = f"lengths that fit the {context:,} tokens of {options.model}, where {usual} are usual; "
+    return options, [said + "choose them with --input-tokens and --output-tokens"]
 
 
 def _check(options: PlanServe) -> None:
@@ -185,11 +206,13 @@ def _asked(options: PlanServe, spec: "ModelSpec") -> "tuple[Asked, str]":
     }
     if options.trace is not None:
         return _traced(options, spec, slo)
-    longest = int(1.25 * options.input_tokens) + int(1.25 * options.output_tokens)
+    assert options.input_tokens is not None
+    assert options.output_tokens is not None
+    longest = int(SPREAD * options.input_tokens) + int(SPREAD * options.output_tokens)
     if longest > spec.context:
         raise UsageError(
-            f"requests of up to {longest} tokens are longer than the {spec.context} of {options.model}",
-            hint="fewer tokens in or out; lengths vary by a quarter",
+            f"requests of up to {longest:,} tokens are longer than the {spec.context:,} of {options.model}",
+            hint="use a smaller --input-tokens or --output-tokens; lengths vary by a quarter",
         )
     asked = Asked(
         rate=RATE if options.rate is None else options.rate, input_tokens=options.input_tokens,
@@ -263,7 +286,7 @@ def _print(
     from cairn.plan.page import SERVE_HEADINGS, compared_rows, serve_cells
 
     print(in_terminal(f"{options.model} on {plan.device.name}: {notes[0]}"))
-    print("\n".join(notes[1:]) + "\n")
+    print("\n".join(map(in_terminal, notes[1:])) + "\n")
     print("\n".join(lines(SERVE_HEADINGS, [serve_cells(option) for option in plan.options])))
     if plan.best is not None:
         parts = ", ".join(
