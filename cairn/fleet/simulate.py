@@ -73,28 +73,30 @@ class Prompt(msgspec.Struct, frozen=True):
     hashes: list[bytes]  # of its full pages
 
 
-def prompts_of(trace: Sequence[Traced], page_size: int) -> list[Prompt]:
+def prompts_of(
+    trace: Sequence[Traced], page_size: int, block_tokens: int = BLOCK_TOKENS
+) -> list[Prompt]:
     """Hashes of blocks, and of the pages in them; a block that many share is hashed once."""
     known: dict[tuple[bytes, int], tuple[bytes, list[bytes]]] = {}
     made = []
     for number, one in enumerate(trace):
         parent, keys, hashes = b"", list[int](), list[bytes]()
-        for block in one.blocks or (-1 - number,) * -(-one.input_tokens // BLOCK_TOKENS):
+        for block in one.blocks or (-1 - number,) * -(-one.input_tokens // block_tokens):
             if (parent, block) not in known:
-                known[parent, block] = _block(parent, block, page_size)
+                known[parent, block] = _block(parent, block, max(block_tokens // page_size, 1))
             parent, pages = known[parent, block]
             keys.append(int.from_bytes(parent[:8], "little"))
             hashes += pages
-        tokens = [min(BLOCK_TOKENS * (at + 1), one.input_tokens) for at in range(len(keys))]
+        tokens = [min(block_tokens * (at + 1), one.input_tokens) for at in range(len(keys))]
         made.append(Prompt(one, keys, tokens, hashes[: one.input_tokens // page_size]))
     return made
 
 
-def _block(parent: bytes, block: int, page_size: int) -> tuple[bytes, list[bytes]]:
+def _block(parent: bytes, block: int, pages_of_block: int) -> tuple[bytes, list[bytes]]:
     key = blake2b(parent + block.to_bytes(8, "little", signed=True), digest_size=16).digest()
     pages = [
         blake2b(key + at.to_bytes(4, "little"), digest_size=16).digest()
-        for at in range(max(BLOCK_TOKENS // page_size, 1))
+        for at in range(pages_of_block)
     ]
     return key, pages
 
@@ -315,7 +317,19 @@ def _at(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def conversations(requests: int, seed: int = 0) -> list[Traced]:
+MOST_TURNS, MOST_BLOCKS_OF_TURN, LONGEST_ANSWER = 8, 6, 300  # of made-up conversations
+
+
+def conversation_blocks(context: int, page_size: int) -> int:
+    """Tokens of a block with which the longest made-up conversation fits; at least a page."""
+    blocks = 2 + MOST_TURNS * MOST_BLOCKS_OF_TURN
+    tokens = BLOCK_TOKENS
+    while tokens > page_size and blocks * tokens + LONGEST_ANSWER > context:
+        tokens //= 2
+    return tokens
+
+
+def conversations(requests: int, seed: int = 0, block_tokens: int = BLOCK_TOKENS) -> list[Traced]:
     """Made-up conversations: a system prompt that many share, turns that grow, people who take their time."""
     draw = random.Random(seed)
     made: list[Traced] = []
@@ -323,9 +337,9 @@ def conversations(requests: int, seed: int = 0) -> list[Traced]:
     while len(made) < requests:
         at_s = draw.uniform(0, requests)
         blocks = [draw.randrange(8), 100 + draw.randrange(16)]
-        for _ in range(draw.randint(1, 8)):
-            blocks = [*blocks, *(next(fresh) for _ in range(draw.randint(1, 6)))]
-            answer = draw.randint(20, 300)
-            made.append(Traced(at_s, BLOCK_TOKENS * len(blocks), answer, tuple(blocks)))
+        for _ in range(draw.randint(1, MOST_TURNS)):
+            blocks = [*blocks, *(next(fresh) for _ in range(draw.randint(1, MOST_BLOCKS_OF_TURN)))]
+            answer = draw.randint(20, LONGEST_ANSWER)
+            made.append(Traced(at_s, block_tokens * len(blocks), answer, tuple(blocks)))
             at_s += draw.expovariate(1 / 30)
     return sorted(made, key=lambda one: one.at_s)[:requests]

@@ -1,6 +1,7 @@
 """The fleet's simulator: the router's own policies over the engine's own schedulers."""
 
 import json
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ from cairn.fleet.simulate import (
     Replica,
     Simulated,
     Speed,
+    conversation_blocks,
     conversations,
     fitting,
     prompts_of,
@@ -80,3 +82,17 @@ def test_the_verb_prints_json_and_names_mistakes(capsys):
     assert "before a server" in shown.err
     assert main([*words, "--scale", "0-2", "--load", "0.8", "--start-s", "0.1", "--json"]) == 0
     assert "before a server" not in capsys.readouterr().err
+
+
+def test_made_up_conversations_fit_a_model_of_any_context(capsys):
+    """Of cairn-tiny's 1,024 tokens, and of any folder with a config.json; what is left out is said."""
+    words = ["simulate", "fleet", "--requests", "30", "--policy", "seconds", "--json"]
+    assert main([*words, "--model", "cairn-tiny"]) == 0
+    out, err = capsys.readouterr()
+    (outcome,) = json.loads(out)["outcomes"]
+    left_out = int(re.search(r"note: (\d+) of 30 requests are left out", err)[1])
+    assert outcome["requests"] == 30 - left_out > 10
+    for context in (300, 1024, 5000, 10**6):
+        tokens = conversation_blocks(context, 16)
+        longest = max(one.input_tokens for one in conversations(500, block_tokens=tokens))
+        assert longest + 300 <= context or tokens == 16

@@ -35,7 +35,7 @@ class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     load: str = "0.8"
     """shares of what the servers could compute if nothing were cached, with commas: 0.2,0.8,1.1"""
     model: str = "qwen3-8b"
-    """shape of the model that each server has"""
+    """that each server has: a shape, a packaged model, a folder with a config.json, a GGUF file or owner/name"""
     device: str = "h200"
     """that each server runs on"""
     slo: str = "ttft=2s,tpot=50ms"
@@ -56,33 +56,30 @@ def run(args: list[str]) -> int:
         if not 1 <= getattr(options, name) <= 1_000_000:
             raise UsageError(f"--{name} is {getattr(options, name)}", hint="1 to 1,000,000")
     loads = _loads(options.load)
-    from cairn.bench.arrival_traces import read_trace
     from cairn.fleet.choose import POLICIES
-    from cairn.fleet.simulate import conversations, fitting, prompts_of, run_policy
-    from cairn.models.presets import preset
+    from cairn.fleet.simulate import run_policy
     from cairn.plan.device import device
+    from cairn.plan.model_shape import model_shape
     from cairn.plan.serve_cost import Served, step_seconds
     from cairn.plan.serve_load import STEP_MS, limits, room
     from cairn.plan.slo import parse_slo
+    from cairn.plan.weight_forms import weight_form
 
     names = list(POLICIES) if options.policy == "all" else options.policy.split(",")
     for name in names:
         if name not in POLICIES:
             hint = did_you_mean(name, POLICIES, otherwise=f"there are: {', '.join(POLICIES)}")
             raise UsageError(f"--policy has '{name}'", hint=hint)
-    served = Served(spec=preset(options.model), device=device(options.device))
-    trace = (
-        conversations(options.requests)
-        if options.trace is None
-        else read_trace(options.trace, options.requests)
+    shape = model_shape(options.model)
+    form = weight_form("", shape.stored)
+    served = Served(
+        spec=shape.spec,
+        device=device(options.device),
+        weight_bytes=form.bytes,
+        eight_bit=form.eight_bit,
     )
     limit = limits(served, room(served), served.spec.context, STEP_MS)
-    kept = fitting(trace, limit.context)
-    if not kept:
-        raise UsageError(
-            f"no request of the trace fits into {limit.context} tokens", hint="use another --model"
-        )
-    prompts, slo = prompts_of(kept, limit.page_size), parse_slo(options.slo)
+    prompts, slo = _prompts(options, limit), parse_slo(options.slo)
     if options.scale:
         return _scaled(options, prompts, loads, limit, step_seconds(served), slo)
     found: list[Outcome] = []
@@ -97,9 +94,32 @@ def run(args: list[str]) -> int:
         return 0
     from cairn.cli.columns import lines
 
-    headings = ("policy", "load", "TTFT p50", "p99", "TPOT p99", "good", "goodput/s", "cached", "busiest")  # fmt: skip
+    headings = ("policy", "load", "TTFT p50", "p99", "TPOT p99", "good", "good/s", "cached", "busiest")  # fmt: skip
     print("\n".join(lines(headings, [_row(one) for one in found])))
     return 0
+
+
+def _prompts(options: SimulateFleet, limit: "Limits") -> "list[Prompt]":
+    """Of the trace, or made-up ones that fit the model; says which were left out."""
+    from cairn.bench.arrival_traces import BLOCK_TOKENS, read_trace
+    from cairn.fleet.simulate import conversation_blocks, conversations, fitting, prompts_of
+
+    block = BLOCK_TOKENS
+    if options.trace is None:
+        block = conversation_blocks(limit.context, limit.page_size)
+        trace = conversations(options.requests, block_tokens=block)
+    else:
+        trace = read_trace(options.trace, options.requests)
+    kept = fitting(trace, limit.context)
+    if not kept:
+        raise UsageError(
+            f"no request of the trace fits into {limit.context:,} tokens, the context of {options.model}",
+            hint="use another --model",
+        )
+    if out := len(trace) - len(kept):
+        said = f"note: {out:,} of {len(trace):,} requests are left out: they are longer than the {limit.context:,} "
+        print(f"{said}tokens of {options.model}", file=sys.stderr)
+    return prompts_of(kept, limit.page_size, block)
 
 
 def _scaled(
