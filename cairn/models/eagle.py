@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
@@ -25,7 +24,7 @@ from cairn.models.family_config import config_of
 from cairn.models.layer_loop import PlainStep
 from cairn.models.layers import Norm
 from cairn.models.linear.maps import Columns, Rows, Vocabulary
-from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
+from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json, write_tensors
 from cairn.models.shards import ALONE
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Layer, rotations_of
@@ -223,7 +222,7 @@ def save_head(head: EagleHead, folder: Path, vocabulary: int, verifier: str = ""
     known_V[known_K] = True
     tensors |= {"d2t": head.d2t.cpu(), "t2d": known_V}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    write_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
     config = eagle_config(head.spec, vocabulary, verifier)
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
 

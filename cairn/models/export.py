@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models.checkpoint_names import sources
 from cairn.models.families import ARCHITECTURES, from_hf
 from cairn.models.family_config import config_of
+from cairn.models.safetensors_file import write_tensors
 from cairn.models.spec import ModelSpec
 from cairn.models.stacked_experts import STACKED_FAMILIES, stack_experts
 from cairn.models.transformer import Transformer
@@ -113,12 +113,12 @@ def _write_weights(stream: Iterator[tuple[str, Tensor]], folder: Path, shard_byt
         shards[-1][name] = tensor
         size += tensor.nbytes
     if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(shards[0], folder / "model.safetensors")
         return
     home = {}
     for i, shard in enumerate(shards):
         file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        write_tensors(shard, folder / file)
         home |= dict.fromkeys(shard, file)
     total = sum(t.nbytes for shard in shards for t in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": home}

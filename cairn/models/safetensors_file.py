@@ -1,16 +1,18 @@
-"""The tensors of a checkpoint folder, by name, as views of the mapped files.
+"""The tensors of a checkpoint folder, by name, as views of the mapped files; and how such a file is written.
 
 One file or many with an index; nothing is read until a tensor is touched. A damaged or incomplete folder is
 refused here, before a model is built. What the names mean is not known here.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from cairn.core.errors import WeightsError
@@ -130,6 +132,20 @@ def _open(path: Path) -> Any:
             f"{path} ({size} bytes) cannot be read as safetensors: {' '.join(str(error).split())}",
             hint="the file may be truncated: compare its size with the original",
         ) from None
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """One file, which whoever may read a new file of this process may read; a full disk is an OSError as elsewhere."""
+    path.touch()
+    mode = path.stat().st_mode  # safetensors makes files that nobody but their owner may read
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        path.unlink(missing_ok=True)
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), f"cannot write the weights: {error}", str(path)) from None
+    path.chmod(mode)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.checkpoint_names import sources
 from cairn.models.hub import resolve
+from cairn.models.safetensors_file import write_tensors
 from cairn.models.transformer import Transformer
 from cairn.models.vision.names import Part, part_of, tower_source
 from cairn.models.vision.tower import Tower
@@ -140,7 +140,7 @@ def write(folder: Path, checkpoint: Checkpoint, new: Mapping[str, Tensor]) -> No
         if path.is_file() and not path.name.startswith("model") and path.suffix != ".safetensors":
             shutil.copyfile(path, folder / path.name)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(contiguous, folder / WEIGHTS)
     listed = {"metadata": {}, "weight_map": dict.fromkeys(contiguous, WEIGHTS)}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(listed, indent=1) + "\n")
 

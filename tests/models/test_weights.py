@@ -1,7 +1,9 @@
 """Weights arrive bit by bit, in every layout, and leave as they came; a damaged checkpoint is one line."""
 
+import errno
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -22,7 +24,7 @@ from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export, tensors
 from cairn.models.presets import preset
-from cairn.models.safetensors_file import SafetensorsFolder
+from cairn.models.safetensors_file import SafetensorsFolder, write_tensors
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model, random_model
@@ -192,7 +194,7 @@ def test_an_export_that_fails_leaves_no_folder_to_be_taken_for_a_checkpoint(tmp_
     def fail(*args, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cairn.models.export.save_file", fail)
+    monkeypatch.setattr("cairn.models.export.write_tensors", fail)
     with pytest.raises(OSError, match="No space left"):
         export(load(tiny_checkpoints.folder("llama")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -724,3 +726,28 @@ def test_the_tensors_of_a_folder_are_listed_without_reading_them(sharded):
     assert sorted(source.names()) == sorted(stored)
     assert all(source.shape(name) == tuple(tensor.shape) for name, tensor in stored.items())
     assert {source.dtype(name) for name in source.names()} == {torch.float32}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_weights_are_written_with_the_mode_of_a_new_file(tmp_path, mask):
+    """safetensors alone writes 0600: a service under another user could not read the model."""
+    before = os.umask(mask)
+    try:
+        write_tensors({"a": torch.ones(3)}, tmp_path / MODEL_FILE)
+    finally:
+        os.umask(before)
+    assert (tmp_path / MODEL_FILE).stat().st_mode & 0o777 == 0o666 & ~mask
+    assert torch.equal(load_file(tmp_path / MODEL_FILE)["a"], torch.ones(3))
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_system(tmp_path):
+    """A limit on the size of files stands in for it; Python ignores its signal."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(OSError, match="cannot write the weights") as caught:
+            write_tensors({"a": torch.ones(10_000)}, tmp_path / MODEL_FILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.errno == errno.EFBIG
+    assert not list(tmp_path.iterdir())

@@ -7,10 +7,11 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from cairn.align.tinker.shared_base import Weights
 from cairn.core.errors import RequestError
+from cairn.models.safetensors_file import write_tensors
 
 HELD = 4  # in memory
 
@@ -46,9 +47,8 @@ class Samplers:
             old, kept = self._held.popitem(last=False)
             if not self._file(old).is_file():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                save_file(
-                    {n: t.cpu().contiguous() for n, t in kept.tensors.items()}, self._file(old)
-                )
+                tensors = {n: t.cpu().contiguous() for n, t in kept.tensors.items()}
+                write_tensors(tensors, self._file(old))
 
     def _file(self, id: str) -> Path:
         return self.folder / f"{id}.safetensors"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cairn.align.policy import Policy, Sampled
@@ -32,6 +32,7 @@ from cairn.models.adapter.folder import write_adapter as write_folder
 from cairn.models.adapter.lora import LoRA
 from cairn.models.checkpoint import check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
+from cairn.models.safetensors_file import write_tensors
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.train.config import Adapter, Checkpoint, Data, Model, Optim, Train
 from cairn.train.corpus import Corpus
@@ -319,7 +320,7 @@ class SharedBase:
         if with_optimizer and run.optimizer is not None:
             roles = run.optimizer.tensors().items()
             kept = {f"{role}/{n}": one.cpu() for role, all_ in roles for n, one in all_.items()}
-            save_file(kept, unfinished / OPTIMIZER)
+            write_tensors(kept, unfinished / OPTIMIZER)
         about = About(self.settings.model, run.lora, run.steps)
         (unfinished / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
         shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cairn.core.errors import WeightsError
@@ -24,6 +23,7 @@ from cairn.models.adapter.peft_config import FILE, read_config, to_peft
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Slot
 from cairn.models.checkpoint_names import source
+from cairn.models.safetensors_file import write_tensors
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 
@@ -77,7 +77,7 @@ def write_adapter(model: Transformer, spec: AdapterSpec, folder: Path, base: str
     unfinished.mkdir(parents=True)
     fields = to_peft(spec, base, transposed)
     (unfinished / FILE).write_text(json.dumps(fields, indent=2) + "\n")
-    save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(tensors, unfinished / WEIGHTS)
     shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
 
