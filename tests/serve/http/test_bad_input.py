@@ -244,3 +244,26 @@ def test_paths_and_methods_that_are_not_there(server):
     for path in ("/v1/chat", "/v1/nothing", "/v2/models"):
         assert server.http.post(path, json={}).status_code == 404
         assert path in error_of(server.http.post(path, json={}))["message"]
+
+
+def test_content_that_is_missing_is_named_and_an_answer_may_have_none(server):
+    def ask(*messages):
+        body = {"messages": messages, "max_tokens": 1}
+        return server.http.post("/v1/chat/completions", json=body)
+
+    for message in ({"role": "user"}, {"role": "system", "content": None}):
+        refused = ask(*USER, message)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("messages[1].content is missing")
+    empty, silent, absent = (
+        ask(*USER, {"role": "assistant", **content}, *USER).json()["usage"]["prompt_tokens"]
+        for content in ({"content": ""}, {"content": None}, {})
+    )
+    assert empty == silent == absent
+
+
+def test_a_path_without_its_prefix_is_told_the_right_one(server):
+    for path in ("/chat/completions", "/v1/v1/chat/completions"):
+        said = server.http.post(path, json={"messages": USER}).json()["error"]["message"]
+        assert said == f"there is no {path}; did you mean /v1/chat/completions?"
+    assert server.http.get("/nothing").json()["error"]["message"] == "there is no /nothing"

@@ -64,6 +64,8 @@ def test_every_interface_gives_the_same_answer(seeing):
     options = {"temperature": 0, "num_predict": 8}
     asked = {"model": "tiny", "messages": [ollama], "stream": False, "options": options}
     assert seeing.http.post("/api/chat", json=asked).json()["message"]["content"] == text
+    asked = asked | {"prompt": "What?", "images": ollama["images"]}
+    assert seeing.http.post("/api/generate", json=asked).json()["response"] == text
 
 
 def test_pictures_stay_where_they_are_beside_tools_of_a_template_without_any():

@@ -192,12 +192,17 @@ def test_models_and_mistakes(server):
     assert (model["name"], model["details"]["family"]) == ("tiny", "llama")
     shown = server.http.post("/api/show", json={"model": "tiny"}).json()
     assert shown["model_info"]["llama.context_length"] == live_server.CONTEXT
+    assert shown["capabilities"] == ["completion", "tools"]
+    assert server.http.post("/api/show", json={"name": "tiny"}).json() == shown  # older clients
     assert server.http.get("/api/version").json()["version"]
     (loaded,) = server.http.get("/api/ps").json()["models"]
     assert (loaded["name"], loaded["size"], loaded["size_vram"]) == ("tiny", model["size"], 0)
     for path, body, status in (
         ("/api/chat", {"model": "other", "messages": SAID}, 404),
         ("/api/show", {"model": "other"}, 404),
+        ("/api/show", {}, 400),
+        ("/api/pull", {"model": "other"}, 404),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "images": ["x"]}, 400),
         ("/api/chat", {"model": "tiny", "messages": SAID, "options": {"temperature": "hot"}}, 400),
         ("/api/chat", {"model": "tiny", "messages": SAID, "options": {"num_predict": "many"}}, 400),
         ("/api/chat", {"model": "tiny", "messages": [SAID[0] | {"images": ["x"]}]}, 400),

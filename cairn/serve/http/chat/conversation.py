@@ -27,6 +27,7 @@ from cairn.serve.prompts import Prompt
 # Templates that know calls by a content of null; others take it for text, and fail.
 _NULL = re.compile(r"content(?:['\"]\])? is none")
 TEXT_PARTS = ("text", "input_text", "output_text")
+MAY_BE_SILENT = ("assistant", "tool")  # roles whose content clients leave out where there is none
 
 
 async def read_conversation(
@@ -141,6 +142,12 @@ def _flat(
     if message.get("tool_calls") is not None:
         flat["content"] = silence if flat.get("content") is None else flat["content"]
         flat["tool_calls"] = _past_calls(message["tool_calls"], f"{where}.tool_calls")
+    elif flat.get("content") is None:
+        if flat.get("role") not in MAY_BE_SILENT:
+            raise RequestError(
+                f"{where}.content is missing", hint="it has to be text or a list of parts"
+            )
+        flat["content"] = ""
     return flat
 
 

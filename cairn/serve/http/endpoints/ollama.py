@@ -75,7 +75,8 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
 class OllamaShow(msgspec.Struct, kw_only=True):
     """POST /api/show"""
 
-    model: str
+    model: str = ""
+    name: str = ""  # what older clients call it
 
 
 def ollama_error(refusal: Refusal) -> JSON:
@@ -100,7 +101,7 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose images, which Ollama's clients send as base64, are parts of its content."""
     images = message.get("images")
     if not isinstance(images, list) or not images:
-        return message
+        return {key: value for key, value in message.items() if key != "images"}
     parts: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": f"data:image/png;base64,{one}"} for one in images
     ]
@@ -112,9 +113,15 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaGenerate)
     model = _model(service, asked.model)
-    for name in ("images", "template"):
-        if getattr(asked, name):
-            raise Refusal(400, f"{name} is not supported", param=name, code="unsupported")
+    if asked.template:
+        raise Refusal(400, "template is not supported", param="template", code="unsupported")
+    if asked.images and (asked.raw or service.serving.sight is None):
+        said = (
+            "images is given; "
+            + ("raw prompts are" if asked.raw else "this model reads")
+            + " text only"
+        )
+        raise Refusal(400, said, param="images", code="unsupported")
     if not asked.prompt:  # they load a model so
         return JSON(_line(model, "response", "") | {"done": True, "done_reason": "load"})
     if (
@@ -125,7 +132,8 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
         prepared = await _prepare_text(service, asked)
     else:
         system = [{"role": "system", "content": asked.system}] if asked.system else []
-        chat = _chat_of(asked, [*system, {"role": "user", "content": asked.prompt}])
+        user = {"role": "user", "content": asked.prompt, "images": asked.images}
+        chat = _chat_of(asked, [*system, _with_images(user)])
         prepared = await prepare_chat(service, chat, _guide_of(asked), _limit(asked))
     return await _answer(service, call, asked, prepared, LineWriter("response", model))
 
@@ -328,7 +336,10 @@ async def api_ps(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def api_show(service: Service, call: Call, body: bytes) -> JSON:
-    _model(service, decode(body, OllamaShow).model)
+    asked = decode(body, OllamaShow)
+    if not (asked.model or asked.name):
+        raise Refusal(400, "model is missing", param="model", code="missing_field")
+    _model(service, asked.model or asked.name)
     tokenizer, spec = service.serving.opened.tokenizer, service.serving.opened.spec
     sources = {} if tokenizer is None else tokenizer.templates.sources
     info = {
@@ -341,9 +352,16 @@ async def api_show(service: Service, call: Call, body: bytes) -> JSON:
             "details": _details(service),
             "model_info": info,
             "template": sources.get("default", ""),
-            "capabilities": ["completion"],
+            "capabilities": _capabilities(service),
         }
     )
+
+
+def _capabilities(service: Service) -> list[str]:
+    """Their words; clients offer tools and pictures only to models that are said to take them."""
+    has_template = service.serving.has_tokenizer and bool(service.tokenizer.templates)
+    sees = service.serving.sight is not None
+    return ["completion", *(["tools"] if has_template else []), *(["vision"] if sees else [])]
 
 
 async def api_version(service: Service, call: Call, body: bytes) -> JSON:

@@ -422,10 +422,20 @@ async def _outside(request: Request, error: Exception) -> Response:
     """Paths and methods that do not exist."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    path = request.url.path[:200]
+    meant = _meant(path) if status == 404 else None
     said = {
-        404: f"there is no {request.url.path[:200]}",
-        405: f"{request.method} is not for {request.url.path[:200]}",
+        404: f"there is no {path}" + (f"; did you mean {meant}?" if meant else ""),
+        405: f"{request.method} is not for {path}",
     }
-    response = Refusal(status, said.get(status, str(error))).response()
+    refusal = Refusal(status, said.get(status, str(error)))
+    response = ollama_error(refusal) if path.startswith("/api/") else refusal.response()
     response.headers.update(headers)
     return response
+
+
+def _meant(path: str) -> str | None:
+    """The path that exists: clients differ in whether /v1 belongs to the address of a server."""
+    words = path.strip("/").removeprefix("v1/").removeprefix("v1/")
+    found = (one for one in (f"/v1/{words}", f"/{words}", f"/api/{words}") if one != path)
+    return next((one for one in found if any(known == one for _, known, _ in PATHS)), None)
