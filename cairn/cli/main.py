@@ -84,12 +84,11 @@ VERBS = {
 
 # Where the package on PyPI has another name than the module.
 DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 # How a system refuses a path; EEXIST: a file lies where a folder is needed.
 REFUSED = (
+    *FORBIDDEN,
     errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
     errno.EISDIR,
     errno.ENOTDIR,
     errno.EEXIST,
@@ -119,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _forget_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        if (mistake := _named_by_the_user(error, args)) is not None:
+        if (mistake := _refused_path(error, args)) is not None:
             return _report(mistake, debug)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _report_bug()
@@ -225,11 +224,18 @@ def _report_bug() -> int:
     return EXIT_BUG
 
 
-def _named_by_the_user(error: OSError, args: Sequence[str]) -> CairnError | None:
-    """A path of the command line that cannot be used is a mistake in it, and no bug; None: it is another path."""
+def _refused_path(error: OSError, args: Sequence[str]) -> CairnError | None:
+    """A path of the command line that cannot be used is a mistake in it, and no bug; None: it is another path.
+
+    No permission is no bug either, whatever the path is.
+    """
     path = error.filename
     if error.errno not in REFUSED or not isinstance(path, str):
         return None
+    said = (error.strerror or str(error)).lower()
+    if error.errno in FORBIDDEN:  # by whoever owns the place, wherever its name comes from
+        hint = "run it in a folder where you may write, or name another one; HOME and CAIRN_CACHE count too"
+        return CairnError(f"cannot use {path}: {said}", hint=hint)
     given = [arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg for arg in args]
     named = any(word and f"{word}/".startswith(f"{path}/") for word in given)
     below = error.errno not in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) and any(
@@ -237,7 +243,6 @@ def _named_by_the_user(error: OSError, args: Sequence[str]) -> CairnError | None
     )
     if not named and not below:
         return None
-    said = (error.strerror or str(error)).lower()
     return CairnError(f"cannot use {path}: {said}", hint="check the path")
 
 

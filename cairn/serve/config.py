@@ -14,6 +14,7 @@ from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
 from cairn.serve.engine.request import MOST_DRAFTS
 
 DEFAULT_SEQUENCES = 256
+MOST_RANKS = 8  # that share a model: GPUs of one machine
 SPECULATE = "ngram, suffix, grammar, mtp, auto, off, a model or the folder of an EAGLE-3 head"
 # What other engines take under names that are not here, and what does it instead.
 INSTEAD = {
@@ -144,6 +145,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                      "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
             value = getattr(self, name)
             _check(name, value, value in (None, "auto") or value >= 1, "at least 1")
+        # Before any process is started for a rank.
+        fine = self.tensor_parallel_size <= MOST_RANKS
+        _check("tensor_parallel_size", self.tensor_parallel_size, fine, f"at most {MOST_RANKS}")
         longest = self.long_prefill_token_threshold
         _check("long_prefill_token_threshold", longest, longest >= 0, "0 or more")
         _check("max_loras", self.max_loras, self.max_loras >= 0, "0 or more")

@@ -30,6 +30,12 @@ class Refused(CairnError):
     """The server does not offer this."""
 
 
+class OtherTokenizer(CairnError):
+    """The server reads texts as other tokens than the model does: it serves another model."""
+
+    exit_status = 1  # as a verdict "differs"
+
+
 class Server:
     """One server, asked one thing at a time."""
 
@@ -63,7 +69,8 @@ class Server:
             said = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise CairnError(
-                f"cannot ask {self.url}{path}: {error}", hint="is the server running?"
+                f"cannot ask {self.url}{path}: {error}",
+                hint="is the server running, and the address right?",
             ) from None
         finally:
             connection.close()
@@ -199,6 +206,7 @@ def _echoed(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
     tokens, rows = found
     prompt = len(probe.ids)
     hidden = _hidden(probe, tokens, ids)
+    _check_tokens(probe, tokens, hidden, ids)
     answer = _read_ids(tokens[prompt - hidden :][: probe.answer], ids)
     every = [*probe.ids, *answer]
     scored = []
@@ -206,6 +214,23 @@ def _echoed(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
         spelled = rows[at - hidden] if at - hidden >= 0 else None
         scored.append(ids.row(spelled, {tokens[at - hidden]: every[at]}))
     return Observation(probe.name, every, probe.first, scored)
+
+
+def _check_tokens(probe: Probe, tokens: Sequence[bytes], hidden: int, ids: TokenIds) -> None:
+    """Single tokens may be spelled in ways that no id has; most of them are what the model reads."""
+    told = [
+        (found, id)
+        for token, id in zip(tokens, probe.ids[hidden:], strict=False)
+        if (found := ids.of(token)) is not None
+    ]
+    other = sum(found != id for found, id in told)
+    if len(tokens) + hidden >= len(probe.ids) and 2 * other <= len(told):
+        return
+    at = next((at for at, (found, id) in enumerate(told) if found != id), len(told))
+    raise OtherTokenizer(
+        f"the server reads the text {probe.name!r} as other tokens than the model: they differ from token {at} on",
+        hint="it serves another model or tokenizer; name the files of what it serves: cairn verify MODEL --url URL",
+    )
 
 
 def _hidden(probe: Probe, tokens: Sequence[bytes], ids: TokenIds) -> int:

@@ -339,3 +339,13 @@ def test_trace_merges_what_commands_have_recorded(tmp_path):
     done = cairn("trace", str(events), "--out", str(out), "--from", "1h")
     assert done.stdout.startswith(f"wrote {out}: 2 processes, 0 events, ")
     assert done.stdout.endswith("open it in https://ui.perfetto.dev\n")
+
+
+def test_a_folder_that_may_not_be_written_is_no_bug_wherever_its_name_comes_from(verb):
+    code = """
+        def run(args):
+            raise PermissionError(13, "Permission denied", "exercises")
+    """
+    done = run(verb(code, "odd"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot use exercises: permission denied\nhint: run it in")

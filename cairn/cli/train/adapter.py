@@ -51,7 +51,7 @@ def run(args: list[str]) -> int:
 
 
 def _info(args: list[str]) -> int:
-    options = load(Info, args=args, env_prefix="CAIRN_ADAPTER_").value
+    options = load(Info, args=args, env_prefix="CAIRN_ADAPTER_", prog="cairn adapter info").value
     from cairn.models.adapter.folder import read_tensors
     from cairn.models.adapter.peft_config import read_config
 
@@ -74,7 +74,7 @@ def _info(args: list[str]) -> int:
 
 
 def _merge(args: list[str]) -> int:
-    options = load(Merge, args=args, env_prefix="CAIRN_ADAPTER_").value
+    options = load(Merge, args=args, env_prefix="CAIRN_ADAPTER_", prog="cairn adapter merge").value
     from cairn.models.adapter.merge import merge_folder
     from cairn.models.adapter.peft_config import read_config
     from cairn.models.checkpoint import open_checkpoint
@@ -101,7 +101,9 @@ def _merge(args: list[str]) -> int:
 
 
 def _export(args: list[str]) -> int:
-    options = load(Export, args=args, env_prefix="CAIRN_ADAPTER_").value
+    options = load(
+        Export, args=args, env_prefix="CAIRN_ADAPTER_", prog="cairn adapter export"
+    ).value
     from cairn.train.checkpoint.export import export_adapter
 
     out = options.out or options.run / "adapter"

@@ -19,8 +19,6 @@ from cairn.models.checkpoint import default_device
 from cairn.models.shards import ALONE, Shards
 from cairn.serve.config import EngineConfig
 
-MOST_RANKS = 8
-
 
 class Ranks:
     """This process as one of `size`."""
@@ -57,8 +55,6 @@ def join_ranks(config: EngineConfig, rank: int, folder: str) -> Shards:
     size = config.tensor_parallel_size
     if size == 1:
         return ALONE
-    if size > MOST_RANKS:
-        raise ConfigError(f"tensor_parallel_size is {size}", hint=f"it can be at most {MOST_RANKS}")
     on_gpu = device_kind(config.device) == "cuda"
     if on_gpu:
         if size > torch.cuda.device_count():

@@ -132,3 +132,11 @@ def test_a_place_whose_likeliest_token_cannot_be_told_is_left_out(top):
     assert [bool(row) for row in rows] == [clear, clear]
     if clear:
         assert rows[1] == {0: -0.2, 1: -3.0, 2: -2.0}
+
+
+def test_a_server_with_another_tokenizer_is_told_and_counts_as_different(wide, capsys):
+    """The tokens that it echoes are fewer than the model's, or others."""
+    assert main(["verify", "cairn-tiny", "--url", wide.url, "--device", "cpu"]) == 1
+    said = capsys.readouterr().err
+    assert "as other tokens than the model" in said
+    assert "hint: it serves another model" in said
