@@ -1,5 +1,6 @@
 """Products with GGUF blocks as the file has them, against the weights that the `gguf` package dequantises."""
 
+import os
 import subprocess
 import sys
 
@@ -148,12 +149,36 @@ def test_compiling_is_announced_once(monkeypatch, tmp_path, capfd):
     copying.chmod(0o755)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CC", str(copying))
+    compiled._said.cache_clear()
     compiled.library.__wrapped__()
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert str(tmp_path / "cache" / "kernels") in said
     compiled.library.__wrapped__()
     assert not capfd.readouterr().err
+
+
+@pytest.mark.skipif(
+    not hasattr(compiled.library(), "cairn_use_kernel"), reason="one library has every type here"
+)
+def test_only_the_types_of_a_model_are_compiled(tmp_path):
+    """A second for each of them; all fourteen would keep the first start waiting for twenty."""
+    code = (
+        "import torch; from test_gguf_blocks_cpu import blocks_of, error; "
+        "from cairn.models.linear.blocks import BlocksForm; blocks, weight = blocks_of('Q2_K', 8, 256); "
+        "x = torch.randn(3, 256); found = BlocksForm([blocks]).product(x); "
+        "raise SystemExit(error(found, x @ weight.T) > 1e-4)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=__file__.rpartition("/")[0],
+        env={**os.environ, "CAIRN_CACHE": str(tmp_path)},
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0
+    made = sorted(file.name.rpartition("-")[0] for file in (tmp_path / "kernels").iterdir())
+    assert made == ["kind-UNPACKED", "product"]
 
 
 def test_a_forked_process_multiplies_with_threads_of_its_own():

@@ -194,6 +194,11 @@ def test_a_model_that_does_not_divide_is_refused():
         EngineClient(config(tensor_parallel_size=4), OPTIONS, forked())
 
 
+def test_too_many_ranks_are_refused_before_one_is_started():
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 999.*at most 8"):
+        config(tensor_parallel_size=999)
+
+
 def test_one_process_cannot_be_two_ranks():
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
         start(config(tensor_parallel_size=2))

@@ -1,5 +1,8 @@
 """The C kernels of this folder, compiled once by the system's compiler and kept in the user's cache.
 
+    product.c             pool, norms, gates, lookups                         when it is asked whether there are kernels
+    kind.c -DKIND=Q4_1    the dot products of one type of weights, on ARM     when a matrix of that type is made
+
 A library for this CPU alone (-march=native) has instructions that a packaged one leaves out. Its name is a hash of the
 sources, the flags, the compiler and the CPU, so that a change of any of them compiles again. Where there is no compiler
 `obstacle` says so, and weights are multiplied in the forms that torch has.
@@ -9,6 +12,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +25,7 @@ from cairn.hw.host import read_cpu
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *("product.c", "pool.h", "blocks.h", "dot.h"),
+    *("product.c", "kind.c", "pool.h", "blocks.h", "dot.h"),
     *("dot512.h", "dot_neon.h", "levels_neon.h", "pieces_neon.h"),
 )
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
@@ -47,6 +51,7 @@ def obstacle() -> str | None:
     try:
         library()
     except HardwareError as error:
+        print(f"note: a model takes more memory and time here: {error}", file=sys.stderr)
         return str(error)
     return None
 
@@ -56,12 +61,35 @@ def library() -> ctypes.CDLL:
     """Loaded into this process; compiled before if nobody has done it yet."""
     if platform.system() not in ("Linux", "Darwin"):
         raise HardwareError(f"no compiled CPU kernels for {platform.system()}")
+    return _library("product")
+
+
+@lru_cache(maxsize=1)
+def _said() -> None:
+    """Once, however many libraries are compiled."""
+    where = f"once for this machine, in some seconds; they are kept in {cache_folder()}"
+    print(f"note: {_compiler()} compiles the CPU kernels, {where}", file=sys.stderr)
+
+
+@lru_cache(maxsize=64)
+def use_kernel(kind: str) -> None:
+    """Makes products know one type of weights, by its name in `dot_neon.h`; on other CPUs they know all."""
+    core = library()
+    if not hasattr(core, "cairn_use_kernel"):
+        return
+    made = _library("kind", kind)
+    core.cairn_use_kernel(made.cairn_slot(), made.cairn_rows_dot)
+
+
+def _library(source: str, kind: str = "") -> ctypes.CDLL:
     compiler = _compiler()
-    made = cache_folder() / f"product-{_fingerprint(compiler)}.so"
+    name = "-".join([source, *re.findall(r"\w+", kind), _fingerprint(compiler)])
+    made = cache_folder() / f"{name}.so"
     if not made.is_file():
-        once = f"once for this machine, in ten to twenty seconds; they are kept in {made.parent}"
-        print(f"note: {compiler} compiles the CPU kernels, {once}", file=sys.stderr)
-        _compile(compiler, made)
+        _compile(
+            [compiler, *FLAGS, *([f"-DKIND={kind}"] if kind else []), str(HERE / f"{source}.c")],
+            made,
+        )
     try:
         return ctypes.CDLL(str(made))
     except OSError as error:
@@ -92,32 +120,31 @@ def _fingerprint(compiler: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(command: list[str], target: Path) -> None:
     """Into a file beside it first: another process may do the same at the same time."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            _said()
             made = Path(folder) / target.name
-            command = [
-                compiler,
-                *FLAGS,
-                str(HERE / SOURCES[0]),
-                "-o",
-                str(made),
-                "-lm",
-                "-lpthread",
-            ]
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+                [*command, "-o", str(made), "-lm", "-lpthread"],
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_TIMEOUT_S,
+                check=False,
             )
             if done.returncode:
                 raise HardwareError(
-                    f"{compiler} cannot compile the CPU kernels: {_first_line(done.stderr)}",
+                    f"{command[0]} cannot compile the CPU kernels: {_first_line(done.stderr)}",
                     hint="weights are multiplied by torch instead",
                 )
             made.replace(target)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise HardwareError(f"the CPU kernels cannot be compiled: {error}") from None
+        raise HardwareError(
+            f"the CPU kernels cannot be compiled: {error}",
+            hint="set CAIRN_CACHE to a folder that you may write",
+        ) from None
 
 
 def _first_line(text: str) -> str:

@@ -177,26 +177,29 @@ INLINE void rows_dot(int type, const Weights *w, int count, const Quad *x, int r
         y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
 }
 
-/* Up to MOST_ROWS_OF_W rows of weights with all rows of x: y [count, rows]. Returns 0 for types that are to be unpacked. */
+/* -- one kernel for each type ------------------------------------------------------------------------------------- */
+
+/* Up to MOST_ROWS_OF_W rows of weights with all rows of x: y [count, rows]. Each type has a library of its own (`kind.c`),
+ * compiled when a matrix of the type is first made: of fourteen types a model has one or two. */
+typedef void RowsDot(const Weights *w, int count, const Quad *x, int rows, int columns, float *y);
+
+#define SLOTS 36
+enum { NO_KERNEL = 1 }; /* a slot that stays empty: GGUF's type 1 are floats */
+
+INLINE int slot_of(int type) {
+    if (type == UNPACKED) return 0;
+    if (type < 32) return type;
+    return type >> 16 ? 32 + (type >> 16 == 64) + 2 * (type_of(type) == LEVELS_4) : NO_KERNEL;
+}
+
+static RowsDot *kernels[SLOTS];
+
+/* Returns 0 for types that are to be unpacked. */
 static int packed_dots(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
     if (type >= LEVELS_8 && w->group > 32) type = GROUPED(type, w->group == 64 ? 64 : PIECE);
-    switch (type) {
-    case Q4_0: rows_dot(Q4_0, w, count, x, rows, columns, y); return 1;
-    case Q4_1: rows_dot(Q4_1, w, count, x, rows, columns, y); return 1;
-    case Q5_0: rows_dot(Q5_0, w, count, x, rows, columns, y); return 1;
-    case Q5_1: rows_dot(Q5_1, w, count, x, rows, columns, y); return 1;
-    case Q8_0: rows_dot(Q8_0, w, count, x, rows, columns, y); return 1;
-    case Q4_K: rows_dot(Q4_K, w, count, x, rows, columns, y); return 1;
-    case Q5_K: rows_dot(Q5_K, w, count, x, rows, columns, y); return 1;
-    case Q6_K: rows_dot(Q6_K, w, count, x, rows, columns, y); return 1;
-    case IQ4_NL: rows_dot(IQ4_NL, w, count, x, rows, columns, y); return 1;
-    case UNPACKED: rows_dot(UNPACKED, w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_8, 64): rows_dot(GROUPED(LEVELS_8, 64), w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_8, PIECE): rows_dot(GROUPED(LEVELS_8, PIECE), w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_4, 64): rows_dot(GROUPED(LEVELS_4, 64), w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_4, PIECE): rows_dot(GROUPED(LEVELS_4, PIECE), w, count, x, rows, columns, y); return 1;
-    default: return 0;
-    }
+    RowsDot *kernel = kernels[slot_of(type)];
+    if (kernel) kernel(w, count, x, rows, columns, y);
+    return kernel != NULL;
 }
 
 /* The same of the first row and those behind it; its `row` is room for types that are unpacked first. */

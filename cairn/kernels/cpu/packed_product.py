@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cairn.kernels.cpu.compiled import library
+from cairn.kernels.cpu.compiled import library, use_kernel
 
 # Codes of GGUF's block types that have a kernel; the numbers are the format's.
 TYPES = {
@@ -26,6 +26,7 @@ TYPES = {
 }  # fmt: skip
 # Rows of levels and behind them scales in float32, of checkpoints that are no GGUF files (`blocks.h`).
 LEVELS = {"LEVELS_8": 1000, "LEVELS_4": 1001}
+UNPACKED_FIRST = ("Q2_K", "Q3_K", "IQ4_XS")  # types whose dot products are those of unpacked rows
 GATES = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 COLUMNS = 32  # a row has whole blocks of at least so many values
 
@@ -112,6 +113,8 @@ class PackedMatrix:
         self._parts = (_Part * len(blocks))(*map(_part, blocks))
         self._no_norm = ctypes.byref(_Norm(None, 0.0))
         self._made: dict[tuple[int, bool, int], tuple[_Matrix, Tensor | None]] = {}
+        for one in blocks:
+            use_kernel(_kernel_of(one))
         owner = library()
         self._product, self._rows = owner.cairn_product, owner.cairn_rows
 
@@ -181,3 +184,10 @@ def _part(blocks: Blocks) -> _Part:
     rows, size = blocks.bytes_NB.shape
     code = TYPES.get(blocks.kind) or LEVELS[blocks.kind]
     return _Part(blocks.bytes_NB.data_ptr(), code, rows, size, blocks.group)
+
+
+def _kernel_of(blocks: Blocks) -> str:
+    """The name of its dot products in `dot_neon.h`."""
+    if blocks.kind in LEVELS and blocks.group > 32:
+        return f"GROUPED({blocks.kind}, {64 if blocks.group == 64 else 'PIECE'})"
+    return "UNPACKED" if blocks.kind in (*UNPACKED_FIRST, *LEVELS) else blocks.kind

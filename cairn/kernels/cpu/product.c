@@ -179,6 +179,11 @@ int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const floa
     return 0;
 }
 
+#ifdef HAS_DOT_NEON
+/* The kernel of a type, before the first product with it. */
+void cairn_use_kernel(int slot, RowsDot *kernel) { kernels[slot] = kernel; }
+#endif
+
 typedef struct {
     const Part *part;
     int columns;
