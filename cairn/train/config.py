@@ -385,7 +385,8 @@ def _check_objective(config: Train) -> None:
         )
     if config.validation.share or config.validation.sources:
         raise ConfigError(
-            f"objective {kind} with held-out data", hint="leave validation.share and .sources out"
+            f"objective {kind} with held-out data",
+            hint="leave it out: --validation.share 0, and no validation.sources",
         )
     needs = kind in ("dpo", "ipo", "kto")
     if needs and not config.adapter.rank and config.model.checkpoint is None:

@@ -159,3 +159,10 @@ def test_unknown_tasks_and_missing_folders_are_refused(tmp_path):
     path = lines(tmp_path / "qa.jsonl", {"question": "q", "answer": "a"})
     with pytest.raises(DataError, match="9 examples"):
         open_task(path, Settings(shots=9))
+
+
+def test_a_text_without_a_character_has_no_perplexity(tmp_path):
+    file = tmp_path / "empty.txt"
+    file.write_text("")
+    with pytest.raises(DataError, match=r"empty\.txt has no text"):
+        open_task(str(file), Settings())

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from cairn.core.errors import DataError
 from cairn.eval.intervals import Metric, exponential, ratio
 from cairn.eval.requests import Likelihood, Result, Rolling
 from cairn.eval.tasks.task import Sample, Scores
@@ -22,6 +23,8 @@ SHOWN = 200  # characters of a document in the report
 
 class Perplexity:
     def __init__(self, name: str, texts: Sequence[str], window: int = 0, stride: int = 0) -> None:
+        if not any(texts):
+            raise DataError(f"{name} has no text", hint="a file with at least one character")
         self.name = name
         self.requests = [Rolling(text, window, stride) for text in texts]
 
