@@ -178,11 +178,12 @@ def _dispatch(args: list[str]) -> int:
 def _run(name: str, args: list[str]) -> int:
     import importlib
 
+    from cairn.cli.interrupt import leave_while_importing
     from cairn.core import events
 
     events.listen_if_asked(name)
     try:
-        with events.span(f"cairn {name}"):
+        with leave_while_importing(EXIT_INTERRUPTED), events.span(f"cairn {name}"):
             verb = importlib.import_module(VERBS[name].module)
             return verb.run(args)
     except SystemExit as leaving:  # tyro has printed the help

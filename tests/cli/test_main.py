@@ -349,3 +349,22 @@ def test_a_folder_that_may_not_be_written_is_no_bug_wherever_its_name_comes_from
     done = run(verb(code, "odd"))
     assert done.returncode == 2
     assert done.stderr.startswith("error: cannot use exercises: permission denied\nhint: run it in")
+
+
+def test_ctrl_c_while_torch_is_imported_ends_the_verb(tmp_path, verb):
+    """A C extension may swallow the exception; here a module of that name does."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    import time; time.sleep(1)\n"
+        "except KeyboardInterrupt:\n    pass\n"
+    )
+    code = f"""
+        def run(args):
+            import sys
+            sys.path.insert(0, {str(tmp_path)!r})
+            import torch
+            print("goes on")
+            return 0
+    """
+    done = run(verb(code, "odd"))
+    assert (done.returncode, done.stdout) == (130, "")
