@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import time
 
 import httpx
@@ -242,3 +243,27 @@ def test_forms_of_a_real_client_are_read(fields, filename):
 def test_no_body_is_worse_than_a_400(body, end):
     with contextlib.suppress(Refusal):  # any other error fails
         read_parts("multipart/form-data; boundary=b", b"--b\r\n" + body + end)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path):
+    files = FileStore(tmp_path, lambda: 0.0)
+    store = BatchStore(tmp_path, files, lambda: 0.0)
+    held = files.put("me", "a.jsonl", "batch", as_file(line("a")))
+    before = sorted(tmp_path.rglob("*"))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        with pytest.raises(Refusal, match="cannot keep this") as file_refused:
+            files.put("me", "b.jsonl", "batch", b"x" * 10)
+        with pytest.raises(Refusal, match="cannot keep this") as batch_refused:
+            store.create(
+                "me", BatchRequest(input_file_id=held.id, endpoint=URL, completion_window="24h")
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert file_refused.value.status == batch_refused.value.status == 507
+    assert files.of("me") == [held]
+    assert not store.of("me")
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.stat().st_size] == [
+        path for path in before if path.stat().st_size
+    ]

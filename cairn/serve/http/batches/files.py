@@ -9,7 +9,8 @@ All records are read at the start; a file is looked up in that table, so that no
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,8 +52,9 @@ class FileStore:
             filename=filename,
             purpose=purpose,
         )
-        self.data_path(file.id).write_bytes(content)
-        self._keep(FileRecord(holder=holder, file=file))
+        with kept_on_disk(self.data_path(file.id), self._folder / f"{file.id}.tmp"):
+            self.data_path(file.id).write_bytes(content)
+            self._keep(FileRecord(holder=holder, file=file))
         return file
 
     def adopt(self, holder: str, filename: str, path: Path) -> FileObject:
@@ -91,6 +93,18 @@ class FileStore:
     def _keep(self, record: FileRecord) -> None:
         write_record(self._folder / f"{record.file.id}.json", record)
         self._records[record.file.id] = record
+
+
+@contextmanager
+def kept_on_disk(*unfinished: Path) -> Iterator[None]:
+    """A full disk is no bug of the server: the client is told, and nothing that is `unfinished` stays."""
+    try:
+        yield
+    except OSError as error:
+        for path in unfinished:
+            path.unlink(missing_ok=True)
+        said = f"the server cannot keep this: {(error.strerror or str(error)).lower()}"
+        raise Refusal(507, f"{said}; its operator has to make room", code="files_full") from None
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.serve.http.batches.files import FileStore, read_records, write_record
+from cairn.serve.http.batches.files import FileStore, kept_on_disk, read_records, write_record
 from cairn.serve.http.protocol.batches import (
     Batch,
     BatchError,
@@ -58,8 +58,10 @@ class BatchStore:
             expires_at=now + WINDOW_S,
             metadata=asked.metadata,
         )
-        record = self._records[batch.id] = BatchRecord(holder=holder, batch=batch)
-        self.save(record)
+        record = BatchRecord(holder=holder, batch=batch)
+        with kept_on_disk():
+            self.save(record)
+        self._records[batch.id] = record
         return batch
 
     def get(self, holder: str, id: str) -> BatchRecord:
