@@ -58,8 +58,8 @@ def topic(learner: Learner, one: Topic, language: Language, answers: bool) -> li
     written = [f"  cairn exercise start {name}" for name in exercises_of(one.id)]
     lines += _titled("exercises", written, language)
     lines += _titled("commands", [f"  {command}" for command in one.commands], language)
-    reading = reading_of(one.reading, lesson)
-    lines += _titled("reading", [f"  {title}" for title in reading], language)
+    reading = [line for title in reading_of(one.reading, lesson) for line in wrapped(title, "  ")]
+    lines += _titled("reading", reading, language)
     if one.requires:
         lines += ["", f"{_word('requires', language)}: {', '.join(one.requires)}"]
     lines += _titled("ask", wrapped(text.ask, "  "), language)
