@@ -386,7 +386,7 @@ def _read(body: bytes) -> Asked:
         return NOTHING
     try:
         return read_asked(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return NOTHING
 
 

@@ -197,8 +197,9 @@ def test_the_router_follows_quotas_and_aliases():
         assert (await ask(url, "x", 3, model="chta"))[0] == 404
         configured(router, aliases=[Alias(name="chat", model="fake")])
         router.default_model = "chat"  # of a body that says nothing, and stays as it is
-        raw = await exchange(url, ("POST /v1/completions", b"no JSON"))
-        assert (raw[:9], NOTHING.model) == (b"HTTP/1.1 ", None)
+        for body in (b"no JSON", b'{"model": "\xff"}', b'{"messages": ' + b"[" * 10_000):
+            raw = await exchange(url, ("POST /v1/completions", body))
+            assert (raw[:9], NOTHING.model) == (b"HTTP/1.1 ", None)
 
     fleet(check)
 
