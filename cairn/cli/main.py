@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status; every exception ends here."""
     args = list(sys.argv[1:] if argv is None else argv)
     debug = _take_debug(args)
+    _write_what_the_terminal_can()
     try:
         status = _dispatch(args)
         sys.stdout.flush()  # here, where a reader that has gone can still be answered quietly
@@ -129,6 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (small := _memory_ran_out(error)) is not None:
             return _report(small, debug)
         return _report_bug()
+
+
+def _write_what_the_terminal_can() -> None:
+    """A locale that is not UTF-8 gets question marks for what it has no letters for, and not an error."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if encoding.lower().replace("-", "") != "utf8" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def help_text() -> str:

@@ -368,3 +368,13 @@ def test_ctrl_c_while_torch_is_imported_ends_the_verb(tmp_path, verb):
     """
     done = run(verb(code, "odd"))
     assert (done.returncode, done.stdout) == (130, "")
+
+
+def test_letters_that_a_terminal_does_not_have_become_question_marks(verb):
+    code = """
+        def run(args):
+            print("ok 你好")
+            return 0
+    """
+    done = run(verb(code, "odd"), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout) == (0, "ok ??\n")
