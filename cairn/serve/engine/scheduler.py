@@ -212,6 +212,9 @@ class Scheduler:
             if request.pending:
                 break  # preempted in flight: its last token is on the way, and cannot be computed before
             pages = self.blocks.allocate(request, request.total)
+            if pages is None and self.limits.pages_for(request) > self.limits.pages - 1:
+                self._fail_outgrown(request, step)  # what it has decoded leaves its prompt no room
+                continue
             if pages is None:
                 break
             queues.admit()
@@ -342,6 +345,8 @@ class Scheduler:
                 break
             self._preempt_last(step)
             if request.state != "running":
+                if admitted:  # no runner may look for its row
+                    step.admitted.remove(request)
                 return None
         if admitted:
             return ready, 0, self.blocks.entries(request, 0, len(request.blocks))
