@@ -375,6 +375,27 @@ def test_engines_of_different_models_refuse_each_other():
     pair.close()
 
 
+def test_a_prompt_that_was_preempted_is_still_handed_over():
+    """As windows do where pages are short, and tiers whose pages could not be loaded."""
+    pair = pair_of(prefill={"chunked": True})
+    (ask,) = asks_of(PROMPTS[4:5])
+    pair.prefill.add(ask)
+    assert pair.prefill.step() == []
+    pair.prefill.engine.scheduler.queues.preempt()
+    handoffs = []
+    while not handoffs:
+        handoffs = pair.prefill.step()
+    assert len(handoffs[0].offer.table) == -(-len(ask.prompt) // PAGE)
+    pair.decode.add(handoffs[0])
+    tokens = [handoffs[0].first]
+    while pair.decode.has_work:
+        pair.prefill.step(0.001)
+        tokens += [token for output in pair.decode.step() for token in output.tokens]
+    assert tokens == greedy("qwen3", ask.prompt)
+    assert pair.decode.arrivals[0].why_not is None
+    rest(pair)
+
+
 def test_aborted_anywhere_leaves_nothing():
     pair = pair_of()
     for ask in asks_of(PROMPTS):
@@ -404,6 +425,7 @@ def test_aborted_anywhere_leaves_nothing():
         turn()
     assert tokens["r5"] == greedy("qwen3", PROMPTS[5])
     assert (len(tokens["r2"]), len(tokens["r3"]), len(tokens["r4"])) == (1, 1, 3)
+    assert not pair.prefill.blocks._wanted
     rest(pair)
 
 
