@@ -280,6 +280,11 @@ def test_what_does_not_travel_is_computed_here():
     engine.weights_changed(1)
     assert not is_remote()
     engine.close()
+    side = PrefillSide(tiny_engine("qwen3"), transport="tcp")
+    side.engine.weights_changed(1)
+    with pytest.raises(RequestError, match="replaced by version 1"):
+        side.add(asks_of(PROMPTS)[0])
+    side.close()
 
 
 def test_the_bandwidth_is_known_however_many_prompts_have_come():
