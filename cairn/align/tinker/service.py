@@ -54,7 +54,7 @@ class Future:
     def settle(self, answer: Answer | Failure) -> None:
         self.answer = answer
         self.done.set()
-        for call in self.waiters:
+        for call in tuple(self.waiters):  # who is called leaves the list, in another thread
             call()
 
 
