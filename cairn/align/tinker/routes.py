@@ -244,7 +244,7 @@ class Frontend:
         return future_of(self.service.submit(model, number, work), model)
 
     def _forget_silent(self) -> None:
-        """Clients say every few seconds that they are there; models and samplers of those that went away are dropped."""
+        """Clients say every few seconds that they are there; what those that went away have made is dropped."""
         silent = [s for s, heard in self.sessions.items() if time.monotonic() - heard > SILENT_S]
         for session in silent:
             del self.sessions[session]
