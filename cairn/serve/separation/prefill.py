@@ -113,7 +113,8 @@ class PrefillSide:
     def add(self, ask: Ask) -> None:
         """In line, or refused with a RequestError."""
         params = ask.params
-        if self.engine.version:  # the layout that readers have compared is of the weights of the start
+        # The layout that readers have compared is of the weights of the start.
+        if self.engine.version:
             raise RequestError(
                 f"the weights here were replaced by version {self.engine.version}, and others do not go on with them",
                 hint="compute it where it is decoded, or start this server again with the new weights",
