@@ -434,6 +434,12 @@ class Scheduler:
         self._in_flight.remove(step)
         lost, unwritten = self._consequences(step)
         self.blocks.forget(sorted(unwritten))
+        for request in [r for r in self.queues.running if r.loading is not None and r not in lost]:
+            held = (page for table in (request.blocks, *request.more_blocks) for page in table)
+            if not unwritten.isdisjoint(
+                held
+            ):  # it has computed nothing on them yet: it looks again
+                self.queues.preempt(request)
         ended = [request for request in lost if request.state != "finished"]
         for request in ended:
             request.error = error
