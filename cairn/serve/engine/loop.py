@@ -319,6 +319,7 @@ class Engine:
             for request in failure.requests:
                 request.state, request.finish = "finished", "error"
                 request.error = described(failure.problem)
+                self._close(request, self.clock())
             return [Output(request, (), True) for request in failure.requests]
         for request in admitted:
             self._enqueue(request)
