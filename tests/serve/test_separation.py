@@ -14,6 +14,7 @@ from cairn.comm.transfer.choose import TRANSPORTS, unusable
 from cairn.comm.transfer.lease import Terms
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.config import EngineConfig, RoleConfig
+from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -206,6 +207,7 @@ def test_an_engine_changes_its_role_and_keeps_its_prefixes():
     engine.run()
     told = events.take()
     assert len(told) == 3
+    engine.scheduler.queues.preemptions = 7
     for role in ("both", "prefill", "decode", "prefill", "both"):
         config = RoleConfig(role=role, prefill_urls=["http://127.0.0.1:1"], prefill_min_tokens=99)
         engine = with_role(engine, config)
@@ -222,7 +224,11 @@ def test_an_engine_changes_its_role_and_keeps_its_prefixes():
             engine.abort(request.id)
             (offer,) = engine.side._offers
             engine.side._free(engine.side._desk.withdraw(offer))
+        if role == "decode":
+            engine._now.remote_prefills, engine._now._unanswered = 3, 2
     assert events.take() == []  # what was told is still there
+    stats = stats_of(engine)
+    assert (stats.preempted, stats.remote_prefills, stats.prefill_fallbacks) == (7, 3, 2)
     with pytest.raises(ConfigError, match="role prefill"):
         with_role(engine, RoleConfig(role="prefill")).sleep()
     engine = with_role(engine, RoleConfig(role="both"))

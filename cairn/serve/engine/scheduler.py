@@ -75,9 +75,10 @@ class Scheduler:
         self._steps = 0
 
     def manage(self, blocks: BlockManager) -> None:
-        """Use another block manager; there are no requests yet."""
-        self.blocks = blocks
+        """Use another block manager; there are no requests now. What was counted goes on."""
+        before, self.blocks = self.queues.preemptions, blocks
         self.queues = self._make_queues()
+        self.queues.preemptions = before
 
     def _make_queues(self) -> Queues:
         on_finish = self.speculation.finish if self.speculation is not None else None
