@@ -8,6 +8,7 @@ Each round of rollouts is a line of rollouts.jsonl: rewards, lengths, mismatch, 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,9 @@ def read_rounds(folder: Path) -> list[Round]:
     file = folder / FILE
     if not file.is_file():
         return []
-    decoder = msgspec.json.Decoder(Round)
-    found = {one.step: one for one in map(decoder.decode, file.read_bytes().splitlines())}
+    decoder, found = msgspec.json.Decoder(Round), dict[int, Round]()
+    for line in file.read_bytes().splitlines():
+        with suppress(msgspec.DecodeError):  # cut off by the end of its writer
+            made = decoder.decode(line)
+            found[made.step] = made
     return [found[step] for step in sorted(found)]

@@ -425,6 +425,9 @@ def test_other_algorithms_take_steps_off_policy(tmp_path, kind, monkeypatch):
     assert [one.step for one in rounds] == [0, 2, 4]  # each is learnt from twice
     assert [one.held_out is not None for one in rounds] == [True, False, True]
     assert rounds[0].informative == 4
+    with (tmp_path / "r" / "rollouts.jsonl").open("ab") as file:
+        file.write(b'{"step": 6')  # by a run that was killed meanwhile
+    assert read_rounds(tmp_path / "r") == rounds
     assert rounds[1].mismatch < 1e-4
     assert found.finished.outcome.last_loss is not None
 
