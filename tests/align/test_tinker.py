@@ -226,6 +226,8 @@ def test_a_request_that_fails_leaves_nothing_behind(base):
         late = Sample(prompt, TinkerSampling(max_tokens=3, seed=(1 << 63) - 1), num_samples=2)
         with pytest.raises(RequestError, match="the token 999999"):
             service.sample("a", base.blank, Sample(prompt, TinkerSampling(stop=[999999])))
+        with pytest.raises(RequestError, match="num_samples is 1000000000"):
+            service.sample("a", base.blank, Sample(prompt, TinkerSampling(), num_samples=10**9))
         answers = [
             service.sample(name, base.blank, one) for name, one in (("b", late), ("c", fine))
         ]
