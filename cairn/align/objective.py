@@ -21,9 +21,10 @@ from cairn.models.transformer import Transformer
 from cairn.train.data.batch import IGNORED, Batch
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import Objective, Rule, Streams
-from cairn.train.pair_objective import LOSS, SLOPE, GivenSlope
+from cairn.train.pair_objective import LOSS, REFERENCE, SLOPE, GivenSlope
 from cairn.train.rules.cispo import CISPO
 from cairn.train.rules.gspo import GSPO
+from cairn.train.rules.kl import divergence
 from cairn.train.rules.policy import Clip, PolicyGradient
 
 
@@ -38,12 +39,14 @@ class PolicyObjective:
         device: torch.device | str = "cpu",
     ) -> None:
         low, high = config.clip
-        self.kind, kl = config.algorithm.kind, config.algorithm.kl
+        self.kind, self.kl = config.algorithm.kind, config.algorithm.kl
         clip = Clip(low, high)
         self.watch = Mismatch()
         # The engine's model, where both compute the same bits.
         self.consistent: Transformer | None = None
-        rule: Rule = CISPO(1 + high, kl) if self.kind == "cispo" else PolicyGradient(clip, kl)
+        rule: Rule = PolicyGradient(clip, self.kl)
+        if self.kind == "cispo":
+            rule = CISPO(1 + high, self.kl)
         self.tokens = Objective(spec, Watched(rule, self.watch), fused)
         self.gspo = GSPO(clip)
         ppo = self.kind == "ppo"
@@ -66,7 +69,7 @@ class PolicyObjective:
             return loss
         with torch.no_grad():
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
-        streams = batch.extra | gspo_streams(self.gspo, logp_T, batch, self.watch)
+        streams = batch.extra | gspo_streams(self.gspo, logp_T, batch, self.watch, self.kl)
         return self.given(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
 
     def _consistent(
@@ -80,7 +83,7 @@ class PolicyObjective:
         """The same loss of log-probabilities that are the engine's to the bit."""
         logp_T, streams, rule = fixed_log_probs(model, batch), batch.extra, self.tokens.rule
         if self.kind == "gspo":
-            found = gspo_streams(self.gspo, logp_T.detach(), batch, self.watch)
+            found = gspo_streams(self.gspo, logp_T.detach(), batch, self.watch, self.kl)
             streams, rule = batch.extra | found, self.given.rule
         counts_T = batch.targets_T != IGNORED
         loss_T, slope_T = applied(lambda x_T, _: rule(x_T, streams), logp_T, counts_T, slice(None))
@@ -126,8 +129,13 @@ class Watched:
         return self.rule(logp_T, anchored)
 
 
-def gspo_streams(rule: GSPO, logp_T: Tensor, batch: Batch, watch: Mismatch) -> dict[str, Tensor]:
-    """Loss and slope of each token, from one ratio for each answer."""
+def gspo_streams(
+    rule: GSPO, logp_T: Tensor, batch: Batch, watch: Mismatch, kl: float = 0.0
+) -> dict[str, Tensor]:
+    """Loss and slope of each token, from one ratio for each answer.
+
+    `kl`: weight of the divergence from the reference, the mean over the tokens of an answer.
+    """
     counts_T = batch.targets_T != IGNORED
     old_T = torch.where(batch.extra["old"].isnan(), logp_T, batch.extra["old"])
     watch.note(logp_T, old_T, counts_T & ~batch.extra["old"].isnan())
@@ -141,4 +149,9 @@ def gspo_streams(rule: GSPO, logp_T: Tensor, batch: Batch, watch: Mismatch) -> d
     tokens_S = sums(torch.ones_like(logp_T)).clamp(min=1)
     advantage_S = sums(batch.extra["advantage"]) / tokens_S
     loss_S, slope_S = rule(sums(logp_T), sums(old_T), tokens_S, advantage_S)
-    return {LOSS: (loss_S / tokens_S)[at_T], SLOPE: slope_S[at_T]}
+    loss_T, slope_T = (loss_S / tokens_S)[at_T], slope_S[at_T]
+    if kl:
+        value_T, pull_T = divergence(logp_T, batch.extra[REFERENCE], "k3")
+        share_T = kl / tokens_S[at_T]
+        loss_T, slope_T = loss_T + share_T * value_T, slope_T + share_T * pull_T
+    return {LOSS: loss_T, SLOPE: slope_T}

@@ -8,6 +8,7 @@ Each round of rollouts is a line of rollouts.jsonl: rewards, lengths, mismatch, 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,9 @@ class RolloutBatches:
         pad = tokenizer.pad_id
         self.pad_id = pad if pad is not None else (*tokenizer.eos_ids, 0)[0]
         self._left: list[list[Document]] = []  # of the present round, for the steps that come
-        self._warm_at: int | None = (
-            None if config.warm_up else 0
-        )  # the step at which rollouts began
+        # The step at which rollouts began, and that of the last round.
+        self._warm_at: int | None = None if config.warm_up else 0
+        self._round_at: int | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -128,10 +129,15 @@ class RolloutBatches:
 
     def state_dict(self) -> dict[str, Any]:
         value = self.objective.value
-        return {"warm_at": self._warm_at, "value": value.state_dict() if value else None}
+        return {
+            "warm_at": self._warm_at,
+            "round_at": self._round_at,
+            "value": value.state_dict() if value else None,
+        }
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         self._warm_at, self._left = states[0]["warm_at"], []
+        self._round_at = states[0].get("round_at")
         if self.objective.value is not None and states[0].get("value"):
             self.objective.value.load_state_dict(states[0]["value"])
 
@@ -202,6 +208,7 @@ class RolloutBatches:
         tokens = sum(one.sampled.written for one in all_of_them)
         mean, largest = self.objective.watch.read()
         held_out = self.held_out() if self._is_due(step) else None
+        self._round_at = step
         made = Round(
             step=step,
             reward=sum(one.reward for one in all_of_them) / len(all_of_them),
@@ -221,8 +228,12 @@ class RolloutBatches:
         self.log_line(in_words(made))
 
     def _is_due(self, step: int) -> bool:
-        every, since = self.config.task.every, step - (self._warm_at or 0)
-        return since == 0 or bool(every and since % every == 0)
+        """Whether a multiple of `task.every` lies behind the round before: a round may have several steps."""
+        every, began = self.config.task.every, self._warm_at or 0
+        if step == began or not every:
+            return step == began
+        before = step - 1 if self._round_at is None else self._round_at
+        return (step - began) // every > (before - began) // every
 
     def held_out(self) -> float:
         """Mean reward of the policy's answers to problems that are never trained on; always the same draws."""
@@ -257,6 +268,9 @@ def read_rounds(folder: Path) -> list[Round]:
     file = folder / FILE
     if not file.is_file():
         return []
-    decoder = msgspec.json.Decoder(Round)
-    found = {one.step: one for one in map(decoder.decode, file.read_bytes().splitlines())}
+    decoder, found = msgspec.json.Decoder(Round), dict[int, Round]()
+    for line in file.read_bytes().splitlines():
+        with suppress(msgspec.DecodeError):  # cut off by the end of its writer
+            made = decoder.decode(line)
+            found[made.step] = made
     return [found[step] for step in sorted(found)]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cairn.compress.walk import final_hidden
 from cairn.core.errors import ConfigError
 from cairn.models.experts import ExpertLayer
+from cairn.models.spec import Experts
 from cairn.models.transformer import Transformer
 
 
@@ -34,6 +35,19 @@ def check_keep(model: Transformer, keep: int) -> None:
             f"{keep} experts cannot be kept of {experts.count}, of which a token visits {experts.per_token}",
             hint=f"keep {experts.per_token} to {experts.count - 1}",
         )
+    if not fits_groups(experts, keep):
+        raise ConfigError(
+            f"{keep} experts cannot be kept of {experts.count}: a token visits {experts.per_token} in "
+            f"{experts.top_groups} of {experts.groups} groups, which have equally many",
+            hint=f"keep a multiple of {experts.groups}",
+        )
+
+
+def fits_groups(experts: Experts, keep: int) -> bool:
+    """Can so many experts be split over the groups, and does a token find enough in those that it may visit?"""
+    return not keep % experts.groups and (
+        experts.per_token <= experts.top_groups * keep // experts.groups
+    )
 
 
 @torch.no_grad()
@@ -51,14 +65,17 @@ def keep_best(model: Transformer, saliency: list[Tensor], keep: int) -> None:
     """Leave out all but the best experts of each layer; the order of those that stay is kept."""
     check_keep(model, keep)
     for layer, saliency_E in zip(expert_layers(model), saliency, strict=True):
-        kept = saliency_E.topk(keep).indices.sort().values
+        kept = _best_of_groups(saliency_E, keep, layer.experts.groups)
         experts = msgspec.structs.replace(layer.experts, count=keep)
         layer.experts = layer.router.experts = experts
         for owner, name in (
             (layer, "inner_EFD"),
+            (layer, "inner_bias_EF"),
             (layer, "down_EDF"),
+            (layer, "down_bias_ED"),
             (layer.router, "weight"),
             (layer.router, "bias_E"),
+            (layer.router, "logit_bias_E"),
         ):
             value = getattr(owner, name)
             if value is not None:
@@ -69,6 +86,13 @@ def keep_best(model: Transformer, saliency: list[Tensor], keep: int) -> None:
     model.spec = msgspec.structs.replace(
         spec, experts=msgspec.structs.replace(spec.experts, count=keep)
     )
+
+
+def _best_of_groups(saliency_E: Tensor, keep: int, groups: int) -> Tensor:
+    """The numbers of the experts that stay, ascending: equally many of each group that tokens choose among."""
+    best_GI = saliency_E.view(groups, -1).topk(keep // groups).indices
+    first_G1 = torch.arange(groups)[:, None] * (len(saliency_E) // groups)
+    return (best_GI + first_G1).flatten().sort().values
 
 
 @contextmanager

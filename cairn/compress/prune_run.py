@@ -10,7 +10,7 @@ import msgspec
 from cairn.compress.calibration import SHIPPED, Text
 from cairn.compress.open_whole import Whole, check_out, open_whole
 from cairn.compress.prune import Method, PrunedMatrix, Sparsity, prune_model, read_pattern
-from cairn.compress.prune_experts import check_keep, keep_best, saliencies
+from cairn.compress.prune_experts import check_keep, fits_groups, keep_best, saliencies
 from cairn.compress.quality import Quality, Reference
 from cairn.compress.quantize_run import calibration_text, check_room
 from cairn.compress.walk import matrix_widths
@@ -153,10 +153,14 @@ def _fewer_experts(
     keep: int, model: Transformer, text: Text, reference: Reference, curve: bool
 ) -> list[Point]:
     found = saliencies(model, text.calibration_BL)
-    before = _experts(model)
+    experts = model.spec.experts
+    assert experts is not None
+    before = experts.count
     counts = {before - round((before - keep) * part) for part in CURVE} if curve else set()
     points = []
     for count in sorted(counts - {keep, before}, reverse=True):
+        if not fits_groups(experts, count):
+            continue
         trial = copy.deepcopy(model)
         keep_best(trial, found, count)
         points.append(Point(gone=1 - count / before, quality=reference.compare(trial)))

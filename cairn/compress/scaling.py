@@ -24,7 +24,7 @@ class Fold(NamedTuple):
     sites: list[Site]
     norm: Norm | None = None
     maker: Site | None = None  # or the matrix whose last rows make the columns: v, up
-    layer: ExpertLayer | None = None  # whose router reads the same input
+    layer: ExpertLayer | None = None  # whose router and shared gate read the same input
 
     @property
     def inputs(self) -> InputStatistics:
@@ -47,7 +47,7 @@ def folds_of(walked: LayerSites) -> Iterator[Fold]:
         inner, down = sites["feed_forward.inner"], sites["feed_forward.down"]
         if isinstance(layer.feed_forward_norm, Norm):
             yield Fold("norm -> inner", [inner], norm=layer.feed_forward_norm)
-        if feed.gate.gated:
+        if feed.gate.is_linear_in_up:
             yield Fold("up -> down", [down], maker=inner)
         return
     own = [site for site in walked.sites if site.matrix.owner is feed]
@@ -56,7 +56,7 @@ def folds_of(walked: LayerSites) -> Iterator[Fold]:
         inner.append(sites["feed_forward.shared.inner"])
     if isinstance(layer.feed_forward_norm, Norm):
         yield Fold("norm -> experts", inner, norm=layer.feed_forward_norm, layer=feed)
-    if feed.gate.gated:
+    if feed.gate.is_linear_in_up:
         for maker in inner:
             down = sites[maker.matrix.name.split(".", 2)[2].removesuffix("inner") + "down"]
             yield Fold("up -> down", [down], maker=maker)
@@ -82,9 +82,16 @@ def apply_scales(fold: Fold, scale_K: Tensor) -> None:
     for site in fold.sites:
         site.matrix.write(site.matrix.read().float() * scale_K)
     if fold.layer is not None:
-        router = fold.layer.router
-        value = (router.weight.detach().float() * scale_K).to(router.weight.dtype)
-        router.weight = nn.Parameter(value, requires_grad=False)
+        _multiply_columns(fold.layer.router, scale_K)
+        shared = fold.layer.shared
+        for owner in shared.output_gate.owners() if shared and shared.output_gate else ():
+            _multiply_columns(owner, scale_K)
+
+
+def _multiply_columns(owner: nn.Module, scale_K: Tensor) -> None:
+    weight = owner.get_parameter("weight")
+    value = (weight.detach().float() * scale_K).to(weight.dtype)
+    owner.weight = nn.Parameter(value, requires_grad=False)
 
 
 def _divide_norm(norm: Norm, scale_K: Tensor) -> None:
@@ -102,6 +109,8 @@ def _divide_rows(maker: Site, scale_K: Tensor) -> None:
     w_NK = matrix.read().float().clone()
     w_NK[-len(scale_K) :] /= scale_K[:, None]
     matrix.write(w_NK)
+    if isinstance(matrix.owner, ExpertLayer) and matrix.owner.inner_bias_EF is not None:
+        matrix.owner.inner_bias_EF.data[matrix.expert, -len(scale_K) :] /= scale_K
     if matrix.linear is not None:
         last = matrix.linear.owners()[-1]
         bias_N = cast(Tensor | None, getattr(last, "bias", None))

@@ -147,8 +147,9 @@ def _through_experts(
         seen = False
         for matrix, inputs in sites:
             if matrix.parameter == "down_EDF":
-                w_FD = feed.inner_EFD[matrix.expert]
-                inputs.add(feed.gate.plain(torch.nn.functional.linear(x_TD, w_FD)))
+                w_FD, bias_EF = feed.inner_EFD[matrix.expert], feed.inner_bias_EF
+                bias_F = None if bias_EF is None else bias_EF[matrix.expert]
+                inputs.add(feed.gate.plain(torch.nn.functional.linear(x_TD, w_FD, bias_F)))
             elif not seen:
                 inputs.add(x_TD)
                 seen = True

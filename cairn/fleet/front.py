@@ -48,7 +48,7 @@ class Front(asyncio.Protocol):
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
         self._parts, self._size = list[bytes](), 0
         self._waiting: deque[HttpRequest] = deque()  # sent before the answer to the one before
-        self._busy = False
+        self._busy = self._refused = False  # refused: whatever else comes is not read
         self._keep_alive = True
         self.transport: asyncio.Transport | None = None
         self.asker: Asker | None = None  # whose answer is awaited
@@ -117,6 +117,8 @@ class Front(asyncio.Protocol):
         self._came(request)
 
     def _came(self, request: HttpRequest) -> None:
+        if self._refused:
+            return
         if self._busy:
             self._waiting.append(request)
         else:
@@ -124,8 +126,17 @@ class Front(asyncio.Protocol):
             self._handle(self, request)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        self._keep_alive = False
-        self.send(status, *error_body(status, message, code))
+        """The last that is said here. In the middle of an answer there is no room for a word: both end."""
+        if self._refused:
+            return
+        self._refused, self._keep_alive = True, False
+        asker, self.asker = self.asker, None
+        if asker is not None:
+            asker.gone()
+        if not self._busy:
+            self.send(status, *error_body(status, message, code))
+        elif self.transport is not None:
+            self.transport.abort()
 
     # -- what goes out ---------------------------------------------------------------------------
 

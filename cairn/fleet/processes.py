@@ -13,7 +13,7 @@ import socket
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cairn.core.die_with_parent import die_with_parent
@@ -23,6 +23,7 @@ from cairn.fleet.config import ServerGroup
 LAST_LINES = 12
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
 STOP_S = 30.0
+READ_BYTES, LONGEST_LINE = 1 << 16, 1 << 14
 
 
 class ServerProcess:
@@ -104,8 +105,7 @@ class ServerProcess:
         if self._stopping:  # `stop` came while it was being made
             self._process.terminate()
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
-            text = line.decode(errors="replace").rstrip()
+        async for text in lines_of(self._process.stderr):
             self._last.append(text)
             if text.startswith("ready after"):
                 self._was_ready = True
@@ -125,6 +125,18 @@ class ServerProcess:
                     await process.wait()
             except TimeoutError:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """However long they are: a bar of progress is written over itself, and has no end of line for minutes."""
+    rest = b""
+    while data := await stream.read(READ_BYTES):
+        *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+        rest = rest[-LONGEST_LINE:]
+        for line in filter(None, lines):
+            yield line.decode(errors="replace").rstrip()
+    if rest:
+        yield rest.decode(errors="replace").rstrip()
 
 
 class Gpus:

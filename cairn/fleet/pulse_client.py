@@ -43,14 +43,21 @@ class PulseClient:
             except TimeoutError:
                 self.silent = True
                 self._down(f"it has been silent for {self._stall_s:g} s")
-            except (OSError, EOFError, Unfollowed, msgspec.MsgspecError) as problem:
+            except (OSError, EOFError, msgspec.MsgspecError) as problem:
                 self._down(str(problem) or type(problem).__name__)
+            except Unfollowed as problem:
+                self._down(str(problem), answers=True)
+            except (ValueError, IndexError, asyncio.LimitOverrunError):
+                self._down("it answers GET /cairn/pulse with something else", answers=True)
             await asyncio.sleep(AGAIN_S)
 
-    def _down(self, reason: str) -> None:
+    def _down(self, reason: str, answers: bool = False) -> None:
+        """`answers`: somebody is there, who is not understood."""
         self.index.forget(self.worker.number)
         if self.worker.state != "starting":
             self.worker.down(reason)
+        elif answers:
+            self.worker.reason = reason
         self.changed.set()
 
     async def _follow(self) -> None:
@@ -121,8 +128,10 @@ class PulseClient:
         while True:
             async with asyncio.timeout(self._stall_s):
                 reader, writer = await asyncio.open_connection(self.worker.host, self.worker.port)
-                status = await self._ask(reader, writer, "/health")
-                writer.close()
+                try:
+                    status = await self._ask(reader, writer, "/health")
+                finally:
+                    writer.close()
             if status != 200:
                 raise Unfollowed(f"GET /health was answered with {status}")
             if self.worker.state != "up":

@@ -118,6 +118,8 @@ class Exchange(msgspec.Struct, eq=False):
         self.upstream = upstream
         head, body = self.written()
         upstream.send(self, head, body)
+        if self.paused:
+            self.slow(True)
 
     def adopt(self, worker: Worker, upstream: Upstream | None, new_tokens: int) -> None:
         """The copy was faster: its answer is the one that counts."""
@@ -236,6 +238,8 @@ class Exchange(msgspec.Struct, eq=False):
         return body
 
     def end(self, body: bytes) -> None:
+        if self.paused:  # its connection is somebody else's now, who wants to read
+            self.slow(False)
         worker, status, body = self._leave(), self._status, body or self._error
         assert worker is not None
         if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):

@@ -38,6 +38,11 @@ class Gate(NamedTuple):
         return self.gated and self.activation == "silu"
 
     @property
+    def is_linear_in_up(self) -> bool:
+        """Does its result scale as the half that is no gate does? A clamp and the 1 that is added do not."""
+        return self.gated and self.activation != "clamped_silu"
+
+    @property
     def has_kernel(self) -> bool:
         return self.gated and self.activation not in ("quick_gelu", "relu", "clamped_silu")
 

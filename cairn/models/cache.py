@@ -46,12 +46,17 @@ class CacheGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return 0
         return -(-tokens // page_size) - self.first_page(tokens - 1, page_size)
 
-    def most_pages(self, tokens: int, page_size: int) -> int:
-        """Pages that one request of so many tokens may need at once, on its way there or at its end."""
+    def most_pages(self, tokens: int, page_size: int, span: int = 0) -> int:
+        """Pages that one request of so many tokens may need at once, on its way there or at its end.
+
+        `span`: the most tokens of it that have to be computed in one step, all of which lie in pages then.
+        """
         if self.kind == "state":
             return 0
         pages = -(-tokens // page_size)
-        return min(pages, -(-(self.window - 1) // page_size) + 1) if self.window else pages
+        if not self.window:
+            return pages
+        return min(pages, -(-(self.window - 1) // page_size) + 1 + -(-span // page_size))
 
 
 ONE_GROUP = (CacheGroup(),)  # every layer keeps every token
@@ -150,9 +155,9 @@ def pages_of(groups: Sequence[CacheGroup], tokens: int, page_size: int) -> int:
     return sum(group.pages_of(tokens, page_size) for group in groups)
 
 
-def most_pages(groups: Sequence[CacheGroup], tokens: int, page_size: int) -> int:
-    """Pages that one request of so many tokens may need at once, in all groups together."""
-    return sum(group.most_pages(tokens, page_size) for group in groups)
+def most_pages(groups: Sequence[CacheGroup], tokens: int, page_size: int, span: int = 0) -> int:
+    """Pages that one request of so many tokens may need at once, in all groups together; `span` as of a group."""
+    return sum(group.most_pages(tokens, page_size, span) for group in groups)
 
 
 def _group_layers(counts: dict[int, int]) -> int:

@@ -95,6 +95,7 @@ class Serving:
         generation_config: str = "auto",
     ) -> None:
         self.opened, self.engine, self.notes, self.facts = opened, engine, list(notes), facts
+        # Replaced as a whole when it changes: other threads go through it meanwhile.
         self.models = {name: ServedModel(name) for name in names or [opened.name]}
         # A request that outgrew the whole cache would fail half way, so it is refused before it starts.
         context = min(limits.context, limits.capacity)
@@ -127,10 +128,11 @@ class Serving:
         """The model of this name; None is the first one."""
         if name is None:
             return next(iter(self.models.values()))
-        if name not in self.models:
+        found = self.models.get(name)
+        if found is None:
             known = ", ".join(self.models)
             raise ModelNotServed(f"there is no model {name[:200]!r}; this server has: {known}")
-        return self.models[name]
+        return found
 
     def load_adapter(self, name: str, folder: str, replace: bool = False) -> ServedModel:
         """Serve an adapter under a name of its own, beside the model. Returns when requests may use it.
@@ -147,10 +149,11 @@ class Serving:
             number = next(self._adapters)
             self.engine.load_adapter(number, folder)
             identity, parent = b"adapter %d;" % number, next(iter(self.models))
-            self.models[name] = ServedModel(name, identity, number, parent, folder)
+            made = ServedModel(name, identity, number, parent, folder)
+            self.models = {**self.models, name: made}
             if before is not None:
                 self.engine.unload_adapter(before.adapter)
-            return self.models[name]
+            return made
 
     def unload_adapter(self, name: str) -> None:
         """Requests that have it finish; the name is gone at once."""
@@ -158,7 +161,7 @@ class Serving:
             found = self.models.get(name)
             if found is None or not found.adapter:
                 raise ModelNotServed(f"there is no adapter {name[:200]!r}")
-            del self.models[name]
+            self.models = {known: one for known, one in self.models.items() if known != name}
             self.engine.unload_adapter(found.adapter)
 
     @property

@@ -152,16 +152,21 @@ class Loop:
         )
 
     def _one_step(self) -> None:
-        state, every = self.state, self.config.checkpoint.every
+        state = self.state
         batches = self.batches.next_batches(state)
         if self.batches.may_be_empty and self._nobody_has_any(batches):
             instant("empty step", step=state.step)
             state.step += 1
-            return
-        lengths = [length for batch in batches for length in batch.lengths]
-        prefixes = [length for batch in batches for length in batch.prefix_lengths()]
-        self.waiting.append((train_step(state, batches), Documents(lengths, prefixes)))
-        self._read(self.lag)
+        else:
+            lengths = [length for batch in batches for length in batch.lengths]
+            prefixes = [length for batch in batches for length in batch.prefix_lengths()]
+            self.waiting.append((train_step(state, batches), Documents(lengths, prefixes)))
+            self._read(self.lag)
+        self._after_step()
+
+    def _after_step(self) -> None:
+        """What is due every so many steps, those without batches included."""
+        state, every = self.state, self.config.checkpoint.every
         if state.step % COLLECT_EVERY == 0:
             gc.collect(1)
         if every and state.step % every == 0 and state.step < self.config.steps:

@@ -13,7 +13,7 @@ from tiny_align import tiny
 
 from cairn.align.config import Algorithm, Align, Rollout, Task
 from cairn.align.consistent import check_covered
-from cairn.align.objective import Mismatch, PolicyObjective, Watched
+from cairn.align.objective import Mismatch, PolicyObjective, Watched, gspo_streams
 from cairn.align.policy import Policy, Sampled, engine_view
 from cairn.align.recipes import RECIPES, recipe
 from cairn.align.rollout import (
@@ -37,10 +37,12 @@ from cairn.models.spec import Rope
 from cairn.train.config import Adapter, Data, Model, Objective, Optim
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import TargetLogProbs
+from cairn.train.pair_objective import LOSS, SLOPE
 from cairn.train.parallel.context import attend_for
 from cairn.train.parallel.layout import Layout
 from cairn.train.prepare import shape_of
-from cairn.train.rules.policy import PolicyGradient
+from cairn.train.rules.gspo import GSPO
+from cairn.train.rules.policy import Clip, PolicyGradient
 from cairn.train.step import train_step
 
 LEARNING = dict(
@@ -336,6 +338,31 @@ def test_the_credit_of_ppo():
     assert found == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), abs=1e-5)
 
 
+def test_gspo_keeps_close_to_its_reference():
+    """Against autograd of what the paper and the divergence say, answer by answer."""
+    answers, old, kl = [[5, 6, 7], [8]], [[-0.5, -1.0, -2.0], [-0.7]], 0.3
+    made = [
+        document([1, 2], answer, logp, 1.0 - 2 * at, 1.0)
+        for at, (answer, logp) in enumerate(zip(answers, old, strict=True))
+    ]
+    (batch,) = batches_of(made, 2, 0, 0)
+    counts_T = batch.targets_T != IGNORED
+    reference_T = torch.linspace(-3, -1, len(counts_T))
+    batch = batch._replace(extra=batch.extra | {"reference": reference_T})
+    logp_T = torch.linspace(-2, -0.4, len(counts_T)).requires_grad_()
+    rule, expected = GSPO(Clip(10.0, 10.0)), torch.zeros(())
+    parts = zip(logp_T[counts_T].split([3, 1]), reference_T[counts_T].split([3, 1]), strict=True)
+    for at, (own_T, ref_T) in enumerate(parts):
+        ratio = (own_T - torch.tensor(old[at])).mean().exp()
+        apart_T = ref_T - own_T
+        divergence = (apart_T.exp() - apart_T - 1).mean()
+        expected = expected - ratio * (1.0 - 2 * at) + kl * divergence
+    expected.backward()
+    found = gspo_streams(rule, logp_T.detach(), batch, Mismatch(), kl)
+    assert float(found[LOSS][counts_T].sum()) == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.allclose(found[SLOPE][counts_T], logp_T.grad[counts_T], atol=1e-6)
+
+
 def test_right_answers_are_imitated():
     """Without a log-probability of the engine the rule is cross entropy."""
     watch = Mismatch()
@@ -386,17 +413,21 @@ def test_other_algorithms_take_steps_off_policy(tmp_path, kind, monkeypatch):
     monkeypatch.setattr("cairn.align.rollout.judged", by_first_token)
     config = tiny(
         tmp_path / "r",
-        steps=4,
+        steps=6,
         warm_up=0,
         algorithm=Algorithm(kind=kind),
         data=Data(sequence=48, sequences=16, microbatch=8),
         rollout=Rollout(group=8, max_tokens=12, updates=2),
-        task=Task(held_out=4, every=0),
+        task=Task(held_out=4, every=3),
     )
     found = align(config, log_line=lambda line: None)
     rounds = read_rounds(tmp_path / "r")
-    assert [one.step for one in rounds] == [0, 2]  # each is learnt from twice
+    assert [one.step for one in rounds] == [0, 2, 4]  # each is learnt from twice
+    assert [one.held_out is not None for one in rounds] == [True, False, True]
     assert rounds[0].informative == 4
+    with (tmp_path / "r" / "rollouts.jsonl").open("ab") as file:
+        file.write(b'{"step": 6')  # by a run that was killed meanwhile
+    assert read_rounds(tmp_path / "r") == rounds
     assert rounds[1].mismatch < 1e-4
     assert found.finished.outcome.last_loss is not None
 

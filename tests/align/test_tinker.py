@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,9 +21,9 @@ from hypothesis import strategies as st
 
 from cairn.align.tinker.losses import AT, LOSSES, TinkerRule
 from cairn.align.tinker.protobuf import read_fields
-from cairn.align.tinker.routes import Frontend, application
+from cairn.align.tinker.routes import SILENT_S, Frontend, application
 from cairn.align.tinker.samplers import HELD, Samplers
-from cairn.align.tinker.service import Service
+from cairn.align.tinker.service import Future, Service
 from cairn.align.tinker.shared_base import Settings, SharedBase, Weights
 from cairn.align.tinker.wire import (
     AdamParams,
@@ -225,6 +226,8 @@ def test_a_request_that_fails_leaves_nothing_behind(base):
         late = Sample(prompt, TinkerSampling(max_tokens=3, seed=(1 << 63) - 1), num_samples=2)
         with pytest.raises(RequestError, match="the token 999999"):
             service.sample("a", base.blank, Sample(prompt, TinkerSampling(stop=[999999])))
+        with pytest.raises(RequestError, match="num_samples is 1000000000"):
+            service.sample("a", base.blank, Sample(prompt, TinkerSampling(), num_samples=10**9))
         answers = [
             service.sample(name, base.blank, one) for name, one in (("b", late), ("c", fine))
         ]
@@ -249,6 +252,39 @@ def test_sessions_that_are_not_used_wait_in_files(tmp_path):
         assert samplers.get(f"s{at}").version == at
     with pytest.raises(RequestError, match="no sampling session 'other'"):
         samplers.get("other")
+
+
+def test_nothing_is_left_of_a_client_that_went_away(base):
+    forgotten: list[str] = []
+    front = Frontend(SimpleNamespace(base=base, forget=forgotten.append))
+    front.sessions = {"session-a": time.monotonic() - SILENT_S - 1, "session-b": time.monotonic()}
+    for name in ("a", "b"):  # the second model could not be made
+        models = [f"session-{name}-model-{at}" for at in range(2)]
+        front.made |= dict.fromkeys(models, Future(name))
+        front.runs[models[0]] = object()
+        for at in range(HELD):
+            front.samplers.put(f"{models[0]}-sampler-{at}", Weights({"x": torch.zeros(1)}, at))
+    assert len(list(front.samplers.folder.iterdir())) == HELD
+    asyncio.run(front.create_session(b"{}"))
+    assert forgotten == ["session-a-model-0", "session-a-model-1"]
+    assert list(front.runs) == ["session-b-model-0"]
+    assert list(front.made) == ["session-b-model-0", "session-b-model-1"]
+    assert not list(front.samplers.folder.iterdir())
+    assert front.samplers.get("session-b-model-0-sampler-0").version == 0
+    with pytest.raises(RequestError, match="no sampling session"):
+        front.samplers.get("session-a-model-0-sampler-0")
+
+
+def test_everybody_who_waits_for_an_answer_is_told():
+    future, told = Future("f"), []
+
+    def first() -> None:
+        future.waiters.remove(first)
+        told.append("first")
+
+    future.waiters += [first, lambda: told.append("second")]
+    future.settle({})
+    assert told == ["first", "second"]
 
 
 @pytest.fixture(scope="module")

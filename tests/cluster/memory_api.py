@@ -35,12 +35,14 @@ class MemoryApi(httpx2.AsyncBaseTransport):
         self.absent: set[str] = set()  # "policy/v1/poddisruptionbudgets": kinds that are not there
         self.crash_in: int | None = None  # dies in so many writes, before or after the last
         self.crash_before = False
-        self.down = False
+        self.down = self.silent = False  # silent: it takes requests and never answers
         self.changed = asyncio.Condition()
 
     # ------------------------------------------------------------------ HTTP
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        while self.silent:
+            await asyncio.sleep(0.01)
         if self.down:
             raise httpx2.ConnectError("connection refused", request=request)
         words = request.url.path.strip("/").split("/")
@@ -105,7 +107,9 @@ class MemoryApi(httpx2.AsyncBaseTransport):
         if method == "POST" and there:
             return 409, _status(409, f"{kind} {name} already exists")
         if method == "DELETE":
-            return self._delete(key) if there else (404, _status(404, f"{name} not found"))
+            # As the real one: pods of a Job stay, unless whoever deletes it says otherwise.
+            stay = kind == "batch/v1/jobs" and "propagationPolicy" not in {**params, **(body or {})}
+            return self._delete(key, stay) if there else (404, _status(404, f"{name} not found"))
         applies = method == "PATCH" and content.startswith(APPLY)
         if there is None and (
             method == "PUT" or len(rest) > 1 or (method == "PATCH" and not applies)
@@ -205,22 +209,22 @@ class MemoryApi(httpx2.AsyncBaseTransport):
             self.objects[key] = made
         return made
 
-    def _delete(self, key) -> tuple[int, Object]:
+    def _delete(self, key, children_stay: bool = False) -> tuple[int, Object]:
         made = self.objects[key]
         if made["metadata"].get("finalizers"):
             if not made["metadata"].get("deletionTimestamp"):
                 marked = {**made["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
                 self._record(key, {**made, "metadata": marked}, "MODIFIED")
         else:
-            self._remove(key)
+            self._remove(key, children_stay)
         return 200, _status(200, "")
 
-    def _remove(self, key) -> Object:
+    def _remove(self, key, children_stay: bool = False) -> Object:
         made = self.objects.pop(key)
         self.owners.pop(key, None)
         self._record(key, made, "DELETED")
         uid = made["metadata"]["uid"]
-        for child, there in list(self.objects.items()):
+        for child, there in [] if children_stay else list(self.objects.items()):
             if any(one["uid"] == uid for one in there["metadata"].get("ownerReferences") or ()):
                 self._delete(child)
         return made

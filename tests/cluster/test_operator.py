@@ -13,6 +13,7 @@ from memory_api import Crash, MemoryApi
 from operator_rig import (
     DEPLOYMENTS,
     EXTRAS,
+    JOBS,
     KINDS,
     PLURALS,
     PODS,
@@ -184,6 +185,23 @@ def test_a_model_is_fetched_before_its_service_starts_and_stays_while_it_is_used
     remove(store, service)
     run(settle(store, operator))
     assert not store.objects
+
+
+def test_a_download_that_is_begun_anew_ends_the_one_before(store, api):
+    """Two of them would write into one folder."""
+    put(store, "Model", "qwen", {"source": "Qwen/Qwen3-8B"})
+    operator = new_operator(api)
+    run(settle(store, operator))
+    job = store.named(JOBS)["qwen-download"]
+    owner = {"kind": "Job", "name": "qwen-download", "uid": job["metadata"]["uid"]}
+    owner |= {"apiVersion": "batch/v1", "controller": True}
+    meta = {"name": "qwen-download-x", "namespace": "default", "ownerReferences": [owner]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
+    store.write("POST", PODS, "default", [], {}, pod, "")
+    put(store, "Model", "qwen", {"source": "Qwen/Qwen3-8B", "revision": "v2"})
+    run(settle(store, operator))
+    assert store.named(JOBS)["qwen-download"]["metadata"]["uid"] != owner["uid"]
+    assert not store.named(PODS)
 
 
 def test_replicas_are_within_least_and_most(store, api):
@@ -423,6 +441,30 @@ def test_leaders_follow_each_other_through_outages_and_make_nothing_twice(store,
     run(scenario())
     assert said[:1] == ["a leads"]
     assert "b leads" in said
+
+
+def test_a_leader_stops_when_the_api_takes_its_questions_and_never_answers(store, api):
+    """Another one may lead by the time that an answer comes."""
+    lease, said, ended = Ref("coordination.k8s.io/v1", "Lease", "default", "o"), [], []
+
+    class Idle:
+        async def run(self):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(store.silent)
+
+    async def scenario():
+        task = asyncio.create_task(lead(api, lease, "a", Idle, 1, said.append))
+        await until(lambda: said == ["a leads"])
+        store.silent = True
+        await until(lambda: bool(ended))
+        store.silent = False
+        await until(lambda: said[-2:] == ["a does not lead any more", "a leads"])
+        await cancelled(task)
+
+    run(scenario())
+    assert ended[0] is True
 
 
 def test_the_lease_goes_to_another_only_after_it_has_not_changed_for_its_duration():

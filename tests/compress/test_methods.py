@@ -1,5 +1,7 @@
 """The numeric methods against their definitions, and what they promise of the output of a matrix."""
 
+import copy
+
 import msgspec
 import pytest
 import torch
@@ -16,6 +18,7 @@ from cairn.compress.statistics import InputStatistics
 from cairn.compress.walk import final_hidden, walk
 from cairn.core.errors import CairnError
 from cairn.models.build import Build
+from cairn.models.experts import Router
 from cairn.models.quantized.matrices import matrices_of
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.rounding import SCHEMES, Grid, nearest_levels, rounded, steps_of
@@ -33,6 +36,19 @@ SPECS = {
     "layer norm": msgspec.structs.replace(SPEC, norm="layer", qk_norm=False),
     "plus one": msgspec.structs.replace(SPEC, norm_plus_one=True, post_norms=True),
     "experts": msgspec.structs.replace(SPEC, experts=EXPERTS),
+    "shared expert with a gate": msgspec.structs.replace(
+        SPEC,
+        experts=msgspec.structs.replace(EXPERTS, shared_intermediate=24, shared_gate=True),
+    ),
+    "biased experts": msgspec.structs.replace(
+        SPEC, experts=msgspec.structs.replace(EXPERTS, biases=True)
+    ),
+    "clamped": msgspec.structs.replace(
+        SPEC,
+        activation="clamped_silu",
+        activation_limit=1.0,
+        experts=msgspec.structs.replace(EXPERTS, biases=True),
+    ),
 }
 
 
@@ -151,7 +167,7 @@ def test_folded_scales_leave_the_model_as_it_was(name: str):
             scale_K = torch.rand(fold.weights()[0].shape[1], generator=seeded(folded)) + 0.5
             apply_scales(fold, storable_scale(fold, scale_K, torch.float32))
             folded += 1
-    assert folded >= 8
+    assert folded >= 6
     torch.testing.assert_close(final_hidden(model, text()), before, atol=2e-4, rtol=1e-3)
 
 
@@ -269,3 +285,36 @@ def test_the_experts_that_stay_are_those_that_add_most():
     assert final_hidden(model, text()).isfinite().all()
     with pytest.raises(CairnError, match="1 experts cannot be kept of 3"):
         keep_best(model, found, 1)
+
+
+@pytest.mark.parametrize("kind", ["plain", "biases", "groups"])
+def test_a_mixture_of_fewer_experts_is_one_whose_others_are_never_chosen(kind, monkeypatch):
+    more = {
+        "plain": {},
+        "biases": dict(biases=True, logit_bias=True, choice_bias=True),
+        "groups": dict(groups=2, top_groups=1),
+    }[kind]
+    experts = Experts(count=6, per_token=2, intermediate=32, **more)
+    model = model_of(msgspec.structs.replace(SPEC, experts=experts))
+    found = [torch.tensor([5.0, 4, 3, 2, 1, 6]) for _ in expert_layers(model)]
+    gone = [2, 4] if kind == "groups" else [3, 4]
+    fewer = copy.deepcopy(model)
+    keep_best(fewer, [one + 0.0 for one in found], 4)
+    scores = Router.scores
+
+    def without(router, x_TD):
+        bias_E = router.logit_bias_E
+        logits_TE = torch.nn.functional.linear(x_TD, router.weight, bias_E)
+        logits_TE[:, gone] = -torch.inf
+        return logits_TE.softmax(-1)
+
+    monkeypatch.setattr(Router, "scores", without)
+    for layer in expert_layers(model):
+        if layer.router.bias_E is not None:
+            layer.router.bias_E.data[gone] = -torch.inf
+    wanted = final_hidden(model, text())
+    monkeypatch.setattr(Router, "scores", scores)
+    torch.testing.assert_close(final_hidden(fewer, text()), wanted)
+    if kind == "groups":
+        with pytest.raises(CairnError, match="3 experts cannot be kept of 4: a token visits 2"):
+            keep_best(fewer, [one[:4] for one in found], 3)

@@ -34,6 +34,7 @@ class FakeServer:
         self.frozen_answers = False  # it tells its pulse, and answers nobody
         self.wedged_after: int | None = None  # tokens of an answer; its pulse goes on
         self.status = "ok"  # as its pulse says
+        self.page: bytes | None = None  # the answer to whoever asks for its pulse, instead of one
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Server | None = None
@@ -72,7 +73,11 @@ class FakeServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        if " /cairn/pulse " in head[0]:
+        if self.page is not None:
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(self.page) + self.page
+            )
+        elif " /cairn/pulse " in head[0]:
             await self._pulse(writer)
         elif self.refuse is not None:
             self.refused += 1

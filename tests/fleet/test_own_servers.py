@@ -27,6 +27,7 @@ async def main():
     server = FakeServer(models=["chat"])
     server.port = int(sys.argv[2])
     await server.start()
+    print(20_000 * "\\rmodel.safetensors: 50%|#####", file=sys.stderr)  # while it is loaded
     print("ready after 0 s", file=sys.stderr, flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())

@@ -3,13 +3,21 @@
 import asyncio
 import json
 import random
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from fake_servers import FakeServer, text_of
 
+from cairn.fleet.choose import Ask
 from cairn.fleet.config import RouterConfig
-from cairn.fleet.router import Router
+from cairn.fleet.relay import Exchange
+from cairn.fleet.router import NO_KEYS, Router
+from cairn.fleet.upstream import Pool, Upstream
+from cairn.fleet.wire import whole_request
+from cairn.fleet.worker import Worker
+from cairn.fleet.write_queue import WriteQueue
+from cairn.serve.text_keys import Asked
 
 
 async def exchange(url: str, *requests: tuple[str, bytes], headers: bytes = b"") -> bytes:
@@ -37,12 +45,13 @@ async def ask(url: str, prompt: str, count: int, stream: bool = True, **more: st
     return status, "".join(json.loads(piece).get("text", "") for piece in pieces), rest
 
 
-def fleet(check, count: int = 2, up: bool = True, **settings) -> None:
+def fleet(check, count: int = 2, up: bool = True, page: bytes | None = None, **settings) -> None:
     """Runs `check(router's url, servers, router)`."""
 
     async def run() -> None:
         servers = [FakeServer() for _ in range(count)]
         for server in servers:
+            server.page = page
             await server.start()
         config = RouterConfig(**({"port": 0, "stall_s": 0.5} | settings))
         router = Router(config, [server.url for server in servers])
@@ -229,3 +238,92 @@ def test_a_server_that_has_the_number_of_a_removed_one_gets_its_own_requests():
         assert [len(one.served) for one in servers] == [1, 1]
 
     fleet(check)
+
+
+def test_a_client_that_sends_nonsense_behind_its_request_ends_it():
+    """Nobody is left who could read the answer: the server is told, and the router keeps nothing of it."""
+
+    async def check(url, servers, router):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps({"prompt": "x", "max_tokens": 10**6, "stream": True}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        await reader.readuntil(b"data: ")
+        writer.write(b"nonsense\r\n\r\n")
+        rest = await reader.read()
+        assert b"HTTP/1.1 400" not in rest  # in the middle of an answer that is no answer
+        assert not router.open
+        writer.close()
+
+    fleet(check, count=1)
+
+
+def test_a_request_that_is_refused_goes_nowhere():
+    async def check(url, servers, router):
+        small, large = (b'{"prompt": "x", "max_tokens": 1}'.ljust(size) for size in (40, 90))
+        await exchange(url, ("POST /v1/completions", small))  # leaves an open connection
+        raw = await exchange(url, ("POST /v1/completions", large))
+        assert raw.count(b"HTTP/1.1 413") == raw.count(b"HTTP/1.1") == 1
+        await asyncio.sleep(0.05)
+        assert servers[0].served == [0]
+
+    fleet(check, count=1, max_body_bytes=64)
+
+
+def test_a_connection_of_a_slow_client_is_read_on_by_the_next():
+    """The end of an answer may come in one piece with the chunk that made its client too slow."""
+
+    class Transport:
+        paused = closing = False
+
+        def is_closing(self):
+            return self.closing
+
+        def pause_reading(self):
+            self.paused = True
+
+        def resume_reading(self):
+            self.paused = False
+
+        def write(self, data):
+            pass
+
+    class SlowFront:
+        def begin(self, *_):
+            asker.slow(True)
+
+        def finish(self):
+            pass
+
+    async def check() -> None:
+        nonlocal asker
+        worker, pool = Worker(0, "http://127.0.0.1:1"), Pool(WriteQueue())
+        request = whole_request(b"GET /x HTTP/1.1\r\n\r\n")
+        router = SimpleNamespace(done=lambda exchange: None)
+        asker = Exchange(router, SlowFront(), request, b"id", Ask(0, 1), NO_KEYS, None, Asked())
+        asker.sent_to(worker, 1)
+        upstream = Upstream(worker, pool)
+        upstream.connection_made(Transport())
+        asker.send(upstream)
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        upstream.data_received(head + b"5\r\nhello\r\n0\r\n\r\n")
+        assert pool.take(worker) is upstream
+        assert not upstream.transport.paused
+
+    asker = None
+    asyncio.run(check())
+
+
+def test_a_server_of_another_kind_that_answers_everything_is_followed_on():
+    """With 200 and a page, as some do for paths that they do not know; then a server of ours comes in its place."""
+
+    async def check(url, servers, router):
+        (worker,) = router.workers
+        while "something else" not in worker.reason:
+            await asyncio.sleep(0.01)
+        servers[0].page = None
+        while worker.state != "up":
+            await asyncio.sleep(0.01)
+
+    fleet(check, count=1, up=False, page=b"<html>\r\n")

@@ -1,5 +1,7 @@
 """Adapters in an engine: each request is answered as by a model with its adapter merged, whoever else is there."""
 
+import json
+import shutil
 import signal
 
 import pytest
@@ -199,6 +201,10 @@ def test_workers_that_are_started_again_have_the_adapters(tmp_path):
     random = "random:tiny-llama"
     base = open_model(random).load("cpu", "float32").model
     tiny_adapters.write(base, AdapterSpec(rank=2), tmp_path / "legal")
+    odd = tmp_path / "odd"
+    shutil.copytree(tmp_path / "legal", odd)
+    settings = odd / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"lora_alpha": None}))
     config = EngineConfig(model=random, device="cpu", dtype="float32", num_gpu_blocks_override=32)
     client = EngineClient(config, ProcessOptions(beat_s=0.05, restarts=1), spawn=forked())
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -211,6 +217,9 @@ def test_workers_that_are_started_again_have_the_adapters(tmp_path):
         client.load_adapter(1, str(tmp_path / "legal"))
         with pytest.raises(CairnError, match="/absent"):
             client.load_adapter(2, "/absent")
+        with pytest.raises(WeightsError, match="cannot be read: TypeError"):
+            client.load_adapter(2, str(odd))
+        assert client.restarted == 0  # nobody else has noticed
         legal = answer(1)
         assert legal != answer(0)
         client._group.processes[0].send_signal(signal.SIGKILL)

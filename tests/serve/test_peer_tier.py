@@ -122,6 +122,21 @@ def test_a_server_that_dies_in_the_middle_costs_time_and_no_token(share):
         one.close()
 
 
+@pytest.mark.parametrize("came", [None, b"damaged"])
+def test_a_page_that_is_listed_and_does_not_come_is_computed(came, monkeypatch):
+    first = sharing_engine()
+    second = fetching_engine(first.tiers.shared.address)
+    until(lambda: len(second.tiers.disk) >= 4)
+    page = came and came.ljust(second.tiers.copies.page_bytes)
+    monkeypatch.setattr(first.tiers.shared, "page", lambda key: page)
+    if came:
+        monkeypatch.setattr(peer_tier, "zlib", SimpleNamespace(crc32=lambda data: -1))
+    assert answer(second).ledger.disk_tokens == 0
+    assert second.tiers.counts.failed_loads == 1
+    for engine in (second, first):
+        engine.tiers.close()
+
+
 def test_another_model_and_wrong_options_are_refused():
     first = sharing_engine()
     host, port = first.tiers.shared.address.split(":")

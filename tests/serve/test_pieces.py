@@ -11,11 +11,13 @@ from tiny_engines import at_rest, model, prompt_of, tiny_engine
 
 from cairn.core.errors import RequestError
 from cairn.models.attend import Cached, KVCache
+from cairn.models.cache import CacheGroup
 from cairn.models.transformer import PlainResidual, PlainStep, Transformer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pieces import ArenaRows, Piece
-from cairn.serve.engine.request import Request, check_request
+from cairn.serve.engine.request import Limits, Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.spans import reaches_of, whole_end
 from cairn.serve.engine.step import Chunk
 
@@ -192,6 +194,49 @@ def test_no_chunk_ends_inside_a_span_that_sees_both_ways(layout, data):
         ends.append(end)
         start = end
     assert not any(piece.start < end < piece.end for piece in pieces for end in ends)
+
+
+def run_to_the_end(scheduler: Scheduler) -> None:
+    turns = 0
+    while scheduler.has_work:
+        turns += 1
+        assert turns < 400, f"{scheduler.requests} wait for ever"
+        step = scheduler.schedule()
+        assert all(request.row >= 0 for request in step.admitted)
+        for chunk in step.chunks:
+            end = chunk.start + chunk.count
+            assert not any(piece.start < end < piece.end for piece in chunk.request.pieces)
+        scheduler.update(step, [5] * len(step.sampling))
+        scheduler.queues.check_integrity()
+
+
+spans = st.tuples(st.integers(0, 3), st.integers(1, 16), st.integers(1, 12))  # before, long, answer
+
+
+@given(st.lists(spans, min_size=1, max_size=4), st.integers(6, 24), st.integers(1, 4))
+def test_spans_that_see_both_ways_find_room_beside_windows(questions, pages, page_size):
+    """In any cache each request ends: refused, answered, or, when it has outgrown the cache, with an error."""
+    groups = (CacheGroup("full", 0, (0,)), CacheGroup("window", 4, (1,)))
+    limits = Limits(rows=3, step_tokens=32, context=64, pages=pages, page_size=page_size,
+                    vocabulary=100, groups=groups, arena_rows=64)  # fmt: skip
+    scheduler, requests = Scheduler(limits), []
+    for number, (before, length, answer) in enumerate(questions):
+        wanted = SamplingParams(max_tokens=answer, ignore_eos=True)
+        pieces = [Piece(before, length, b"same", sees="piece")]
+        request = Request(
+            number, [7] * (before + length + 1), wanted, pieces=pieces, piece_rows=[0]
+        )
+        try:
+            scheduler.add(request)
+        except RequestError:
+            assert limits.pages_for(request) > pages - 1
+            continue
+        assert scheduler.queues.arena.hold(b"same", 16) is not None
+        requests.append(request)
+    run_to_the_end(scheduler)
+    for request in requests:
+        whole = len(request.outputs) == request.most_outputs
+        assert whole if request.finish == "length" else limits.pages_for(request) >= pages - 1
 
 
 def test_spans_longer_than_a_step_are_refused():

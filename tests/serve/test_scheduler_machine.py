@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cairn.models.cache import CacheGroup, most_pages
-from cairn.serve.engine.request import Limits
+from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.tiers.load_plan import Loading
 
 VOCABULARY = 20
 CONTEXT = 40
@@ -241,6 +243,49 @@ def test_whoever_builds_upon_a_lost_step_is_lost_with_it() -> None:
         engine.drain(depth=1)
         met += engine.seen["lost with others"]
     assert met
+
+
+class Tier:
+    """Brings the third page of whoever has two already, and never does."""
+
+    def begin(self, request):
+        if request.computed == 4:
+            request.loading = Loading(2, 3, 0.0)
+
+    def left(self, request):
+        request.loading = None
+
+    def first_missing(self, request, place):
+        return place
+
+    def filled(self, request, group, place, page):
+        pass
+
+    def taken(self, page):
+        pass
+
+
+def test_whoever_waits_for_a_tier_behind_pages_of_a_lost_step_looks_again() -> None:
+    """It has found them and computed nothing: it is not lost, and must not go on with what nobody wrote."""
+    limits = Limits(
+        rows=4, step_tokens=64, context=CONTEXT, pages=20, page_size=2, vocabulary=VOCABULARY
+    )
+    scheduler = Scheduler(limits)
+    scheduler.tiers = scheduler.blocks.tiers = Tier()
+    first, second = (
+        Request(n, [1, 2, 3, 4, *rest], SamplingParams(max_tokens=2))
+        for n, rest in enumerate(([5], [6, 7, 8]))
+    )
+    scheduler.add(first)
+    lost = scheduler.schedule()
+    scheduler.add(second)
+    scheduler.schedule()
+    assert second.loading is not None
+    assert second.blocks[:2] == first.blocks[:2]
+    (ended,) = scheduler.fail(lost, "the device is gone")
+    assert (ended.request, second.state, second.blocks) == (first, "waiting", [])
+    scheduler.queues.check_integrity()
+    assert scheduler.schedule().chunks[0].start == 0
 
 
 @pytest.mark.parametrize("groups", GROUPS, ids=str)

@@ -14,6 +14,7 @@ from cairn.comm.transfer.choose import TRANSPORTS, unusable
 from cairn.comm.transfer.lease import Terms
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.config import EngineConfig, RoleConfig
+from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -206,6 +207,7 @@ def test_an_engine_changes_its_role_and_keeps_its_prefixes():
     engine.run()
     told = events.take()
     assert len(told) == 3
+    engine.scheduler.queues.preemptions = 7
     for role in ("both", "prefill", "decode", "prefill", "both"):
         config = RoleConfig(role=role, prefill_urls=["http://127.0.0.1:1"], prefill_min_tokens=99)
         engine = with_role(engine, config)
@@ -222,7 +224,11 @@ def test_an_engine_changes_its_role_and_keeps_its_prefixes():
             engine.abort(request.id)
             (offer,) = engine.side._offers
             engine.side._free(engine.side._desk.withdraw(offer))
+        if role == "decode":
+            engine._now.remote_prefills, engine._now._unanswered = 3, 2
     assert events.take() == []  # what was told is still there
+    stats = stats_of(engine)
+    assert (stats.preempted, stats.remote_prefills, stats.prefill_fallbacks) == (7, 3, 2)
     with pytest.raises(ConfigError, match="role prefill"):
         with_role(engine, RoleConfig(role="prefill")).sleep()
     engine = with_role(engine, RoleConfig(role="both"))
@@ -280,6 +286,11 @@ def test_what_does_not_travel_is_computed_here():
     engine.weights_changed(1)
     assert not is_remote()
     engine.close()
+    side = PrefillSide(tiny_engine("qwen3"), transport="tcp")
+    side.engine.weights_changed(1)
+    with pytest.raises(RequestError, match="replaced by version 1"):
+        side.add(asks_of(PROMPTS)[0])
+    side.close()
 
 
 def test_the_bandwidth_is_known_however_many_prompts_have_come():
@@ -375,6 +386,27 @@ def test_engines_of_different_models_refuse_each_other():
     pair.close()
 
 
+def test_a_prompt_that_was_preempted_is_still_handed_over():
+    """As windows do where pages are short, and tiers whose pages could not be loaded."""
+    pair = pair_of(prefill={"chunked": True})
+    (ask,) = asks_of(PROMPTS[4:5])
+    pair.prefill.add(ask)
+    assert pair.prefill.step() == []
+    pair.prefill.engine.scheduler.queues.preempt()
+    handoffs = []
+    while not handoffs:
+        handoffs = pair.prefill.step()
+    assert len(handoffs[0].offer.table) == -(-len(ask.prompt) // PAGE)
+    pair.decode.add(handoffs[0])
+    tokens = [handoffs[0].first]
+    while pair.decode.has_work:
+        pair.prefill.step(0.001)
+        tokens += [token for output in pair.decode.step() for token in output.tokens]
+    assert tokens == greedy("qwen3", ask.prompt)
+    assert pair.decode.arrivals[0].why_not is None
+    rest(pair)
+
+
 def test_aborted_anywhere_leaves_nothing():
     pair = pair_of()
     for ask in asks_of(PROMPTS):
@@ -404,6 +436,7 @@ def test_aborted_anywhere_leaves_nothing():
         turn()
     assert tokens["r5"] == greedy("qwen3", PROMPTS[5])
     assert (len(tokens["r2"]), len(tokens["r3"]), len(tokens["r4"])) == (1, 1, 3)
+    assert not pair.prefill.blocks._wanted
     rest(pair)
 
 

@@ -52,6 +52,8 @@ def test_a_step_without_batches_changes_nothing_and_is_no_bad_step(tmp_path):
     assert steps == tuple(range(6))
     assert [sums[i] == sums[i + 1] for i in range(5)] == [False, True, False, True, False]
     assert weights(run).keys()
+    kept = [folder_of(tmp_path / "checkpoints", step).is_dir() for step in (4, 6)]
+    assert kept == [True, True]  # also behind a step without batches
 
 
 class Counting(Rollouts):

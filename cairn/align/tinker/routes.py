@@ -244,13 +244,14 @@ class Frontend:
         return future_of(self.service.submit(model, number, work), model)
 
     def _forget_silent(self) -> None:
-        """Clients say every few seconds that they are there; the models of those that went away are dropped."""
+        """Clients say every few seconds that they are there; what those that went away have made is dropped."""
         silent = [s for s, heard in self.sessions.items() if time.monotonic() - heard > SILENT_S]
         for session in silent:
             del self.sessions[session]
-            for model in [name for name in self.runs if name.startswith(f"{session}-model-")]:
-                del self.runs[model]
-                self.made.pop(model, None)
+            self.samplers.forget(session)
+            for model in [name for name in self.made if name.startswith(f"{session}-model-")]:
+                del self.made[model]
+                self.runs.pop(model, None)  # absent: it could not be made
                 self.service.forget(model)
 
     def _check_session(self, session: str) -> None:

@@ -1,6 +1,7 @@
 """Weights that sampling sessions were made with: the latest in memory, the others in files until they are asked for.
 
-A training loop makes a session after every step, and no client ever says that it needs one no more.
+A training loop makes a session after every step, and no client ever says that it needs one no more: they go with the
+client's own session.
 """
 
 import threading
@@ -40,6 +41,14 @@ class Samplers:
                 self._hold(id, Weights(load_file(self._file(id)), self._versions[id]))
             self._held.move_to_end(id)
             return self._held[id]
+
+    def forget(self, session: str) -> None:
+        """All that this client has made, with their files."""
+        with self._lock:
+            for id in [id for id in self._versions if id.startswith(f"{session}-")]:
+                del self._versions[id]
+                self._held.pop(id, None)
+                self._file(id).unlink(missing_ok=True)
 
     def _hold(self, id: str, weights: Weights) -> None:
         self._held[id] = weights

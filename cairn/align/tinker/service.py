@@ -21,7 +21,7 @@ from cairn.align.policy import Sampled
 from cairn.align.tinker.shared_base import SharedBase, Weights
 from cairn.align.tinker.wire import Sample, SampledTokens, Samples, write_samples
 from cairn.core.errors import CairnError, RequestError
-from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.sampling_params import MOST_SEQUENCES, SamplingParams
 
 KEPT_S = 3600.0  # how long an answer that nobody asks for is kept
 READ_S = 120.0  # and one that was read: its reader may not have got it
@@ -54,7 +54,7 @@ class Future:
     def settle(self, answer: Answer | Failure) -> None:
         self.answer = answer
         self.done.set()
-        for call in self.waiters:
+        for call in tuple(self.waiters):  # who is called leaves the list, in another thread
             call()
 
 
@@ -212,8 +212,10 @@ def check_sample(base: SharedBase, asked: Sample) -> None:
     prompt = asked.prompt.tokens()
     if asked.target_prompt_logprobs is not None or asked.prompt_alt_tokens_k:
         raise RequestError("target_prompt_logprobs and prompt_alt_tokens_k are not offered here")
-    if asked.num_samples < 1:
-        raise RequestError(f"num_samples is {asked.num_samples}", hint="ask for 1 or more")
+    if not 1 <= asked.num_samples <= MOST_SEQUENCES:
+        raise RequestError(
+            f"num_samples is {asked.num_samples}", hint=f"ask for 1 to {MOST_SEQUENCES}"
+        )
     if not 0 < len(prompt) < base.length:
         raise RequestError(f"a prompt of {len(prompt)} tokens; 1 to {base.length - 1} are possible")
     if min(prompt) < 0 or max(prompt) >= base.spec.vocab:

@@ -135,10 +135,16 @@ class Api:
         there = await self.get(ref)
         if there is None or there["metadata"]["uid"] != uid:
             return
+        from lightkube.types import CascadeType
+
         resource = _resource(ref.api, ref.kind)
         try:
-            with _translated():
-                await self._client.delete(resource, ref.name, namespace=ref.namespace)
+            with (
+                _translated()
+            ):  # a Job that is deleted without a word leaves its pods behind, which go on
+                await self._client.delete(
+                    resource, ref.name, namespace=ref.namespace, cascade=CascadeType.BACKGROUND
+                )
         except ApiRefused as refused:
             if refused.code != MISSING:
                 raise

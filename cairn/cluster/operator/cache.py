@@ -93,3 +93,5 @@ class Cache:
         del self._kinds[ref.api, ref.kind][ref]
         if (owner := owner_of(there)) is not None:
             self._children[owner].pop(ref, None)
+            if not self._children[owner]:  # most jobs come and go, and their names never again
+                del self._children[owner]

@@ -7,6 +7,7 @@ import asyncio
 import datetime
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from cairn.cluster.operator.api import CONFLICT, Api, ApiRefused, Unreachable
 from cairn.cluster.operator.election import LeaseView, lease_of
@@ -24,7 +25,10 @@ async def lead(
     renewed_s = 0.0
     try:
         while True:
-            held = await _hold(api, lease, view, duration_s, refusals)
+            held = None
+            with suppress(TimeoutError):  # of an API that takes a question and never answers
+                async with asyncio.timeout(duration_s / 3):
+                    held = await _hold(api, lease, view, duration_s, refusals)
             now = time.monotonic()
             if held:
                 renewed_s = now

@@ -58,8 +58,9 @@ def matrices_of(layer: Any, number: int) -> list[Matrix]:
     prefix = f"layers.{number}"
     if not isinstance(layer.attention, Attention):
         raise UnsupportedModel(
-            "a model with latent attention cannot be quantised or pruned here",
-            hint="take one with keys and values of its own, or quantise as it is served: --weights",
+            f"layer {number} is a {type(layer.attention).__name__}, and only attention with keys and values of its "
+            "own can be quantised or pruned here",
+            hint="take another model, or quantise as it is served: --weights",
         )
     found = [
         _linear(layer.attention.qkv, f"{prefix}.attention.qkv"),

@@ -27,6 +27,7 @@ from cairn.serve.engine.anchors import anchors_of
 from cairn.serve.engine.page_pool import IntegrityError, PagePool
 from cairn.serve.engine.prefix_cache import Entry, Found, PrefixCache
 from cairn.serve.engine.request import Request
+from cairn.serve.engine.spans import longest_span
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,9 +301,10 @@ class BlockManager:
             return max(places - len(request.blocks), 0) * self._paged
         places = max(places - found.pages, 0)
         needed = places * self._full
+        span = longest_span(request) if request.pieces and self.windowed else 0
         for index, group in self._windows:
             held = sum(page > 0 for page in found.tables[index])
-            needed += min(places, group.most_pages(upto_tokens, self.page_size) - held)
+            needed += min(places, group.most_pages(upto_tokens, self.page_size, span) - held)
         return needed
 
     def _available(self, found: Found | None) -> int:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.core.errors import CairnError, ConfigError, RequestError
+from cairn.core.errors import CairnError, ConfigError, RequestError, WeightsError
 from cairn.core.events import span
 from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.media import MediaFailed, WaitingForRows
@@ -254,7 +254,15 @@ class Engine:
     def read_adapter(self, folder: str) -> LoadedAdapter:
         """Any thread may call it; a CairnError says what is wrong with the folder."""
         self._check_awake()
-        return self.runner.adapters.read(folder)
+        try:
+            return self.runner.adapters.read(folder)
+        except CairnError:
+            raise
+        except Exception as problem:  # whatever is in the folder, everybody else is served on
+            raise WeightsError(
+                f"the adapter in {folder} cannot be read: {described(problem)}",
+                hint="is its adapter_config.json as PEFT has written it?",
+            ) from problem
 
     def load_adapter(self, number: int, adapter: LoadedAdapter) -> None:
         """From now on requests may have this number."""
@@ -311,6 +319,7 @@ class Engine:
             for request in failure.requests:
                 request.state, request.finish = "finished", "error"
                 request.error = described(failure.problem)
+                self._close(request, self.clock())
             return [Output(request, (), True) for request in failure.requests]
         for request in admitted:
             self._enqueue(request)

@@ -94,6 +94,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """How many cache groups have page tables."""
         return sum(group.kind != "state" for group in self.groups)
 
+    def pages_for(self, request: "Request") -> int:
+        """Pages of the cache that a request of its present length may need at once."""
+        span = longest_span(request) if request.pieces else 0
+        return most_pages(self.groups, request.known, self.page_size, span)
+
     @property
     def capacity(self) -> int:
         """How many tokens of one request the whole cache holds; where all layers have windows, the whole context."""
@@ -316,12 +321,15 @@ def check_request(request: Request, limits: Limits) -> None:
         return
     _check_context(len(prompt), params, limits.context)
     _check_outputs(request, limits)
-    needed = most_pages(limits.groups, request.known, limits.page_size)
+    span, needed = longest_span(request), limits.pages_for(request)
     if needed > limits.pages - 1:
+        fewer = (
+            f"shorten the prompt to {limits.capacity} tokens" if not span else "shorten the prompt"
+        )
         raise RequestError(
             f"the prompt has {len(prompt)} tokens and needs {needed} pages of {limits.page_size}, "
             f"the whole cache has {limits.pages - 1}",
-            hint=f"shorten the prompt to {limits.capacity} tokens, or give the cache more memory",
+            hint=f"{fewer}, or give the cache more memory",
         )
     request.checked = True
 

@@ -75,9 +75,10 @@ class Scheduler:
         self._steps = 0
 
     def manage(self, blocks: BlockManager) -> None:
-        """Use another block manager; there are no requests yet."""
-        self.blocks = blocks
+        """Use another block manager; there are no requests now. What was counted goes on."""
+        before, self.blocks = self.queues.preemptions, blocks
         self.queues = self._make_queues()
+        self.queues.preemptions = before
 
     def _make_queues(self) -> Queues:
         on_finish = self.speculation.finish if self.speculation is not None else None
@@ -212,6 +213,9 @@ class Scheduler:
             if request.pending:
                 break  # preempted in flight: its last token is on the way, and cannot be computed before
             pages = self.blocks.allocate(request, request.total)
+            if pages is None and self.limits.pages_for(request) > self.limits.pages - 1:
+                self._fail_outgrown(request, step)  # what it has decoded leaves its prompt no room
+                continue
             if pages is None:
                 break
             queues.admit()
@@ -342,6 +346,8 @@ class Scheduler:
                 break
             self._preempt_last(step)
             if request.state != "running":
+                if admitted:  # no runner may look for its row
+                    step.admitted.remove(request)
                 return None
         if admitted:
             return ready, 0, self.blocks.entries(request, 0, len(request.blocks))
@@ -429,6 +435,12 @@ class Scheduler:
         self._in_flight.remove(step)
         lost, unwritten = self._consequences(step)
         self.blocks.forget(sorted(unwritten))
+        for request in [r for r in self.queues.running if r.loading is not None and r not in lost]:
+            held = (page for table in (request.blocks, *request.more_blocks) for page in table)
+            if not unwritten.isdisjoint(
+                held
+            ):  # it has computed nothing on them yet: it looks again
+                self.queues.preempt(request)
         ended = [request for request in lost if request.state != "finished"]
         for request in ended:
             request.error = error

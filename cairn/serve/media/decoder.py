@@ -52,8 +52,10 @@ class ImageDecoder:
             )
         process = self._idle.get()
         try:
-            if process is None or process.poll() is not None:
-                process = self._start()
+            if process is not None and process.poll() is not None:
+                self._end(process)  # its pipes are still open
+                process = None
+            process = process or self._start()
             done = self._ask(process, encode(Job(list(contents), rules, fps)))
         except BaseException:
             self._end(process)

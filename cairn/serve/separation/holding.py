@@ -37,15 +37,15 @@ class HoldingBlocks(TimedBlocks):
     # -- the side that computes prompts ----------------------------------------------------------
 
     def keep(self, id: RequestId) -> None:
-        """When this request ends with an output, its pages stay."""
+        """When this request ends with an output, its pages stay. Ends with that, or with `let_go`."""
         self._wanted.add(id)
 
     def free(self, request: Request) -> None:
         wanted = request.id in self._wanted
-        self._wanted.discard(request.id)
         if not (wanted and request.outputs and request.blocks):
-            super().free(request)
+            super().free(request)  # preempted, it comes back and is still wanted
             return
+        self._wanted.discard(request.id)
         stand_in = self._kept[request.id] = _stand_in(request)
         self._pass_on(request, stand_in)
         request.computed = 0
@@ -68,6 +68,7 @@ class HoldingBlocks(TimedBlocks):
         return [] if stand_in is None else self.seen(stand_in, len(stand_in.prompt))
 
     def let_go(self, id: RequestId) -> None:
+        self._wanted.discard(id)
         stand_in = self._kept.pop(id, None)
         if stand_in is not None:
             super().free(stand_in)

@@ -19,7 +19,7 @@ from cairn.comm.transfer.choose import make_transport
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.lease import TERMS, Freed, Terms
 from cairn.comm.transfer.notes import Offer
-from cairn.core.errors import CairnError, ConfigError
+from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, check_request
 from cairn.serve.engine.runner import TokenLogprobs
@@ -113,6 +113,12 @@ class PrefillSide:
     def add(self, ask: Ask) -> None:
         """In line, or refused with a RequestError."""
         params = ask.params
+        # The layout that readers have compared is of the weights of the start.
+        if self.engine.version:
+            raise RequestError(
+                f"the weights here were replaced by version {self.engine.version}, and others do not go on with them",
+                hint="compute it where it is decoded, or start this server again with the new weights",
+            )
         check_request(ask.request(), self.engine.scheduler.limits)  # of all that it asks for
         self.memory.check_room(len(ask.prompt))
         one = msgspec.structs.replace(params, max_tokens=1, min_tokens=min(params.min_tokens, 1))

@@ -45,9 +45,23 @@ class RoleEngine:
         self._engine: Engine = engine
         self._now: Engine | PrefillEngine | DecodeEngine = engine
         self._role = "both"
+        self._remote = self._fallbacks = 0  # prompts of roles before the present one
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._now, name)
+
+    @property
+    def remote_prefills(self) -> int:
+        """Since the start, whatever the roles: totals that become less would look like another engine's."""
+        return self._remote + getattr(self._now, "remote_prefills", 0)
+
+    @property
+    def prefill_fallbacks(self) -> int:
+        return self._fallbacks + getattr(self._now, "prefill_fallbacks", 0)
+
+    def _become(self, now: "Engine | PrefillEngine | DecodeEngine") -> None:
+        self._remote, self._fallbacks = self.remote_prefills, self.prefill_fallbacks
+        self._now = now
 
     def check_sleep(self, level: int = 1) -> None:
         if self._role != "both":
@@ -67,7 +81,7 @@ class RoleEngine:
         if before.has_work:
             raise RequestError("requests are under way", hint="wait for their end")
         self._engine.sleep(level)
-        self._now = self._engine
+        self._become(self._engine)
         before.close()
 
     def switch(self, config: RoleConfig) -> None:
@@ -85,9 +99,10 @@ class RoleEngine:
             )
         where = {"transport": config.transport, "host": config.host}
         if config.role == "prefill":
-            self._now = PrefillEngine(PrefillSide(self._engine, **where))
+            self._become(PrefillEngine(PrefillSide(self._engine, **where)))
         else:
-            self._now = DecodeEngine(DecodeSide(self._engine, **where), client_of(config), config)
+            side = DecodeSide(self._engine, **where)
+            self._become(DecodeEngine(side, client_of(config), config))
         self._role = config.role
         if not isinstance(before, Engine):  # behind the other, which has taken its pages over
             before.close()

@@ -12,6 +12,7 @@ holds a folder. Knows no policy: which slot holds which page is for `slot_book`.
 import fcntl
 import hashlib
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ class DiskSegments:
             raise too_small(capacity, self._stride)
         self._each = max(1, SEGMENT_BYTES // self._stride)  # slots of a segment
         self._files: dict[int, int] = {}
+        self._opening = threading.Lock()  # several threads read and write
         self.folder = folder / hashlib.sha256(model.encode()).hexdigest()[:16]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -155,10 +157,11 @@ class DiskSegments:
     def _open(self, slot: int) -> tuple[int, int]:
         """Its file, and where it begins there."""
         segment, place = divmod(slot, self._each)
-        if segment not in self._files:
-            path = self.folder / self._name(segment)
-            self._files[segment] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        return self._files[segment], place * self._stride
+        with self._opening:
+            if segment not in self._files:
+                path = self.folder / self._name(segment)
+                self._files[segment] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            return self._files[segment], place * self._stride
 
     @staticmethod
     def _name(segment: int) -> str:

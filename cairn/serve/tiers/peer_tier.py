@@ -214,8 +214,11 @@ class PeerTier:
         return self._readers.submit(self._read, list(zip(keys, into, strict=True)))
 
     def have_read(self, keys: Sequence[Key], read: Read) -> None:
-        """In the engine's thread, when a read has ended."""
+        """In the engine's thread, when a read has ended. What did not come is asked for no more: it is computed."""
         self._reading_bytes -= len(keys) * self.page_bytes
+        for peer in self.peers if read.damaged else ():
+            for key in read.damaged:
+                peer.keys.pop(key, None)
 
     def clear(self) -> None:
         """What is known now is asked for no more; what other servers store from now on is."""

@@ -9,6 +9,7 @@ distinguished from a good one before anything is loaded. Removing begins with CO
 checkpoint. Reads and writes these few files; knows nothing about tensors or ranks (`choose` does).
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -80,11 +81,27 @@ def mark_complete(folder: Path, step: int, files: dict[str, File] | None = None)
             hint="--out has to be a folder that all ranks share",
         )
     fresh = folder / f".{COMPLETE}"
-    with fresh.open("wb") as file:
-        file.write(msgspec.json.encode(marker))
+    write_synced(fresh, msgspec.json.encode(marker))
+    fresh.rename(folder / COMPLETE)
+    for place in (folder, folder.parent):  # their names, too, before an older checkpoint is removed
+        _sync_names(place)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """On the disk when it returns: a power cut leaves all of it."""
+    with path.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    fresh.rename(folder / COMPLETE)
+
+
+def _sync_names(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot, and need not
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def complaint(folder: Path, part: int = 0, parts: int = 1) -> str | None:

@@ -108,7 +108,7 @@ class Saver:
         if self.rank == 0:
             folders.remove(folder)  # what an earlier life left unfinished
             folder.mkdir(parents=True)
-            (folder / folders.ABOUT).write_bytes(about)
+            folders.write_synced(folder / folders.ABOUT, about)
 
     def _commit(self, folder: Path, step: int, files: dict[str, folders.File]) -> None:
         if self.rank == 0:

@@ -84,6 +84,8 @@ class Journal:
         with self._tolerant():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.events = (self.folder / EVENTS).open("ab" if go_on else "wb", buffering=0)
+            if self.events.tell():  # the writer before may have been ended within its last line
+                self.events.write(b"\n")
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
@@ -139,11 +141,9 @@ class Journal:
         path = self.folder / EVENTS
         lines = path.read_bytes().splitlines() if path.exists() else []
         events: list[AnyEvent] = []
-        for line in lines:
-            try:
+        for line in filter(None, lines):
+            with contextlib.suppress(msgspec.DecodeError):  # cut off by the end of its writer
                 events.append(msgspec.json.decode(line, type=AnyEvent))
-            except msgspec.DecodeError:
-                break  # cut off by the end of its writer
         return events
 
 

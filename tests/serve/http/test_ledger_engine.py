@@ -1,11 +1,14 @@
 """Rates and counters from totals that are read now and then, from engines that may begin again."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.serve.engine.messages import Stats
 from cairn.serve.http.ledger.engine_view import RATE_S, Rates, Totals
+from cairn.serve.http.server import service
 from cairn.serve.http.server.counts import EngineTotals, Gaps, server_metrics
 
 steady = st.lists(st.floats(0.05, 1.0), min_size=12, max_size=60)
@@ -77,3 +80,23 @@ def test_an_engine_that_began_again_and_has_overtaken_is_noticed():
     totals.count(metrics, Stats(steps=50, preempted=1, device_s=3.0))
     assert metrics.value("cairn_preempted_requests_total", model="m") == 4 + 1
     assert metrics.value("cairn_engine_seconds_total", model="m", part="device") == 1.0 + 3.0
+
+
+def test_what_is_done_every_second_is_done_on_after_a_failure(monkeypatch, caplog):
+    """Otherwise nobody would take the engine's events of pages any more, and they would be kept for ever."""
+    monkeypatch.setattr(service, "TICK_S", 0.0)
+    looks = []
+
+    class Failing:
+        async def _look_after(self):
+            looks.append(True)
+            raise ValueError("an adapter")
+
+    async def check() -> None:
+        task = asyncio.create_task(service.Service._tick(Failing()))
+        while len(looks) < 3:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(check())
+    assert [record.message for record in caplog.records] == ["what is done every second has failed"]

@@ -43,6 +43,18 @@ def test_a_full_disk_costs_the_journal_and_not_the_run(tmp_path, monkeypatch, at
     journal.close()
 
 
+def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path):
+    """Also in the lives behind the next one."""
+    for at in (0.0, 1.0, 2.0, 3.0):
+        journal = Journal(tmp_path, go_on=at > 0)
+        journal.note(Started(at=at, step=int(at)))
+        journal.events.write(b'{"type": "Sta')  # it is killed here
+        journal.events.close()
+    last = Journal(tmp_path, go_on=True)
+    assert [event.step for event in last._known()] == [0, 1, 2, 3]
+    last.close()
+
+
 def test_a_life_of_less_than_a_second_has_an_end_of_its_own(tmp_path):
     """Two failures shortly after each other: the second one is not taken for the first again."""
     for life, cause in enumerate(("", "corruption", "hang")):

@@ -6,6 +6,7 @@ A request on its way is an `Exchange`, which this file does not know. Belongs to
 """
 
 import asyncio
+import logging
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -43,6 +44,7 @@ from cairn.serve.http.server.settings import ServerConfig
 from cairn.serve.http.server.vllm_metrics import vllm_text
 from cairn.serve.serving import ModelNotServed, ServedModel, Serving
 
+log = logging.getLogger("cairn")
 TICK_S = 1.0
 LONG_TEXT = 8192  # characters; a longer one is rendered and tokenized beside the event loop
 
@@ -170,16 +172,26 @@ class Service:
             request.abort()
 
     async def _tick(self) -> None:
+        problem = ""
         while True:
             await asyncio.sleep(TICK_S)
-            self.health()  # so that it is known since when nothing moves
-            stats = self.serving.engine.stats()
-            self.look.sample(stats)
-            self.pulse.collect()
-            self._totals.count(self.metrics, stats)
-            self.accounts.tick(stats, self.book.running())
-            if self.adapters is not None and not self.asleep:
-                await asyncio.to_thread(self.adapters.scan)
+            try:
+                await self._look_after()
+            except Exception as error:  # health and what is cached are looked at again all the same
+                if (said := repr(error)) != problem:
+                    log.exception("what is done every second has failed")
+                problem = said
+
+    async def _look_after(self) -> None:
+        """Every second."""
+        self.health()  # so that it is known since when nothing moves
+        self.pulse.collect()
+        stats = self.serving.engine.stats()
+        self.look.sample(stats)
+        self._totals.count(self.metrics, stats)
+        self.accounts.tick(stats, self.book.running())
+        if self.adapters is not None and not self.asleep:
+            await asyncio.to_thread(self.adapters.scan)
 
     # -- what endpoints ask ----------------------------------------------------------------------
 
