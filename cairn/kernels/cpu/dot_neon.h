@@ -13,6 +13,7 @@
 #define CAIRN_DOT_NEON_H
 
 #include "levels_neon.h"
+#include "quads_neon.h"
 
 #ifdef HAS_DOT_NEON
 
@@ -117,10 +118,21 @@ INLINE void quad_piece(int type, const Piece *w, int count, const Quad *x, int a
     }
 }
 
+/* The rows that come next but one, which lie behind these: the CPU does not foresee rows that are read side by side. */
+INLINE void prefetch_next(const Weights *w) {
+    const int64_t size = MOST_ROWS_OF_W * (w[1].packed - w[0].packed);
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(w->packed + 2 * size + i);
+}
+
 /* `count` rows of weights with `quads` times four rows of x, of which `rows` are wanted: y [count, stride]. */
 INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int quads, int rows, int columns, float *y,
                       int stride) {
     const int pieces = pieces_of(columns), size = values_of_scale(type);
+    if (count == MOST_ROWS_OF_W) {
+        prefetch_next(w);
+        if (in_blocks_of_32(type) && quads == 1) return quads_of_blocks(type, w, x, 1, rows, columns, y, stride);
+        if (in_blocks_of_32(type) && quads == 2) return quads_of_blocks(type, w, x, 2, rows, columns, y, stride);
+    }
     float32x4_t sum[QUADS_AT_ONCE][4 * MOST_ROWS_OF_W];
     for (int q = 0; q < quads; q++)
         for (int i = 0; i < 4 * count; i++) sum[q][i] = vdupq_n_f32(0);
@@ -218,9 +230,6 @@ static int packed_dots(int type, const Weights *w, int count, const Quad *x, int
 static void dots_of_rows(int type, Weights first, int64_t row_bytes, int count, const Activations *x, int rows,
                          int columns, float *y) {
     Weights w[MOST_ROWS_OF_W] = {first}, one = first;
-    /* Rows are read side by side with several rows of x, which the CPU does not foresee. */
-    for (int64_t i = 0; rows > 1 && i < count * row_bytes; i += 64)
-        __builtin_prefetch(first.packed + 2 * count * row_bytes + i);
     for (int r = 1; r < count; r++) w[r] = first, w[r].packed += row_bytes * r;
     if (packed_dots(type, w, count, x, rows, columns, y)) return;
     for (int r = 0; r < count; r++) {

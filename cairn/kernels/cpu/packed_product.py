@@ -181,3 +181,8 @@ def _part(blocks: Blocks) -> _Part:
     rows, size = blocks.bytes_NB.shape
     code = TYPES.get(blocks.kind) or LEVELS[blocks.kind]
     return _Part(blocks.bytes_NB.data_ptr(), code, rows, size, blocks.group)
+
+
+def multiplied_rows(rows: int) -> int:
+    """Rows of x that a product of so many multiplies, those of zeros that fill it up included."""
+    return library().cairn_multiplied_rows(rows)

@@ -246,3 +246,12 @@ void cairn_join_digits(float *products, const float *step, const float *x, int c
         }
     }
 }
+
+/* Rows of x that a product of so many multiplies, those of zeros included. */
+int cairn_multiplied_rows(int rows) {
+#if defined(HAS_DOT_NEON)
+    return rows % 4 < 2 ? rows : (rows + 3) / 4 * 4;
+#else
+    return rows;
+#endif
+}
