@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import HardwareError
 from cairn.kernels.cpu import compiled
-from cairn.kernels.cpu.packed_product import TYPES, Blocks, NormWeight, multiplied_rows
+from cairn.kernels.cpu.packed_product import TYPES, Blocks, NormWeight, cost_in_rows
 from cairn.models.activation import Gate
 from cairn.models.linear.blocks import FLOAT_ROWS, BlocksForm
 from cairn.models.linear.form import Epilogue
@@ -123,7 +123,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(kind):
 
 
 def test_rows_of_zeros_fill_up_a_product_or_not():
-    found = [multiplied_rows(rows) for rows in range(1, 18)]
+    found = [cost_in_rows(rows) for rows in range(1, 18)]
     assert found[0] == 1
     assert all(0 <= more - rows < 3 for rows, more in enumerate(found, 1))
     assert found == sorted(found)

@@ -183,6 +183,6 @@ def _part(blocks: Blocks) -> _Part:
     return _Part(blocks.bytes_NB.data_ptr(), code, rows, size, blocks.group)
 
 
-def multiplied_rows(rows: int) -> int:
-    """Rows of x that a product of so many multiplies, those of zeros that fill it up included."""
-    return library().cairn_multiplied_rows(rows)
+def cost_in_rows(rows: int) -> int:
+    """What a product of so many rows of x costs beside others: rows of zeros that fill it up count as well."""
+    return library().cairn_cost_in_rows(rows)

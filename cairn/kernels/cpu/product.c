@@ -247,10 +247,12 @@ void cairn_join_digits(float *products, const float *step, const float *x, int c
     }
 }
 
-/* Rows of x that a product of so many multiplies, those of zeros included. */
-int cairn_multiplied_rows(int rows) {
+/* What a product of so many rows of x costs beside others, in rows. Four are multiplied together, zeros included; for one
+ * that is left over the weights are unpacked again, which makes two of it. */
+int cairn_cost_in_rows(int rows) {
 #if defined(HAS_DOT_NEON)
-    return rows % 4 < 2 ? rows : (rows + 3) / 4 * 4;
+    if (rows > 1 && rows % 4 == 1) return rows + 1;
+    return rows == 1 ? 1 : (rows + 3) / 4 * 4;
 #else
     return rows;
 #endif

@@ -180,12 +180,12 @@ def _seconds(runnable: "Runnable", ranks: int) -> "Seconds":
 
 def _measured(model: "Transformer") -> MeasuredSeconds:
     """Packed products may fill up the rows of a step, and then a further draft is free or costs as much as several."""
-    from cairn.kernels.cpu.packed_product import multiplied_rows
+    from cairn.kernels.cpu.packed_product import cost_in_rows
     from cairn.models.linear.blocks import BlocksForm
     from cairn.models.linear.maps import linears
 
     packed = any(isinstance(part.form, BlocksForm) for part in linears(model))
-    return MeasuredSeconds(multiplied_rows) if packed else MeasuredSeconds()
+    return MeasuredSeconds(cost_in_rows) if packed else MeasuredSeconds()
 
 
 def _say_failed(problem: Exception) -> None:

@@ -1,7 +1,7 @@
 """How long does a step of so many tokens take? By measuring, or by what a GPU moves and multiplies.
 
 measured    a + b * rows, fitted to the steps so far; the newest count most. For a CPU, where the form of the weights
-            decides. Rows are those that its products multiply: tokens, and zeros that fill them up
+            decides. Rows are what its products cost: tokens, and zeros that fill them up
 modelled    weights through memory or products, whichever is longer, and each layer's kernels one behind another.
             The same in every rank, so that all of them choose the same drafts
 """
@@ -40,7 +40,7 @@ class MeasuredSeconds:
     """A line through (rows, seconds) of the steps without prompts, by weighted least squares."""
 
     def __init__(self, rows_of: Callable[[int], int] = as_many) -> None:
-        """`rows_of`: rows that a step of so many tokens multiplies."""
+        """`rows_of`: what a step of so many tokens costs, in rows of its products."""
         self._rows_of = functools.cache(rows_of)
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
