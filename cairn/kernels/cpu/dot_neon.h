@@ -87,8 +87,8 @@ INLINE void quad_dots(int32x4_t *first, int32x4_t *second, const Piece *w, int c
 }
 
 /* Sums of integers of the b-th block onto `sum`, which has four vectors for each row of weights. */
-INLINE void add_block(int type, const Piece *w, int count, const Quad *x, int group, int b, const int32x4_t *dot,
-                      float32x4_t *sum) {
+INLINE void add_quad_block(int type, const Piece *w, int count, const Quad *x, int group, int b, const int32x4_t *dot,
+                           float32x4_t *sum) {
     const float32x4_t scale_x = vld1q_f32(x->scale);
     float32x4_t of_x = vld1q_f32(x->sum[group]);
     if (values_of_scale(type) == 32) of_x = vaddq_f32(of_x, vld1q_f32(x->sum[group + 1]));
@@ -113,8 +113,8 @@ INLINE void quad_piece(int type, const Piece *w, int count, const Quad *x, int a
         for (int r = 0; r < count; r++) first[r] = vshlq_n_s32(first[r], 8), second[r] = vshlq_n_s32(second[r], 8);
         for (int i = 0; i < registers; i++)
             quad_dots(first, second, w, count, registers * b + i, registers, x->low + 4 * start + 64 * i, next);
-        add_block(type, w, count, x, start / GROUP, b, first, sum);
-        add_block(type, w, count, x, start / GROUP + registers, b + 1, second, sum);
+        add_quad_block(type, w, count, x, start / GROUP, b, first, sum);
+        add_quad_block(type, w, count, x, start / GROUP + registers, b + 1, second, sum);
     }
 }
 
@@ -130,8 +130,7 @@ INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int 
     const int pieces = pieces_of(columns), size = values_of_scale(type);
     if (count == MOST_ROWS_OF_W) {
         prefetch_next(w);
-        if (in_blocks_of_32(type) && quads == 1) return quads_of_blocks(type, w, x, 1, rows, columns, y, stride);
-        if (in_blocks_of_32(type) && quads == 2) return quads_of_blocks(type, w, x, 2, rows, columns, y, stride);
+        if (in_blocks_of_32(type) && quads <= FEW_QUADS) return few_quads_dot(type, w, x, quads, rows, columns, y, stride);
     }
     float32x4_t sum[QUADS_AT_ONCE][4 * MOST_ROWS_OF_W];
     for (int q = 0; q < quads; q++)

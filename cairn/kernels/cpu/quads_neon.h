@@ -102,5 +102,24 @@ INLINE void quads_of_blocks(int type, const Weights *w, const Quad *x, int quads
         }
 }
 
+#define FEW_QUADS_OF(type)                                                                       \
+    case type:                                                                                   \
+        if (quads == 1) quads_of_blocks(type, w, x, 1, rows, columns, y, stride);                \
+        else quads_of_blocks(type, w, x, 2, rows, columns, y, stride);                           \
+        return
+
+/* A function of its own: the compiler finds registers for loops of moderate functions only. */
+static __attribute__((noinline)) void few_quads_dot(int type, const Weights *w, const Quad *x, int quads, int rows,
+                                                    int columns, float *y, int stride) {
+    switch (type) {
+        FEW_QUADS_OF(Q4_0);
+        FEW_QUADS_OF(Q4_1);
+        FEW_QUADS_OF(Q5_0);
+        FEW_QUADS_OF(Q5_1);
+        FEW_QUADS_OF(Q8_0);
+        FEW_QUADS_OF(IQ4_NL);
+    }
+}
+
 #endif
 #endif
