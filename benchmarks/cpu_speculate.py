@@ -5,9 +5,10 @@
 
 Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which forces
 most of its tokens (--speculate grammar drafts nothing else), and for something new. The answer to an edit is begun:
-small models else write something of their own. Two engines answer greedily to the end of the answer, one with drafts
-and one without, step by step in turns: whoever has had less time. So both meet the same load of a shared machine, and
-the ratios mean something there, that of CPU time with OMP_NUM_THREADS=1 most.
+small models else write something of their own. SmolLM2-135M does so all the same with the program, of which it repeats
+little; of the letter, the settings and the notes it writes most lines again. Two engines answer greedily to the end of
+the answer, one with drafts and one without, step by step in turns: whoever has had less time. So both meet the same
+load of a shared machine, and the ratios mean something there, that of CPU time with OMP_NUM_THREADS=1 most.
 """
 
 import argparse
@@ -43,6 +44,29 @@ def area_of_square(side):
 LETTER = """Dear Ms. Okafor, thank you for your letter of the third of May. We have looked at the two pumps that you \
 sent back to us. The first pump works as it should. The second pump has a broken seal, which we have replaced at no \
 cost. Both pumps will be sent to your office in Leeds on Monday. Please call us if they have not arrived by Friday."""
+SETTINGS = """[server]
+host = "127.0.0.1"
+port = 8000
+workers = 4
+timeout_seconds = 30
+
+[database]
+host = "db.internal.example.com"
+port = 5432
+name = "orders"
+user = "orders_service"
+pool_size = 16
+
+[logging]
+level = "info"
+file = "/var/log/orders/service.log"
+"""
+NOTES = """- Monday: Anna opens the shop at nine and counts the stock.
+- Tuesday: Ben brings the bread and cleans the front window.
+- Wednesday: Anna orders flour, sugar and butter for the week.
+- Thursday: Carl repairs the oven and checks the cold room.
+- Friday: Ben closes the shop at six and takes the money to the bank.
+"""
 
 
 class Asked(NamedTuple):
@@ -63,6 +87,16 @@ TASKS = {
         Asked(
             f"Write this letter again, but to Mr. Tanaka instead of Ms. Okafor:\n\n{LETTER}",
             "Dear Mr. Tanaka, thank you for your letter of the third of May.",
+        ),
+    ],
+    "edit_lines": [
+        Asked(
+            f"Set the port of the server to 9090 in this file, and write the whole file:\n\n{SETTINGS}",
+            '[server]\nhost = "127.0.0.1"\nport = 9090\n',
+        ),
+        Asked(
+            f"In these notes replace Anna by Dora, and write all of them again:\n\n{NOTES}",
+            "- Monday: Dora opens the shop at nine and counts the stock.\n",
         ),
     ],
     "json": [

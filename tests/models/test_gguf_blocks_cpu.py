@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import HardwareError
 from cairn.kernels.cpu import compiled
-from cairn.kernels.cpu.packed_product import TYPES, Blocks, NormWeight
+from cairn.kernels.cpu.packed_product import TYPES, Blocks, NormWeight, cost_in_rows
 from cairn.models.activation import Gate
 from cairn.models.linear.blocks import FLOAT_ROWS, BlocksForm
 from cairn.models.linear.form import Epilogue
@@ -116,11 +116,18 @@ def test_one_thread_and_several_compute_the_same_bits():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_the_same_whatever_rows_are_beside_it(kind):
     columns = 256 + block_of(kind)[0]
-    packed, _ = blocks_of(kind, 60, columns)
+    packed, _ = blocks_of(kind, 62, columns)
     x_MK, form = torch.randn(15, columns), BlocksForm([packed])
-    together = form.product(x_MK)
     alone = torch.cat([form.product(row_K[None]) for row_K in x_MK])
-    assert torch.equal(together, alone)
+    for rows in (2, 3, 4, 5, 6, 8, 9, 15):
+        assert torch.equal(form.product(x_MK[:rows]), alone[:rows])
+
+
+def test_rows_of_zeros_fill_up_a_product_or_not():
+    found = [cost_in_rows(rows) for rows in range(1, 18)]
+    assert found[0] == 1
+    assert all(0 <= more - rows < 3 for rows, more in enumerate(found, 1))
+    assert found == sorted(found)
 
 
 def test_without_a_compiler_one_line_says_so(monkeypatch, tmp_path):

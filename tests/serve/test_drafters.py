@@ -250,6 +250,24 @@ def test_measured_seconds_hold_against_a_busy_machine():
         assert 1.2 < seconds(8) / seconds(1) < 3.2
 
 
+def test_measured_seconds_know_that_products_are_filled_up():
+    """Steps of 1, 4 and 8 rows were seen; one of 6 tokens costs what one of 8 does, and one of 5 less."""
+    seconds, costs = (
+        MeasuredSeconds(lambda n: n if n % 4 < 2 else -(-n // 4) * 4),
+        {1: 1, 4: 2, 8: 3},
+    )
+    for _ in range(100):
+        for rows, cost in costs.items():
+            seconds.note(rows, cost)
+    assert seconds(6) == seconds(7) == seconds(8) == pytest.approx(3, rel=0.05)
+    assert seconds(2) == seconds(4) < seconds(5) < seconds(6)
+    sure = Prospect(chance=0.9, proposed=15)
+    (count,) = choose_drafts([sure], seconds)
+    assert (
+        1 + count
+    ) % 4 == 0  # a draft more would cost as much as four, one less would save nothing
+
+
 def test_modelled_seconds_of_a_gpu():
     from cairn.models.presets import preset
 

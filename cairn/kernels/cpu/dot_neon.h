@@ -13,6 +13,7 @@
 #define CAIRN_DOT_NEON_H
 
 #include "levels_neon.h"
+#include "quads_neon.h"
 
 #ifdef HAS_DOT_NEON
 
@@ -66,46 +67,71 @@ INLINE float row_dot(int type, Weights w, const Rounded *x, int columns) {
 
 /* -- four rows of x ---------------------------------------------------------------------------------------------- */
 
-/* 16 values of each of `count` rows of weights with four rows of x: each register of x is loaded once. */
-INLINE void quad_dots(int32x4_t *dot, const int8x16_t *level, int count, const int8_t *x) {
-    int8x16_t x_0 = vld1q_s8(x), x_1 = vld1q_s8(x + 16), x_2 = vld1q_s8(x + 32), x_3 = vld1q_s8(x + 48);
-    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_0, level[r], 0);
-    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_1, level[r], 1);
-    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_2, level[r], 2);
-    for (int r = 0; r < count; r++) dot[r] = vdotq_laneq_s32(dot[r], x_3, level[r], 3);
+/* A lane has to be written as a number. */
+#define DOTS_OF_BOTH(lane)                                                                                          \
+    {                                                                                                               \
+        const int8x16_t x_0 = vld1q_s8(x + 16 * lane), x_1 = vld1q_s8(x + next + 16 * lane);                        \
+        for (int r = 0; r < count; r++) first[r] = vdotq_laneq_s32(first[r], x_0, level_0[r], lane);                \
+        for (int r = 0; r < count; r++) second[r] = vdotq_laneq_s32(second[r], x_1, level_1[r], lane);              \
+    }
+
+/* 16 values of two blocks of `count` rows of weights with four rows of x, whose second block is `next` bytes further: each
+ * register of x is loaded once, and twice as many sums do not wait for one another. */
+INLINE void quad_dots(int32x4_t *first, int32x4_t *second, const Piece *w, int count, int at, int registers,
+                      const int8_t *x, int next) {
+    /* Or the levels of both digits would be held at once, for which there are not registers enough. */
+    __asm__ volatile("" ::: "memory");
+    int8x16_t level_0[MOST_ROWS_OF_W], level_1[MOST_ROWS_OF_W];
+    for (int r = 0; r < count; r++) level_0[r] = w[r].level[at], level_1[r] = w[r].level[at + registers];
+    DOTS_OF_BOTH(0) DOTS_OF_BOTH(1) DOTS_OF_BOTH(2) DOTS_OF_BOTH(3)
 }
 
-/* A piece of `count` rows of weights with four rows of x; `sum` has four vectors for each row of weights. */
-INLINE void quad_piece(int type, const Piece *w, int count, const Quad *x, int at, int blocks, float32x4_t *sum) {
-    const int size = values_of_scale(type), registers = size / 16;
+/* Sums of integers of the b-th block onto `sum`, which has four vectors for each row of weights. */
+INLINE void add_quad_block(int type, const Piece *w, int count, const Quad *x, int group, int b, const int32x4_t *dot,
+                           float32x4_t *sum) {
     const float32x4_t scale_x = vld1q_f32(x->scale);
-#pragma GCC unroll 1 /* registers are enough for one block */
-    for (int b = 0; b < blocks; b++) {
-        const int first = at + size * b;
-        int8x16_t level[2][MOST_ROWS_OF_W];
-        int32x4_t dot[MOST_ROWS_OF_W];
-        for (int r = 0; r < count; r++) {
-            for (int i = 0; i < registers; i++) level[i][r] = w[r].level[registers * b + i];
-            dot[r] = vdupq_n_s32(0);
-        }
-        for (int i = 0; i < registers; i++) quad_dots(dot, level[i], count, x->high + 4 * first + 64 * i);
-        for (int r = 0; r < count; r++) dot[r] = vshlq_n_s32(dot[r], 8);
-        for (int i = 0; i < registers; i++) quad_dots(dot, level[i], count, x->low + 4 * first + 64 * i);
-        float32x4_t of_x = vld1q_f32(x->sum[first / GROUP]);
-        if (size == 32) of_x = vaddq_f32(of_x, vld1q_f32(x->sum[first / GROUP + 1]));
-        for (int r = 0; r < count; r++) {
-            const float *scale = (const float *)w[r].scale, *offset = (const float *)w[r].offset;
-            float32x4_t *here = sum + 4 * r + b % 4;
-            if (has_offset(type)) *here = vfmaq_n_f32(*here, of_x, offset[b]);
-            *here = vfmaq_f32(*here, vmulq_n_f32(vcvtq_f32_s32(dot[r]), scale[b]), scale_x);
-        }
+    float32x4_t of_x = vld1q_f32(x->sum[group]);
+    if (values_of_scale(type) == 32) of_x = vaddq_f32(of_x, vld1q_f32(x->sum[group + 1]));
+    for (int r = 0; r < count; r++) {
+        const float *scale = (const float *)w[r].scale, *offset = (const float *)w[r].offset;
+        float32x4_t *here = sum + 4 * r + b % 4;
+        if (has_offset(type)) *here = vfmaq_n_f32(*here, of_x, offset[b]);
+        *here = vfmaq_f32(*here, vmulq_n_f32(vcvtq_f32_s32(dot[r]), scale[b]), scale_x);
     }
+}
+
+/* A piece of `count` rows of weights with four rows of x. Behind an odd number of blocks there is one of zeros. */
+INLINE void quad_piece(int type, const Piece *w, int count, const Quad *x, int at, int blocks, float32x4_t *sum) {
+    const int size = values_of_scale(type), registers = size / 16, next = 4 * size;
+#pragma GCC unroll 1 /* registers are enough for two blocks */
+    for (int b = 0; b < blocks; b += 2) {
+        const int start = at + size * b;
+        int32x4_t first[MOST_ROWS_OF_W], second[MOST_ROWS_OF_W];
+        for (int r = 0; r < count; r++) first[r] = second[r] = vdupq_n_s32(0);
+        for (int i = 0; i < registers; i++)
+            quad_dots(first, second, w, count, registers * b + i, registers, x->high + 4 * start + 64 * i, next);
+        for (int r = 0; r < count; r++) first[r] = vshlq_n_s32(first[r], 8), second[r] = vshlq_n_s32(second[r], 8);
+        for (int i = 0; i < registers; i++)
+            quad_dots(first, second, w, count, registers * b + i, registers, x->low + 4 * start + 64 * i, next);
+        add_quad_block(type, w, count, x, start / GROUP, b, first, sum);
+        add_quad_block(type, w, count, x, start / GROUP + registers, b + 1, second, sum);
+    }
+}
+
+/* The rows that come next but one, which lie behind these: the CPU does not foresee rows that are read side by side. */
+INLINE void prefetch_next(const Weights *w) {
+    const int64_t size = MOST_ROWS_OF_W * (w[1].packed - w[0].packed);
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(w->packed + 2 * size + i);
 }
 
 /* `count` rows of weights with `quads` times four rows of x, of which `rows` are wanted: y [count, stride]. */
 INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int quads, int rows, int columns, float *y,
                       int stride) {
     const int pieces = pieces_of(columns), size = values_of_scale(type);
+    if (count == MOST_ROWS_OF_W) {
+        prefetch_next(w);
+        if (in_blocks_of_32(type) && quads <= FEW_QUADS) return few_quads_dot(type, w, x, quads, rows, columns, y, stride);
+    }
     float32x4_t sum[QUADS_AT_ONCE][4 * MOST_ROWS_OF_W];
     for (int q = 0; q < quads; q++)
         for (int i = 0; i < 4 * count; i++) sum[q][i] = vdupq_n_f32(0);

@@ -191,3 +191,8 @@ def _kernel_of(blocks: Blocks) -> str:
     if blocks.kind in LEVELS and blocks.group > 32:
         return f"GROUPED({blocks.kind}, {64 if blocks.group == 64 else 'PIECE'})"
     return "UNPACKED" if blocks.kind in (*UNPACKED_FIRST, *LEVELS) else blocks.kind
+
+
+def cost_in_rows(rows: int) -> int:
+    """What a product of so many rows of x costs beside others: rows of zeros that fill it up count as well."""
+    return library().cairn_cost_in_rows(rows)

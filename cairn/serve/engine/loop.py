@@ -120,12 +120,12 @@ class Engine:
         failed = self._admit_media() if self.media is not None else []
         if self.tiers is not None:
             self.tiers.poll()
-        began = self.clock()
+        began, worked = self.clock(), time.thread_time()
         with span("schedule"):
             if self.pace is not None:
                 self.scheduler.step_limit = self.pace.tokens()
             step = self.scheduler.schedule()
-        scheduled = self.clock()
+        scheduled, worked_scheduling = self.clock(), time.thread_time() - worked
         self._stamp(step, began, scheduled)
         with span("launch", sequences=len(step.chunks), tokens=step.tokens):
             outputs, flight = self._launch(step)
@@ -135,7 +135,8 @@ class Engine:
             flight.launched = scheduled
         if self.pace is not None:  # a CPU computes in `launch`
             self.pace.note(step.tokens, launched - scheduled)
-        self._note_seconds(step, scheduled - began, launched - scheduled)
+        worked_all = time.thread_time() - worked
+        self._note_seconds(step, worked_scheduling, worked_all - worked_scheduling)
         due = flight
         if self.overlap:
             due, self._flying = self._flying, flight
@@ -359,7 +360,10 @@ class Engine:
         )
 
     def _note_seconds(self, step: Step, scheduling: float, computing: float) -> None:
-        """By these the number of drafts is chosen. Only a CPU has computed when a step is launched."""
+        """By these the number of drafts is chosen. Only a CPU has computed when a step is launched.
+
+        Of the thread's own clock, which does not run while others have the CPU: their load says nothing about drafts.
+        """
         speculation = self.scheduler.speculation
         if speculation is None or step.prefill or not step.chunks:
             return

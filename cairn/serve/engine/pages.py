@@ -27,6 +27,13 @@ from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
 from cairn.models.latent import LatentTokens
 from cairn.models.recurrence import Planes, Recurrence
 from cairn.serve.engine.cache_scales import CacheScales
+from cairn.serve.engine.single_sequence import (
+    MOST_TOKENS,
+    FewTokens,
+    Kept,
+    SingleToken,
+    held_pages,
+)
 from cairn.serve.engine.spans import Reach
 from cairn.serve.engine.state_slots import StateSlots
 
@@ -197,7 +204,13 @@ class Paged:
         if not rule.by_scores and self.single_token is not None:
             return self.single_token.joined(qkv_TEC, heads, rule)
         kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
-        self.pool.slots[rule.layer].index_copy_(1, self._slots_of(rule), kv_2TKC)
+        few = None if rule.by_scores else self.few_tokens
+        if few is not None and 0 < rule.window < few.length:
+            few = None
+        if few is None or few.copied:
+            self.pool.slots[rule.layer].index_copy_(1, self._slots_of(rule), kv_2TKC)
+        if few is not None:
+            return few.joined(qkv_TEC[:, :heads], kv_2TKC, rule)
         keys, values = self.pool.layers[rule.layer]
         return self._attend(qkv_TEC[:, :heads], keys, values, rule).flatten(1)
 
@@ -245,25 +258,35 @@ class Paged:
         return out_THV
 
     @cached_property
-    def single_token(self) -> "SingleToken | None":
+    def single_token(self) -> SingleToken | None:
         """The only sequence with its only token, where all layers have one table."""
-        if self.slots_GT.shape != (1, 1) or self.pool.states is not None:
+        length = self._only_length
+        if length is None or self.slots_GT.shape[1] > 1:
             return None
-        (length,), ((slot,),), size = (
-            self.lengths_B.tolist(),
-            self.slots_GT.tolist(),
-            self.pool.page_size,
-        )
-        if slot < 0 or not length or self.pool.groups[0].kind != "full":
+        held = held_pages(self.pool, self.tables_GBP[0, 0], length)
+        alone = SingleToken.of(held.by_slot, held.first + length - 1, held.first, length)
+        if not held.copied:
+            return alone
+        new = held.by_slot.select(2, length - 1)
+        return alone._replace(kept=Kept(new, self.pool.by_slot.select(2, int(self.slots_GT[0, 0]))))
+
+    @cached_property
+    def few_tokens(self) -> FewTokens | None:
+        """The only sequence with several tokens, as drafts are verified; where all layers have one table."""
+        length = self._only_length
+        if length is None or not 1 < self.slots_GT.shape[1] <= MOST_TOKENS or self.reaches:
             return None
-        table_P = self.tables_GBP[0, 0, : -(-length // size)]
-        first, *rest = table_P.tolist()
-        if rest == list(range(first + 1, first + 1 + len(rest))):
-            return SingleToken.of(self.pool.by_slot, slot, first * size, length)
-        # In a cache that was full once, pages come back in any order.
-        together = self.pool.together(table_P.long())
-        kept = Kept(together.select(2, length - 1), self.pool.by_slot.select(2, slot))
-        return SingleToken.of(together, length - 1, 0, length)._replace(kept=kept)
+        held = held_pages(self.pool, self.tables_GBP[0, 0], length)
+        return FewTokens(held, length, self.slots_GT.shape[1])
+
+    @cached_property
+    def _only_length(self) -> int | None:
+        """Of the only sequence; None: there are others, padding, several tables or states."""
+        if len(self.slots_GT) > 1 or len(self.lengths_B) > 1 or self.pool.states is not None:
+            return None
+        (length,) = self.lengths_B.tolist()
+        full = self.pool.groups[0].kind == "full" and min(self.slots_GT[0].tolist()) >= 0
+        return length if length and full else None
 
     @cached_property
     def _slots(self) -> tuple[Tensor, ...]:
@@ -302,47 +325,6 @@ class Paged:
         tokens_B = torch.tensor([bounds[b] for b in single])
         singles = Singles(self.pool, tokens_B, self.lengths_B[single], tables_BP[single], window)
         return singles, several
-
-
-class Kept(NamedTuple):
-    """A token's keys and values of all layers, [layer, 2, K, C]: in a copy of its page, and in its page."""
-
-    new: Tensor
-    home: Tensor
-
-
-class SingleToken(NamedTuple):
-    """One sequence with one token: its keys and values are views of the pool, or of a copy of its pages."""
-
-    shape: tuple[int, int, int]  # of a token's key and value
-    new: tuple[Tensor, ...]  # of each layer, where this token's go
-    keys: tuple[Tensor, ...]  # [1, K, N, C]
-    values: tuple[Tensor, ...]
-    length: int
-    kept: "Kept | None" = None  # of a copy: what this token adds belongs into the pool as well
-
-    @staticmethod
-    def of(cache: Tensor, slot: int, start: int, length: int) -> "SingleToken":
-        """All layers' views at once, for the price of a few; `cache` as `by_slot`."""
-        kept = cache.narrow(2, start, length).transpose(2, 3)
-        keys, values = kept[:, 0:1].unbind(), kept[:, 1:2].unbind()
-        shape = (2, cache.shape[3], cache.shape[4])
-        return SingleToken(
-            shape, tuple(cache.select(2, slot).unbind()), tuple(keys), tuple(values), length
-        )
-
-    def joined(self, qkv_1EC: Tensor, heads: int, rule: Rule) -> Tensor:
-        _, kv_heads, size = self.shape
-        self.new[rule.layer].copy_(qkv_1EC[0, heads:].view(self.shape))
-        if self.kept is not None:
-            self.kept.home[rule.layer].copy_(self.kept.new[rule.layer])
-        k_1KNC, v_1KNC = self.keys[rule.layer], self.values[rule.layer]
-        if 0 < rule.window < self.length:
-            k_1KNC, v_1KNC = (kept[:, :, -rule.window :] for kept in (k_1KNC, v_1KNC))
-        # The heads of a group see the same keys: they are queries of one head, and no key is copied.
-        q_1KGC = qkv_1EC[:, :heads].view(1, kv_heads, -1, size)
-        out_1KGC = cpu_half_precision.attention(q_1KGC, k_1KNC, v_1KNC, scale=rule.scale)
-        return out_1KGC.reshape(1, heads * size)
 
 
 class Several(NamedTuple):

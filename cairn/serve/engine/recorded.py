@@ -26,7 +26,8 @@ from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.maps import Linear
 from cairn.models.linear.packed import Int8
 from cairn.models.transformer import Layer, Transformer
-from cairn.serve.engine.pages import NULL_PAGE, Paged, PagePool, SingleToken
+from cairn.serve.engine.pages import NULL_PAGE, Paged, PagePool
+from cairn.serve.engine.single_sequence import SingleToken
 
 Views = tuple[Tensor, ...]  # of each layer
 

@@ -165,19 +165,27 @@ def make_speculation(
 
 
 def _seconds(runnable: "Runnable", ranks: int) -> "Seconds":
-    weight = runnable.model.embedding.weight
+    model, weight = runnable.model, runnable.model.embedding.weight
     if not weight.is_cuda:
-        spec = runnable.model.spec
-        return MeasuredSeconds() if ranks == 1 else modelled_seconds(spec, 1.0, ranks, "", "")
+        return _measured(model) if ranks == 1 else modelled_seconds(model.spec, 1.0, ranks, "", "")
     import torch
 
     from cairn.models.linear.maps import held_bytes
     from cairn.serve.engine.step_budget import NAMES
 
-    model = runnable.model
     each = held_bytes(model) / max(model.spec.matmul_parameters(), 1)
     name = torch.cuda.get_device_name(weight.device)
     return modelled_seconds(model.spec, each, ranks, name, NAMES.get(str(weight.dtype), ""))
+
+
+def _measured(model: "Transformer") -> MeasuredSeconds:
+    """Packed products may fill up the rows of a step, and then a further draft is free or costs as much as several."""
+    from cairn.kernels.cpu.packed_product import cost_in_rows
+    from cairn.models.linear.blocks import BlocksForm
+    from cairn.models.linear.maps import linears
+
+    packed = any(isinstance(part.form, BlocksForm) for part in linears(model))
+    return MeasuredSeconds(cost_in_rows) if packed else MeasuredSeconds()
 
 
 def _say_failed(problem: Exception) -> None:
