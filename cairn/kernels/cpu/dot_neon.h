@@ -12,7 +12,7 @@
 #ifndef CAIRN_DOT_NEON_H
 #define CAIRN_DOT_NEON_H
 
-#include "levels_neon.h"
+#include "rows_neon.h"
 
 #ifdef HAS_DOT_NEON
 
@@ -173,8 +173,14 @@ INLINE void rows_dot(int type, const Weights *w, int count, const Quad *x, int r
                 quads_dot(type, w + r, 1, here, (some + 3) / 4, some, columns, y + (int64_t)r * rows + t, rows);
     }
     const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
-    for (int r = 0; single < rows && r < count; r++)
-        y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
+    if (single == rows) return;
+    if (count == 4 && has_blocks_of_32(type)) {
+        float32x4_t found;
+        four_rows_dot(type, w, alone, columns, &found);
+        for (int r = 0; r < 4; r++) y[(int64_t)r * rows + single] = found[r];
+        return;
+    }
+    for (int r = 0; r < count; r++) y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
 }
 
 /* Up to MOST_ROWS_OF_W rows of weights with all rows of x: y [count, rows]. Returns 0 for types that are to be unpacked. */
