@@ -21,7 +21,7 @@ from cairn.hw.host import read_cpu
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *("product.c", "pool.h", "blocks.h", "dot.h"),
+    *("product.c", "attention.h", "pool.h", "blocks.h", "dot.h"),
     *("dot512.h", "dot_neon.h", "rows_neon.h", "levels_neon.h", "pieces_neon.h"),
 )
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")

@@ -86,7 +86,7 @@ INLINE void quad_piece(int type, const Piece *w, int count, const Quad *x, int a
         int32x4_t dot[MOST_ROWS_OF_W];
         for (int r = 0; r < count; r++) {
             for (int i = 0; i < registers; i++) level[i][r] = w[r].level[registers * b + i];
-            dot[r] = vdupq_n_s32(0);
+            dot[r] = zeros();
         }
         for (int i = 0; i < registers; i++) quad_dots(dot, level[i], count, x->high + 4 * first + 64 * i);
         for (int r = 0; r < count; r++) dot[r] = vshlq_n_s32(dot[r], 8);
@@ -112,6 +112,7 @@ INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int 
     for (int start = 0; start < columns; start += PIECE) {
         Piece p[MOST_ROWS_OF_W];
         for (int r = 0; r < count; r++) piece_of(type, w[r], start, columns, p + r);
+        if (count == MOST_ROWS_OF_W) prefetch_rows(type, w, start);
         const Quad *here = x + start / STRIDE;
         const int left = columns - start, blocks = (left < PIECE ? left : PIECE) / size;
         for (int q = 0; q < quads; q++, here += pieces)
@@ -161,59 +162,72 @@ static void round_row(const float *x, int columns, int rows, int t, Activations 
 
 /* -- any number of rows ------------------------------------------------------------------------------------------ */
 
-INLINE void rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
+/* MOST_ROWS_OF_W rows of weights, or one: y [count, rows]. */
+INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
     const int single = rows % 4 == 1 ? rows - 1 : rows, pieces = pieces_of(columns); /* the row that is left over */
     for (int t = 0; t < single; t += 4 * QUADS_AT_ONCE) {
         const int some = single - t < 4 * QUADS_AT_ONCE ? single - t : 4 * QUADS_AT_ONCE;
         const Quad *here = x + (int64_t)(t / 4) * pieces;
-        if (count == MOST_ROWS_OF_W)
-            quads_dot(type, w, MOST_ROWS_OF_W, here, (some + 3) / 4, some, columns, y + t, rows);
-        else
-            for (int r = 0; r < count; r++)
-                quads_dot(type, w + r, 1, here, (some + 3) / 4, some, columns, y + (int64_t)r * rows + t, rows);
+        quads_dot(type, w, count, here, (some + 3) / 4, some, columns, y + t, rows);
     }
-    const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
     if (single == rows) return;
+    const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
     if (count == 4 && has_blocks_of_32(type)) {
-        float32x4_t found;
-        four_rows_dot(type, w, alone, columns, &found);
+        const float32x4_t found = four_rows_dot(type, w, alone, columns);
         for (int r = 0; r < 4; r++) y[(int64_t)r * rows + single] = found[r];
         return;
     }
     for (int r = 0; r < count; r++) y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
 }
 
-/* Up to MOST_ROWS_OF_W rows of weights with all rows of x: y [count, rows]. Returns 0 for types that are to be unpacked. */
-static int packed_dots(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
-    if (type >= LEVELS_8 && w->group > 32) type = GROUPED(type, w->group == 64 ? 64 : PIECE);
+/* `count` rows of weights, of which `first` is the first: y [count, rows]. */
+INLINE void rows_dot(int type, Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns,
+                     float *y) {
+    Weights w[MOST_ROWS_OF_W] = {first, first, first, first};
+    int n = 0;
+    for (; n + MOST_ROWS_OF_W <= count; n += MOST_ROWS_OF_W) {
+        for (int r = 0; r < MOST_ROWS_OF_W; r++) w[r].packed = first.packed + row_bytes * (n + r);
+        some_rows_dot(type, w, MOST_ROWS_OF_W, x, rows, columns, y + (int64_t)n * rows);
+    }
+    for (; n < count; n++) {
+        w[0].packed = first.packed + row_bytes * n;
+        some_rows_dot(type, w, 1, x, rows, columns, y + (int64_t)n * rows);
+    }
+}
+
+#define ROWS_OF(type)                                                           \
+    case type: rows_dot(type, first, row_bytes, count, x, rows, columns, y); return 1
+
+/* Returns 0 for types that are to be unpacked. */
+static int packed_dots(int type, Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns,
+                       float *y) {
+    if (type >= LEVELS_8 && first.group > 32) type = GROUPED(type, first.group == 64 ? 64 : PIECE);
     switch (type) {
-    case Q4_0: rows_dot(Q4_0, w, count, x, rows, columns, y); return 1;
-    case Q4_1: rows_dot(Q4_1, w, count, x, rows, columns, y); return 1;
-    case Q5_0: rows_dot(Q5_0, w, count, x, rows, columns, y); return 1;
-    case Q5_1: rows_dot(Q5_1, w, count, x, rows, columns, y); return 1;
-    case Q8_0: rows_dot(Q8_0, w, count, x, rows, columns, y); return 1;
-    case Q4_K: rows_dot(Q4_K, w, count, x, rows, columns, y); return 1;
-    case Q5_K: rows_dot(Q5_K, w, count, x, rows, columns, y); return 1;
-    case Q6_K: rows_dot(Q6_K, w, count, x, rows, columns, y); return 1;
-    case IQ4_NL: rows_dot(IQ4_NL, w, count, x, rows, columns, y); return 1;
-    case UNPACKED: rows_dot(UNPACKED, w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_8, 64): rows_dot(GROUPED(LEVELS_8, 64), w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_8, PIECE): rows_dot(GROUPED(LEVELS_8, PIECE), w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_4, 64): rows_dot(GROUPED(LEVELS_4, 64), w, count, x, rows, columns, y); return 1;
-    case GROUPED(LEVELS_4, PIECE): rows_dot(GROUPED(LEVELS_4, PIECE), w, count, x, rows, columns, y); return 1;
+        ROWS_OF(Q4_0);
+        ROWS_OF(Q4_1);
+        ROWS_OF(Q5_0);
+        ROWS_OF(Q5_1);
+        ROWS_OF(Q8_0);
+        ROWS_OF(Q4_K);
+        ROWS_OF(Q5_K);
+        ROWS_OF(Q6_K);
+        ROWS_OF(IQ4_NL);
+        ROWS_OF(UNPACKED);
+        ROWS_OF(GROUPED(LEVELS_8, 64));
+        ROWS_OF(GROUPED(LEVELS_8, PIECE));
+        ROWS_OF(GROUPED(LEVELS_4, 64));
+        ROWS_OF(GROUPED(LEVELS_4, PIECE));
     default: return 0;
     }
 }
 
-/* The same of the first row and those behind it; its `row` is room for types that are unpacked first. */
+/* The same for every type; the first row's `row` is room for types that are unpacked first. */
 static void dots_of_rows(int type, Weights first, int64_t row_bytes, int count, const Activations *x, int rows,
                          int columns, float *y) {
-    Weights w[MOST_ROWS_OF_W] = {first}, one = first;
-    for (int r = 1; r < count; r++) w[r] = first, w[r].packed += row_bytes * r;
-    if (packed_dots(type, w, count, x, rows, columns, y)) return;
+    if (packed_dots(type, first, row_bytes, count, x, rows, columns, y)) return;
     for (int r = 0; r < count; r++) {
-        unpack(type, w[r].packed, columns, first.group, first.row);
-        packed_dots(UNPACKED, &one, 1, x, rows, columns, y + (int64_t)r * rows);
+        unpack(type, first.packed + row_bytes * r, columns, first.group, first.row);
+        packed_dots(UNPACKED, first, 0, 1, x, rows, columns, y + (int64_t)r * rows);
     }
 }
 

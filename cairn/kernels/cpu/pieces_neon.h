@@ -26,6 +26,13 @@ typedef struct {
     int group; /* values that share a scale, where the type does not say so */
 } Weights;
 
+/* The compiler would copy one register of zeros, which takes a cycle where `movi` takes none. */
+INLINE int32x4_t zeros(void) {
+    int32x4_t zero;
+    __asm__ volatile("movi %0.4s, #0" : "=w"(zero));
+    return zero;
+}
+
 /* LEVELS_8 or LEVELS_4 in groups of `values`, as one constant. */
 #define GROUPED(type, values) ((values) << 16 | (type))
 INLINE int type_of(int type) { return type == UNPACKED ? type : type & 0xffff; }
@@ -50,6 +57,20 @@ INLINE int block_bytes(int type) {
     case Q5_K: return 176;
     default: return 210;
     }
+}
+
+/* Of PIECE values. */
+INLINE int piece_bytes(int type) {
+    if (type == UNPACKED) return 0;
+    if (type_of(type) >= LEVELS_8) return type_of(type) == LEVELS_8 ? PIECE : PIECE / 2;
+    return type >= Q2_K && type <= Q6_K ? block_bytes(type) / 2 : 4 * block_bytes(type);
+}
+
+/* As much of the four rows behind these as a piece of these has, which begins at column `start`. */
+INLINE void prefetch_rows(int type, const Weights *w, int start) {
+    const int size = 4 * piece_bytes(type);
+    const uint8_t *from = w[3].packed + (w[1].packed - w[0].packed) + (int64_t)size * (start / PIECE);
+    for (int line = 0; line < size; line += 64) __builtin_prefetch(from + line);
 }
 
 INLINE float32x4_t floats_of_halves(uint16x4_t bits) { return vcvt_f32_f16(vreinterpret_f16_u16(bits)); }

@@ -21,13 +21,6 @@ INLINE int32x4_t across(const int32x4_t *dot) {
     return vpaddq_s32(vpaddq_s32(dot[0], dot[1]), vpaddq_s32(dot[2], dot[3]));
 }
 
-/* The compiler would copy one register of zeros, which takes a cycle where `movi` takes none. */
-INLINE int32x4_t zeros(void) {
-    int32x4_t zero;
-    __asm__ volatile("movi %0.4s, #0" : "=w"(zero));
-    return zero;
-}
-
 /* 32 values of each of four rows of weights with both digits of x. */
 INLINE float32x4_t dots_of_four(int8x16_t level[4][2], const int8_t *high, const int8_t *low) {
     int32x4_t dot[4];
@@ -71,10 +64,9 @@ INLINE float32x4_t four_blocks(int type, const uint8_t *const *at, int skip, con
     return vfmaq_n_f32(sum, vmulq_f32(dot, scale), x->scale);
 }
 
-/* Four rows in blocks of 32: y [4]. */
-INLINE void four_rows_dot(int type, const Weights *w, const Rounded *x, int columns, float32x4_t *y) {
+/* Four rows in blocks of 32. */
+INLINE float32x4_t four_rows_dot(int type, const Weights *w, const Rounded *x, int columns) {
     const int size = block_bytes(type);
-    const uint8_t *next = w[3].packed + (w[1].packed - w[0].packed); /* the rows behind these four */
     const uint8_t *at[4] = {w[0].packed, w[1].packed, w[2].packed, w[3].packed};
     float32x4_t sum[4];
     for (int b = 0; b < 4; b++) sum[b] = vdupq_n_f32(0);
@@ -83,14 +75,13 @@ INLINE void four_rows_dot(int type, const Weights *w, const Rounded *x, int colu
         const Rounded *here = x + start / STRIDE;
 #pragma GCC unroll 4
         for (int b = 0; b < 4; b++) sum[b] = four_blocks(type, at, size * b, here, start % STRIDE + 32 * b, sum[b]);
-        for (int line = 0; line < 16 * size; line += 64) __builtin_prefetch(next + line);
+        prefetch_rows(type, w, start);
         for (int r = 0; r < 4; r++) at[r] += 4 * size;
-        next += 16 * size;
     }
     for (int b = 0; b < 3; b++)
         if (start + 32 * b < columns)
             sum[b] = four_blocks(type, at, size * b, x + start / STRIDE, start % STRIDE + 32 * b, sum[b]);
-    *y = vaddq_f32(vaddq_f32(sum[0], sum[1]), vaddq_f32(sum[2], sum[3]));
+    return vaddq_f32(vaddq_f32(sum[0], sum[1]), vaddq_f32(sum[2], sum[3]));
 }
 
 #endif

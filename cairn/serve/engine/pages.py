@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
+from cairn.kernels.cpu.paged_decode import DecodeHeads, DecodeSequences, fits
 from cairn.models import cpu_half_precision
 from cairn.models.attend import Rule, attention
 from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
@@ -81,7 +82,7 @@ class PagePool:
     def release(self) -> None:
         """Give the memory back; whoever wants pages again makes another pool."""
         self.cache, self._room, self.states = self.cache.new_empty(0), None, None
-        for view in ("by_slot", "slots", "layers", "rows"):
+        for view in ("by_slot", "slots", "layers", "rows", "addresses"):
             self.__dict__.pop(view, None)
 
     @property
@@ -103,6 +104,11 @@ class PagePool:
     def slots(self) -> list[Tensor]:
         """Of each layer, keys and values by slot: [2, slots, head, column]."""
         return [self.cache[place].flatten(1, 2) for place in self._place_of]
+
+    @cached_property
+    def addresses(self) -> list[tuple[int, int]]:
+        """Of each layer, where its keys and its values begin; whole tokens lie together."""
+        return [(kept[0].data_ptr(), kept[-1].data_ptr()) for kept in self.slots]
 
     @cached_property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -172,6 +178,7 @@ class Paged:
         self.slots_GT, self.tables_GBP = slots_GT, tables_GBP  # of each cache group
         self.lengths_B, self.bounds_B1 = lengths_B, bounds_B1
         self._plans: dict[tuple[int, int], tuple[Singles | None, list[Several]]] = {}
+        self._sequences: dict[int, DecodeSequences] = {}
         self.reaches: Sequence[Reach] = ()  # of prompts whose pictures are seen both ways
         self.axes_3T: Tensor | None = None  # numbers by which tokens rotate, beside their positions
 
@@ -200,6 +207,20 @@ class Paged:
         self.pool.slots[rule.layer].index_copy_(1, self._slots_of(rule), kv_2TKC)
         keys, values = self.pool.layers[rule.layer]
         return self._attend(qkv_TEC[:, :heads], keys, values, rule).flatten(1)
+
+    def decode(
+        self, qkv_TE: Tensor, heads: DecodeHeads, angles: tuple[Tensor, Tensor] | None, layer: int
+    ) -> Tensor | None:
+        """Norm, rotate, store and attend in one call, [T, H * C]; None: not in a step of this kind."""
+        if self.bounds_B1 is not None or not fits(self.pool.cache):
+            return None
+        group = self.pool.group_of[layer]
+        if group not in self._sequences:
+            tables_BP = self.tables_GBP[group]
+            self._sequences[group] = DecodeSequences(
+                self.slots_GT[group], self.lengths_B, tables_BP, self.pool.page_size
+            )
+        return heads.attend(qkv_TE, angles, self._sequences[group], self.pool.addresses[layer])
 
     def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)
