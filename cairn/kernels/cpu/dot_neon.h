@@ -162,7 +162,7 @@ static void round_row(const float *x, int columns, int rows, int t, Activations 
 
 /* -- any number of rows ------------------------------------------------------------------------------------------ */
 
-/* MOST_ROWS_OF_W rows of weights, or one: y [count, rows]. */
+/* `count` rows of weights, a constant: y [count, rows]. */
 INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
     const int single = rows % 4 == 1 ? rows - 1 : rows, pieces = pieces_of(columns); /* the row that is left over */
     for (int t = 0; t < single; t += 4 * QUADS_AT_ONCE) {
@@ -172,26 +172,27 @@ INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, 
     }
     if (single == rows) return;
     const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
-    if (count == 4 && has_blocks_of_32(type)) {
+    if (has_blocks_of_32(type)) {
         const float32x4_t found = four_rows_dot(type, w, alone, columns);
         for (int r = 0; r < 4; r++) y[(int64_t)r * rows + single] = found[r];
         return;
     }
+#pragma GCC unroll 1
     for (int r = 0; r < count; r++) y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
 }
 
-/* `count` rows of weights, of which `first` is the first: y [count, rows]. */
+/* `count` rows of weights, of which `first` is the first: y [count, rows]. Where fewer than four are left, the last one is
+ * multiplied again in their place: a form for one row of each type would take as long to compile. */
 INLINE void rows_dot(int type, Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns,
                      float *y) {
-    Weights w[MOST_ROWS_OF_W] = {first, first, first, first};
-    int n = 0;
-    for (; n + MOST_ROWS_OF_W <= count; n += MOST_ROWS_OF_W) {
-        for (int r = 0; r < MOST_ROWS_OF_W; r++) w[r].packed = first.packed + row_bytes * (n + r);
-        some_rows_dot(type, w, MOST_ROWS_OF_W, x, rows, columns, y + (int64_t)n * rows);
-    }
-    for (; n < count; n++) {
-        w[0].packed = first.packed + row_bytes * n;
-        some_rows_dot(type, w, 1, x, rows, columns, y + (int64_t)n * rows);
+    const int together = type == UNPACKED ? 1 : MOST_ROWS_OF_W;
+    float room[MOST_ROWS_OF_W * rows];
+    for (int n = 0; n < count; n += together) {
+        Weights w[MOST_ROWS_OF_W] = {first, first, first, first};
+        for (int r = 0; r < together; r++) w[r].packed += row_bytes * least(n + r, count - 1);
+        const int left = least(together, count - n);
+        some_rows_dot(type, w, together, x, rows, columns, left < together ? room : y + (int64_t)n * rows);
+        if (left < together) memcpy(y + (int64_t)n * rows, room, sizeof(float) * (size_t)(left * rows));
     }
 }
 

@@ -143,7 +143,7 @@ class PackedMatrix:
         x_MK, rows = x_MK.contiguous(), x_MK.shape[0]
         width = self.part_rows[0] if gate else self.outputs
         y_MN = x_MK.new_empty(rows, width) if onto_MN is None else onto_MN
-        matrix = self._matrix(bias_N, gate, onto_MN is not None)
+        matrix = self.struct_of(bias_N, gate, onto_MN is not None)
         failed = self._product(
             pool().address,
             ctypes.byref(matrix),
@@ -180,7 +180,8 @@ class PackedMatrix:
             if advise is not None and size > 0:
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
-    def _matrix(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
+    def struct_of(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
+        """What the compiled product takes; this object keeps it alive."""
         key = (0 if bias_N is None else bias_N.data_ptr(), add, GATES[gate] if gate else 0)
         if key not in self._made:
             parts = ctypes.addressof(self._parts)

@@ -55,7 +55,8 @@ class DecodeHeads:
         self,
         qkv_TE: Tensor,
         angles: tuple[Tensor, Tensor] | None,
-        sequences: "DecodeSequences",
+        sequences: "Sequences",
+        group: int,
         cache: tuple[int, int],
     ) -> Tensor:
         """`angles`: cosines and signed sines, [T, .., C]. `cache`: where keys and values of this layer begin."""
@@ -64,7 +65,7 @@ class DecodeHeads:
         self._attend(
             pool().address,
             self.reference,
-            sequences.reference,
+            ctypes.byref(sequences.array[group]),
             ctypes.c_void_p(qkv_TE.data_ptr()),
             ctypes.c_void_p(cache[0]),
             ctypes.c_void_p(cache[1]),
@@ -75,16 +76,19 @@ class DecodeHeads:
         return out_TN
 
 
-class DecodeSequences:
-    """Where the keys of the sequences of a step are, in one cache group."""
+class Sequences:
+    """Where the keys of the sequences of a step are, in each cache group."""
 
-    def __init__(self, slots_T: Tensor, lengths_T: Tensor, tables_TP: Tensor, page_size: int) -> None:
-        self._kept = slots_T.int(), lengths_T.int(), tables_TP.int()  # whose addresses are used
-        slots, lengths, tables = (part.data_ptr() for part in self._kept)
-        self.struct = _Sequences(
-            *(slots, lengths, tables, len(slots_T), page_size, self._kept[2].stride(0))
+    def __init__(self, slots_GT: Tensor, lengths_T: Tensor, tables_GTP: Tensor, page_size: int) -> None:
+        # Whose addresses are used, and whose rows have no gaps.
+        self._kept = slots, lengths, tables = slots_GT.int(), lengths_T.int(), tables_GTP.int()
+        count, stride = slots.shape[1], tables.stride(1)
+        groups = range(slots.shape[0])
+        places = [(slots.stride(0) * g * 4, tables.stride(0) * g * 4) for g in groups]
+        first, length, table = slots.data_ptr(), lengths.data_ptr(), tables.data_ptr()
+        self.array = (_Sequences * len(groups))(
+            *((first + s, length, table + t, count, page_size, stride) for s, t in places)
         )
-        self.reference = ctypes.byref(self.struct)
 
 
 def fits(cache: Tensor) -> bool:

@@ -204,6 +204,41 @@ void cairn_add_normed(const Norm *norm, const float *y, int rows, int columns, f
     }
 }
 
+/* One layer of a decoder: norm, heads, output, norm, gate, down. */
+typedef struct {
+    const Matrix *qkv, *out, *inner, *down;
+    const Norm *before_heads, *before_inner, *behind_out, *behind_down; /* of the last two NULL: the product adds to x */
+    const Heads *heads;
+    float *keys, *values;
+    int32_t group, angle; /* which sequences and which angles of the step are its own */
+} Layer;
+
+/* What a block adds to the residual x [M, D], through a norm if it has one. */
+static int add_block(Pool *pool, const Matrix *matrix, const Norm *behind, const float *input, int rows, int width,
+                     float *x, float *room) {
+    const Norm none = {NULL, 0};
+    if (cairn_product(pool, matrix, &none, input, rows, behind ? room : x)) return -1;
+    if (behind) cairn_add_normed(behind, room, rows, width, x);
+    return 0;
+}
+
+/* A decode step through the layers, x [M, D] in place. `room` is as large as the largest two results of a layer. */
+int cairn_layers(Pool *pool, const Layer *layers, int count, const Sequences *groups, const float *const *cosines,
+                 const float *const *sines, float *x, int rows, int width, float *room) {
+    for (const Layer *l = layers; l < layers + count; l++) {
+        const Heads *h = l->heads;
+        float *attended = room + (int64_t)rows * (h->heads + 2 * h->kv_heads) * h->size;
+        float *inner = room, *behind = room + (int64_t)rows * l->inner->parts[0].rows;
+        if (cairn_product(pool, l->qkv, l->before_heads, x, rows, room)) return -1;
+        cairn_attend(pool, h, groups + l->group, room, l->keys, l->values, l->angle < 0 ? NULL : cosines[l->angle],
+                     l->angle < 0 ? NULL : sines[l->angle], attended);
+        if (add_block(pool, l->out, l->behind_out, attended, rows, width, x, room)) return -1;
+        if (cairn_product(pool, l->inner, l->before_inner, x, rows, inner)) return -1;
+        if (add_block(pool, l->down, l->behind_down, inner, rows, width, x, behind)) return -1;
+    }
+    return 0;
+}
+
 typedef struct {
     const Part *part;
     int columns;

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
-from cairn.kernels.cpu.paged_decode import DecodeHeads, DecodeSequences, fits
+from cairn.kernels.cpu.paged_decode import DecodeHeads, Sequences, fits
 from cairn.models import cpu_half_precision
 from cairn.models.attend import Rule, attention
 from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
@@ -178,7 +178,6 @@ class Paged:
         self.slots_GT, self.tables_GBP = slots_GT, tables_GBP  # of each cache group
         self.lengths_B, self.bounds_B1 = lengths_B, bounds_B1
         self._plans: dict[tuple[int, int], tuple[Singles | None, list[Several]]] = {}
-        self._sequences: dict[int, DecodeSequences] = {}
         self.reaches: Sequence[Reach] = ()  # of prompts whose pictures are seen both ways
         self.axes_3T: Tensor | None = None  # numbers by which tokens rotate, beside their positions
 
@@ -212,15 +211,17 @@ class Paged:
         self, qkv_TE: Tensor, heads: DecodeHeads, angles: tuple[Tensor, Tensor] | None, layer: int
     ) -> Tensor | None:
         """Norm, rotate, store and attend in one call, [T, H * C]; None: not in a step of this kind."""
+        sequences, group = self.decode_groups, self.pool.group_of[layer]
+        if sequences is None:
+            return None
+        return heads.attend(qkv_TE, angles, sequences, group, self.pool.addresses[layer])
+
+    @cached_property
+    def decode_groups(self) -> Sequences | None:
+        """Of a step of one token for each sequence, for the compiled attention."""
         if self.bounds_B1 is not None or not fits(self.pool.cache):
             return None
-        group = self.pool.group_of[layer]
-        if group not in self._sequences:
-            tables_BP = self.tables_GBP[group]
-            self._sequences[group] = DecodeSequences(
-                self.slots_GT[group], self.lengths_B, tables_BP, self.pool.page_size
-            )
-        return heads.attend(qkv_TE, angles, self._sequences[group], self.pool.addresses[layer])
+        return Sequences(self.slots_GT, self.lengths_B, self.tables_GBP, self.pool.page_size)
 
     def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)
