@@ -79,7 +79,9 @@ class DecodeHeads:
 class Sequences:
     """Where the keys of the sequences of a step are, in each cache group."""
 
-    def __init__(self, slots_GT: Tensor, lengths_T: Tensor, tables_GTP: Tensor, page_size: int) -> None:
+    def __init__(
+        self, slots_GT: Tensor, lengths_T: Tensor, tables_GTP: Tensor, page_size: int
+    ) -> None:
         # Whose addresses are used, and whose rows have no gaps.
         self._kept = slots, lengths, tables = slots_GT.int(), lengths_T.int(), tables_GTP.int()
         count, stride = slots.shape[1], tables.stride(1)

@@ -4,8 +4,8 @@
     CompiledLayers   one token of each sequence: the same operations in the same order, without Python between them;
                      anything else goes to Lean
 
-With a small model on a CPU, Python between the operations is a tenth of a step and more. Numbers are the same to the bit.
-Knows layers of joined heads and a gated feed-forward whose maps are all packed blocks (`obstacle`).
+With a small model on a CPU, Python between the operations is a tenth of a step and more. Numbers are the same to the
+bit. Knows layers of joined heads and a gated feed-forward whose maps are all packed blocks (`obstacle`).
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cairn.kernels.cpu.compiled import library
 from cairn.kernels.cpu.packed_product import GATES, NormWeight, pool
-from cairn.kernels.cpu.paged_decode import Sequences, fits
+from cairn.kernels.cpu.paged_decode import fits
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.lean import Lean, LeanResidual
 from cairn.models.linear.blocks import BlocksForm
@@ -79,9 +79,9 @@ class CompiledLayers:
         self._kept: list[object] = []  # whose addresses are used
         made = [self._layer(layer) for layer in layers]
         self._layers = (_Layer * len(made))(*made)
-        matrices = [part.form.matrix for part in self._maps(layers)]
-        self._room = 2 * sum(sorted(matrix.outputs for matrix in matrices)[-2:])  # of a row
-        self._most_rows = min(part.form.float_rows for part in self._maps(layers))
+        forms = [cast(BlocksForm, part.form) for part in self._maps(layers)]
+        self._room = 2 * max(form.matrix.outputs for form in forms)  # of a row, for two results
+        self._most_rows = min(form.float_rows for form in forms)
         self._run = library().cairn_layers
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Paged) -> Tensor:
@@ -109,7 +109,9 @@ class CompiledLayers:
 
     def _maps(self, layers: list[Layer]) -> list[Linear]:
         blocks = [cast(FeedForward, layer.feed_forward) for layer in layers]
-        attentions = [part for layer in layers for part in (layer.attention.qkv, layer.attention.out)]
+        attentions = [
+            part for layer in layers for part in (layer.attention.qkv, layer.attention.out)
+        ]
         return [*attentions, *(part for block in blocks for part in (block.inner, block.down))]
 
     def _layer(self, layer: Layer) -> _Layer:
