@@ -82,8 +82,10 @@ class Sequences:
     def __init__(
         self, slots_GT: Tensor, lengths_T: Tensor, tables_GTP: Tensor, page_size: int
     ) -> None:
-        # Whose addresses are used, and whose rows have no gaps.
-        self._kept = slots, lengths, tables = slots_GT.int(), lengths_T.int(), tables_GTP.int()
+        # Whose addresses are used.
+        self._kept = slots, lengths, tables = [
+            _rows(part) for part in (slots_GT, lengths_T, tables_GTP)
+        ]
         count, stride = slots.shape[1], tables.stride(1)
         groups = range(slots.shape[0])
         places = [(slots.stride(0) * g * 4, tables.stride(0) * g * 4) for g in groups]
@@ -91,6 +93,12 @@ class Sequences:
         self.array = (_Sequences * len(groups))(
             *((first + s, length, table + t, count, page_size, stride) for s, t in places)
         )
+
+
+def _rows(numbers: Tensor) -> Tensor:
+    """As int32, the rows without gaps."""
+    numbers = numbers.int()
+    return numbers if numbers.stride(-1) == 1 else numbers.contiguous()
 
 
 def fits(cache: Tensor) -> bool:
