@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.cpu.packed_product import NormWeight
+from cairn.kernels.cpu.paged_decode import DecodeHeads
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
@@ -110,6 +111,11 @@ class Lean:
         self.norms[model.norm] = _lean_norm(model.norm)
         mixers = list(joined_attentions(model))
         self.head_norms = {mixer: _head_norm(mixer) for mixer in mixers}
+        # Where products are compiled, so is attention.
+        self.compiled = any(isinstance(part.form, BlocksForm) for part in self.products)
+        heads = {mixer: _decode_heads(mixer) for mixer in mixers if self.compiled}
+        self.decode_heads = {mixer: found for mixer, found in heads.items() if found is not None}
+        self.norms_behind = self._norms_behind(layers)
         self.all_fused = len(mixers) == len(layers)
         kinds = dict.fromkeys(mixer.rope for mixer in mixers)
         self.frequencies = {k: _frequencies(k, model.spec) for k in kinds if k is not None}
@@ -143,6 +149,15 @@ class Lean:
             made[kind] = _angles(found, axes_3T[axis_C].t()[:, None].float())
         return made
 
+    def _norms_behind(self, layers: list[Layer]) -> dict[Norm | Scaled, NormWeight]:
+        """RMS norms of what is added to the residual, which are compiled with the sum."""
+        norms = [n for x in layers for n in (x.attention_post_norm, x.feed_forward_post_norm)]
+        return {
+            norm: _norm_weight(norm)
+            for norm in norms
+            if self.compiled and isinstance(norm, Norm) and norm.is_rms
+        }
+
     def _prepare(self, norm: Norm | Unnormed, part: Sublayer) -> None:
         """A norm and the maps behind it; a form in few bits takes the norm's weights, or all of the norm, in."""
         for each in part.modules():
@@ -155,8 +170,7 @@ class Lean:
         assert isinstance(norm, Norm)  # it has a lean form
         if isinstance(entry.form, BlocksForm) and entry.addend is None:
             self.norms[norm] = _unchanged
-            weight = norm.weight.detach()
-            self.norm_of[entry] = NormWeight(weight + 1.0 if norm.plus_one else weight, norm.eps)
+            self.norm_of[entry] = _norm_weight(norm)
             return
         if entry.form is None or entry.form_bias is not None or entry.addend is not None:
             return
@@ -207,6 +221,12 @@ class LeanStep:
         return part.plain(x.tensor, self)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
+        heads, decode = self.form.decode_heads.get(mixer), getattr(self.attend, "decode", None)
+        if heads is not None and decode is not None:
+            angles = None if mixer.rope is None else self.angles[mixer.rope]
+            found_TN = decode(qkv_TE, heads, angles, mixer.plain_rule.layer)
+            if found_TN is not None:
+                return found_TN
         rotated, size = mixer.heads + mixer.kv_heads, mixer.head_dim
         every = rotated + mixer.kv_heads
         qkv_TEC = qkv_TE.view(-1, every, size)
@@ -247,8 +267,12 @@ class LeanInput(NamedTuple):
     def add(self, y_TD: Any) -> LeanResidual:
         if y_TD is None:
             return self.residual
+        form = self.residual.form
+        if isinstance(self.post_norm, Norm) and self.post_norm in form.norms_behind:
+            form.norms_behind[self.post_norm].add_normed(y_TD, self.residual.x_TD)
+            return self.residual
         if self.post_norm is not None:
-            y_TD = self.residual.form.norms[self.post_norm](y_TD)
+            y_TD = form.norms[self.post_norm](y_TD)
         self.residual.x_TD.add_(y_TD)
         return self.residual
 
@@ -268,6 +292,25 @@ def _head_norm(mixer: Attention) -> LeanNorm | None:
         return None
     rows = [norms[0].weight] * mixer.heads + [norms[1].weight] * mixer.kv_heads
     return LeanNorm(norms[0], torch.stack([row.detach() for row in rows]))
+
+
+def _norm_weight(norm: Norm) -> NormWeight:
+    weight = norm.weight.detach()
+    return NormWeight(weight + 1.0 if norm.plus_one else weight, norm.eps)
+
+
+def _decode_heads(mixer: Attention) -> DecodeHeads | None:
+    """What the compiled attention of decode steps has to know; None: it does not know this rule."""
+    rule, norms, norm_EC = mixer.rule, mixer.head_norms, None
+    if rule.by_scores:
+        return None
+    if norms is not None:
+        q_C, k_C = (_norm_weight(norm).weight_K for norm in norms)
+        norm_EC = torch.stack([q_C] * mixer.heads + [k_C] * mixer.kv_heads)
+    eps = 0.0 if norms is None else norms[0].eps
+    return DecodeHeads(
+        mixer.heads, mixer.kv_heads, mixer.head_dim, rule.scale, rule.window, norm_EC, eps
+    )
 
 
 def _frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:

@@ -12,8 +12,8 @@
 #ifndef CAIRN_DOT_NEON_H
 #define CAIRN_DOT_NEON_H
 
-#include "levels_neon.h"
 #include "quads_neon.h"
+#include "rows_neon.h"
 
 #ifdef HAS_DOT_NEON
 
@@ -128,9 +128,10 @@ INLINE void prefetch_next(const Weights *w) {
 INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int quads, int rows, int columns, float *y,
                       int stride) {
     const int pieces = pieces_of(columns), size = values_of_scale(type);
-    if (count == MOST_ROWS_OF_W) {
+    if (count == MOST_ROWS_OF_W && in_blocks_of_32(type) && quads <= FEW_QUADS) {
         prefetch_next(w);
-        if (in_blocks_of_32(type) && quads <= FEW_QUADS) return few_quads_dot(type, w, x, quads, rows, columns, y, stride);
+        few_quads_dot(type, w, x, quads, rows, columns, y, stride);
+        return;
     }
     float32x4_t sum[QUADS_AT_ONCE][4 * MOST_ROWS_OF_W];
     for (int q = 0; q < quads; q++)
@@ -138,6 +139,7 @@ INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int 
     for (int start = 0; start < columns; start += PIECE) {
         Piece p[MOST_ROWS_OF_W];
         for (int r = 0; r < count; r++) piece_of(type, w[r], start, columns, p + r);
+        if (count == MOST_ROWS_OF_W) prefetch_rows(type, w, start);
         const Quad *here = x + start / STRIDE;
         const int left = columns - start, blocks = (left < PIECE ? left : PIECE) / size;
         for (int q = 0; q < quads; q++, here += pieces)
@@ -187,27 +189,45 @@ static void round_row(const float *x, int columns, int rows, int t, Activations 
 
 /* -- any number of rows ------------------------------------------------------------------------------------------ */
 
-INLINE void rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
+/* `count` rows of weights, a constant: y [count, rows]. */
+INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
     const int single = rows % 4 == 1 ? rows - 1 : rows, pieces = pieces_of(columns); /* the row that is left over */
     for (int t = 0; t < single; t += 4 * QUADS_AT_ONCE) {
         const int some = single - t < 4 * QUADS_AT_ONCE ? single - t : 4 * QUADS_AT_ONCE;
         const Quad *here = x + (int64_t)(t / 4) * pieces;
-        if (count == MOST_ROWS_OF_W)
-            quads_dot(type, w, MOST_ROWS_OF_W, here, (some + 3) / 4, some, columns, y + t, rows);
-        else
-            for (int r = 0; r < count; r++)
-                quads_dot(type, w + r, 1, here, (some + 3) / 4, some, columns, y + (int64_t)r * rows + t, rows);
+        quads_dot(type, w, count, here, (some + 3) / 4, some, columns, y + t, rows);
     }
+    if (single == rows) return;
     const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
-    for (int r = 0; single < rows && r < count; r++)
-        y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
+    if (in_blocks_of_32(type)) {
+        const float32x4_t found = four_rows_dot(type, w, alone, columns);
+        for (int r = 0; r < 4; r++) y[(int64_t)r * rows + single] = found[r];
+        return;
+    }
+#pragma GCC unroll 1
+    for (int r = 0; r < count; r++) y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
+}
+
+/* `count` rows of weights, of which `first` is the first: y [count, rows]. Where fewer than four are left, the last one is
+ * multiplied again in their place: a form for one row of each type would take as long to compile. */
+INLINE void rows_dot(int type, Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns,
+                     float *y) {
+    const int together = type == UNPACKED ? 1 : MOST_ROWS_OF_W;
+    float room[MOST_ROWS_OF_W * rows];
+    for (int n = 0; n < count; n += together) {
+        Weights w[MOST_ROWS_OF_W] = {first, first, first, first};
+        for (int r = 0; r < together; r++) w[r].packed += row_bytes * least(n + r, count - 1);
+        const int left = least(together, count - n);
+        some_rows_dot(type, w, together, x, rows, columns, left < together ? room : y + (int64_t)n * rows);
+        if (left < together) memcpy(y + (int64_t)n * rows, room, sizeof(float) * (size_t)(left * rows));
+    }
 }
 
 /* -- one kernel for each type ------------------------------------------------------------------------------------- */
 
-/* Up to MOST_ROWS_OF_W rows of weights with all rows of x: y [count, rows]. Each type has a library of its own (`kind.c`),
- * compiled when a matrix of the type is first made: of fourteen types a model has one or two. */
-typedef void RowsDot(const Weights *w, int count, const Quad *x, int rows, int columns, float *y);
+/* `rows_dot` of one type. Each has a library of its own (`kind.c`), compiled when a matrix of the type is first made: of
+ * fourteen types a model has one or two. */
+typedef void RowsDot(Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns, float *y);
 
 #define SLOTS 36
 enum { NO_KERNEL = 1 }; /* a slot that stays empty: GGUF's type 1 are floats */
@@ -221,22 +241,21 @@ INLINE int slot_of(int type) {
 static RowsDot *kernels[SLOTS];
 
 /* Returns 0 for types that are to be unpacked. */
-static int packed_dots(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
-    if (type >= LEVELS_8 && w->group > 32) type = GROUPED(type, w->group == 64 ? 64 : PIECE);
+static int packed_dots(int type, Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns,
+                       float *y) {
+    if (type >= LEVELS_8 && first.group > 32) type = GROUPED(type, first.group == 64 ? 64 : PIECE);
     RowsDot *kernel = kernels[slot_of(type)];
-    if (kernel) kernel(w, count, x, rows, columns, y);
+    if (kernel) kernel(first, row_bytes, count, x, rows, columns, y);
     return kernel != NULL;
 }
 
-/* The same of the first row and those behind it; its `row` is room for types that are unpacked first. */
+/* The same for every type; the first row's `row` is room for types that are unpacked first. */
 static void dots_of_rows(int type, Weights first, int64_t row_bytes, int count, const Activations *x, int rows,
                          int columns, float *y) {
-    Weights w[MOST_ROWS_OF_W] = {first}, one = first;
-    for (int r = 1; r < count; r++) w[r] = first, w[r].packed += row_bytes * r;
-    if (packed_dots(type, w, count, x, rows, columns, y)) return;
+    if (packed_dots(type, first, row_bytes, count, x, rows, columns, y)) return;
     for (int r = 0; r < count; r++) {
-        unpack(type, w[r].packed, columns, first.group, first.row);
-        packed_dots(UNPACKED, &one, 1, x, rows, columns, y + (int64_t)r * rows);
+        unpack(type, first.packed + row_bytes * r, columns, first.group, first.row);
+        packed_dots(UNPACKED, first, 0, 1, x, rows, columns, y + (int64_t)r * rows);
     }
 }
 

@@ -6,6 +6,6 @@
 
 int cairn_slot(void) { return slot_of(KIND); }
 
-void cairn_rows_dot(const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
-    rows_dot(KIND, w, count, x, rows, columns, y);
+void cairn_rows_dot(Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns, float *y) {
+    rows_dot(KIND, first, row_bytes, count, x, rows, columns, y);
 }

@@ -12,6 +12,10 @@
 
 #ifdef HAS_DOT_NEON
 
+INLINE int in_blocks_of_32(int type) {
+    return type == Q4_0 || type == Q4_1 || type == Q5_0 || type == Q5_1 || type == Q8_0 || type == IQ4_NL;
+}
+
 #define QUADS_AT_ONCE 8  /* of x, for which a piece is unpacked once */
 #define MOST_ROWS_OF_W 4 /* that are multiplied together */
 

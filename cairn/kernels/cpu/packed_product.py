@@ -78,28 +78,40 @@ class _Pools(threading.local):
     """One pool for each thread that multiplies: engines of one process do not wait for each other."""
 
     pool: Pool | None = None
-    process = 0
 
 
 _POOLS = _Pools()
 
 
 def pool() -> Pool:
-    threads = torch.get_num_threads()
-    held = _POOLS.pool
-    if held is None or held.threads != threads or _POOLS.process != os.getpid():
+    held, threads = _POOLS.pool, torch.get_num_threads()
+    if held is None or held.threads != threads:
         _POOLS.pool = held = Pool(threads)
-        _POOLS.process = os.getpid()
     return held
 
 
+def _forget_pools() -> None:
+    global _POOLS
+    _POOLS = _Pools()
+
+
+os.register_at_fork(after_in_child=_forget_pools)  # which has none of their threads
+
+
 class NormWeight:
-    """The weights of an RMS norm that runs before a product."""
+    """The weights of an RMS norm that runs before a product, or behind one."""
 
     def __init__(self, weight_K: Tensor, eps: float) -> None:
         self.weight_K = weight_K.detach().float().contiguous()
         self.struct = _Norm(self.weight_K.data_ptr(), eps)
         self.reference = ctypes.byref(self.struct)
+        self._add_normed = library().cairn_add_normed
+
+    def add_normed(self, y_MK: Tensor, onto_MK: Tensor) -> None:
+        """onto += norm(y), both in rows without gaps."""
+        rows, columns = y_MK.shape
+        y, onto = ctypes.c_void_p(y_MK.data_ptr()), ctypes.c_void_p(onto_MK.data_ptr())
+        self._add_normed(self.reference, y, rows, columns, onto)
 
 
 class PackedMatrix:
@@ -131,20 +143,20 @@ class PackedMatrix:
         onto_MN: Tensor | None = None,
     ) -> Tensor:
         """[M, N], or of a gate [M, N / 2]; `onto_MN` is added to in place, and returned."""
-        x_MK = x_MK.contiguous()
+        x_MK, rows = x_MK.contiguous(), x_MK.shape[0]
         width = self.part_rows[0] if gate else self.outputs
-        y_MN = x_MK.new_empty(len(x_MK), width) if onto_MN is None else onto_MN
-        matrix = self._matrix(bias_N, gate, onto_MN is not None)
+        y_MN = x_MK.new_empty(rows, width) if onto_MN is None else onto_MN
+        matrix = self.struct_of(bias_N, gate, onto_MN is not None)
         failed = self._product(
             pool().address,
             ctypes.byref(matrix),
             self._no_norm if norm is None else norm.reference,
             ctypes.c_void_p(x_MK.data_ptr()),
-            len(x_MK),
+            rows,
             ctypes.c_void_p(y_MN.data_ptr()),
         )
         if failed:
-            raise MemoryError(f"no memory for {len(x_MK)} rows of {self.columns} activations")
+            raise MemoryError(f"no memory for {rows} rows of {self.columns} activations")
         return y_MN
 
     def rows(self, part: int, rows_R: Tensor, out_RK: Tensor | None = None) -> Tensor:
@@ -171,7 +183,8 @@ class PackedMatrix:
             if advise is not None and size > 0:
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
-    def _matrix(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
+    def struct_of(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
+        """What the compiled product takes; this object keeps it alive."""
         key = (0 if bias_N is None else bias_N.data_ptr(), add, GATES[gate] if gate else 0)
         if key not in self._made:
             parts = ctypes.addressof(self._parts)

@@ -26,6 +26,13 @@ typedef struct {
     int group; /* values that share a scale, where the type does not say so */
 } Weights;
 
+/* The compiler would copy one register of zeros, which takes a cycle where `movi` takes none. */
+INLINE int32x4_t zeros(void) {
+    int32x4_t zero;
+    __asm__ volatile("movi %0.4s, #0" : "=w"(zero));
+    return zero;
+}
+
 /* LEVELS_8 or LEVELS_4 in groups of `values`, as one constant. */
 #define GROUPED(type, values) ((values) << 16 | (type))
 INLINE int type_of(int type) { return type == UNPACKED ? type : type & 0xffff; }
@@ -52,13 +59,27 @@ INLINE int block_bytes(int type) {
     }
 }
 
+/* Of PIECE values. */
+INLINE int piece_bytes(int type) {
+    if (type == UNPACKED) return 0;
+    if (type_of(type) >= LEVELS_8) return type_of(type) == LEVELS_8 ? PIECE : PIECE / 2;
+    return type >= Q2_K && type <= Q6_K ? block_bytes(type) / 2 : 4 * block_bytes(type);
+}
+
+/* As much of the four rows behind these as a piece of these has, which begins at column `start`. */
+INLINE void prefetch_rows(int type, const Weights *w, int start) {
+    const int size = 4 * piece_bytes(type);
+    const uint8_t *from = w[3].packed + (w[1].packed - w[0].packed) + (int64_t)size * (start / PIECE);
+    for (int line = 0; line < size; line += 64) __builtin_prefetch(from + line);
+}
+
 INLINE float32x4_t floats_of_halves(uint16x4_t bits) { return vcvt_f32_f16(vreinterpret_f16_u16(bits)); }
 
-/* 16 where a bit is set, of eight bits for each half of the lanes. */
-INLINE uint8x16_t fifth_bits_of(const uint8_t *at) {
+/* The fifth bits of 16 levels: bit i of two bytes is that of level i. `bytes` begins with all four, `first` is 0 or 2. */
+INLINE uint8x16_t with_fifth_bits(uint8x16_t level, uint8x16_t bytes, int first) {
     const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
-    uint8x16_t spread = vcombine_u8(vdup_n_u8(at[0]), vdup_n_u8(at[1]));
-    return vandq_u8(vtstq_u8(spread, bit), vdupq_n_u8(16));
+    const uint8x16_t place = vcombine_u8(vdup_n_u8((uint8_t)first), vdup_n_u8((uint8_t)(first + 1)));
+    return vbslq_u8(vdupq_n_u8(16), vtstq_u8(vqtbl1q_u8(bytes, place), bit), level);
 }
 
 INLINE void block_of_32(int type, const uint8_t *at, int8x16_t *level) {
@@ -68,7 +89,10 @@ INLINE void block_of_32(int type, const uint8_t *at, int8x16_t *level) {
         return;
     }
     uint8x16_t packed = vld1q_u8(at + front), low = vandq_u8(packed, vdupq_n_u8(15)), high = vshrq_n_u8(packed, 4);
-    if (wide) low = vorrq_u8(low, fifth_bits_of(at + front - 4)), high = vorrq_u8(high, fifth_bits_of(at + front - 2));
+    if (wide) {
+        const uint8x16_t fifths = vld1q_u8(at + front - 4); /* and some of the levels behind them */
+        low = with_fifth_bits(low, fifths, 0), high = with_fifth_bits(high, fifths, 2);
+    }
     level[0] = vreinterpretq_s8_u8(low), level[1] = vreinterpretq_s8_u8(high);
     if (type == IQ4_NL) {
         const int8x16_t table = vld1q_s8(IQ4_LEVELS);

@@ -7,6 +7,7 @@
  */
 #include <math.h>
 
+#include "attention.h"
 #include "pool.h"
 
 #include "dot512.h"
@@ -53,17 +54,33 @@ static int padded(int columns) { return pieces_of(columns) * STRIDE; }
     memset(name##_scale, 0, sizeof name##_scale), memset(name##_offset, 0, sizeof name##_offset);   \
     Row name = {name##_level, name##_scale, name##_offset}
 
-static float activate(float x, int gate) {
+/* 1 / (1 + exp(-x)) */
+static inline float sigmoid(float x) {
+    const float power = power_of_e(-__builtin_fabsf(x));
+    return (x < 0 ? power : 1.f) / (1.f + power);
+}
+
+/* x becomes activation(x) * y. */
+static void activate(int gate, int count, float *restrict x, const float *restrict y) {
     switch (gate) {
-    case SILU: return x / (1.f + expf(-x));
-    case GELU: return 0.5f * x * (1.f + erff(x * 0.70710678f));
-    case GELU_TANH: return 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-    case RELU: return x > 0 ? x : 0;
-    default: return x;
+    case SILU:
+#pragma omp simd
+        for (int i = 0; i < count; i++) x[i] = x[i] * sigmoid(x[i]) * y[i];
+        break;
+    case GELU_TANH: /* (1 + tanh(u)) / 2 = sigmoid(2 u) */
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            x[i] = x[i] * sigmoid(1.59576912f * (x[i] + 0.044715f * x[i] * x[i] * x[i])) * y[i];
+        break;
+    case GELU:
+        for (int i = 0; i < count; i++) x[i] = 0.5f * x[i] * (1.f + erff(x[i] * 0.70710678f)) * y[i];
+        break;
+    default:
+        for (int i = 0; i < count; i++) x[i] = (x[i] > 0 ? x[i] : 0) * y[i];
     }
 }
 
-/* Up to MOST_ROWS_OF_W rows of one part with all rows of x: y [count, M]. */
+/* `count` rows of one part with all rows of x: y [count, M]. */
 static void multiply_rows(const Product *p, int part_number, int row, int count, int first_of_part, Row room,
                           float *y) {
     const Matrix *m = p->matrix;
@@ -72,15 +89,14 @@ static void multiply_rows(const Product *p, int part_number, int row, int count,
 #if defined(HAS_DOT_NEON)
     Weights w = {packed, room, part->group};
     dots_of_rows(part->type, w, part->row_bytes, count, p->x, p->rows_of_x, m->columns, y);
-#elif defined(HAS_DOT512)
-    int done = packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, y);
 #else
-    int done = 0;
+    for (int r = 0; r < count; r++, packed += part->row_bytes) {
+        float *found = y + (int64_t)r * p->rows_of_x;
+#if defined(HAS_DOT512)
+        if (packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, found)) continue;
 #endif
-#if !defined(HAS_DOT_NEON)
-    if (!done) {
         unpack(part->type, packed, m->columns, part->group, room);
-        dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), y);
+        dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), found);
     }
 #endif
     for (int r = 0; m->bias && r < count; r++)
@@ -92,11 +108,10 @@ static void write_columns(const Product *p, int n, int count, const float *restr
     const int rows = p->rows_of_x, add = p->matrix->add;
     for (int t = 0; t < rows; t++) {
         float *restrict y = p->y + (int64_t)t * p->outputs + n;
-        if (count == 4 && !add) {
-            for (int r = 0; r < 4; r++) y[r] = found[r * rows + t];
-            continue;
-        }
-        for (int r = 0; r < count; r++) y[r] = (add ? y[r] : 0.f) + found[r * rows + t];
+        if (add)
+            for (int r = 0; r < count; r++) y[r] += found[(int64_t)r * rows + t];
+        else
+            for (int r = 0; r < count; r++) y[r] = found[(int64_t)r * rows + t];
     }
 }
 
@@ -104,17 +119,17 @@ static void multiply_chunk(void *given, int chunk) {
     const Product *p = given;
     const Matrix *m = p->matrix;
     ROW_OF(room, m->columns);
-    float found[MOST_ROWS_OF_W * p->rows_of_x], gated[MOST_ROWS_OF_W * p->rows_of_x];
     int first = chunk * p->rows_of_chunk, last = first + p->rows_of_chunk;
     if (last > p->outputs) last = p->outputs;
+    float found[(last - first) * p->rows_of_x], gated[m->gate ? (last - first) * p->rows_of_x : 1];
     int part = 0, start = 0; /* of the part that the rows belong to */
     for (int n = first, count; n < last; n += count) {
         while (!m->gate && n >= start + m->parts[part].rows) start += m->parts[part++].rows;
         int end = start + m->parts[part].rows < last ? start + m->parts[part].rows : last;
-        count = end - n < MOST_ROWS_OF_W ? end - n : MOST_ROWS_OF_W;
+        count = end - n;
         multiply_rows(p, part, n - start, count, start, room, found);
         if (m->gate) multiply_rows(p, 1, n, count, m->parts[0].rows, room, gated);
-        for (int i = 0; m->gate && i < count * p->rows_of_x; i++) found[i] = activate(found[i], m->gate) * gated[i];
+        if (m->gate) activate(m->gate, count * p->rows_of_x, found, gated);
         write_columns(p, n, count, found);
     }
 }
@@ -183,6 +198,51 @@ int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const floa
 /* The kernel of a type, before the first product with it. */
 void cairn_use_kernel(int slot, RowsDot *kernel) { kernels[slot] = kernel; }
 #endif
+
+/* Rows of y, normed, are added to the residual. */
+void cairn_add_normed(const Norm *norm, const float *y, int rows, int columns, float *residual) {
+    float normed[columns];
+    for (int t = 0; t < rows; t++) {
+        float *restrict onto = residual + (int64_t)t * columns;
+        norm_row(y + (int64_t)t * columns, columns, norm, normed);
+        for (int k = 0; k < columns; k++) onto[k] += normed[k];
+    }
+}
+
+/* One layer of a decoder: norm, heads, output, norm, gate, down. */
+typedef struct {
+    const Matrix *qkv, *out, *inner, *down;
+    const Norm *before_heads, *before_inner, *behind_out, *behind_down; /* of the last two NULL: the product adds to x */
+    const Heads *heads;
+    float *keys, *values;
+    int32_t group, angle; /* which sequences and which angles of the step are its own */
+} Layer;
+
+/* What a block adds to the residual x [M, D], through a norm if it has one. */
+static int add_block(Pool *pool, const Matrix *matrix, const Norm *behind, const float *input, int rows, int width,
+                     float *x, float *room) {
+    const Norm none = {NULL, 0};
+    if (cairn_product(pool, matrix, &none, input, rows, behind ? room : x)) return -1;
+    if (behind) cairn_add_normed(behind, room, rows, width, x);
+    return 0;
+}
+
+/* A decode step through the layers, x [M, D] in place. `room` is as large as the largest two results of a layer. */
+int cairn_layers(Pool *pool, const Layer *layers, int count, const Sequences *groups, const float *const *cosines,
+                 const float *const *sines, float *x, int rows, int width, float *room) {
+    for (const Layer *l = layers; l < layers + count; l++) {
+        const Heads *h = l->heads;
+        float *attended = room + (int64_t)rows * (h->heads + 2 * h->kv_heads) * h->size;
+        float *inner = room, *behind = room + (int64_t)rows * l->inner->parts[0].rows;
+        if (cairn_product(pool, l->qkv, l->before_heads, x, rows, room)) return -1;
+        cairn_attend(pool, h, groups + l->group, room, l->keys, l->values, l->angle < 0 ? NULL : cosines[l->angle],
+                     l->angle < 0 ? NULL : sines[l->angle], attended);
+        if (add_block(pool, l->out, l->behind_out, attended, rows, width, x, room)) return -1;
+        if (cairn_product(pool, l->inner, l->before_inner, x, rows, inner)) return -1;
+        if (add_block(pool, l->down, l->behind_down, inner, rows, width, x, behind)) return -1;
+    }
+    return 0;
+}
 
 typedef struct {
     const Part *part;

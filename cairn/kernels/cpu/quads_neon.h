@@ -16,10 +16,6 @@
 
 #define FEW_QUADS 2 /* of x, for whose sums there are registers */
 
-INLINE int in_blocks_of_32(int type) {
-    return type == Q4_0 || type == Q4_1 || type == Q5_0 || type == Q5_1 || type == Q8_0 || type == IQ4_NL;
-}
-
 /* The same block of four rows of weights; the lanes of scale and offset are the rows. */
 typedef struct {
     int8x16_t level[4][2];

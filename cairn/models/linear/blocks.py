@@ -27,7 +27,7 @@ from cairn.kernels.cpu.packed_product import (
 from cairn.models.activation import Gate
 from cairn.models.linear.form import PLAIN, Epilogue, finished
 
-FLOAT_ROWS = 256 if ON_ARM else 48  # of x, from which on dequantised tiles are faster
+FLOAT_ROWS = 1024 if ON_ARM else 48  # of x, from which on dequantised tiles are faster
 NEVER = 1 << 30  # rows: levels with a scale for 64 values or more are faster on ARM for any number
 TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 
@@ -64,7 +64,7 @@ class BlocksForm:
         onto_MN: Tensor | None = None,
     ) -> Tensor:
         """The product with a norm before it, and a gate or a sum onto the residual behind it."""
-        if len(x_MK) < self.float_rows:
+        if x_MK.shape[0] < self.float_rows:
             gated = gate is not None and gate.gated and len(set(self.matrix.part_rows)) == 1
             if gate is None or (
                 gated and len(self.matrix.blocks) == 2 and gate.activation in GATES

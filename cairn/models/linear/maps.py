@@ -147,7 +147,7 @@ class Linear(Holder):
     def _multiply(self, x_MK: Entering, epilogue: Epilogue, biased: bool = True) -> Product:
         form = self.form
         quantized = not isinstance(x_MK, Tensor)  # only where `quantizes` said so
-        if form is not None and (quantized or form.covers(len(x_MK))):
+        if form is not None and (quantized or form.covers(x_MK.shape[0])):
             return form.product(cast(Tensor, x_MK), self.form_bias if biased else None, epilogue)
         return self._float(cast(Tensor, x_MK), epilogue, biased)
 

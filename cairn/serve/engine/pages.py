@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
+from cairn.kernels.cpu.paged_decode import DecodeHeads, Sequences, fits
 from cairn.models import cpu_half_precision
 from cairn.models.attend import Rule, attention
 from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
@@ -88,7 +89,7 @@ class PagePool:
     def release(self) -> None:
         """Give the memory back; whoever wants pages again makes another pool."""
         self.cache, self._room, self.states = self.cache.new_empty(0), None, None
-        for view in ("by_slot", "slots", "layers", "rows"):
+        for view in ("by_slot", "slots", "layers", "rows", "addresses"):
             self.__dict__.pop(view, None)
 
     @property
@@ -110,6 +111,11 @@ class PagePool:
     def slots(self) -> list[Tensor]:
         """Of each layer, keys and values by slot: [2, slots, head, column]."""
         return [self.cache[place].flatten(1, 2) for place in self._place_of]
+
+    @cached_property
+    def addresses(self) -> list[tuple[int, int]]:
+        """Of each layer, where its keys and its values begin; whole tokens lie together."""
+        return [(kept[0].data_ptr(), kept[-1].data_ptr()) for kept in self.slots]
 
     @cached_property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -213,6 +219,22 @@ class Paged:
             return few.joined(qkv_TEC[:, :heads], kv_2TKC, rule)
         keys, values = self.pool.layers[rule.layer]
         return self._attend(qkv_TEC[:, :heads], keys, values, rule).flatten(1)
+
+    def decode(
+        self, qkv_TE: Tensor, heads: DecodeHeads, angles: tuple[Tensor, Tensor] | None, layer: int
+    ) -> Tensor | None:
+        """Norm, rotate, store and attend in one call, [T, H * C]; None: not in a step of this kind."""
+        sequences, group = self.decode_groups, self.pool.group_of[layer]
+        if sequences is None:
+            return None
+        return heads.attend(qkv_TE, angles, sequences, group, self.pool.addresses[layer])
+
+    @cached_property
+    def decode_groups(self) -> Sequences | None:
+        """Of a step of one token for each sequence, for the compiled attention."""
+        if self.bounds_B1 is not None or not fits(self.pool.cache):
+            return None
+        return Sequences(self.slots_GT, self.lengths_B, self.tables_GBP, self.pool.page_size)
 
     def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)

@@ -26,6 +26,8 @@ from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.maps import Linear
 from cairn.models.linear.packed import Int8
 from cairn.models.transformer import Layer, Transformer
+from cairn.serve.engine.compiled_layers import CompiledLayers
+from cairn.serve.engine.compiled_layers import obstacle as compiled_obstacle
 from cairn.serve.engine.pages import NULL_PAGE, Paged, PagePool
 from cairn.serve.engine.single_sequence import SingleToken
 
@@ -124,7 +126,9 @@ class Recorded:
         return replay
 
 
-def serving_form(model: Transformer, pool: PagePool) -> Recorded | Lean:
+def serving_form(model: Transformer, pool: PagePool) -> Recorded | CompiledLayers | Lean:
     """The fastest of the forms that a model on a CPU has."""
     lean = Lean(model)
+    if lean.compiled and compiled_obstacle(lean, pool) is None:
+        return CompiledLayers(lean, pool)
     return lean if obstacle(model) else Recorded(lean, pool)

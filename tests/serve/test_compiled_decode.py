@@ -1,0 +1,138 @@
+"""Decode steps by compiled kernels: attention against float64, and a whole step against the form that Python drives."""
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cairn.kernels.cpu import compiled
+from cairn.kernels.cpu.packed_product import NormWeight
+from cairn.kernels.cpu.paged_decode import DecodeHeads, Sequences
+from cairn.models.attend import Rule, attention
+from cairn.models.build import Build
+from cairn.models.cache import cache_groups
+from cairn.models.lean import Lean
+from cairn.models.linear.blocks import RoundedRows
+from cairn.models.linear.maps import Columns, Rows
+from cairn.models.presets import preset
+from cairn.models.spec import ModelSpec, Rope
+from cairn.models.transformer import Transformer
+from cairn.models.weights import random_model
+from cairn.serve.engine.compiled_layers import CompiledLayers, obstacle
+from cairn.serve.engine.pages import Paged, PagePool
+
+pytestmark = pytest.mark.skipif(compiled.obstacle() is not None, reason=str(compiled.obstacle()))
+PAGE = 4
+QWEN = msgspec.structs.replace(
+    preset("tiny-qwen3"), hidden=64, heads=4, kv_heads=2, head_dim=32, intermediate=96, layers=3
+)
+GEMMA = msgspec.structs.replace(
+    *(QWEN,), post_norms=True, activation="gelu_tanh", windows=(3, 0, 3), rope_local=Rope(theta=100.0)
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    groups=st.sampled_from([(1, 1), (2, 1), (6, 3), (8, 2)]),
+    size=st.sampled_from([8, 24, 64]),
+    window=st.sampled_from([0, 1, 5, 40]),
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=4),
+    parts=st.tuples(st.booleans(), st.booleans()),
+)
+def test_attention_over_pages_is_that_of_float64(groups, size, window, lengths, parts):
+    (heads, kv_heads), (normed, rotated), count = groups, parts, len(lengths)
+    chance = torch.Generator().manual_seed(sum(lengths) + size)
+    pages = -(-max(lengths) // PAGE)
+    tables = (1 + torch.randperm(count * pages, generator=chance)).view(count, pages).int()
+    cache = torch.randn(2, (1 + count * pages) * PAGE, kv_heads, size, generator=chance)
+    qkv = torch.randn(count, heads + 2 * kv_heads, size, generator=chance)
+    weight = torch.rand(heads + kv_heads, size, generator=chance) if normed else None
+    angle = torch.rand(count, 1, size, generator=chance) * 6 if rotated else None
+    rule = Rule(0, 0.3, window)
+    before, places = cache.double(), [torch.arange(n) for n in lengths]
+    slots = [tables[i, at // PAGE].long() * PAGE + at % PAGE for i, at in enumerate(places)]
+    last = torch.stack([slot[-1] for slot in slots]).int()
+
+    made = DecodeHeads(heads, kv_heads, size, rule.scale, window, weight, 1e-6)
+    sequences = Sequences(last[None], torch.tensor(lengths), tables[None], PAGE)
+    angles = None if angle is None else signed(angle)
+    found = made.attend(
+        qkv.flatten(1), angles, sequences, 0, (cache[0].data_ptr(), cache[1].data_ptr())
+    )
+
+    q, k = placed(qkv[:, :-kv_heads].double(), weight, angle).split((heads, kv_heads), 1)
+    before[0, last.long()], before[1, last.long()] = k, qkv[:, -kv_heads:].double()
+    each = zip(q, slots, strict=True)
+    expected = torch.cat(
+        [attention(one[None], before[0, at], before[1, at], rule) for one, at in each]
+    )
+    torch.testing.assert_close(found.double(), expected.flatten(1), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(cache.double(), before, rtol=1e-5, atol=1e-5)
+
+
+def signed(angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = angle.sin().chunk(2, -1)
+    return angle.cos(), torch.cat((-low, high), -1)
+
+
+def placed(
+    qk: torch.Tensor, weight: torch.Tensor | None, angle: torch.Tensor | None
+) -> torch.Tensor:
+    """Queries and keys, normed and rotated one operation after another."""
+    if weight is not None:
+        qk = torch.nn.functional.rms_norm(qk, qk.shape[-1:], None, 1e-6) * weight
+    if angle is None:
+        return qk
+    low, high = qk.chunk(2, -1)
+    return qk * angle.double().cos() + torch.cat((-high, low), -1) * angle.double().sin()
+
+
+def packed_model(spec: ModelSpec) -> Transformer:
+    """Every map of its layers in 8-bit rows."""
+    model = random_model(spec, Build("cpu"), seed=3).requires_grad_(False)
+    for part in model.layers.modules():
+        if isinstance(part, Columns | Rows):
+            part.take(RoundedRows(part.joined(), [len(weight) for weight in part.matrices()]))
+    return model
+
+
+@pytest.mark.parametrize("spec", [QWEN, GEMMA], ids=["qwen3", "gemma3"])
+@torch.inference_mode()
+def test_a_compiled_step_has_the_bits_of_the_lean_form(spec):
+    model = packed_model(spec)
+    lean, lengths = Lean(model), [9, 1, 6]
+    groups = cache_groups(spec)
+    pools = [PagePool(groups, 40, PAGE, torch.float32, "cpu") for _ in range(2)]
+    chance = torch.Generator().manual_seed(1)
+    for pool in pools:
+        pool.cache.copy_(torch.randn(pool.cache.shape, generator=chance.manual_seed(1)))
+    assert obstacle(lean, pools[1]) is None
+    tables = 1 + torch.randperm(36, generator=chance)[: len(groups) * 9].view(len(groups), 3, 3)
+    positions = torch.tensor(lengths).int() - 1
+    page = tables[:, torch.arange(3), positions.long() // PAGE]
+    slots = (page * PAGE + positions % PAGE).int()
+    steps = [Paged(pool, slots, positions, positions + 1, tables.int(), None) for pool in pools]
+    tokens = torch.tensor([3, 5, 7]).int()
+    expected = lean(tokens, positions, steps[0])
+    assert torch.equal(CompiledLayers(lean, pools[1])(tokens, positions, steps[1]), expected)
+    assert torch.equal(pools[0].cache, pools[1].cache)
+    plain = model(
+        tokens, positions, Paged(*(pools[0], slots, positions), positions + 1, tables.int(), None)
+    )
+    torch.testing.assert_close(expected, plain, rtol=1e-3, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_a_model_with_a_map_in_floating_point_is_not_compiled_as_a_whole():
+    model = packed_model(QWEN)
+    model.layers[1].feed_forward.down.take(None)
+    pool = PagePool(cache_groups(QWEN), 8, PAGE, torch.float32, "cpu")
+    assert "layer 1: not all of its maps" in (obstacle(Lean(model), pool) or "")
+
+
+def test_a_norm_behind_a_block_is_added_as_by_torch():
+    y, onto, weight = torch.randn(5, 96), torch.randn(5, 96), torch.rand(96)
+    expected = onto + torch.nn.functional.rms_norm(y, (96,), weight, 1e-6)
+    NormWeight(weight, 1e-6).add_normed(y, onto)
+    torch.testing.assert_close(onto, expected)
