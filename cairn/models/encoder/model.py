@@ -102,12 +102,15 @@ class Encoder(nn.Module):
         self.embedding_norm = _norm(build, spec)
         self.layers = nn.ModuleList(EncoderLayer(build, spec, at) for at in range(shape.layers))
         self.norm = _norm(build, spec) if spec.norms == "pre" else None
+        self.compiled: Callable[[Tensor, Attend], Tensor | None] | None = None  # see `cpu_form`
 
     def forward(
         self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, types_T: Tensor | None = None
     ) -> Tensor:
         shape = self.spec.shape
         x_TD = self._embed(tokens_T, positions_T, types_T)
+        if self.compiled is not None and (made_TD := self.compiled(x_TD, attend)) is not None:
+            return made_TD
         rotations = rotations_of(shape, range(shape.layers), positions_T, attend, x_TD.dtype)
         step = packed_step(x_TD, attend, shape, rotations)
         for layer in self.layers:
