@@ -21,7 +21,7 @@
 typedef float32x4_t Four;
 
 typedef struct {
-    const float *tiles; /* [columns / 8][depth][8] */
+    const void *tiles; /* [columns / 8][depth][8], or as `half_tiles.h` has them */
     const float *bias;
     int32_t depth, columns;
 } TiledWeights;
@@ -73,7 +73,7 @@ static void product(const TiledWeights *w, const float *x, int64_t stride, int r
         const int depth = w->depth - at < DEPTH ? w->depth - at : DEPTH, adds = onto || at;
         to_tiles(x + at, stride, rows, depth, tiles);
         for (int n = 0; n < w->columns; n += SIDE) {
-            const float *b = w->tiles + ((int64_t)n * w->depth + (int64_t)at * SIDE);
+            const float *b = (const float *)w->tiles + ((int64_t)n * w->depth + (int64_t)at * SIDE);
             const Four zero = vdupq_n_f32(0.f);
             const Four bias0 = at ? zero : vld1q_f32(w->bias + n), bias1 = at ? zero : vld1q_f32(w->bias + n + 4);
             for (int t = 0; t < rows; t += SIDE) {
@@ -119,9 +119,9 @@ static void gelu(float *x, int64_t count) {
     }
 }
 
-/* By mean and variance, in place. */
-static void layer_norm(float *x, int rows, int width, const float *weight, const float *bias, float eps) {
-    for (int t = 0; t < rows; t++, x += width) {
+/* By mean and variance; y may be x. */
+static void layer_norm(const float *x, float *y, int rows, int width, const float *weight, const float *bias, float eps) {
+    for (int t = 0; t < rows; t++, x += width, y += width) {
         Four sum = vdupq_n_f32(0.f), squares = sum;
         for (int i = 0; i < width; i += 4) sum = vaddq_f32(sum, vld1q_f32(x + i));
         const Four mean = vdupq_n_f32(vaddvq_f32(sum) / (float)width);
@@ -132,7 +132,7 @@ static void layer_norm(float *x, int rows, int width, const float *weight, const
         const float scale = 1.f / sqrtf(vaddvq_f32(squares) / (float)width + eps);
         for (int i = 0; i < width; i += 4) {
             const Four unit = vmulq_n_f32(vsubq_f32(vld1q_f32(x + i), mean), scale);
-            vst1q_f32(x + i, vfmaq_f32(vld1q_f32(bias + i), unit, vld1q_f32(weight + i)));
+            vst1q_f32(y + i, vfmaq_f32(vld1q_f32(bias + i), unit, vld1q_f32(weight + i)));
         }
     }
 }

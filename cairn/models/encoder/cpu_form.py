@@ -1,15 +1,19 @@
 """The fast forms of an encoder on a CPU.
 
-    with NEON    all layers of a batch in one call of our kernels, for BERT and RoBERTa in float32
+    with NEON    all layers of a batch in one call of our kernels, for BERT and RoBERTa
     elsewhere    the first product of each feed-forward is fused with its GELU, by oneDNN
 """
 
 import torch
 from torch import Tensor, nn
 
-from cairn.kernels.cpu.encoder_layers import Affine, EncoderLayers, LayerWeights, has_encoder_layers
-from cairn.models.attend import Attend
-from cairn.models.encoder.attend import Bidirectional
+from cairn.kernels.cpu.encoder_layers import (
+    Affine,
+    EncoderLayers,
+    EncoderShape,
+    LayerWeights,
+    has_encoder_layers,
+)
 from cairn.models.encoder.model import Encoder, EncoderLayer, LayerNorm
 from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
 from cairn.models.linear.maps import Linear
@@ -17,37 +21,21 @@ from cairn.models.linear.maps import Linear
 
 def give_cpu_forms(model: nn.Module) -> bool:
     """Give the model what is fastest here; False: nothing is, and the plain form runs."""
-    if not isinstance(model, Encoder) or not has_fused_gelu(model.embedding.weight):
+    if not isinstance(model, Encoder) or model.embedding.weight.device.type != "cpu":
         return False
     shape = model.spec.shape
     if shape.activation != "gelu" or shape.gated or not shape.mlp_bias:
         return False
     layers = [layer for layer in model.layers if isinstance(layer, EncoderLayer)]
     if _has_compiled(model):
-        model.compiled = CompiledLayers(model, layers)
+        model.compiled = _compiled(model, layers)
         return True
+    if not has_fused_gelu(model.embedding.weight):
+        return False
     for layer in layers:
         inner = layer.feed_forward.inner
         layer.fused_up = FusedGelu(inner.joined(), _bias(inner))
     return True
-
-
-class CompiledLayers:
-    """All layers by one call; holds a second copy of their matrices, because torch computes what this does not cover."""
-
-    def __init__(self, model: Encoder, layers: list[EncoderLayer]) -> None:
-        shape = model.spec.shape
-        weights = [_layer_weights(layer) for layer in layers]
-        self.layers = EncoderLayers(
-            weights, shape.heads, shape.head_dim, shape.scale, shape.norm_eps
-        )
-
-    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor | None:
-        """Written into `x_TD`; None: not by this form."""
-        fits = isinstance(attend, Bidirectional) and not attend.plain
-        if not fits or torch.is_grad_enabled() or not self.layers.covers(attend.lengths):
-            return None
-        return self.layers(x_TD, attend.lengths)
 
 
 def _has_compiled(model: Encoder) -> bool:
@@ -63,19 +51,30 @@ def _has_compiled(model: Encoder) -> bool:
         and shape.out_bias
         and shape.kv_heads == shape.heads
         and not (shape.qk_norm or any(shape.windows) or shape.attention_softcap)
-        and has_encoder_layers(*sizes)
+        and has_encoder_layers(model.embedding.weight.dtype, sizes)
     )
 
 
-def _layer_weights(layer: EncoderLayer) -> LayerWeights:
+def _compiled(model: Encoder, layers: list[EncoderLayer]) -> EncoderLayers:
+    """With the matrices in an order of their own; those of the modules are given back."""
+    shape = model.spec.shape
+    described = EncoderShape(shape.heads, shape.head_dim, shape.scale, shape.norm_eps, "post")
+    made = EncoderLayers([_layer_weights(layer) for layer in layers], described)
+    for layer in layers:
+        for part in _products(layer):
+            part.release()
+    return made
+
+
+def _products(layer: EncoderLayer) -> list[Linear]:
     attention, feed_forward = layer.attention, layer.feed_forward
-    products = (attention.qkv, attention.out, feed_forward.inner, feed_forward.down)
-    norms = (layer.attention_norm, layer.feed_forward_norm)
-    return LayerWeights(*map(_product, products), *map(_norm, norms))
+    return [attention.qkv, attention.out, feed_forward.inner, feed_forward.down]
 
 
-def _product(given: Linear) -> Affine:
-    return Affine(given.joined(), _bias(given))
+def _layer_weights(layer: EncoderLayer) -> LayerWeights:
+    products = [Affine(part.joined(), _bias(part)) for part in _products(layer)]
+    norms = [_norm(norm) for norm in (layer.attention_norm, layer.feed_forward_norm)]
+    return LayerWeights(*products, *norms)
 
 
 def _bias(given: Linear) -> Tensor:
