@@ -93,9 +93,9 @@ static void softmax(float *shares, int keys, float scale, float sums[SIDE]) {
  * needs no sums across a register then, and its result is a tile as the second product reads it. */
 static void attend_eight(const EncoderModel *m, const Scratch *s, int query, int length, float *out) {
     const int width = m->head_dim, rows = length - query < SIDE ? length - query : SIDE;
-    Four tile[SIDE][2];
     for (int k = 0; k < length; k += SIDE) {
-        memset(tile, 0, sizeof tile);
+        Four tile[SIDE][2];
+        clear(tile);
         multiply(width, s->keys + (int64_t)k * width, s->queries + (int64_t)query * width, tile);
         for (int r = 0; r < SIDE; r++)
             vst1q_f32(s->shares + (k + r) * SIDE, tile[r][0]), vst1q_f32(s->shares + (k + r) * SIDE + 4, tile[r][1]);
@@ -103,9 +103,11 @@ static void attend_eight(const EncoderModel *m, const Scratch *s, int query, int
     float sums[SIDE];
     softmax(s->shares, length, m->scale, sums);
     for (int c = 0; c < width; c += SIDE) {
-        memset(tile, 0, sizeof tile);
+        Four tile[SIDE][2];
+        clear(tile);
         multiply(length, s->shares, s->values + (int64_t)c * length, tile);
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < SIDE; r++) { /* as often as the compiler knows: else the tile lies in memory */
+            if (r >= rows) break;
             float *at = out + (int64_t)(query + r) * m->heads * width + c;
             vst1q_f32(at, vmulq_n_f32(tile[r][0], 1.f / sums[r])), vst1q_f32(at + 4, vmulq_n_f32(tile[r][1], 1.f / sums[r]));
         }

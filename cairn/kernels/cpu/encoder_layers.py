@@ -3,8 +3,8 @@
     lengths 9 30 31 200  --chunks of whole texts-->  [200] [30 31] [9]  --each thread takes the next one-->  done
 
 A thread takes its texts through every layer, so threads meet once for a batch and not in every product; of few texts
-they share each layer. The numbers of a text do not depend on the texts beside it. Products are in float32, or of factors
-in float16 where the CPU multiplies those; sums, norms and attention are in float32. Plain form: the modules of
+they share each layer. The numbers of a text do not depend on the texts beside it. Products are in float32, or of
+factors in float16 where the CPU multiplies those; norms and attention are in float32. Plain form: the modules of
 `models/encoder` and `models/speech`, by torch.
 """
 
@@ -21,7 +21,9 @@ from cairn.kernels.cpu.packed_product import pool
 
 SIDES = {torch.float32: 8, torch.float16: 16}  # columns of a tile of sums (`float_tiles.h`)
 CHUNK_ROWS = 128  # at most, unless one text has more: what they need stays in the cache of a core
-FEW_CHUNKS = 2  # for each thread; of fewer the last would keep one thread at work and the others waiting
+FEW_CHUNKS = (
+    2  # for each thread; of fewer the last would keep one thread at work and the others waiting
+)
 NO_CHUNKS = np.zeros((0, 2), dtype=np.int32)
 
 

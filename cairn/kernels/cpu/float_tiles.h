@@ -26,6 +26,10 @@ typedef struct {
     int32_t depth, columns;
 } TiledWeights;
 
+static inline void clear(Four s[SIDE][2]) {
+    for (int r = 0; r < SIDE; r++) s[r][0] = s[r][1] = vdupq_n_f32(0.f);
+}
+
 /* s = s + a.T @ b */
 static inline void multiply(int depth, const float *a, const float *b, Four s[SIDE][2]) {
 #define ROW(r, four, lane)                            \

@@ -1,4 +1,4 @@
-"""POST /v2/embed and /v2/rerank, as Cohere's client asks: vectors in one or several number types, documents by relevance.
+"""POST /v2/embed and /v2/rerank as Cohere's client asks: vectors in several number types, documents by relevance.
 
     float    as /v1/embeddings                    base64    the same as float32, least byte first
     int8     -127..127, the largest is 127        uint8     the same plus 128
