@@ -64,10 +64,11 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     from cairn import LLM
 
     texts = texts_of(options.texts)
-    with LLM(options.model, device=options.device) as llm:
+    with LLM(options.model, device=options.device, dtype=options.dtype) as llm:
         ours = np.array(llm.embed(texts, truncate=True))
         runs: dict[str, Callable[[], object]] = {"cairn": lambda: llm.embed(texts, truncate=True)}
-        found: dict[str, object] = {"model": options.model, "texts": len(texts)}
+        found: dict[str, object] = {"model": options.model, "dtype": options.dtype}
+        found["texts"] = len(texts)
         if options.rival:
             from sentence_transformers import SentenceTransformer
 
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--model", default="all-minilm-l6-v2")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", help="of ours; the rival's is float32")
     parser.add_argument("--rival", action="store_true")
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)

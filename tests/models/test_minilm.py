@@ -36,20 +36,27 @@ def texts(count):
     return made
 
 
-def test_cosine_to_transformers_on_200_texts(folder, llm):
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Of the 200 texts, at length one."""
     given = texts(200)
-    found = np.array(llm.embed(given))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    expected = []
+    found = []
     with torch.inference_mode():
         for start in range(0, len(given), 40):
             batch = tokenizer(given[start : start + 40], padding=True, return_tensors="pt")
             hidden = model(**batch).last_hidden_state
             mask = batch["attention_mask"][..., None]
-            expected.append((hidden * mask).sum(1) / mask.sum(1))
-    wanted = torch.nn.functional.normalize(torch.cat(expected), dim=-1).numpy()
-    assert (found * wanted).sum(-1).min() >= 0.99999
+            found.append((hidden * mask).sum(1) / mask.sum(1))
+    return torch.nn.functional.normalize(torch.cat(found), dim=-1).numpy()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_cosine_to_transformers_on_200_texts(folder, expected, dtype):
+    with LLM(str(folder), device="cpu", dtype=dtype) as llm:
+        found = np.array(llm.embed(texts(200)))
+    assert (found * expected).sum(-1).min() >= 0.99999
     np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1, atol=1e-6)
 
 

@@ -62,7 +62,7 @@ def test_the_spectrogram_is_that_of_transformers(bins):
 def test_states_and_logits_are_those_of_transformers_in_both_forms(theirs, transcriber, plain):
     """In a batch, the tokens in pieces."""
     model = transcriber.opened.load("cpu", torch.float32, plain)
-    assert (model.encoder[0].fused_up is None) == plain
+    assert (model.decoder[0].fused_up is None) == plain
     mel = log_mel(torch.tensor(np.stack([noise(4), noise(4, 1)])), 80)
     tokens = torch.randint(0, 300, (2, 12), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -74,6 +74,17 @@ def test_states_and_logits_are_those_of_transformers_in_both_forms(theirs, trans
         pieces = [model.read(part, texts, sound) for part in tokens.split([5, 1, 6], 1)]
         torch.testing.assert_close(torch.cat(pieces, 1), expected.logits, atol=2e-4, rtol=1e-4)
     assert expected.logits.std() > 0.1
+
+
+def test_the_encoder_in_float16_is_near_that_in_float32(transcriber):
+    """Where this CPU has no kernel for it, it is the one in float32."""
+    half = transcriber.opened.load("cpu", torch.float32, encoder=torch.float16)
+    plain = transcriber.opened.load("cpu", torch.float32, plain=True)
+    mel = log_mel(torch.tensor(noise(4))[None], 80)
+    with torch.inference_mode():
+        found, expected = half.encode(mel), plain.encode(mel)
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() < 5e-3 * expected.norm()
 
 
 def test_what_may_be_said_next_is_what_transformers_allows(transcriber):
@@ -162,7 +173,9 @@ def test_a_file_of_ctranslate2_holds_the_same_model(theirs, transcriber, tmp_pat
     folder = tiny_whisper.save_ctranslate2(tmp_path / "ct2", theirs, int8)
     assert is_whisper(folder)
     opened = open_whisper("tiny", folder)
-    model, ours = opened.load("cpu", torch.float32), transcriber.model
+    model, ours = (
+        one.load("cpu", torch.float32, plain=True) for one in (opened, transcriber.opened)
+    )
     assert opened.tokens == transcriber.tokens
     for name, tensor in ours.state_dict().items():
         error = (model.state_dict()[name] - tensor).abs().max()

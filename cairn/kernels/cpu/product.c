@@ -12,6 +12,7 @@
 
 #include "dot512.h"
 #include "dot_neon.h"
+#include "encoder.h"
 
 typedef struct {
     const uint8_t *data;

@@ -7,15 +7,17 @@ both sides is its business too. `types_T` tells the second text of a pair from t
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.kernels.cpu.encoder_layers import EncoderLayers
 from cairn.models.attend import Attend
 from cairn.models.attention import Attention
 from cairn.models.build import Build, Holder, Slot
+from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.spec import EncoderSpec
 from cairn.models.layer_loop import PlainStep, Step
 from cairn.models.layers import FeedForward
@@ -102,12 +104,20 @@ class Encoder(nn.Module):
         self.embedding_norm = _norm(build, spec)
         self.layers = nn.ModuleList(EncoderLayer(build, spec, at) for at in range(shape.layers))
         self.norm = _norm(build, spec) if spec.norms == "pre" else None
+        self.compiled: EncoderLayers | None = None  # all layers at once: see `cpu_form`
+
+    @property
+    def forms(self) -> list[EncoderLayers]:
+        """What holds weights besides the parameters."""
+        return [] if self.compiled is None else [self.compiled]
 
     def forward(
         self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, types_T: Tensor | None = None
     ) -> Tensor:
         shape = self.spec.shape
         x_TD = self._embed(tokens_T, positions_T, types_T)
+        if self.compiled is not None:
+            return self.compiled(x_TD, cast(Bidirectional, attend).lengths)
         rotations = rotations_of(shape, range(shape.layers), positions_T, attend, x_TD.dtype)
         step = packed_step(x_TD, attend, shape, rotations)
         for layer in self.layers:

@@ -8,14 +8,16 @@ pages. `Texts` holds the keys of the tokens so far, one row for each window of s
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.kernels.cpu.encoder_layers import EncoderLayers
 from cairn.models.cpu_half_precision import Conv1d, Linear, attention, linear
 from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
+from cairn.models.speech.cpu_form import compiled_encoder, has_compiled_encoder
 from cairn.models.speech.spec import WhisperSpec
 
 EPS = 1e-5
@@ -123,11 +125,23 @@ class Whisper(nn.Module):
         self.text_positions = nn.Parameter(torch.empty(spec.context, spec.hidden))
         self.decoder = nn.ModuleList(Block(spec, True) for _ in range(spec.decoder_layers))
         self.decoder_norm = Norm(spec.hidden)
+        self.compiled: EncoderLayers | None = None  # all layers of the encoder: see `cpu_form`
 
-    def fuse(self) -> None:
-        """The fast form of the feed-forwards, where there is one; once the weights are there."""
+    @property
+    def forms(self) -> list[EncoderLayers]:
+        """What holds weights besides the parameters."""
+        return [] if self.compiled is None else [self.compiled]
+
+    def fuse(self, encoder: torch.dtype) -> None:
+        """The fast forms, where there are some; once the weights are there. `encoder`: what its products are in."""
+        blocks = [*self.encoder, *self.decoder]
+        on_cpu = self.embedding.device.type == "cpu"
+        if on_cpu and has_compiled_encoder(self.spec, encoder):
+            layers = cast(list[Block], list(self.encoder))
+            self.compiled = compiled_encoder(layers, self.spec, encoder, EPS)
+            blocks = [*self.decoder]
         if has_fused_gelu(self.embedding):
-            for block in [*self.encoder, *self.decoder]:
+            for block in blocks:
                 up = block.up
                 block.fused_up = FusedGelu(up.weight, up.bias)  # type: ignore[arg-type, union-attr]
 
@@ -143,8 +157,12 @@ class Whisper(nn.Module):
     def encode(self, mel_BMN: Tensor) -> Tensor:
         x_BDS = F.gelu(self.conv2(F.gelu(self.conv1(mel_BMN))))
         x_BSD = x_BDS.transpose(1, 2) + self.sound_positions
-        for block in self.encoder:
-            x_BSD = block.encode(x_BSD)  # type: ignore[operator]
+        if self.compiled is not None:
+            lengths = [x_BSD.shape[1]] * len(x_BSD)
+            x_BSD = self.compiled(x_BSD.flatten(0, 1), lengths).view_as(x_BSD).to(x_BSD.dtype)
+        else:
+            for block in self.encoder:
+                x_BSD = block.encode(x_BSD)  # type: ignore[operator]
         return self.encoder_norm(x_BSD)
 
     def read(self, tokens_BS: Tensor, texts: Texts, sound: Sound) -> Tensor:

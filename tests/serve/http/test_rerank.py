@@ -228,6 +228,25 @@ def test_cohere_mistakes_are_named(encoder, body, said):
     assert said in answer.json()["message"]
 
 
+def test_cohere_rerank_cuts_documents_and_names_mistakes_its_way(encoder):
+    """/v1/rerank refuses a document that is too long; Cohere's client expects that it is cut."""
+    long = {"query": "park", "documents": [TEXTS[0], "park " * 99]}
+    assert encoder.http.post("/v1/rerank", json=long).status_code == 400
+    cut = encoder.http.post("/v1/rerank", json=long | {"truncate_prompt_tokens": -1}).json()
+    assert encoder.http.post("/v2/rerank", json=long).json()["results"] == cut["results"]
+    for body, said in (
+        ({"query": "a"}, "documents is missing"),
+        ({"query": "a", "documents": []}, "empty list"),
+        ({"documents": ["a"]}, "query"),
+        ({"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+        ({"query": "a", "documents": ["a"], "model": "other"}, "other"),
+    ):
+        answer = encoder.http.post("/v2/rerank", json=body)
+        assert answer.status_code in (400, 404), body
+        assert list(answer.json()) == ["message"]
+        assert said in answer.json()["message"]
+
+
 def test_rerank_order_of_a_cross_encoder_is_that_of_transformers(cross_encoder):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(cross_encoder)

@@ -127,6 +127,7 @@ VALID = [
             "priority": 1,
         },
     ),
+    ("/v2/rerank", {"model": "tiny", "query": "Hi", "documents": ["you", "me"], "top_n": 1}),
     ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "Hi"}]}]}),
     ("/score", {"text_1": "Hi", "text_2": ["you", "me"], "truncate_prompt_tokens": -1}),
     (

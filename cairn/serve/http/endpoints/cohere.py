@@ -1,4 +1,4 @@
-"""POST /v2/embed: vectors of texts as Cohere's client asks for them, in one or several number types.
+"""POST /v2/embed and /v2/rerank as Cohere's client asks: vectors in several number types, documents by relevance.
 
     float    as /v1/embeddings                    base64    the same as float32, least byte first
     int8     -127..127, the largest is 127        uint8     the same plus 128
@@ -6,6 +6,7 @@
 
 `input_type` chooses among the model's own prompts. Cohere says that int8 lies between -128 and 127 and not how it is
 made: here each vector is scaled by its largest component, so cosines stay and lengths do not. Pictures are refused.
+Documents to rank are cut to what the model reads; `max_tokens_per_doc`, a smaller limit, is not followed.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 from cairn.models.encoder.pooling_rules import PoolingRules
 from cairn.serve.http.endpoints.embed import WHOLE
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embedded, encoded
+from cairn.serve.http.endpoints.rerank import RerankRequest, reranked
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.sampling import AtLeastOne, Priority
@@ -88,6 +90,13 @@ async def cohere_embed(service: Service, call: Call, body: bytes) -> JSON:
             "response_type": "embeddings_by_type",
         }
     )
+
+
+async def cohere_rerank(service: Service, call: Call, body: bytes) -> JSON:
+    asked = decode(body, RerankRequest)
+    if asked.truncate_prompt_tokens is None:
+        asked.truncate_prompt_tokens = WHOLE
+    return await reranked(service, call, asked)
 
 
 def cohere_error(refusal: Refusal) -> JSON:

@@ -1,6 +1,6 @@
 """POST /v1/rerank, /score and /classify: how well texts answer a query, and which labels they have.
 
-    /v1/rerank   a query and documents -> documents, best first                      as Jina's and Cohere's clients ask
+    /v1/rerank   a query and documents -> documents, best first                      as Jina's clients ask
                  a query and texts -> a list of them, best first                as those of Text Embeddings Inference
     /score       text_1 and text_2, one or several -> a score for each pair          as vLLM's clients ask
     /classify    texts -> the probability of each label
@@ -121,7 +121,10 @@ class ClassificationList(msgspec.Struct, kw_only=True):
 
 
 async def rerank(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, RerankRequest)
+    return await reranked(service, call, decode(body, RerankRequest))
+
+
+async def reranked(service: Service, call: Call, asked: RerankRequest) -> JSON:
     model = service.check_model(asked.model)
     field = "documents" if asked.texts is None else "texts"
     documents = _documents(asked)

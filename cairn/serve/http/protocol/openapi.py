@@ -65,7 +65,7 @@ POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/completions": (CompletionRequest, Completion, "the continuation of a text"),
     "/v1/embeddings": (EmbeddingRequest, EmbeddingList, "vectors of texts"),
     "/v1/rerank": (RerankRequest, RerankList, "documents, the best answer to a query first"),
-    "/v2/rerank": (RerankRequest, RerankList, "as /v1/rerank"),
+    "/v2/rerank": (RerankRequest, RerankList, "as /v1/rerank, Cohere's way"),
     "/rerank": (RerankRequest, RerankList, "as /v1/rerank"),
     "/score": (ScoreRequest, ScoreList, "how well texts of pairs belong together"),
     "/v1/score": (ScoreRequest, ScoreList, "as /score"),

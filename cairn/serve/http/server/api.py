@@ -51,7 +51,7 @@ from cairn.serve.http.endpoints.batches import (
     list_files,
 )
 from cairn.serve.http.endpoints.chat import chat_completions
-from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_error
+from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_error, cohere_rerank
 from cairn.serve.http.endpoints.completions import completions
 from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
@@ -128,6 +128,7 @@ ERROR_FORMATS = {
     "messages": anthropic_error,
     "count_tokens": anthropic_error,
     "cohere_embed": cohere_error,
+    "cohere_rerank": cohere_error,
     "api_chat": ollama_error,
     "api_embed": ollama_error,
     "api_embeddings": ollama_error,
@@ -142,6 +143,7 @@ GENERATING = (
     chat_completions,
     classify,
     cohere_embed,
+    cohere_rerank,
     completion,
     completions,
     embed,
@@ -162,7 +164,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/v1/audio/transcriptions", transcriptions),
     ("POST", "/v1/audio/translations", translations),
     ("POST", "/v1/rerank", rerank),
-    ("POST", "/v2/rerank", rerank),
+    ("POST", "/v2/rerank", cohere_rerank),
     ("POST", "/rerank", rerank),
     ("POST", "/v1/score", score),
     ("POST", "/score", score),

@@ -1,6 +1,6 @@
 """Which endpoints a model has that generates no text: a text encoder its vectors, a transcriber its transcripts."""
 
-from cairn.serve.http.endpoints.cohere import cohere_embed
+from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_rerank
 from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
 from cairn.serve.http.endpoints.embeddings import embeddings
 from cairn.serve.http.endpoints.rerank import classify, rerank, score
@@ -16,6 +16,7 @@ INSTEAD = {
         classify,
         embed,
         cohere_embed,
+        cohere_rerank,
         api_embed,
         api_embeddings,
     ),

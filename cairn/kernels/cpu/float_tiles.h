@@ -1,0 +1,145 @@
+/* Products in float32 by tiles of 8 x 8 sums that stay in registers, and what stands between them, on NEON.
+ *
+ *     a: 8 rows x depth, as [depth][8]      b: 8 columns x depth, as [depth][8]      a tile: 8 x 8
+ *
+ * TiledWeights are kept in the order of b, [columns / 8][depth][8]; rows of x are brought into that of a, 64 at a time. One
+ * thread computes all of it: `encoder.h` says who computes which rows.
+ */
+#ifndef CAIRN_FLOAT_TILES_H
+#define CAIRN_FLOAT_TILES_H
+#if defined(__aarch64__)
+#define HAS_FLOAT_TILES
+
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+#define SIDE 8    /* of a tile: 16 of the 32 registers hold sums */
+#define BLOCK 64  /* rows of x that are multiplied with the weights before the next ones */
+#define DEPTH 384 /* of a and b at once: both stay in the first-level cache */
+
+typedef float32x4_t Four;
+
+typedef struct {
+    const void *tiles; /* [columns / 8][depth][8], or as `half_tiles.h` has them */
+    const float *bias;
+    int32_t depth, columns;
+} TiledWeights;
+
+static inline void clear(Four s[SIDE][2]) {
+    for (int r = 0; r < SIDE; r++) s[r][0] = s[r][1] = vdupq_n_f32(0.f);
+}
+
+/* s = s + a.T @ b */
+static inline void multiply(int depth, const float *a, const float *b, Four s[SIDE][2]) {
+#define ROW(r, four, lane)                            \
+    s[r][0] = vfmaq_laneq_f32(s[r][0], b0, four, lane); \
+    s[r][1] = vfmaq_laneq_f32(s[r][1], b1, four, lane);
+    for (int k = 0; k < depth; k++, a += SIDE, b += SIDE) {
+        const Four a0 = vld1q_f32(a), a1 = vld1q_f32(a + 4), b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4);
+        ROW(0, a0, 0) ROW(1, a0, 1) ROW(2, a0, 2) ROW(3, a0, 3)
+        ROW(4, a1, 0) ROW(5, a1, 1) ROW(6, a1, 2) ROW(7, a1, 3)
+    }
+#undef ROW
+}
+
+/* 4 x 4 numbers of rows [4][stride] as columns [4][SIDE]. */
+static inline void transpose_four(const float *rows, int64_t stride, float *columns) {
+    const Four r0 = vld1q_f32(rows), r1 = vld1q_f32(rows + stride);
+    const Four r2 = vld1q_f32(rows + 2 * stride), r3 = vld1q_f32(rows + 3 * stride);
+    const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(r0, r1)), b = vreinterpretq_f64_f32(vtrn2q_f32(r0, r1));
+    const float64x2_t c = vreinterpretq_f64_f32(vtrn1q_f32(r2, r3)), d = vreinterpretq_f64_f32(vtrn2q_f32(r2, r3));
+    vst1q_f32(columns, vreinterpretq_f32_f64(vtrn1q_f64(a, c)));
+    vst1q_f32(columns + SIDE, vreinterpretq_f32_f64(vtrn1q_f64(b, d)));
+    vst1q_f32(columns + 2 * SIDE, vreinterpretq_f32_f64(vtrn2q_f64(a, c)));
+    vst1q_f32(columns + 3 * SIDE, vreinterpretq_f32_f64(vtrn2q_f64(b, d)));
+}
+
+/* Rows [rows][stride] as tiles [rows / 8][depth][8]; missing rows of the last tile are zero. Depth is a multiple of 4. */
+static void to_tiles(const float *x, int64_t stride, int rows, int depth, float *tiles) {
+    for (int t = 0; t < rows; t += SIDE, tiles += (int64_t)SIDE * depth) {
+        if (rows - t >= SIDE) {
+            for (int k = 0; k < depth; k += 4) {
+                transpose_four(x + t * stride + k, stride, tiles + (int64_t)k * SIDE);
+                transpose_four(x + (t + 4) * stride + k, stride, tiles + (int64_t)k * SIDE + 4);
+            }
+            continue;
+        }
+        memset(tiles, 0, sizeof(float) * SIDE * (size_t)depth);
+        for (int r = 0; r < rows - t; r++)
+            for (int k = 0; k < depth; k++) tiles[(int64_t)k * SIDE + r] = x[(t + r) * stride + k];
+    }
+}
+
+/* y [rows][columns] = x @ weights.T + bias, of at most BLOCK rows; `onto`: added to what y holds. */
+static void product(const TiledWeights *w, const float *x, int64_t stride, int rows, float *y, int onto, float *tiles) {
+    for (int at = 0; at < w->depth; at += DEPTH) {
+        const int depth = w->depth - at < DEPTH ? w->depth - at : DEPTH, adds = onto || at;
+        to_tiles(x + at, stride, rows, depth, tiles);
+        for (int n = 0; n < w->columns; n += SIDE) {
+            const float *b = (const float *)w->tiles + ((int64_t)n * w->depth + (int64_t)at * SIDE);
+            const Four zero = vdupq_n_f32(0.f);
+            const Four bias0 = at ? zero : vld1q_f32(w->bias + n), bias1 = at ? zero : vld1q_f32(w->bias + n + 4);
+            for (int t = 0; t < rows; t += SIDE) {
+                Four s[SIDE][2];
+                for (int r = 0; r < SIDE; r++) s[r][0] = bias0, s[r][1] = bias1;
+                multiply(depth, tiles + (int64_t)t * depth, b, s);
+                for (int r = 0; r < SIDE; r++) {
+                    if (t + r >= rows) break;
+                    float *out = y + (int64_t)(t + r) * w->columns + n;
+                    if (adds) s[r][0] = vaddq_f32(s[r][0], vld1q_f32(out)), s[r][1] = vaddq_f32(s[r][1], vld1q_f32(out + 4));
+                    vst1q_f32(out, s[r][0]), vst1q_f32(out + 4, s[r][1]);
+                }
+            }
+        }
+    }
+}
+
+/* exp(x) for x <= 88, within 2 units of the last place: 2^n * e^r with |r| <= ln(2) / 2. */
+static inline Four exponential(Four x) {
+    x = vmaxq_f32(x, vdupq_n_f32(-87.f));
+    const Four rounds = vdupq_n_f32(0x1.8p23f); /* a sum with it has n in its lowest bits */
+    const Four sum = vfmaq_n_f32(rounds, x, 1.44269504f), n = vsubq_f32(sum, rounds);
+    const Four r = vfmsq_n_f32(vfmsq_n_f32(x, n, 0.693145752f), n, 1.42860677e-6f);
+    /* 1 + r + r^2 (1/2 + r/6 + r^2 (1/24 + r/120 + r^2/720)): short chains, because each waits for its own sums */
+    const Four square = vmulq_f32(r, r), low = vfmaq_n_f32(vdupq_n_f32(1.f / 2), r, 1.f / 6);
+    Four p = vfmaq_n_f32(vfmaq_n_f32(vdupq_n_f32(1.f / 24), r, 1.f / 120), square, 1.f / 720);
+    p = vfmaq_f32(vaddq_f32(vdupq_n_f32(1.f), r), vfmaq_f32(low, p, square), square);
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vreinterpretq_s32_f32(sum), 23)));
+}
+
+/* x * (1 + erf(x / sqrt(2))) / 2 in place. erf by Abramowitz and Stegun, 7.1.26: within 1.5e-7. */
+static void gelu(float *x, int64_t count) {
+    const Four one = vdupq_n_f32(1.f);
+    for (int64_t i = 0; i < count; i += 4) {
+        const Four given = vld1q_f32(x + i), z = vmulq_n_f32(vabsq_f32(given), 0.70710678f);
+        const Four t = vdivq_f32(one, vfmaq_n_f32(one, z, 0.3275911f));
+        const Four square = vmulq_f32(t, t), high = vfmaq_n_f32(vdupq_n_f32(-1.453152027f), t, 1.061405429f);
+        const Four low = vfmaq_n_f32(vdupq_n_f32(0.254829592f), t, -0.284496736f);
+        const Four p = vfmaq_f32(low, vfmaq_f32(vdupq_n_f32(1.421413741f), high, t), square);
+        const Four rest = vmulq_f32(vmulq_f32(p, t), exponential(vnegq_f32(vmulq_f32(z, z)))); /* 1 - erf(z) */
+        const Four tail = vmulq_f32(vmulq_n_f32(given, 0.5f), rest);
+        vst1q_f32(x + i, vbslq_f32(vcgeq_f32(given, vdupq_n_f32(0.f)), vsubq_f32(given, tail), tail));
+    }
+}
+
+/* By mean and variance; y may be x. */
+static void layer_norm(const float *x, float *y, int rows, int width, const float *weight, const float *bias, float eps) {
+    for (int t = 0; t < rows; t++, x += width, y += width) {
+        Four sum = vdupq_n_f32(0.f), squares = sum;
+        for (int i = 0; i < width; i += 4) sum = vaddq_f32(sum, vld1q_f32(x + i));
+        const Four mean = vdupq_n_f32(vaddvq_f32(sum) / (float)width);
+        for (int i = 0; i < width; i += 4) {
+            const Four apart = vsubq_f32(vld1q_f32(x + i), mean);
+            squares = vfmaq_f32(squares, apart, apart);
+        }
+        const float scale = 1.f / sqrtf(vaddvq_f32(squares) / (float)width + eps);
+        for (int i = 0; i < width; i += 4) {
+            const Four unit = vmulq_n_f32(vsubq_f32(vld1q_f32(x + i), mean), scale);
+            vst1q_f32(y + i, vfmaq_f32(vld1q_f32(bias + i), unit, vld1q_f32(weight + i)));
+        }
+    }
+}
+
+#endif
+#endif
