@@ -73,7 +73,7 @@ def _said() -> None:
 
 
 @lru_cache(maxsize=64)
-def use_kernel(kind: str) -> None:
+def load_kind(kind: str) -> None:
     """Makes products know one type of weights, by its name in `dot_neon.h`; on other CPUs they know all."""
     core = library()
     if not hasattr(core, "cairn_use_kernel"):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cairn.kernels.cpu.compiled import library, use_kernel
+from cairn.kernels.cpu.compiled import library, load_kind
 
 # Codes of GGUF's block types that have a kernel; the numbers are the format's.
 TYPES = {
@@ -126,7 +126,7 @@ class PackedMatrix:
         self._no_norm = ctypes.byref(_Norm(None, 0.0))
         self._made: dict[tuple[int, bool, int], tuple[_Matrix, Tensor | None]] = {}
         for one in blocks:
-            use_kernel(_kernel_of(one))
+            load_kind(_kernel_of(one))
         owner = library()
         self._product, self._rows = owner.cairn_product, owner.cairn_rows
 
