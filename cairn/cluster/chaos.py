@@ -24,13 +24,12 @@ from cairn.cluster.chaos_plan import QUIET, Due, Plan, schedule, victim
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError, ConfigError, DataError
 from cairn.core.job_ledger import (
-    EVENTS,
-    FOLDER,
     AnyEvent,
     Failed,
     Ledger,
     Noticed,
     Trained,
+    read_events,
     read_ledger,
 )
 
@@ -136,7 +135,7 @@ def _broken(
     seconds = time.monotonic() - began
     orphans = _orphans(chaos.pids)
     ledger = read_ledger(run)
-    chaos.match(_events(run))
+    chaos.match(read_events(run))
     same, worst = _compare(folder) if plan.compare else (None, None)
     report = Report(
         plan=plan.name,
@@ -344,12 +343,6 @@ def _lives(pid: int) -> bool:
 
 
 # -- what it left behind --------------------------------------------------------------------------------
-
-
-def _events(run: Path) -> list[AnyEvent]:
-    path = run / FOLDER / EVENTS
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=AnyEvent) for line in lines]
 
 
 def _losses(run: Path) -> dict[int, tuple[float | None, float | None]]:

@@ -12,6 +12,7 @@ RUN/recovery/ledger.json (a `Ledger`, whole or not at all), twice a second: `cai
 and prints `Ledger.line()`. No clock in here.
 """
 
+import contextlib
 import copy
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -382,6 +383,16 @@ def write_ledger(run: Path, ledger: Ledger) -> None:
         fresh = folder / f".{name}"
         fresh.write_bytes(text)
         fresh.replace(folder / name)
+
+
+def read_events(run: Path) -> list[AnyEvent]:
+    """What the lives of a run have written so far."""
+    path = run / FOLDER / EVENTS
+    events: list[AnyEvent] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(msgspec.DecodeError):  # cut off by the end of its writer
+            events.append(msgspec.json.decode(line, type=AnyEvent))
+    return events
 
 
 def read_ledger(run: Path) -> Ledger | None:

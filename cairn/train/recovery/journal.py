@@ -26,6 +26,7 @@ from cairn.core.job_ledger import (
     Book,
     Ledger,
     Stepped,
+    read_events,
     write_ledger,
 )
 from cairn.train.parallel.layout import Layout
@@ -78,13 +79,14 @@ class Journal:
         self.written = 0.0
         self.step_written_at = 0.0
         self.unwritten: Stepped | None = None  # the last step, while it is not in the file
-        for event in self._known() if go_on else ():
+        for event in read_events(run) if go_on else ():
             self.book.take(event)
         self.events: BinaryIO | None = None
         with self._tolerant():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.events = (self.folder / EVENTS).open("ab" if go_on else "wb", buffering=0)
-            if self.events.tell():  # the writer before may have been ended within its last line
+            # The writer before may have been ended within its last line.
+            if self.events.tell() and not (self.folder / EVENTS).read_bytes().endswith(b"\n"):
                 self.events.write(b"\n")
 
     @contextmanager
@@ -136,15 +138,6 @@ class Journal:
         if self.events is not None:
             with contextlib.suppress(OSError):
                 self.events.close()
-
-    def _known(self) -> list[AnyEvent]:
-        path = self.folder / EVENTS
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        events: list[AnyEvent] = []
-        for line in filter(None, lines):
-            with contextlib.suppress(msgspec.DecodeError):  # cut off by the end of its writer
-                events.append(msgspec.json.decode(line, type=AnyEvent))
-        return events
 
 
 def _line(event: AnyEvent) -> bytes:

@@ -7,7 +7,7 @@ from cairn.serve.engine.request import MOST_DRAFTS
 START = 0.5  # believed of a request before the first draft
 START_WEIGHT = 1.5  # drafts that this belief counts as
 DECAY = 0.9  # what all earlier drafts count for, this belief too, when a step has verified some
-REST = 0.992  # what remains of the distance to the belief after a step without drafts: they are tried again
+REST = 0.985  # what remains of the distance to the belief after a step without drafts: they are tried again
 
 
 class Acceptance:

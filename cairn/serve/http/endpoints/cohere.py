@@ -99,6 +99,10 @@ async def cohere_rerank(service: Service, call: Call, body: bytes) -> JSON:
     return await reranked(service, call, asked)
 
 
+class CohereError(msgspec.Struct, kw_only=True):
+    message: str
+
+
 def cohere_error(refusal: Refusal) -> JSON:
     return JSON({"message": refusal.message}, refusal.status, refusal.headers())
 

@@ -8,7 +8,7 @@ import msgspec
 
 from cairn import __version__
 from cairn.serve.http.endpoints.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from cairn.serve.http.endpoints.cohere import CohereEmbedRequest
+from cairn.serve.http.endpoints.cohere import CohereEmbedRequest, CohereError
 from cairn.serve.http.endpoints.embed import EmbedRequest, OllamaEmbed, OllamaEmbedding
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
@@ -157,6 +157,7 @@ SOUND: dict[str, Any] = {
     },
     "required": ["file"],
 }
+ERRORS: dict[str, type] = {"/v1/messages": AnthropicError, "/v2/": CohereError}
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 MISTAKES = {
     400: "a field is wrong; `param` is its name",
@@ -171,7 +172,7 @@ MISTAKES = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    kinds: set[type] = {ErrorBody, AnthropicError}
+    kinds: set[type] = {ErrorBody, *ERRORS.values()}
     for asked, answered, _ in POSTS.values():
         kinds |= {asked, answered}
     kinds |= {answered for answered, _ in GETS.values()}
@@ -183,7 +184,7 @@ def document() -> dict[str, Any]:
     named = dict(zip(order, references, strict=True))
     paths: dict[str, Any] = {}
     for path, (asked, answered, about) in POSTS.items():
-        error = AnthropicError if path.startswith("/v1/messages") else ErrorBody
+        error = next((kind for begin, kind in ERRORS.items() if path.startswith(begin)), ErrorBody)
         operation = _operation(about, named[answered], named[error], [*MISTAKES])
         operation["requestBody"] = {"required": True, "content": _json(named[asked])}
         if path in STREAMS:
