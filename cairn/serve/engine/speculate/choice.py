@@ -54,6 +54,8 @@ def choose_drafter(
         is_own = config.speculate == MTP
         who = "the checkpoint's own MTP layer" if is_own else f"the head {config.speculate}"
         note = f"drafts: what {who} guesses; {drafts} in a step"
+        if not model.embedding.weight.is_cuda:
+            note += "; on a CPU a head often costs more than it saves: compare with --speculate off"
         return Chosen(GrammarDrafter(), drafts, note, True, head)
     on_gpu = model.embedding.weight.is_cuda
     auto = config.draft_tokens == "auto"
