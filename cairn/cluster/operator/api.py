@@ -139,9 +139,8 @@ class Api:
 
         resource = _resource(ref.api, ref.kind)
         try:
-            with (
-                _translated()
-            ):  # a Job that is deleted without a word leaves its pods behind, which go on
+            # A Job that is deleted without a word leaves its pods behind, which go on.
+            with _translated():
                 await self._client.delete(
                     resource, ref.name, namespace=ref.namespace, cascade=CascadeType.BACKGROUND
                 )

@@ -21,9 +21,8 @@ from cairn.kernels.cpu.packed_product import pool
 
 SIDES = {torch.float32: 8, torch.float16: 16}  # columns of a tile of sums (`float_tiles.h`)
 CHUNK_ROWS = 128  # at most, unless one text has more: what they need stays in the cache of a core
-FEW_CHUNKS = (
-    2  # for each thread; of fewer the last would keep one thread at work and the others waiting
-)
+# For each thread; of fewer the last would keep one thread at work and the others waiting.
+FEW_CHUNKS = 2
 NO_CHUNKS = np.zeros((0, 2), dtype=np.int32)
 
 

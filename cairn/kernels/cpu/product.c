@@ -228,17 +228,19 @@ static int add_block(Pool *pool, const Matrix *matrix, const Norm *behind, const
     return 0;
 }
 
-/* A decode step through the layers, x [M, D] in place. `room` is as large as the largest two results of a layer. */
+/* A decode step through the layers, x [M, D] in place. `room` is as large as three times the largest result of a
+ * layer: what is read and what is written never share memory, because rows are computed some at a time. */
 int cairn_layers(Pool *pool, const Layer *layers, int count, const Sequences *groups, const float *const *cosines,
                  const float *const *sines, float *x, int rows, int width, float *room) {
     for (const Layer *l = layers; l < layers + count; l++) {
         const Heads *h = l->heads;
         float *attended = room + (int64_t)rows * (h->heads + 2 * h->kv_heads) * h->size;
         float *inner = room, *behind = room + (int64_t)rows * l->inner->parts[0].rows;
+        float *added = attended + (int64_t)rows * h->heads * h->size;
         if (cairn_product(pool, l->qkv, l->before_heads, x, rows, room)) return -1;
         cairn_attend(pool, h, groups + l->group, room, l->keys, l->values, l->angle < 0 ? NULL : cosines[l->angle],
                      l->angle < 0 ? NULL : sines[l->angle], attended);
-        if (add_block(pool, l->out, l->behind_out, attended, rows, width, x, room)) return -1;
+        if (add_block(pool, l->out, l->behind_out, attended, rows, width, x, added)) return -1;
         if (cairn_product(pool, l->inner, l->before_inner, x, rows, inner)) return -1;
         if (add_block(pool, l->down, l->behind_down, inner, rows, width, x, behind)) return -1;
     }

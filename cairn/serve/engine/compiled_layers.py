@@ -80,7 +80,7 @@ class CompiledLayers:
         made = [self._layer(layer) for layer in layers]
         self._layers = (_Layer * len(made))(*made)
         forms = [cast(BlocksForm, part.form) for part in self._maps(layers)]
-        self._room = 2 * max(form.matrix.outputs for form in forms)  # of a row, for two results
+        self._room = 3 * max(form.matrix.outputs for form in forms)  # of a row, for three results
         self._most_rows = min(form.float_rows for form in forms)
         self._run = library().cairn_layers
 

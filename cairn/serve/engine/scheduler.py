@@ -437,10 +437,8 @@ class Scheduler:
         self.blocks.forget(sorted(unwritten))
         for request in [r for r in self.queues.running if r.loading is not None and r not in lost]:
             held = (page for table in (request.blocks, *request.more_blocks) for page in table)
-            if not unwritten.isdisjoint(
-                held
-            ):  # it has computed nothing on them yet: it looks again
-                self.queues.preempt(request)
+            if not unwritten.isdisjoint(held):
+                self.queues.preempt(request)  # it has computed nothing on them yet: it looks again
         ended = [request for request in lost if request.state != "finished"]
         for request in ended:
             request.error = error
