@@ -42,6 +42,8 @@ class BenchTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optim: Literal["adamw", "muon"] = "adamw"
     lora: Annotated[int, msgspec.Meta(ge=0)] = 0
     """rank of an adapter on all linear maps, which is trained in place of the weights"""
+    layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """train fewer layers than the model has, where all of them do not fit; 0: all"""
     plain: bool = False
     """torch's own operations in place of our kernels"""
     steps: Positive = 10
@@ -108,8 +110,8 @@ def _setups(options: BenchTrain, device: str) -> "list[Setup]":
                 model=model, dtype=dtype, seq=options.seq, batch=options.batch,
                 microbatch=options.microbatch, recompute=options.recompute,
                 memory_gib=options.memory_gib, states=options.states,
-                optim=options.optim, plain=options.plain, lora=options.lora, device=device, steps=options.steps,
-                rounds=options.rounds, warmup=options.warmup,
+                optim=options.optim, plain=options.plain, lora=options.lora, layers=options.layers, device=device,
+                steps=options.steps, rounds=options.rounds, warmup=options.warmup,
             )  # fmt: skip
             check(setup)
             setups.append(setup)
@@ -129,7 +131,8 @@ def _check_alone(options: BenchTrain) -> None:
 
 
 def line(row: "Row") -> str:
-    head = f"{row.model} {row.dtype} {row.batch} x {row.seq}: "
+    cut = f" of {row.layers} layers" if row.layers else ""
+    head = f"{row.model}{cut} {row.dtype} {row.batch} x {row.seq}: "
     if row.failure is not None or row.tokens_per_s is None:
         return f"{head}FAILED: {row.failure}"
     parts = [f"{row.tokens_per_s:,.0f} tokens/s", f"{row.step_ms:.1f} ms a step"]

@@ -19,6 +19,7 @@ from cairn.kernels.experts.grouped_matmul import (
     FP8_FEW,
     FP8_MANY,
     LARGE,
+    LARGE_FP8,
     MANY,
     MORE,
     MXFP4_FEW,
@@ -120,19 +121,25 @@ def _variant(
     return Variant(name, _grouped_kernel, types, fixed, options, aligned, expect)
 
 
-def _large_variant(tiles: LargeTiles, shape: Shape) -> Variant:
+def _large_variant(tiles: LargeTiles, shape: Shape, kind: Kind = "bf16") -> Variant:
+    stored = {"bf16": "bf16", "fp8": "fp8e4nv"}[kind]
     types = {
-        "x": f"tensordesc<bf16[{tiles.block_m}, {tiles.block_k}]>",
-        "w": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>",
+        "x": f"tensordesc<{stored}[{tiles.block_m}, {tiles.block_k}]>",
+        "w": f"tensordesc<{stored}[{tiles.block_n}, {tiles.block_k}]>",
         "y": "*bf16",
         "ends": "*i32",
         "N": "i32",
         "K": "i32",
     }
-    fixed = {**large_constants(tiles, COUNT), "OVERLAP": True}
+    scales = ("x_scales", "w_scales")
+    types |= dict.fromkeys(scales, "*fp32") if kind == "fp8" else {}
+    fixed: dict[str, Any] = {**large_constants(tiles, COUNT), "OVERLAP": True}
+    fixed |= {name: None for name in scales if name not in types}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    name = f"grouped {shape.name} persistent {tiles.name()}"
-    return Variant(name, _large_kernel, types, fixed, options, ("y", "ends", "N", "K"), "wgmma")
+    marks = [kind] * (kind != "bf16")
+    name = ", ".join((f"grouped {shape.name} persistent {tiles.name()}", *marks))
+    aligned = tuple(name for name in types if name not in ("x", "w"))
+    return Variant(name, _large_kernel, types, fixed, options, aligned, "wgmma")
 
 
 def _few_variant(tiles: few_mxfp4.FewTiles, shape: Shape) -> Variant:
@@ -175,6 +182,7 @@ VARIANTS = [
     _few_variant(few_mxfp4.GATED, OSS_GATE_UP),
     _few_variant(few_mxfp4.PLAIN, OSS_DOWN),
     _large_variant(LARGE, DOWN),
+    _large_variant(LARGE_FP8, DOWN, "fp8"),
 ]
 
 

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 
 from cairn.kernels.experts.sort_pairs import (
-    MOST_AT_ONCE,
-    MOST_CHUNKS,
     _count_kernel,
     _place_kernel,
     _sort_pairs_kernel,
     block_of,
+    chunk_constants,
     cost,
     sort_pairs,
     sort_pairs_reference,
@@ -33,10 +32,10 @@ def _variant(pairs: int) -> Variant:
     )
 
 
-def _chunked(what: str, function: Any, names: tuple[str, ...], **constants: int) -> Variant:
+def _chunked(what: str, function: Any, names: tuple[str, ...]) -> Variant:
     types = dict.fromkeys(names, "*i32") | dict(pairs="i32", chunk="i32")
-    fixed = dict(BLOCK=MOST_AT_ONCE, OVERLAP=True, **constants)
-    options = {"num_warps": warps_of(MOST_AT_ONCE)}
+    fixed = {**chunk_constants(128), "OVERLAP": True}
+    options = {"num_warps": 8}
     return Variant(f"sort pairs in chunks, {what}", function, types, fixed, options, names)
 
 
@@ -44,17 +43,12 @@ VARIANTS = [
     _variant(8),
     _variant(8192),
     _chunked("counting", _count_kernel, ("chosen", "counts")),
-    _chunked(
-        "placing",
-        _place_kernel,
-        ("chosen", "order", "places", "ends", "counts"),
-        WIDTH=MOST_CHUNKS * 128,
-    ),
+    _chunked("placing", _place_kernel, ("chosen", "order", "places", "ends", "counts")),
 ]
 
 
 def cases() -> Iterator[Case]:
-    for tokens in (1, 256, 8192):
+    for tokens in (1, 256, 8192, 16384):
         work = cost(tokens * 8, 128)
         yield Case(
             "sort_pairs",

@@ -62,11 +62,12 @@ SOME = GroupTiles(32, 64, 128, 4, 4)
 MORE = GroupTiles(64, 128, 64, 4, 4)
 MANY = GroupTiles(128, 128, 64, 8, 4)
 FP8_FEW = GroupTiles(16, 64, 256, 4, 3)
-FP8_MANY = GroupTiles(128, 128, 128, 8, 3)
+FP8_MANY = GroupTiles(128, 128, 128, 8, 4)
 # 32 rows: wgmma takes 64, and would wait for every unpacked tile of gate and up.
 MXFP4_FEW = GroupTiles(16, 32, 128, 4, 4)
 MXFP4_MANY = GroupTiles(64, 32, 128, 4, 3)
 LARGE = LargeTiles()
+LARGE_FP8 = LargeTiles(block_k=128)
 LEAST_LARGE = 128  # pairs of an expert on average, from which on the persistent form is faster
 MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration
 
@@ -164,11 +165,12 @@ def grouped_matmul(
         return grouped_matmul_reference(
             x, w_ENK, pairs, gather=gather, gating=gating, bias_EN=bias_EN
         )
-    if isinstance(x, Tensor) and isinstance(w_ENK, Tensor) and isinstance(pairs, Pairs):
+    if not isinstance(w_ENK, Mxfp4Experts) and isinstance(pairs, Pairs):
         # A gathered product would need its rows copied first, which costs more than the form gains.
         plain = not gather and gating is None and bias_EN is None and not one_tile
-        if plain and pairs.total >= LEAST_LARGE * len(w_ENK):
-            return grouped_large(x, w_ENK, pairs.ends_E, LARGE)
+        if plain and pairs.total >= LEAST_LARGE * w_ENK.shape[0]:
+            tiles = LARGE if isinstance(w_ENK, Tensor) else LARGE_FP8
+            return grouped_large(x, w_ENK, pairs.ends_E, tiles)
     columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
     device = _values(x).device
     y_PN = torch.empty(pairs.total, columns, dtype=_result_type(x), device=device)

@@ -5,7 +5,7 @@
 A pair is token * k + its place among the token's choices. One program per expert reads every choice and keeps its own,
 so that pairs of an expert stay in the order of the tokens, in every run. A choice of -1 belongs to nobody: `order`
 says nothing behind the last end, and `places` nothing of such a pair. Bytes: E times the choices, which come from the
-L2 cache. Many pairs are cut into chunks, so that more programs share them: one launch counts, a second one places.
+L2 cache. Many pairs are cut into chunks, a program for each and all experts: one launch counts, a second one places.
 """
 
 from typing import Any, NamedTuple
@@ -21,8 +21,10 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 
 MOST_AT_ONCE = 2048  # choices that a program holds in registers
-CHUNK = 8192  # pairs; from two of them on they are treated apart
-MOST_CHUNKS = 32
+MANY = 16384  # pairs that are cut into chunks
+CHUNK = 1024
+MOST_CHUNKS = 256
+CELLS = 16384  # choices x experts that a program compares at once
 
 FEW_PAIRS = 32  # they rarely share an expert: sorting them costs more than reading one twice
 
@@ -85,43 +87,49 @@ def _sort_pairs_kernel(
 
 
 @triton.jit(do_not_specialize=["pairs", "chunk"])
-def _count_kernel(chosen, counts, pairs, chunk, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    """How many pairs of a chunk an expert has; counts [E, chunks]."""
+def _count_kernel(
+    chosen, counts, pairs, chunk,
+    COUNT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """How many pairs of a chunk each expert has; counts [chunks, E]."""
     begin(OVERLAP)
-    expert = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
-    start = tl.program_id(1) * chunk
-    mine = tl.zeros([BLOCK], tl.int32)
+    lane, e = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    start = tl.program_id(0) * chunk
+    found_E = tl.zeros([WIDTH], tl.int32)
     for first in range(start, tl.minimum(start + chunk, pairs), BLOCK):
         found = tl.load(chosen + first + lane, mask=first + lane < pairs, other=-1)
-        mine += (found == expert).to(tl.int32)
-    at = expert * tl.num_programs(1) + tl.program_id(1)
-    tl.store(counts + at, tl.sum(mine, axis=0))
+        found_E += tl.sum((found[:, None] == e[None, :]).to(tl.int32), axis=0)
+    tl.store(counts + tl.program_id(0) * COUNT + e, found_E, mask=e < COUNT)
 
 
 @triton.jit(do_not_specialize=["pairs", "chunk"])
 def _place_kernel(
-    chosen, order, places, ends, counts, pairs, chunk,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    chosen, order, places, ends, counts, pairs, chunk, COUNT: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The pairs of one expert in one chunk go behind all that were counted before them."""
+    """The pairs of a chunk go behind all of earlier experts, and behind those of earlier chunks."""
     begin(OVERLAP)
-    expert = tl.program_id(0)
-    chunks = tl.num_programs(1)
-    lane = tl.arange(0, BLOCK)
-    me = expert * chunks + tl.program_id(1)
-    every = tl.arange(0, WIDTH)
-    place = tl.sum(tl.load(counts + every, mask=every < me, other=0), axis=0)
-    start = tl.program_id(1) * chunk
+    lane, e = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    here, chunks = tl.program_id(0), tl.num_programs(0)
+    all_E = tl.zeros([WIDTH], tl.int32)
+    next_E = tl.zeros([WIDTH], tl.int32)  # where the next pair of each expert goes
+    for first in range(0, chunks, BLOCK):
+        rows = first + lane
+        mask = (rows < chunks)[:, None] & (e < COUNT)[None, :]
+        counted = tl.load(counts + rows[:, None] * COUNT + e[None, :], mask=mask, other=0)
+        all_E += tl.sum(counted, axis=0)
+        next_E += tl.sum(tl.where((rows < here)[:, None], counted, 0), axis=0)
+    next_E += tl.cumsum(all_E, axis=0) - all_E
+    start = here * chunk
     for first in range(start, tl.minimum(start + chunk, pairs), BLOCK):
         found = tl.load(chosen + first + lane, mask=first + lane < pairs, other=-1)
-        is_mine = found == expert
-        rank = tl.cumsum(is_mine.to(tl.int32), axis=0)
-        tl.store(order + place + rank - 1, first + lane, mask=is_mine)
-        tl.store(places + first + lane, place + rank - 1, mask=is_mine)
-        place += tl.max(rank, axis=0)
-    if tl.program_id(1) == chunks - 1:
-        tl.store(ends + expert, place)
+        hits = (found[:, None] == e[None, :]).to(tl.int32)
+        place = tl.sum(hits * (next_E[None, :] + tl.cumsum(hits, axis=0) - 1), axis=1)
+        tl.store(order + place, first + lane, mask=found >= 0)
+        tl.store(places + first + lane, place, mask=found >= 0)
+        next_E += tl.sum(hits, axis=0)
+    if here == chunks - 1:
+        tl.store(ends + e, next_E, mask=e < COUNT)
 
 
 def sort_pairs(chosen_TK: Tensor, count: int, *, impl: Impl = "auto") -> Pairs:
@@ -135,7 +143,7 @@ def sort_pairs(chosen_TK: Tensor, count: int, *, impl: Impl = "auto") -> Pairs:
     order_P, places_P = torch.empty(2, pairs, dtype=torch.int32, device=chosen_TK.device).unbind()
     ends_E = torch.empty(count, dtype=torch.int32, device=chosen_TK.device)
     sorted_pairs = Pairs(order_P, places_P, ends_E, chosen_TK.shape[1])
-    if pairs >= 2 * CHUNK:
+    if pairs >= MANY:
         _sort_in_chunks(chosen_TK, sorted_pairs)
         return sorted_pairs
     block = block_of(pairs)
@@ -155,18 +163,21 @@ def sort_pairs(chosen_TK: Tensor, count: int, *, impl: Impl = "auto") -> Pairs:
 
 def _sort_in_chunks(chosen_TK: Tensor, into: Pairs) -> None:
     pairs, count = chosen_TK.numel(), len(into.ends_E)
-    most = -(
-        -pairs // (CHUNK * MOST_CHUNKS)
-    )  # as many as fit, doubled until there are few enough chunks
-    chunk = CHUNK << (most - 1).bit_length()
-    chunks, block = -(-pairs // chunk), min(chunk, MOST_AT_ONCE)
-    counts = torch.empty(count, chunks, dtype=torch.int32, device=chosen_TK.device)
-    how = {"BLOCK": block, "num_warps": warps_of(block), **pdl(chosen_TK.device)}
+    # Doubled until there are few enough: every program reads what all have counted.
+    chunk = CHUNK << (-(-pairs // (CHUNK * MOST_CHUNKS)) - 1).bit_length()
+    chunks = -(-pairs // chunk)
+    counts = torch.empty(chunks, count, dtype=torch.int32, device=chosen_TK.device)
+    how = {**chunk_constants(count), "num_warps": 8, **pdl(chosen_TK.device)}
     first: Any = _count_kernel
-    first[(count, chunks)](chosen_TK, counts, pairs, chunk, **how)
+    first[(chunks,)](chosen_TK, counts, pairs, chunk, **how)
     second: Any = _place_kernel
-    width = 1 << (counts.numel() - 1).bit_length()
-    second[(count, chunks)](chosen_TK, *into[:3], counts, pairs, chunk, WIDTH=width, **how)
+    second[(chunks,)](chosen_TK, *into[:3], counts, pairs, chunk, **how)
+
+
+def chunk_constants(count: int) -> dict[str, int]:
+    """A tile of choices x experts in the registers of eight warps."""
+    wide = 1 << (count - 1).bit_length()
+    return {"COUNT": count, "WIDTH": wide, "BLOCK": max(16, min(CHUNK, CELLS // wide))}
 
 
 def block_of(pairs: int) -> int:

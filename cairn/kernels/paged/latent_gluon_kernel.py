@@ -148,7 +148,7 @@ def _compute_many(q_latent, q_rotated, out, lse, latents, rotated, part, scale_l
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     acc = gl.zeros([TILE, RANK], gl.float32, layout)
     top = gl.full([TILE], NOTHING, gl.float32, gl.SliceLayout(1, narrow))
-    total = gl.zeros([TILE], gl.float32, gl.SliceLayout(1, narrow))
+    totals = gl.zeros([TILE, BLOCK], gl.float32, narrow)  # summed over a row at the end
     nothing = gl.zeros([TILE, BLOCK], gl.float32, narrow)
     for tile in range(part.first, part.last):
         step = tile - part.first
@@ -159,9 +159,13 @@ def _compute_many(q_latent, q_rotated, out, lse, latents, rotated, part, scale_l
         latents.wait(step)
         scores = warpgroup_mma(q_latent, latents.at(step).permute((1, 0)), scores, is_async=True)
         scores = warpgroup_mma_wait(0, (scores,))
-        weights, shrink, top, total = _softmax(
-            scores, top, total, tile * BLOCK, part.length, scale_log2, BLOCK
-        )
+        key = tile * BLOCK + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, narrow))
+        scores = gl.where((key < part.length)[None, :], scores * scale_log2, NOTHING)
+        new_top = gl.maximum(top, gl.max(scores, 1))
+        weights = gl.exp2(scores - new_top[:, None])
+        shrink = gl.exp2(top - new_top)
+        totals = totals * shrink[:, None] + weights
+        top = new_top
         weights = gl.convert_layout(weights.to(q_latent.dtype), left)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
         acc = warpgroup_mma(weights, latents.at(step), acc, is_async=True)
@@ -169,6 +173,7 @@ def _compute_many(q_latent, q_rotated, out, lse, latents, rotated, part, scale_l
         gl.thread_barrier()  # both warpgroups have read the buffers
         rotated.release(step)
         latents.release(step)
+    total = gl.sum(totals, 1)
     saw = total > 0.0
     share = gl.convert_layout(1.0 / gl.where(saw, total, 1.0), gl.SliceLayout(1, layout))
     row = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))

@@ -22,9 +22,9 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import (
     blocks,
-    default_layout,
     launch,
     layout,
+    packed_layout,
     too_wide,
     width,
 )
@@ -129,7 +129,7 @@ def quantize(
     if choose("quantize", impl, offers).impl == "reference":
         return filled(quantized, quantize_reference(x, dtype))
     if rows:
-        how = layout("quantize", "rows", columns, x.dtype, default_layout(columns))
+        how = layout("quantize", "rows", columns, x.dtype, packed_layout(columns))
         values_TD = as_rows("out", quantized.values)
         launch(
             _quantize_kernel, how.programs(rows, x.device),

@@ -59,17 +59,24 @@ class FileReader:
         size = max(one.data_offsets[1] for one in stored.values())
         return FileBytes(stored, self._raw(file, start, size).view(TYPES[types.pop()]))
 
-    def warm_up(self, dtype: torch.dtype) -> None:
-        """Takes pinned memory, which the allocator keeps, and casts once: the first file waits for neither."""
+    def warm_up(self, dtype: torch.dtype, numbers: int) -> None:
+        """Takes memory, pinned and on the device, which the allocator keeps, and casts once: no file waits for it.
+
+        `numbers`: as many as a usual adapter has.
+        """
         if self.device.type != "cuda":
             return
         pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(READERS)]
         with torch.cuda.stream(self.stream):
+            # A file in float32, and what it is cast to.
+            both = (torch.float32, dtype)
+            room = [torch.empty(numbers, dtype=kind, device=self.device) for kind in both]
             for kind in TYPES.values():
                 raw = pieces[0][:256].to(self.device, non_blocking=True).view(kind)
                 cast_to = torch.empty_like(raw, dtype=dtype)
                 torch._foreach_copy_([cast_to, cast_to], [raw, raw])
         self.stream.synchronize()
+        del room
 
     def _raw(self, file: Path, start: int, size: int) -> Tensor:
         if self.device.type != "cuda":

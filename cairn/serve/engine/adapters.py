@@ -38,6 +38,7 @@ from cairn.serve.engine.step import Chunk
 if TYPE_CHECKING:
     from cairn.serve.engine.adapter_slots import AdapterSlots
 
+USUAL_RANK = 16  # of adapters on all maps: as much memory is taken before the first one comes
 PREPARED = 16  # specs whose shapes are kept, so that the next adapter of each is read fast
 VARIES = "with batch_invariant, an adapter's products would depend on who else is in the batch"
 
@@ -109,7 +110,13 @@ class Adapters:
     def warm_up(self) -> None:
         """What only the first adapter would wait for."""
         if self.obstacle is None:
-            self._reader.warm_up(self.model.embedding.weight.dtype)
+            maps = [part for part in self.model.modules() if isinstance(part, Columns | Rows)]
+            shapes = [
+                (part.shape_NK(), len(part.parts) if isinstance(part, Columns) else 1)
+                for part in maps
+            ]
+            numbers = USUAL_RANK * sum(rows + parts * columns for (rows, columns), parts in shapes)
+            self._reader.warm_up(self.model.embedding.weight.dtype, numbers)
 
     def _read(self, folder: Path) -> tuple[AdapterSpec, dict[str, AdapterAddend], Tensor | None]:
         spec, _ = read_config(folder)
