@@ -24,7 +24,7 @@ from cairn.serve.engine.step import Chunk, Step
 
 REQUESTS = 300  # of one simulation: ten seconds of load, so that a queue that grows is seen
 ROWS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 8, 4, 2, 1)
-SHARES = (0.75, 1.0)  # of the time per token, for a step
+SHARES = (0.75, 0.9, 1.0)  # of the time per token, for a step
 HEADROOM = 0.9  # of what the simulation holds: what is promised
 TRIALS = 5  # halvings of the rate's interval
 # All requests at once end with steps that are nearly empty: a stream of them is faster.

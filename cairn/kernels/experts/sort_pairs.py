@@ -124,7 +124,9 @@ def _place_kernel(
     for first in range(start, tl.minimum(start + chunk, pairs), BLOCK):
         found = tl.load(chosen + first + lane, mask=first + lane < pairs, other=-1)
         hits = (found[:, None] == e[None, :]).to(tl.int32)
-        place = tl.sum(hits * (next_E[None, :] + tl.cumsum(hits, axis=0) - 1), axis=1)
+        # Sums over a tile are quicker than a scan down its columns.
+        alike = (found[:, None] == found[None, :]) & (lane[None, :] < lane[:, None])
+        place = tl.sum(hits * next_E[None, :], axis=1) + tl.sum(alike.to(tl.int32), axis=1)
         tl.store(order + place, first + lane, mask=found >= 0)
         tl.store(places + first + lane, place, mask=found >= 0)
         next_E += tl.sum(hits, axis=0)
