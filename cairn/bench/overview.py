@@ -46,6 +46,7 @@ def tables(folder: Path) -> str:
         _throughput(*_two_machines(folder, "throughput.json")),
         _serving(_read(folder / "h200/serve.json")),
         _training(*_two_machines(folder, "training.json")),
+        _experts(_read(folder / "h200/experts.json")),
         _first_token(_read(folder / "h200/first_token.json")),
         _power(_read(folder / "h200/power_limit.json")),
     ]
@@ -138,7 +139,7 @@ def _training(record: dict[str, Any], other: dict[str, Any]) -> str:
         ours, peer = row["tokens_per_s"], TORCHTITAN.get((row["model"], row["dtype"]))
         rows.append(
             [
-                row["model"],
+                row["model"] + (f", {row['layers']} layers" if row.get("layers") else ""),
                 row["dtype"],
                 f"{ours:,.0f}",
                 _there(row, other, ("model", "dtype"), "tokens_per_s"),
@@ -163,6 +164,24 @@ def _training(record: dict[str, Any], other: dict[str, Any]) -> str:
         "commit",
     ]
     return _titled("Training: sequence 4,096, batch 8", "cairn bench train", heads, rows)
+
+
+def _experts(record: dict[str, Any]) -> str:
+    results = record["results"]
+    rows = [
+        [
+            f"{row['tokens']:,}",
+            row["routing"],
+            f"{row['us']:,.0f}",
+            f"{row['floor_us']:,.0f}",
+            f"{row['of_floor']:.0%}",
+            _commit(row, record),
+        ]
+        for row in results["serving"]
+    ]
+    heads = ["tokens", "routing", "us", "floor us", "of the floor", "commit"]
+    title = f"One layer of experts: {results['shape']}, bf16"
+    return _titled(title, "python benchmarks/experts.py", heads, rows)
 
 
 def _first_token(record: dict[str, Any]) -> str:

@@ -31,8 +31,8 @@ def step_flops(
 
 
 def titan_flops(spec: ModelSpec, tokens: int, sequence: int) -> int:
-    """6 (N - embedding) + 12 L H C S for each token."""
-    body = spec.parameters() - spec.vocab * spec.hidden
+    """6 (N - embedding) + 12 L H C S for each token; of experts N counts those that a token visits."""
+    body = spec.active_parameters() - spec.vocab * spec.hidden
     attention = 12 * spec.layers * spec.heads * spec.head_dim * sequence
     return (6 * body + attention) * tokens
 
