@@ -22,7 +22,8 @@ SLOW := tests/serve/http tests/serve/test_cpu_weights.py tests/serve/test_engine
 	tests/models/test_incremental_decode.py tests/bench/test_bench_train.py tests/bench/test_served.py \
 	tests/bench/test_throughput.py tests/bench/test_load_report.py tests/cli/test_bench_serve.py \
 	tests/cli/test_launch_verb.py tests/cli/test_chat.py tests/labs/test_exercises.py tests/labs/test_lab_faults.py \
-	tests/labs/test_lab_verb.py
+	tests/labs/test_lab_verb.py tests/labs/test_lab_runner.py tests/models/test_gguf_blocks_cpu.py \
+	tests/serve/test_images.py tests/models/test_level_rows_cpu.py tests/serve/test_compiled_decode.py
 
 .PHONY: help install serve test test-quick check docs clean
 
