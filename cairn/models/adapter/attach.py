@@ -7,7 +7,7 @@
 The maps find their names in a checkpoint by `checkpoint_names`, so that patterns mean what they mean to PEFT.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
@@ -134,18 +134,19 @@ def _adapt(
     build: Build,
     blanks: dict[Shape, LoRA] | None,
 ) -> LoRA | EmbeddingLoRA | None:
-    covered = [part for part in _part_names(home) if adapter.covers(_name(spec, path, part))]
+    names = {part: _name(spec, path, part) for part in _part_names(home)}
+    covered = {part: name for part, name in names.items() if adapter.covers(name)}
     if not covered:
         return None
     if isinstance(home, Vocabulary):
         return _adapt_vocabulary(path, home, spec, adapter, build)
-    place = _place(spec, path, covered[0])
+    place = _place(spec, path, next(iter(covered)))
     if place.parts > 1:
         raise UnsupportedModel(
             f"{place.tensor} holds several maps, which would share one matrix A",
             hint="choose other targets, such as c_proj and c_fc",
         )
-    parts = _parts(path, home, spec, adapter)
+    parts = _parts(home, adapter, covered)
     if blanks is None:
         return LoRA(build, home, parts, adapter.dora)
     shape = (home.shape_NK(), tuple(parts))
@@ -154,7 +155,8 @@ def _adapt(
     return blanks[shape].at(home)
 
 
-def _parts(path: str, home: Linear, spec: ModelSpec, adapter: AdapterSpec) -> list[Part]:
+def _parts(home: Linear, adapter: AdapterSpec, covered: Mapping[str, str]) -> list[Part]:
+    """`covered`: the names, in a checkpoint, of the parts that get an adapter."""
     if isinstance(home, Columns):
         sizes = {name: (home.rows[name], home.parts[name]) for name in home.parts}
     elif isinstance(home, Vocabulary):
@@ -163,9 +165,9 @@ def _parts(path: str, home: Linear, spec: ModelSpec, adapter: AdapterSpec) -> li
         sizes = {"": (home.shape_NK()[0],) * 2}
     found = []
     for name, (rows, total) in sizes.items():
-        theirs = _name(spec, path, name)
-        rank = adapter.rank_of(theirs) if adapter.covers(theirs) else 0
-        scale = adapter.scale_of(theirs) if rank else 0.0
+        theirs = covered.get(name)
+        rank = 0 if theirs is None else adapter.rank_of(theirs)
+        scale = adapter.scale_of(theirs) if theirs is not None and rank else 0.0
         found.append(Part(name, rows, total, rank, scale))
     return found
 
@@ -185,7 +187,7 @@ def _adapt_vocabulary(
             hint="leave it out of the targets, or use fsdp in place of tp",
         )
     if path != EMBEDDING:
-        return LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
+        return LoRA(build, home, _parts(home, adapter, {"": name}), adapter.dora)
     if adapter.dora:
         raise UnsupportedModel(f"DoRA on {name}", hint="leave the embedding out of the targets")
     vocab, width = home.shape

@@ -35,9 +35,10 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def covers(self, name: str) -> bool:
         """Whether the map with this name in a checkpoint gets an adapter."""
-        number = re.search(r"\.(?:layers|h)\.(\d+)\.", name)
-        if self.layers and (number is None or int(number.group(1)) not in self.layers):
-            return False
+        if self.layers:
+            number = re.search(r"\.(?:layers|h)\.(\d+)\.", name)
+            if number is None or int(number.group(1)) not in self.layers:
+                return False
         if _fits(self.exclude, name):
             return False
         if self.targets == ALL_LINEAR:
