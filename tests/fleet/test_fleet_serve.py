@@ -70,7 +70,7 @@ def ask(fleet: Fleet, number: int) -> str:
 
 
 def shown(fleet: Fleet) -> dict:
-    return httpx.get(f"{fleet.url}/cairn/fleet").json()
+    return httpx.get(f"{fleet.url}/cairn/fleet", timeout=60).json()
 
 
 def test_kill_nine_under_load_loses_no_request_and_changes_no_token(fleet):

@@ -70,7 +70,7 @@ def text(host, model):
 
 
 def states(host):
-    shown = httpx.get(f"{host.url}/cairn/fleet").json()["servers"]
+    shown = httpx.get(f"{host.url}/cairn/fleet", timeout=60).json()["servers"]
     return {one["models"][0]: one["state"] for one in shown}
 
 
@@ -98,5 +98,5 @@ def test_unknown_models_and_strangers_are_refused(host):
     with pytest.raises(openai.NotFoundError, match="no server has the model 'c'"):
         text(host, "c")
     headers = {"authorization": "Bearer sk-test", "x-cairn-host": "guessed"}
-    refused = httpx.post(f"{host.url}/sleep", headers=headers)
+    refused = httpx.post(f"{host.url}/sleep", headers=headers, timeout=60)
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "admin_endpoints_off")
