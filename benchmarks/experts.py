@@ -4,7 +4,7 @@
 
     serving     route, sort, gate and up with SwiGLU, down, weighed; up to 512 tokens before a norm sums their parts
     training    forward and backward of 8,192 tokens
-    products    65,536 rows: torch's grouped product, and ours as a layer calls it; also with as many rows for each expert
+    products    65,536 rows: torch's grouped product, and ours as a layer calls it; routed so, and evenly
 
 Tokens choose uniformly, as random weights do, or by Zipf's law (an expert's chance is 1 / its rank), as trained routers
 may. The floor is the time in which the visited experts are copied, or their products multiplied, at the rates that are
