@@ -302,7 +302,7 @@ class Scheduler:
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
         total, drafts = request.total, NO_TOKENS
-        guesses, wanted = speculation.planned(request)
+        guesses, wanted, _ = speculation.planned(request)
         if wanted:
             # What is left when those that run behind it have a token each.
             spare = budget - max(len(self.queues.running) - len(step.chunks), 1)
