@@ -2,9 +2,9 @@
 
     qkv [T, E * C] -norm, rotate-> k and v go to their slots, q attends -> [T, H * C]
 
-For sequences with a token each or with several, which see what stands before them, in float32. A token has the same bits
-in both. On a CPU the same in torch is a dozen operations, which for a small model take longer than what they compute.
-Soft-caps and sinks are not known here.
+For sequences with a token each or with several, which see what stands before them, in float32. A token has the same
+bits in both. On a CPU the same in torch is a dozen operations, which for a small model take longer than what they
+compute. Soft-caps and sinks are not known here.
 """
 
 import ctypes

@@ -146,6 +146,9 @@ class Scheduler:
             step.tokens = sum(chunk.count for chunk in step.chunks)
         if self.speculation is not None and any(chunk.drafts for chunk in step.chunks):
             step.drafts = [chunk.drafts for chunk in step.chunks if chunk.samples]
+        if self.speculation is not None and self.speculation.pace is not None:
+            requests = [chunk.request for chunk in step.chunks]
+            step.head = self.speculation.pace.runs(requests, step.admitted)
         if self.blocks.stateful:
             step.restores, step.saves = self.blocks.take_copies()
         if step.chunks:

@@ -30,6 +30,7 @@ from cairn.serve.engine.speculate.drafter import (
     kind_of,
     kinds_of,
 )
+from cairn.serve.engine.speculate.head_pace import HeadPace
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Limits, Request
@@ -61,15 +62,19 @@ class Speculation:
         wait_s: float = 0.0,
         waits: bool = False,
         on_device: bool = False,
+        pace: HeadPace | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         """`seconds`: of a step, by which the number of drafts is chosen; None: as many as are proposed.
 
-        `widths` and `wait_s`: as `choose_drafts` takes them. `on_failure`: is called with what the drafter raised;
-        None: it is raised.
+        `widths` and `wait_s`: as `choose_drafts` takes them. `pace`: says when a head drafts; None: always.
+        `on_failure`: is called with what the drafter raised; None: it is raised.
         """
         self.drafter, self.waits, self.on_device = drafter, waits, on_device
-        self.seconds, self.widths, self.wait_s = seconds, widths, wait_s
+        self.seconds, self.widths, self.wait_s, self.pace = seconds, widths, wait_s, pace
+        self.took: tuple[float, float] | None = (
+            None  # seconds of the newest step, and of its passes
+        )
         self.counts = Counts()
         self.accept: Accept = _drawn_as_drafted
         self.failed = False  # the drafter has raised, and is asked no more
@@ -78,6 +83,7 @@ class Speculation:
         self._planned: dict[Request, Planned] = {}
         self._launched: dict[Request, Kind] = {}  # of the newest drafts
         self._for_others = NOTHING  # planned for a request that `_planned` does not have
+        self._head_drafts = True  # are verified in the newest step
 
     def plan(self, decoding: Sequence["Request"], most: int) -> None:
         """Ask for drafts of all requests that the next step may decode, and choose how many of them it verifies."""
@@ -87,6 +93,9 @@ class Speculation:
         if not decoding or self.failed:
             return
         alike = self.on_device and not any(map(special, decoding))
+        self._head_drafts = self.pace is None or self.pace.verifies(decoding)
+        if alike and not self._head_drafts:
+            return
         if alike and self.seconds is None:
             # So it is in every step of many requests: nothing is stored for each of them.
             self._for_others = Planned((DRAFTED,) * most, most)
@@ -111,7 +120,7 @@ class Speculation:
         proposed, found = self._propose(asks), {}
         for ask, own in zip(asks, proposed, strict=True):
             found[ask.request] = _behind(ask.request, own[: ask.most]), kind_of(own)
-        on_device = ((DRAFTED,) * most, ANY)
+        on_device = ((DRAFTED,) * most if self._head_drafts else NO_DRAFTS, ANY)
         guesses = [found.get(request, on_device) for request in decoding]
         fitting = [min(len(own), room) for (own, _), room in zip(guesses, rooms, strict=True)]
         chances = [self.rate(r, kind) for r, (_, kind) in zip(decoding, guesses, strict=True)]
@@ -163,18 +172,32 @@ class Speculation:
         meanwhile.
         """
         drafts, at = step.drafts or [NO_DRAFTS] * len(step.sampling), 0
+        tokens = 0
         for request, guessed in zip(step.sampling, drafts, strict=True):
             end = at + 1 + len(guessed)
             run = self.accept(request, drawn[at:end], guessed)
             self._settle(request, run, end - at - 1)
             at = end
+            tokens += len(run)
             for token in run:
                 yield request, token
+        self._note_head(step, tokens)
+
+    def _note_head(self, step: "Step", tokens: int) -> None:
+        """Steps with prompts or with drafts of the host say nothing about a head."""
+        took, self.took = self.took, None
+        requests = step.sampling
+        if self.pace is None or took is None or not requests or any(map(special, requests)):
+            return
+        verified = self._head_drafts and bool(step.drafts)
+        self.pace.trial(len(requests)).note(verified, *took, tokens / len(requests))
 
     def finish(self, request: "Request") -> None:
         """The request has ended."""
         self._acceptance.pop(request, None)
         self._launched.pop(request, None)
+        if self.pace is not None:
+            self.pace.finish(request)
         if not self.failed:
             try:
                 self.drafter.finish(request)
