@@ -82,7 +82,7 @@ class CompiledLayers:
         made = [self._layer(layer) for layer in layers]
         self.layers = (_Layer * len(made))(*made)
         forms = [cast(BlocksForm, part.form) for part in self._maps(layers)]
-        self.room = 3 * max(form.matrix.outputs for form in forms)  # of a row, for three results
+        self.room = max(map(_room, layers))
         self._most_rows = min(form.float_rows for form in forms)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Paged) -> Tensor:
@@ -168,6 +168,14 @@ class _Step:
         )
         if failed:
             raise MemoryError(f"no memory for {len(x_TD)} rows of activations")
+
+
+def _room(layer: Layer) -> int:
+    """Numbers of a row that a layer holds at once beside the residual: what it attends with, or its gate."""
+    mixer, block = layer.attention, cast(FeedForward, layer.feed_forward)
+    parts = (mixer.qkv, mixer.out, block.inner)
+    qkv, out, inner = (cast(BlocksForm, part.form).matrix for part in parts)
+    return out.outputs + max(qkv.outputs + out.columns, inner.part_rows[0])
 
 
 def _address(norm: NormWeight | None) -> int | None:
