@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noisy_drafter import NoisyDrafter
 
 from cairn.kernels.cpu import compiled
 from cairn.kernels.cpu.packed_product import NormWeight
@@ -16,11 +17,16 @@ from cairn.models.lean import Lean
 from cairn.models.linear.blocks import RoundedRows
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.presets import preset
+from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
+from cairn.serve.config import EngineConfig
 from cairn.serve.engine.compiled_layers import CompiledLayers, obstacle
 from cairn.serve.engine.pages import Paged, PagePool
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start_with
 
 pytestmark = pytest.mark.skipif(compiled.obstacle() is not None, reason=str(compiled.obstacle()))
 PAGE = 4
@@ -68,9 +74,7 @@ def test_attention_over_pages_is_that_of_float64(groups, size, window, lengths, 
     q, k = placed(qkv[:, :-kv_heads].double(), weight, angle).split((heads, kv_heads), 1)
     before[0, new], before[1, new] = k, qkv[:, -kv_heads:].double()
     each = zip(q.split(tokens), slots, strict=True)
-    expected = torch.cat(
-        [attention(one, before[0, at], before[1, at], rule) for one, at in each]
-    )
+    expected = torch.cat([attention(one, before[0, at], before[1, at], rule) for one, at in each])
     torch.testing.assert_close(found.double(), expected.flatten(1), rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(cache.double(), before, rtol=1e-5, atol=1e-5)
 
@@ -144,6 +148,41 @@ def test_a_compiled_step_has_the_bits_of_the_lean_form(spec, tokens):
     assert torch.equal(pools[0].cache, pools[1].cache)
     plain = model(ids, positions, steps[2])
     torch.testing.assert_close(expected, plain, rtol=1e-3, atol=1e-3)
+
+
+def answers(spec: ModelSpec, drafter: NoisyDrafter | None) -> list[list[int]]:
+    """Of an engine whose steps are compiled; prompts come in chunks beside requests that decode."""
+    model, drafts = packed_model(spec), 0 if drafter is None else 5
+    config = EngineConfig(
+        model="packed", device="cpu", block_size=16, max_num_seqs=4, max_num_batched_tokens=24,
+        num_gpu_blocks_override=200, weights="packed",
+    )  # fmt: skip
+    opened = OpenModel("packed", spec, None, (), None)
+    runnable = Runnable("packed", model, "a test")
+    engine = start_with(opened, runnable, config, drafter=drafter, drafts=drafts).engine
+    assert isinstance(engine.runner.lean, CompiledLayers)
+    kinds = [
+        {"temperature": 0},
+        {"temperature": 1.1, "seed": 4},
+        {"temperature": 0.9, "top_k": 9, "seed": 5},
+    ]
+    requests = [
+        Request(i, list(range(3, 10 + 19 * i)), SamplingParams(max_tokens=24, **kinds[i % 3]))
+        for i in range(4)
+    ]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    return [request.outputs for request in requests]
+
+
+@pytest.mark.skipif(not compiled.ON_ARM, reason="rows may round otherwise together than alone")
+@pytest.mark.parametrize("spec", [QWEN, GEMMA], ids=["qwen3", "gemma3"])
+def test_compiled_steps_that_verify_drafts_answer_as_without(spec):
+    wanted = answers(spec, None)
+    for accuracy in (0.5, 1.0):
+        told = dict(enumerate(wanted))
+        assert answers(spec, NoisyDrafter(told, accuracy, spec.vocab)) == wanted
 
 
 @torch.inference_mode()
