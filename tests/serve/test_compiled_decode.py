@@ -40,7 +40,7 @@ GEMMA = msgspec.structs.replace(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    groups=st.sampled_from([(1, 1), (2, 1), (6, 3), (8, 2), (5, 1)]),
+    groups=st.sampled_from([(1, 1), (2, 1), (6, 3), (8, 2), (5, 1), (70, 1)]),
     size=st.sampled_from([8, 24, 64, 80]),
     window=st.sampled_from([0, 1, 5, 40]),
     lengths=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 19)), min_size=1, max_size=4),

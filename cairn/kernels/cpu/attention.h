@@ -16,8 +16,9 @@
 
 #include "pool.h"
 
-#define KEYS 32       /* whose scores are computed before they are used */
-#define TILE_TOKENS 4 /* of a sequence, that read the same keys */
+#define KEYS 32         /* whose scores are computed before they are used */
+#define TILE_TOKENS 4   /* of a sequence, that read the same keys */
+#define MOST_QUERIES 64 /* of a tile with several tokens: they are on the stack */
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -53,6 +54,7 @@ typedef struct {
     float *qkv, *keys, *values;  /* keys and values by slot: [slots, kv_heads, size] */
     const float *cosine, *sine;  /* [T, size], or NULL; the sine of the lower half is negative */
     float *out;
+    int tile_tokens;
 } Attention;
 
 /* exp(x) of x <= 0 within 2 units in the last place; vectorises, which the library's does not. */
@@ -254,16 +256,18 @@ typedef struct {
     int sequence, token, tokens, length; /* length: keys that the first token sees, its own included */
 } Tile;
 
-static int tiles_of(const Sequences *s, int sequence) {
-    return s->bounds ? (s->bounds[sequence + 1] - s->bounds[sequence] + TILE_TOKENS - 1) / TILE_TOKENS : 1;
+static int tiles_of(const Attention *a, int sequence) {
+    const int32_t *bounds = a->sequences->bounds;
+    return bounds ? (bounds[sequence + 1] - bounds[sequence] + a->tile_tokens - 1) / a->tile_tokens : 1;
 }
 
-static Tile find_tile(const Sequences *s, int number) {
+static Tile find_tile(const Attention *a, int number) {
+    const Sequences *s = a->sequences;
     if (!s->bounds) return (Tile){number, number, 1, s->lengths[number]};
     int sequence = 0;
-    for (int tiles; number >= (tiles = tiles_of(s, sequence)); sequence++) number -= tiles;
-    const int first = s->bounds[sequence] + number * TILE_TOKENS, left = s->bounds[sequence + 1] - first;
-    return (Tile){sequence, first, left < TILE_TOKENS ? left : TILE_TOKENS, s->lengths[sequence] - left + 1};
+    for (int tiles; number >= (tiles = tiles_of(a, sequence)); sequence++) number -= tiles;
+    const int first = s->bounds[sequence] + number * a->tile_tokens, left = s->bounds[sequence + 1] - first;
+    return (Tile){sequence, first, smaller(left, a->tile_tokens), s->lengths[sequence] - left + 1};
 }
 
 static void write_head(const Attention *a, int token, int head, const float *sum, float total) {
@@ -288,7 +292,7 @@ static void attend_tile(void *given, int chunk) {
     const Attention *a = given;
     const Heads *h = a->heads;
     const Sequences *s = a->sequences;
-    const Tile tile = find_tile(s, chunk / h->kv_heads);
+    const Tile tile = find_tile(a, chunk / h->kv_heads);
     const int head = chunk % h->kv_heads, group = h->heads / h->kv_heads, queries = group * tile.tokens, size = h->size;
     const int32_t *table = s->tables + s->table_stride * tile.sequence;
     float q[queries * size], sum[queries * size], score[queries * KEYS], largest[queries], total[queries], factor[queries];
@@ -319,9 +323,10 @@ static void attend_tile(void *given, int chunk) {
 /* Store keys and values of a step's tokens, and attend: out [T, heads * size]. */
 void cairn_attend(Pool *pool, const Heads *heads, const Sequences *sequences, float *qkv, float *keys, float *values,
                   const float *cosine, const float *sine, float *out) {
-    Attention attention = {heads, sequences, qkv, keys, values, cosine, sine, out};
+    const int fitting = larger(1, MOST_QUERIES / (heads->heads / heads->kv_heads));
+    Attention attention = {heads, sequences, qkv, keys, values, cosine, sine, out, smaller(TILE_TOKENS, fitting)};
     int tiles = 0;
-    for (int b = 0; b < sequences->count; b++) tiles += tiles_of(sequences, b);
+    for (int b = 0; b < sequences->count; b++) tiles += tiles_of(&attention, b);
     const int tokens = sequences->bounds ? sequences->bounds[sequences->count] : sequences->count;
     if (tokens < 16) for (int token = 0; token < tokens; token++) store_token(&attention, token);
     else run(pool, store_token, &attention, tokens);
