@@ -223,6 +223,10 @@ def compare(
         "tokens_per_s": {way: round(rate(many, "seconds"), 2) for way, many in found.items()},
         "speedup": speedup(found, "seconds"),
         "speedup_in_cpu_time": speedup(found, "cpu_seconds"),
+        "of_each_prompt": [
+            speedup({way: many[at :: len(asked)] for way, many in found.items()}, "cpu_seconds")
+            for at in range(len(asked))
+        ],
         "length": round(speculation.counts.length_since(*before) or 1.0, 2),
         "equal": answers["on"] == answers["off"],
         "output_tokens": sum(map(len, answers["on"])),

@@ -221,10 +221,10 @@ class LeanStep:
         return part.plain(x.tensor, self)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
-        heads, decode = self.form.decode_heads.get(mixer), getattr(self.attend, "decode", None)
-        if heads is not None and decode is not None:
+        heads, placed = self.form.decode_heads.get(mixer), getattr(self.attend, "placed", None)
+        if heads is not None and placed is not None:
             angles = None if mixer.rope is None else self.angles[mixer.rope]
-            found_TN = decode(qkv_TE, heads, angles, mixer.plain_rule.layer)
+            found_TN = placed(qkv_TE, heads, angles, mixer.plain_rule.layer)
             if found_TN is not None:
                 return found_TN
         rotated, size = mixer.heads + mixer.kv_heads, mixer.head_dim
@@ -300,7 +300,7 @@ def _norm_weight(norm: Norm) -> NormWeight:
 
 
 def _decode_heads(mixer: Attention) -> DecodeHeads | None:
-    """What the compiled attention of decode steps has to know; None: it does not know this rule."""
+    """What the compiled attention has to know; None: it does not know this rule."""
     rule, norms, norm_EC = mixer.rule, mixer.head_norms, None
     if rule.by_scores:
         return None

@@ -1,10 +1,11 @@
-"""Decode steps by compiled kernels: attention against float64, and a whole step against the form that Python drives."""
+"""Steps by compiled kernels: attention against float64, and a whole step against the form that Python drives."""
 
 import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noisy_drafter import NoisyDrafter
 
 from cairn.kernels.cpu import compiled
 from cairn.kernels.cpu.packed_product import NormWeight
@@ -16,11 +17,16 @@ from cairn.models.lean import Lean
 from cairn.models.linear.blocks import RoundedRows
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.presets import preset
+from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
+from cairn.serve.config import EngineConfig
 from cairn.serve.engine.compiled_layers import CompiledLayers, obstacle
 from cairn.serve.engine.pages import Paged, PagePool
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start_with
 
 pytestmark = pytest.mark.skipif(compiled.obstacle() is not None, reason=str(compiled.obstacle()))
 PAGE = 4
@@ -32,43 +38,59 @@ GEMMA = msgspec.structs.replace(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    groups=st.sampled_from([(1, 1), (2, 1), (6, 3), (8, 2)]),
-    size=st.sampled_from([8, 24, 64]),
+    groups=st.sampled_from([(1, 1), (2, 1), (6, 3), (8, 2), (5, 1), (70, 1)]),
+    size=st.sampled_from([8, 24, 64, 80]),
     window=st.sampled_from([0, 1, 5, 40]),
-    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=4),
+    lengths=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 19)), min_size=1, max_size=4),
     parts=st.tuples(st.booleans(), st.booleans()),
 )
 def test_attention_over_pages_is_that_of_float64(groups, size, window, lengths, parts):
+    """Of sequences with some tokens each; and each token has the bits that it has alone."""
     (heads, kv_heads), (normed, rotated), count = groups, parts, len(lengths)
-    chance = torch.Generator().manual_seed(sum(lengths) + size)
+    lengths, tokens = [n for n, _ in lengths], [min(n, t) for n, t in lengths]
+    total, chance = sum(tokens), torch.Generator().manual_seed(sum(lengths) + size)
     pages = -(-max(lengths) // PAGE)
     tables = (1 + torch.randperm(count * pages, generator=chance)).view(count, pages).int()
     cache = torch.randn(2, (1 + count * pages) * PAGE, kv_heads, size, generator=chance)
-    qkv = torch.randn(count, heads + 2 * kv_heads, size, generator=chance)
+    qkv = torch.randn(total, heads + 2 * kv_heads, size, generator=chance)
     weight = torch.rand(heads + kv_heads, size, generator=chance) if normed else None
-    angle = torch.rand(count, 1, size, generator=chance) * 6 if rotated else None
+    angle = torch.rand(total, 1, size, generator=chance) * 6 if rotated else None
     rule = Rule(0, 0.3, window)
-    before, places = cache.double(), [torch.arange(n) for n in lengths]
-    slots = [tables[i, at // PAGE].long() * PAGE + at % PAGE for i, at in enumerate(places)]
-    last = torch.stack([slot[-1] for slot in slots]).int()
+    before, one_by_one = cache.double(), cache.clone()
+    slots = [
+        tables[i, (at := torch.arange(n)) // PAGE].long() * PAGE + at % PAGE
+        for i, n in enumerate(lengths)
+    ]
+    new = torch.cat([slot[-t:] for slot, t in zip(slots, tokens, strict=True)])
+    bounds = torch.tensor([0, *tokens]).cumsum(0)
 
     made = DecodeHeads(heads, kv_heads, size, rule.scale, window, weight, 1e-6)
-    sequences = Sequences(last[None], torch.tensor(lengths), tables[None], PAGE)
     angles = None if angle is None else signed(angle)
-    found = made.attend(
-        qkv.flatten(1), angles, sequences, 0, (cache[0].data_ptr(), cache[1].data_ptr())
-    )
+    sequences = Sequences(new[None], torch.tensor(lengths), tables[None], PAGE, bounds)
+    found = made.attend(qkv.flatten(1), angles, sequences, 0, addresses(cache))
 
     q, k = placed(qkv[:, :-kv_heads].double(), weight, angle).split((heads, kv_heads), 1)
-    before[0, last.long()], before[1, last.long()] = k, qkv[:, -kv_heads:].double()
-    each = zip(q, slots, strict=True)
-    expected = torch.cat(
-        [attention(one[None], before[0, at], before[1, at], rule) for one, at in each]
-    )
+    before[0, new], before[1, new] = k, qkv[:, -kv_heads:].double()
+    each = zip(q.split(tokens), slots, strict=True)
+    expected = torch.cat([attention(one, before[0, at], before[1, at], rule) for one, at in each])
     torch.testing.assert_close(found.double(), expected.flatten(1), rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(cache.double(), before, rtol=1e-5, atol=1e-5)
+
+    for at in range(max(tokens)):  # the first tokens of all sequences, the second ones, ..
+        who = [i for i, t in enumerate(tokens) if at < t]
+        rows = bounds[who] + at
+        seen = torch.tensor([lengths[i] - tokens[i] + at + 1 for i in who])
+        alone = Sequences(new[None, rows], seen, tables[None, who], PAGE)
+        own = None if angles is None else tuple(part[rows] for part in angles)
+        row = made.attend(qkv[rows].flatten(1), own, alone, 0, addresses(one_by_one))
+        assert torch.equal(row, found[rows])
+    assert torch.equal(one_by_one, cache)
+
+
+def addresses(cache: torch.Tensor) -> tuple[int, int]:
+    return cache[0].data_ptr(), cache[1].data_ptr()
 
 
 def signed(angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,30 +119,70 @@ def packed_model(spec: ModelSpec) -> Transformer:
     return model
 
 
+@pytest.mark.parametrize("tokens", [(1, 1, 1), (4, 1, 6)], ids=["one each", "some each"])
 @pytest.mark.parametrize("spec", [QWEN, GEMMA], ids=["qwen3", "gemma3"])
 @torch.inference_mode()
-def test_a_compiled_step_has_the_bits_of_the_lean_form(spec):
+def test_a_compiled_step_has_the_bits_of_the_lean_form(spec, tokens):
     model = packed_model(spec)
     lean, lengths = Lean(model), [9, 1, 6]
     groups = cache_groups(spec)
-    pools = [PagePool(groups, 40, PAGE, torch.float32, "cpu") for _ in range(2)]
+    pools = [PagePool(groups, 40, PAGE, torch.float32, "cpu") for _ in range(3)]
     chance = torch.Generator().manual_seed(1)
     for pool in pools:
         pool.cache.copy_(torch.randn(pool.cache.shape, generator=chance.manual_seed(1)))
     assert obstacle(lean, pools[1]) is None
     tables = 1 + torch.randperm(36, generator=chance)[: len(groups) * 9].view(len(groups), 3, 3)
-    positions = torch.tensor(lengths).int() - 1
-    page = tables[:, torch.arange(3), positions.long() // PAGE]
+    spans = [torch.arange(n - t, n) for n, t in zip(lengths, tokens, strict=True)]
+    positions = torch.cat(spans).int()
+    owner = torch.arange(3).repeat_interleave(torch.tensor(tokens))
+    page = tables[:, owner, positions.long() // PAGE]
     slots = (page * PAGE + positions % PAGE).int()
-    steps = [Paged(pool, slots, positions, positions + 1, tables.int(), None) for pool in pools]
-    tokens = torch.tensor([3, 5, 7]).int()
-    expected = lean(tokens, positions, steps[0])
-    assert torch.equal(CompiledLayers(lean, pools[1])(tokens, positions, steps[1]), expected)
+    bounds = None if max(tokens) == 1 else torch.tensor([0, *tokens]).cumsum(0).int()
+    own = (slots, positions, torch.tensor(lengths).int(), tables.int(), bounds)
+    steps = [Paged(pool, *own) for pool in pools]
+    ids = torch.arange(len(positions)).int() + 3
+    expected, tapped = lean.tapped(ids, positions, steps[0], (0, 2))
+    hidden, found = CompiledLayers(lean, pools[1]).tapped(ids, positions, steps[1], (0, 2))
+    assert torch.equal(hidden, expected)
+    assert all(map(torch.equal, found, tapped))
     assert torch.equal(pools[0].cache, pools[1].cache)
-    plain = model(
-        tokens, positions, Paged(*(pools[0], slots, positions), positions + 1, tables.int(), None)
-    )
+    plain = model(ids, positions, steps[2])
     torch.testing.assert_close(expected, plain, rtol=1e-3, atol=1e-3)
+
+
+def answers(spec: ModelSpec, drafter: NoisyDrafter | None) -> list[list[int]]:
+    """Of an engine whose steps are compiled; prompts come in chunks beside requests that decode."""
+    model, drafts = packed_model(spec), 0 if drafter is None else 5
+    config = EngineConfig(
+        model="packed", device="cpu", block_size=16, max_num_seqs=4, max_num_batched_tokens=24,
+        num_gpu_blocks_override=200, weights="packed",
+    )  # fmt: skip
+    opened = OpenModel("packed", spec, None, (), None)
+    runnable = Runnable("packed", model, "a test")
+    engine = start_with(opened, runnable, config, drafter=drafter, drafts=drafts).engine
+    assert isinstance(engine.runner.lean, CompiledLayers)
+    kinds = [
+        {"temperature": 0},
+        {"temperature": 1.1, "seed": 4},
+        {"temperature": 0.9, "top_k": 9, "seed": 5},
+    ]
+    requests = [
+        Request(i, list(range(3, 10 + 19 * i)), SamplingParams(max_tokens=24, **kinds[i % 3]))
+        for i in range(4)
+    ]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    return [request.outputs for request in requests]
+
+
+@pytest.mark.skipif(not compiled.ON_ARM, reason="rows may round otherwise together than alone")
+@pytest.mark.parametrize("spec", [QWEN, GEMMA], ids=["qwen3", "gemma3"])
+def test_compiled_steps_that_verify_drafts_answer_as_without(spec):
+    wanted = answers(spec, None)
+    for accuracy in (0.5, 1.0):
+        told = dict(enumerate(wanted))
+        assert answers(spec, NoisyDrafter(told, accuracy, spec.vocab)) == wanted
 
 
 @torch.inference_mode()

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
-from cairn.serve.engine.cpu_inputs import inputs_on_cpu
+from cairn.kernels.sampling.draft_ngrams import DRAFTED, draft_ngrams_reference
+from cairn.serve.engine.cpu_inputs import inputs_on_cpu, place_drafts
 
 PAGE, PAGES, ROWS = 4, 12, 9
 sequence = st.tuples(st.booleans(), st.integers(0, 20), st.integers(1, 9), st.integers(0, 3))
@@ -49,3 +50,29 @@ def test_numpy_makes_what_the_reference_makes(sequences, seed, groups):
         make(decided, mine, PAGE, room)
         made.append([*mine, *room])
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(0, 5), st.booleans())))
+def test_numpy_places_drafts_as_the_reference_does(sequences):
+    """Of each: a row or padding, where it begins, its tokens, and whether all but the first are a head's drafts."""
+    rows = integers(at if real else -1 for at, (real, *_) in enumerate(sequences))
+    counts = [count for _, _, count, _ in sequences]
+    bounds = integers([0, *torch.tensor(counts, dtype=torch.int32).cumsum(0).tolist()])
+    total = sum(counts)
+    tokens, positions = torch.arange(20, 20 + total).int(), torch.zeros(total, dtype=torch.int32)
+    for at, (_, start, count, drafted) in enumerate(sequences):
+        own = slice(int(bounds[at]), int(bounds[at + 1]))
+        positions[own] = start + torch.arange(count).int()
+        tokens[own][1:] = DRAFTED if drafted else -5  # a row of the embedding arena
+    made = torch.arange(7 * (len(sequences) + 1)).view(-1, 7).int() + 500
+    found = []
+    for by_numpy in (False, True):
+        text, mine = torch.full((len(sequences) + 1, 24), -9).int(), tokens.clone()
+        if by_numpy:
+            nothing = torch.zeros(0, dtype=torch.int32)
+            decided = Decided(rows, nothing, bounds, nothing, nothing, nothing, mine)
+            place_drafts(decided, Inputs(mine, positions, nothing, nothing, nothing), text, made)
+        else:
+            draft_ngrams_reference(rows, bounds, mine, positions, text, made)
+        found.append((text, mine))
+    assert all(map(torch.equal, *found))

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from cairn.core.errors import UsageError
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.speculate.acceptance import Acceptance, Counts
+from cairn.serve.engine.speculate.acceptance import ANY, FORCED, MATCH, Acceptance, Counts
 from cairn.serve.engine.speculate.controller import Prospect, choose_drafts, expected
 from cairn.serve.engine.speculate.drafter import Ask
+from cairn.serve.engine.speculate.grammar_tokens import GrammarDrafter
 from cairn.serve.engine.speculate.ngram import NgramDrafter
 from cairn.serve.engine.speculate.occurrences import LONGEST, Occurrences
+from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds, modelled_seconds
 from cairn.serve.engine.speculate.suffix import LEAST_PROBABILITY, SuffixDrafter
 from cairn.serve.engine.speculate.synthetic import SyntheticAcceptance, rates_of_length, read_rates
@@ -219,6 +221,49 @@ def test_acceptance_follows_what_happens():
     for _ in range(50):
         acceptance.note(4, 4)
     assert acceptance.rate > 0.9
+
+
+def test_drafts_are_believed_by_what_they_rest_on():
+    """Four rows take 2.3 times as long as one: a long match is worth that; a short one is not, or one that fails."""
+    speculation = Speculation(
+        NgramDrafter(),
+        seconds=lambda tokens: 0.55 + 0.45 * -(-tokens // 4) * 4 if tokens > 1 else 1.0,
+    )
+    story, answers = list(range(100, 140)), {}
+    for match in (2, 5, 12):
+        request = Request(match, [*story, 1, 2, 3, *story[:match]], SamplingParams(max_tokens=99))
+        request.total, request.end = len(request.prompt), 200
+        speculation.plan([request], 7)
+        answers[match] = speculation.planned(request).drafts
+    assert answers[2] == 0 < answers[5] <= answers[12]
+    failed = 0
+    while drafts := speculation.planned(request).drafts:
+        failed += 1
+        speculation.launch(request, drafts)
+        speculation._settle(request, [0], drafts)
+        request.total = len(request.prompt)
+        speculation.plan([request], 7)
+    assert failed <= 4
+    assert speculation.rate(request, MATCH) == pytest.approx(MATCH.start)  # which has not failed
+
+
+def test_a_forced_draft_is_asked_for_where_others_are_not_worth_it():
+    """What a grammar forces is another kind than what a drafter proposes; without a grammar nobody is asked."""
+    asked = []
+
+    class Never:
+        def propose(self, asks):
+            asked.extend(asks)
+            return [[] for _ in asks]
+
+        def finish(self, request): ...
+
+    speculation = Speculation(GrammarDrafter(Never()), seconds=lambda tokens: float(tokens**0.9))
+    request = Request(0, [1, 2, 3], SamplingParams(max_tokens=9))
+    request.total, request.end = 3, 12
+    speculation.plan([request], 4)
+    assert not asked  # a half of such drafts holds, at most
+    assert FORCED.start > ANY.start
 
 
 def test_counts_have_the_meanings_of_vllm():

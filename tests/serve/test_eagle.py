@@ -181,6 +181,7 @@ def test_the_head_that_comes_with_cairn_guesses_what_smollm2_says():
         max_model_len=128,
         max_num_seqs=1,
         speculate="smollm2-135m-instruct-eagle3",
+        draft_tokens=3,
     )
     started = start(config)
     asked = [

@@ -1,9 +1,10 @@
-"""Attention of a decode step over keys and values in pages, by the compiled kernels: one call for a layer.
+"""Attention of a step over keys and values in pages, by the compiled kernels: one call for a layer.
 
     qkv [T, E * C] -norm, rotate-> k and v go to their slots, q attends -> [T, H * C]
 
-For sequences with one token each, in float32. On a CPU the same in torch is a dozen operations, which for a small model
-take longer than what they compute. Soft-caps and sinks are not known here.
+For sequences with a token each or with several, which see what stands before them, in float32. A token has the same
+bits in both. On a CPU the same in torch is a dozen operations, which for a small model take longer than what they
+compute. Soft-caps and sinks are not known here.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ class _Heads(ctypes.Structure):
 class _Sequences(ctypes.Structure):
     _fields_ = (
         ("slots", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("tables", ctypes.c_void_p),
-        ("count", ctypes.c_int32), ("page_size", ctypes.c_int32),
+        ("bounds", ctypes.c_void_p), ("count", ctypes.c_int32), ("page_size", ctypes.c_int32),
         ("table_stride", ctypes.c_int64),
     )  # fmt: skip
 
@@ -80,18 +81,24 @@ class Sequences:
     """Where the keys of the sequences of a step are, in each cache group."""
 
     def __init__(
-        self, slots_GT: Tensor, lengths_T: Tensor, tables_GTP: Tensor, page_size: int
+        self,
+        slots_GT: Tensor,
+        lengths_B: Tensor,
+        tables_GBP: Tensor,
+        page_size: int,
+        bounds_B1: Tensor | None = None,
     ) -> None:
+        """`lengths_B`: with the tokens of this step. `bounds_B1`: whose tokens they are; None: one of each."""
+        given = (slots_GT, lengths_B, tables_GBP)
         # Whose addresses are used.
-        self._kept = slots, lengths, tables = [
-            _rows(part) for part in (slots_GT, lengths_T, tables_GTP)
-        ]
-        count, stride = slots.shape[1], tables.stride(1)
-        groups = range(slots.shape[0])
+        self._kept = slots, lengths, tables = [_rows(part) for part in given]
+        self._bounds = None if bounds_B1 is None else _rows(bounds_B1)
+        bounds = None if self._bounds is None else self._bounds.data_ptr()
+        groups, fixed = range(len(slots)), (bounds, len(lengths), page_size, tables.stride(1))
         places = [(slots.stride(0) * g * 4, tables.stride(0) * g * 4) for g in groups]
         first, length, table = slots.data_ptr(), lengths.data_ptr(), tables.data_ptr()
         self.array = (_Sequences * len(groups))(
-            *((first + s, length, table + t, count, page_size, stride) for s, t in places)
+            *((first + s, length, table + t, *fixed) for s, t in places)
         )
 
 

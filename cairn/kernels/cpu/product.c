@@ -228,8 +228,9 @@ static int add_block(Pool *pool, const Matrix *matrix, const Norm *behind, const
     return 0;
 }
 
-/* A decode step through the layers, x [M, D] in place. `room` is as large as three times the largest result of a
- * layer: what is read and what is written never share memory, because rows are computed some at a time. */
+/* A step through the layers, x [M, D] in place. `room` is as large as what a layer holds at once beside x, its heads and
+ * what they attended to, or its gate, and what a block adds: what is read and what is written never share memory, because
+ * rows are computed some at a time. */
 int cairn_layers(Pool *pool, const Layer *layers, int count, const Sequences *groups, const float *const *cosines,
                  const float *const *sines, float *x, int rows, int width, float *room) {
     for (const Layer *l = layers; l < layers + count; l++) {

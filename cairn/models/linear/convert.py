@@ -3,12 +3,15 @@
 Experts have forms of their own: `mxfp4` is one of experts alone, as gpt-oss stores them.
 """
 
+from typing import cast
+
 import torch
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused_experts import has_kernels
+from cairn.models.linear.blocks import BlocksForm, RoundedRows
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.registry import EXPERT_FORMS, FORMS, expert_form, form_class
 from cairn.models.mtp import DraftHead
@@ -68,8 +71,11 @@ def _check(model: Transformer, name: str, parts: list[Linear], layers: list[Expe
 def convert_drafter(head: DraftHead, model: Transformer) -> str | None:
     """A head that drafts into the form that the model's matrices were converted to: what it guesses is verified anyway.
 
-    None: those are as they were loaded. A matrix that has no such form stays as it is.
+    None: those are as they were loaded. A matrix that has no such form stays as it is. Beside packed blocks on a CPU
+    the head is in 8-bit rows, which their kernels multiply with.
     """
+    if any(isinstance(part.form, BlocksForm) for part in linears(model)):
+        return _round_drafter(head)
     forms = {type(part.form) for part in linears(model) if not isinstance(part, Vocabulary)}
     name = next((name for name in FORMS if forms == {form_class(name)}), None)
     if name is None:
@@ -79,6 +85,16 @@ def convert_drafter(head: DraftHead, model: Transformer) -> str | None:
             part.take(form_class(name)(part.joined()))
             part.release()
     return f"drafts: the head as {FORMS[name].about}, as the model"
+
+
+def _round_drafter(head: DraftHead) -> str | None:
+    parts = [part for part in linears(head) if part.form is None and part.addend is None]
+    parts = [part for part in parts if RoundedRows.obstacle(part.shape_NK()[1]) is None]
+    for part in parts:
+        part.take(RoundedRows(part.joined(), [len(weight) for weight in part.matrices()]))
+        part.release()
+    size = format_bytes(sum(cast(BlocksForm, part.form).nbytes for part in parts), "binary")
+    return f"drafts: {len(parts)} matrices of the head in 8-bit rows, {size}" if parts else None
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
 from cairn.kernels.sampling.draft_ngrams import draft_ngrams
-from cairn.serve.engine.cpu_inputs import inputs_on_cpu
+from cairn.serve.engine.cpu_inputs import inputs_on_cpu, place_drafts
 from cairn.serve.engine.pieces import words_of_pieces
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.spans import axes_offsets
@@ -186,7 +186,9 @@ class Batch:
         make, decided = step_inputs if self.device.type == "cuda" else inputs_on_cpu, staged.decided
         make(decided, self.state, self.limits.page_size, self.inputs)
         inputs = self.inputs_of(staged)
-        if self.text_NC is not None:
+        if self.text_NC is not None and self.made_NK is not None and self.device.type == "cpu":
+            place_drafts(decided, inputs, self.text_NC, self.made_NK)
+        elif self.text_NC is not None:
             rows_B, bounds_B1 = decided.rows_B, decided.bounds_B1
             tokens_T, positions_T = inputs.tokens_T, inputs.positions_T
             draft_ngrams(rows_B, bounds_B1, tokens_T, positions_T, self.text_NC, self.made_NK)

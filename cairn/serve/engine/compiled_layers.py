@@ -1,8 +1,9 @@
-"""A decode step of packed weights through all layers in one compiled call.
+"""A step of packed weights through all layers in one compiled call.
 
-    Lean             every step: Python calls seven compiled operations for each layer
-    CompiledLayers   one token of each sequence: the same operations in the same order, without Python between them;
-                     anything else goes to Lean
+    Lean             Python calls seven compiled operations for each layer
+    CompiledLayers   the same operations in the same order, without Python between them: decode steps, drafts that are
+                     verified, pieces of prompts, any of them together. What is seen both ways, and steps whose products
+                     are faster in floating point, go to Lean
 
 With a small model on a CPU, Python between the operations is a tenth of a step and more. Numbers are the same to the
 bit. Knows layers of joined heads and a gated feed-forward whose maps are all packed blocks (`obstacle`).
@@ -17,11 +18,12 @@ from torch import Tensor
 
 from cairn.kernels.cpu.compiled import library
 from cairn.kernels.cpu.packed_product import GATES, NormWeight, pool
-from cairn.kernels.cpu.paged_decode import fits
+from cairn.kernels.cpu.paged_decode import Sequences, fits
 from cairn.models.layers import FeedForward, Norm
-from cairn.models.lean import Lean, LeanResidual
+from cairn.models.lean import Angles, Lean, LeanResidual
 from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.maps import Linear
+from cairn.models.spec import Rope
 from cairn.models.transformer import Layer, ended
 from cairn.serve.engine.pages import Paged, PagePool
 
@@ -75,37 +77,35 @@ class CompiledLayers:
     def __init__(self, lean: Lean, pages: PagePool) -> None:
         self.lean, self.pages = lean, pages
         layers = [cast(Layer, layer) for layer in lean.model.layers]
-        self._kinds = list(lean.frequencies)
+        self.kinds = list(lean.frequencies)
         self._kept: list[object] = []  # whose addresses are used
         made = [self._layer(layer) for layer in layers]
-        self._layers = (_Layer * len(made))(*made)
+        self.layers = (_Layer * len(made))(*made)
         forms = [cast(BlocksForm, part.form) for part in self._maps(layers)]
-        self._room = 3 * max(form.matrix.outputs for form in forms)  # of a row, for three results
+        self.room = max(map(_room, layers))
         self._most_rows = min(form.float_rows for form in forms)
-        self._run = library().cairn_layers
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Paged) -> Tensor:
-        sequences, lean = attend.decode_groups, self.lean
-        if sequences is None or positions_T.shape[0] >= self._most_rows:
-            return lean(tokens_T, positions_T, attend)
-        x_TD = lean.model.embed(tokens_T, positions_T).contiguous()
-        angles = lean.angles(positions_T, attend)
-        parts = [[part.contiguous() for part in angles[kind]] for kind in self._kinds]
-        tables = [(ctypes.c_void_p * len(parts))(*(p[i].data_ptr() for p in parts)) for i in (0, 1)]
-        room = torch.empty(x_TD.shape[0] * self._room)
-        failed = self._run(
-            *(pool().address, self._layers, len(self._layers), sequences.array, *tables),
-            *(ctypes.c_void_p(x_TD.data_ptr()), *x_TD.shape, ctypes.c_void_p(room.data_ptr())),
-        )
-        if failed:
-            raise MemoryError(f"no memory for {len(x_TD)} rows of activations")
-        return ended(LeanResidual(x_TD, lean).normed(lean.model.norm).tensor, lean.spec)
+        return self.tapped(tokens_T, positions_T, attend)[0]
 
     def tapped(
         self, tokens_T: Tensor, positions_T: Tensor, attend: Paged, taps: Collection[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """The lean form hands out hidden states of chosen layers."""
-        return self.lean.tapped(tokens_T, positions_T, attend, taps)
+        """The same, and the hidden states behind the layers in `taps`."""
+        sequences, lean = attend.sequences, self.lean
+        if sequences is None or positions_T.shape[0] >= self._most_rows:
+            return lean.tapped(tokens_T, positions_T, attend, taps)
+        x_TD = lean.model.embed(tokens_T, positions_T).contiguous()
+        step = _Step(self, x_TD, sequences, lean.angles(positions_T, attend))
+        tapped: list[Tensor] = []
+        start = 0
+        for tap in sorted(taps):
+            step.run(start, tap + 1)
+            tapped.append(x_TD.clone())
+            start = tap + 1
+        step.run(start, len(self.layers))
+        hidden_TD = ended(LeanResidual(x_TD, lean).normed(lean.model.norm).tensor, lean.spec)
+        return hidden_TD, tapped
 
     def _maps(self, layers: list[Layer]) -> list[Linear]:
         blocks = [cast(FeedForward, layer.feed_forward) for layer in layers]
@@ -134,13 +134,48 @@ class CompiledLayers:
             ctypes.addressof(heads.struct),
             *self.pages.addresses[number],
             self.pages.group_of[number],
-            -1 if mixer.rope is None else self._kinds.index(mixer.rope),
+            -1 if mixer.rope is None else self.kinds.index(mixer.rope),
         )
 
     def _matrix(self, part: Linear, gate: str | None = None, add: bool = False) -> int:
         struct = cast(BlocksForm, part.form).matrix.struct_of(part.form_bias, gate, add)
         self._kept.append(struct)
         return ctypes.addressof(struct)
+
+
+class _Step:
+    """What the layers of one step share."""
+
+    def __init__(
+        self, form: CompiledLayers, x_TD: Tensor, sequences: Sequences, angles: dict[Rope, Angles]
+    ) -> None:
+        self.layers, self.x_TD, self.sequences = form.layers, x_TD, sequences
+        self._angles = [[part.contiguous() for part in angles[kind]] for kind in form.kinds]
+        self._tables = [
+            (ctypes.c_void_p * len(self._angles))(*(parts[i].data_ptr() for parts in self._angles))
+            for i in (0, 1)
+        ]
+        self._room = torch.empty(len(x_TD) * form.room)
+        self._run = library().cairn_layers
+
+    def run(self, first: int, last: int) -> None:
+        """The residual through these layers, in place."""
+        x_TD, room = self.x_TD, ctypes.c_void_p(self._room.data_ptr())
+        layers = ctypes.byref(self.layers, first * ctypes.sizeof(_Layer))
+        failed = self._run(
+            *(pool().address, layers, last - first, self.sequences.array, *self._tables),
+            *(ctypes.c_void_p(x_TD.data_ptr()), *x_TD.shape, room),
+        )
+        if failed:
+            raise MemoryError(f"no memory for {len(x_TD)} rows of activations")
+
+
+def _room(layer: Layer) -> int:
+    """Numbers of a row that a layer holds at once beside the residual: what it attends with, or its gate."""
+    mixer, block = layer.attention, cast(FeedForward, layer.feed_forward)
+    parts = (mixer.qkv, mixer.out, block.inner)
+    qkv, out, inner = (cast(BlocksForm, part.form).matrix for part in parts)
+    return out.outputs + max(qkv.outputs + out.columns, inner.part_rows[0])
 
 
 def _address(norm: NormWeight | None) -> int | None:

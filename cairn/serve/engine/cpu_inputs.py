@@ -1,12 +1,14 @@
-"""What a step works on, made on a CPU: `kernels.step_inputs` in NumPy, for steps of few numbers.
+"""What a step works on, made on a CPU: `kernels.step_inputs` and what a head has drafted in NumPy, for few numbers.
 
 The reference is a chain of thirty small torch operations, which is most of what a step of a small model costs besides
 its products. NumPy does the same on the same memory at a tenth of the price.
 """
 
 import numpy as np
+from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Decided, Inputs, State
+from cairn.kernels.sampling.draft_ngrams import DRAFTED
 
 
 def inputs_on_cpu(decided: Decided, state: State, page_size: int, inputs: Inputs) -> None:
@@ -37,3 +39,18 @@ def inputs_on_cpu(decided: Decided, state: State, page_size: int, inputs: Inputs
     tokens_T[:tokens] = known_T * there_T
     lengths_B[: len(rows_B)] = (starts_B + counts_B) * (rows_B >= 0)
     tables_GBP[:, : len(rows_B)] = table_GNP[:, np.maximum(rows_B, 0)]
+
+
+def place_drafts(decided: Decided, inputs: Inputs, text_NC: Tensor, made_NK: Tensor) -> None:
+    """Enter the step's tokens into the rows' texts, a head's drafts in place of DRAFTED; as `draft_ngrams` does."""
+    bounds, starts = decided.bounds_B1.tolist(), inputs.positions_T.numpy()
+    tokens_T, text, made = inputs.tokens_T.numpy(), text_NC.numpy(), made_NK.numpy()
+    for b, row in enumerate(decided.rows_B.tolist()):
+        own = tokens_T[bounds[b] : bounds[b + 1]]
+        if row < 0 or not len(own):
+            continue
+        drafts = np.count_nonzero(own == DRAFTED)
+        if drafts:
+            own[1:] = made[row, :drafts]
+        start, there = starts[bounds[b]], own >= 0  # rows of an arena are no tokens
+        text[row, start : start + len(own)][there] = own[there]

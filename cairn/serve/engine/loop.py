@@ -367,6 +367,8 @@ class Engine:
         speculation = self.scheduler.speculation
         if speculation is None or step.prefill or not step.chunks:
             return
+        if speculation.pace is not None and self.runner.head is not None:
+            speculation.took = computing, self.runner.head.passes_s if step.head else 0.0
         if isinstance(speculation.seconds, MeasuredSeconds):
             speculation.seconds.note(step.tokens, computing)
             if step.drafts:  # drafting is a part of it

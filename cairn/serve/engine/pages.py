@@ -220,21 +220,23 @@ class Paged:
         keys, values = self.pool.layers[rule.layer]
         return self._attend(qkv_TEC[:, :heads], keys, values, rule).flatten(1)
 
-    def decode(
+    def placed(
         self, qkv_TE: Tensor, heads: DecodeHeads, angles: tuple[Tensor, Tensor] | None, layer: int
     ) -> Tensor | None:
         """Norm, rotate, store and attend in one call, [T, H * C]; None: not in a step of this kind."""
-        sequences, group = self.decode_groups, self.pool.group_of[layer]
+        sequences, group = self.sequences, self.pool.group_of[layer]
         if sequences is None:
             return None
         return heads.attend(qkv_TE, angles, sequences, group, self.pool.addresses[layer])
 
     @cached_property
-    def decode_groups(self) -> Sequences | None:
-        """Of a step of one token for each sequence, for the compiled attention."""
-        if self.bounds_B1 is not None or not fits(self.pool.cache):
+    def sequences(self) -> Sequences | None:
+        """Of the step, for the compiled attention; None: the cache or what its tokens see is not for that."""
+        if self.reaches or not fits(self.pool.cache):
             return None
-        return Sequences(self.slots_GT, self.lengths_B, self.tables_GBP, self.pool.page_size)
+        return Sequences(
+            self.slots_GT, self.lengths_B, self.tables_GBP, self.pool.page_size, self.bounds_B1
+        )
 
     def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)

@@ -97,6 +97,7 @@ class Runner:
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
         self.batch.made_NK = self.head.drafts_NK if self.head is not None else None
+        self.head_runs = True  # behind this step
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         if limits.arena_rows:
             width = model.spec.hidden * (1 + model.spec.deep_rows)
@@ -170,6 +171,7 @@ class Runner:
             self.sampler.admit(request)
             self.batch.admit(request)
         self.sampler.flush()
+        self.head_runs = step.head
         states = self.pool.states
         if states is not None:
             states.begin(step)
@@ -215,7 +217,8 @@ class Runner:
         staged: Staged,
     ) -> Forward:
         """Everything between a step's inputs and its sampled tokens."""
-        taps = self.head.taps if self.head is not None else ()
+        head = self.head if self.head_runs else None
+        taps = head.taps if head is not None else ()
         hidden_TD, tapped = computed(model, inputs, attend, taps)
         at_S = staged.sample_at_S
         one_each = attend.bounds_B1 is None and len(at_S) == len(hidden_TD)
@@ -225,12 +228,10 @@ class Runner:
         position_S = position_S + 1
         tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
         self.keep(staged, tokens_S)
-        if self.head is not None and self.batch.text_NC is not None:
+        if head is not None and self.batch.text_NC is not None:
             state, text_NC = self.batch.state, self.batch.text_NC
             tapped = tapped or [hidden_TD]
-            self.head.propose(
-                staged, inputs, tapped, tokens_S, state, text_NC, attend, self.attend_rows
-            )
+            head.propose(staged, inputs, tapped, tokens_S, state, text_NC, attend, self.attend_rows)
         return Forward(hidden_TD, logits_SV, position_S, tokens_S)
 
     def attend_rows(

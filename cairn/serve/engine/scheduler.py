@@ -146,6 +146,9 @@ class Scheduler:
             step.tokens = sum(chunk.count for chunk in step.chunks)
         if self.speculation is not None and any(chunk.drafts for chunk in step.chunks):
             step.drafts = [chunk.drafts for chunk in step.chunks if chunk.samples]
+        if self.speculation is not None and self.speculation.pace is not None:
+            requests = [chunk.request for chunk in step.chunks]
+            step.head = self.speculation.pace.runs(requests, step.admitted)
         if self.blocks.stateful:
             step.restores, step.saves = self.blocks.take_copies()
         if step.chunks:
@@ -302,7 +305,7 @@ class Scheduler:
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
         total, drafts = request.total, NO_TOKENS
-        guesses, wanted = speculation.planned(request)
+        guesses, wanted, _ = speculation.planned(request)
         if wanted:
             # What is left when those that run behind it have a token each.
             spare = budget - max(len(self.queues.running) - len(step.chunks), 1)

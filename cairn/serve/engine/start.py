@@ -193,6 +193,8 @@ def start_with(
     if sole:
         model.requires_grad_(False)
     arranged = converted if on_gpu or converted else arrange_weights(runnable, config, sole)
+    if head is not None and not on_gpu and (note := convert_drafter(head, model)) is not None:
+        arranged.append(note)
     runner = _runner(runnable, limits, config, head, memory)  # with the weights as they are by now
     runner.adapters.keep(config.max_loras)
     if columns is not None and runner.adapters.slots is not None:

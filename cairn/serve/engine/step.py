@@ -48,6 +48,7 @@ class Step(msgspec.Struct, eq=False):
     filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
     restores: list[tuple[int, int]] = []  # pages of states to copy before it, from and to
     saves: list[tuple[int, int]] = []  # and behind it
+    head: bool = True  # the passes of a head that drafts, if there is one, run behind it
 
     @property
     def drafts_on_device(self) -> bool:

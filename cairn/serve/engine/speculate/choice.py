@@ -7,6 +7,7 @@ from cairn.core.errors import ConfigError, ModelNotFound
 from cairn.serve.engine.speculate.draft_model import open_draft_model
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.grammar_tokens import GrammarDrafter
+from cairn.serve.engine.speculate.head_pace import HeadPace
 from cairn.serve.engine.speculate.ngram import NgramDrafter
 from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds, modelled_seconds
@@ -54,8 +55,8 @@ def choose_drafter(
         is_own = config.speculate == MTP
         who = "the checkpoint's own MTP layer" if is_own else f"the head {config.speculate}"
         note = f"drafts: what {who} guesses; {drafts} in a step"
-        if not model.embedding.weight.is_cuda:
-            note += "; on a CPU a head often costs more than it saves: compare with --speculate off"
+        if _is_paced(config, model):
+            note += ", where that is measured to save time"
         return Chosen(GrammarDrafter(), drafts, note, True, head)
     on_gpu = model.embedding.weight.is_cuda
     auto = config.draft_tokens == "auto"
@@ -65,6 +66,12 @@ def choose_drafter(
     many = f"up to {drafts}, as many as are expected to save time" if auto else f"up to {drafts}"
     on_device = on_gpu and config.speculate == "ngram" and not config.plain
     return Chosen(drafter, drafts, f"drafts: {what}; {many}, in a step", on_device)
+
+
+def _is_paced(config: "EngineConfig", model: "Transformer") -> bool:
+    """Is a head turned off where it does not pay? With a number of drafts that was given, and on a GPU, it runs."""
+    on_cpu = not model.embedding.weight.is_cuda
+    return on_cpu and model.build.shards.size == 1 and config.draft_tokens == "auto"
 
 
 def _drafter(config: "EngineConfig", target: "OpenModel") -> tuple[Drafter, str]:
@@ -162,6 +169,7 @@ def make_speculation(
         wait_s=wait_s,
         waits=not chosen.on_device,
         on_device=chosen.on_device,
+        pace=HeadPace() if chosen.head is not None and _is_paced(config, model) else None,
         on_failure=None if ranks > 1 else _say_failed,  # ranks would not draft the same any more
     )
 

@@ -8,8 +8,10 @@ been made without drafts. Whatever a drafter proposes, the answer is the same; o
 holds for every kind of sampling, penalties and grammars included, and for temperature 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from cairn.serve.engine.speculate.acceptance import ANY, Kind
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Request
@@ -23,8 +25,30 @@ class Ask(NamedTuple):
     most: int  # drafts
 
 
+class Drafts(list[int]):
+    """Tokens that somebody proposes, and what they rest on; a plain sequence rests on anything."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, tokens: Iterable[int], kind: Kind) -> None:
+        super().__init__(tokens)
+        self.kind = kind
+
+
+def kind_of(proposed: Sequence[int]) -> Kind:
+    return proposed.kind if isinstance(proposed, Drafts) else ANY
+
+
+def kinds_of(drafter: "Drafter | None") -> tuple[Kind, ...]:
+    """Of the drafts that it may propose for a request without a grammar."""
+    return () if drafter is None else getattr(drafter, "kinds", (ANY,))
+
+
 class Drafter(Protocol):
-    """Guesses on the host. Deterministic: the ranks of a tensor-parallel group ask their own, and have to agree."""
+    """Guesses on the host. Deterministic: the ranks of a tensor-parallel group ask their own, and have to agree.
+
+    One that proposes `Drafts` names their kinds in `kinds`.
+    """
 
     def propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
         """For each, up to `most` tokens that may follow its prompt, its outputs and `hoped`.

@@ -9,7 +9,8 @@ Requests without a grammar are drafted by another drafter, if there is one.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.serve.engine.speculate.drafter import Ask, Drafter
+from cairn.serve.engine.speculate.acceptance import FORCED
+from cairn.serve.engine.speculate.drafter import Ask, Drafter, Drafts, kind_of, kinds_of
 
 if TYPE_CHECKING:
     from cairn.serve.engine.constraint import Constraint
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 class GrammarDrafter:
     def __init__(self, others: Drafter | None = None) -> None:
-        self.others = others
+        self.others, self.kinds = others, kinds_of(others)
 
     def propose(self, asks: Sequence[Ask]) -> list[Sequence[int]]:
         drafts: list[Sequence[int]] = [() for _ in asks]
@@ -43,9 +44,11 @@ def forced_tokens(ask: Ask) -> Sequence[int]:
     constraint = ask.request.constraint
     if constraint is None or ask.hoped:
         return ()
-    return constraint.forced()[: ask.most]
+    return Drafts(constraint.forced()[: ask.most], FORCED)
 
 
 def _allowed(constraint: "Constraint | None", tokens: Sequence[int]) -> Sequence[int]:
     """As far as the grammar follows: what is behind that cannot be drawn."""
-    return tokens if constraint is None else tokens[: constraint.followed(tokens)]
+    if constraint is None:
+        return tokens
+    return Drafts(tokens[: constraint.followed(tokens)], kind_of(tokens))

@@ -9,6 +9,7 @@ a row has by now, it writes nothing and sees no more keys: only drafts can suffe
 shapes, so a CUDA graph holds all of it. `kernels.draft_ngrams` puts the drafts in place.
 """
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -72,6 +73,7 @@ class HeadDrafts:
         self._more_K1 = integers(limits.drafts - 1, 1)
         self._more_K1[:, 0] = torch.arange(limits.drafts - 1)
         self._sequences = torch.arange(2 * limits.rows, device=device)
+        self.passes_s = 0.0  # that the last passes took; a CPU has computed when they are launched
 
     def propose(
         self,
@@ -88,6 +90,7 @@ class HeadDrafts:
 
         `tapped`: the hidden states behind each of `taps`; without taps, those behind the last norm.
         """
+        began = time.thread_time()
         rows_B, lengths_B = staged.decided.rows_B, inputs.lengths_B
         following_T = drawn_S if staged.each_drawn else _following(staged, inputs, drawn_S, text_NC)
         ends_B = staged.decided.bounds_B1[1:] - 1
@@ -108,6 +111,7 @@ class HeadDrafts:
             h_BD, normed_BD = self.form.passed(x_BD, h_BD, positions_B, rows)
             drafts.append(self.form.likeliest(normed_BD))
         self.drafts_NK[rows_B[real]] = torch.stack(drafts, 1)
+        self.passes_s = time.thread_time() - began
 
     def _places(self, lengths_B: Tensor, paged_B: Tensor, tables_GBP: Tensor) -> Places:
         """Of all further passes at once: a kernel of a few words takes as long as one of many.

@@ -9,7 +9,13 @@ Costs nothing on the device. Good where an answer repeats its prompt or itself: 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.serve.engine.speculate.drafter import Ask
+from cairn.serve.engine.speculate.acceptance import (
+    LONG_MATCH,
+    MATCH,
+    SHORT_MATCH,
+    kind_of_match,
+)
+from cairn.serve.engine.speculate.drafter import Ask, Drafts
 from cairn.serve.engine.speculate.own_texts import OwnTexts, tail_of
 
 if TYPE_CHECKING:
@@ -17,6 +23,8 @@ if TYPE_CHECKING:
 
 
 class NgramDrafter:
+    kinds = (SHORT_MATCH, MATCH, LONG_MATCH)
+
     def __init__(self) -> None:
         self._texts = OwnTexts()
 
@@ -33,7 +41,7 @@ class NgramDrafter:
         if not places:
             return []
         best = max(places, key=lambda place: place.length)  # the first of the longest is the newest
-        return copied(best.text, best.at, ask)
+        return Drafts(copied(best.text, best.at, ask), kind_of_match(best.length))
 
 
 def copied(text: Sequence[int], at: int, ask: Ask) -> list[int]:

@@ -20,9 +20,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.core.errors import ConfigError
 from cairn.serve.engine.request import DRAFTED, special
-from cairn.serve.engine.speculate.acceptance import Acceptance, Counts
+from cairn.serve.engine.speculate.acceptance import ANY, FORCED, Acceptance, Counts, Kind
 from cairn.serve.engine.speculate.controller import Prospect, Seconds, choose_drafts
-from cairn.serve.engine.speculate.drafter import Ask, Drafter, accepted
+from cairn.serve.engine.speculate.drafter import (
+    Ask,
+    Drafter,
+    Drafts,
+    accepted,
+    kind_of,
+    kinds_of,
+)
+from cairn.serve.engine.speculate.head_pace import HeadPace
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Limits, Request
@@ -38,6 +46,7 @@ class Planned(NamedTuple):
 
     guesses: Sequence[int]  # of the tokens that it draws
     drafts: int  # so many of them are verified
+    kind: Kind = ANY  # what they rest on
 
 
 NOTHING = Planned(NO_DRAFTS, 0)
@@ -53,22 +62,28 @@ class Speculation:
         wait_s: float = 0.0,
         waits: bool = False,
         on_device: bool = False,
+        pace: HeadPace | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         """`seconds`: of a step, by which the number of drafts is chosen; None: as many as are proposed.
 
-        `widths` and `wait_s`: as `choose_drafts` takes them. `on_failure`: is called with what the drafter raised;
-        None: it is raised.
+        `widths` and `wait_s`: as `choose_drafts` takes them. `pace`: says when a head drafts; None: always.
+        `on_failure`: is called with what the drafter raised; None: it is raised.
         """
         self.drafter, self.waits, self.on_device = drafter, waits, on_device
-        self.seconds, self.widths, self.wait_s = seconds, widths, wait_s
+        self.seconds, self.widths, self.wait_s, self.pace = seconds, widths, wait_s, pace
+        self.took: tuple[float, float] | None = (
+            None  # seconds of the newest step, and of its passes
+        )
         self.counts = Counts()
         self.accept: Accept = _drawn_as_drafted
         self.failed = False  # the drafter has raised, and is asked no more
         self._on_failure = on_failure
-        self._acceptance: dict[Request, Acceptance] = {}
+        self._acceptance: dict[Request, dict[Kind, Acceptance]] = {}
         self._planned: dict[Request, Planned] = {}
+        self._launched: dict[Request, Kind] = {}  # of the newest drafts
         self._for_others = NOTHING  # planned for a request that `_planned` does not have
+        self._head_drafts = True  # are verified in the newest step
 
     def plan(self, decoding: Sequence["Request"], most: int) -> None:
         """Ask for drafts of all requests that the next step may decode, and choose how many of them it verifies."""
@@ -78,29 +93,39 @@ class Speculation:
         if not decoding or self.failed:
             return
         alike = self.on_device and not any(map(special, decoding))
+        self._head_drafts = self.pace is None or self.pace.verifies(decoding)
+        if alike and not self._head_drafts:
+            return
         if alike and self.seconds is None:
             # So it is in every step of many requests: nothing is stored for each of them.
             self._for_others = Planned((DRAFTED,) * most, most)
             return
         rooms = [max(min(most, request.end - request.total - 1), 0) for request in decoding]
-        counts = self._choose(decoding, rooms)
+        counts = self._choose(rooms, [self._hope(request) for request in decoding])
         if not any(counts):
             return  # whatever is proposed
-        guesses: list[Sequence[int]] = [(DRAFTED,) * most] * len(decoding)
-        if not alike:
-            guesses = self._guesses(decoding, most)
-            fitting = [min(len(own), room) for own, room in zip(guesses, rooms, strict=True)]
-            counts = self._choose(decoding, fitting)
-        for request, own, count in zip(decoding, guesses, counts, strict=True):
-            if own:
-                self._planned[request] = Planned(own, count)
+        if alike:
+            planned = [Planned((DRAFTED,) * most, count) for count in counts]
+        else:
+            planned = self._ask_for(decoding, rooms, most)
+        for request, own in zip(decoding, planned, strict=True):
+            if own.guesses:
+                self._planned[request] = own
 
-    def _guesses(self, decoding: Sequence["Request"], most: int) -> list[Sequence[int]]:
+    def _ask_for(
+        self, decoding: Sequence["Request"], rooms: Sequence[int], most: int
+    ) -> list[Planned]:
         """Of each request the next tokens, or in place of those that the device drafts as many of DRAFTED."""
         asks = [_ask(request, most) for request in decoding if self.drafts_on_host(request)]
-        proposed = self._propose(asks)
-        found = {a.request: _behind(a.request, own) for a, own in zip(asks, proposed, strict=True)}
-        return [found.get(request, (DRAFTED,) * most) for request in decoding]
+        proposed, found = self._propose(asks), {}
+        for ask, own in zip(asks, proposed, strict=True):
+            found[ask.request] = _behind(ask.request, own[: ask.most]), kind_of(own)
+        on_device = ((DRAFTED,) * most if self._head_drafts else NO_DRAFTS, ANY)
+        guesses = [found.get(request, on_device) for request in decoding]
+        fitting = [min(len(own), room) for (own, _), room in zip(guesses, rooms, strict=True)]
+        chances = [self.rate(r, kind) for r, (_, kind) in zip(decoding, guesses, strict=True)]
+        counts = self._choose(fitting, chances)
+        return [Planned(own, n, kind) for (own, kind), n in zip(guesses, counts, strict=True)]
 
     def drafts_on_host(self, request: "Request") -> bool:
         return not self.on_device or special(request)
@@ -109,19 +134,26 @@ class Speculation:
         """Is it scheduled only when its drafts in flight have landed?"""
         return request.drafted > 0 and self.on_device and special(request)
 
-    def _choose(self, decoding: Sequence["Request"], proposed: Sequence[int]) -> Sequence[int]:
+    def _choose(self, proposed: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
         """How many drafts of each are worth their time; where nothing says how long a step takes, all."""
         if self.seconds is None or not any(proposed):
             return proposed
-        prospects = [Prospect(self.rate(r), n) for r, n in zip(decoding, proposed, strict=True)]
+        prospects = [Prospect(chance, n) for chance, n in zip(chances, proposed, strict=True)]
         return choose_drafts(prospects, self.seconds, self.widths, self.wait_s)
 
     def planned(self, request: "Request") -> Planned:
         return self._planned.get(request, self._for_others)
 
-    def rate(self, request: "Request") -> float:
-        """The chance that its next draft holds."""
-        return self._acceptance.setdefault(request, Acceptance()).rate
+    def rate(self, request: "Request", kind: Kind = ANY) -> float:
+        """The chance that its next draft of this kind holds."""
+        return self._acceptance.setdefault(request, {}).setdefault(kind, Acceptance(kind)).rate
+
+    def _hope(self, request: "Request") -> float:
+        """The best chance that drafts may have which are not proposed yet."""
+        kinds = kinds_of(self.drafter) if self.drafts_on_host(request) else (ANY,)
+        if request.constraint is not None:
+            kinds = (*kinds, FORCED)
+        return max((self.rate(request, kind) for kind in kinds), default=0.0)
 
     def launch(self, request: "Request", drafts: int, guesses: Sequence[int] = ()) -> None:
         """A step draws a token for the request, and one behind each draft; `guesses` of all, as far as known."""
@@ -130,6 +162,8 @@ class Speculation:
         request.expected += 1 + drafts
         request.drafted += drafts
         request.steps_in_flight += 1
+        if drafts:
+            self._launched[request] = self.planned(request).kind
 
     def land(self, step: "Step", drawn: Sequence[int]) -> Iterator[tuple["Request", int]]:
         """Each request with each of its tokens that hold; what was computed for the others is given back.
@@ -138,17 +172,32 @@ class Speculation:
         meanwhile.
         """
         drafts, at = step.drafts or [NO_DRAFTS] * len(step.sampling), 0
+        tokens = 0
         for request, guessed in zip(step.sampling, drafts, strict=True):
             end = at + 1 + len(guessed)
             run = self.accept(request, drawn[at:end], guessed)
             self._settle(request, run, end - at - 1)
             at = end
+            tokens += len(run)
             for token in run:
                 yield request, token
+        self._note_head(step, tokens)
+
+    def _note_head(self, step: "Step", tokens: int) -> None:
+        """Steps with prompts or with drafts of the host say nothing about a head."""
+        took, self.took = self.took, None
+        requests = step.sampling
+        if self.pace is None or took is None or not requests or any(map(special, requests)):
+            return
+        verified = self._head_drafts and bool(step.drafts)
+        self.pace.trial(len(requests)).note(verified, *took, tokens / len(requests))
 
     def finish(self, request: "Request") -> None:
         """The request has ended."""
         self._acceptance.pop(request, None)
+        self._launched.pop(request, None)
+        if self.pace is not None:
+            self.pace.finish(request)
         if not self.failed:
             try:
                 self.drafter.finish(request)
@@ -158,7 +207,10 @@ class Speculation:
     def _propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
         try:
             proposed = self.drafter.propose(asks)
-            return [list(own)[: ask.most] for own, ask in zip(proposed, asks, strict=True)]
+            return [
+                own if isinstance(own, Drafts) else list(own)
+                for own, _ in zip(proposed, asks, strict=True)
+            ]
         except Exception as problem:  # noqa: BLE001  whatever it was, answers do not depend on drafts
             self._fail(problem)
             return [NO_DRAFTS] * len(asks)
@@ -177,8 +229,9 @@ class Speculation:
             ledger = request.ledger
             ledger.drafted += drafts
             ledger.accepted += held
-            if (acceptance := self._acceptance.get(request)) is not None:
-                acceptance.note(drafts, held)
+            kind = self._launched.get(request, ANY)
+            for own in self._acceptance.get(request, {}).values():
+                own.note(*((drafts, held) if own.kind is kind else (0, 0)))
         request.total -= rejected
         if request.state == "running":
             request.computed -= rejected

@@ -13,7 +13,13 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.serve.engine.speculate.drafter import Ask
+from cairn.serve.engine.speculate.acceptance import (
+    LONG_MATCH,
+    MATCH,
+    SHORT_MATCH,
+    kind_of_match,
+)
+from cairn.serve.engine.speculate.drafter import Ask, Drafts
 from cairn.serve.engine.speculate.occurrences import Occurrences, Place
 from cairn.serve.engine.speculate.own_texts import OwnTexts, tail_of
 
@@ -27,6 +33,7 @@ MOST_FINISHED = 262_144  # tokens of finished answers that are kept
 class Draft(NamedTuple):
     score: float  # tokens that are expected to hold
     tokens: list[int]
+    match: int = 0  # tokens
 
 
 NOTHING = Draft(0.0, [])
@@ -51,6 +58,8 @@ class FinishedAnswers:
 
 
 class SuffixDrafter:
+    kinds = (SHORT_MATCH, MATCH, LONG_MATCH)
+
     def __init__(self, most_finished: int = MOST_FINISHED) -> None:
         self._texts = OwnTexts()
         self.finished = FinishedAnswers(most_finished)
@@ -70,7 +79,7 @@ class SuffixDrafter:
         if not ask.request.salt:
             others = best_draft(self.finished.index.matches(tail), ask.most)
             best = others if others.score > best.score else best
-        return best.tokens
+        return Drafts(best.tokens, kind_of_match(best.match))
 
 
 def best_draft(places: Sequence[Place], most: int) -> Draft:
@@ -78,7 +87,7 @@ def best_draft(places: Sequence[Place], most: int) -> Draft:
     best = NOTHING
     for length in sorted({place.length for place in places}):
         matching = [place for place in places if place.length >= length]
-        draft = likeliest(matching, min(most, length))
+        draft = likeliest(matching, min(most, length))._replace(match=length)
         best = draft if draft.score > best.score else best
     return best
 
