@@ -29,6 +29,7 @@ from cairn.align.rollout import (
     shares_prompts,
     written,
 )
+from cairn.align.saved_documents import as_text, from_text
 from cairn.align.tasks import make_problem
 from cairn.align.value_head import VALUE, ValueHead, with_credit
 from cairn.train.data.batch import Batch, Document
@@ -133,10 +134,12 @@ class RolloutBatches:
             "warm_at": self._warm_at,
             "round_at": self._round_at,
             "value": value.state_dict() if value else None,
+            "left": [as_text(documents) for documents in self._left],
         }
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        self._warm_at, self._left = states[0]["warm_at"], []
+        self._warm_at = states[0]["warm_at"]
+        self._left = [from_text(documents) for documents in states[0].get("left", ())]
         self._round_at = states[0].get("round_at")
         if self.objective.value is not None and states[0].get("value"):
             self.objective.value.load_state_dict(states[0]["value"])

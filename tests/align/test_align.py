@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_align import tiny
 
 from cairn.align.config import Algorithm, Align, Rollout, Task
@@ -430,6 +431,29 @@ def test_other_algorithms_take_steps_off_policy(tmp_path, kind, monkeypatch):
     assert read_rounds(tmp_path / "r") == rounds
     assert rounds[1].mismatch < 1e-4
     assert found.finished.outcome.last_loss is not None
+
+
+@pytest.mark.parametrize("kind", ["dr_grpo", "ppo"])
+def test_a_run_goes_on_inside_a_round_as_if_it_had_not_stopped(tmp_path, kind, monkeypatch):
+    def by_first_token(tokenizer, config, problem, prompt, sampled):
+        return Trajectory(problem, prompt, sampled, "", float(sampled.tokens[0] % 2))
+
+    monkeypatch.setattr("cairn.align.rollout.judged", by_first_token)
+    config = tiny(
+        tmp_path / "whole",
+        steps=4,
+        algorithm=Algorithm(kind=kind),
+        data=Data(sequence=48, sequences=16, microbatch=8),
+        rollout=Rollout(group=8, max_tokens=12, updates=3),
+    )
+    align(config, log_line=lambda line: None)
+    cut = msgspec.structs.replace(config, out=tmp_path / "cut", steps=2)  # of three in its round
+    align(cut, log_line=lambda line: None)
+    align(msgspec.structs.replace(cut, steps=4), log_line=lambda line: None)
+    whole, cut = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "cut")
+    )
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
 def test_mistakes(tmp_path, monkeypatch):
