@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cairn.align.tinker.losses import AT, LOSSES, TinkerRule
 from cairn.align.tinker.protobuf import read_fields
 from cairn.align.tinker.routes import SILENT_S, Frontend, application
-from cairn.align.tinker.samplers import HELD, Samplers
+from cairn.align.tinker.samplers import HELD, Samplers, own_folder
 from cairn.align.tinker.service import Future, Service
 from cairn.align.tinker.shared_base import Settings, SharedBase, Weights
 from cairn.align.tinker.wire import (
@@ -356,3 +356,17 @@ def test_a_port_for_everybody_needs_a_key(capsys):
     assert "no-such-model" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="sees pictures"):
         SharedBase(Settings(model="cairn-tiny-vl", out=Path("unused"), device="cpu"))
+
+
+def test_weights_of_a_killed_server_are_removed_and_those_of_a_living_one_stay(tmp_path):
+    parent = tmp_path / "sampling_sessions"
+    with own_folder(parent) as living:
+        for name in ("a", "b"):  # a: of a server that was killed, with its lock file
+            (parent / name).mkdir()
+            (parent / name / "x.safetensors").write_bytes(b"1")
+        (parent / "a" / ".running").write_text("process 1 on here")
+        (parent / "old.safetensors").write_bytes(b"1")
+        with own_folder(parent) as own:
+            assert {path.name for path in parent.iterdir()} == {living.name, own.name}
+        assert [path.name for path in parent.iterdir()] == [living.name]
+    assert not list(parent.iterdir())

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cairn.align.tinker import wire
-from cairn.align.tinker.samplers import Samplers
+from cairn.align.tinker.samplers import SAMPLING, Samplers
 from cairn.align.tinker.service import Failure, Future, Service
 from cairn.align.tinker.shared_base import Run, about_of
 from cairn.core.errors import CairnError, RequestError
@@ -38,11 +38,13 @@ T = TypeVar("T")
 class Frontend:
     """What clients have made: sessions, models, sampling sessions."""
 
-    def __init__(self, service: Service, api_key: str | None = None) -> None:
+    def __init__(
+        self, service: Service, api_key: str | None = None, sampling: Path | None = None
+    ) -> None:
         self.service, self.base, self.api_key = service, service.base, api_key
         self.sessions: dict[str, float] = {}  # when each was heard of last
         self.runs: dict[str, Run] = {}
-        self.samplers = Samplers(self.base.settings.out / "sampling_sessions")
+        self.samplers = Samplers(sampling or self.base.settings.out / SAMPLING)
         self.made: dict[str, Future] = {}  # models by who asked, so that asking twice makes one
 
     # -- sessions -------------------------------------------------------------------------------

@@ -4,17 +4,42 @@ A training loop makes a session after every step, and no client ever says that i
 client's own session.
 """
 
+import shutil
 import threading
+import uuid
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from cairn.align.tinker.shared_base import Weights
-from cairn.core.errors import RequestError
+from cairn.core.errors import ConfigError, RequestError
 from cairn.models.safetensors_file import write_tensors
+from cairn.train.only_here import check_free, only_here
 
 HELD = 4  # in memory
+SAMPLING = "sampling_sessions"  # the folder of the others, inside that of saved weights
+
+
+@contextmanager
+def own_folder(parent: Path) -> Iterator[Path]:
+    """A folder inside `parent` for this process; those of processes that were killed are removed first."""
+    for other in parent.iterdir() if parent.is_dir() else ():
+        if other.is_file():  # of versions that had one folder for all processes
+            other.unlink(missing_ok=True)
+            continue
+        with suppress(ConfigError):  # another server is inside
+            check_free(other)
+            shutil.rmtree(other, ignore_errors=True)
+    folder = parent / uuid.uuid4().hex[:12]
+    folder.mkdir(parents=True)
+    try:
+        with only_here(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Samplers:

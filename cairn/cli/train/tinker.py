@@ -53,6 +53,7 @@ def run(args: list[str]) -> int:
     import uvicorn
 
     from cairn.align.tinker.routes import Frontend, application
+    from cairn.align.tinker.samplers import SAMPLING, own_folder
     from cairn.align.tinker.service import Service
     from cairn.align.tinker.shared_base import Settings, SharedBase
 
@@ -60,7 +61,6 @@ def run(args: list[str]) -> int:
     base = SharedBase(Settings(**{name: getattr(verb, name) for name in names}))
     service = Service(base)
     port = listener.getsockname()[1]
-    app = application(Frontend(service, verb.api_key))
     print(f"{verb.model} on {base.device}, adapters up to rank {verb.max_rank}", file=sys.stderr)
     print(
         f"export TINKER_BASE_URL=http://{verb.host}:{port} TINKER_API_KEY={verb.api_key or 'tml-local'}",
@@ -68,8 +68,10 @@ def run(args: list[str]) -> int:
         flush=True,
     )
     try:
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-        uvicorn.Server(config).run(sockets=[listener])
+        with own_folder(verb.out / SAMPLING) as folder:
+            app = application(Frontend(service, verb.api_key, folder))
+            config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+            uvicorn.Server(config).run(sockets=[listener])
     finally:
         service.close()
     return 0
