@@ -126,6 +126,8 @@ def test_mistakes_are_said_and_keys_see_only_their_own(tiny_folder, tmp_path):
         assert list(bob.files.list()) == list(bob.batches.list()) == []
         with pytest.raises(openai.BadRequestError, match="it has to be batch"):
             client.files.create(file=("x", b"{}"), purpose="fine-tune")
+        with pytest.raises(openai.BadRequestError, match="the file is empty"):
+            client.files.create(file=("x", b""), purpose="batch")
         with pytest.raises(openai.NotFoundError):
             client.batches.create(input_file_id="file-x", endpoint=URL, completion_window="24h")
         with pytest.raises(openai.BadRequestError, match="multipart"):

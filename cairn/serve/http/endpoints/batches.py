@@ -36,6 +36,9 @@ async def create_file(service: Service, call: Call, body: bytes) -> JSON:
             f"purpose is {purpose[:40]!r}; this server uses files for batches: it has to be batch"
         )
         raise Refusal(400, said, param="purpose")
+    if not parts["file"].content:
+        said = "the file is empty; send one line of JSON for each request"
+        raise Refusal(400, said, param="file", code="empty_file")
     filename = (parts["file"].filename or "upload")[:LONGEST_NAME]
     return JSON(files.put(call.holder, filename, purpose, parts["file"].content))
 
