@@ -9,13 +9,12 @@
 Returns a path; what is in it is `checkpoint`'s business.
 """
 
-import difflib
 import importlib.util
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from cairn.core.errors import ModelNotFound
+from cairn.core.errors import ModelNotFound, closest
 
 
 class Packaged(NamedTuple):
@@ -115,8 +114,8 @@ def _suggestion(name: str) -> str | None:
     path = Path(name)
     meant = {one: one for one in (*PACKAGED, *OWN)}
     meant |= {one: str(path.parent / one) for one in _names_in(path.parent)}
-    close = difflib.get_close_matches(path.name, meant, n=1)
-    return f"did you mean {meant[close[0]]!r}?" if close else None
+    close = closest(path.name, meant)
+    return f"did you mean {meant[close]!r}?" if close else None
 
 
 def _names_in(folder: Path) -> list[str]:

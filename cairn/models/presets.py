@@ -6,11 +6,10 @@ For planning, for random weights, and for tests. The numbers are those of the pu
 holds each family against `transformers`. No torch.
 """
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
-from cairn.core.errors import ConfigError
+from cairn.core.errors import ConfigError, did_you_mean
 from cairn.models.described_presets import glm45_air, glm45_whole, olmo3, phi4, smollm3
 from cairn.models.recurrent_presets import lfm2_1_2b, qwen3_next_80b, tiny_qwen3_next
 from cairn.models.sparse_presets import (
@@ -26,8 +25,7 @@ from cairn.models.spec import Experts, ModelSpec, Rope
 def preset(name: str) -> ModelSpec:
     build = PRESETS.get(name.lower())
     if build is None:
-        close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of: {', '.join(PRESETS)}"
+        hint = did_you_mean(name.lower(), PRESETS, f"one of: {', '.join(PRESETS)}")
         raise ConfigError(f"no model shape is called {name!r}", hint=hint)
     return build()
 
