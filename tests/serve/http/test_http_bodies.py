@@ -162,3 +162,26 @@ def test_a_mistake_is_explained_in_a_sentence(body, said):
     with pytest.raises(Refusal) as refused:
         decode(json.dumps(body).encode(), CompletionRequest)
     assert refused.value.message == said
+
+
+@given(st.text(max_size=3), st.text(max_size=3), st.integers(0xD800, 0xDFFF))
+def test_half_of_a_character_is_named_with_its_place(before, behind, half):
+    body = json.dumps({"prompt": before + chr(half) + behind}).encode()
+    with pytest.raises(
+        Refusal, match=rf"\\u{half:x} at byte {body.index(b'u%x' % half) - 1} is half"
+    ):
+        decode(body, CompletionRequest)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b" ", "the body is empty"),
+        (b'{"prompt": "', "truncated"),
+        (rb'{"prompt": "\ud83d\ude00" x}', "malformed"),
+        (b'{"messages": 3}', "it has to be a list of objects"),
+    ],
+)
+def test_what_is_wrong_with_a_body(body, said):
+    with pytest.raises(Refusal, match=said):
+        decode(body, ChatRequest)

@@ -17,8 +17,12 @@ from starlette.types import Receive, Scope
 from cairn.serve.http.protocol.refusal import Refusal
 
 S = TypeVar("S", bound=msgspec.Struct)
+_ONE = [("an", "object"), ("a", "whole number"), ("a", "number"), ("a", "list")]
 SHOWN = 80  # characters of a wrong value in a message
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
+# One half of a surrogate pair in JSON's escapes: a high one that no low one follows, or the reverse.
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = re.compile(rb"%b(?!%b)|(?<!\\u[dD][89abAB]..)%b" % (_HIGH, _LOW, _LOW))
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
@@ -63,9 +67,21 @@ def decode(body: bytes, kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         raise _explained(str(error), body, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"the body is not JSON: {error}", code="invalid_json") from None
+        raise Refusal(400, _no_json(body, error), code="invalid_json") from None
     except RecursionError:
         raise Refusal(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _no_json(body: bytes, error: Exception) -> str:
+    """In place of "Input data was truncated", which is what msgspec says of half a character, too."""
+    if not body.strip():
+        return "the body is empty; it has to be JSON"
+    if half := _HALF.search(body):
+        return (
+            f"the body is not JSON: {half[0].decode()} at byte {half.start()} is half of a character: a text was cut "
+            "between the two halves of a surrogate pair"
+        )
+    return f"the body is not JSON: {error}"
 
 
 def _explained(problem: str, body: bytes, kind: type[msgspec.Struct]) -> Refusal:
@@ -145,12 +161,18 @@ def described(kind: msgspec.inspect.Type) -> str:
         case info.LiteralType():
             return " or ".join(f'"{value}"' for value in kind.values)
         case info.ListType():
-            return f"a list of {described(kind.item_type) or 'values'}"
+            return f"a list of {_several(described(kind.item_type)) or 'values'}"
         case info.DictType():
             return "an object"
         case info.StructType():
             return "an object"
     return ""
+
+
+def _several(words: str) -> str:
+    for article, one in _ONE:
+        words = words.replace(f"{article} {one}", f"{one}s")
+    return words
 
 
 def _unique(words: Iterable[str]) -> list[str]:
