@@ -41,3 +41,16 @@ def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd, vocabula
         with patch.object(cpu_sampling, "SMALL", small):
             found = sample_on_cpu(logits, parameters, position, rows_B=rows)
         assert found.tolist() == expected.tolist()
+
+
+def test_logits_that_are_no_numbers_are_said_once(caplog):
+    cpu_sampling._warn_of_nan.cache_clear()
+    parameters = Parameters(torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.ones(2),
+                            torch.zeros(2), torch.zeros(2, dtype=torch.int64))  # fmt: skip
+    logits, position = torch.zeros(2, 8), torch.zeros(2, dtype=torch.int32)
+    logits[0] = torch.nan
+    logits[1] = -torch.inf  # nothing is allowed: a grammar's doing
+    for rows in ([-1, 1], [0, 1], [0, 1]):
+        sample_on_cpu(logits, parameters, position, rows_B=torch.tensor(rows).int())
+        assert len(caplog.records) == (rows[0] == 0)
+    cpu_sampling._warn_of_nan.cache_clear()

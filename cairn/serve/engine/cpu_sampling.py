@@ -10,6 +10,7 @@ eight rows that takes longer than a small model does. What decides here is in fl
 what cannot be chosen, with room for its rounding.
 """
 
+import logging
 import math
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.sampling.sampling import Parameters, sample
+
+log = logging.getLogger("cairn")
 
 WORD = 0xFFFFFFFF
 SMALL = 4096  # a vocabulary for which what Python does between operations costs more than they do
@@ -47,6 +50,8 @@ def sample_on_cpu(
     tokens_S = largest.indices.int()
     # Not a number, or nothing allowed: the reference knows what then.
     odd_S = ~largest.values.isfinite()
+    if odd_S.any() and bool(largest.values[rows_B >= 0].isnan().any()):
+        _warn_of_nan()
     drawn_S = (parameters.temperature_N[rows_S] > 0) & ~odd_S
     if logits_SV.shape[1] < SMALL:
         odd_S, drawn_S = odd_S | drawn_S, torch.zeros_like(drawn_S)
@@ -56,6 +61,14 @@ def sample_on_cpu(
             own = Parameters(*(tensor[rows_S[at_R]] for tensor in parameters))
             tokens_S[at_R] = choose(logits_SV[at_R], own, position_S[at_R])
     return tokens_S.masked_fill_(rows_B < 0, 0)
+
+
+@lru_cache(maxsize=1)  # once in a process
+def _warn_of_nan() -> None:
+    log.warning(
+        "the model's logits are not numbers (NaN), so its answers mean nothing: are its weights damaged, or too large "
+        "for --dtype? Compare the files with the original, or try --dtype float32"
+    )
 
 
 def _draw_each(logits_RV: Tensor, own: Parameters, position_R: Tensor) -> Tensor:
