@@ -254,6 +254,11 @@ def _only_gguf(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
         return files[0]
+    if (folder / "adapter_config.json").is_file():
+        raise WeightsError(
+            f"{folder} is an adapter, which has no weights of its own",
+            hint=f"serve it with its model: cairn serve MODEL --lora-modules NAME={folder}; or `cairn adapter merge`",
+        )
     raise WeightsError(
         f"{folder} has no config.json" + (f" but {len(files)} GGUF files" if files else ""),
         hint=f"name one of them, such as {files[0]}"

@@ -3,7 +3,7 @@
 `families` and its neighbours call these; what a function takes here counts as understood. No torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cairn.core.errors import UnsupportedModel
@@ -116,14 +116,22 @@ def qwen_windows(fields: Fields) -> tuple[int, ...]:
     return windows if any(windows) else ()
 
 
+def check_count_of_types(kinds: Sequence[str], layers: int) -> None:
+    if len(kinds) != layers:
+        raise UnsupportedModel(
+            f"config.json: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}",
+            hint="there is one entry for each layer: compare it with the config of the original checkpoint",
+        )
+
+
 def windows_by_type(fields: Fields, window: int, default: list[bool]) -> tuple[int, ...]:
     names = ["sliding_attention" if windowed else "full_attention" for windowed in default]
     kinds = fields.take_list("layer_types", str, names)
     unknown = set(kinds) - {"sliding_attention", "full_attention"}
-    if unknown or len(kinds) != len(names):
+    check_count_of_types(kinds, len(names))
+    if unknown:
         raise UnsupportedModel(
-            f"config.json: layer_types {sorted(unknown)} in {len(kinds)} entries for "
-            f"{len(names)} layers",
+            f"config.json: layer_types has {sorted(unknown)}",
             hint="one of sliding_attention and full_attention per layer is supported",
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)

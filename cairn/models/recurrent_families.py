@@ -9,7 +9,7 @@ from typing import Any
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.described_families import partial_rope
-from cairn.models.family_fields import llama_like, rope_of
+from cairn.models.family_fields import check_count_of_types, llama_like, rope_of
 from cairn.models.spec import DeltaSizes, Experts, ModelSpec, ShortConvSizes
 
 SIZES_35 = (256, 8)  # experts of Qwen3.5, and those of a token, where its config says nothing
@@ -19,9 +19,10 @@ MIXER_NAMES = {"full_attention": "attention", "linear_attention": "delta", "conv
 def _mixers(fields: Fields, default: list[str]) -> tuple[str, ...]:
     kinds = fields.take_list("layer_types", str, default)
     unknown = set(kinds) - set(MIXER_NAMES)
-    if unknown or len(kinds) != len(default):
+    check_count_of_types(kinds, len(default))
+    if unknown:
         raise UnsupportedModel(
-            f"config.json: layer_types {sorted(unknown)} in {len(kinds)} entries for {len(default)} layers",
+            f"config.json: layer_types has {sorted(unknown)}",
             hint=f"supported, one per layer: {', '.join(MIXER_NAMES)}",
         )
     return tuple(MIXER_NAMES[kind] for kind in kinds)

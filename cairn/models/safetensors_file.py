@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cairn.core.errors import WeightsError
 
+LFS = b"version https://git-lfs"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -81,15 +82,17 @@ class SafetensorsFolder:
             return self._from_index(index)
         single = self.folder / "model.safetensors"
         if not single.is_file():
-            found = sorted(p.name for p in self.folder.iterdir() if p.is_file())
-            pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in found)
-            raise WeightsError(
-                f"no model.safetensors in {self.folder}",
-                hint="pickled weights are not read: convert them with transformers' save_pretrained"
-                if pickled
-                else f"the folder holds: {', '.join(found[:8]) or 'nothing'}",
-            )
+            raise WeightsError(f"no model.safetensors in {self.folder}", hint=self._instead())
         return dict.fromkeys(self._file(single.name).keys(), single.name)
+
+    def _instead(self) -> str:
+        """What a folder without model.safetensors may need."""
+        found = sorted(p.name for p in self.folder.iterdir() if p.is_file())
+        if any(name.endswith((".bin", ".pt", ".pth")) for name in found):
+            return "pickled weights are not read: convert them with transformers' save_pretrained"
+        if any(name.endswith(".safetensors") for name in found):
+            return "shards are read by model.safetensors.index.json, which is not there: download it, too"
+        return f"the folder holds: {', '.join(found[:8]) or 'nothing'}"
 
     def _from_index(self, index: Path) -> dict[str, str]:
         home = read_json(index).get("weight_map")
@@ -98,6 +101,11 @@ class SafetensorsFolder:
                 f"{index} has no weight_map", hint="it maps each tensor's name to a file"
             )
         for file in sorted(set(home.values())):
+            if Path(file).name != file:
+                raise WeightsError(
+                    f"{index} names {file!r}, which is no file of its own folder",
+                    hint="shards lie beside their index: download the checkpoint again",
+                )
             promised = {name for name, where in home.items() if where == file}
             absent = promised - set(self._file(file).keys())
             if absent:
@@ -130,8 +138,19 @@ def _open(path: Path) -> Any:
         size = path.stat().st_size if path.exists() else 0
         raise WeightsError(
             f"{path} ({size} bytes) cannot be read as safetensors: {' '.join(str(error).split())}",
-            hint="the file may be truncated: compare its size with the original",
+            hint="it is a pointer of Git LFS: run `git lfs pull` in its folder, or download it"
+            if is_lfs_pointer(path)
+            else "the file may be truncated: compare its size with the original",
         ) from None
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a clone without Git LFS left a note here in place of the file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS)) == LFS
+    except OSError:
+        return False
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
