@@ -127,6 +127,7 @@ def test_what_is_refused(server):
     for body, param, said in (
         ({"input": [5] * 200}, "input", "200 tokens, the context is 160"),
         ({"input": [[5] * 200, [5]]}, "input", "200 tokens, the context is 160"),
+        ({"input": ["a", "a b " * 80]}, "input", "input[1]: the prompt has"),
         ({"input": []}, "input", "an empty list"),
         ({"input": ["a", 3]}, "input", "different kinds"),
         ({"input": ""}, "input", "empty"),

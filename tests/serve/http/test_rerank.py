@@ -230,8 +230,10 @@ def test_cohere_mistakes_are_named(encoder, body, said):
 
 def test_cohere_rerank_cuts_documents_and_names_mistakes_its_way(encoder):
     """/v1/rerank refuses a document that is too long; Cohere's client expects that it is cut."""
-    long = {"query": "park", "documents": [TEXTS[0], "park " * 99]}
-    assert encoder.http.post("/v1/rerank", json=long).status_code == 400
+    long = {"query": "park", "documents": [TEXTS[0], "park " * 45]}
+    refused = encoder.http.post("/v1/rerank", json=long)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "documents")
+    assert "the model reads 30; truncate_prompt_tokens = -1 cuts it" in refused.text
     cut = encoder.http.post("/v1/rerank", json=long | {"truncate_prompt_tokens": -1}).json()
     assert encoder.http.post("/v2/rerank", json=long).json()["results"] == cut["results"]
     for body, said in (

@@ -237,6 +237,11 @@ async def _scores(
         inputs = await asyncio.to_thread(make, pairs, most, task)
     else:
         inputs = make(pairs, most, task)
+    longest, room = max(len(text.ids) for text in inputs.texts), service.serving.limits.longest_text
+    if longest > room:
+        said = f"a query or one of {field} has {longest} tokens, the model reads {room}"
+        code = "context_length_exceeded"
+        raise Refusal(400, f"{said}; truncate_prompt_tokens = -1 cuts it", param=field, code=code)
     pooled_BD, tokens = await pool(
         service, call, inputs.texts, inputs.pooling, model, asked.priority or 0
     )

@@ -123,7 +123,8 @@ FIELDS = tuple({
 })  # fmt: skip
 PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input", "classify": "input",
              "embed": "inputs", "cohere_embed": "texts", "api_embed": "input", "api_embeddings": "prompt",
-             "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
+             "responses": "input", "messages": "messages", "count_tokens": "messages",
+             "completion": "prompt"}  # fmt: skip
 ERROR_FORMATS = {
     "messages": anthropic_error,
     "count_tokens": anthropic_error,
