@@ -5,15 +5,14 @@ from collections.abc import Callable
 import msgspec
 
 from cairn.align.config import Algorithm, Align, Rollout, Task
-from cairn.core.errors import ConfigError, did_you_mean
 from cairn.train.config import Checkpoint, Data, Log, Model, Optim, Schedule
+from cairn.train.recipes import no_recipe
 
 
 def recipe(name: str) -> Align:
     build = RECIPES.get(name)
     if build is None:
-        hint = did_you_mean(name, RECIPES, otherwise=f"there are: {', '.join(RECIPES)}")
-        raise ConfigError(f"no recipe is called {name!r}", hint=hint)
+        raise no_recipe(name, RECIPES)
     return build()
 
 

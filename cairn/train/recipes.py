@@ -6,10 +6,11 @@
 A recipe is a `Train`; nothing here is code that runs later. No torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cairn.core.errors import ConfigError, did_you_mean
+from cairn.models.hub import is_packaged
 from cairn.train.config import (
     Adapter,
     Checkpoint,
@@ -28,9 +29,25 @@ from cairn.train.parallel.layout import Layout
 def recipe(name: str) -> Train:
     build = RECIPES.get(name)
     if build is None:
-        hint = did_you_mean(name, RECIPES, otherwise=f"there are: {', '.join(RECIPES)}")
-        raise ConfigError(f"no recipe is called {name!r}", hint=hint)
+        raise no_recipe(name, RECIPES)
     return build()
+
+
+def no_recipe(name: str, recipes: Iterable[str]) -> ConfigError:
+    """What a name may mean that is no recipe: data, a model, or the folder of a run."""
+    if is_data(name):
+        hint = f"text to learn from is --data.sources {name}"
+    elif is_packaged(name):
+        hint = f"the model to begin with is --model.checkpoint {name}"
+    elif "/" in name or Path(name).is_dir():
+        hint = f"a model is --model.checkpoint {name}, a run that goes on is --out {name}"
+    else:
+        hint = did_you_mean(name, recipes, otherwise=f"there are: {', '.join(recipes)}")
+    return ConfigError(f"no recipe is called {name!r}", hint=hint)
+
+
+def is_data(name: str) -> bool:
+    return name.endswith((".jsonl", ".txt", ".parquet"))
 
 
 def _tiny_cpu() -> Train:

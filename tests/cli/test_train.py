@@ -63,6 +63,9 @@ def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
         (["tiny-cpu", "--model.checkpoint", "nowhere"], "nowhere"),
         (["tiny-cpu", "--export-only"], "--out"),
         (["qwen3-0.6b-1xh200"], "tokens"),
+        (["cairn-tiny"], "the model to begin with is --model.checkpoint cairn-tiny"),
+        (["Qwen/Qwen3-8B"], "a model is --model.checkpoint Qwen/Qwen3-8B"),
+        (["texts.jsonl"], "text to learn from is --data.sources texts.jsonl"),
     ],
 )
 def test_bad_input_is_answered_at_once(args, words, tmp_path, capsys, monkeypatch):

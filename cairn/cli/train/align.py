@@ -64,11 +64,12 @@ def _read(args: list[str]) -> AlignVerb:
     plain = [arg for arg in args if arg != "--explain"]
     words = read_flags(leaves(AlignVerb), plain, "cairn align")
     named = str(words["recipe"].raw) if "recipe" in words else DEFAULT
-    if named.endswith(".toml") or "/" in named:
+    from cairn.align.recipes import recipe
+    from cairn.train.recipes import is_data
+
+    if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
         verb = load(AlignVerb, args=args, env_prefix=PREFIX, file=Path(named)).value
         return msgspec.structs.replace(verb, recipe=named)
-    from cairn.align.recipes import recipe
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{named}.toml"
         file.write_text(to_toml(recipe(named)), encoding="utf-8")

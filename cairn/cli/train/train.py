@@ -85,12 +85,12 @@ def read(
     args = [_long(arg) for arg in args]
     if asks_for(args, "--help", "-h"):
         load(kind, args=args, env_prefix=PREFIX, prog=prog)  # prints it and leaves
+    from cairn.train.recipes import is_data, recipe
+
     named = _recipe_name(args, kind, prog)
-    if named.endswith(".toml") or "/" in named or Path(named).is_file():
+    if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
         verb = load(kind, args=args, env_prefix=PREFIX, file=Path(named), prog=prog).value
         return msgspec.structs.replace(verb, recipe=named)
-    from cairn.train.recipes import recipe
-
     text = to_toml(recipe(named))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{named}.toml"

@@ -70,15 +70,21 @@ def text_field(line: bytes, field: str, where: str) -> str:
     value = decode_line(line, where)
     if not isinstance(value, dict) or field not in value:
         found = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-        chat = isinstance(value, dict) and not value.keys().isdisjoint(
-            ("messages", "conversations")
-        )
-        hint = "chats are tokenized with --chat" if chat else "name the field with --field"
-        raise DataError(f"{where} has no field {field!r}; it has: {found}", hint=hint)
+        names = set(value) if isinstance(value, dict) else set()
+        raise DataError(f"{where} has no field {field!r}; it has: {found}", hint=_meant(names))
     text = value[field]
     if text is not None and not isinstance(text, str):
         raise DataError(f"{where}: field {field!r} is {type(text).__name__}, not text")
     return text or ""
+
+
+def _meant(names: set[str]) -> str:
+    """What to do with lines that have these fields and no text."""
+    if names & {"messages", "conversations"}:
+        return "chats are tokenized with --chat"
+    if names & {"chosen", "rejected"}:
+        return "preferences are learnt with --objective.kind dpo --validation.share 0"
+    return "name the field that has the text: --data.field of cairn train, --field of cairn data"
 
 
 def decode_line(line: bytes, where: str) -> object:
