@@ -1,6 +1,7 @@
-"""How far is it, and how long will it take? One line on stderr where a person watches, nothing in a log.
+"""How far is it, and how long will it take? A line on stderr where a person watches, in a log one in half a minute.
 
     training  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌  212/480  0:33 left  loss 2.113
+    training 212/480, 0:33 left, loss 2.113
 
 The line is drawn by the thread that reports progress, at most ten times a second and in tens of microseconds: no
 second thread runs beside what is measured. Knows nothing about what is counted; needs only the standard library.
@@ -16,6 +17,9 @@ from typing import Self, TextIO
 from cairn.core.units import format_bytes
 
 REDRAW_S = 0.1
+LOG_S = (
+    30.0  # between two lines where no terminal is, so that what takes minutes shows that it lives
+)
 WIDTH = 24  # characters of the bar itself
 LABEL = 40  # characters of the words behind it, in `progress`
 CLEAR = "\r\x1b[K"
@@ -44,7 +48,10 @@ class StatusLine:
 
 
 class Bar:
-    """How much of a total is done, on a status line. A context manager: at its end the line is removed."""
+    """How much of a total is done, on a status line. A context manager: at its end the line is removed.
+
+    Where no terminal is, what is done within LOG_S is done without a word.
+    """
 
     def __init__(
         self,
@@ -62,7 +69,9 @@ class Bar:
         self.done = self._first = done
         self._in_bytes, self._clock = in_bytes, clock
         self._line = StatusLine(stream, shown)
+        self._log = (sys.stderr if stream is None else stream) if shown else None
         self._began, self._drawn = clock(), float("-inf")
+        self._logged = self._began
         self._left_s: float | None = None
 
     @property
@@ -89,6 +98,9 @@ class Bar:
         self._left_s = left_s
         if self.shown and (now or self._clock() - self._drawn >= REDRAW_S):
             self.draw()
+        elif not self.shown and self._log is not None and self._clock() - self._logged >= LOG_S:
+            self._logged = self._clock()
+            print(self.log_line(), file=self._log, flush=True)
 
     def draw(self) -> None:
         self._drawn = self._clock()
@@ -107,10 +119,16 @@ class Bar:
         return (self._clock() - self._began) * max(self.total - self.done, 0) / moved
 
     def line(self) -> str:
+        drawn = bar(self.done / self.total if self.total else 0.0)
+        return "  ".join([self.what, drawn, self._counted(), *self._rest()])
+
+    def log_line(self) -> str:
+        return ", ".join([f"{self.what} {self._counted()}", *self._rest()])
+
+    def _rest(self) -> list[str]:
         left = self.left_s()
-        parts = [self.what, bar(self.done / self.total if self.total else 0.0), self._counted()]
-        parts += [f"{clock_time(left)} left"] if left is not None else []
-        return "  ".join([*parts, self.words] if self.words else parts)
+        parts = [f"{clock_time(left)} left"] if left is not None else []
+        return [*parts, self.words] if self.words else parts
 
     def _counted(self) -> str:
         if self._in_bytes:

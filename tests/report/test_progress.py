@@ -19,13 +19,21 @@ class Clock:
         return self.now
 
 
-def test_nothing_is_written_to_a_log():
-    log = io.StringIO()
-    with Bar("work", 10, stream=log) as bar:
-        bar.update(5, "half")
+def test_a_log_has_a_line_in_half_a_minute_and_nothing_of_what_is_quick():
+    log, quiet, clock = io.StringIO(), io.StringIO(), Clock()
+    with (
+        Bar("work", 10, stream=log, clock=clock) as bar,
+        Bar("work", 10, stream=quiet, shown=False, clock=clock) as other,
+    ):
+        for step in range(7):
+            clock.now = 10.0 * step
+            bar.update(step, "loss 2.1", now=True)
+            other.update(step)
         bar.clear()
     StatusLine(log).show("x")
-    assert log.getvalue() == ""
+    wanted = ["work 3/10, 1:10 left, loss 2.1", "work 6/10, 0:40 left, loss 2.1"]
+    assert log.getvalue().splitlines() == wanted
+    assert quiet.getvalue() == ""
 
 
 def test_the_line_says_how_far_and_how_long_and_is_removed_at_the_end():

@@ -1,5 +1,6 @@
 """`cairn tune pictures`: fine-tune a model that sees, on chats with pictures. Trains nothing itself."""
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ class TunePicturesVerb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 @contextmanager
 def shown(steps: int) -> Generator[Callable[[int, float], None]]:
     """A bar with the time left where a person watches, else a line every tenth step."""
-    with Bar("training", steps) as bar:
+    with Bar("training", steps, shown=sys.stderr.isatty()) as bar:
 
         def on_step(done: int, loss: float) -> None:
             bar.update(done, f"loss {loss:.3f}")
