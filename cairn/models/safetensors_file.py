@@ -101,11 +101,6 @@ class SafetensorsFolder:
                 f"{index} has no weight_map", hint="it maps each tensor's name to a file"
             )
         for file in sorted(set(home.values())):
-            if Path(file).name != file:
-                raise WeightsError(
-                    f"{index} names {file!r}, which is no file of its own folder",
-                    hint="shards lie beside their index: download the checkpoint again",
-                )
             promised = {name for name, where in home.items() if where == file}
             absent = promised - set(self._file(file).keys())
             if absent:
