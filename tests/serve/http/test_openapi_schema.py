@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.serve.http.protocol.openapi import document
+from cairn.serve.http.server.api import PATHS
 
 pytestmark = pytest.mark.timeout(1200 if os.environ.get("CAIRN_LONG") else 120)
 EXAMPLES = 1000 if os.environ.get("CAIRN_LONG") else 12
@@ -30,6 +31,16 @@ POSTS = [name for name in DESCRIBED if name[:5] == "POST " and "requestBody" in 
 quick = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
+
+
+def test_every_path_of_the_server_is_in_the_document():
+    served = {f"{method} {path.replace(':path', '')}" for method, path, _ in PATHS}
+    written = {
+        f"{method.upper()} {path}"
+        for path, methods in document()["paths"].items()
+        for method in methods
+    }
+    assert served - {"GET /openapi.json"} == written
 
 
 @pytest.fixture(scope="module")

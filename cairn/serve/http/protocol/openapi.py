@@ -42,7 +42,7 @@ from cairn.serve.http.protocol.answers import (
     Tokenized,
     Version,
 )
-from cairn.serve.http.protocol.batches import Batch, BatchRequest, FileList, FileObject
+from cairn.serve.http.protocol.batches import Batch, BatchList, BatchRequest, FileList, FileObject
 from cairn.serve.http.protocol.messages import (
     AnthropicError,
     AnthropicMessage,
@@ -83,6 +83,7 @@ GETS: dict[str, tuple[type, str]] = {
     "/v1/responses/{id}": (ModelResponse, "a response that is kept"),
     "/v1/files": (FileList, "the files that were uploaded or made"),
     "/v1/files/{id}": (FileObject, "one file"),
+    "/v1/batches": (BatchList, "the batches that were asked for"),
     "/v1/batches/{id}": (Batch, "how far a batch has come"),
     "/health": (Health, "whether the engine makes progress"),
     "/live": (Health, "whether the server may still get well by itself"),
@@ -131,11 +132,17 @@ OTHER_GETS: dict[str, tuple[str, str]] = {
     "/cairn/engine/events": ("text/event-stream", "what the engine is doing, as it changes"),
     "/cairn/pulse": ("application/x-cairn-pulse", "what is cached and how busy it is, to a router"),
 }
+PAGE = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100},
+    "after": {"type": "string"},
+}
 QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/cairn/requests": {
         "order": {"enum": ["newest", "slowest"], "default": "newest"},
         "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
     },
+    "/v1/files": PAGE,
+    "/v1/batches": PAGE,
     "/sleep": {
         "level": {"type": "integer", "minimum": 1, "maximum": 2, "default": 1},
         "mode": {"enum": ["refuse", "abort"], "default": "refuse"},
@@ -197,7 +204,7 @@ def document() -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", path)
         ] + _query(path)
-        paths[path] = {"get": operation}
+        paths.setdefault(path, {})["get"] = operation
     _add_files(paths, named[FileObject], named[Batch], named[ErrorBody])
     for path, (asked, about) in OTHER_POSTS.items():
         operation = _operation(about, ANY, ANY, [*MISTAKES])
@@ -256,6 +263,9 @@ def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None
     content = _operation("what is in a file", {}, error, [401, 404])
     content["responses"]["200"]["content"] = {"application/octet-stream": {}}
     paths["/v1/files/{id}/content"] = {"get": content | {"parameters": [id]}}
+    for kind, mistakes in (("files", [400, 401, 404]), ("responses", [401, 404])):
+        gone = _operation(f"one of {kind} is kept no more", ANY, error, mistakes)
+        paths[f"/v1/{kind}/{{id}}"]["delete"] = gone | {"parameters": [id]}
 
 
 def _query(path: str) -> list[dict[str, Any]]:
