@@ -17,6 +17,7 @@ from cairn.core.errors import RequestError, TokenizerError
 from cairn.models.chat_template import ChatTemplates, check_messages
 from cairn.models.vision.conversation import has_images, with_parts
 from cairn.models.vision.picture import Picture
+from cairn.serve.http.chat.final_message import cut_at_mark, with_mark
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
@@ -33,7 +34,7 @@ MAY_BE_SILENT = ("assistant", "tool")  # roles whose content clients leave out w
 async def read_conversation(
     service: Service, asked: ChatRequest | TokenizeRequest, *, any_length: bool = False
 ) -> Prompt:
-    """The text and the ids of a conversation, ending where the assistant begins.
+    """The text and the ids of a conversation, ending where the assistant begins, or goes on.
 
     `any_length`: it is counted and not answered, so it may be longer than the context.
     """
@@ -45,7 +46,12 @@ async def read_conversation(
     tools = asked.tools or None
     if isinstance(asked, ChatRequest) and asked.tool_choice == "none":
         tools = None
-    begin = asked.add_generation_prompt is not False
+    goes_on = asked.continue_final_message is True
+    if goes_on and asked.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are true", hint="set one of them"
+        )
+    begin = asked.add_generation_prompt is not False and not goes_on
     for reserved in ("messages", "tools", "add_generation_prompt", "template"):
         if reserved in extra:
             raise RequestError(
@@ -57,6 +63,9 @@ async def read_conversation(
     sight = service.serving.sight
 
     def render(given: Sequence[Mapping[str, Any]]) -> str:
+        return cut_at_mark(written(with_mark(given))) if goes_on else written(given)
+
+    def written(given: Sequence[Mapping[str, Any]]) -> str:
         source = templates.sources[templates.choose(with_tools=tools is not None)]
         generic = tools is not None and format_of(source) is None
         joins = sight is None or (generic and not has_images(given))

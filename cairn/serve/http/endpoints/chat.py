@@ -36,6 +36,7 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
     model = service.check_model(asked.model)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
+    _check_offered(asked)
     service.admission.check(asked.n or 1)
     most = asked.max_completion_tokens or asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
@@ -50,6 +51,16 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
             return None
         await exchange.finish()
         return JSON(reply.whole(exchange), headers={"x-request-id": call.id})
+
+
+def _check_offered(asked: ChatRequest) -> None:
+    """An answer without what these ask for would look as if the model had not wanted it."""
+    if asked.functions:
+        raise Refusal(400, "functions is given; use tools", param="functions", code="unsupported")
+    other = [kind for kind in asked.modalities or () if kind != "text"]
+    if other:
+        said = f"modalities has {other[0][:40]!r}; this server answers with text"
+        raise Refusal(400, said, param="modalities", code="unsupported")
 
 
 class ChatReply:

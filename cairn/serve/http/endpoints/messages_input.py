@@ -33,12 +33,9 @@ def as_chat(asked: CountRequest) -> ChatRequest:
         raise RequestError(
             "messages is empty", hint='send at least {"role": "user", "content": "..."}'
         )
-    if asked.messages[-1].get("role") == "assistant":
-        raise RequestError(
-            f"messages[{len(asked.messages) - 1}].role is 'assistant', and it is the last one",
-            hint="this server writes whole messages: let the user speak last",
-        )
     chat = ChatRequest(messages=messages)
+    if asked.messages[-1].get("role") == "assistant":  # the beginning of the answer
+        chat.continue_final_message = True
     if asked.tools:
         chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
     if asked.tool_choice is not None:

@@ -24,10 +24,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None  # the answer goes on where the last message ends
     chat_template: str | None = None  # for servers that trust their clients with one
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # for templates that know it
     documents: list[dict[str, Any]] | None = None
+    functions: list[dict[str, Any]] | None = None  # refused: what came before tools
+    modalities: list[str] | None = None  # text is what there is
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -52,6 +55,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     add_special: bool | None = None  # of `content`
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template: str | None = None
     return_token_strs: bool | None = None
 
