@@ -29,7 +29,7 @@ class Eval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of right answers, a bootstrap for perplexities.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = AUTO
     """a path or a name, see above"""
     tasks: list[str] = []
     """names or files, also separated by commas"""

@@ -21,7 +21,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     captured, or a layer computes something else than the plain path.
     """
 
-    request: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="REQUEST")] = ""
+    request: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[REQUEST]")] = ""
     """a captured file, or with --folder the id of a request"""
     folder: Path | None = None
     """where requests were captured"""

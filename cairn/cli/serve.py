@@ -29,11 +29,11 @@ class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True)
     smollm2-135m-instruct is served where its package is installed, else cairn-tiny, which comes with Cairn.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = AUTO
     """a path or a name, see above"""
-    more_models: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = (
-        msgspec.field(default_factory=list)
-    )
+    more_models: Annotated[
+        list[str], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL ...]")
+    ] = msgspec.field(default_factory=list)
     """further models behind the same address, each a server of its own: those that do not fit into the memory together
     sleep, and wake up when somebody asks for them"""
     pin: list[str] = msgspec.field(default_factory=list)

@@ -25,7 +25,7 @@ ALTERNATE, ORDINARY = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Show a server of `cairn serve` live: requests, rates, caches, keys, and how far steps are from their floor."""
 
-    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")] = (
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[URL]")] = (
         "http://127.0.0.1:8000"
     )
     """where the server listens"""

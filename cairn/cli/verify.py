@@ -33,7 +33,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     MODEL is what `cairn serve` takes, a run of `cairn train` included. Exit status 1: it differs.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = AUTO
     """a folder, a GGUF file, a run, or a name; without it the default model"""
     url: str | None = None
     """an OpenAI-compatible server to verify, such as http://127.0.0.1:8000; without it the engine of this machine"""

@@ -97,8 +97,10 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
     guess = next(iter(difflib.get_close_matches(word, choices, n=1)), None)
     if guess is None:
         return None
-    most = (max(len(word), len(guess)) + 1) // 3 if guess[:1] == word[:1] else 1
-    return guess if edit_distance(word, guess) <= max(1, most) else None
+    if guess.startswith(word) or word.startswith(guess):  # optimizer for optim, TB for TB/s
+        return guess
+    most = (max(len(word), len(guess)) + 2) // 3 if guess[:1] == word[:1] else 1
+    return guess if edit_distance(word, guess) <= most else None
 
 
 def edit_distance(one: str, other: str) -> int:

@@ -47,7 +47,8 @@ def asks_for(args: Sequence[str], *names: str) -> bool:
 def flag_name(leaf: Leaf) -> str:
     """What to type for it: --optim.lr, or MODEL for a positional argument."""
     if leaf.positional:
-        return leaf.metavar or leaf.key.upper()
+        # Brackets say in the help that it may be left out.
+        return (leaf.metavar or leaf.key.upper()).strip("[]").removesuffix(" ...")
     return "--" + leaf.key.replace("_", "-")
 
 

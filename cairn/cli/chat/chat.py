@@ -39,7 +39,7 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     CAIRN_API_KEY, else from OPENAI_API_KEY. When stdin is no terminal, it is one question.
     """
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
     """a path or a name, see above"""
     url: str | None = None
     """talk to this server, such as http://127.0.0.1:8000"""

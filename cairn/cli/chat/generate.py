@@ -39,7 +39,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Cairn.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = AUTO
     """a path or a name, see above"""
     prompt: str | None = None
     """the text to continue; - reads it from stdin"""

@@ -31,7 +31,7 @@ PROVED = "2..64,128,257"  # what --all proves unless told otherwise
 MOST_RANKS = 512  # n^2 operations of n bits: beyond that a proof needs gigabytes
 SIDE_BY_SIDE = 64  # ranks up to which schedules are proved in one pass
 
-Names = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="NAMES")]
+Names = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]")]
 
 
 class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from cairn.report.progress import progress
 if TYPE_CHECKING:
     from cairn.comm.doctor.findings import Finding, Probe
 
-Files = Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+Files = Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="[FILE ...]")]
 HEALTHY_RUNS = 20
 FEWEST_RANKS, MOST_RANKS = 2, 16
 

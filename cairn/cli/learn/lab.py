@@ -34,7 +34,7 @@ ABOUT = "Labs: each idea of the field as an experiment on this machine, predicte
 
 EXIT_FAILED, EXIT_UNMET = 1, 3
 
-Names = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+Names = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]")]
 Language = Literal["en", "zh"]
 
 

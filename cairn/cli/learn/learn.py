@@ -37,13 +37,9 @@ VIEWS = ("map", "next", "quiz", "interview", "placement", "story", "plan", "week
 class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The roadmap: the map, one topic, what is next, a quiz, plans for a week and a year."""
 
-    what: Annotated[
-        str,
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="TOPIC|next|quiz|interview|placement|story|plan|week|year"),
-    ] = "map"
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TOPIC]")] = "map"
     """a topic by its id, or one of: next, quiz, interview, placement, story, plan, week, year; nothing shows the map"""
-    which: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")] = ""
+    which: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[PLAN]")] = ""
     """of plan: week, 12-weeks or year"""
     lang: Language = "en"
     """en or zh"""

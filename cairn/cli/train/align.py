@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import tyro
@@ -22,7 +23,7 @@ DEFAULT = "tiny-sort"
 class AlignVerb(Align, frozen=True, forbid_unknown_fields=True, kw_only=True):
     __doc__ = Align.__doc__
 
-    recipe: tyro.conf.Positional[str] = DEFAULT
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]")] = DEFAULT
     """tiny-sort, tiny-ppo (a minute each on a CPU), tiny-tool (two), or a TOML file"""
     print: bool = False
     """write the recipe as TOML and leave"""

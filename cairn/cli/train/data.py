@@ -101,7 +101,7 @@ class Show(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     store: StorePath
     """a token store, or Megatron's or llm.c's files"""
-    number: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="N")] = 0
+    number: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="[N]")] = 0
     """which document, from 0"""
     tokenizer: str | None = None
     """for formats that do not carry their tokenizer: a model or a folder with tokenizer.json"""

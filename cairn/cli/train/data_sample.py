@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """the folder of a run, or a recipe as TOML"""
-    number: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="N")] = 0
+    number: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="[N]")] = 0
     """which sample, from 0, as bad_steps.jsonl has it"""
     json: bool = False
     """print the ids, which of them are learnt, the documents' lengths and the text as JSON"""

@@ -26,7 +26,7 @@ class TrainSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     W its two parts (gradients of inputs and of weights); a prime marks the second chunk of a rank.
     """
 
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = "1f1b"
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "1f1b"
     """a schedule, or all"""
     stages: int = 4
     """ranks of the pipeline"""

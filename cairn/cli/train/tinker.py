@@ -23,7 +23,7 @@ class TinkerVerb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     one copy of the weights. What is saved are PEFT adapters in --out, which `cairn serve --adapters` takes.
     """
 
-    model: tyro.conf.Positional[str] = TINY
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = TINY
     """a name of the hub or of `cairn models`, or a folder"""
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8700

@@ -5,7 +5,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import tyro
@@ -32,7 +32,7 @@ POINTS = 1000  # of the losses that --json prints
 class TrainVerb(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     __doc__ = Train.__doc__
 
-    recipe: tyro.conf.Positional[str] = "tiny-cpu"
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]")] = "tiny-cpu"
     """tiny-cpu, qwen3-0.6b-1xh200, qwen3-1.7b-1xh200, qwen3-8b-1xh200, llama3-8b-8xh100, or a TOML file; without it
     that of the run in --out, else tiny-cpu"""
     print: bool = False

@@ -1,5 +1,7 @@
 """`cairn tune`: `cairn train` for a model that exists, with an adapter by flag. Trains nothing itself."""
 
+from typing import Annotated
+
 import tyro
 
 from cairn.cli.train.train import TrainVerb, carry_out, read
@@ -16,7 +18,7 @@ class TuneVerb(TrainVerb, frozen=True, forbid_unknown_fields=True, kw_only=True)
     `cairn tune pictures CHATS` trains a model that sees on chats with pictures; see its --help.
     """
 
-    recipe: tyro.conf.Positional[str] = "tiny-lora"
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]")] = "tiny-lora"
     """tiny-lora (an adapter for cairn-tiny, two minutes on a CPU), any recipe of `cairn train`, or a TOML file"""
 
 
