@@ -42,6 +42,7 @@ from cairn.train.next_batches import (
     check_counts,
 )
 from cairn.train.parallel.interface import HasMetrics
+from cairn.train.precision import MOST_HALVINGS
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
 from cairn.train.stop_signals import interruptible, tolerant
@@ -105,6 +106,7 @@ class Loop:
         self.losses: list[float] = []
         self.bad_steps = 0
         self.rewound, self.rewound_to = 0, Path()  # how often to which checkpoint
+        self.overflows = 0  # of float16, one after another
         self.read_at = time.perf_counter()
         self.saved = -1  # the step of the last checkpoint
         self.log_lost = False  # the last line could not be written
@@ -288,12 +290,18 @@ class Loop:
         while len(self.waiting) > behind:
             result, documents = self.waiting.popleft()
             loss, norm = result.loss.item(), result.norm.item()
-            # An overflow of float16 is the business of its loss scale.
-            judged = 0.0 if self.state.scale.active and math.isfinite(loss) else norm
+            judged = self._judged(loss, norm)
             verdict = self.state.watch.judge(loss, judged, result.limit, result.valid.item())
             self._log(result, documents, loss, norm, verdict)
             if verdict.action != "go on":
                 self._bad(result, loss, verdict)
+
+    def _judged(self, loss: float, norm: float) -> float:
+        """An overflow of float16 is the business of its loss scale, while that can still be halved."""
+        if not self.state.scale.active or not math.isfinite(loss):
+            return norm
+        self.overflows = 0 if math.isfinite(norm) else self.overflows + 1
+        return 0.0 if self.overflows <= MOST_HALVINGS else norm
 
     def _bad(self, result: StepResult, loss: float, verdict: Verdict) -> None:
         self.bad_steps += 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_runs import Spoilt, loop, recipe
 
 from cairn.train.bad_step import Watch, veto
-from cairn.train.config import BadStep, Checkpoint
+from cairn.train.config import BadStep, Checkpoint, Precision
 from cairn.train.data.batch import IGNORED
 from cairn.train.loop import BadRun
 from cairn.train.metrics_log import read_log
@@ -171,6 +171,29 @@ def test_a_run_stops_where_it_is_told_to(tmp_path):
     with pytest.raises(BadRun, match="step 3: the loss is nan"):
         go()
     assert bad_lines(tmp_path)[0]["action"] == "stop"
+
+
+class Overflow(torch.autograd.Function):
+    """The loss as it is, with gradients that are not finite."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.inf
+
+
+def test_float16_whose_factor_cannot_get_smaller_says_so(tmp_path):
+    config = recipe(
+        tmp_path, bad_step=BadStep(most=4), steps=40, precision=Precision(kind="float16")
+    )
+    one = loop(config, RandomTokens(VOCAB, 32))
+    right = one.state.loss
+    one.state.loss = lambda *args: Overflow.apply(right(*args))
+    with pytest.raises(BadRun, match=r"step 28: .*norm of the gradients is .*4 steps in a row"):
+        one.run()
 
 
 def test_a_run_that_only_fails_stops(tmp_path):
