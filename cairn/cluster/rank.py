@@ -142,7 +142,7 @@ def _environment(values: Mapping[str, str]) -> dict[str, str]:
 
 def _pump(stream: IO[bytes], rank: int, tail: collections.deque[str]) -> None:
     for raw in stream:
-        line = raw.decode(errors="replace").rstrip("\n").rpartition("\r")[2]
+        line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
         line = _OWN_RANK.sub("", line)
         tail.append(line)
         _write(f"r{rank}| {line}")

@@ -12,6 +12,7 @@ environment may hold secrets. Knows no engine.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,7 @@ def create(job: Job, engine: str, target: str = "", address: str = "") -> Record
     try:
         record.folder.parent.mkdir(parents=True, exist_ok=True)
         record.folder.mkdir(mode=0o700)
+        _begin(record, job)
     except FileExistsError:
         raise NameTaken(
             f"a job '{job.name}' is being launched at this moment", hint="give one another name"
@@ -114,11 +116,19 @@ def create(job: Job, engine: str, target: str = "", address: str = "") -> Record
             f"records of jobs cannot be kept in {state_folder()}: {(error.strerror or str(error)).lower()}",
             hint="CAIRN_JOBS=FOLDER names another place",
         ) from None
-    record.logs.mkdir()
-    write_private(record.folder / "job.toml", job_toml(job).encode())
-    save(record)
-    write_status(record, Status(state="queued", reason="submitted", since=time.time()))
     return record
+
+
+def _begin(record: Record, job: Job) -> None:
+    """The files of a new run, or none: a folder without a record would hold the name for ever."""
+    try:
+        record.logs.mkdir()
+        write_private(record.folder / "job.toml", job_toml(job).encode())
+        save(record)
+        write_status(record, Status(state="queued", reason="submitted", since=time.time()))
+    except BaseException:
+        shutil.rmtree(record.folder, ignore_errors=True)
+        raise
 
 
 def save(record: Record) -> None:

@@ -268,7 +268,7 @@ def _less(node: Node, group: Group) -> Node:
         mig[group.mig] -= group.gpus
     return msgspec.structs.replace(
         node,
-        cpus=node.cpus - group.cpus,
+        cpus=round(node.cpus - group.cpus, 6),  # shares such as 0.1 add up to less than they are
         mig=mig,
         gpus=node.gpus - (0 if group.mig else group.gpus),
         memory=max(1, node.memory - group.memory) if node.memory else 0,

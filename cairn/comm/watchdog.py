@@ -61,10 +61,12 @@ class Watch:
         self.world, self.patience_s = world, patience_s
         self.seen: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
         self.last_beat: dict[int, tuple[int, float]] = {}  # last beat, and when
+        self.known: dict[int, Note] = {}  # of each rank the last one, also of those that have left
         self.reported = self.early = False
 
     def look(self, notes: dict[int, Note], now: float) -> str | None:
         """A sentence when there is something to say."""
+        notes = self.known = self.known | notes
         for rank, note in notes.items():
             if self.seen.get(rank, ("", 0.0))[0] != note.moved:
                 self.seen[rank] = (note.moved, now)

@@ -105,12 +105,14 @@ def failures_in(logs: Path) -> list[RankFailure]:
 
 
 def first_of(failures: Iterable[RankFailure]) -> RankFailure | None:
-    """The first failure of the last attempt that was nobody else's fault."""
+    """The first failure of the last attempt that was nobody else's fault. A program alone meets nobody."""
     every = list(failures)
     if not every:
         return None
-    last = max(every, key=lambda failure: failure.at).meeting
-    latest = [failure for failure in every if failure.meeting == last]
+    last = max(every, key=lambda failure: failure.at)
+    latest = [failure for failure in every if failure.meeting == last.meeting]
+    if not last.meeting:
+        latest = [failure for failure in latest if failure.attempt == last.attempt]
     own = [failure for failure in latest if failure.is_own]
     return min(own or latest, key=lambda failure: failure.at)
 

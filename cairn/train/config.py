@@ -398,6 +398,11 @@ def _check_objective(config: Train) -> None:
 def _check_prompts(config: Train) -> None:
     """Sample texts are continued within one sample."""
     validation, sequence = config.validation, config.data.sequence
+    if "" in validation.prompts:
+        raise ConfigError(
+            "validation.prompts has an empty text, which has no token to go on from",
+            hint="give it a beginning, or leave it out",
+        )
     if validation.prompts and validation.tokens >= sequence:
         raise ConfigError(
             f"validation.tokens {validation.tokens} with data.sequence {sequence} leaves no room for a prompt",

@@ -42,6 +42,7 @@ from cairn.train.next_batches import (
     check_counts,
 )
 from cairn.train.parallel.interface import HasMetrics
+from cairn.train.precision import MOST_HALVINGS
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
 from cairn.train.stop_signals import interruptible, tolerant
@@ -105,6 +106,7 @@ class Loop:
         self.losses: list[float] = []
         self.bad_steps = 0
         self.rewound, self.rewound_to = 0, Path()  # how often to which checkpoint
+        self.overflows = 0  # of float16, one after another
         self.read_at = time.perf_counter()
         self.saved = -1  # the step of the last checkpoint
         self.log_lost = False  # the last line could not be written
@@ -153,7 +155,7 @@ class Loop:
 
     def _one_step(self) -> None:
         state = self.state
-        batches = self.batches.next_batches(state)
+        before, batches = state.step, self.batches.next_batches(state)
         if self.batches.may_be_empty and self._nobody_has_any(batches):
             instant("empty step", step=state.step)
             state.step += 1
@@ -161,22 +163,25 @@ class Loop:
             lengths = [length for batch in batches for length in batch.lengths]
             prefixes = [length for batch in batches for length in batch.prefix_lengths()]
             self.waiting.append((train_step(state, batches), Documents(lengths, prefixes)))
-            self._read(self.lag)
-        self._after_step()
+            # No step follows the last one in which its numbers could be read.
+            self._read(self.lag if state.step < self.config.steps else 0)
+        if state.step > before:  # otherwise it was a way back, to where all of this has been done
+            self._after_step()
 
     def _after_step(self) -> None:
         """What is due every so many steps, those without batches included."""
         state, every = self.state, self.config.checkpoint.every
-        if state.step % COLLECT_EVERY == 0:
+        done, is_last = state.step, state.step >= self.config.steps
+        if done % COLLECT_EVERY == 0:
             gc.collect(1)
-        if every and state.step % every == 0 and state.step < self.config.steps:
+        if every and done % every == 0 and not is_last:
             self._read(0)
-            if state.step % every == 0:  # not after a rewind
+            if state.step == done:  # not after a rewind
                 self.save()
         self._report_problem()  # soon: there may be time to make room before the last save
-        if self.validation is not None and self.validation.is_due(state.step):
+        if self.validation is not None and self.validation.is_due(done) and not is_last:
             self._read(0)
-            if self.validation.is_due(state.step) and state.step < self.config.steps:
+            if state.step == done:
                 self._validate()
 
     def _validate(self) -> None:
@@ -275,6 +280,7 @@ class Loop:
     def _report_problem(self) -> None:
         problem = self.saver.problem()
         if problem is not None:
+            self.saved = -1  # what is not on disk has to be written at the end
             self.log_line(f"warning: {problem.message}; hint: {problem.hint}")
 
     # -- numbers ------------------------------------------------------------------------------
@@ -284,12 +290,18 @@ class Loop:
         while len(self.waiting) > behind:
             result, documents = self.waiting.popleft()
             loss, norm = result.loss.item(), result.norm.item()
-            # An overflow of float16 is the business of its loss scale.
-            judged = 0.0 if self.state.scale.active and math.isfinite(loss) else norm
+            judged = self._judged(loss, norm)
             verdict = self.state.watch.judge(loss, judged, result.limit, result.valid.item())
             self._log(result, documents, loss, norm, verdict)
             if verdict.action != "go on":
                 self._bad(result, loss, verdict)
+
+    def _judged(self, loss: float, norm: float) -> float:
+        """An overflow of float16 is the business of its loss scale, while that can still be halved."""
+        if not self.state.scale.active or not math.isfinite(loss):
+            return norm
+        self.overflows = 0 if math.isfinite(norm) else self.overflows + 1
+        return 0.0 if self.overflows <= MOST_HALVINGS else norm
 
     def _bad(self, result: StepResult, loss: float, verdict: Verdict) -> None:
         self.bad_steps += 1

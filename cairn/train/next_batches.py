@@ -85,8 +85,8 @@ class SourceBatches:
         """This rank's microbatches of the step that begins after `consumed` samples."""
         if self.ahead is not None and self.ahead[0] == consumed:
             made = self.ahead[1].result()
-        else:
-            made = self._make(consumed)
+        else:  # by the same thread: a source may remember what it read last
+            made = self.pool.submit(self._make, consumed).result()
         following = consumed + self.per_step
         self.ahead = (following, self.pool.submit(self._make, following))
         return [batch.to(self.device) for batch in made]

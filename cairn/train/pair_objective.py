@@ -16,11 +16,12 @@ from torch import Tensor
 
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
-from cairn.train.data.preferences import GOOD, SIDE
+from cairn.train.data.preferences import GOOD, MARGIN, SIDE
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import IGNORED, Objective, Streams
 from cairn.train.rules.kto import KTO, divergence
 from cairn.train.rules.pairs import Completions, PairLoss, PairRule
+from cairn.train.rules.reward import Reward, reward_loss
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -91,11 +92,20 @@ def answers(logp_T: Tensor, batch: "Batch", with_reference: bool) -> list[Comple
 
 def judged(rule: PairRule | KTO, sides: list[Completions], batch: "Batch") -> PairLoss:
     """KTO compares the first answers with how likely the second ones became, which are other prompts' answers."""
+    if isinstance(rule, Reward) and MARGIN in batch.extra:
+        chosen, rejected = sides
+        margin_P = _of_samples(batch, MARGIN)
+        return reward_loss(chosen.logp_P, rejected.logp_P, margin_P, rule.center)
     if not isinstance(rule, KTO):
         return rule(*sides)
-    good_P = batch.extra[GOOD].view(len(batch.ids), -1)[:, 0] > 0.5
+    good_P = _of_samples(batch, GOOD) > 0.5
     found = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
     return PairLoss(found.loss_S, found.slope_S, torch.zeros_like(found.slope_S))
+
+
+def _of_samples(batch: "Batch", stream: str) -> Tensor:
+    """A stream that has one value for all tokens of a sample."""
+    return batch.extra[stream].view(len(batch.ids), -1)[:, 0]
 
 
 def spread(found: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 1000  # good steps after which the factor doubles
-MOST = 2.0**24
+MOST_HALVINGS = 24  # then the factor is 1
+MOST = 2.0**MOST_HALVINGS
 
 
 def dtype_of(precision: "Precision") -> torch.dtype:

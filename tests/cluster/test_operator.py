@@ -263,6 +263,12 @@ def test_a_train_job_goes_to_jobset_where_there_is_one(store, api):
     store.set_status(jobset, {"conditions": [{"type": "Completed", "status": "True"}]})
     run(settle(store, operator))
     assert conditions(store, ref)["Complete"] == ("True", "Succeeded")
+    store.write(
+        "DELETE", *jobset[:2], [jobset[2]], {}, {}, ""
+    )  # as its controller does a day later
+    run(settle(store, operator))
+    assert jobset not in store.objects
+    assert conditions(store, ref)["Complete"] == ("True", "Succeeded")
 
 
 EVENTS = st.lists(

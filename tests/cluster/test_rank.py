@@ -57,14 +57,15 @@ def rank(code, **env):
 
 def test_lines_carry_the_rank_and_places_are_filled_in():
     done = rank(
-        "import sys, os; print(sys.argv[1]); print(os.environ['OUT'], os.environ['RAW'])",
+        "import sys, os; print(sys.argv[1]); print(os.environ['OUT'], os.environ['RAW']);"
+        "print('10%', '100%', sep='\\r', end='\\r\\n')",  # a bar, and the end of line of a terminal
         RANK="3",
         WORLD_SIZE="8",
         CAIRN_JOB_ENV="OUT",
         OUT="run-{rank}",
         RAW="{rank}",
     )
-    assert done.stdout.splitlines() == ["r3| 3/8", "r3| run-3 {rank}"]
+    assert done.stdout.splitlines() == ["r3| 3/8", "r3| run-3 {rank}", "r3| 100%"]
     assert done.returncode == 0
 
 
@@ -108,6 +109,8 @@ def test_the_first_failure_is_the_one_with_a_reason_of_its_own():
     old = RankFailure(rank=0, host="h", at=0.5, words=OWN, meeting="6")
     assert first_of([*lost, own, old]) == own
     assert first_of(lost) == lost[0]
+    alone = [RankFailure(rank=0, host="h", at=i, words=OWN, attempt=1000 * i) for i in range(3)]
+    assert first_of(alone) == alone[2]  # each attempt of a program that meets nobody
     assert first_of([]) is None
     assert report(own, 3).startswith(
         "rank 3 on h failed with exit status 1 (last collective: all_reduce); 3 others followed"

@@ -56,6 +56,17 @@ def test_what_is_planned_fits_and_what_is_refused_does_not(have, want, shares):
     assert all(asks <= has for asks, has in zip(total, there, strict=True))
 
 
+@given(cores=st.integers(1, 16), tenths=st.integers(1, 10))
+def test_shares_of_a_cpu_fill_a_machine_to_the_last_one(cores, tenths):
+    machine = Node(name="m", cpus=cores, memory=64 * GIB)
+    count = 10 * cores // tenths
+    role = Role(argv=["x"], nodes=count, cpus=tenths / 10, memory="1MiB")
+    plan = resolve(
+        Job(name="job", roles=[role]), Cluster(engine="local", nodes=[machine], shares_nodes=True)
+    )
+    assert plan.nodes == count
+
+
 def _fits_alone(want, have, shares):
     """One role, counted by hand."""
     count, gpus, cpus = want

@@ -9,6 +9,19 @@ import pytest
 from cairn.cluster import records, supervisor_process
 from cairn.cluster.records import Status
 from cairn.cluster.spec import Job, Role
+from cairn.core.errors import CairnError
+
+
+def test_a_launch_that_could_not_be_recorded_does_not_hold_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAIRN_JOBS", str(tmp_path))
+    job = Job(name="one", roles=[Role(argv=["true"])])
+    with monkeypatch.context() as full:
+        full.setattr(
+            records, "save", lambda record: (_ for _ in ()).throw(OSError(28, "No space left"))
+        )
+        with pytest.raises(CairnError, match="no space left"):
+            records.create(job, "local")
+    assert records.create(job, "local").number == 1
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,18 @@ def test_numbers_that_cannot_be_are_told_and_not_tried(change, tmp_path, capsys)
     assert "Traceback" not in out.err
 
 
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [("slot", 10**25), ("peer", 10**25), ("step", 10**25), ("step", 2**62), ("step", -4), ("channel", 2**62)],
+)  # fmt: skip
+def test_numbers_of_an_operation_that_cannot_be_are_refused(where, number):
+    written = msgspec.to_builtins(document(make("all_reduce", "ring", 3), 300))
+    thread = written["threads"][0]
+    (thread if where == "channel" else thread["operations"][0])[where] = number
+    with pytest.raises(ScheduleError, match="out of range"):
+        schedule_from(json.dumps(written))
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1'])
 def test_what_is_no_schedule_is_refused(text, tmp_path, capsys):
     with pytest.raises(ScheduleError, match="this is no schedule"):

@@ -49,6 +49,19 @@ def test_it_says_who_is_missing_once_and_that_the_job_goes_on_once():
     assert "goes on" in spoken[1][1]
 
 
+def test_a_rank_whose_note_is_taken_away_is_named_all_the_same():
+    """A rank that fails takes its note along, and the others wait for it."""
+    watch, spoken = Watch(3, patience_s=10.0), []
+    for second in range(30):
+        notes = {rank: note(rank, second, 6, waits=rank != 1) for rank in range(3)}
+        if second > 3:
+            del notes[1]
+        spoken.append(watch.look(notes, float(second)))
+    early, late = filter(None, spoken)
+    assert "no sign of life from rank 1 on host1" in early
+    assert "rank 1 on host1 writes no notes any more" in late
+
+
 def test_a_process_that_writes_no_more_notes_is_named():
     watch, spoken = Watch(3, patience_s=10.0), []
     for second in range(30):

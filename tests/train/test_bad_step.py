@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_runs import Spoilt, loop, recipe
 
 from cairn.train.bad_step import Watch, veto
-from cairn.train.config import BadStep, Checkpoint
+from cairn.train.config import BadStep, Checkpoint, Precision
 from cairn.train.data.batch import IGNORED
 from cairn.train.loop import BadRun
 from cairn.train.metrics_log import read_log
@@ -114,6 +114,25 @@ def test_a_run_rewinds_and_goes_on_behind_the_bad_samples(tmp_path):
     assert any("back at step 3" in text for text in said)
 
 
+def test_a_rewind_leaves_the_checkpoint_that_it_went_back_to_alone(tmp_path, monkeypatch):
+    """Written again in its place, it would be gone if the run was killed meanwhile."""
+    one, go = run(tmp_path, BadStep(action="rewind"), bad=[17])
+    written, save = [], one.saver.save
+    monkeypatch.setattr(
+        one.saver, "save", lambda step, *rest: (written.append(step), save(step, *rest))
+    )
+    go()
+    assert written == [0, 3, 6, 9, 12]
+
+
+def test_a_last_step_that_is_bad_is_done_again_after_a_rewind(tmp_path):
+    """Where numbers are read a step late, as on a GPU, that of the last one comes when no step follows."""
+    one, go = run(tmp_path, BadStep(action="rewind"), bad=[4 * 11])
+    one.lag = 1
+    outcome = go()
+    assert (outcome.step, outcome.bad_steps, outcome.stopped_early) == (12, 1, False)
+
+
 def test_a_run_that_only_goes_back_stops(tmp_path):
     """Every second step is bad: each streak is short, and no checkpoint is ever reached."""
     bad = [number for number in range(4000) if number // 4 % 2]
@@ -152,6 +171,29 @@ def test_a_run_stops_where_it_is_told_to(tmp_path):
     with pytest.raises(BadRun, match="step 3: the loss is nan"):
         go()
     assert bad_lines(tmp_path)[0]["action"] == "stop"
+
+
+class Overflow(torch.autograd.Function):
+    """The loss as it is, with gradients that are not finite."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.inf
+
+
+def test_float16_whose_factor_cannot_get_smaller_says_so(tmp_path):
+    config = recipe(
+        tmp_path, bad_step=BadStep(most=4), steps=40, precision=Precision(kind="float16")
+    )
+    one = loop(config, RandomTokens(VOCAB, 32))
+    right = one.state.loss
+    one.state.loss = lambda *args: Overflow.apply(right(*args))
+    with pytest.raises(BadRun, match=r"step 28: .*norm of the gradients is .*4 steps in a row"):
+        one.run()
 
 
 def test_a_run_that_only_fails_stops(tmp_path):

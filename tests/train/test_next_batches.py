@@ -1,6 +1,8 @@
 """The loop asks for batches: a source with a state of its own may have none, and ranks may have different numbers."""
 
 import shutil
+import threading
+import time
 
 import msgspec
 import pytest
@@ -14,12 +16,37 @@ from cairn.models.presets import preset
 from cairn.train.checkpoint.folder import folder_of
 from cairn.train.config import Checkpoint, Data, Schedule
 from cairn.train.metrics_log import read_log
-from cairn.train.next_batches import check_counts
+from cairn.train.next_batches import SourceBatches, check_counts
 from cairn.train.objective import Objective
 from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 from cairn.train.random_tokens import RandomTokens
+
+
+class Exclusive(RandomTokens):
+    """Remembers what it did last, as a stream of files does: not for two threads at once."""
+
+    def __init__(self):
+        super().__init__(64, 32)
+        self.lock, self.clashes = threading.Lock(), 0
+
+    def batch(self, number):
+        if not self.lock.acquire(blocking=False):
+            self.clashes += 1
+            return super().batch(number)
+        time.sleep(0.05)
+        self.lock.release()
+        return super().batch(number)
+
+
+def test_a_source_is_asked_by_one_thread_at_a_time(tmp_path):
+    source = Exclusive()
+    batches = SourceBatches(source, recipe(tmp_path), 0, 1, torch.device("cpu"))
+    numbers = [batch.ids for consumed in (0, 40, 0) for batch in batches.after(consumed)]
+    batches.close()
+    assert numbers == [[0, 1, 2, 3], [40, 41, 42, 43], [0, 1, 2, 3]]
+    assert source.clashes == 0
 
 
 class Rollouts:

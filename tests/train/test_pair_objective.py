@@ -15,6 +15,7 @@ from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import IGNORED
 from cairn.train.pair_objective import PairObjective
 from cairn.train.rules.dpo import DPO
+from cairn.train.rules.reward import Reward
 
 SPEC = preset("tiny-qwen3")
 
@@ -67,6 +68,20 @@ def test_loss_and_gradient_are_those_of_the_formula():
     found = PairObjective(SPEC, DPO(0.5))(hidden_TD, vocabulary, batch, torch.tensor(2.0))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, hidden_TD)[0], gradient)
+
+
+def test_a_reward_model_heeds_the_margin_of_each_pair():
+    batch = batch_of(torch.Generator().manual_seed(0))
+    batch.extra["margin"] = torch.tensor([0.0, 3.0]).repeat_interleave(18)
+    model = random_model(SPEC, Build("cpu", torch.float32), 0)
+    hidden_TD = hidden_of(model, batch).detach()
+    logp_T = logp_of(model, hidden_TD, batch)
+    sums = [part.sum() for part in logp_T.split(batch.lengths)]
+    won = torch.stack([sums[0] - sums[1], sums[3] - sums[4] - 3.0])
+    found = PairObjective(SPEC, Reward())(
+        hidden_TD, model.head or model.embedding, batch, torch.tensor(2.0)
+    )
+    torch.testing.assert_close(found, -F.logsigmoid(won).mean())
 
 
 def test_an_adapter_learns_to_prefer_and_its_base_is_the_reference():

@@ -8,6 +8,7 @@ import torch
 from forked import run_ranks
 from tiny_runs import recipe
 
+from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
 from cairn.models.layers import Build
 from cairn.models.weights import random_model
@@ -165,6 +166,11 @@ def test_validation_costs_at_most_two_percent_of_a_recipe(name):
     per_time = validation.batches * data.sequences * data.sequence + texts
     assert validation.share > 0
     assert times * per_time / 3 <= 0.02 * chosen.steps * chosen.tokens_per_step
+
+
+def test_a_prompt_without_a_token_is_refused_before_the_run():
+    with pytest.raises(ConfigError, match="empty text"):
+        config(None, validation=Validation(prompts=["Once", ""], tokens=6))
 
 
 def test_numbers_and_lines_for_other_tools(tmp_path):

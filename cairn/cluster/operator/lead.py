@@ -25,13 +25,13 @@ async def lead(
     renewed_s = 0.0
     try:
         while True:
-            held = None
+            held, asked_s = None, time.monotonic()
             with suppress(TimeoutError):  # of an API that takes a question and never answers
                 async with asyncio.timeout(duration_s / 3):
                     held = await _hold(api, lease, view, duration_s, refusals)
             now = time.monotonic()
             if held:
-                renewed_s = now
+                renewed_s = asked_s  # others count from the write, which an answer may follow late
                 if task is None:
                     say(f"{me} leads")
                     task = asyncio.create_task(work().run())

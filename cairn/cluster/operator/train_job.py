@@ -32,6 +32,8 @@ def render(seen: Seen) -> Rendered:
     if job.kind != "train":
         raise ConfigError(f"kind is {job.kind!r}", hint="a server is an InferenceService")
     plan = resolve(job, UNSEEN)
+    if seen.status.get("phase") in ENDED:
+        return _over(seen)
     return _gang(seen, plan) if target == PODS else _delegated(seen, plan, target)
 
 
@@ -57,23 +59,22 @@ def _gang(seen: Seen, plan: Plan) -> Rendered:
     before = seen.status
     step = gang_step(plan, before.get("attempt", 0), before.get("phase"), pods)
     fields = {"target": PODS, "attempt": step.attempt, "phase": step.phase}
-    if before.get("phase") in ENDED:  # the words of the end stay
-        done = before["phase"] == "Succeeded"
-        last = next((one for one in before.get("conditions", []) if one["type"] == "Complete"), {})
-        part = Condition(
-            type="Complete", ok=done, reason=step.phase, message=last.get("message", "")
-        )
-    else:
-        part = _condition(step.phase, step.message)
+    part = _condition(step.phase, step.message)
     return Rendered(objects=step.objects, conditions=[part], fields=fields)
+
+
+def _over(seen: Seen) -> Rendered:
+    """A job that has ended is not made again, though controllers take its objects away a day later."""
+    conditions = seen.status.get("conditions", [])
+    last = next((one for one in conditions if one["type"] == "Complete"), {})
+    part = _condition(seen.status["phase"], last.get("message", ""))
+    return Rendered(objects=None, conditions=[part], fields=None)
 
 
 def _delegated(seen: Seen, plan: Plan, target: str) -> Rendered:
     made = objects(plan, target)
     main = next(one for one in made if one["kind"] not in ("ConfigMap", "Secret"))
     live = seen.child(main["kind"], main["metadata"]["name"])
-    if seen.status.get("phase") in ENDED:
-        made = None
     if live is None:
         part = _condition("Running", "it is being created")
         return Rendered(objects=made, conditions=[part], fields={"target": target})

@@ -63,6 +63,8 @@ def read_pods(path: Path) -> Pods:
             f"{path} line {at + 2}: {count[at]} GPUs with {milli[at]}/1000 of each",
             hint="a pod shares one GPU (gpu_milli 1..999), or takes whole ones (gpu_milli 1000)",
         )
+    if not (count * milli).any():
+        raise DataError(f"no pod of {path} asks for a GPU", hint="give the list of GPU pods")
     return Pods(cpu, memory, count, milli, created, deleted)
 
 

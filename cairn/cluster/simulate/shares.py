@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Job
 
 LOG_2 = math.log(2)
+ROUNDED = 1 + 1e-9  # sums of tenths that came and went are not what they were
 
 
 class Shares:
@@ -31,9 +32,9 @@ class Shares:
     def lacks(self, job: Job) -> str | None:
         """Which resource of the whole cluster, besides GPUs, is too short for the job now."""
         _, cpus, memory = self._capacity
-        if cpus and self._together[1] + job.cpus > cpus:
+        if cpus and self._together[1] + job.cpus > cpus * ROUNDED:
             return f"{job.cpus:g} CPUs, {cpus - self._together[1]:g} of {cpus:g} are free"
-        if memory and self._together[2] + job.memory_gib > memory:
+        if memory and self._together[2] + job.memory_gib > memory * ROUNDED:
             return f"{job.memory_gib:g} GiB, {memory - self._together[2]:g} of {memory:g} are free"
         return None
 

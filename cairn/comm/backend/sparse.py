@@ -98,6 +98,8 @@ def sparse_all_reduce(
 def share_of_dense(present: np.ndarray) -> float:
     """Blocks of the busiest rank, sent or received, over those of a dense all-reduce."""
     ranks, blocks = present.shape
+    if ranks == 1:  # neither sends anything
+        return 1.0
     owner = np.arange(blocks) % ranks
     alive = present.any(axis=0)
     mine = owner == np.arange(ranks)[:, None]

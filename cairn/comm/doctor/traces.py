@@ -98,7 +98,9 @@ def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
     call = next(c for c in waiting.values() if c.sequence == sequence)
     stuck = sorted(rank for rank, one in waiting.items() if one.sequence >= sequence)
     if not missing:
-        started = sorted(r for r in stuck if calls[r][sequence].started) if stuck else []
+        # A rank that has gone on and keeps few records has forgotten this one.
+        records = {rank: calls[rank].get(sequence) for rank in stuck}
+        started = [rank for rank, one in records.items() if one is None or one.started]
         if len(stuck) < len(calls) or not started:
             return None  # some are through already, the others are about to be
         return Finding(

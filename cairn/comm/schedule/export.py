@@ -33,6 +33,8 @@ from cairn.comm.schedule.ops import (
 
 VERSION = 1
 MOST_PLACES = 1 << 30  # slots of all nodes, times ranks: a bit each in a proof
+MOST_NUMBER = 1 << 24  # a channel, a slot or a step that somebody wrote
+MOST_SEEN = 1 << 27  # operations times channels: a number each in a proof
 MOST_CPUS = 256  # GOAL keeps a byte for it
 
 
@@ -101,6 +103,10 @@ def schedule_from(text: bytes | str) -> Schedule:
         ]  # fmt: skip
         if any(not -1 <= op.after < len(ops) for op in ops):
             raise ValueError("an operation waits for one that is not there")
+        if far := next((op for op in ops if not _in_range(op)), None):
+            raise ValueError(f"`{far}` of rank {far.rank} has a number out of range")
+        if len(ops) * (max((op.channel for op in ops), default=0) + 1) > MOST_SEEN:
+            raise ValueError("its channels are too many to prove")
         if read.version != VERSION:
             raise ValueError(f"version {read.version}")
         if read.collective not in COLLECTIVES:
@@ -227,6 +233,11 @@ def _parts(ops: Columns, which: list[int]) -> Iterator[tuple[int, _Part]]:
         else:
             part.local.append(index)
     yield from steps.items()
+
+
+def _in_range(op: Op) -> bool:
+    numbers = (op.rank, op.channel, op.slot, op.peer, op.source)
+    return 0 <= op.step < MOST_NUMBER and all(-1 <= one < MOST_NUMBER for one in numbers)
 
 
 def _rows(present: np.ndarray | None) -> list[str] | None:

@@ -52,6 +52,7 @@ from cairn.core.doorman import Doorman
 from cairn.core.shared_secret import Secret
 
 DRAIN_S = 1.0  # how long close() waits for a peer that does not read
+ACCEPT_AGAIN_S = 0.1
 
 
 class Endpoint:
@@ -251,6 +252,7 @@ class Endpoint:
             kept = None if closed else self.peers.setdefault(hello.name, peer)
         if kept is not peer:  # or both ends have called each other at the same time
             connection.close()
+            self.mover.forget(peer)  # its pages were mapped when it was admitted
             why = (
                 "this end is closed"
                 if closed
@@ -267,8 +269,9 @@ class Endpoint:
         while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or no descriptor is free for a while, or the caller has gone
+                self._closed.wait(ACCEPT_AGAIN_S)
+                continue
             self._start(self._welcome, connection)  # a slow stranger must not keep others waiting
 
     def _welcome(self, connection: socket.socket) -> None:

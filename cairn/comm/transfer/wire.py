@@ -96,8 +96,10 @@ class Wire:
 
     def readable(self) -> bool:
         """Whether something has arrived that the reader has not come to yet."""
+        poll = select.poll()  # not select(), which knows no descriptor beyond 1023
         try:
-            return bool(select.select([self.socket], [], [], 0)[0])
+            poll.register(self.socket, select.POLLIN)
+            return bool(poll.poll(0))
         except (OSError, ValueError):  # closed meanwhile
             return False
 

@@ -61,7 +61,7 @@ def open_source(
     if is_parquet(path):
         from cairn.train.data.parquet_stream import ParquetStream
 
-        files = find_files([path])
+        files = [file for file in find_files([path]) if file.kind == "parquet"]
         key = mix(*f"{path.absolute()} {span}".encode())
         counts = cache_folder() / "parquet" / f"{key:016x}.json"
         return ParquetStream(

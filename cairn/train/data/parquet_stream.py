@@ -39,6 +39,8 @@ KEPT = 4  # row groups whose tokens stay in memory
 class Group(NamedTuple):
     path: Path
     number: int  # within the file
+    rows: int
+    bytes: int  # of all its columns
 
 
 class Tokenized(NamedTuple):
@@ -71,7 +73,7 @@ class ParquetStream:
         if not self._groups:
             raise DataError(f"{files[0].path if files else 'the list of files'} has no rows")
         self._groups = _part(self._groups, span)
-        names = [[str(group.path.name), group.number] for group in self._groups]
+        names = [[group.path.name, *group[1:]] for group in self._groups]
         self.fingerprint = (
             f"parquet {mix(*json.dumps(names).encode()):016x}, {column}, seed {seed}, "
             f"{sequence_length} tokens by {tokenizer_hash(tokenizer)}, boundaries {boundaries}"
@@ -220,12 +222,13 @@ def _row_groups(path: Path, column: str) -> list[Group]:
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             check_column(path, table.schema_arrow, column)
-            rows = [table.metadata.row_group(at).num_rows for at in range(table.num_row_groups)]
+            groups = [table.metadata.row_group(at) for at in range(table.num_row_groups)]
+            sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
             f"{path} cannot be read as parquet: {error}", hint="copy it again"
         ) from None
-    return [Group(path, number) for number, count in enumerate(rows) if count]
+    return [Group(path, number, *size) for number, size in enumerate(sizes) if size[0]]
 
 
 def _read(group: Group, column: str) -> list[str]:

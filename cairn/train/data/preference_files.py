@@ -2,6 +2,7 @@
 
     {"prompt": "...", "chosen": "...", "rejected": "..."}        or without prompt: what both begin with is the prompt
     {"prompt": "...", "completion": "...", "label": true}        single answers that are good or bad (KTO)
+    a pair may say "margin": by how much a reward model has to score the chosen answer higher
 
 Each text may be a list of messages ({"role", "content"}) instead. Anything else is refused with file and line. Knows
 nothing about templates or tokens.

@@ -62,6 +62,8 @@ class StoreWriter:
         return np.diff(np.asarray(self._ends, np.int64))
 
     def __enter__(self) -> "StoreWriter":
+        # Of a process with this number that was killed; in a container every one has the same.
+        shutil.rmtree(self._folder, ignore_errors=True)
         try:
             self._folder.mkdir(parents=True)
             (self._folder / TOKENIZER).mkdir()

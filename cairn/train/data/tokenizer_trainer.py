@@ -94,6 +94,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty", hint="choose another folder")
     fresh = folder.with_name(f"{folder.name}.unfinished-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)  # of a process with this number that was killed
     try:
         fresh.mkdir(parents=True)
         write_tokenizer_files(tokenizer, fresh)

@@ -14,6 +14,7 @@ Both are an `Attend`: the model does not know. Documents are those of the whole 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -88,7 +89,7 @@ class Ring:
         return torch.tensor(self.lengths, device=self.device)[here]
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
-        return _RingAttention.apply(q_THC, k_TKC, v_TKC, self, rule)
+        return _RingAttention.apply(q_THC, k_TKC, v_TKC, rule.sinks_H, self, rule)
 
     def exchange(self, tensors: list[Tensor]) -> Callable[[], list[Tensor]]:
         """Starts to pass tensors to the next rank; the call that is returned waits for the previous one's."""
@@ -114,7 +115,13 @@ class Ring:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, ring: Ring, rule: Rule
+        ctx: Any,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        sinks_H: Tensor | None,
+        ring: Ring,
+        rule: Rule,
     ) -> Tensor:
         kv = torch.stack([k_TKC, v_TKC])
         out_THC = torch.zeros_like(q_THC, dtype=torch.float32)
@@ -127,15 +134,17 @@ class _RingAttention(torch.autograd.Function):
                 merge(out_THC[rows], lse_TH[rows], *more)
             if arrival is not None:
                 (kv,) = arrival()
+        if sinks_H is not None:  # one more key of every row, which no value belongs to
+            merge(out_THC, lse_TH, torch.zeros_like(out_THC), sinks_H.float().expand_as(lse_TH))
         out_THC = out_THC.to(q_THC.dtype)
-        ctx.save_for_backward(q_THC, k_TKC, v_TKC, out_THC, lse_TH)
+        ctx.save_for_backward(q_THC, k_TKC, v_TKC, sinks_H, out_THC, lse_TH)
         ctx.ring, ctx.rule = ring, rule
         return out_THC
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Gradients of keys and values travel with them, and come home one step later."""
-        q_THC, k_TKC, v_TKC, out_THC, lse_TH = ctx.saved_tensors
+        q_THC, k_TKC, v_TKC, sinks_H, out_THC, lse_TH = ctx.saved_tensors
         ring, rule, (g_THC,) = ctx.ring, ctx.rule, gradients
         kv = torch.stack([k_TKC, v_TKC])
         dq_THC = torch.zeros_like(q_THC, dtype=torch.float32)
@@ -160,8 +169,18 @@ class _RingAttention(torch.autograd.Function):
             (dkv,) = ring.exchange([dkv])()
             if arrival is not None:
                 (kv,) = arrival()
-        dtype = q_THC.dtype
-        return dq_THC.to(dtype), dkv[0].to(dtype), dkv[1].to(dtype), None, None
+        dtype, d_sinks_H = q_THC.dtype, _sinks_gradient(sinks_H, g_THC, out_THC, lse_TH)
+        return dq_THC.to(dtype), dkv[0].to(dtype), dkv[1].to(dtype), d_sinks_H, None, None
+
+
+def _sinks_gradient(
+    sinks_H: Tensor | None, g_THC: Tensor, out_THC: Tensor, lse_TH: Tensor
+) -> Tensor | None:
+    if sinks_H is None:
+        return None
+    share_TH = (sinks_H.float() - lse_TH).exp()
+    delta_TH = (g_THC.float() * out_THC.float()).sum(-1)
+    return -(share_TH * delta_TH).sum(0).to(sinks_H.dtype)
 
 
 def _meetings(ring: Ring, step: int, window: int) -> Iterator[tuple[slice, slice, Block]]:
@@ -189,6 +208,9 @@ class Ulysses:
         return self.inner.lengths_T().chunk(self.size)[self.rank]
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        if rule.sinks_H is not None:
+            sinks_H = rule.sinks_H.chunk(self.size)[self.rank]
+            rule = msgspec.structs.replace(rule, sinks_H=sinks_H)
         q, k, v = (_TokensForHeads.apply(x, self.group) for x in (q_THC, k_TKC, v_TKC))
         return _HeadsForTokens.apply(self.inner(q, k, v, rule), self.group)
 

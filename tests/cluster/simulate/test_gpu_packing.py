@@ -106,3 +106,6 @@ def test_the_files_are_not_interchangeable(tmp_path):
     )
     with pytest.raises(DataError, match="line 2: 2 GPUs with 500/1000"):
         read_pods(file)
+    file.write_text(file.read_text().replace("2,500", "0,0"))
+    with pytest.raises(DataError, match=r"no pod of .* asks for a GPU"):
+        read_pods(file)  # copies of it would never add up to the demand

@@ -36,6 +36,19 @@ def flat(draw):
     return gpus, flat_jobs(draw, gpus)
 
 
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=12))
+def test_tenths_of_a_cpu_that_came_and_went_leave_all_of_them(tenths):
+    """Sums of floats are not exact: at last a job asks for every CPU there is, with nobody beside it."""
+    cluster = Cluster(nodes=1, gpus=16, cpus=sum(tenths) / 10)
+    few = [
+        Job(id=n, submit=0, duration=1 + n, limit=20, gpus=1, cpus=cpus / 10)
+        for n, cpus in enumerate(tenths)
+    ]
+    last = Job(id=99, submit=50, duration=1, limit=1, gpus=1, cpus=cluster.cpus)
+    began = starts(replay(cluster, [*few, last], POLICIES["fifo"]))
+    assert began == dict.fromkeys(range(len(few)), 0) | {99: 50}
+
+
 def starts(history):
     return {story.job.id: story.first_start for story in history.stories.values()}
 

@@ -31,6 +31,10 @@ def test_its_bytes_are_those_of_the_proved_schedule(ranks, rounds, density, seed
     assert share_of_dense(present) * dense <= 2 * proof.traffic + 1e-9
 
 
+def test_one_rank_alone_sends_nothing_either_way():
+    assert share_of_dense(np.ones((1, 4), bool)) == 1.0
+
+
 def blocks_of(rank, count, density, seed):
     generator = torch.Generator().manual_seed(100 * seed + rank)
     x = torch.randint(-5, 6, (count, BLOCK), generator=generator).float()

@@ -44,6 +44,17 @@ def test_whoever_stays_away_is_named(world, length, data):
     assert set(named[:8]) == set(sorted(away)[:8])
 
 
+def test_ranks_that_have_forgotten_an_old_collective_are_no_error():
+    """Several are under way at once, and one rank waits for one that others recorded long ago."""
+
+    def calls(rank):
+        first = 5 if rank == 0 else 13
+        return [call(n, done=False, started=True) for n in range(first, 21)]
+
+    (found,) = examine(traces(3, calls))
+    assert (found.cause, found.where) == ("hang", "ranks 0, 1, 2")
+
+
 @settings(max_examples=60)
 @given(
     world=st.integers(3, 12), length=st.integers(1, 20), data=st.data(),

@@ -174,6 +174,17 @@ def test_a_run_whose_last_checkpoint_is_lost_has_failed(tmp_path, monkeypatch):
     assert classify(evidence).cause == "unknown"
 
 
+def test_a_run_that_is_stopped_after_a_failed_save_tries_again_and_says_so(tmp_path, monkeypatch):
+    """The warning has been given by then; the end has to know of it all the same."""
+    monkeypatch.setattr(
+        saving, "write_pieces", lambda *rest: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
+    one = loop(recipe(tmp_path, checkpoint=Checkpoint(every=2, in_background=False)))
+    one._anybody = lambda here: one.state.step == 2
+    with pytest.raises(NotSaved):
+        one.run()
+
+
 def test_a_full_disk_is_told_whatever_torch_calls_it(tmp_path, monkeypatch):
     """torch's writer ends with `unexpected pos 704 vs 598` there."""
 

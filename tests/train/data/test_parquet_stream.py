@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.train.data.batch import IGNORED
@@ -90,6 +91,28 @@ def test_a_resume_does_not_tokenize_what_lies_behind_it(stream, tmp_path):
     counts.write_text("{ damaged")
     assert stream(TEXTS, 50, counts=counts).batch(20).tokens_T.tolist() == expected[20]
     assert json.loads(counts.read_text())["counts"]
+
+
+def test_files_that_were_written_again_are_counted_again(stream, tmp_path):
+    """Under the old counts samples would begin somewhere within others, and a resume would not notice."""
+    counts = tmp_path / "counts.json"
+    old = stream(TEXTS, 50, counts=counts)
+    for number in range(25):
+        old.batch(number)
+    new = stream([text * 2 for text in TEXTS], 50, counts=counts)
+    fresh = stream([text * 2 for text in TEXTS], 50)
+    assert new.fingerprint != old.fingerprint
+    for number in (0, 7, 20):
+        assert torch.equal(new.batch(number).tokens_T, fresh.batch(number).tokens_T)
+
+
+def test_other_files_beside_parquet_are_no_data(tmp_path):
+    """A dataset of the hub has a README.md."""
+    write_parquet(tmp_path / "a.parquet", TEXTS)
+    (tmp_path / "README.md").write_text("# About\n")
+    (tmp_path / "info.json").write_text("{}\n")
+    alone = open_source(str(tmp_path / "a.parquet"), BYTES, 50)
+    assert open_source(str(tmp_path), BYTES, 50).fingerprint == alone.fingerprint
 
 
 def test_parquet_that_cannot_be_read_is_refused_at_once(stream, tmp_path):

@@ -180,6 +180,12 @@ def test_a_writer_that_is_killed_leaves_no_store(tmp_path):
     assert write(tmp_path / "s", ["second try"])  # what is left over is in nobody's way
 
 
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path):
+    """In a container every process has the same number."""
+    (tmp_path / f"s.unfinished-{os.getpid()}" / "tokenizer").mkdir(parents=True)
+    assert write(tmp_path / "s", ["second try"])
+
+
 def test_parts_are_read_as_one(tmp_path):
     parts = [
         write(tmp_path / name, texts) for name, texts in (("a", ["one", "two!"]), ("b", ["3"]))

@@ -30,7 +30,8 @@ def check(
 
 
 TIED = spec_of("tiny-qwen3", layers=4)
-UNTIED = spec_of("tiny-llama", layers=4, vocab=161)  # a vocabulary that no number of ranks divides
+# A vocabulary that no number of ranks divides, and heads with a sink.
+UNTIED = spec_of("tiny-llama", layers=4, vocab=161, sinks=True)
 LEARNED = spec_of("tiny-gpt2", layers=2)
 WINDOWS = spec_of("tiny-gemma3", attention_softcap=5.0)
 EXPERTS = spec_of("tiny-moe", layers=2)
