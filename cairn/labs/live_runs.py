@@ -6,6 +6,7 @@ Belongs to the event loop of the server. Knows nothing about HTTP. A run ends wi
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -58,7 +59,10 @@ class LiveRun:
             self.steps.append(f"did not end within {LIMIT_S:g} s")
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # it has ended, and the loop is to hear of it
+                    os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
