@@ -3,7 +3,7 @@
     limit = max(bytes / copy bandwidth, flops / matmul rate), both rates measured here
 
     bytes   the weights, once for each token of the longest answer, because its tokens come one after another;
-            and for every token the keys and values that it attends to
+            and for every token the keys and values that it attends to, and the states of layers that keep one
     flops   of every token of every request
 
 Requests wait for nobody, and while one reads another computes: prefill hides behind decode. What several requests
@@ -23,7 +23,7 @@ from cairn.hw.datasheet import Dtype
 from cairn.hw.host import read_cpu
 from cairn.kernels.kernel import Cost
 from cairn.kernels.tooling.measure import Ceiling
-from cairn.models.cache import cache_bytes_per_token
+from cairn.models.cache import cache_bytes_per_token, cache_groups, state_bytes
 from cairn.models.spec import ModelSpec
 from cairn.models.step_cost import SequenceWork, attended, step_cost, weights_read
 
@@ -74,16 +74,21 @@ def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cos
     prompts_R = np.array([request.length for request in chosen])
     outputs_R = np.array([request.output for request in chosen])
     shared_R = np.array([request.shared for request in chosen])
-    of_pair = spec.attention_flops(1) / spec.layers  # of one query and one key
-    of_entry = cache_bytes_per_token(spec, 1) / spec.layers
+    kept = spec.token_layers  # the others have a state, which is as large for any length
+    of_pair = spec.mixer_shape(kept[0]).pair_flops(spec)  # of one query and one key
+    of_entry = cache_bytes_per_token(spec, each.value) / len(kept)
+    of_state = state_bytes(cache_groups(spec), each.value)
+    of_token = 2 * spec.matmul_parameters()
+    of_token += sum(spec.mixer_shape(at).token_flops(spec) for at in range(spec.layers))
     flops, moved = 0.0, 0.0
     for step in range(1, int(outputs_R.max())):
         alive_R = outputs_R > step
         seen_R = (prompts_R + step)[alive_R]
         pairs = attended(spec, seen_R)
         read = attended(spec, seen_R - shared_R[alive_R]) + attended(spec, shared_R[:1])
-        flops += 2 * spec.matmul_parameters() * len(seen_R) + of_pair * pairs
-        moved += weights_read(spec, len(seen_R)) * each.weight + of_entry * read * each.value
+        flops += of_token * len(seen_R) + of_pair * pairs
+        moved += weights_read(spec, len(seen_R)) * each.weight
+        moved += of_entry * read + of_state * len(seen_R)
     return Cost(flops, moved)
 
 

@@ -8,6 +8,7 @@ steps after it. Prints nothing.
 """
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -285,7 +286,7 @@ def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
         / 2**30,
         recompute=state.config.precision.recompute,
         step_ms=1e3 * best,
-        failure=None if blank.loss == blank.loss else "the loss is not finite",
+        failure=None if math.isfinite(blank.loss or 0.0) else "the loss is not finite",
     )
 
 

@@ -140,7 +140,7 @@ def _file_texts(path: Path, tokenizer: Tokenizer) -> Iterator[str]:
     if path.suffix != ".jsonl":
         yield text
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a text may hold other ends of lines
         if line.strip():
             yield _document(line, f"{path} line {number}", tokenizer)
 

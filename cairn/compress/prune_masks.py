@@ -36,8 +36,10 @@ def sparsegpt(
     w_KN = w_NK.float().t().contiguous()
     upper_KK = inverse_factor(hessian_KK, name)
     columns = len(w_KN)
-    for begin in range(0, columns, BLOCK):
-        end = min(begin + BLOCK, columns)
+    of = pattern[1] if pattern is not None else 1
+    block = max(BLOCK // of, 1) * of  # whole groups of neighbours
+    for begin in range(0, columns, block):
+        end = min(begin + block, columns)
         upper_BB = upper_KK[begin:end, begin:end]
         saliency_NB = (w_KN[begin:end] / upper_BB.diagonal()[:, None]).square().t()
         gone_BN = smallest(saliency_NB, sparsity, pattern, by_row=False).t()

@@ -19,11 +19,12 @@ from cairn.compress.quality import Quality, Reference
 from cairn.compress.quantize import Method, Rounded, Settings, check_pair, quantize_model
 from cairn.compress.quantize_report import QuantizeResult, write_page
 from cairn.compress.smoothquant import STRENGTH
-from cairn.compress.walk import matrix_widths
+from cairn.compress.walk import matrix_slots, matrix_widths
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.models.gguf.write import check_source, write_gguf
 from cairn.models.quantized.rounding import GGUF_SCHEMES, SCHEMES, Grid, fitted
+from cairn.models.quantized.stored_planes import check_shared_rows
 from cairn.models.quantized.write import QuantizedModel, check_family, write_compressed_tensors
 from cairn.models.transformer import Transformer
 from cairn.report.progress import progress
@@ -60,10 +61,11 @@ def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
     whole = open_whole(job.model, job.device, job.dtype)
     model, notes = whole.model, list(whole.notes)
     if job.scheme in GGUF_SCHEMES:
-        check_source(whole.file)
+        check_source(whole.file, model.spec.family)
     else:
         check_family(model)
     grid, note = fitted(job.scheme, matrix_widths(model), job.group)
+    check_shared_rows(model, matrix_slots(model), grid.block_rows)
     notes += [note] if note else []
     grid = replace(grid, symmetric=job.symmetric)
     text = calibration_text(whole, job)
@@ -183,7 +185,8 @@ def _scale_dtype(job: QuantizeJob, whole: Whole) -> torch.dtype:
 def _write(job: QuantizeJob, whole: Whole, rounded: Rounded, grid: Grid) -> None:
     quantized = QuantizedModel(whole.model, rounded.planes, grid, whole.stored)
     if job.scheme in GGUF_SCHEMES:
-        write_gguf(quantized, job.out, check_source(whole.file), job.scheme)
+        like = check_source(whole.file, whole.model.spec.family)
+        write_gguf(quantized, job.out, like, job.scheme)
         return
     write_compressed_tensors(quantized, job.out, like=whole.folder)
     if whole.folder is None and whole.tokenizer is not None:

@@ -91,6 +91,12 @@ def matrix_widths(model: Transformer) -> list[int]:
     return sorted(found)
 
 
+def matrix_slots(model: Transformer) -> set[str]:
+    """The tensors that all matrices of the layers are made of, by the names of their slots."""
+    layers = enumerate(_layers(model))
+    return {slot for n, layer in layers for found in matrices_of(layer, n) for slot in found.slots}
+
+
 def _layers(model: Transformer) -> list[Any]:
     return list(model.layers)
 

@@ -55,8 +55,12 @@ def wilson(mean: float, n: int, z: float = Z95) -> tuple[float, float]:
 
 
 def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Metric:
-    """sum(above) / sum(below), with an interval from resampling the pairs."""
+    """sum(above) / sum(below), with an interval from resampling the pairs.
+
+    Pairs of nothing, as of an empty text, are not drawn.
+    """
     upper, lower = np.asarray(above, float), np.asarray(below, float)
+    upper, lower = upper[lower > 0], lower[lower > 0]
     value = float(upper.sum() / lower.sum())
     if len(upper) < 2:
         return Metric(value=value, low=value, high=value, method="none")

@@ -28,7 +28,7 @@ def continuation_span(
     """A continuation after its context, cut at the left to the `longest` tokens that a model can read.
 
     Spaces at the end of the context belong to the continuation: tokens begin with their space. `encode` adds the
-    special tokens that the model expects, `encode_plain` none; `prefix` stands in for an empty context.
+    special tokens that the model expects, `encode_plain` none; `prefix` stands in for a context without tokens.
     """
     if context:
         before = encode(context.rstrip())
@@ -38,12 +38,14 @@ def continuation_span(
         before = [prefix]
         if after[:1] == before:
             after = after[1:]
+    before = before or [prefix]
     tokens = [*before, *after][-(longest + 1) :]
     return Span(tokens, min(len(after), len(tokens) - 1))
 
 
 def rolling_windows(tokens: Sequence[int], prefix: int, window: int) -> list[Span]:
     """lm-eval's windows: disjoint in what they score, with as much context as fits behind the first one."""
+    tokens = tokens[1:] if tokens[:1] == [prefix] else tokens  # a tokenizer may have put it there
     if not tokens:
         return []
     first = min(window, len(tokens))

@@ -6,6 +6,7 @@ Belongs to the event loop of the server. Knows nothing about HTTP. A run ends wi
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -31,7 +32,16 @@ class LiveRun:
         return self.end is None
 
     async def follow(self) -> None:
-        """Starts the process and reads it to its end; one that takes too long is killed."""
+        """Runs the lab to its end, whatever that is: the next one waits for it."""
+        try:
+            await self._run()
+        except OSError as error:
+            self.steps.append(f"no process could be started for it: {error}")
+        finally:
+            self.end = self.end or {"status": "failed", "verdict": None}
+
+    async def _run(self) -> None:
+        """Starts the process and reads it; one that takes too long is killed."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -49,20 +59,24 @@ class LiveRun:
             self.steps.append(f"did not end within {LIMIT_S:g} s")
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # it has ended, and the loop is to hear of it
+                    os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-            self.end = self.end or {"status": "failed", "verdict": None}
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
             try:
                 said = json.loads(line)
-            except ValueError:  # printed by something that the lab uses
+            except ValueError:
+                said = None
+            if not isinstance(said, dict):  # printed by something that the lab uses
                 continue
             if "step" in said:
                 self.steps.append(said["step"])
-            else:
+            elif "status" in said:
                 self.end = said
 
 

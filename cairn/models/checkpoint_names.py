@@ -29,6 +29,7 @@ class Source(NamedTuple):
     groups: int = 1  # of equally many rows, each of which has its piece of every part; `start` counts within one
     leading: bool = False  # stored with a dimension of 1 in front
     order: tuple[int, ...] = ()  # which stored row of a head is our row i; (): the same
+    more_rows: bool = False  # a table of positions may be longer than the context that is asked for
 
     @property
     def is_whole(self) -> bool:
@@ -272,7 +273,8 @@ def source(family: str, slot: str) -> Source:
     style = STYLES.get(family, LLAMA)
     path, _, kind = slot.rpartition(".")  # kind: weight or bias
     if path in style.outside:
-        return Source(f"{style.outside[path]}.{kind}")
+        more = path == "position_embedding"
+        return Source(f"{style.outside[path]}.{kind}", more_rows=more)
     number, inner = re.fullmatch(r"layers\.(\d+)\.(.+)", path).groups()  # type: ignore[union-attr]
     expert = re.search(r"\.(\d+)\.", inner)
     pattern = inner.replace(expert.group(), ".*.") if expert else inner

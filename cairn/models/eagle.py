@@ -52,6 +52,7 @@ LAYER_FIELDS = (  # of a configuration that describe the layer
     "rms_norm_eps",
     "rope_theta",
     "rope_scaling",
+    "rope_parameters",  # both, as transformers writes them since version 5
     "max_position_embeddings",
     "hidden_act",
     "vocab_size",

@@ -74,11 +74,12 @@ def export(
 
 def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under its name in a checkpoint, contiguous, in checkpoint order."""
-    found = _tensors(model)
+    found = single_tensors(model)
     return stack_experts(found, model.spec) if model.spec.family in STACKED_FAMILIES else found
 
 
-def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+def single_tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    """The same, but each expert has tensors of its own in every family."""
     whole: dict[str, list[Tensor]] = {}
     slots = list(model.slots())
     where = sources(model.spec, {slot.name: slot.shape for slot in slots})

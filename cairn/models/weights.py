@@ -193,6 +193,8 @@ def read_source(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
     expected = expected[::-1] if place.transposed else expected
     if place.leading and stored == (1, *expected):
         tensor, stored = tensor[0], expected
+    if place.more_rows and stored[0] > rows and list(stored[1:]) == rest:
+        tensor, stored = tensor[:rows], expected
     if stored != expected:
         raise WeightsError(
             f"{place.tensor} has shape {list(stored)}, expected {list(expected)}",

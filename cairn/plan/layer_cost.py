@@ -9,6 +9,7 @@ Divided by tp (heads, feed-forward) and cp (tokens). Pure arithmetic over a Mode
 
 import msgspec
 
+from cairn.models.mixer import MIXERS
 from cairn.models.spec import ModelSpec
 
 WIDTH = 2  # bytes of bf16
@@ -38,7 +39,9 @@ def layer_cost(
     Between the layers every rank of tp has all of the stream; with `sequence_parallel`, its share of the tokens.
     """
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    projections = spec.hidden * (2 * queries + 2 * keys)
+    mixers = spec.mixers or (spec.mixer,)  # of layers that differ, the mean
+    shapes = [MIXERS[mixer].shape for mixer in mixers]
+    projections = sum(shape.matmul_parameters(spec) for shape in shapes) / len(shapes)
     feed, all_feed, inner = _feed_forward(spec, ep)
     experts = spec.experts
     visited = 0 if experts is None else experts.per_token * experts.intermediate

@@ -155,8 +155,13 @@ def _trained(records: Path, only: str | None) -> Iterator[tuple[str, dict[str, A
             continue
         if (only is not None and row["model"] != only) or row.get("recompute") not in KINDS:
             continue
+        if row.get("lora"):  # frozen weights have neither gradients nor states
+            continue
+        spec = preset(row["model"])
+        if row.get("layers"):  # the first ones alone
+            spec = msgspec.structs.replace(spec, layers=row["layers"])
         job = Job(
-            spec=preset(row["model"]),
+            spec=spec,
             sequence=row["seq"],
             sequences=row["batch"],
             fp8="fp8" in row["dtype"],
@@ -165,6 +170,7 @@ def _trained(records: Path, only: str | None) -> Iterator[tuple[str, dict[str, A
         )
         choice = Choice(layout=Layout(), microbatch=row["microbatch"], recompute=row["recompute"])
         size = f"seq {row['seq']} x {row['batch']}"
+        size += f", {row['layers']} layers" if row.get("layers") else ""
         yield (
             f"{row['model']} {row['dtype']} {size}, recompute {row['recompute']}",
             row,

@@ -150,6 +150,7 @@ def _pipeline(job: Job, row: Row | None) -> list[Markup]:
     choice = row.choice
     microbatches = job.sequences // (choice.layout.data_ranks() * choice.microbatch)
     shown = min(microbatches, max(SHOWN_MICROBATCHES, 2 * choice.layout.pp))
+    shown -= shown % choice.layout.pp if choice.order == "interleaved" else 0  # in rounds
     drawn = timeline(choice.order, choice.layout.pp, shown, choice.chunks)
     first = f"its first {shown} of {microbatches:,}" if shown < microbatches else f"its {shown}"
     return [

@@ -36,6 +36,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 def rank_spec(spec: ModelSpec, layout: Layout) -> ModelSpec:
     """The model as one rank computes it; experts keep their number, since a token visits as many as ever."""
     tp, layers = layout.tp, max(1, -(-spec.layers // layout.pp))
+    first = _first_layer(spec, layers)
     experts = spec.experts
     if experts is not None:
         experts = msgspec.structs.replace(
@@ -51,9 +52,15 @@ def rank_spec(spec: ModelSpec, layout: Layout) -> ModelSpec:
         intermediate=max(1, spec.intermediate // tp),
         vocab=-(-spec.vocab // tp),
         tied=spec.tied or layout.pp > 1,
-        windows=spec.windows[:layers],
+        windows=spec.windows[first : first + layers],
+        mixers=spec.mixers[first : first + layers],
         experts=experts,
     )
+
+
+def _first_layer(spec: ModelSpec, layers: int) -> int:
+    """Of so many neighbours that stand for any stage: the first ones, or the first of which one attends."""
+    return max(0, spec.token_layers[0] - layers + 1)
 
 
 @lru_cache(maxsize=65536)

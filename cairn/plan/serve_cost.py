@@ -53,7 +53,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     head = spec.vocab * spec.hidden / tp
     layer = layer_cost(spec, 1, 1, tp)  # of one token
     active = layer.products / 2  # weights of one layer that a token is multiplied with
-    kept = cache_bytes_per_token(spec, served.cache_bytes) / tp  # of all layers
+    kept = cache_bytes_per_token(spec, served.cache_bytes, tp)  # of all layers, on one device
     windows = Counter(spec.window(layer) for layer in range(spec.layers))
     full = windows.pop(0, 0) / spec.layers  # share of the layers that read every token
     pair = spec.attention_flops(1) / tp  # of one query and one key in all layers

@@ -144,7 +144,8 @@ def _compared(
     # The token that came out differently was chosen behind the one before it; else the last one is looked at.
     place = len(answer.prompt) - 1 + (len(fast) - 1 if plain_differs is None else plain_differs)
     place = min(max(place, 0), max(taps.by_place, default=0))
-    errors = _errors(plain.runner.model, ids[: place + 1], taps, place)
+    looked = bool(taps.by_place)  # an answer without a token was never computed
+    errors = _errors(plain.runner.model, ids[: place + 1], taps, place) if looked else []
     return Replayed(
         tokens=len(fast),
         digest=answer.digest,

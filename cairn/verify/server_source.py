@@ -219,14 +219,14 @@ def _echoed(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
 def _check_tokens(probe: Probe, tokens: Sequence[bytes], hidden: int, ids: TokenIds) -> None:
     """Single tokens may be spelled in ways that no id has; most of them are what the model reads."""
     told = [
-        (found, id)
-        for token, id in zip(tokens, probe.ids[hidden:], strict=False)
+        (found, id, at)
+        for at, (token, id) in enumerate(zip(tokens, probe.ids[hidden:], strict=False), hidden)
         if (found := ids.of(token)) is not None
     ]
-    other = sum(found != id for found, id in told)
-    if len(tokens) + hidden >= len(probe.ids) and 2 * other <= len(told):
+    other = [at for found, id, at in told if found != id]
+    if len(tokens) + hidden >= len(probe.ids) and 2 * len(other) <= len(told):
         return
-    at = next((at for at, (found, id) in enumerate(told) if found != id), len(told))
+    at = other[0] if other else len(tokens) + hidden
     raise OtherTokenizer(
         f"the server reads the text {probe.name!r} as other tokens than the model: they differ from token {at} on",
         hint="it serves another model or tokenizer; name the files of what it serves: cairn verify MODEL --url URL",

@@ -255,6 +255,14 @@ def test_smallest_takes_as_many_as_it_should():
     assert (kept >= scores_NK.view(-1, 4).masked_fill(~pairs, 0).amax(1)).all()
 
 
+@pytest.mark.parametrize("pattern", [(1, 3), (100, 192)])
+def test_every_group_of_neighbours_keeps_as_many_as_the_pattern_says(pattern: tuple[int, int]):
+    """Also where groups do not divide the blocks of columns in which errors are made up for."""
+    w_NK, x_MK = torch.randn(6, 384, generator=seeded(2)), correlated(500, 384)
+    made_NK = sparsegpt(w_NK, x_MK.t() @ x_MK, 0.0, pattern)
+    assert ((made_NK.view(-1, pattern[1]) != 0).sum(1) == pattern[0]).all()
+
+
 @pytest.mark.parametrize("pattern", [None, (2, 4)])
 def test_the_order_of_methods_is_that_of_what_they_know(pattern: tuple[int, int] | None):
     w_NK, x_MK = torch.randn(48, 128, generator=seeded(2)), correlated(500, 128)

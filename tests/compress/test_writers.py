@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.core.errors import UnsupportedModel
 from cairn.models.attend import Packed
 from cairn.models.build import Build
+from cairn.models.checkpoint import open_checkpoint
 from cairn.models.checkpoint_names import source
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.round_model import round_model, split_rows
@@ -22,7 +25,7 @@ from cairn.models.quantized.rounding import (
     rounded_activations,
 )
 from cairn.models.quantized.write import QuantizedModel, pack, write_compressed_tensors
-from cairn.models.spec import ModelSpec
+from cairn.models.spec import ModelSpec, Rope
 from cairn.models.weights import random_model
 
 GRIDS = {
@@ -39,9 +42,38 @@ def tiny() -> ModelSpec:
     )  # fmt: skip
 
 
-def quantised(grid: Grid) -> QuantizedModel:
-    model = random_model(tiny(), Build("cpu", torch.bfloat16), seed=3).float()
+def quantised(grid: Grid, spec: ModelSpec | None = None) -> QuantizedModel:
+    model = random_model(spec or tiny(), Build("cpu", torch.bfloat16), seed=3).float()
     return round_model(model, grid, torch.bfloat16)
+
+
+# Checkpoints that join matrices in one tensor, and that order the rows of a head for another rotation than ours.
+ELSEWHERE = {
+    "phi3": dict(rope=Rope(rotated=12)),
+    "glm4": dict(rope=Rope(rotated=8), post_norms=True, qkv_bias=True),
+}
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "nvfp4", "fp8-block"])
+@pytest.mark.parametrize("family", ELSEWHERE)
+def test_rows_that_a_checkpoint_has_elsewhere_are_written_there(family, scheme, tmp_path: Path):
+    spec = msgspec.structs.replace(tiny(), family=family, norm_eps=1e-5, **ELSEWHERE[family])
+    made = quantised(GRIDS[scheme], spec)
+    if (family, scheme) == ("phi3", "fp8-block"):  # q, k and v have 128, 32 and 32 rows
+        with pytest.raises(UnsupportedModel, match=r"qkv_proj.* a scale for 128 rows: it joins"):
+            write_compressed_tensors(made, tmp_path / "made")
+        return
+    write_compressed_tensors(made, tmp_path / "made")
+    back = dict(open_checkpoint(tmp_path / "made").load("cpu", torch.float32).named_parameters())
+    for name, value in made.model.named_parameters():
+        torch.testing.assert_close(back[name], value, rtol=2**-8, atol=1e-6, msg=name)
+
+
+def test_zero_points_are_written_even_where_all_are_in_the_middle():
+    planes = rounded(torch.arange(-8.0, 8.0).repeat(4, 4), Grid("int4", 32, symmetric=False))
+    assert torch.equal(dequantized(planes), torch.arange(-8.0, 8.0).repeat(4, 4))
+    assert "weight_zero_point" in pack(planes, torch.bfloat16, symmetric=False)
+    assert "weight_zero_point" not in pack(planes, torch.bfloat16, symmetric=True)
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -59,6 +59,10 @@ def test_a_ratio_is_that_of_the_sums_and_its_interval_covers_it():
     assert ratio(above, below, seed=3) == ratio(above, below, seed=3)
 
 
+def test_an_empty_document_changes_nothing():
+    assert ratio([6.0, 0.0, 8.0], [2.0, 0.0, 2.0]) == ratio([6.0, 8.0], [2.0, 2.0])
+
+
 def test_one_value_has_no_interval_and_a_perplexity_may_be_infinite():
     single = ratio([6.0], [2.0])
     assert (single.low, single.value, single.high, single.method) == (3.0, 3.0, 3.0, "none")

@@ -6,6 +6,7 @@ import math
 import pytest
 from shared_data import shared
 
+from cairn.compress.calibration import token_ids
 from cairn.core.errors import DataError, UsageError
 from cairn.eval.requests import Likelihood
 from cairn.eval.run import evaluate
@@ -159,6 +160,32 @@ def test_unknown_tasks_and_missing_folders_are_refused(tmp_path):
     path = lines(tmp_path / "qa.jsonl", {"question": "q", "answer": "a"})
     with pytest.raises(DataError, match="9 examples"):
         open_task(path, Settings(shots=9))
+
+
+def test_a_line_ends_where_json_lines_end(tmp_path):
+    """Texts hold other ends of lines, which are written as they are."""
+    texts = ["one\u2028line", "two\x85lines", "three"]
+    file = tmp_path / "text.jsonl"
+    written = (json.dumps({"text": text}, ensure_ascii=False) for text in texts)
+    file.write_text("\r\n".join(written), encoding="utf-8", newline="")
+    assert [request.text for request in open_task(str(file), Settings()).requests] == texts
+    ids = token_ids(file, Spelled(), 0)
+    assert "".join(map(chr, ids)) == "".join(texts)
+
+
+class Spelled:
+    """A tokenizer whose tokens are characters."""
+
+    eos_ids = ()
+
+    def encode_batch(self, texts):
+        return [list(map(ord, text)) for text in texts]
+
+
+def test_a_text_of_which_no_token_can_be_scored_is_refused(tmp_path):
+    task = open_task(lines(tmp_path / "short.jsonl", {"text": "a"}), Settings(stride=2))
+    with pytest.raises(DataError, match="no token of short"):
+        evaluate(Scripted(rolling=lambda request: []), [task])
 
 
 def test_a_text_without_a_character_has_no_perplexity(tmp_path):

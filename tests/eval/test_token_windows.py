@@ -52,6 +52,15 @@ def test_no_tokens_have_no_windows():
     assert rolling_windows([], 0, 4) == strided_windows([], 4, 2) == []
 
 
+def test_a_prefix_that_the_tokenizer_has_put_there_is_not_put_there_again():
+    assert rolling_windows([0, 5, 6, 7], 0, 2) == rolling_windows([5, 6, 7], 0, 2)
+    assert rolling_windows([0], 0, 2) == []
+
+
+def test_a_context_of_spaces_alone_is_the_prefix_token():
+    assert continuation_span(" ", "a b", plain, plain, 7, 99) == Span([7, *plain(" a b")], 2)
+
+
 def test_spaces_before_a_continuation_belong_to_it():
     spans = [
         continuation_span(context, continuation, words, plain, 7, 99)

@@ -19,6 +19,9 @@ from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.families import from_hf
 from cairn.models.gguf.file import GGUFFile
+from cairn.models.gguf.write import write_gguf
+from cairn.models.quantized.round_model import round_model
+from cairn.models.quantized.rounding import SCHEMES
 from cairn.models.safetensors_file import SafetensorsFolder
 from cairn.models.stacked_experts import split_experts
 
@@ -176,6 +179,21 @@ def _granite4():
 
 def _qwen3_5_moe():
     return transformers.Qwen3_5MoeTextConfig(**tiny_gguf.DELTA, **tiny_gguf.DELTA_EXPERTS)
+
+
+def test_experts_that_a_checkpoint_stacks_are_written_as_a_file_has_them(tmp_path):
+    config = _gpt_oss()
+    save_file(tiny_gguf.hub_tensors(tiny_gguf.random_model(config)), tmp_path / "model.safetensors")
+    single = split_experts(SafetensorsFolder(tmp_path))
+    tensors = {name: single.tensor(name).contiguous() for name in single.names()}
+    like = tiny_gguf.convert(config, tensors, tmp_path / "m.gguf")
+    ours = open_checkpoint(like).load("cpu", torch.float32)
+    made = round_model(ours, SCHEMES["q8_0"], torch.float16)
+    back = open_checkpoint(write_gguf(made, tmp_path / "q", like, "q8_0"))
+    assert back.spec == ours.spec
+    found = dict(back.load("cpu", torch.float32).named_parameters())
+    for name, value in ours.named_parameters():
+        torch.testing.assert_close(found[name], value, atol=0.02, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("make", [_gpt_oss, _qwen3_5_moe, _granite4])

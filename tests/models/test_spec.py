@@ -100,6 +100,7 @@ def test_a_context_is_stretched_by_yarn_or_by_the_factors_of_the_model():
     phi = msgspec.structs.replace(llama, rope=Rope(kind="longrope", original_context=64, **factors))
     assert stretched(phi, 64).context == 64  # where the short factors apply
     gpt2, llama3 = preset("tiny-gpt2"), preset("llama-3.2-1b")
+    assert stretched(gpt2, 8).context == 8
     for spec, why in ((gpt2, "a table"), (llama3, "by llama3"), (phi, "for 256 tokens")):
         with pytest.raises(ConfigError, match=why):
             stretched(spec, 2 * spec.context)

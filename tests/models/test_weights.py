@@ -26,6 +26,7 @@ from cairn.models.export import export, tensors
 from cairn.models.presets import preset
 from cairn.models.safetensors_file import SafetensorsFolder, write_tensors
 from cairn.models.spec import ModelSpec
+from cairn.models.stretch import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model, random_model
 
@@ -159,6 +160,15 @@ def test_a_model_that_was_made_here_is_read_by_transformers(tmp_path):
     with torch.no_grad():
         difference = again(tokens_T[None]).logits[0] - logits(model)
     assert difference.abs().max() <= 2e-4
+
+
+def test_a_table_of_positions_may_be_longer_than_the_context_that_is_asked_for(tmp_path):
+    model = random_model(preset("tiny-gpt2"), Build("cpu"))
+    export(model, tmp_path / "made")
+    shorter = load_model(
+        stretched(model.spec, 8), SafetensorsFolder(tmp_path / "made"), Build("cpu")
+    )
+    assert torch.equal(shorter.position_embedding.weight, model.position_embedding.weight[:8])
 
 
 def test_an_export_takes_the_tokenizer_along(tmp_path):

@@ -8,7 +8,9 @@ import pytest
 from cairn.core.errors import ConfigError
 from cairn.models.presets import preset
 from cairn.plan.device import device
+from cairn.plan.layer_cost import layer_cost
 from cairn.plan.measured import RECORDS, median_error, torchtitan_here, training, training_memory
+from cairn.plan.page import train_page
 from cairn.plan.published import ROWS, compare
 from cairn.plan.rank_part import part
 from cairn.plan.train_cost import Choice, Job, collective, stash, step_time
@@ -115,6 +117,33 @@ def test_steps_that_do_not_divide_have_an_equation_too():
     assert uneven.kind == "cannot"
     assert uneven.example.endswith("1024 % 7 = 2")
     assert plan.tried == sum(row.count for row in plan.lost) + len(plan.rows)
+
+
+def test_layers_that_keep_a_state_are_cut_into_stages():
+    plan = search(
+        Job(spec=preset("tiny-qwen3-next"), sequence=128, sequences=16), 4, device("h200")
+    )
+    assert plan.rows
+
+
+def test_the_pipeline_on_a_page_is_drawn_in_whole_rounds():
+    """Six ranks take microbatches six at a time."""
+    job = Job(spec=preset("qwen3-8b"), sequence=4096, sequences=96)
+    plan = search(job, 6, device("h200"), {"pp": 6})
+    piped = next(choice for choice in choices(job, 6) if choice.layout.pp == 6)
+    row = msgspec.structs.replace(
+        plan.rows[0], choice=msgspec.structs.replace(piped, order="interleaved")
+    )
+    shown = train_page("", [], job, msgspec.structs.replace(plan, pipelined=row), {}, {})
+    assert "its first 12 of 96 microbatches" in shown
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "deepseek-v2-lite", "lfm2-1.2b"])
+def test_products_of_the_layers_are_the_specs(name):
+    """Whatever a layer does along the sequence; routers, and dense layers before experts, are a hundredth."""
+    spec = preset(name)
+    inside = spec.matmul_parameters() - spec.vocab * spec.hidden
+    assert layer_cost(spec, 1, 1).products / 2 * spec.layers == pytest.approx(inside, rel=0.015)
 
 
 def test_axes_that_somebody_has_decided():

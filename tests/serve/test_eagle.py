@@ -150,6 +150,17 @@ def test_a_head_of_another_model_is_refused(tmp_path):
             eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
 
 
+def test_rotary_positions_are_read_in_both_spellings(tmp_path):
+    folder = write(make_head(), tmp_path, "speculators")
+    config = json.loads((folder / "config.json").read_text())
+    described = config["transformer_layer_config"]
+    del described["rope_theta"]
+    described["rope_parameters"] = {"rope_type": "default", "rope_theta": 5e5}
+    (folder / "config.json").write_text(json.dumps(config))
+    read = eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
+    assert read.spec.layer.rope.theta == 5e5
+
+
 def test_a_saved_head_is_read_back(tmp_path):
     head = make_head()
     eagle.save_head(head, tmp_path / "head", VOCABULARY, "llama")

@@ -78,7 +78,7 @@ def task_folder(given: Path | None, file: str) -> Path:
 def read_lines(path: Path) -> list[Fields]:
     """The objects of a jsonl file."""
     lines = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    for number, line in enumerate(_read(path).split("\n"), start=1):  # texts hold other line ends
         if not line.strip():
             continue
         try:

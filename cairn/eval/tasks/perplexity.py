@@ -34,6 +34,11 @@ class Perplexity:
             for result in results
             if isinstance(result, list)
         ]
+        if not any(one.tokens for found in windows for one in found):
+            raise DataError(
+                f"no token of {self.name} can be scored",
+                hint="use a longer text, or leave out --stride, with which the first token only begins",
+            )
         texts = [request.text for request in self.requests]
         nats = [-sum(one.logprob for one in found) for found in windows]
         words = [float(len(re.split(r"\s+", text))) for text in texts]

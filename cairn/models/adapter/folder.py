@@ -4,12 +4,14 @@
     adapter_model.safetensors     base_model.model.<map>.lora_A.weight [r, in], .lora_B.weight [out, r]
                                   .lora_magnitude_vector [out] (DoRA);  .lora_embedding_A/B for a lookup
 
-Reading checks every tensor against the model before any of them is used; a name too many or too few is refused.
+Reading checks every tensor against the model before any of them is used; a name too many or too few is refused. What an
+adapter adds to q and k has its rows in the order of the checkpoint there, and in the model's order here.
 """
 
 import json
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from cairn.models.adapter.lora import EmbeddingLoRA, LoRA
 from cairn.models.adapter.peft_config import FILE, read_config, to_peft
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Slot
-from cairn.models.checkpoint_names import source
+from cairn.models.checkpoint_names import rotary_order, source
 from cairn.models.safetensors_file import write_tensors
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -31,6 +33,7 @@ PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 KINDS = {"a": "lora_A.weight", "b": "lora_B.weight", "m": "lora_magnitude_vector"}
 LOOKUP_KINDS = {"a": "lora_embedding_A", "b": "lora_embedding_B"}
+ROTATED = re.compile(r"attention\.qkv\.adapter\.[qk]\.[bm]$")
 
 
 def read_adapter(model: Transformer, folder: Path, dtype: torch.dtype | None = None) -> AdapterSpec:
@@ -50,18 +53,20 @@ def read_addends(
     blank = model.build._replace(device=device, dtype=dtype or model.build.dtype)
     made = addends(model, model.spec, spec, blank, map_names(model, model.spec))
     needed = {
-        PREFIX + peft_name(model.spec, f"{path}.adapter.{slot.name}"): (one.lora, slot)
+        PREFIX + peft_name(model.spec, name): (one.lora, slot, row_order(model.spec, name))
         for path, one in made.items()
         for slot in one.lora.slots()
+        for name in (f"{path}.adapter.{slot.name}",)
     }
     check_tensors(
         {name: tuple(tensor.shape) for name, tensor in stored.items()},
-        {name: slot.shape for name, (_, slot) in needed.items()},
+        {name: slot.shape for name, (_, slot, _) in needed.items()},
         folder,
     )
     with torch.no_grad():
-        for name, (lora, slot) in needed.items():
-            lora.get_parameter(slot.parameter)[slot.index].copy_(slot.share(stored[name]))
+        for name, (lora, slot, order) in needed.items():
+            value = slot.share(_reordered(stored[name], order))
+            lora.get_parameter(slot.parameter)[slot.index].copy_(value)
     return spec, made
 
 
@@ -69,7 +74,9 @@ def write_adapter(model: Transformer, spec: AdapterSpec, folder: Path, base: str
     """The adapter of a model as a new folder, in float32; it appears when it is complete."""
     tensors = {}
     for slot in adapter_slots(model):
-        value = model.get_parameter(slot.parameter).detach()[slot.index]
+        order = row_order(model.spec, slot.name)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        value = _reordered(model.get_parameter(slot.parameter).detach()[slot.index], back)
         tensors[PREFIX + peft_name(model.spec, slot.name)] = value.float().cpu().contiguous()
     transposed = source(model.spec.family, "layers.0.attention.out.weight").transposed
     unfinished = folder.with_name(f".{folder.name}.unfinished")
@@ -122,6 +129,16 @@ def peft_name(spec: ModelSpec, slot: str) -> str:
     path = source(spec.family, f"{home}.{part}.weight" if part else f"{home}.weight").tensor
     kinds = LOOKUP_KINDS if home == "embedding" else KINDS
     return f"{path.removesuffix('.weight')}.{kinds[kind]}"
+
+
+def row_order(spec: ModelSpec, slot: str) -> tuple[int, ...]:
+    """Which row of a head in the file is our row i, of what is added to q and k; (): the same."""
+    return rotary_order(spec) if ROTATED.search(slot) else ()
+
+
+def _reordered(rows: Tensor, order: Sequence[int]) -> Tensor:
+    """The rows of every head in another order."""
+    return rows.unflatten(0, (-1, len(order)))[:, list(order)].flatten(0, 1) if order else rows
 
 
 def _homes(model: nn.Module) -> Iterator[tuple[str, LoRA | EmbeddingLoRA]]:

@@ -4,8 +4,8 @@
     bytes of a file      ->  cast into the buffer                          for each adapter (`file_bytes`)
 
 Building some hundred modules and copying some hundred tensors one by one takes far longer than moving their bytes.
-What the plan does not cover (tensors of several types, ranks of one model, adapters of a lookup) is read tensor by
-tensor (`folder.read_addends`).
+What the plan does not cover (tensors of several types, ranks of one model, adapters of a lookup, rows in another order)
+is read tensor by tensor (`folder.read_addends`).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cairn.models.adapter.attach import Addend, addends, map_names
 from cairn.models.adapter.file_bytes import FileBytes, FileReader
-from cairn.models.adapter.folder import PREFIX, check_tensors, peft_name
+from cairn.models.adapter.folder import PREFIX, check_tensors, peft_name, row_order
 from cairn.models.adapter.lora import LoRA
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.transformer import Transformer
@@ -45,7 +45,7 @@ class PreparedAdapter:
         self.made = addends(model, model.spec, spec, blank, names, alike=True)
         self.parameters: dict[str, dict[str, Span]] = {}  # by path, then by name
         self.places: dict[str, Span] = {}  # by the names of a file
-        self.size = 0
+        self.size, self.reorders = 0, False
         for path, one in self.made.items():
             spans = self.parameters[path] = {}
             for name, parameter in one.lora.named_parameters():
@@ -55,14 +55,18 @@ class PreparedAdapter:
                 span = spans[slot.parameter]
                 first = cast(slice, slot.index[0]).start if slot.index else 0
                 begin = span.begin + first * prod(span.shape[1:])
-                theirs = PREFIX + peft_name(model.spec, f"{path}.adapter.{slot.name}")
+                ours = f"{path}.adapter.{slot.name}"
+                self.reorders |= bool(row_order(model.spec, ours))
+                theirs = PREFIX + peft_name(model.spec, ours)
                 self.places[theirs] = Span(begin, tuple(slot.shape))
 
     @property
     def covers(self) -> bool:
         """Whether adapters of this spec can be read this way."""
         loras = [one.lora for one in self.made.values()]
-        return all(isinstance(one, LoRA) and one.shards.size == 1 for one in loras)
+        return not self.reorders and all(
+            isinstance(one, LoRA) and one.shards.size == 1 for one in loras
+        )
 
     def made_of(
         self, file: FileBytes, reader: FileReader, folder: Path

@@ -4,6 +4,7 @@ Metadata and tokenizer are those of the GGUF file that the model came from; its 
 and the head are Q8_0, and everything else is float32. A model that came from elsewhere has no such file.
 """
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from cairn.core.errors import ConfigError
-from cairn.models.checkpoint_names import source
-from cairn.models.export import tensors
+from cairn.core.errors import ConfigError, UnsupportedModel
+from cairn.models.export import single_tensors
 from cairn.models.gguf.changes import redo
 from cairn.models.gguf.file import GGUFFile
+from cairn.models.gguf.keys import ROPE_FACTORS
 from cairn.models.gguf.names import Source
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.rounding import SCHEMES, rounded
+from cairn.models.quantized.stored_planes import stored_planes
 from cairn.models.quantized.write import QuantizedModel
 
 BLOCK = 32
+ROUTER = re.compile(
+    r"(gate|router)\.weight$"
+)  # narrow, and what it chooses hangs on small differences
 KEPT = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture")
 FILE_TYPES = {"q4_0": 2, "q8_0": 7}  # of general.file_type: "mostly" this one
 
@@ -39,8 +44,13 @@ def write_gguf(quantized: QuantizedModel, folder: Path, like: Path, scheme: str)
     return folder / name
 
 
-def check_source(like: Path | None) -> Path:
+def check_source(like: Path | None, family: str) -> Path:
     """The GGUF file that a model came from."""
+    if family == "gpt2":
+        raise UnsupportedModel(
+            "gpt2 models are not written as GGUF",
+            hint="use a model of another family, or quantise as it is served: --weights",
+        )
     if like is None:
         raise ConfigError(
             "a GGUF file takes its metadata from the GGUF file of the model, and this model is none",
@@ -70,6 +80,7 @@ def _write_file(quantized: QuantizedModel, path: Path, like: Path, scheme: str) 
                     )
             else:
                 writer.add_tensor(place.stored.name, data, raw_dtype=kind)
+    _copy_rope_tensors(reader, writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -100,14 +111,20 @@ def _copy_metadata(reader: Any, writer: Any, scheme: str) -> None:
     writer.add_file_type(FILE_TYPES[scheme])
 
 
+def _copy_rope_tensors(reader: Any, writer: Any) -> None:
+    """What rotary frequencies are divided by: a file says it as tensors, which are no weights of the model."""
+    for tensor in reader.tensors:
+        if tensor.name in ROPE_FACTORS:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+
+
 def _encoded(quantized: QuantizedModel, places: dict[str, Source], scheme: str) -> Any:
     """Name, bytes or values, and GGUF type of each tensor."""
     from gguf import GGMLQuantizationType as Type
 
-    family = quantized.model.spec.family
-    planes = {source(family, name).tensor: made for name, made in quantized.planes.items()}
+    planes = stored_planes(quantized.model, quantized.planes)
     types = {"int8": Type.Q8_0, "int4": Type.Q4_0}
-    for name, tensor in tensors(quantized.model):
+    for name, tensor in single_tensors(quantized.model):
         if name not in places:
             continue  # a tied head
         place = places[name]
@@ -116,7 +133,8 @@ def _encoded(quantized: QuantizedModel, places: dict[str, Source], scheme: str) 
             made is None
             and tensor.ndim == 2
             and tensor.shape[1] % BLOCK == 0
-            and "gate." not in name
+            and name.endswith(".weight")  # no bias of a router, whose steps are small
+            and not ROUTER.search(name)
         ):
             made = rounded(tensor.float(), SCHEMES["q8_0"], torch.float16)
         if made is None:

@@ -21,6 +21,8 @@ from cairn.models.checkpoint_names import source
 from cairn.models.export import export, tensors
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.rounding import Grid
+from cairn.models.quantized.stored_planes import check_shared_rows, stored_planes
+from cairn.models.stacked_experts import STACKED_FAMILIES
 from cairn.models.transformer import Transformer
 
 FORMATS = {
@@ -47,6 +49,7 @@ def write_compressed_tensors(
 ) -> None:
     """A new folder with config and weights; the tokenizer's files are copied from `like`."""
     check_family(quantized.model)
+    check_shared_rows(quantized.model, quantized.planes, quantized.grid.block_rows)
     export(
         quantized.model,
         folder,
@@ -60,18 +63,23 @@ def write_compressed_tensors(
 def check_family(model: Transformer) -> None:
     if model.spec.family == "gpt2":
         raise UnsupportedModel(
-            "gpt2 checkpoints store their matrices transposed, which compressed-tensors has no word for",
-            hint="use --scheme q8_0 with a GGUF file of the model, or a model of another family",
+            "gpt2 checkpoints store their matrices transposed, and are not written quantised",
+            hint="use a model of another family, or quantise as it is served: --weights",
+        )
+    # Left in floating point, as a reader would take them, they would be most of the file.
+    if model.spec.family in STACKED_FAMILIES:
+        raise UnsupportedModel(
+            f"{model.spec.family} checkpoints store all experts in one tensor, and are not written quantised",
+            hint="use a model of another family, or quantise as it is served: --weights",
         )
 
 
 def stored_tensors(quantized: QuantizedModel) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the checkpoint under its name."""
-    family = quantized.model.spec.family
-    planes = {source(family, name).tensor: found for name, found in quantized.planes.items()}
+    planes = stored_planes(quantized.model, quantized.planes)
     for name, tensor in tensors(quantized.model):
         if name in planes:
-            packed = pack(planes[name], quantized.stored)
+            packed = pack(planes[name], quantized.stored, quantized.grid.symmetric)
             prefix = name.removesuffix("weight")
             yield from ((f"{prefix}{part}", value.cpu()) for part, value in packed.items())
         elif tensor.is_floating_point() and tensor.dtype != quantized.stored:
@@ -81,10 +89,13 @@ def stored_tensors(quantized: QuantizedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def pack(planes: Planes, stored: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear map: weight or weight_packed, and what belongs to it."""
+def pack(planes: Planes, stored: torch.dtype, symmetric: bool = True) -> dict[str, Tensor]:
+    """The tensors of one linear map: weight or weight_packed, and what belongs to it.
+
+    `symmetric`: the config says that there are no zero points, so that none are written where all are in the middle.
+    """
     if planes.kind == "int4":
-        return _pack_int4(planes, stored)
+        return _pack_int4(planes, stored, symmetric)
     if planes.kind in ("int8", "fp8"):
         return {"weight": planes.levels_NK, "weight_scale": planes.scales.to(stored)}
     bytes_NH = planes.levels_NK[:, ::2] | planes.levels_NK[:, 1::2] << 4
@@ -99,7 +110,7 @@ def pack(planes: Planes, stored: torch.dtype) -> dict[str, Tensor]:
     }
 
 
-def _pack_int4(planes: Planes, stored: torch.dtype) -> dict[str, Tensor]:
+def _pack_int4(planes: Planes, stored: torch.dtype, symmetric: bool) -> dict[str, Tensor]:
     made = {
         "weight_packed": packed_nibbles(planes.levels_NK),
         "weight_scale": planes.scales.to(stored),
@@ -107,7 +118,7 @@ def _pack_int4(planes: Planes, stored: torch.dtype) -> dict[str, Tensor]:
     }
     shifts = planes.shifts if planes.shifts is not None else torch.zeros_like(planes.scales)
     zeros_NG = (-shifts / planes.scales).round().to(torch.uint8)
-    if not bool((zeros_NG == 8).all()):
+    if not symmetric or not bool((zeros_NG == 8).all()):
         made["weight_zero_point"] = packed_nibbles(zeros_NG.t()).t().contiguous()
     return made
 

@@ -9,13 +9,16 @@ from tiny_checkpoints import folder as checkpoint
 
 from cairn.core.errors import CairnError, ConfigError, UnsupportedModel, WeightsError
 from cairn.models.adapter.attach import adapter_off, attach
-from cairn.models.adapter.folder import adapter_slots, read_adapter, write_adapter
+from cairn.models.adapter.folder import adapter_slots, read_adapter, read_tensors, write_adapter
 from cairn.models.adapter.merge import merge
+from cairn.models.adapter.prepared import PreparedAdapter
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.attend import Packed
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.weights import fill_random, load_model
+from cairn.models.export import tensors
+from cairn.models.spec import ModelSpec, Rope
+from cairn.models.weights import fill_random, load_model, random_model
 
 TOKENS = torch.arange(3, 40) % 211
 CASES = {
@@ -122,6 +125,32 @@ def test_folder_round_trip_and_fused_agree(tmp_path):
     again = loaded("qwen3", fused=True)
     assert read_adapter(again, tmp_path / "a") == spec
     assert (scores(again) - scores(model)).abs().max() < 1e-5
+
+
+def test_rows_of_heads_lie_in_a_file_as_in_the_checkpoint(tmp_path):
+    """GLM pairs neighbouring columns of a head, and rotates half of them: our rows of q and k lie in another order."""
+    spec = ModelSpec(
+        family="glm4", vocab=211, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=48,
+        context=64, post_norms=True, rope=Rope(rotated=4),
+    )  # fmt: skip
+    model = random_model(spec, Build("cpu"))
+    before = {name: tensor.clone() for name, tensor in tensors(model)}
+    adapter = AdapterSpec(rank=2, alpha=4, targets=("q_proj", "k_proj", "o_proj"))
+    for one in attach(model, spec, adapter, Build("cpu")):
+        for parameter in one.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    write_adapter(model, adapter, tmp_path / "a")
+    stored = read_tensors(tmp_path / "a")
+    again = random_model(spec, Build("cpu"))
+    assert not PreparedAdapter(again, adapter, torch.float32).covers
+    read_adapter(again, tmp_path / "a")
+    assert torch.equal(scores(again), scores(model))
+    merge(model)
+    for name, merged in tensors(model):
+        path = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{path}.lora_A.weight" in stored:
+            added = stored[f"{path}.lora_B.weight"] @ stored[f"{path}.lora_A.weight"]
+            torch.testing.assert_close(merged, before[name] + 2 * added, msg=name)
 
 
 def test_new_adapter_changes_nothing():
