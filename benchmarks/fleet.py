@@ -23,14 +23,8 @@ from typing import NamedTuple
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
 from cairn.bench.record import add_arguments, record
-from cairn.fleet.simulate import (  # fmt: skip
-    conversations,
-    fitting,
-    prompts_of,
-    run_policy,
-    span_s,
-    speed_of,
-)
+from cairn.fleet.simulate import run_policy, span_s, speed_of
+from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.step import Step

@@ -89,6 +89,7 @@ class Followers:
             self._pages is not None,
             limits.rows,
             self.role,
+            limits.budget(decoding=True),
         )
 
     def load(self) -> Load:
