@@ -165,9 +165,7 @@ def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKey
     return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
 
 
-def _chunk_keys(
-    before: bytes, text: bytes, size: int, keys: list[int], tokens: list[int]
-) -> bytes:
+def _chunk_keys(before: bytes, text: bytes, size: int, keys: list[int], tokens: list[int]) -> bytes:
     """Adds a key for every whole chunk but the last; the hash up to its end is returned. `size`: bytes before it."""
     at, length = 0, len(text)
     while length - at > CHUNK_BYTES:
