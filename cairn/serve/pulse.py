@@ -131,6 +131,10 @@ class KeyBook:
                 removed, cleared = [], True
         return removed, cleared
 
+    def has(self, key: int) -> bool:
+        """Can it be found?"""
+        return key in self._page_of
+
     def bind(
         self, keys: Sequence[int], counts: Sequence[int], digests: Sequence[bytes]
     ) -> list[tuple[int, int]]:
