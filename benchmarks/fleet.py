@@ -4,7 +4,8 @@
 
 Conversations are replayed twice: through the simulation, and over HTTP to a router and servers in processes of their
 own, whose engines schedule, cache and stream as always and only wait for as long as a step is said to take. `--slower`
-stretches all times, so that what this machine needs for everything else counts less. Needs no GPU.
+stretches all times, so that what this machine needs for everything else counts less. The simulation is also run with
+small disturbances: how far its own figures spread says how close to them a real run can be. Needs no GPU.
 """
 
 import argparse
@@ -17,20 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
 from cairn.bench.record import add_arguments, record
-from cairn.fleet.simulate import (  # fmt: skip
-    conversations,
-    fitting,
-    prompts_of,
-    run_policy,
-    span_s,
-    speed_of,
-)
+from cairn.fleet.simulate import Outcome, run_policy, span_s, speed_of
+from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.step import Step
@@ -40,6 +37,7 @@ LIMITS = Limits(
     rows=32, step_tokens=2048, context=8192, pages=800, page_size=64, vocabulary=VOCABULARY
 )
 READY_S = 120.0
+RUNS, LATE_S = 16, 0.5  # of the perturbed simulation; of its arrivals, in the time of the trace
 SLO = Slo(1.0, 0.05)
 
 
@@ -69,7 +67,31 @@ def main() -> None:
     real["hit_share"] = sum(one.cached for one in answers) / sum(
         one.traced.input_tokens for one in prompts
     )
-    record({"simulated": said, "real": real}, given)
+    spread = ranges(lambda seed: perturbed(given, slo, seed))
+    record({"simulated": said, "perturbed": spread, "real": real}, given)
+
+
+def perturbed(given: argparse.Namespace, slo: Slo, seed: int) -> Outcome:
+    """The simulation with steps that take up to a tenth longer and arrivals that are a little late, as real ones."""
+    draw, cost = random.Random(seed), Paced(given.slower)
+    trace = [
+        msgspec.structs.replace(one, at_s=one.at_s + draw.uniform(0, LATE_S))
+        for one in fitting(conversations(given.requests), LIMITS.context)
+    ]
+    prompts = prompts_of(sorted(trace, key=lambda one: one.at_s), LIMITS.page_size)
+
+    def step_s(step: Step) -> float:
+        return cost(step) * draw.uniform(1.0, 1.1)
+
+    return run_policy(given.policy, prompts, given.load, given.servers, LIMITS, step_s, slo)
+
+
+def ranges(run: Callable[[int], Outcome]) -> dict[str, tuple[float, float]]:
+    """Least and most of each figure: a tail that depends on what a simulation cannot know is no single number."""
+    found = [run(seed) for seed in range(RUNS)]
+    names = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "goodput", "hit_share")
+    values = {name: [getattr(one, name) for one in found] for name in names}
+    return {name: (min(each), max(each)) for name, each in values.items()}
 
 
 def outcome(answers: Sequence["Answer"], slo: Slo) -> dict[str, float]:

@@ -15,6 +15,7 @@ import tyro
 from cairn.cli.top_screen import screen
 from cairn.core.config import load
 from cairn.core.errors import CairnError, system_words
+from cairn.core.schema import AlsoFlag
 from cairn.core.server_address import place
 
 TIMEOUT_S = 10.0
@@ -25,10 +26,10 @@ ALTERNATE, ORDINARY = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Show a server of `cairn serve` live: requests, rates, caches, keys, and how far steps are from their floor."""
 
-    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[URL]")] = (
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[URL]"), AlsoFlag("--url")] = (
         "http://127.0.0.1:8000"
     )
-    """where the server listens"""
+    """where the server listens; also as --url"""
     every: float = 1.0
     """seconds between two looks"""
     once: bool = False

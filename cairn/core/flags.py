@@ -3,7 +3,7 @@
     --top-p 0.9   --top-p=0.9   --top_p 0.9      one value
     --json   --no-json                           a switch
     --stop a b   --stop a --stop b               a list
-    MODEL                                        a positional argument
+    MODEL                                        a positional argument; some of them also as a flag (`AlsoFlag`)
     --                                           everything after it is positional
 
 The forms are the ones that tyro prints under --help, and that is what tyro is for here: its own
@@ -74,18 +74,18 @@ def read_flags(leaves: list[Leaf], args: Sequence[str], prog: str) -> dict[str, 
         if flag.leaf.values is None and flag.leaf.key in given:  # a list goes on where it stopped
             raw = [*_words(given[flag.leaf.key].raw), *_words(raw)]
         given[flag.leaf.key] = Word(raw, name)
-    return given | _positionals(leaves, positionals, prog)
+    placed = _positionals([one for one in leaves if one.key not in given], positionals, prog)
+    return given | placed
 
 
 def _names(leaves: list[Leaf]) -> dict[str, Flag]:
     names: dict[str, Flag] = {}
     for leaf in leaves:
-        if leaf.positional:
-            continue
+        own = leaf.aliases if leaf.positional else (flag_name(leaf), *leaf.aliases)
         if leaf.values != 0:
-            names |= {name: Flag(leaf) for name in (flag_name(leaf), *leaf.aliases)}
+            names |= {name: Flag(leaf) for name in own}
             continue
-        names |= {name: Flag(leaf, switch=True) for name in (flag_name(leaf), *leaf.aliases)}
+        names |= {name: Flag(leaf, switch=True) for name in own}
         names[_opposite(leaf)] = Flag(leaf, switch=False)
     return names
 

@@ -23,6 +23,12 @@ import msgspec
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+class AlsoFlag(msgspec.Struct, frozen=True):
+    """A note on a positional argument that may be given as this flag as well, such as URL as --url."""
+
+    name: str
+
+
 class Leaf(msgspec.Struct, frozen=True):
     """One value that can be set."""
 
@@ -156,13 +162,14 @@ def _leaf(key: str, type_: Any, default: object) -> Leaf:
     conf = sys.modules.get("tyro.conf")
     positional = conf is not None and any(note is conf.Positional for note in notes)
     argument = next((note for note in notes if hasattr(note, "metavar")), None)
+    also = tuple(note.name for note in notes if isinstance(note, AlsoFlag))
     return Leaf(
         key=key,
         type=type_,
         default=default,
         values=_values(key, type_, positional),
         positional=positional,
-        aliases=tuple(getattr(argument, "aliases", None) or ()),
+        aliases=(*(getattr(argument, "aliases", None) or ()), *also),
         metavar=getattr(argument, "metavar", None),
     )
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from cairn.fleet.config import ServerGroup
 from cairn.fleet.discovery import Discovery
+from cairn.fleet.placing import held_for, wait_s
 from cairn.fleet.processes import Gpus, ServerProcess
 from cairn.fleet.router import Router
 from cairn.fleet.scale import Rules, ScaledModel, decide
-from cairn.fleet.worker import TOKEN_S
 
 TICK_S = 1.0
 USUAL_START_S = 20.0  # until one has been seen to start
@@ -57,14 +57,13 @@ class LocalScaler:
         workers = {one.url: one for one in router.workers if one.url in self._running}
         self._note_started(now)
         up = [one for one in workers.values() if one.state == "up"]
-        waits = [one.queued_tokens * (one.load.token_s or TOKEN_S) for one in up]
         seen = self._model.meter.seen(
             now,
             ready=len(up),
             starting=len(self._running) - len(up),
-            held=router.held_for(self._model),
+            held=held_for(router, self._model),
             in_flight=sum(one.waiting + one.decoding for one in workers.values()),
-            wait_s=min(waits, default=0.0),
+            wait_s=wait_s(router, self._model, up),
         )
         target = decide(
             seen, self._rules(min((one.hello.rows for one in up if one.hello), default=ROWS))

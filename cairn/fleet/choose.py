@@ -185,7 +185,8 @@ def best(policy: Policy, ask: Ask, candidates: Sequence[Candidate]) -> tuple[int
     least = min(costs)
     place = costs.index(least)
     if costs.count(least) > 1:
-        for at, cost in enumerate(costs):
-            if cost == least and candidates[at].requests < candidates[place].requests:
-                place = at
+        fewest = candidates[place].requests
+        for at in range(place + 1, len(costs)):
+            if costs[at] == least and (requests := candidates[at].requests) < fewest:
+                place, fewest = at, requests
     return place, costs

@@ -16,13 +16,22 @@ import httptools
 import msgspec
 
 from cairn.fleet.request_head import request_head
-from cairn.fleet.wire import ID, LARGEST_HEAD, NOT_SENT, HttpRequest, RequestReader, lines_of
+from cairn.fleet.wire import (
+    ID,
+    LARGEST_HEAD,
+    NOT_SENT,
+    HttpRequest,
+    RequestReader,
+    chunk_of,
+    lines_of,
+)
 from cairn.fleet.write_queue import WriteQueue
 
 STATUS = {code: b"HTTP/1.1 %d \r\n" % code for code in range(1000)}
 STATUS |= {code: b"HTTP/1.1 %d %b\r\n" % (code, code.phrase.encode()) for code in HTTPStatus}
 
-CLOSE = b"connection: close\r\n"
+END_OF_HEAD, CLOSE = b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"
+LENGTH = b"content-length: "
 JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
 
@@ -98,7 +107,7 @@ class Front(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._size = 0
         if any(name == b"expect" for name, _ in self._headers) and self.transport is not None:
-            self._writes.write(self.transport, b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._writes.write(self.transport, (b"HTTP/1.1 100 Continue\r\n\r\n",))
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -140,26 +149,25 @@ class Front(asyncio.Protocol):
 
     # -- what goes out ---------------------------------------------------------------------------
 
-    def send(self, status: int, lines: bytes, body: bytes) -> None:
-        """A whole answer; `lines` are its headers."""
-        if self.transport is not None:
-            last = b"" if self._keep_alive else CLOSE
-            fields = (STATUS[status], lines, len(body), last)
-            head = b"%b%bcontent-length: %d\r\n%b\r\n" % fields
-            self._writes.write(self.transport, head, body)
+    def send(self, status: int, lines: bytes, body: bytes, id: bytes = b"") -> None:
+        """A whole answer. `lines` are its headers; `id` a last one, up to its line's end."""
+        if (transport := self.transport) is not None:
+            ends = END_OF_HEAD if self._keep_alive else CLOSE
+            size = b"%d" % len(body)
+            parts = (STATUS[status], lines, id, LENGTH, size, ends, body)
+            self._writes.write(transport, parts)
             self._over()
 
     def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
         """A stream, with its first chunk."""
         if self.transport is not None:
-            last = b"" if self._keep_alive else CLOSE
-            head = b"%b%btransfer-encoding: chunked\r\n%b\r\n" % (STATUS[status], lines, last)
-            framed = b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""
-            self._writes.write(self.transport, head, framed)
+            head = b"%b%btransfer-encoding: chunked" % (STATUS[status], lines)
+            ends = END_OF_HEAD if self._keep_alive else CLOSE
+            self._writes.write(self.transport, (head, ends, chunk_of(chunk) if chunk else b""))
 
     def write(self, chunk: bytes) -> None:
         if self.transport is not None and chunk:  # an empty one would end the answer
-            self._writes.write_piece(self.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._writes.write_piece(self.transport, chunk_of(chunk))
 
     def finish(self) -> None:
         if self.transport is not None:

@@ -45,6 +45,7 @@ class Hedging:
             return
         self.budget -= 1
         choice, new = router.choose(exchange.ask, exchange.keys, able, now)
+        router.note_sent(exchange.ask, exchange.keys, choice, now)
         exchange.hedge = copy = Hedge(exchange, choice.chosen, new)
         router.views.hedged += 1
         if (upstream := router.pool.take(choice.chosen)) is not None:
@@ -60,9 +61,7 @@ class Hedge:
         self.exchange, self.worker, self.new_tokens = exchange, worker, new_tokens
         self.upstream: Upstream | None = None
         self._status, self._lines, self._over = 0, b"", False
-        worker.sent += 1
-        worker.waiting += 1
-        worker.queued_tokens += new_tokens
+        worker.takes(new_tokens, exchange.streams)
 
     def connected(self, upstream: Upstream | None, reason: str) -> None:
         if upstream is None:
@@ -71,14 +70,13 @@ class Hedge:
             upstream.drop()
         else:
             self.upstream = upstream
-            upstream.send(self, *self.exchange.written())
+            upstream.send(self, self.exchange.written())
 
     def cancel(self) -> None:
         """The other one was faster, or this one has failed."""
         if not self._over:
             self._over, upstream = True, self.upstream
-            self.worker.waiting -= 1
-            self.worker.queued_tokens -= self.new_tokens
+            self.worker.computed(self.new_tokens, self.exchange.streams)
             self.exchange.hedge = None
             if upstream is not None:
                 upstream.drop()

@@ -20,9 +20,9 @@ from cairn.fleet.keda_messages import (
     write_active,
     write_metric,
 )
+from cairn.fleet.placing import held_for, wait_s
 from cairn.fleet.router import Router
 from cairn.fleet.scale import Rules, ScaledModel, Seen, decide
-from cairn.fleet.worker import TOKEN_S
 
 METRIC = "cairn-servers"
 SERVICE = "externalscaler.ExternalScaler"
@@ -65,11 +65,9 @@ class KedaScaler:
             now,
             ready=len(up),
             starting=sum(one.state == "starting" for one in workers),
-            held=self._router.held_for(model),
+            held=held_for(self._router, model),
             in_flight=sum(one.waiting + one.decoding for one in workers),
-            wait_s=min(
-                (one.queued_tokens * (one.load.token_s or TOKEN_S) for one in up), default=0.0
-            ),
+            wait_s=wait_s(self._router, model, up),
         )
         rules = Rules(
             least=wanted.least,

@@ -75,11 +75,10 @@ class Picked:
         keys = prompt_keys(body) if data else NO_KEYS
         ask = router.ask(router.next_number(), keys, body.wanted_tokens, now, bool(data))
         choice, self._tokens = router.choose(ask, keys, able, now)
+        router.note_sent(ask, keys, choice, now)
         self._worker = worker = choice.chosen
         router.meter(body.model, now, self._tokens * (worker.load.token_s or TOKEN_S))
-        worker.sent += 1
-        worker.waiting += 1
-        worker.queued_tokens += self._tokens
+        worker.takes(self._tokens, streams=False)
         return write_continue(kind, f"{worker.host}:{worker.port}")
 
     async def _able(self, model: str | None) -> list[Worker]:
@@ -107,8 +106,7 @@ class Picked:
         """The server answers."""
         if self._worker is not None and self._first:
             self._first = False
-            self._worker.waiting -= 1
-            self._worker.queued_tokens -= self._tokens
+            self._worker.computed(self._tokens, streams=False)
             self._worker.decoding += 1
 
     def ended(self) -> None:

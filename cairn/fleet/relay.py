@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cairn.fleet.choose import Ask
-from cairn.fleet.front import Front, error_body
+from cairn.fleet.front import END_OF_HEAD, Front, error_body
+from cairn.fleet.placing import place, place_next
 from cairn.fleet.quota import ANYBODY
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from cairn.fleet.router import Router
     from cairn.fleet.views import Remembered
 
+X_ID, CRLF_LENGTH = b"x-request-id: ", b"\r\ncontent-length: "
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
+_LAST = END[-3]  # where ids of tokens have a digit
 USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"tokens_predicted":')
 _COUNT = re.compile(rb"\s*(\d{1,12})")
 LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
@@ -51,10 +54,14 @@ class Exchange(msgspec.Struct, eq=False):
     arrived_s: float = 0.0
     holder: str = ANYBODY  # whose request it is
     computes: bool = True  # it waits for room, and costs its holder what it used
+    streams: bool = False  # its answer comes token by token
     worker: Worker | None = None
     upstream: Upstream | None = None
     attempts: int = 0
-    new_tokens: int = 0  # of its prompt, to be computed where it was sent
+    new_tokens: int = (
+        0  # of its prompt, to be computed where it was sent, or at the best server when it came
+    )
+    metered: bool = False  # they are counted as work that has come
     admitted: bool = False  # by the holder's quota, which is settled when it ends
     reserved: int = 0  # tokens of that quota
     paused: bool = False  # its client does not read
@@ -81,11 +88,6 @@ class Exchange(msgspec.Struct, eq=False):
         return self.asked.priority or 0
 
     @property
-    def streams(self) -> bool:
-        """The answer comes token by token."""
-        return self.request.head.generates and bool(self.asked.stream)
-
-    @property
     def longest(self) -> int:
         """Tokens that its answer may have."""
         if not self.request.head.generates:
@@ -99,9 +101,7 @@ class Exchange(msgspec.Struct, eq=False):
         """The router has chosen; a connection follows."""
         self.worker, self.new_tokens, self._first = worker, new_tokens, True
         self.attempts += 1
-        worker.sent += 1
-        worker.waiting += 1
-        worker.queued_tokens += new_tokens
+        worker.takes(new_tokens, self.streams)
         if self._begun:
             worker.continued += 1
 
@@ -116,8 +116,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def send(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        head, body = self.written()
-        upstream.send(self, head, body)
+        upstream.send(self, self.written())
         if self.paused:
             self.slow(True)
 
@@ -150,16 +149,15 @@ class Exchange(msgspec.Struct, eq=False):
         """Another server could give the rest of the answer."""
         return self._followed or not self._begun
 
-    def written(self) -> tuple[bytes, bytes]:
-        """Head and body, as they are sent to a server."""
+    def written(self) -> tuple[bytes, ...]:
+        """What is sent to a server, in pieces."""
         request = self.request
+        sent, body = request.head.sent, request.body
         if not self._begun:
-            ends = b"%b%b\r\ncontent-length: %d\r\n\r\n"
-            return ends % (request.head.sent, self.id, len(request.body)), request.body
+            return sent, self.id, CRLF_LENGTH, b"%d" % len(body), END_OF_HEAD, body
         more = msgspec.msgpack.encode(self.tokens)
-        ends = b"%b%b\r\nx-cairn-continue: %d\r\ncontent-length: %d\r\n\r\n"
-        size = len(request.body) + len(more)
-        return ends % (request.head.sent, self.id, len(more), size), request.body + more
+        head = b"%b%b\r\nx-cairn-continue: %d\r\ncontent-length: %d\r\n\r\n"
+        return head % (sent, self.id, len(more), len(body) + len(more)), body + more
 
     @property
     def tokens(self) -> list[int]:
@@ -167,13 +165,13 @@ class Exchange(msgspec.Struct, eq=False):
         return [int(id) for marks in self._marks for id in marks.split()]
 
     @property
-    def is_charged(self) -> bool:
-        """What computed nothing and errors are free."""
-        return self.computes and (self._begun or self._complete or self._left)
+    def charged_tokens(self) -> int | None:
+        """Of its answer, that its holder is charged with; None: what computed nothing and errors are free.
 
-    @property
-    def output_tokens(self) -> int:
-        """That its holder is charged with; an answer that nobody has counted costs as much as it may have."""
+        An answer that nobody has counted costs as much as it may have.
+        """
+        if not (self.computes and (self._complete or self._begun or self._left)):
+            return None
         if self._begun and self._marks:
             return sum(marks.count(b" ") + 1 for marks in self._marks)
         if self._counted is not None:
@@ -188,8 +186,7 @@ class Exchange(msgspec.Struct, eq=False):
         worker, self.worker, self.upstream = self.worker, None, None
         if worker is not None:
             if self._first:
-                worker.waiting -= 1
-                worker.queued_tokens -= self.new_tokens
+                worker.computed(self.new_tokens, self.streams)
             else:
                 worker.decoding -= 1
         return worker
@@ -199,9 +196,10 @@ class Exchange(msgspec.Struct, eq=False):
             if self.hedge is not None:
                 self.hedge.cancel()
             self._first = False
-            self.worker.waiting -= 1
-            self.worker.queued_tokens -= self.new_tokens
+            self.worker.computed(self.new_tokens, self.streams)
             self.worker.decoding += 1
+            if self.router.held.models:
+                place_next(self.router, time.monotonic())
 
     # -- from the server -------------------------------------------------------------------------
 
@@ -214,18 +212,23 @@ class Exchange(msgspec.Struct, eq=False):
             return
         if self._first:
             self._note_first()
-        if self.worker is not None:
-            self.worker.pieces += 1
-        text = self._without_marks(body)
+        if (worker := self.worker) is not None:
+            worker.pieces += 1
+        at = body.rfind(MARK)
+        if at < 0 or body[-3] == _LAST:
+            body = self._without_marks(body)
+        else:
+            self._marks.append(body[at + len(MARK) : -2])
+            body = body[: at + 2]
         if self._begun:
-            self.front.write(text)
+            self.front.write(body)
             return
         self._begun = True
-        line = self.worker.line if self.worker is not None else b""
-        lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, line)
-        self.front.begin(self._status, lines, text)
+        line = worker.line if worker is not None else X_ID
+        self.front.begin(200, b"%b%b%b\r\n" % (self._lines, line, self.id), body)
 
     def _without_marks(self, body: bytes) -> bytes:
+        """Of a chunk that is the last one, or has none."""
         if body.endswith(END):
             body, self._ended = body[: -len(END) + 2], True
         at = body.rfind(MARK)
@@ -244,14 +247,13 @@ class Exchange(msgspec.Struct, eq=False):
         assert worker is not None
         if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
             self.tried |= {worker.number}
-            self.router.place(self, time.monotonic())
+            place(self.router, self, time.monotonic())
             return
         worker.failures = 0
         worker.pieces += 1
         self._complete, self._counted = status == 200, _usage(body, self._counted)
         if not self._begun:
-            lines = b"%bx-request-id: %b\r\n%b" % (self._lines, self.id, worker.line)
-            self.front.send(status, lines, body)
+            self.front.send(status, self._lines, body, b"%b%b\r\n" % (worker.line, self.id))
         elif status == 200:
             self.front.finish()
         else:  # the server that was to continue the answer has refused it
@@ -275,7 +277,7 @@ class Exchange(msgspec.Struct, eq=False):
             self._break_off(f"the server was lost in the middle of the answer: {reason}")
             self.router.done(self)
         else:
-            self.router.place(self, time.monotonic())
+            place(self.router, self, time.monotonic())
 
     def give_up(self, status: int, message: str, code: str) -> None:
         """No server can be found for it."""

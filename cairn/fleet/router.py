@@ -27,10 +27,10 @@ from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
+from cairn.fleet.placing import place, place_held, place_next
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas
 from cairn.fleet.quota_file import KeptQuotas
-from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool, Upstream
@@ -46,7 +46,6 @@ TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
 NOTHING = Asked()
 LONGEST_ID = 128
-MOST_HELD = 8192  # requests that wait; more are refused
 
 
 class Router:
@@ -66,7 +65,7 @@ class Router:
         self.draining = False
         self.default_model: str | None = None  # of requests that name none
         self.on_held: Callable[[], None] | None = None  # a request waits for a server
-        self._placing = False
+        self.placing = False  # those that wait are being sent
         self._numbers = itertools.count()
         self._prefix = f"{os.urandom(9).hex()}-".encode()  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,15 +192,16 @@ class Router:
         now, given, computes = time.monotonic(), request.id, head.computes
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
         ask = self.ask(number, keys, asked.wanted_tokens, now, computes)
+        streams = head.generates and bool(asked.stream)
         front.asker = exchange = Exchange(
-            self, front, request, id, ask, keys, model, asked, now, head.holder, computes
+            self, front, request, id, ask, keys, model, asked, now, head.holder, computes, streams
         )
         if self.quotas.limited and request.body and not self._admit(exchange):
             return
         if computes:
             self.held.arrived(head.holder)
         self.open.add(exchange)
-        self.place(exchange, now)
+        place(self, exchange, now)
 
     def _admit(self, exchange: Exchange) -> bool:
         """Within the quota of its key? Otherwise it is answered here."""
@@ -214,34 +214,6 @@ class Router:
         again = b"retry-after: %d\r\n" % refused.retry_after_s
         exchange.front.send(429, lines.replace(b"retry-after: 1\r\n", again), body)
         return False
-
-    def place(self, exchange: Exchange, now: float, placed: bool = False) -> None:
-        """To the best server; while none has room it waits. `placed`: it is next of those that wait."""
-        tried, model = exchange.tried, exchange.model
-        if exchange.attempts and exchange.attempts >= self.config.attempts * max(
-            len(self.workers), 1
-        ):
-            said = f"{exchange.attempts} attempts have failed"
-            exchange.give_up(502, said, "no_server_answers")
-            return
-        fresh = self.able(now, model, tried, exchange.computes)
-        behind = exchange.computes and not placed and not exchange.attempts
-        if not fresh or (behind and model in self.held.models):
-            if (refusal := unknown_model(self, model)) is not None:
-                exchange.give_up(404, refusal, "model_not_found")
-            elif now >= exchange.arrived_s + self.config.hold_s:
-                exchange.give_up(503, why_nobody(self, now), "no_server")
-            elif not exchange.attempts and len(self.held) >= MOST_HELD:
-                said = f"{len(self.held)} requests wait already"
-                exchange.give_up(429, said, "too_many_waiting")
-            else:
-                exchange.tried = frozenset()
-                self.held.add(exchange, model, exchange.holder, exchange.priority)
-                self.meter(model, now, 0.0)
-                if self.on_held is not None:
-                    self.on_held()
-            return
-        self._send(exchange, fresh, now)
 
     def able(
         self, now: float, model: str | None, tried: Collection[int] = (), computes: bool = True
@@ -278,24 +250,29 @@ class Router:
         found = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
         seen = candidates(able, found)
         place, costs = best(self.policy, ask, seen)
-        chosen, new = able[place], ask.prompt_tokens - seen[place].cached_tokens
-        if ask.output_tokens:
-            self._arrivals.sent(ask, seen[place])
-        if keys.keys:
-            self.index.expect(chosen.number, keys.keys, now)
-        return Choice(self.config.policy, chosen, able, seen, costs), new if new > 1 else 1
+        new = ask.prompt_tokens - seen[place].cached_tokens
+        choice = Choice(self.config.policy, able[place], place, able, seen, costs)
+        return choice, new if new > 1 else 1
 
-    def _send(self, exchange: Exchange, able: list[Worker], now: float) -> None:
-        choice, new = self.choose(exchange.ask, exchange.keys, able, now)
+    def note_sent(self, ask: Ask, keys: PromptKeys, choice: Choice, now: float) -> None:
+        """A request goes where it was decided: its work, and what will be cached there."""
+        if ask.output_tokens:
+            self._arrivals.sent(ask, choice.candidates[choice.place])
+        if keys.keys:
+            self.index.expect(choice.chosen.number, keys.keys, now)
+
+    def send(self, exchange: Exchange, choice: Choice, new: int, now: float) -> None:
         chosen = choice.chosen
+        self.note_sent(exchange.ask, exchange.keys, choice, now)
         exchange.sent_to(chosen, new)
         if self.scaled:
-            self.meter(exchange.model, now, new * (chosen.load.token_s or TOKEN_S))
+            self.meter_once(exchange, new * (chosen.load.token_s or TOKEN_S), now)
         if exchange.computes:
             self.held.charge(exchange.holder, new)
         self.views.note(exchange, choice)
         if self.config.hedge_s:
-            self._hedging.sent(exchange, self.config.hedge_s if len(able) > 1 else 0.0)
+            others = len(choice.able) > 1
+            self._hedging.sent(exchange, self.config.hedge_s if others else 0.0)
         if (blocks := self._blocks.get(chosen.url)) is not None and blocks.wants(exchange.keys):
             request, others = exchange.request, list(self._blocks.values())
             self._spawn(blocks.learn(request.head.path, request.body, exchange.keys, others))
@@ -319,15 +296,15 @@ class Router:
 
     def done(self, exchange: Exchange) -> None:
         self.open.discard(exchange)
-        output = exchange.output_tokens if exchange.is_charged else 0
+        output = exchange.charged_tokens
         if output:
             self.held.charge(exchange.holder, 0, output)
         if exchange.admitted:
-            used = exchange.ask.prompt_tokens + output if exchange.is_charged else 0
+            used = exchange.ask.prompt_tokens + output if output is not None else 0
             self.quotas.settle(exchange.holder, exchange.reserved, used, time.time())
         if self.held.models:
             self.held.remove(exchange)
-            self.place_next(time.monotonic())
+            place_next(self, time.monotonic())
         if exchange.remembered is not None:
             exchange.remembered.ended = True
 
@@ -337,36 +314,17 @@ class Router:
             if one.serves(model):
                 one.meter.arrived(now, prefill_s)
 
-    def held_for(self, one: ScaledModel) -> int:
-        """Requests for this model that wait for a server."""
-        held = sum(one.serves(exchange.model) for exchange in self.held)
-        return held + sum(map(one.serves, self.picking.values()))
+    def meter_once(self, exchange: Exchange, prefill_s: float, now: float) -> None:
+        """Its work counts when it comes, or when it is sent again."""
+        if not exchange.metered or exchange.attempts > 1:
+            exchange.metered = True
+            self.meter(exchange.model, now, prefill_s)
 
     def place_held(self) -> None:
+        """Something has changed: those that wait, and those that have waited for too long."""
         for waiting in self.picking:
             waiting.set()
-        now = time.monotonic()
-        self.place_next(now)
-        came_before = now - self.config.hold_s
-        for exchange in [one for one in self.held if one.arrived_s <= came_before]:
-            self.held.remove(exchange)
-            self.place(exchange, now, placed=True)
-
-    def place_next(self, now: float) -> None:
-        """As many of those that wait as there is room for."""
-        if self._placing:  # one of them has ended at once
-            return
-        self._placing = True
-        try:
-            models = list(self.held.models)
-            while models := [one for one in models if self.held.waits(one)]:
-                model = self.held.next_model(models)
-                if not self.able(now, model) and unknown_model(self, model) is None:
-                    models.remove(model)
-                elif (exchange := self.held.take(model)) is not None:
-                    self.place(exchange, now, placed=True)
-        finally:
-            self._placing = False
+        place_held(self, time.monotonic())
 
 
 def _quotas(config: RouterConfig) -> Quotas:

@@ -4,26 +4,26 @@
                   ^------ KeyBook: what its prefix cache stored and dropped ------'
 
 Only the devices and the network are replaced: a step takes what the planner's cost model says, and events of the cache
-are known at the next arrival. A block of the trace stands for 512 tokens; equal blocks at the beginning are one prefix.
+are known at the next arrival, or when somebody who waits is sent.
 """
 
-import itertools
-import random
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from math import inf
 from typing import Protocol
 
 import msgspec
 
-from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
-from cairn.fleet.choose import POLICIES, Arrivals, best
+from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best
 from cairn.fleet.index import KeyIndex
+from cairn.fleet.late_binding import LATE, bind, in_order, runs_dry
+from cairn.fleet.simulate_prompts import Prompt
 from cairn.fleet.worker import Worker, candidates
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.pulse import Events, Hello, KeyBook, Load, Outbox
+from cairn.serve.text_keys import PromptKeys
 
 StepSeconds = Callable[[Step], float]
 PROBE_ROWS, PROBE_CONTEXT = 64, 4096  # of the step that a decoded token's cost is taken from
@@ -64,43 +64,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     busiest: float  # over the mean, in seconds of work
 
 
-class Prompt(msgspec.Struct, frozen=True):
-    """A request of the trace, ready to be hashed."""
-
-    traced: Traced
-    keys: list[int]  # at the end of each block
-    tokens: list[int]  # up to there
-    hashes: list[bytes]  # of its full pages
-
-
-def prompts_of(
-    trace: Sequence[Traced], page_size: int, block_tokens: int = BLOCK_TOKENS
-) -> list[Prompt]:
-    """Hashes of blocks, and of the pages in them; a block that many share is hashed once."""
-    known: dict[tuple[bytes, int], tuple[bytes, list[bytes]]] = {}
-    made = []
-    for number, one in enumerate(trace):
-        parent, keys, hashes = b"", list[int](), list[bytes]()
-        for block in one.blocks or (-1 - number,) * -(-one.input_tokens // block_tokens):
-            if (parent, block) not in known:
-                known[parent, block] = _block(parent, block, max(block_tokens // page_size, 1))
-            parent, pages = known[parent, block]
-            keys.append(int.from_bytes(parent[:8], "little"))
-            hashes += pages
-        tokens = [min(block_tokens * (at + 1), one.input_tokens) for at in range(len(keys))]
-        made.append(Prompt(one, keys, tokens, hashes[: one.input_tokens // page_size]))
-    return made
-
-
-def _block(parent: bytes, block: int, pages_of_block: int) -> tuple[bytes, list[bytes]]:
-    key = blake2b(parent + block.to_bytes(8, "little", signed=True), digest_size=16).digest()
-    pages = [
-        blake2b(key + at.to_bytes(4, "little"), digest_size=16).digest()
-        for at in range(pages_of_block)
-    ]
-    return key, pages
-
-
 class Replica:
     """One simulated server, on a clock of its own."""
 
@@ -109,7 +72,9 @@ class Replica:
     ) -> None:
         self.scheduler = Scheduler(limits)
         self.worker = Worker(number, f"http://sim:{number + 1}")
-        self.worker.up(Hello(0, ["m"], limits.page_size, True, limits.rows))
+        step_tokens = limits.budget(decoding=True)
+        hello = Hello(0, ["m"], limits.page_size, True, limits.rows, step_tokens=step_tokens)
+        self.worker.up(hello)
         self.worker.told(Load(step_s=speed.step_s, token_s=speed.token_s, row_s=speed.row_s))
         self.now = self.busy = 0.0
         self._flying: tuple[Step, float] | None = None  # the step under way, and when it ends
@@ -124,26 +89,32 @@ class Replica:
             self.now = max(self.now, at_s)
         new = max(prompt.traced.input_tokens - cached, 1)
         self._prompts[int(request.id)] = prompt, new
-        self.worker.waiting += 1
-        self.worker.queued_tokens += new
+        self.worker.takes(new, streams=True)
         request.ledger.arrived = at_s
         self.scheduler.add(request)
+
+    @property
+    def next_s(self) -> float:
+        """When its next step ends."""
+        if self._flying is None and self.scheduler.has_work:
+            step = self.scheduler.schedule()
+            self._flying = step, self.now + self._step_seconds(step)
+        return self._flying[1] if self._flying is not None else inf
 
     def advance(self, until_s: float) -> None:
         """Steps that end by then. What one computes is known at its end, to the router as well."""
         while self._flying is not None or (self.scheduler.has_work and self.now < until_s):
-            if self._flying is None:
-                step = self.scheduler.schedule()
-                self._flying = step, self.now + self._step_seconds(step)
-            step, ends = self._flying
-            if ends > until_s:
+            if self.next_s > until_s:
                 return
-            self._flying = None
-            self.busy += ends - self.now
-            self.now = ends
-            self._land(step)
+            self.land()
 
-    def _land(self, step: Step) -> None:
+    def land(self) -> None:
+        """The step under way has ended."""
+        assert self._flying is not None
+        step, ends = self._flying
+        self._flying = None
+        self.busy += ends - self.now
+        self.now = ends
         for advance in self.scheduler.update(step, [0] * len(step.sampling)):
             request = advance.request
             if not request.ledger.first_token:
@@ -159,10 +130,9 @@ class Replica:
 
     def _first(self, request: Request) -> None:
         request.ledger.first_token = self.now
-        worker, (prompt, new) = self.worker, self._prompts[int(request.id)]
-        worker.waiting -= 1
-        worker.decoding += 1
-        worker.queued_tokens -= new
+        prompt, new = self._prompts[int(request.id)]
+        self.worker.computed(new, streams=True)
+        self.worker.decoding += 1
         self._outbox.remove(*self._book.note(self._pages.take()))
         self._outbox.store(self._book.bind(prompt.keys, prompt.tokens, prompt.hashes))
 
@@ -191,19 +161,31 @@ def run_policy(
         at_s = prompt.traced.at_s * slower
         simulated.advance(at_s)
         simulated.place(prompt, at_s, at_s)
-    simulated.advance(float("inf"))
+    simulated.advance(inf)
     return outcome_of(policy, load, simulated.requests, replicas, slo)
+
+
+class Waiting(msgspec.Struct, frozen=True, gc=False):
+    """A request that waits in the router, because its best server computes other prompts."""
+
+    prompt: Prompt
+    ask: Ask
+    keys: PromptKeys
+    arrived_s: float
+    new_tokens: int
 
 
 class Simulated:
     """A router over replicas that come and go."""
 
     def __init__(self, policy: str, limits: Limits) -> None:
-        self.rule, self.limits = POLICIES[policy], limits
+        self.rule, self.limits, self.late = POLICIES[policy], limits, policy in LATE
         self.index, self.arrivals = KeyIndex(), Arrivals()
         self.replicas: list[Replica] = []  # that take requests
         self.leaving: list[Replica] = []  # that finish what they have
-        self.requests: list[Request] = []
+        self.requests: list[Request] = []  # that were sent
+        self.waiting: list[Waiting] = []  # oldest first
+        self._placed = 0
 
     def join(self, replica: Replica) -> None:
         self.replicas.append(replica)
@@ -215,8 +197,27 @@ class Simulated:
         self.index.forget(replica.worker.number)
 
     def advance(self, until_s: float) -> None:
+        while self.waiting and self._advance_one(until_s):
+            pass
         for replica in (*self.replicas, *self.leaving):
             replica.advance(until_s)
+        self._note_events()
+
+    def _advance_one(self, until_s: float) -> bool:
+        """The next step of all replicas that ends by then, and whom it lets go. It has begun its next one by then."""
+        replica = min((*self.replicas, *self.leaving), key=lambda one: one.next_s)
+        ends_s = replica.next_s
+        if ends_s > until_s:
+            return False
+        if ends_s == inf:  # those that still wait have been left alone
+            self._send_waiting(max(one.now for one in self.replicas))
+            return True
+        replica.land()
+        _ = replica.next_s
+        self._send_waiting(ends_s)
+        return True
+
+    def _note_events(self) -> None:
         for replica in self.replicas:
             if (events := replica.events()) is not None:
                 self.index.note(replica.worker.number, events)
@@ -225,18 +226,39 @@ class Simulated:
         """Returns how many tokens of the prompt have to be computed."""
         found = self.index.match(prompt.keys, prompt.tokens, now_s)
         seen = candidates([one.worker for one in self.replicas], found)
-        number = len(self.requests)
         traced, share = prompt.traced, 1 / len(self.replicas)
+        number, self._placed = self._placed, self._placed + 1
         ask = self.arrivals.ask(number, traced.input_tokens, traced.output_tokens, now_s, share)
         place, _ = best(self.rule, ask, seen)
-        self.arrivals.sent(ask, seen[place])
-        chosen = self.replicas[place]
+        new = max(traced.input_tokens - seen[place].cached_tokens, 1)
+        keys = PromptKeys(prompt.keys, prompt.tokens, [], traced.input_tokens)
+        one = Waiting(prompt, ask, keys, arrived_s, new)
+        waits = self.waiting or not runs_dry(self.replicas[place].worker)
+        if self.late and len(seen) > 1 and waits:
+            self.waiting.append(one)
+            self._send_waiting(now_s)
+        else:
+            self._send(one, place, seen, now_s)
+        return new
+
+    def _send_waiting(self, now_s: float) -> None:
+        workers = [one.worker for one in self.replicas]
+        while self.waiting and workers and any(map(runs_dry, workers)):
+            self._note_events()
+            ordered = in_order(self.waiting, now_s)
+            if (bound := bind(ordered, workers, self.index, self.rule, now_s)) is None:
+                return
+            self.waiting.remove(bound.request)
+            self._send(bound.request, bound.place, bound.seen, now_s)
+
+    def _send(self, one: Waiting, place: int, seen: Sequence[Candidate], now_s: float) -> None:
+        chosen, prompt = self.replicas[place], one.prompt
+        self.arrivals.sent(one.ask, seen[place])
         self.index.expect(chosen.worker.number, prompt.keys, now_s)
-        request = _request(number, prompt, self.limits)
+        request = _request(one.ask.number, prompt, self.limits)
         self.requests.append(request)
         chosen.add(request, prompt, seen[place].cached_tokens, now_s)
-        request.ledger.arrived = arrived_s
-        return max(prompt.traced.input_tokens - seen[place].cached_tokens, 1)
+        request.ledger.arrived = one.arrived_s
 
 
 def _request(number: int, prompt: Prompt, limits: Limits) -> Request:
@@ -247,11 +269,6 @@ def _request(number: int, prompt: Prompt, limits: Limits) -> Request:
     made.salt = str(number)  # pages behind the prompt are nobody else's
     made.checked = traced.input_tokens + traced.output_tokens <= limits.context
     return made
-
-
-def fitting(trace: Sequence[Traced], context: int) -> list[Traced]:
-    """Without the requests that no server could take."""
-    return [one for one in trace if one.input_tokens + one.output_tokens <= context]
 
 
 def speed_of(step_seconds: StepSeconds) -> Speed:
@@ -292,7 +309,8 @@ def outcome_of(
         for one in requests
     ]
     good = sum(a <= slo.ttft_s and b <= slo.tpot_s for a, b in zip(first, each, strict=True))
-    seconds = max(one.ledger.finished for one in requests) - requests[0].ledger.arrived
+    began_s = min(one.ledger.arrived for one in requests)
+    seconds = max(one.ledger.finished for one in requests) - began_s
     asked = sum(len(one.prompt) for one in requests)
     busy = [one.busy for one in replicas]
     first.sort()
@@ -315,31 +333,3 @@ def outcome_of(
 
 def _at(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-MOST_TURNS, MOST_BLOCKS_OF_TURN, LONGEST_ANSWER = 8, 6, 300  # of made-up conversations
-
-
-def conversation_blocks(context: int, page_size: int) -> int:
-    """Tokens of a block with which the longest made-up conversation fits; at least a page."""
-    blocks = 2 + MOST_TURNS * MOST_BLOCKS_OF_TURN
-    tokens = BLOCK_TOKENS
-    while tokens > page_size and blocks * tokens + LONGEST_ANSWER > context:
-        tokens //= 2
-    return tokens
-
-
-def conversations(requests: int, seed: int = 0, block_tokens: int = BLOCK_TOKENS) -> list[Traced]:
-    """Made-up conversations: a system prompt that many share, turns that grow, people who take their time."""
-    draw = random.Random(seed)
-    made: list[Traced] = []
-    fresh = itertools.count(1000)
-    while len(made) < requests:
-        at_s = draw.uniform(0, requests)
-        blocks = [draw.randrange(8), 100 + draw.randrange(16)]
-        for _ in range(draw.randint(1, MOST_TURNS)):
-            blocks = [*blocks, *(next(fresh) for _ in range(draw.randint(1, MOST_BLOCKS_OF_TURN)))]
-            answer = draw.randint(20, LONGEST_ANSWER)
-            made.append(Traced(at_s, block_tokens * len(blocks), answer, tuple(blocks)))
-            at_s += draw.expovariate(1 / 30)
-    return sorted(made, key=lambda one: one.at_s)[:requests]

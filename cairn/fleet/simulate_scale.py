@@ -13,7 +13,6 @@ import msgspec
 from cairn.fleet.scale import LoadMeter, Rules, decide
 from cairn.fleet.simulate import (
     Outcome,
-    Prompt,
     Replica,
     Simulated,
     Slo,
@@ -22,6 +21,7 @@ from cairn.fleet.simulate import (
     span_s,
     speed_of,
 )
+from cairn.fleet.simulate_prompts import Prompt
 from cairn.fleet.worker import candidates
 from cairn.serve.engine.request import Limits
 
@@ -71,13 +71,15 @@ class ScaledRun:
         self._end_idle(now_s)
         replicas = self.simulated.replicas
         waits = [one.worker.queued_tokens * self.speed.token_s for one in replicas]
+        waiting = self.simulated.waiting
+        behind_s = sum(one.new_tokens for one in waiting) * self.speed.token_s
         seen = self.meter.seen(
             now_s,
             ready=len(replicas),
             starting=len(self.starting),
-            held=len(self.held),
+            held=len(self.held) + len(waiting),
             in_flight=sum(one.worker.waiting + one.worker.decoding for one in replicas),
-            wait_s=min(waits, default=0.0),
+            wait_s=min(waits, default=0.0) + behind_s / max(len(replicas), 1),
         )
         self._change(decide(seen, self.rules), now_s)
 
@@ -130,7 +132,8 @@ def run_scaled(
             now_s += TICK_S
             run.tick(now_s)
         run.arrive(prompt, at_s)
-    while run.held or any(one.scheduler.has_work for one in run.all):
+    simulated = run.simulated
+    while run.held or simulated.waiting or any(one.scheduler.has_work for one in run.all):
         now_s += TICK_S
         run.tick(now_s)
     hours = sum(run.ended_s.get(n, now_s) - at for n, at in run.began_s.items()) / 3600

@@ -1,6 +1,6 @@
 """Connections of the router to a server: one request at a time on each, kept open and used again, newest first.
 
-    Pool.take(worker) -> Upstream --send(head + body)--> reader.head(), .chunk(), .end() | .lost(reason)
+    Pool.take(worker) -> Upstream --send(head, body)--> reader.head(), .chunk(), .end() | .lost(reason)
 
 An answer in chunks is handed on chunk by chunk, each of them whole: what a server had half written when it died is
 never seen. Anything else is handed on at its end. Knows HTTP's framing, nothing of what is inside.
@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from cairn.fleet.wire import NOT_ANSWERED, AnswerReader, lines_of
+from cairn.fleet.wire import NOT_ANSWERED, AnswerReader, lines_of, whole_chunk
 from cairn.fleet.worker import Worker
 from cairn.fleet.write_queue import WriteQueue
 
@@ -46,32 +46,45 @@ class Upstream(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._chunked = self._reading = False  # reading: the parser is in the middle of an answer
+        self._between = False  # the parser has read a whole chunk, and waits for the next one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
-        if not self._reading and (answer := self._answers.read(data)) is not None:
+        if self._between:
+            # The parser would call thrice for it.
+            if (chunk := whole_chunk(data)) is not None:
+                if self.reader is not None:
+                    self.reader.chunk(chunk)
+                return
+        elif not self._reading and (answer := self._answers.read(data)) is not None:
             reader, self.reader = self.reader, None
             self._pool.give_back(self)
             if reader is not None:
                 reader.head(answer.status, answer.lines)
                 reader.end(answer.body)
             return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._lose(f"it does not speak HTTP: {error}")
+        # The beginning of a chunk's size is no event.
+        self._between = self._between and data.endswith(b"\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(str(exc) if exc is not None else "the connection was closed")
 
-    def send(self, reader: Reader, request: bytes, body: bytes) -> None:
+    def send(self, reader: Reader, request: tuple[bytes, ...]) -> None:
+        """`request`: in pieces, of which the last may be large."""
         self.reader = reader
         if self.transport is None or self.transport.is_closing():
             asyncio.get_running_loop().call_soon(self._lose, "the connection was closed")
         else:
-            self._pool.writes.write(self.transport, request, body)
+            self._pool.writes.write(self.transport, request)
 
     def drop(self) -> None:
         """Nobody reads the answer any more: the server sees that, and stops."""
@@ -91,6 +104,7 @@ class Upstream(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._reading, self._headers, self._parts, self._chunked = True, [], [], False
+        self._between = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -105,7 +119,11 @@ class Upstream(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
     def on_chunk_complete(self) -> None:
+        self._between = True
         if self._parts:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
@@ -113,7 +131,7 @@ class Upstream(asyncio.Protocol):
                 self.reader.chunk(body)
 
     def on_message_complete(self) -> None:
-        self._reading = False
+        self._reading = self._between = False
         reader, self.reader = self.reader, None
         if self._parser.should_keep_alive():
             self._pool.give_back(self)
@@ -153,7 +171,10 @@ class Pool:
         ready(made, "")
 
     def give_back(self, upstream: Upstream) -> None:
-        idle = self._idle.setdefault(upstream.worker.url, [])
+        url = upstream.worker.url
+        idle = self._idle.get(url)
+        if idle is None:
+            idle = self._idle[url] = []
         if len(idle) < MOST_IDLE:
             idle.append(upstream)
         elif upstream.transport is not None:

@@ -49,6 +49,7 @@ class Choice(msgspec.Struct, gc=False):
 
     policy: str
     chosen: "Worker"
+    place: int  # of it, among those that could take it
     able: "Sequence[Worker]"
     candidates: "Sequence[Candidate]"
     costs: "Sequence[float]"

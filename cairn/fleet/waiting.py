@@ -68,13 +68,17 @@ class WaitingQueue(Generic[T]):
 
     def take(self, model: str | None) -> T | None:
         """The next one for this model."""
-        line = self.models.get(model)
-        if not line:
-            return None
-        priority, key = min(line, key=lambda one: (one[0], self._counts.get(one[1], 0.0)))
-        item = line[priority, key][0]
-        self.remove(item)
-        return item
+        for line in self.lines(model):
+            item = line[0]
+            self.remove(item)
+            return item
+        return None
+
+    def lines(self, model: str | None) -> list[deque[T]]:
+        """Those that wait for this model, oldest first, by priority and key; the next line first."""
+        found = self.models.get(model, {})
+        order = sorted(found, key=lambda one: (one[0], self._counts.get(one[1], 0.0)))
+        return [found[one] for one in order]
 
     def remove(self, item: T) -> None:
         """It does not wait any more, if it did."""

@@ -30,16 +30,19 @@ class Worker:
         parts = urlsplit(url)
         self.number, self.url, self.name = number, url, name or f"server-{number}"
         self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
-        self.line = b"x-cairn-server: %b\r\n" % self.name.encode()  # of its answers
+        # Of its answers, up to the request's id.
+        self.line = b"x-cairn-server: %b\r\nx-request-id: " % self.name.encode()
         self.state: State = "starting"
         self.reason = "it has not answered yet"
         self.hello: Hello | None = None
         self.models: frozenset[str] = frozenset()  # empty: it has not told, and may have any
         self.rows = USUAL_ROWS  # requests that it runs at a time
+        self.step_tokens = 0  # of prompts, in a step beside answers; 0: it has not told
         self.load = Load()
         self.queued_tokens = 0  # of prompts sent from here, before their first token
         self.waiting = 0  # requests of ours before their first token
         self.decoding = 0  # requests of ours after it
+        self.stream_tokens = 0  # of prompts of streams among them
         self.failures = 0  # in a row
         self.rests_until_s, self.rest_reason = 0.0, LOST
         self.capacity = NO_LIMIT  # requests from here at a time
@@ -58,6 +61,7 @@ class Worker:
         self.models = frozenset(hello.models if hello is not None else ())
         rows = hello.rows if hello is not None else 0
         self.rows = rows or USUAL_ROWS
+        self.step_tokens = hello.step_tokens if hello is not None else 0
         self.capacity = rows + (rows >> 3 or 1) if rows else NO_LIMIT
         self.load, self.rests_until_s = Load(), 0.0
 
@@ -94,6 +98,21 @@ class Worker:
     def why(self, now_s: float) -> str:
         """It gets nothing, as far as there is a reason."""
         return self.reason or (self.rest_reason if now_s < self.rests_until_s else "")
+
+    def takes(self, new_tokens: int, streams: bool) -> None:
+        """A prompt was sent there."""
+        self.sent += 1
+        self.waiting += 1
+        self.queued_tokens += new_tokens
+        if streams:
+            self.stream_tokens += new_tokens
+
+    def computed(self, new_tokens: int, streams: bool) -> None:
+        """Its first token has come, or nobody waits for it any more."""
+        self.waiting -= 1
+        self.queued_tokens -= new_tokens
+        if streams:
+            self.stream_tokens -= new_tokens
 
     @property
     def full(self) -> bool:

@@ -30,6 +30,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     exact: bool  # are events sent? Without them a router knows only what it has sent here itself
     rows: int
     role: str = "both"
+    step_tokens: int = 0  # of prompts, at most, in a step where somebody decodes
 
 
 class Events(msgspec.Struct, frozen=True, array_like=True, tag="events"):
@@ -129,6 +130,10 @@ class KeyBook:
                 self._page_of.clear()
                 removed, cleared = [], True
         return removed, cleared
+
+    def has(self, key: int) -> bool:
+        """Can it be found?"""
+        return key in self._page_of
 
     def bind(
         self, keys: Sequence[int], counts: Sequence[int], digests: Sequence[bytes]

@@ -30,7 +30,7 @@ _KEY = Struct("<Q8x").unpack
 _BACKSLASH = ord("\\")  # a number is found in bytes in a fifth of the time of a byte string
 _NOTHING = msgspec.Raw(b"")
 _decode_text = msgspec.json.Decoder().decode
-_PLAIN_HEADS = {role: role.encode() + b"\0\0" for role in ("user", "assistant", "system", "tool")}
+_PLAIN_HEADS = {role: role.encode() + b"\0\0\0" for role in ("user", "assistant", "system", "tool")}
 
 
 class Message(msgspec.Struct, gc=False):
@@ -105,7 +105,7 @@ def prompt_keys(asked: Asked) -> PromptKeys:
         return _text_keys(root, _parts(asked))
     given = asked.prompt if len(asked.prompt) else asked.input
     if bytes(given)[:1] == b'"':
-        return _text_keys(root, [*_parts(asked), (b"", _content(bytes(given)))])
+        return _text_keys(root, [*_parts(asked), (b"\0", _content(bytes(given)))])
     if bytes(given)[:1] == b"[":
         return _id_keys(root, _decode_text(given))
     return PromptKeys([], [], [], 0)
@@ -115,7 +115,7 @@ def with_answer(asked: Asked, answer: str) -> PromptKeys:
     """Of the conversation with this answer behind it, as the next turn sends it."""
     if asked.messages is None:
         return PromptKeys([], [], [], 0)
-    return _text_keys(_root(asked), [*_parts(asked), (b"assistant\0\0", answer.encode())])
+    return _text_keys(_root(asked), [*_parts(asked), (b"assistant\0\0\0", answer.encode())])
 
 
 def _root(asked: Asked) -> bytes:
@@ -131,13 +131,13 @@ def _seed(model: str, salt: str, tools: bytes) -> bytes:
 def _parts(asked: Asked) -> list[tuple[bytes, bytes]]:
     """Of each part, what stands before its text, and the text."""
     given = asked.instructions if asked.system is _NOTHING else asked.system
-    parts = [] if given is _NOTHING else [(b"system\0", _content(bytes(given)))]
+    parts = [] if given is _NOTHING else [(b"system\0\0", _content(bytes(given)))]
     for message in asked.messages or ():
         role, name, calls = message.role, message.name, message.tool_calls
         if name is _NOTHING and calls is _NOTHING:
-            head = _PLAIN_HEADS.get(role) or role.encode() + b"\0\0"
+            head = _PLAIN_HEADS.get(role) or role.encode() + b"\0\0\0"
         else:
-            head = b"%b\0%b\0%b" % (role.encode(), name, calls)
+            head = b"%b\0%b\0%b\0" % (role.encode(), name, calls)
         parts.append((head, _content(bytes(message.content))))
     return parts
 
@@ -152,22 +152,29 @@ def _content(given: bytes) -> bytes:
 def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
     keys: list[int] = []
     tokens: list[int] = []
-    texts: list[bytes] = []
     size = 0
     for head, text in parts:
-        texts.append(text)
-        before, at, length = parent + head + b"\0", 0, len(text)
-        while length - at > CHUNK_BYTES:
-            parent = blake2b(before + text[at : at + CHUNK_BYTES], digest_size=16).digest()
-            keys.append(_KEY(parent)[0])
-            at += CHUNK_BYTES
-            tokens.append((size + at) // TOKEN_BYTES)
-            before = parent + b"\0"
-        parent = blake2b(before + (text[at:] if at else text), digest_size=16).digest()
-        keys.append(_KEY(parent)[0])
+        length = len(text)
+        if length > CHUNK_BYTES:
+            parent = _chunk_keys(parent + head, text, size, keys, tokens)
+        else:
+            parent = blake2b(parent + head + text, digest_size=16).digest()
         size += length
+        keys.append(_KEY(parent)[0])
         tokens.append(size // TOKEN_BYTES)
-    return PromptKeys(keys, tokens, texts, size // TOKEN_BYTES)
+    return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
+
+
+def _chunk_keys(before: bytes, text: bytes, size: int, keys: list[int], tokens: list[int]) -> bytes:
+    """Adds a key for every whole chunk but the last; the hash up to its end is returned. `size`: bytes before it."""
+    at, length = 0, len(text)
+    while length - at > CHUNK_BYTES:
+        parent = blake2b(before + text[at : at + CHUNK_BYTES], digest_size=16).digest()
+        keys.append(_KEY(parent)[0])
+        at += CHUNK_BYTES
+        tokens.append((size + at) // TOKEN_BYTES)
+        before = parent + b"\0"
+    return blake2b(before + text[at:], digest_size=16).digest()
 
 
 def _id_keys(parent: bytes, given: Any) -> PromptKeys:

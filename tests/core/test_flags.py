@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cairn.core.config import load
 from cairn.core.errors import CairnError, UsageError
-from cairn.core.schema import leaves
+from cairn.core.schema import AlsoFlag, leaves
 
 
 class Nested(msgspec.Struct, frozen=True):
@@ -148,6 +148,24 @@ def test_a_mistake_on_the_command_line(args, message, hint):
     error = failure(*args)
     assert message in error.message
     assert error.hint is None if hint is None else hint in error.hint
+
+
+def test_a_positional_argument_may_be_a_flag_as_well():
+    class Look(msgspec.Struct, frozen=True):
+        id: tyro.conf.Positional[str]
+        url: Annotated[str, tyro.conf.Positional, AlsoFlag("--url")] = "here"
+
+    def look(*args):
+        return load(Look, args=list(args), env_prefix="CAIRN_LOOK_", env={}).value.url
+
+    assert (look("x"), look("x", "there"), look("x", "--url", "there")) == (
+        "here",
+        "there",
+        "there",
+    )
+    assert look("--url=there", "x") == "there"
+    with pytest.raises(UsageError, match="unexpected argument 'there'"):
+        look("x", "there", "--url", "elsewhere")
 
 
 def test_a_command_without_arguments_refuses_them():

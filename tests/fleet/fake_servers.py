@@ -34,6 +34,7 @@ class FakeServer:
         self.frozen_answers = False  # it tells its pulse, and answers nobody
         self.wedged_after: int | None = None  # tokens of an answer; its pulse goes on
         self.status = "ok"  # as its pulse says
+        self.step_tokens = 0  # likewise
         self.page: bytes | None = None  # the answer to whoever asks for its pulse, instead of one
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,7 +93,9 @@ class FakeServer:
 
     async def _pulse(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        frames = framed(Hello(1, self.models, 16, True, 8)) + framed(Events(0))
+        frames = framed(Hello(1, self.models, 16, True, 8, "both", self.step_tokens)) + framed(
+            Events(0)
+        )
         while True:
             frames += framed(Load(self.status))
             if not self.frozen:

@@ -246,7 +246,7 @@ def test_what_computes_nothing_does_not_wait_and_too_many_do_not_either(monkeypa
     async def check(url, servers, router):
         (worker,) = router.workers
         worker.capacity = 0
-        monkeypatch.setattr("cairn.fleet.router.MOST_HELD", 1)
+        monkeypatch.setattr("cairn.fleet.placing.MOST_HELD", 1)
         held = asyncio.create_task(ask(url, "x", 2))
         while not router.held:
             await asyncio.sleep(0.005)

@@ -14,6 +14,7 @@ from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.picker import Picked, start_picker
 from cairn.fleet.picker_messages import Processing, read_processing, write_continue
+from cairn.fleet.placing import held_for
 from cairn.fleet.router import Router
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.worker import Worker
@@ -92,13 +93,13 @@ def test_a_request_waits_while_no_server_is_up_and_whoever_scales_sees_it():
         )
         while not router.picking:
             await asyncio.sleep(0)
-        assert router.held_for(model) == 1
+        assert held_for(router, model) == 1
         router.place_held()  # a tick without a server
         await asyncio.sleep(0)
         router.workers[0].up(Hello(2, ["fake"], 16, True, 64))
         router.place_held()
         assert b"127.0.0.1:1001" in await waiting
-        assert not router.held_for(model)
+        assert not held_for(router, model)
 
     asyncio.run(check())
 

@@ -92,3 +92,27 @@ def test_keys_are_bound_to_pages_of_the_weights_that_the_engine_has_now(monkeypa
     for _ in range(2):
         told._bind(keys, SimpleNamespace(request=None), [])
     assert bound == [identity_of(3), identity_of(0)]
+
+
+def test_the_keys_of_a_stream_are_told_as_soon_as_its_prompt_is_computed(monkeypatch):
+    """And not again at its end, unless a page was dropped meanwhile."""
+    digests, calls = [b"p0", b"p1", b"p2", b"p3"], []
+    monkeypatch.setattr(followers, "page_hashes", lambda *given: calls.append(given) or digests)
+    events = [PageEvent(True, digest) for digest in digests]
+    engine = SimpleNamespace(weights_version=lambda: 0)
+    serving = SimpleNamespace(engine=engine, limits=SimpleNamespace(page_size=16))
+    told = followers.Followers(serving, lambda: "ok", "both")
+    told._pages = SimpleNamespace(take=lambda: [events.pop(0) for _ in list(events)])
+    follower = SimpleNamespace(outbox=Outbox())
+    told._followers.append(follower)
+    request, answer = SimpleNamespace(known=True, prompt=[1] * 70), SimpleNamespace(token_ids=[])
+    jobs = [SimpleNamespace(request=request, answer=SimpleNamespace(whole=answer))]
+    body = msgspec.json.encode({"prompt": [1] * 70})
+    (key,) = prompt_keys(read_asked(body)).keys
+    told.begun(body, jobs)
+    assert follower.outbox.take().stored == [(key, 64)]
+    told.bind(body, jobs)
+    assert (follower.outbox.take(), len(calls)) == (None, 1)
+    events += [PageEvent(False, b"p3"), PageEvent(True, b"p3")]
+    told.bind(body, jobs)
+    assert follower.outbox.take().stored == [(key, 64)]

@@ -300,7 +300,7 @@ def test_a_connection_of_a_slow_client_is_read_on_by_the_next():
         nonlocal asker
         worker, pool = Worker(0, "http://127.0.0.1:1"), Pool(WriteQueue())
         request = whole_request(b"GET /x HTTP/1.1\r\n\r\n")
-        router = SimpleNamespace(done=lambda exchange: None)
+        router = SimpleNamespace(done=lambda exchange: None, held=SimpleNamespace(models={}))
         asker = Exchange(router, SlowFront(), request, b"id", Ask(0, 1), NO_KEYS, None, Asked())
         asker.sent_to(worker, 1)
         upstream = Upstream(worker, pool)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.fleet.scale import BUSY, LoadMeter, Rules, Seen, decide
-from cairn.fleet.simulate import conversations, fitting, prompts_of, span_s, speed_of
+from cairn.fleet.simulate import span_s, speed_of
+from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
 from cairn.fleet.simulate_scale import run_scaled
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits

@@ -7,15 +7,12 @@ import pytest
 
 from cairn.cli.main import main
 from cairn.fleet.choose import POLICIES
-from cairn.fleet.simulate import (
-    Replica,
-    Simulated,
-    Speed,
+from cairn.fleet.simulate import Replica, Simulated, Speed, run_policy
+from cairn.fleet.simulate_prompts import (
     conversation_blocks,
     conversations,
     fitting,
     prompts_of,
-    run_policy,
 )
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits

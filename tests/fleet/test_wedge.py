@@ -65,11 +65,12 @@ def test_who_should_be_getting_tokens():
     """Not before the first one of a server whose speed is not known, and not where the client does not read."""
     head = request_head(b"POST", b"/v1/completions", b"")
     request, asked = HttpRequest(head, b"", None), Asked()
-    exchange = Exchange(None, SimpleNamespace(), request, b"id", None, None, None, asked)
+    router = SimpleNamespace(held=SimpleNamespace(models={}))
+    exchange = Exchange(router, SimpleNamespace(), request, b"id", None, None, None, asked)
     worker = Worker(0, "http://x:1")
     exchange.sent_to(worker, 10)
     assert not exchange.expects_tokens
-    asked.stream = True
+    exchange.streams = True
     assert not exchange.expects_tokens
     worker.load = Load(token_s=1e-3)
     assert exchange.expects_tokens

@@ -4,6 +4,7 @@ import httptools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.wire import (
     NOT_ANSWERED,
     NOT_SENT,
@@ -14,6 +15,8 @@ from cairn.fleet.wire import (
     whole_answer,
     whole_request,
 )
+from cairn.fleet.worker import Worker
+from cairn.fleet.write_queue import WriteQueue
 
 NAMES = st.sampled_from(
     [
@@ -151,3 +154,68 @@ def test_heads_like_the_one_before_say_what_reading_them_says(messages):
         if answer is not None and read is not None:
             assert (answer.status, answer.body) == (read.status, read.body)
             assert sorted(fields(answer.lines)) == sorted(fields(read.lines))
+
+
+SIZES = st.lists(st.tuples(st.integers(0, 1100), st.sampled_from([0, 0, 0, 1, -1])), max_size=8)
+
+
+@given(SIZES)
+def test_a_length_that_lies_is_found_whatever_the_lengths_before_it_were(sizes):
+    """Also where it has another number of digits than the one before."""
+    requests, answers = RequestReader(), AnswerReader()
+    for size, lie in sizes:
+        rest = b"a: b\r\ncontent-length: %d\r\nc: d\r\n\r\n%b" % (size, b"x" * (size + lie))
+        for reader, plain, first in (
+            (requests, whole_request, b"POST /x HTTP/1.1\r\n"),
+            (answers, whole_answer, b"HTTP/1.1 200 OK\r\n"),
+        ):
+            mine, read = reader.read(first + rest), plain(first + rest)
+            assert (mine is None) == (read is None) == (lie != 0 and size + lie >= 0)
+            assert mine is None or mine.body == read.body == b"x" * size
+
+
+class Heard:
+    """A reader of an answer in chunks."""
+
+    def __init__(self) -> None:
+        self.chunks, self.ended, self.reason = [], 0, ""
+
+    def head(self, status, lines):
+        assert status == 200
+
+    def chunk(self, body):
+        self.chunks.append(body)
+
+    def end(self, body):
+        self.ended += 1
+
+    def lost(self, reason):
+        self.reason = reason
+
+
+FORMS = st.sampled_from([b"%x\r\n", b"%x\r\n", b"%X\r\n", b"0%x\r\n", b"%x;a=b\r\n"])
+CHUNKS = st.lists(
+    st.tuples(FORMS, st.sampled_from([b"a", b"\r\n", b"5\r\nabcde\r\n", b"x" * 300, b"0\r\n\r\n"])),
+    max_size=6,
+)
+
+
+@given(CHUNKS, st.lists(st.integers(1, 40), max_size=20), st.booleans())
+def test_chunks_are_the_same_however_they_are_written_and_cut(chunks, cuts, by_chunk):
+    """Those that come whole are read without llhttp, which goes on where it was."""
+    pool = Pool(WriteQueue())
+    upstream, heard = Upstream(Worker(0, "http://x:1"), pool), Heard()
+    upstream.reader = heard
+    pieces = [form % len(body) + body + b"\r\n" for form, body in chunks]
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    data = [head, *pieces, b"0\r\n\r\n"]
+    if not by_chunk:
+        whole, data = b"".join(data), []
+        for cut in cuts:
+            data.append(whole[:cut])
+            whole = whole[cut:]
+        data.append(whole)
+    for one in data:
+        if one:
+            upstream.data_received(one)
+    assert (heard.chunks, heard.ended, heard.reason) == ([body for _, body in chunks], 1, "")

@@ -44,7 +44,7 @@ def test_each_connection_gets_its_bytes_in_order(turns):
             for at, head, body in turn:
                 expected[at] += head + body
                 if body:
-                    writes.write(made[at], head, body)
+                    writes.write(made[at], (head, body))
                 else:
                     writes.write_piece(made[at], head)
             await asyncio.sleep(0)
@@ -56,8 +56,8 @@ def test_each_connection_gets_its_bytes_in_order(turns):
 def test_writes_wait_for_the_end_of_the_turn_and_a_lost_connection_gets_none():
     async def check() -> None:
         writes, lost, other = WriteQueue(), Recorded(), Recorded()
-        writes.write(lost, b"a")
-        writes.write(other, b"b", b"c")
+        writes.write(lost, (b"a",))
+        writes.write(other, (b"b", b"c"))
         assert (lost.sent, other.sent) == (b"", b"")
         lost.closed = True
         await asyncio.sleep(0)

@@ -12,7 +12,8 @@ from cairn.core.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cairn.fleet.simulate import Outcome, Prompt, Slo, StepSeconds
+    from cairn.fleet.simulate import Outcome, Slo, StepSeconds
+    from cairn.fleet.simulate_prompts import Prompt
     from cairn.serve.engine.request import Limits
 
 
@@ -102,7 +103,7 @@ def run(args: list[str]) -> int:
 def _prompts(options: SimulateFleet, limit: "Limits") -> "list[Prompt]":
     """Of the trace, or made-up ones that fit the model; says which were left out."""
     from cairn.bench.arrival_traces import BLOCK_TOKENS, read_trace
-    from cairn.fleet.simulate import conversation_blocks, conversations, fitting, prompts_of
+    from cairn.fleet.simulate_prompts import conversation_blocks, conversations, fitting, prompts_of
 
     block = BLOCK_TOKENS
     if options.trace is None:

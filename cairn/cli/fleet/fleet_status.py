@@ -10,16 +10,18 @@ import tyro
 from cairn.cli.columns import lines
 from cairn.core.config import load
 from cairn.core.errors import CairnError, system_words
+from cairn.core.schema import AlsoFlag
 from cairn.core.server_address import place
 
 PATIENCE_S = 10
+Url = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[URL]"), AlsoFlag("--url")]
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The servers behind a router: which are up, how busy, what was lost and continued."""
 
-    url: str = "http://127.0.0.1:8000"
-    """address of the router"""
+    url: Url = "http://127.0.0.1:8000"
+    """address of the router; also as --url"""
     json: bool = False
     """for machines"""
 
@@ -29,8 +31,8 @@ class FleetExplain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     request: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="REQUEST")]
     """its id, as the header x-request-id of the answer has it"""
-    url: str = "http://127.0.0.1:8000"
-    """address of the router"""
+    url: Url = "http://127.0.0.1:8000"
+    """address of the router; also as --url"""
     json: bool = False
     """for machines"""
 

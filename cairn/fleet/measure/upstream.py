@@ -53,7 +53,9 @@ class MockServer(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._target == b"/cairn/pulse":
             self._begin(b"application/x-cairn-pulse")
-            self._chunk(framed(Hello(1, ["mock"], 16, True, 1024)) + framed(Events(0)))
+            self._chunk(
+                framed(Hello(1, ["mock"], 16, True, 1024, step_tokens=2048)) + framed(Events(0))
+            )
             self._pulse()
         elif self._body and b'"stream":true' in self._body.replace(b" ", b""):
             self._begin(b"text/event-stream")

@@ -29,9 +29,10 @@ from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.recovery.board import Board
 from cairn.train.recovery.metrics_page import serve_metrics
-from cairn.train.recovery.node_watch import DOOR, NodeWatch
+from cairn.train.recovery.node_watch import NodeWatch
 from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.settings import Recovery
+from cairn.train.recovery.watch_link import DOOR
 
 MOST_RANKS = 8192  # of a job; the file is sparse
 SOCKET, BOARD, ADDRESS, LOG, SECRET = "agent", "board", "address", "log", "secret"
@@ -227,10 +228,11 @@ def _live(given: argparse.Namespace, launcher: int) -> None:
     before = (folder / ADDRESS).read_text() if (folder / ADDRESS).exists() else ":0"
     doors = _doors(str(folder / SOCKET), given.host, int(before.rpartition(":")[2]))
     board = Board(MOST_RANKS, 1, folder / BOARD)
-    agent = Agent(0, doors, None, board, secret_in(folder), _log)
+    secret = secret_in(folder)
+    agent = Agent(0, doors, None, board, secret, _log)
     threading.Thread(target=agent.run, daemon=True).start()
     launcher_alone = None if given.shared else given.follow
-    watch = NodeWatch(folder, board, given.host, launcher_alone, given.silent)
+    watch = NodeWatch(folder, board, given.host, launcher_alone, given.silent, secret)
     fresh = folder / f".{ADDRESS}"
     fresh.write_text(doors.address)
     fresh.replace(folder / ADDRESS)

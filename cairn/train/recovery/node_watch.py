@@ -5,14 +5,13 @@
 
 Part of the process that keeps the node's copies (`node_memory`), which calls `tick` a few times a second. A rank that
 is stopped is ended by its own node; for the rest each node tells the leader what it sees, over a connection that it
-made itself, and ends whom the leader names. Nobody else can give orders. Ends only ranks of its own board.
+made itself, and ends whom the leader names. Both ends of it prove that they know the job's secret: nobody else can give
+orders, or tell of ranks. Ends only ranks of its own board.
 """
 
 import contextlib
 import os
-import select
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -20,64 +19,37 @@ from pathlib import Path
 
 import msgspec
 
+from cairn.core.doorman import Doorman
 from cairn.core.end_reason import EndReason, write_end_reason
+from cairn.core.shared_secret import Secret, check_open
 from cairn.train.recovery.board import DONE, Board
 from cairn.train.recovery.detect import patience
 from cairn.train.recovery.findings import Found, read_found, write_found
 from cairn.train.recovery.node_sight import Duty, NodeSight, Order, ranks_of, sight_of, stall_of
 from cairn.train.recovery.oversight import LEAVE, Oversight, answer
 from cairn.train.recovery.process_state import process_state
+from cairn.train.recovery.watch_link import BACKLOG, CALL_S, Door, Link, call
 
-DUTY, DOOR = (
-    "duty.json",
-    "watch",
-)  # in the node's folder: what is to be done, where this watch is reached
+DUTY = "duty.json"  # in the node's folder: what is to be done
 REPORT_S = 0.4  # between two messages to the leader
-CALL_S = 1.0  # for a connection to it
 LAST_LINE_S = 1.0  # for the line that a rank's wrapper writes about its end, before the node leaves
-MOST_BYTES = 1 << 20  # of one message
-
-
-class Link:
-    """Lines of JSON over a socket that never blocks."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.connection, self.rest = connection, b""
-
-    def lines(self) -> list[bytes] | None:
-        """What has come; None when the other side is gone."""
-        while True:
-            try:
-                data = self.connection.recv(1 << 16)
-            except BlockingIOError:
-                break
-            except OSError:
-                return None
-            if not data or len(self.rest) > MOST_BYTES:
-                return None
-            self.rest += data
-        *whole, self.rest = self.rest.split(b"\n")
-        return whole
-
-    def send(self, message: msgspec.Struct) -> bool:
-        line = msgspec.json.encode(message) + b"\n"
-        try:
-            return self.connection.send(line) == len(line)
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        self.connection.close()
 
 
 class NodeWatch:
     def __init__(
-        self, folder: Path, board: Board, host: str, launcher: int | None, silent_s: float
+        self,
+        folder: Path,
+        board: Board,
+        host: str,
+        launcher: int | None,
+        silent_s: float,
+        secret: Secret | None = None,
     ) -> None:
         """`launcher`: ended when the node has to leave; None where it has other nodes, too."""
+        check_open(host, secret, "the watch of a node")
         self.folder, self.board, self.launcher, self.silent_s = folder, board, launcher, silent_s
-        self.door = _door(folder, host)
+        self.secret = secret
+        self.door = Door(folder, host, Doorman(secret, "the watch of a node", waiting=BACKLOG))
         self.duty: Duty | None = None
         self.reported: dict[int, int] = {}  # rank -> the last step that was reported
         self.report_at = self.call_at = 0.0
@@ -161,8 +133,8 @@ class NodeWatch:
         self.board.head["dragged_ns"][0] = int(dragged_s * 1e9)
 
     def _listen(self, oversight: Oversight, now: float) -> None:
-        while select.select([self.door], [], [], 0)[0]:
-            self.others[Link(self.door.accept()[0])] = ""
+        for connection in self.door.let_in():
+            self.others[Link(connection)] = ""
         for link in list(self.others):
             try:
                 lines = link.lines()
@@ -197,7 +169,7 @@ class NodeWatch:
                 return
             self.call_at = now + 2 * CALL_S
             host, _, port = self.duty.leader.rpartition(":")
-            self.link = Link(socket.create_connection((host, int(port)), timeout=CALL_S))
+            self.link = call(host, int(port), self.secret)
         orders = self.link.lines()
         if orders is None or not self.link.send(sight):
             self.link.close()
@@ -289,18 +261,3 @@ def end_rank(board: Board, rank: int, reason: EndReason) -> bool:
         os.kill(pid, signal.SIGKILL)
         return True
     return False
-
-
-def _door(folder: Path, host: str) -> socket.socket:
-    """At the address of the watch before, if that can be had: others know it."""
-    path = folder / DOOR
-    before = int(path.read_text().rpartition(":")[2]) if path.exists() else 0
-    try:
-        door = socket.create_server((host, before), backlog=1024)
-    except OSError:
-        door = socket.create_server((host, 0), backlog=1024)
-    door.setblocking(False)  # a caller may be gone before it is let in
-    fresh = folder / f".{DOOR}"
-    fresh.write_text(f"{host}:{door.getsockname()[1]}")
-    fresh.replace(path)
-    return door

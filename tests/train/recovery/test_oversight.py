@@ -1,7 +1,9 @@
 """One watch sees all nodes of a launched job: who hangs, who is slow, what is done; the rules, then over sockets."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 
@@ -11,17 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.end_reason import VARIABLE, EndReason, path_of, read_end_reason, write_end_reason
+from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import Secret, enter
 from cairn.train.recovery.board import STARTING, TRAINING, Board
 from cairn.train.recovery.findings import Found, forget_found, read_found, write_found
 from cairn.train.recovery.node_sight import Duty, NodeSight, RankSight
-from cairn.train.recovery.node_watch import DOOR, DUTY, NodeWatch
+from cairn.train.recovery.node_watch import DUTY, NodeWatch
 from cairn.train.recovery.oversight import AGAIN_S, Oversight
 from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.stall_note import read_note, stall_path
 from cairn.train.recovery.stall_writer import StallWriter, main_stack
+from cairn.train.recovery.watch_link import DOOR, call
 
 SETTINGS = Recovery(on=True, silent_s=1, stuck_s=60, start_s=300, same_place=3, restarts=9)
 LIFE = 77
+SECRET = Secret(b"of this job")
 
 
 def duty(**changes):
@@ -283,13 +289,13 @@ def test_a_rank_that_stands_still_leaves_its_stack_until_it_moves(tmp_path):
 class FakeNode:
     """A watch with a board of its own; its rank is a process that sleeps."""
 
-    def __init__(self, folder, number, leader=None):
+    def __init__(self, folder, number, leader=None, secret=SECRET):
         folder.mkdir()
         self.folder, self.board, self.number = folder, Board(2, 1), number
         self.why = folder / "why"
         self.launcher = subprocess.Popen(["sleep", "60"])
         self.rank = subprocess.Popen(["sleep", "60"], env={VARIABLE: str(self.why)})
-        self.watch = NodeWatch(folder, self.board, "127.0.0.1", self.launcher.pid, 1000.0)
+        self.watch = NodeWatch(folder, self.board, "127.0.0.1", self.launcher.pid, 1000.0, secret)
         self.address = (folder / DOOR).read_text()
         given = duty(
             leader=leader or self.address,
@@ -339,20 +345,52 @@ def test_the_leader_has_a_rank_of_another_node_ended_and_the_node_with_it(tmp_pa
         second.end()
 
 
-def test_rubbish_at_the_door_harms_nobody(tmp_path):
-    import socket
+def knock(node, said, secret=None):
+    """A stranger who sends these bytes, once it has entered with this secret; what its node knows of others then."""
+    host, _, port = node.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        with contextlib.suppress(OSError):
+            if secret is not None:
+                enter(stranger, secret, 5.0)
+            stranger.sendall(said)
+            stranger.recv(1024)
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until and not node.watch.others:
+            node.watch.report_at = 0.0
+            node.beat()
+        return dict(node.watch.others)
 
+
+def test_rubbish_at_the_door_harms_nobody(tmp_path):
     node = FakeNode(tmp_path / "a", 0)
     try:
         node.beat()
-        host, _, port = node.address.rpartition(":")
-        with socket.create_connection((host, int(port))) as stranger:
-            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            order = dict(life=LIFE, rank=0, reason=dict(cause="hang", why="x"))
-            stranger.sendall(msgspec.json.encode(order) + b"\n")
-            for _ in range(5):
-                node.watch.tell_at = 0.0
-                node.beat()
+        order = dict(life=LIFE, rank=0, reason=dict(cause="hang", why="x"))
+        knock(node, b"GET / HTTP/1.0\r\n\r\n" + msgspec.json.encode(order) + b"\n")
         assert node.rank.poll() is None
     finally:
         node.end()
+
+
+@pytest.mark.timeout(60)
+def test_only_a_node_that_knows_the_secret_of_the_job_is_listened_to(tmp_path):
+    node = FakeNode(tmp_path / "a", 0)
+    told = msgspec.json.encode(sight(1, rank(1, step=99))) + b"\n"
+    try:
+        node.beat()
+        assert knock(node, told) == knock(node, told, Secret(b"of another job")) == {}
+        assert "h1/n1" not in node.watch.oversight.sights
+        host, _, port = node.address.rpartition(":")
+        link = call(host, int(port), SECRET)
+        link.connection.sendall(told)
+        while "h1/n1" not in node.watch.oversight.sights:
+            node.watch.report_at = 0.0
+            node.beat()
+        link.close()
+    finally:
+        node.end()
+
+
+def test_off_this_machine_a_watch_does_not_listen_without_a_secret(tmp_path):
+    with pytest.raises(ConfigError, match="without a secret"):
+        NodeWatch(tmp_path, Board(2, 1), "0.0.0.0", None, 1.0)

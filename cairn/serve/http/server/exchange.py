@@ -311,6 +311,8 @@ class Exchange:
             self._first = self._entry.first = now
             metrics, took = self._service.metrics, now - self._call.arrived
             metrics.observe("cairn_time_to_first_token_seconds", took, model=self._service.model)
+            if self._call.streams and self._call.body:
+                self._service.pulse.begun(self._call.body, self.jobs)
 
     def _count_end(self, delta: CompletionOutput, now: float) -> None:
         metrics, model = self._service.metrics, self._service.model

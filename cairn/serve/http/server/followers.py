@@ -21,7 +21,14 @@ from cairn.serve.http.server.kv_events import KvPublisher
 from cairn.serve.job import Job
 from cairn.serve.pulse import Events, Frame, Hello, KeyBook, Load, Outbox, speeds
 from cairn.serve.serving import Serving
-from cairn.serve.text_keys import PromptKeys, prompt_keys, read_asked, token_counts, with_answer
+from cairn.serve.text_keys import (
+    Asked,
+    PromptKeys,
+    prompt_keys,
+    read_asked,
+    token_counts,
+    with_answer,
+)
 
 WATCH_S = 4.0
 QUIET = 8  # looks after which the load is told, changed or not
@@ -89,6 +96,7 @@ class Followers:
             self._pages is not None,
             limits.rows,
             self.role,
+            limits.budget(decoding=True),
         )
 
     def load(self) -> Load:
@@ -115,6 +123,14 @@ class Followers:
             for follower in self._followers:
                 follower.outbox.remove(removed, cleared)
 
+    def begun(self, body: bytes, jobs: Sequence[Job]) -> None:
+        """The keys of a stream whose prompt is computed: its answer may take long, and others have the same prompt."""
+        if self._pages is None or not self._followers:
+            return
+        if (asked := _asked(body, jobs)) is not None:
+            self.collect()
+            self._bind(prompt_keys(asked), jobs[0], jobs[0].request.prompt)
+
     def bind(self, body: bytes, jobs: Sequence[Job]) -> None:
         """The keys of a request that has ended, and of the conversation with its answer."""
         if self._pages is None:
@@ -124,11 +140,7 @@ class Followers:
             for job in jobs:
                 ids = [*job.request.prompt, *job.answer.whole.token_ids]
                 self.publisher.stored(job.request, ids, self._identity())
-        if not self._followers or len(jobs) != 1 or not jobs[0].request.known:
-            return
-        try:
-            asked = read_asked(body)
-        except msgspec.MsgspecError:  # of a protocol that has no keys
+        if not self._followers or (asked := _asked(body, jobs)) is None:
             return
         self.collect()
         job, ids = jobs[0], [*jobs[0].request.prompt, *jobs[0].answer.whole.token_ids]
@@ -137,7 +149,7 @@ class Followers:
             self._bind(with_answer(asked, job.answer.result().text), job, ids)
 
     def _bind(self, keys: PromptKeys, job: Job, ids: Sequence[int]) -> None:
-        if not keys.keys:
+        if all(map(self.book.has, keys.keys)):  # or there are none
             return
         counts = token_counts(keys, ids, self._spell)
         digests = page_hashes(job.request, ids, self.book.page_size, self._identity())
@@ -153,3 +165,13 @@ class Followers:
         tokenizer = self.serving.opened.tokenizer
         piece = None if tokenizer is None else tokenizer.piece(id)
         return piece.encode() if isinstance(piece, str) else piece or b""
+
+
+def _asked(body: bytes, jobs: Sequence[Job]) -> Asked | None:
+    """What a request of one prompt asks for; None: it has no keys."""
+    if len(jobs) != 1 or not jobs[0].request.known:
+        return None
+    try:
+        return read_asked(body)
+    except msgspec.MsgspecError:  # of a protocol that has none
+        return None

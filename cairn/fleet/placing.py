@@ -1,0 +1,141 @@
+"""Where a request goes now, or for what it waits in the router.
+
+    place --> the best server of those that are up and have room
+        |---> waits: nobody is up, or full (`hold_s`); or its best server computes other prompts (`late_binding`)
+    place_next --> those that wait, by priority and key; whenever a server has answered or ended
+
+Functions over a router, as `failing_servers` are.
+"""
+
+from typing import TYPE_CHECKING
+
+from cairn.fleet.late_binding import LATE, bind, in_order, runs_dry
+from cairn.fleet.refusals import unknown_model, why_nobody
+from cairn.fleet.views import Choice
+from cairn.fleet.worker import TOKEN_S, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cairn.fleet.relay import Exchange
+    from cairn.fleet.router import Router
+    from cairn.fleet.scale import ScaledModel
+
+MOST_HELD = 8192  # requests that wait; more are refused
+
+
+def place(router: "Router", exchange: "Exchange", now: float, placed: bool = False) -> None:
+    """To the best server; while none has room it waits. `placed`: it is next of those that wait."""
+    model, attempts = exchange.model, exchange.attempts
+    if attempts and attempts >= router.config.attempts * max(len(router.workers), 1):
+        exchange.give_up(502, f"{attempts} attempts have failed", "no_server_answers")
+        return
+    fresh = router.able(now, model, exchange.tried, exchange.computes)
+    if not fresh:
+        _hold(router, exchange, now)
+        return
+    choice, new = router.choose(exchange.ask, exchange.keys, fresh, now)
+    may_wait = exchange.computes and not placed and not attempts
+    if may_wait and (
+        model in router.held.models or (exchange.streams and _binds_later(router, choice))
+    ):
+        exchange.new_tokens = new
+        if router.scaled:
+            router.meter_once(exchange, new * (choice.chosen.load.token_s or TOKEN_S), now)
+        if _queue(router, exchange):
+            place_next(router, now)
+    else:
+        router.send(exchange, choice, new, now)
+
+
+def _binds_later(router: "Router", choice: Choice) -> bool:
+    """Does the best server of a stream compute other prompts for a while? After that the best may be another one."""
+    late = router.config.policy in LATE and len(choice.able) > 1
+    return late and not runs_dry(choice.chosen)
+
+
+def _hold(router: "Router", exchange: "Exchange", now: float) -> None:
+    """No server can take it."""
+    model = exchange.model
+    if (refusal := unknown_model(router, model)) is not None:
+        exchange.give_up(404, refusal, "model_not_found")
+    elif now >= exchange.arrived_s + router.config.hold_s:
+        exchange.give_up(503, why_nobody(router, now), "no_server")
+    elif _queue(router, exchange):
+        router.meter(model, now, 0.0)
+        if router.on_held is not None:
+            router.on_held()
+
+
+def _queue(router: "Router", exchange: "Exchange") -> bool:
+    """It waits, behind those who wait already; False: they are too many, and it was refused."""
+    held = router.held
+    if not exchange.attempts and len(held) >= MOST_HELD:
+        exchange.give_up(429, f"{len(held)} requests wait already", "too_many_waiting")
+        return False
+    exchange.tried = frozenset()
+    held.add(exchange, exchange.model, exchange.holder, exchange.priority)
+    return True
+
+
+def place_next(router: "Router", now: float) -> None:
+    """As many of those that wait as there is room for."""
+    if router.placing:  # one of them has ended at once
+        return
+    router.placing, held = True, router.held
+    try:
+        models = list(held.models)
+        while models := [one for one in models if held.waits(one)]:
+            model = held.next_model(models)
+            if not _place_one(router, model, now):
+                models.remove(model)
+    finally:
+        router.placing = False
+
+
+def _place_one(router: "Router", model: str | None, now: float) -> bool:
+    """Of those that wait for this model; False: none can be sent now."""
+    able = router.able(now, model)
+    if not able and unknown_model(router, model) is None:
+        return False
+    if len(able) < 2 or router.config.policy not in LATE:
+        if (exchange := router.held.take(model)) is not None:
+            place(router, exchange, now, placed=True)
+        return True
+    if not any(map(runs_dry, able)):
+        return False
+    waiting = (one for line in router.held.lines(model) for one in in_order(line, now))
+    if (bound := bind(waiting, able, router.index, router.policy, now)) is None:
+        return False
+    exchange, place_of = bound.request, bound.place
+    router.held.remove(exchange)
+    chosen, seen = able[place_of], bound.seen
+    choice = Choice(router.config.policy, chosen, place_of, able, seen, bound.costs)
+    new = exchange.ask.prompt_tokens - seen[place_of].cached_tokens
+    router.send(exchange, choice, max(new, 1), now)
+    return True
+
+
+def place_held(router: "Router", now: float) -> None:
+    """Those that wait; who has waited for too long goes to the best server, or is refused where there is none."""
+    place_next(router, now)
+    came_before = now - router.config.hold_s
+    for exchange in [one for one in router.held if one.arrived_s <= came_before]:
+        router.held.remove(exchange)
+        place(router, exchange, now, placed=True)
+
+
+def held_for(router: "Router", model: "ScaledModel") -> int:
+    """Requests for this model that wait for a server."""
+    held = sum(model.serves(exchange.model) for exchange in router.held)
+    return held + sum(map(model.serves, router.picking.values()))
+
+
+def wait_s(router: "Router", model: "ScaledModel", up: "Sequence[Worker]") -> float:
+    """Until the first token of a request for this model that comes now: prompts at its servers, and those that wait."""
+    if not up:
+        return 0.0
+    speeds = [one.load.token_s or TOKEN_S for one in up]
+    at_best_s = min(one.queued_tokens * token_s for one, token_s in zip(up, speeds, strict=True))
+    tokens = sum(one.new_tokens for one in router.held if model.serves(one.model))
+    return at_best_s + tokens * min(speeds) / len(up)
