@@ -11,12 +11,13 @@
 #define HAS_FLOAT_TILES
 
 #include <arm_neon.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #define SIDE 8    /* of a tile: 16 of the 32 registers hold sums */
 #define BLOCK 64  /* rows of x that are multiplied with the weights before the next ones */
-#define DEPTH 384 /* of a and b at once: both stay in the first-level cache */
+#define DEPTH 512 /* of a and b at once: both stay in the first-level cache */
 
 typedef float32x4_t Four;
 
