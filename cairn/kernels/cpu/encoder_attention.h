@@ -18,8 +18,6 @@ typedef struct {
     float *keys, *values, *queries, *shares, *room; /* room: 16 * width */
 } HeadTiles;
 
-static int64_t whole_tiles(int rows) { return (rows + 15) / 16 * 16; }
-
 /* shares[key][8 queries] = exp of the scores less the largest; `sums` of them over the keys. */
 static void softmax(float *shares, int keys, float scale, float sums[SIDE]) {
     Four most0 = vdupq_n_f32(-INFINITY), most1 = most0, sum0 = vdupq_n_f32(0.f), sum1 = sum0;

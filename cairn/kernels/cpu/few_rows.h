@@ -21,7 +21,7 @@ typedef struct {
     const float *bias; /* or NULL */
     float *y;
     int64_t x_stride, y_stride;
-    int depth, side, adds;
+    int rows, depth, side, adds;
 } FewTile;
 
 /* Eight weights that follow each other, in float32. */
@@ -37,9 +37,12 @@ INLINE void load_eight(const void *tiles, int64_t at, int is_half, Four w[2]) {
     w[0] = vld1q_f32((const float *)tiles + at), w[1] = vld1q_f32((const float *)tiles + at + 4);
 }
 
-/* `rows`, `fours` (columns) and `is_half` are constants wherever this is inlined, and the sums stay in registers. */
+/* `rows`, `fours` (columns) and `is_half` are constants wherever this is inlined, and the sums stay in registers. Where `f`
+ * has fewer rows the last one is computed again. */
 INLINE void multiply_few(const FewTile *f, const int rows, const int fours, const int is_half) {
     Four s[FEW][4], x[FEW], w[4];
+    const float *from[FEW];
+    for (int r = 0; r < rows; r++) from[r] = f->x + (r < f->rows ? r : f->rows - 1) * f->x_stride;
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < fours; c++) s[r][c] = f->bias ? vld1q_f32(f->bias + 4 * c) : vdupq_n_f32(0.f);
     int k = 0;
@@ -48,31 +51,33 @@ INLINE void multiply_few(const FewTile *f, const int rows, const int fours, cons
     for (int r = 0; r < rows; r++)                                                                             \
         for (int c = 0; c < fours; c++) s[r][c] = vfmaq_laneq_f32(s[r][c], w[c], x[r], lane);
     for (; k + 4 <= f->depth; k += 4) {
-        for (int r = 0; r < rows; r++) x[r] = vld1q_f32(f->x + r * f->x_stride + k);
+        for (int r = 0; r < rows; r++) x[r] = vld1q_f32(from[r] + k);
         STEP(0) STEP(1) STEP(2) STEP(3)
     }
     for (; k < f->depth; k++) {
-        for (int r = 0; r < rows; r++) x[r] = vdupq_n_f32(f->x[r * f->x_stride + k]);
+        for (int r = 0; r < rows; r++) x[r] = vdupq_n_f32(from[r][k]);
         STEP(0)
     }
 #undef STEP
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows; r++) {
+        if (r >= f->rows) break;
         for (int c = 0; c < fours; c++) {
             float *y = f->y + r * f->y_stride + 4 * c;
             vst1q_f32(y, f->adds ? vaddq_f32(s[r][c], vld1q_f32(y)) : s[r][c]);
         }
+    }
 }
 
 /* 8 rows and 8 columns, or 4 and 16 of a tile that is so wide: 16 registers of sums in either case. */
-static void few_tile(FewTile f, int rows, int is_half) {
-#define CASE(rows)                                        \
-    case rows:                                            \
-        if (!is_half) multiply_few(&f, rows, 2, 0);       \
-        else if (rows <= 4) multiply_few(&f, rows, 4, 1); \
-        else multiply_few(&f, rows, 2, 1);                \
-        break;
-    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
-#undef CASE
+static void few_tile(const FewTile *f, int is_half) {
+#define OF(count)                                      \
+    if (f->rows <= count) {                            \
+        if (!is_half) multiply_few(f, count, 2, 0);    \
+        else multiply_few(f, count, count <= 4 ? 4 : 2, 1); \
+        return;                                        \
+    }
+    OF(1) OF(2) OF(4) OF(8)
+#undef OF
 }
 
 /* Columns [first, last) of y [rows][y_stride] = x @ tiles + bias, or added to it; `first` is a multiple of 16. */
@@ -84,8 +89,8 @@ static void few_product(const TiledWeights *w, int is_half, const float *x, int6
         for (int n = first; n < last; n += columns) {
             const int64_t at = (int64_t)(n / side * side) * w->depth + n % side;
             const FewTile f = {x + t * x_stride, (const char *)w->tiles + at * size, w->bias ? w->bias + n : NULL,
-                               y + t * y_stride + n, x_stride, y_stride, w->depth, side, adds};
-            few_tile(f, left, is_half);
+                               y + t * y_stride + n, x_stride, y_stride, left, w->depth, side, adds};
+            few_tile(&f, is_half);
         }
     }
 }

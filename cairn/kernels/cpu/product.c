@@ -13,7 +13,6 @@
 #include "dot512.h"
 #include "dot_neon.h"
 #include "encoder.h"
-#include "speech.h"
 
 typedef struct {
     const uint8_t *data;

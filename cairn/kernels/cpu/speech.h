@@ -9,7 +9,6 @@
  */
 #ifndef CAIRN_SPEECH_H
 #define CAIRN_SPEECH_H
-#include "encoder_attention.h"
 #include "few_rows.h"
 
 #ifdef HAS_FLOAT_TILES
@@ -135,7 +134,7 @@ static void read_texts(void *given, int chunk) {
         for (int k = 0; k < seen; k++) scores[k] = dot_product(q, keys + (int64_t)k * width, width);
         const float inverse = softmax_row(scores, seen, m->scale);
         for (int c = 0; c < width; c += 8) { /* rows of values are tiles whose side is the width of a head */
-            const FewTile f = {scores, values + c, NULL, out + c, 0, 0, seen, width, 0};
+            const FewTile f = {scores, values + c, NULL, out + c, 0, 0, 1, seen, width, 0};
             multiply_few(&f, 1, 2, 0);
         }
         for (int c = 0; c < width; c++) out[c] *= inverse;

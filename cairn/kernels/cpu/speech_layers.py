@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cairn.kernels.cpu.compiled import library
+from cairn.kernels.cpu.compiled import speech_library
 from cairn.kernels.cpu.packed_product import pool
 from cairn.kernels.cpu.tiled import Affine, Held, Weights
 
@@ -91,7 +91,8 @@ class DecoderLayers:
             *(len(layers), hidden, inner, shape.heads, shape.width, len(positions_ND)),
             *(shape.places, self.dtype == torch.float16, shape.scale, shape.eps),
         )
-        self._sound, self._read = library().cairn_speech_sound, library().cairn_speech_read
+        owner = speech_library()
+        self._sound, self._read = owner.cairn_speech_sound, owner.cairn_speech_read
 
     @property
     def nbytes(self) -> int:
