@@ -102,10 +102,10 @@ static void attend_sixteen(const HeadTiles *h, const float16_t *queries, int row
         multiply_half(width, keys + (int64_t)k * width, SIDE, queries, (float16_t(*)[HALF_SIDE])(shares + k * HALF_SIDE));
     float sums[HALF_SIDE];
     softmax_half(shares, length, h->scale, sums);
-    for (int at = 0; at < length; at += DEPTH)
+    for (int at = 0; at < length; at += HALF_DEPTH)
         for (int c = 0; c < width; c += HALF_SIDE)
             for (int first = 0; first < rows; first += SIDE) {
-                const int depth = length - at < DEPTH ? length - at : DEPTH, left = rows - first < SIDE ? rows - first : SIDE;
+                const int depth = length - at < HALF_DEPTH ? length - at : HALF_DEPTH, left = rows - first < SIDE ? rows - first : SIDE;
                 HalfTile tile;
                 multiply_half(depth, shares + at * HALF_SIDE + first, HALF_SIDE, values + ((int64_t)c * length + at * HALF_SIDE), tile);
                 store_half(tile, NULL, left, out + (int64_t)first * stride + c, stride, at > 0);

@@ -15,9 +15,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#define SIDE 8    /* of a tile: 16 of the 32 registers hold sums */
-#define BLOCK 64  /* rows of x that are multiplied with the weights before the next ones */
-#define DEPTH 512 /* of a and b at once: both stay in the first-level cache */
+#define SIDE 8     /* of a tile: 16 of the 32 registers hold sums */
+#define BLOCK 64   /* rows of x that are multiplied with the weights before the next ones */
+#define DEPTH 2048 /* of a and b at once: rows of that width stay in the second-level cache */
+#define AHEAD 32   /* numbers of depth that a is asked for before they are multiplied */
 
 typedef float32x4_t Four;
 
@@ -40,6 +41,7 @@ static inline void multiply(int depth, const float *a, const float *b, Four s[SI
     s[r][0] = vfmaq_laneq_f32(s[r][0], b0, four, lane); \
     s[r][1] = vfmaq_laneq_f32(s[r][1], b1, four, lane);
     for (int k = 0; k < depth; k++, a += SIDE, b += SIDE) {
+        __builtin_prefetch(a + AHEAD * SIDE); /* b is in the first-level cache after its first tile */
         const Four a0 = vld1q_f32(a), a1 = vld1q_f32(a + 4), b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4);
         ROW(0, a0, 0) ROW(1, a0, 1) ROW(2, a0, 2) ROW(3, a0, 3)
         ROW(4, a1, 0) ROW(5, a1, 1) ROW(6, a1, 2) ROW(7, a1, 3)
@@ -135,7 +137,8 @@ static inline Four exponential(Four x) {
  * of degree 5: a least-squares fit whose weights were moved until all its errors were alike, 7e-9 at most. */
 static inline Four gelu_of(Four x) {
     const Four edge = vdupq_n_f32(5.2325902f), c = vmaxq_f32(vminq_f32(x, edge), vnegq_f32(edge)), u = vmulq_f32(c, c);
-    Four p = vfmaq_n_f32(vdupq_n_f32(6.39749351e-06f), u, 2.45080827e-08f), q = vfmaq_n_f32(vdupq_n_f32(7.07540094e-05f), u, 1.25170027e-06f);
+    Four p = vfmaq_n_f32(vdupq_n_f32(6.39749351e-06f), u, 2.45080827e-08f);
+    Four q = vfmaq_n_f32(vdupq_n_f32(7.07540094e-05f), u, 1.25170027e-06f);
     p = vfmaq_f32(vdupq_n_f32(0.000157935297f), p, u), q = vfmaq_f32(vdupq_n_f32(0.00182317197f), q, u);
     p = vfmaq_f32(vdupq_n_f32(0.00461455807f), p, u), q = vfmaq_f32(vdupq_n_f32(0.0279926546f), q, u);
     p = vfmaq_f32(vdupq_n_f32(0.0326668397f), p, u), q = vfmaq_f32(vdupq_n_f32(0.248549923f), q, u);

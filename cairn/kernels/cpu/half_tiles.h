@@ -2,7 +2,7 @@
  *
  *     a: 8 rows x depth, as [depth][8]      b: 16 columns x depth, as [depth][16]      a tile: 8 x 16
  *
- * Sums are in 16 bits, too, of DEPTH products at most, and in 32 bits beyond: a conversion takes as long as four
+ * Sums are in 16 bits, too, of HALF_DEPTH products at most, and in 32 bits beyond: a conversion takes as long as four
  * products. RUN products are summed up from zero before they are added to those before them: two short sums round less
  * than one long one. So a product is off by about a thousandth of itself, and sums beyond 65504 become infinite.
  */
@@ -13,8 +13,9 @@
 #if defined(HAS_FLOAT_TILES) && defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #define HAS_HALF_TILES
 
-#define HALF_SIDE 16 /* columns of a tile */
-#define RUN 32       /* products that are added up from zero */
+#define HALF_SIDE 16   /* columns of a tile */
+#define HALF_DEPTH 512 /* of a and b at once */
+#define RUN 32         /* products that are added up from zero */
 
 typedef float16_t HalfTile[SIDE][HALF_SIDE];
 
@@ -79,8 +80,8 @@ static inline void store_half(HalfTile sums, const float *bias, int rows, float 
 
 /* As `product`, with weights [columns / 16][depth][16] of 16 bits. */
 static void half_product(const TiledWeights *w, const float *x, int64_t stride, int rows, float *y, int onto, float *tiles) {
-    for (int at = 0; at < w->depth; at += DEPTH) {
-        const int depth = w->depth - at < DEPTH ? w->depth - at : DEPTH;
+    for (int at = 0; at < w->depth; at += HALF_DEPTH) {
+        const int depth = w->depth - at < HALF_DEPTH ? w->depth - at : HALF_DEPTH;
         to_tiles(x + at, stride, rows, depth, tiles);
         to_half(tiles, rows, depth);
         for (int n = 0; n < w->columns; n += HALF_SIDE) {

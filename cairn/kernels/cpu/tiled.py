@@ -82,7 +82,9 @@ class TiledMap:
         """[rows, N]; row i of x begins `stride` numbers behind the one before it, whether they overlap or not."""
         depth = self._weights.depth
         if x.dtype != torch.float32 or (rows - 1) * stride + depth > x.numel():
-            raise ValueError(f"{rows} rows of {depth} numbers in float32 are not in {x.shape} {x.dtype}")
+            raise ValueError(
+                f"{rows} rows of {depth} numbers in float32 are not in {x.shape} {x.dtype}"
+            )
         x = x.contiguous()
         y = torch.empty(rows, self._weights.columns)
         failed = self._run(
