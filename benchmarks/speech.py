@@ -4,7 +4,7 @@
     python benchmarks/speech.py clip.flac --rival FOLDER --rival-type int8
     python benchmarks/speech.py --shape turbo --device cuda --out benchmarks/h200/speech.json
 
-The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. Both are heard at
+The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. Both at
 temperature 0 alone: a text that repeats itself looks wrong to the rule that decodes again, and speech does not repeat
 itself. CPU seconds are those of all threads; a busy machine lengthens them less than the clock's. `--rival` is a folder
 with the same model in one file for faster-whisper, which hears the same in turns with ours, greedily and on as many

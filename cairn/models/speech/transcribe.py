@@ -43,6 +43,7 @@ class Transcriber:
         self._never_V[suppressed] = True
         self._never_V[opened.tokens.start : opened.tokens.no_timestamps] = True  # they steer
         self._never_V = self._never_V.to(self.device)
+        self._token_V = torch.arange(opened.spec.vocab, device=self.device)
 
     @torch.inference_mode()
     def transcribe(self, given: Sequence[tuple[Window, Wanted]]) -> list[Heard]:
@@ -217,7 +218,7 @@ class Transcriber:
         text_B1, earliest_B1, end_B1, both_B1 = torch.tensor(bounds, device=self.device).t()[
             ..., None
         ]
-        token_V = torch.arange(vocab, device=self.device)
+        token_V = self._token_V
         timestamps_BV = (token_V >= first) & (token_V < earliest_B1)
         logits_BV.masked_fill_((token_V < text_B1) | timestamps_BV | (token_V >= end_B1), never)
         likelier_B = logits_BV[:, first:].logsumexp(-1) > logits_BV[:, :first].amax(-1)
