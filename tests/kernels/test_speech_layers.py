@@ -101,7 +101,7 @@ def test_rows_in_any_slots_and_pieces_have_the_logits_of_float64(dtype, rows):
         expected = reference(tokens[row], kv_of[row], layers, embedding, positions, norm)
         torch.testing.assert_close(ours.double(), expected, atol=2e-4, rtol=1e-4)
     again = decoder.read(tokens[:, -2:], texts, sounds, slots, CONTEXT - 2, last_only=True)
-    assert torch.equal(again[:, 0], found[-1][:, -1]) or rows * 2 > 8  # rows share no sums
+    assert torch.equal(again[:, 0], found[-1][:, -1])  # no row depends on how many are beside it
     assert again.shape == (rows, 1, VOCABULARY)
 
 
