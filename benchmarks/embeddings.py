@@ -38,9 +38,11 @@ def lengths_of(count: int, seed: int = 0) -> list[int]:
     return [min(max(int(draw.lognormvariate(4.1, 0.9)), 3), 300) for _ in range(count)]
 
 
-def texts_of(count: int) -> list[str]:
+def texts_of(count: int, words: int | None = None) -> list[str]:
+    """Of lengths as above, or all of so many words."""
     draw = random.Random(1)
-    return [" ".join(draw.choices(WORDS, k=length)) for length in lengths_of(count)]
+    lengths = lengths_of(count) if words is None else [words] * count
+    return [" ".join(draw.choices(WORDS, k=length)) for length in lengths]
 
 
 class Took(NamedTuple):
@@ -63,7 +65,7 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     """A real model through `LLM.embed`, beside sentence-transformers where that is asked for."""
     from cairn import LLM
 
-    texts = texts_of(options.texts)
+    texts = texts_of(options.texts, options.words)
     with LLM(options.model, device=options.device, dtype=options.dtype) as llm:
         ours = np.array(llm.embed(texts, truncate=True))
         runs: dict[str, Callable[[], object]] = {"cairn": lambda: llm.embed(texts, truncate=True)}
@@ -164,6 +166,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="of ours; the rival's is float32")
     parser.add_argument("--rival", action="store_true")
     parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--words", type=int, help="of each text, in place of the lengths of chats")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-tokens", type=int, default=32768)
     add_arguments(parser)

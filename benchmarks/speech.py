@@ -1,18 +1,21 @@
 """How many seconds of speech are written down in a second?
 
     python benchmarks/speech.py clip.flac --model whisper-base --repeat 5 --out benchmarks/cpu/speech.json
+    python benchmarks/speech.py clip.flac --rival FOLDER --rival-type int8
     python benchmarks/speech.py --shape turbo --device cuda --out benchmarks/h200/speech.json
 
-The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. The long one is
-heard at temperature 0 alone: a text that repeats itself looks wrong to the rule that decodes again, and speech does not
-repeat itself. CPU seconds are those of all threads; a busy machine lengthens them less than the clock's. `--shape` has
-random weights, hears noise in full windows, `--rows` at once, and writes as many tokens for each window as one may
-have: more than speech has, so its figure is a lower bound.
+The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. Both at
+temperature 0 alone: a text that repeats itself looks wrong to the rule that decodes again, and speech does not repeat
+itself. CPU seconds are those of all threads; a busy machine lengthens them less than the clock's. `--rival` is a folder
+with the same model in one file for faster-whisper, which hears the same in turns with ours, greedily and on as many
+threads. `--shape` has random weights, hears noise in full windows, `--rows` at once, and writes as many tokens for each
+window as one may have: more than speech has, so its figure is a lower bound.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,15 +64,36 @@ TOKENS = SpeechTokens(
 )
 
 
-def timed(
-    llm: LLM, samples: np.ndarray, temperature: float | None = None
-) -> tuple[str, dict[str, float]]:
+Hear = Callable[[np.ndarray], str]
+
+
+def timed(hear: Hear, samples: np.ndarray) -> tuple[str, dict[str, float]]:
     """What was heard; seconds of sound per second, and per CPU second."""
     began, computed = time.perf_counter(), time.process_time()
-    heard = llm.transcribe(samples, temperature=temperature)
+    text = hear(samples)
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - computed
     sound_s = len(samples) / RATE
-    return heard.text, {"times_real_time": sound_s / seconds, "per_cpu_second": sound_s / cpu_s}
+    return text, {"times_real_time": sound_s / seconds, "per_cpu_second": sound_s / cpu_s}
+
+
+def rival(options: argparse.Namespace) -> Hear:
+    """faster-whisper, with as much work as ours has: one candidate, no text of earlier windows, temperature 0."""
+    from faster_whisper import WhisperModel
+
+    model = WhisperModel(
+        options.rival,
+        device="cpu",
+        compute_type=options.rival_type,
+        cpu_threads=torch.get_num_threads(),
+    )
+
+    def hear(samples: np.ndarray) -> str:
+        segments, _ = model.transcribe(
+            samples, beam_size=1, temperature=0.0, condition_on_previous_text=False
+        )
+        return "".join(one.text for one in segments).strip()
+
+    return hear
 
 
 def random_shape(options: argparse.Namespace) -> dict[str, object]:
@@ -104,18 +128,20 @@ def random_shape(options: argparse.Namespace) -> dict[str, object]:
 
 def real_clip(options: argparse.Namespace) -> dict[str, object]:
     samples = read_sound(options.clip.read_bytes())
-    with LLM(options.model, device=options.device) as llm:
-        text, short = timed(llm, samples)
-        _, short = timed(llm, samples)
-        _, long = timed(llm, np.tile(samples, options.repeat), 0.0)
-    return {
-        "model": options.model,
-        "clip_s": len(samples) / RATE,
-        "text": text,
-        "threads": torch.get_num_threads(),
-        "clip": short,
-        "long": long,
-    }
+    sounds = {"clip": samples, "long": np.tile(samples, options.repeat)}
+    found: dict[str, object] = {"model": options.model, "clip_s": len(samples) / RATE}
+    with LLM(options.model, device=options.device, dtype=options.dtype) as llm:
+        hearers: dict[str, Hear] = {
+            "cairn": lambda given: llm.transcribe(given, temperature=0.0).text
+        }
+        if options.rival:
+            hearers["faster-whisper"] = rival(options)
+            found["rival_type"] = options.rival_type
+        for name, hear in hearers.items():
+            found[f"text of {name}"] = hear(samples)
+        for what, sound in sounds.items():
+            found[what] = {name: timed(hear, sound)[1] for name, hear in hearers.items()}
+    return found | {"threads": torch.get_num_threads(), "dtype": options.dtype}
 
 
 def main() -> None:
@@ -123,6 +149,9 @@ def main() -> None:
     parser.add_argument("clip", type=Path, nargs="?", help="what is heard, without --shape")
     parser.add_argument("--model", default="whisper-base")
     parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--dtype", default="auto", help="of ours")
+    parser.add_argument("--rival", help="a folder for faster-whisper")
+    parser.add_argument("--rival-type", default="float32", help="its compute_type")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rows", type=int, default=64, help="windows at once, of --shape")

@@ -11,7 +11,7 @@ from cairn.models.checkpoint import check_device, default_device
 from cairn.models.linear.maps import held_bytes
 from cairn.models.runnable import DTYPES, OpenModel
 from cairn.models.spec import ModelSpec
-from cairn.models.speech.load import OpenWhisper, encoder_dtype, open_whisper
+from cairn.models.speech.load import OpenWhisper, open_whisper, stored_dtype
 from cairn.models.speech.spec import WhisperSpec
 from cairn.models.speech.transcribe import Transcriber
 from cairn.serve.config import EngineConfig
@@ -62,10 +62,10 @@ def open_speech_serving(
     check_device(device)
     opened = OpenSpeech(open_whisper(name, folder))
     dtype, why = _dtype(device, config.dtype)
-    encoder = dtype
+    stored = dtype
     if torch.device(device).type == "cpu" and config.dtype == "auto":
-        encoder = encoder_dtype(opened.whisper)
-    model = opened.whisper.load(device, dtype, config.plain, encoder)
+        stored = stored_dtype(opened.whisper)
+    model = opened.whisper.load(device, dtype, config.plain, stored)
     place = model.embedding.device
     rows = min(config.max_num_seqs, ROWS[place.type])
     limits = Limits(
@@ -90,7 +90,7 @@ def open_speech_serving(
         f"{rows} windows of 30 s are heard together",
         "POST /v1/audio/transcriptions and /v1/audio/translations",
     ]
-    if encoder != dtype and model.compiled is not None:
+    if stored != dtype and model.compiled is not None:
         notes.append(
             "its encoder multiplies in float16, as its files store it; --dtype float32 does not"
         )

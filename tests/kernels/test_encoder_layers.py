@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from cairn.kernels.cpu.encoder_layers import (
     CHUNK_ROWS,
-    Affine,
     EncoderLayers,
     EncoderShape,
     LayerWeights,
     chunks_of,
-    has_encoder_layers,
 )
+from cairn.kernels.cpu.tiled import Affine, has_tiles
 
 HIDDEN, INNER, HEADS, WIDTH = 48, 400, 2, 32  # the inner width is no multiple of a depth of tiles
 SIZES = (HIDDEN, INNER, WIDTH)
@@ -24,7 +23,7 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 5e-3}  # of the error against the 
 
 
 def needs(dtype):
-    if not has_encoder_layers(dtype, SIZES):
+    if not has_tiles(dtype, SIZES):
         pytest.skip(f"no kernel for {dtype} on this CPU")
 
 

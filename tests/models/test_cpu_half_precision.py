@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cairn.hw import cpu_types
 from cairn.models.cpu_half_precision import Conv1d, attention, einsum, linear, matmul
 from cairn.models.speech.load import open_whisper
-from cairn.models.speech.model import Texts
 from cairn.models.text_to_text.load import load_t5
 from cairn.models.text_to_text.model import Written
 
@@ -102,7 +101,7 @@ def whisper_logits(folder, dtype):
     model = open_whisper("tiny", folder).load("cpu", dtype)
     tokens = torch.arange(24).view(2, 12)
     mel = torch.randn(2, 80, 3000, generator=torch.Generator().manual_seed(1))
-    return model.read(tokens, Texts(model.spec, 2, model.embedding), model.listen(mel))
+    return model.read(tokens, model.texts(2), model.listen(mel))
 
 
 def t5_logits(folder, dtype):

@@ -2,6 +2,7 @@
 
     product.c             pool, norms, gates, lookups                         when it is asked whether there are kernels
     kind.c -DKIND=Q4_1    the dot products of one type of weights, on ARM     when a matrix of that type is made
+    speech.c              the decoder of speech, on ARM                       when a Whisper is loaded
 
 A library for this CPU alone (-march=native) has instructions that a packaged one leaves out. Its name is a hash of the
 sources, the flags, the compiler and the CPU, so that a change of any of them compiles again. Where there is no compiler
@@ -27,7 +28,14 @@ HERE = Path(__file__).parent
 SOURCES = (
     *("product.c", "attention.h", "kind.c", "pool.h", "blocks.h", "dot.h", "dot512.h"),
     *("dot_neon.h", "quads_neon.h", "rows_neon.h", "levels_neon.h", "pieces_neon.h"),
-    *("encoder.h", "float_tiles.h", "half_tiles.h"),
+    *(
+        "encoder.h",
+        "encoder_attention.h",
+        "speech.h",
+        "few_rows.h",
+        "float_tiles.h",
+        "half_tiles.h",
+    ),
 )
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 COMPILERS = ("cc", "gcc", "clang")
@@ -63,6 +71,12 @@ def library() -> ctypes.CDLL:
     if platform.system() not in ("Linux", "Darwin"):
         raise HardwareError(f"no compiled CPU kernels for {platform.system()}")
     return _library("product")
+
+
+@lru_cache(maxsize=1)
+def speech_library() -> ctypes.CDLL:
+    """Of CPUs for which `library` has the layers of encoders."""
+    return _library("speech")
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@
 #define CAIRN_ENCODER_H
 #include <math.h>
 
-#include "half_tiles.h"
+#include "encoder_attention.h"
 #include "pool.h"
 
 #ifdef HAS_FLOAT_TILES
@@ -38,9 +38,10 @@ typedef struct {
     _Atomic int failed;
 } Encoding;
 
-/* What one thread needs besides; `longest` is of the texts that it attends to. */
+/* What one thread needs besides. */
 typedef struct {
-    float *tiles, *normed, *inner, *keys, *values, *queries, *shares;
+    float *tiles, *normed, *inner;
+    HeadTiles heads;
 } Scratch;
 
 static float *part_of(float **memory, int64_t count) {
@@ -49,82 +50,41 @@ static float *part_of(float **memory, int64_t count) {
     return at;
 }
 
-/* The memory to give back afterwards, or NULL. */
+/* The memory to give back afterwards, or NULL; `longest` is of the texts that are attended to. */
 static void *scratch_of(const EncoderModel *m, int longest, Scratch *s) {
-    const int64_t keys = (longest + SIDE - 1) / SIDE * SIDE, per_head = keys * m->head_dim;
-    const int64_t count = BLOCK * (int64_t)(DEPTH + m->hidden + m->inner) + 3 * per_head + keys * SIDE + 7 * 16;
+    const int64_t keys = whole_tiles(longest), per_head = keys * m->head_dim, wide = 16 * m->head_dim;
+    const int64_t count = BLOCK * (int64_t)(DEPTH + m->hidden + m->inner) + 3 * per_head + keys * SIDE + wide + 8 * 16;
     void *memory;
     if (posix_memalign(&memory, 64, sizeof(float) * (size_t)count)) return NULL;
     float *rest = memory;
     s->tiles = part_of(&rest, BLOCK * DEPTH), s->normed = part_of(&rest, BLOCK * (int64_t)m->hidden);
-    s->inner = part_of(&rest, BLOCK * (int64_t)m->inner), s->shares = part_of(&rest, keys * SIDE);
-    s->keys = part_of(&rest, per_head), s->values = part_of(&rest, per_head), s->queries = part_of(&rest, per_head);
+    s->inner = part_of(&rest, BLOCK * (int64_t)m->inner);
+    HeadTiles *h = &s->heads;
+    h->heads = m->heads, h->width = m->head_dim, h->scale = m->scale;
+    h->shares = part_of(&rest, keys * SIDE), h->room = part_of(&rest, wide);
+    h->keys = part_of(&rest, per_head), h->values = part_of(&rest, per_head), h->queries = part_of(&rest, per_head);
     return memory;
 }
 
-static void multiplied(const EncoderModel *m, const TiledWeights *w, const float *x, int rows, float *y, int onto, float *tiles) {
+static void multiplied(int is_half, const TiledWeights *w, const float *x, int64_t stride, int rows, float *y, int onto, float *tiles) {
 #ifdef HAS_HALF_TILES
-    if (m->is_half) {
-        half_product(w, x, w->depth, rows, y, onto, tiles);
+    if (is_half) {
+        half_product(w, x, stride, rows, y, onto, tiles);
         return;
     }
 #endif
-    product(w, x, w->depth, rows, y, onto, tiles);
+    (void)is_half;
+    product(w, x, stride, rows, y, onto, tiles);
 }
 
-/* shares[key][8 queries] = exp of the scores less the largest; `sums` of them over the keys. */
-static void softmax(float *shares, int keys, float scale, float sums[SIDE]) {
-    Four most0 = vdupq_n_f32(-INFINITY), most1 = most0, sum0 = vdupq_n_f32(0.f), sum1 = sum0;
-    for (int k = 0; k < keys; k++) {
-        most0 = vmaxq_f32(most0, vld1q_f32(shares + k * SIDE));
-        most1 = vmaxq_f32(most1, vld1q_f32(shares + k * SIDE + 4));
-    }
-    for (int k = 0; k < keys; k++) {
-        float *at = shares + k * SIDE;
-        const Four e0 = exponential(vmulq_n_f32(vsubq_f32(vld1q_f32(at), most0), scale));
-        const Four e1 = exponential(vmulq_n_f32(vsubq_f32(vld1q_f32(at + 4), most1), scale));
-        sum0 = vaddq_f32(sum0, e0), sum1 = vaddq_f32(sum1, e1);
-        vst1q_f32(at, e0), vst1q_f32(at + 4, e1);
-    }
-    vst1q_f32(sums, sum0), vst1q_f32(sums + 4, sum1);
-}
-
-/* 8 queries of one head against all keys of their text. Scores are computed transposed, [key][8 queries]: the softmax
- * needs no sums across a register then, and its result is a tile as the second product reads it. */
-static void attend_eight(const EncoderModel *m, const Scratch *s, int query, int length, float *out) {
-    const int width = m->head_dim, rows = length - query < SIDE ? length - query : SIDE;
-    for (int k = 0; k < length; k += SIDE) {
-        Four tile[SIDE][2];
-        clear(tile);
-        multiply(width, s->keys + (int64_t)k * width, s->queries + (int64_t)query * width, tile);
-        for (int r = 0; r < SIDE; r++)
-            vst1q_f32(s->shares + (k + r) * SIDE, tile[r][0]), vst1q_f32(s->shares + (k + r) * SIDE + 4, tile[r][1]);
-    }
-    float sums[SIDE];
-    softmax(s->shares, length, m->scale, sums);
-    for (int c = 0; c < width; c += SIDE) {
-        Four tile[SIDE][2];
-        clear(tile);
-        multiply(length, s->shares, s->values + (int64_t)c * length, tile);
-        for (int r = 0; r < SIDE; r++) { /* as often as the compiler knows: else the tile lies in memory */
-            if (r >= rows) break;
-            float *at = out + (int64_t)(query + r) * m->heads * width + c;
-            vst1q_f32(at, vmulq_n_f32(tile[r][0], 1.f / sums[r])), vst1q_f32(at + 4, vmulq_n_f32(tile[r][1], 1.f / sums[r]));
-        }
-    }
-}
-
-/* One head of one text: qkv [length][3 * heads * head_dim] -> out [length][heads * head_dim]. */
 static void attend(const EncoderModel *m, const float *qkv, int head, int length, const Scratch *s, float *out) {
-    const int width = m->head_dim, joined = m->heads * width;
-    const int64_t stride = 3 * (int64_t)joined;
-    const float *q = qkv + head * width, *k = q + joined, *v = k + joined;
-    to_tiles(q, stride, length, width, s->queries);
-    to_tiles(k, stride, length, width, s->keys);
-    for (int c = 0; c < width; c += SIDE)
-        for (int t = 0; t < length; t++)
-            memcpy(s->values + ((int64_t)c * length + t * SIDE), v + t * stride + c, sizeof(float) * SIDE);
-    for (int query = 0; query < length; query += SIDE) attend_eight(m, s, query, length, out + head * width);
+#ifdef HAS_HALF_TILES
+    if (m->is_half) {
+        attend_halves(&s->heads, qkv, head, length, out);
+        return;
+    }
+#endif
+    attend_floats(&s->heads, qkv, head, length, out);
 }
 
 /* Of at most BLOCK rows: what stands before attention, and what stands behind it. */
@@ -133,17 +93,17 @@ static void before(const EncoderModel *m, const EncoderLayer *l, const float *x,
         layer_norm(x, s->normed, rows, m->hidden, l->attention_norm, l->attention_norm_bias, m->eps);
         x = s->normed;
     }
-    multiplied(m, &l->qkv, x, rows, qkv, 0, s->tiles);
+    multiplied(m->is_half, &l->qkv, x, m->hidden, rows, qkv, 0, s->tiles);
 }
 
 static void behind(const EncoderModel *m, const EncoderLayer *l, const float *mixed, int rows, float *x, const Scratch *s) {
     float *normed = m->is_pre ? s->normed : x;
-    multiplied(m, &l->out, mixed, rows, x, 1, s->tiles);
+    multiplied(m->is_half, &l->out, mixed, l->out.depth, rows, x, 1, s->tiles);
     if (m->is_pre) layer_norm(x, normed, rows, m->hidden, l->feed_norm, l->feed_norm_bias, m->eps);
     else layer_norm(x, x, rows, m->hidden, l->attention_norm, l->attention_norm_bias, m->eps);
-    multiplied(m, &l->up, normed, rows, s->inner, 0, s->tiles);
+    multiplied(m->is_half, &l->up, normed, m->hidden, rows, s->inner, 0, s->tiles);
     gelu(s->inner, (int64_t)rows * m->inner);
-    multiplied(m, &l->down, s->inner, rows, x, 1, s->tiles);
+    multiplied(m->is_half, &l->down, s->inner, m->inner, rows, x, 1, s->tiles);
     if (!m->is_pre) layer_norm(x, x, rows, m->hidden, l->feed_norm, l->feed_norm_bias, m->eps);
 }
 
@@ -227,6 +187,30 @@ static void encode_together(Pool *pool, Encoding *e, int texts) {
     free(e->qkv);
 }
 
+/* -- one product: all threads --------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const TiledWeights *w;
+    const float *x;
+    float *y;
+    int64_t stride; /* of x: rows may overlap, as those of a convolution do */
+    int is_half, rows, gelu;
+    _Atomic int failed;
+} AffineWork;
+
+static void affine_block(void *given, int chunk) {
+    AffineWork *a = given;
+    const int64_t t = (int64_t)chunk * BLOCK;
+    const int rows = block_at((int)t, a->rows);
+    float *tiles = malloc(sizeof(float) * BLOCK * DEPTH), *y = a->y + t * a->w->columns;
+    if (!tiles) atomic_store(&a->failed, 1);
+    else {
+        multiplied(a->is_half, a->w, a->x + t * a->stride, a->stride, rows, y, 0, tiles);
+        if (a->gelu) gelu(y, (int64_t)rows * a->w->columns);
+    }
+    free(tiles);
+}
+
 /* -- from Python ------------------------------------------------------------------------------------------------------ */
 
 int cairn_encodes_half(void) {
@@ -235,6 +219,13 @@ int cairn_encodes_half(void) {
 #else
     return 0;
 #endif
+}
+
+/* y [rows][columns] = x @ weights.T + bias, or its GELU; -1: there is no memory. */
+int cairn_affine(Pool *pool, const TiledWeights *weights, int is_half, const float *x, int64_t stride, int rows, int gelu, float *y) {
+    AffineWork work = {.w = weights, .x = x, .y = y, .stride = stride, .is_half = is_half, .rows = rows, .gelu = gelu};
+    run(pool, affine_block, &work, (rows + BLOCK - 1) / BLOCK);
+    return atomic_load(&work.failed) ? -1 : 0;
 }
 
 /* x [rows][hidden] in place; -1: there is no memory. Without chunks the threads share each layer. */

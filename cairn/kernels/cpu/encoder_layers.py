@@ -16,21 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.kernels.cpu.compiled import ON_ARM, library, obstacle
+from cairn.kernels.cpu.compiled import library
 from cairn.kernels.cpu.packed_product import pool
+from cairn.kernels.cpu.tiled import Affine, Held, Weights
 
-SIDES = {torch.float32: 8, torch.float16: 16}  # columns of a tile of sums (`float_tiles.h`)
 CHUNK_ROWS = 128  # at most, unless one text has more: what they need stays in the cache of a core
 # For each thread; of fewer the last would keep one thread at work and the others waiting.
 FEW_CHUNKS = 2
 NO_CHUNKS = np.zeros((0, 2), dtype=np.int32)
-
-
-class Affine(NamedTuple):
-    """A matrix [N, K] and its bias [N], or the weight and the bias of a norm."""
-
-    weight: Tensor
-    bias: Tensor
 
 
 class LayerWeights(NamedTuple):
@@ -50,16 +43,9 @@ class EncoderShape(NamedTuple):
     norms: Literal["post", "pre"]
 
 
-class _Weights(ctypes.Structure):
-    _fields_ = (
-        ("tiles", ctypes.c_void_p), ("bias", ctypes.c_void_p),
-        ("depth", ctypes.c_int32), ("columns", ctypes.c_int32),
-    )  # fmt: skip
-
-
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _Weights) for name in ("qkv", "out", "up", "down")),
+        *((name, Weights) for name in ("qkv", "out", "up", "down")),
         *((name, ctypes.c_void_p) for name in ("norm", "norm_bias", "feed_norm", "feed_norm_bias")),
     )
 
@@ -73,13 +59,6 @@ class _Model(ctypes.Structure):
     )  # fmt: skip
 
 
-def has_encoder_layers(dtype: torch.dtype, sizes: Sequence[int]) -> bool:
-    """Whether there are kernels here for layers of these widths with weights of this type."""
-    if not ON_ARM or dtype not in SIDES or any(size % SIDES[dtype] for size in sizes):
-        return False
-    return obstacle() is None and (dtype == torch.float32 or bool(library().cairn_encodes_half()))
-
-
 class EncoderLayers:
     """post: x = norm(x + attention(x)), x = norm(x + down(gelu(up(x)))); pre: norms stand before the products.
 
@@ -87,7 +66,7 @@ class EncoderLayers:
     """
 
     def __init__(self, layers: Sequence[LayerWeights], shape: EncoderShape) -> None:
-        self._held: list[Tensor] = []  # what the structures point to
+        self._held = Held()
         self._layers = (_Layer * len(layers))(*map(self._layer, layers))
         inner, hidden = layers[0].up.weight.shape
         half = layers[0].up.weight.dtype == torch.float16
@@ -99,7 +78,7 @@ class EncoderLayers:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._held)
+        return self._held.nbytes
 
     def __call__(self, x_TD: Tensor, lengths: Sequence[int]) -> Tensor:
         """[T, D] in float32; written into `x_TD` if it is that."""
@@ -117,18 +96,10 @@ class EncoderLayers:
     def _layer(self, layer: LayerWeights) -> _Layer:
         products = (layer.qkv, layer.out, layer.up, layer.down)
         norms = (layer.attention_norm, layer.feed_forward_norm)
-        vectors = [self._address(vector.float()) for norm in norms for vector in norm]
-        return _Layer(*map(self._weights, products), *vectors)
-
-    def _weights(self, given: Affine) -> _Weights:
-        columns, depth = given.weight.shape
-        tiles = given.weight.unflatten(0, (-1, SIDES[given.weight.dtype])).transpose(1, 2)
-        return _Weights(self._address(tiles), self._address(given.bias.float()), depth, columns)
-
-    def _address(self, tensor: Tensor) -> int:
-        held = tensor.detach().contiguous()
-        self._held.append(held)
-        return held.data_ptr()
+        return _Layer(
+            *(self._held.weights(*part) for part in products),
+            *(address for norm in norms for address in self._held.norm(norm)),
+        )
 
 
 def chunks_of(lengths: Sequence[int], threads: int) -> list[tuple[int, int]]:

@@ -7,13 +7,8 @@ elsewhere    the first product of each feed-forward is fused with its GELU, by o
 import torch
 from torch import Tensor, nn
 
-from cairn.kernels.cpu.encoder_layers import (
-    Affine,
-    EncoderLayers,
-    EncoderShape,
-    LayerWeights,
-    has_encoder_layers,
-)
+from cairn.kernels.cpu.encoder_layers import EncoderLayers, EncoderShape, LayerWeights
+from cairn.kernels.cpu.tiled import Affine, has_tiles
 from cairn.models.encoder.model import Encoder, EncoderLayer, LayerNorm
 from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
 from cairn.models.linear.maps import Linear
@@ -51,7 +46,7 @@ def _has_compiled(model: Encoder) -> bool:
         and shape.out_bias
         and shape.kv_heads == shape.heads
         and not (shape.qk_norm or any(shape.windows) or shape.attention_softcap)
-        and has_encoder_layers(model.embedding.weight.dtype, sizes)
+        and has_tiles(model.embedding.weight.dtype, sizes)
     )
 
 

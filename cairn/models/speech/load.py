@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.safetensors_file import SafetensorsFolder, read_json
-from cairn.models.speech.cpu_form import has_compiled_encoder
+from cairn.models.speech.cpu_form import has_compiled_form
 from cairn.models.speech.ctranslate2 import is_ctranslate2, read_variables
 from cairn.models.speech.model import Whisper
 from cairn.models.speech.spec import MULTILINGUAL, SpeechTokens, WhisperSpec
@@ -75,9 +75,9 @@ class OpenWhisper(NamedTuple):
         device: str,
         dtype: torch.dtype,
         plain: bool = False,
-        encoder: torch.dtype | None = None,
+        stored: torch.dtype | None = None,
     ) -> Whisper:
-        """`encoder`: the type of its products where that is another one than the model's."""
+        """`stored`: the type of its matrices in compiled layers where that is another one than the model's."""
         with torch.device("meta"):
             model = Whisper(self.spec)
         state = {}
@@ -92,14 +92,14 @@ class OpenWhisper(NamedTuple):
         model.load_state_dict(state, assign=True)
         model.requires_grad_(False).eval()
         if not plain:
-            model.fuse(encoder or dtype)
+            model.fuse(stored or dtype)
         return model
 
 
-def encoder_dtype(opened: OpenWhisper) -> torch.dtype:
+def stored_dtype(opened: OpenWhisper) -> torch.dtype:
     """Float16 where its files store it so and this CPU has kernels that multiply it."""
     stored = opened.get("encoder.0.up.weight").dtype
-    half = stored == torch.float16 and has_compiled_encoder(opened.spec, stored)
+    half = stored == torch.float16 and has_compiled_form(opened.spec, stored)
     return torch.float16 if half else torch.float32
 
 

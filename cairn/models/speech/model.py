@@ -8,16 +8,15 @@ pages. `Texts` holds the keys of the tokens so far, one row for each window of s
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cairn.kernels.cpu.encoder_layers import EncoderLayers
 from cairn.models.cpu_half_precision import Conv1d, Linear, attention, linear
 from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
-from cairn.models.speech.cpu_form import compiled_encoder, has_compiled_encoder
+from cairn.models.speech.cpu_form import CompiledWhisper, TiledSound, has_compiled_form
 from cairn.models.speech.spec import WhisperSpec
 
 EPS = 1e-5
@@ -31,13 +30,18 @@ class Sound(NamedTuple):
     def rows(self, index_B: Tensor) -> "Sound":
         return Sound([(k[index_B], v[index_B]) for k, v in self.layers])
 
-    @classmethod
-    def joined(cls, parts: Sequence["Sound"]) -> "Sound":
-        """Rows behind rows."""
-        layers = zip(*(part.layers for part in parts), strict=True)
-        return cls(
-            [(torch.cat(k), torch.cat(v)) for k, v in (zip(*one, strict=True) for one in layers)]
-        )
+
+Sounds = Sound | TiledSound
+
+
+def joined(parts: Sequence[Sounds]) -> Sounds:
+    """Rows behind rows, all of one form."""
+    tiled = [part for part in parts if isinstance(part, TiledSound)]
+    if tiled:
+        return TiledSound([window for part in tiled for window in part.windows])
+    layers = zip(*(part.layers for part in parts if isinstance(part, Sound)), strict=True)
+    pairs = [zip(*layer, strict=True) for layer in layers]
+    return Sound([(torch.cat(keys), torch.cat(values)) for keys, values in pairs])
 
 
 class Texts:
@@ -125,28 +129,31 @@ class Whisper(nn.Module):
         self.text_positions = nn.Parameter(torch.empty(spec.context, spec.hidden))
         self.decoder = nn.ModuleList(Block(spec, True) for _ in range(spec.decoder_layers))
         self.decoder_norm = Norm(spec.hidden)
-        self.compiled: EncoderLayers | None = None  # all layers of the encoder: see `cpu_form`
+        self.compiled: CompiledWhisper | None = None  # all of it, on some CPUs
 
     @property
-    def forms(self) -> list[EncoderLayers]:
+    def forms(self) -> list[CompiledWhisper]:
         """What holds weights besides the parameters."""
         return [] if self.compiled is None else [self.compiled]
 
-    def fuse(self, encoder: torch.dtype) -> None:
-        """The fast forms, where there are some; once the weights are there. `encoder`: what its products are in."""
-        blocks = [*self.encoder, *self.decoder]
-        on_cpu = self.embedding.device.type == "cpu"
-        if on_cpu and has_compiled_encoder(self.spec, encoder):
-            layers = cast(list[Block], list(self.encoder))
-            self.compiled = compiled_encoder(layers, self.spec, encoder, EPS)
-            blocks = [*self.decoder]
-        if has_fused_gelu(self.embedding):
-            for block in blocks:
+    def fuse(self, stored: torch.dtype) -> None:
+        """The fast forms, where there are some; once the weights are there. `stored`: the type of compiled matrices."""
+        if self.embedding.device.type == "cpu" and has_compiled_form(self.spec, stored):
+            self.compiled = CompiledWhisper(self, stored, EPS)
+        elif has_fused_gelu(self.embedding):
+            for block in [*self.encoder, *self.decoder]:
                 up = block.up
                 block.fused_up = FusedGelu(up.weight, up.bias)  # type: ignore[arg-type, union-attr]
 
-    def listen(self, mel_BMN: Tensor) -> Sound:
+    def texts(self, rows: int) -> Texts:
+        """Of compiled layers in float32, as these compute."""
+        like = self.embedding if self.compiled is None else self.embedding.float()
+        return Texts(self.spec, rows, like)
+
+    def listen(self, mel_BMN: Tensor) -> Sounds:
         """What the decoder looks at."""
+        if self.compiled is not None:
+            return self.compiled.listen(mel_BMN)
         hidden_BSD = self.encode(mel_BMN.to(self.embedding.dtype))
         layers = []
         for block in self.decoder:
@@ -155,23 +162,37 @@ class Whisper(nn.Module):
         return Sound(layers)
 
     def encode(self, mel_BMN: Tensor) -> Tensor:
+        if self.compiled is not None:
+            return self.compiled.encode(mel_BMN)
         x_BDS = F.gelu(self.conv2(F.gelu(self.conv1(mel_BMN))))
         x_BSD = x_BDS.transpose(1, 2) + self.sound_positions
-        if self.compiled is not None:
-            lengths = [x_BSD.shape[1]] * len(x_BSD)
-            x_BSD = self.compiled(x_BSD.flatten(0, 1), lengths).view_as(x_BSD).to(x_BSD.dtype)
-        else:
-            for block in self.encoder:
-                x_BSD = block.encode(x_BSD)  # type: ignore[operator]
+        for block in self.encoder:
+            x_BSD = block.encode(x_BSD)  # type: ignore[operator]
         return self.encoder_norm(x_BSD)
 
-    def read(self, tokens_BS: Tensor, texts: Texts, sound: Sound) -> Tensor:
-        """Logits behind each of these tokens, which continue the texts; [B, S, V] in float32."""
+    def read(
+        self,
+        tokens_BS: Tensor,
+        texts: Texts,
+        sound: Sounds,
+        last_only: bool = False,
+        slots: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Logits behind each of these tokens, or behind the last ones, which continue the texts; [B, S, V] in float32.
+
+        `slots` are the rows of texts and sound that these tokens belong to; None, and without compiled layers: all.
+        """
+        if isinstance(sound, TiledSound):
+            assert self.compiled is not None
+            logits_BSV = self.compiled.read(tokens_BS, texts, sound, slots, last_only)
+            texts.length += tokens_BS.shape[1]
+            return logits_BSV
         places_S = slice(texts.length, texts.length + tokens_BS.shape[1])
         x_BSD = F.embedding(tokens_BS, self.embedding) + self.text_positions[places_S]
         for at, block in enumerate(self.decoder):
             x_BSD = block.decode(x_BSD, at, texts, sound)  # type: ignore[operator]
         texts.length += tokens_BS.shape[1]
+        x_BSD = x_BSD[:, -1:] if last_only else x_BSD
         return linear(self.decoder_norm(x_BSD), self.embedding).float()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from cairn.core.errors import RequestError
 from cairn.models.speech.load import OpenWhisper
 from cairn.models.speech.mel import log_mel
-from cairn.models.speech.model import Sound, Texts, Whisper
+from cairn.models.speech.model import Sounds, Texts, Whisper, joined
 from cairn.models.speech.rules import TEMPERATURES, Decoded, allowed, looks_wrong
 from cairn.models.speech.windows import Window
 
@@ -43,6 +43,7 @@ class Transcriber:
         self._never_V[suppressed] = True
         self._never_V[opened.tokens.start : opened.tokens.no_timestamps] = True  # they steer
         self._never_V = self._never_V.to(self.device)
+        self._token_V = torch.arange(opened.spec.vocab, device=self.device)
 
     @torch.inference_mode()
     def transcribe(self, given: Sequence[tuple[Window, Wanted]]) -> list[Heard]:
@@ -67,22 +68,24 @@ class Transcriber:
         ]
         return torch.cat(made)
 
-    def _listen(self, mel_BMN: Tensor) -> Sound:
+    def _listen(self, mel_BMN: Tensor) -> Sounds:
         """All windows at once; on a CPU, which is no faster so, one by one, so that no pass takes long."""
         parts = mel_BMN.split(1) if self.device.type == "cpu" else [mel_BMN]
         heard = []
         for part in parts:
             heard.append(self.model.listen(part))
             self.passes += 1
-        return heard[0] if len(heard) == 1 else Sound.joined(heard)
+        return heard[0] if len(heard) == 1 else joined(heard)
 
-    def _read(self, tokens_BS: Tensor, texts: Texts, sound: Sound) -> Tensor:
+    def _read(
+        self, tokens_BS: Tensor, texts: Texts, sound: Sounds, rows: list[int] | None = None
+    ) -> Tensor:
         """Logits behind the last of these tokens, [B, V]."""
-        logits_BSV = self.model.read(tokens_BS, texts, sound)
+        logits_B1V = self.model.read(tokens_BS, texts, sound, last_only=True, slots=rows)
         self.passes += 1
-        return logits_BSV[:, -1]
+        return logits_B1V[:, 0]
 
-    def _write(self, sound: Sound, wanted: list[Wanted]) -> list[Heard]:
+    def _write(self, sound: Sounds, wanted: list[Wanted]) -> list[Heard]:
         """Each window at the lowest temperature at which its text looks right."""
         languages, no_speech = self._hear(sound, wanted)
         results: dict[int, Decoded] = {}
@@ -109,11 +112,13 @@ class Transcriber:
         words = [token for token in tokens if token < self.tokens.end]
         return self.opened.tokenizer.decode(words)
 
-    def _hear(self, sound: Sound, wanted: Sequence[Wanted]) -> tuple[list[str | None], list[float]]:
+    def _hear(
+        self, sound: Sounds, wanted: Sequence[Wanted]
+    ) -> tuple[list[str | None], list[float]]:
         """Which language is spoken, and how likely it is that nobody speaks."""
         tokens, rows = self.tokens, len(wanted)
         first_B1 = torch.full((rows, 1), tokens.start, device=self.device)
-        texts = Texts(self.model.spec, rows, self.model.embedding)
+        texts = self.model.texts(rows)
         logits_BV = self._read(first_B1, texts, sound)
         silence = [0.0] * rows
         if tokens.no_speech is not None:
@@ -142,7 +147,7 @@ class Transcriber:
     # -- decoding --------------------------------------------------------------------------------
 
     def _decode(
-        self, sound: Sound, starts: list[list[int]], heats: list[float], no_speech: list[float]
+        self, sound: Sounds, starts: list[list[int]], heats: list[float], no_speech: list[float]
     ) -> list[Decoded]:
         """Rows grow together; those with starts of other lengths are decoded apart."""
         by_length: dict[int, list[int]] = {}
@@ -160,30 +165,35 @@ class Transcriber:
         return [found[at] for at in range(len(starts))]
 
     def _decode_together(
-        self, sound: Sound, starts: list[list[int]], heats: list[float]
+        self, sound: Sounds, starts: list[list[int]], heats: list[float]
     ) -> list[tuple[list[int], float]]:
         spec, tokens = self.model.spec, self.tokens
-        rows = len(starts)
-        texts = Texts(spec, rows, self.model.embedding)
-        said: list[list[int]] = [[] for _ in range(rows)]
-        sums, over = [0.0] * rows, [False] * rows
+        rows = list(range(len(starts)))  # those that are computed
+        texts = self.model.texts(len(rows))
+        said: list[list[int]] = [[] for _ in rows]
+        sums, over = [0.0] * len(rows), [False] * len(rows)
         generator = torch.Generator(self.device).manual_seed(0)
         given_BS = torch.tensor(starts, device=self.device)
         most = min(spec.context // 2, spec.context - len(starts[0]))
         for _ in range(most):
-            logits_BV = self._read(given_BS, texts, sound)
-            self._mask(logits_BV, said)
-            chosen_B = _choose(logits_BV, heats, generator)
-            logprobs_B = logits_BV.log_softmax(-1).gather(1, chosen_B[:, None])[:, 0].tolist()
-            for row, token in enumerate(chosen_B.tolist()):
+            logits_BV = self._read(given_BS, texts, sound, rows)
+            self._mask(logits_BV, [said[row] for row in rows])
+            chosen_B = _choose(logits_BV, [heats[row] for row in rows], generator)
+            logprobs_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - logits_BV.logsumexp(-1)
+            for row, token, logprob in zip(
+                rows, chosen_B.tolist(), logprobs_B.tolist(), strict=True
+            ):
                 if over[row]:
                     continue
-                sums[row] += logprobs_B[row]
+                sums[row] += logprob
                 over[row] = token == tokens.end
                 if not over[row]:
                     said[row].append(token)
             if all(over):
                 break
+            if self.model.compiled is not None:  # whose rows need not stay together
+                chosen_B = chosen_B[[at for at, row in enumerate(rows) if not over[row]]]
+                rows = [row for row in rows if not over[row]]
             given_BS = chosen_B[:, None]
         return [(one, total / (len(one) + 1)) for one, total in zip(said, sums, strict=True)]
 
@@ -208,7 +218,7 @@ class Transcriber:
         text_B1, earliest_B1, end_B1, both_B1 = torch.tensor(bounds, device=self.device).t()[
             ..., None
         ]
-        token_V = torch.arange(vocab, device=self.device)
+        token_V = self._token_V
         timestamps_BV = (token_V >= first) & (token_V < earliest_B1)
         logits_BV.masked_fill_((token_V < text_B1) | timestamps_BV | (token_V >= end_B1), never)
         likelier_B = logits_BV[:, first:].logsumexp(-1) > logits_BV[:, :first].amax(-1)
