@@ -12,8 +12,8 @@
 #ifndef CAIRN_DOT_NEON_H
 #define CAIRN_DOT_NEON_H
 
+#include "pairs_neon.h"
 #include "quads_neon.h"
-#include "rows_neon.h"
 
 #ifdef HAS_DOT_NEON
 
@@ -189,7 +189,7 @@ static void round_row(const float *x, int columns, int rows, int t, Activations 
 
 /* -- any number of rows ------------------------------------------------------------------------------------------ */
 
-/* `count` rows of weights, a constant: y [count, rows]. */
+/* `count` rows of weights, a constant: y [count, rows], without the row of x that `row_of_x_dot` multiplies. */
 INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
     const int single = rows % 4 == 1 ? rows - 1 : rows, pieces = pieces_of(columns); /* the row that is left over */
     for (int t = 0; t < single; t += 4 * QUADS_AT_ONCE) {
@@ -197,13 +197,8 @@ INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, 
         const Quad *here = x + (int64_t)(t / 4) * pieces;
         quads_dot(type, w, count, here, (some + 3) / 4, some, columns, y + t, rows);
     }
-    if (single == rows) return;
+    if (single == rows || in_blocks_of_32(type)) return;
     const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
-    if (in_blocks_of_32(type)) {
-        const float32x4_t found = four_rows_dot(type, w, alone, columns);
-        for (int r = 0; r < 4; r++) y[(int64_t)r * rows + single] = found[r];
-        return;
-    }
 #pragma GCC unroll 1
     for (int r = 0; r < count; r++) y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
 }
@@ -214,13 +209,16 @@ INLINE void rows_dot(int type, Weights first, int64_t row_bytes, int count, cons
                      float *y) {
     const int together = type == UNPACKED ? 1 : MOST_ROWS_OF_W;
     float room[MOST_ROWS_OF_W * rows];
-    for (int n = 0; n < count; n += together) {
+    const int apart = rows % 4 == 1 && in_blocks_of_32(type); /* a row of x */
+    for (int n = 0; n < count && rows > apart; n += together) {
         Weights w[MOST_ROWS_OF_W] = {first, first, first, first};
         for (int r = 0; r < together; r++) w[r].packed += row_bytes * least(n + r, count - 1);
         const int left = least(together, count - n);
         some_rows_dot(type, w, together, x, rows, columns, left < together ? room : y + (int64_t)n * rows);
         if (left < together) memcpy(y + (int64_t)n * rows, room, sizeof(float) * (size_t)(left * rows));
     }
+    const Rounded *alone = (const Rounded *)(x + (int64_t)(rows / 4) * pieces_of(columns));
+    if (apart) row_of_x_dot(type, first.packed, row_bytes, count, alone, columns, y + rows - 1, rows);
 }
 
 /* -- one kernel for each type ------------------------------------------------------------------------------------- */
