@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="eight streams beside busy loops, too")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     parser.add_argument("--weights", default="auto", help="their form here: auto, int8, float")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--side", choices=("cairn", "llama.cpp"), help="internal: serve commands")
     add_arguments(parser)
     options = parser.parse_args()
@@ -51,7 +52,7 @@ def main() -> None:
     for file in options.files:  # written after each: a file takes minutes
         found[file.name] = compare(file, options)
         how = {"threads": options.threads, "rounds": options.rounds, "weights": options.weights}
-        how["cases"] = CASES
+        how["cases"] = {case: CASES[case] for case in options.cases}
         record({**how, "files": found}, options)
 
 
@@ -196,7 +197,7 @@ def compare(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"file_mb": file.stat().st_size >> 20}
     found["ready_s"] = {name: side.ready_s for name, side in sides.items()}
     found["ready_cpu_s"] = {name: side.ready_cpu_s for name, side in sides.items()}
-    for case in CASES:
+    for case in options.cases:
         found[case] = turns(sides, case, options.rounds)
     if options.busy:
         loops = [Process(target=busy, daemon=True) for _ in range(options.threads)]

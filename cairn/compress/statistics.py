@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 SAMPLE = 512  # rows that are kept as they are
+BLOCK = 256  # columns of x x^T that are summed up together on a CPU
 LONGEST = 3.0  # times the median length of a row, in sums of x x^T
 
 
@@ -49,8 +50,12 @@ class InputStatistics:
         if x_MK.is_cuda and x_MK.dtype != torch.float32:
             # Products of 16-bit numbers are exact in float32, and tensor cores sum in float32.
             self.square_KK += torch.mm(x_MK.t(), x_MK, out_dtype=torch.float32)
-        else:
+        elif x_MK.is_cuda:
             self.square_KK.addmm_(wide.t(), wide)
+        else:  # where the product takes long, only up to its diagonal: it is symmetric
+            for first in range(0, wide.shape[1], BLOCK):
+                last = first + BLOCK
+                self.square_KK[first:last, :last].addmm_(wide[:, first:last].t(), wide[:, :last])
 
     @property
     def sample_MK(self) -> Tensor:
@@ -60,7 +65,8 @@ class InputStatistics:
     def hessian_KK(self) -> Tensor:
         """2 / n * sum of x x^T: the second derivative of the mean square error of a row of the output."""
         assert self.square_KK is not None
-        return self.square_KK * (2.0 / max(self.rows, 1))
+        lower_KK = self.square_KK.tril()
+        return (lower_KK + lower_KK.tril(-1).t()) * (2.0 / max(self.rows, 1))
 
     @property
     def mean_abs_K(self) -> Tensor:

@@ -7,7 +7,7 @@ every token, so that none is left without statistics.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from cairn.compress.statistics import InputStatistics
 from cairn.models.attend import Packed
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import PlainResidual, PlainStep
+from cairn.models.layers import FeedForward
 from cairn.models.quantized.matrices import Matrix, matrices_of, writable_experts
 from cairn.models.transformer import Layer, Transformer
 
@@ -55,7 +56,8 @@ def walk(
         sites = _sites(layer, number, len(chunks), windows_BL.device, hessian)
         with _watching(layer, sites):
             for chunk in chunks:
-                run_one(layer, chunk)
+                with suppress(_AllSeen):
+                    run_one(layer, chunk)
         yield LayerSites(number, layer, sites)
         chunks = [chunk._replace(x_TD=run_one(layer, chunk)) for chunk in chunks]
 
@@ -125,6 +127,8 @@ def _watching(layer: Layer, sites: list[Site]) -> Iterator[None]:
     for matrix, inputs in sites:
         if matrix.linear is not None:
             handles.append(matrix.linear.register_forward_pre_hook(_adds_to(inputs)))
+    if isinstance(layer.feed_forward, FeedForward):
+        handles.append(layer.feed_forward.down.register_forward_pre_hook(_stops(sites)))
     feed = layer.feed_forward
     if isinstance(feed, ExpertLayer):
         own = [site for site in sites if site.matrix.owner is feed]
@@ -134,6 +138,18 @@ def _watching(layer: Layer, sites: list[Site]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _AllSeen(Exception):
+    """What a layer gives out is not wanted yet, so its last product is left out."""
+
+
+def _stops(sites: list[Site]) -> Callable[[Any, tuple[Tensor, ...]], None]:
+    def hook(module: Any, arguments: tuple[Tensor, ...]) -> None:
+        if len({site.inputs.rows for site in sites}) == 1:
+            raise _AllSeen
+
+    return hook
 
 
 def _adds_to(inputs: InputStatistics) -> Callable[[Any, tuple[Tensor, ...]], None]:

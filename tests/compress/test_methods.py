@@ -94,6 +94,15 @@ def test_a_giant_row_does_not_decide_for_all_others():
     assert lost(found.hessian_KK) < 0.8 * lost(2 / len(whole) * whole.t() @ whole)
 
 
+def test_a_hessian_is_the_sum_of_products_of_all_its_rows():
+    x_MK = torch.randn(40, 600, generator=torch.Generator().manual_seed(0))
+    found = InputStatistics(600, x_MK.device, 2, True)
+    for part_MK in x_MK.split(25):
+        found.add(part_MK)
+    expected_KK = 2 / 40 * x_MK.double().t() @ x_MK.double()
+    torch.testing.assert_close(found.hessian_KK.double(), expected_KK, rtol=1e-4, atol=1e-4)
+
+
 def plainly(w_NK: Tensor, hessian_KK: Tensor, grid: Grid) -> Tensor:
     """GPTQ as it is derived: after each column, its row and column leave the inverse Hessian."""
     w, inverse = w_NK.double().clone(), hessian_KK.double().clone()

@@ -12,8 +12,8 @@
 #ifndef CAIRN_DOT_NEON_H
 #define CAIRN_DOT_NEON_H
 
+#include "pairs_neon.h"
 #include "quads_neon.h"
-#include "rows_neon.h"
 
 #ifdef HAS_DOT_NEON
 
@@ -63,6 +63,36 @@ INLINE float row_dot(int type, Weights w, const Rounded *x, int columns) {
         sum = row_piece(type, &p, x, at, sum);
     }
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+INLINE void row_of_x_with_k(int type, const uint8_t *row, int64_t row_bytes, int count, const Rounded *x, int columns,
+                            float *y, int stride) {
+    for (int n = 0; n < count; n++, row += row_bytes) {
+        const uint8_t *at = row;
+        const Rounded *here = x;
+        float32x4_t sum = vdupq_n_f32(0);
+        for (int start = 0; start < columns; start += STRIDE, here++, at += block_bytes(type))
+            for (int second = 0; second < 2; second++) {
+                Piece p;
+                if (type == Q6_K) half_of_q6_k(at, second, &p);
+                else half_of_q4_q5_k(type == Q5_K, at, second, &p);
+                sum = row_piece(type, &p, here, PIECE * second, sum);
+            }
+        y[(int64_t)n * stride] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    }
+}
+
+/* One row of x with `count` rows of k-quants: y [count, stride]. A function of its own, whose instructions GCC may order:
+ * of a row at a time there are registers enough for that. */
+static __attribute__((noinline, optimize("schedule-insns"))) void row_of_x_dot_k(int type, const uint8_t *row,
+                                                                                int64_t row_bytes, int count,
+                                                                                const Rounded *x, int columns,
+                                                                                float *y, int stride) {
+    switch (type) {
+    case Q4_K: row_of_x_with_k(Q4_K, row, row_bytes, count, x, columns, y, stride); return;
+    case Q5_K: row_of_x_with_k(Q5_K, row, row_bytes, count, x, columns, y, stride); return;
+    case Q6_K: row_of_x_with_k(Q6_K, row, row_bytes, count, x, columns, y, stride); return;
+    }
 }
 
 /* -- four rows of x ---------------------------------------------------------------------------------------------- */
@@ -189,38 +219,45 @@ static void round_row(const float *x, int columns, int rows, int t, Activations 
 
 /* -- any number of rows ------------------------------------------------------------------------------------------ */
 
-/* `count` rows of weights, a constant: y [count, rows]. */
-INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y) {
-    const int single = rows % 4 == 1 ? rows - 1 : rows, pieces = pieces_of(columns); /* the row that is left over */
-    for (int t = 0; t < single; t += 4 * QUADS_AT_ONCE) {
-        const int some = single - t < 4 * QUADS_AT_ONCE ? single - t : 4 * QUADS_AT_ONCE;
+/* `count` rows of weights, a constant, with rows of x by four: y [count, stride]. */
+INLINE void some_rows_dot(int type, const Weights *w, int count, const Quad *x, int rows, int columns, float *y,
+                          int stride) {
+    const int pieces = pieces_of(columns);
+    for (int t = 0; t < rows; t += 4 * QUADS_AT_ONCE) {
+        const int some = least(rows - t, 4 * QUADS_AT_ONCE);
         const Quad *here = x + (int64_t)(t / 4) * pieces;
-        quads_dot(type, w, count, here, (some + 3) / 4, some, columns, y + t, rows);
+        quads_dot(type, w, count, here, (some + 3) / 4, some, columns, y + t, stride);
     }
-    if (single == rows) return;
-    const Rounded *alone = (const Rounded *)(x + (int64_t)(single / 4) * pieces);
-    if (in_blocks_of_32(type)) {
-        const float32x4_t found = four_rows_dot(type, w, alone, columns);
-        for (int r = 0; r < 4; r++) y[(int64_t)r * rows + single] = found[r];
-        return;
-    }
+}
+
+/* A row of x that is left over, or the only one. */
+INLINE void alone_dot(int type, Weights first, int64_t row_bytes, int count, const Rounded *x, int columns, float *y,
+                      int stride) {
+    if (in_blocks_of_32(type)) row_of_x_dot(type, first.packed, row_bytes, count, x, columns, y, stride);
+    else if (type == Q4_K || type == Q5_K || type == Q6_K)
+        row_of_x_dot_k(type, first.packed, row_bytes, count, x, columns, y, stride);
+    else
 #pragma GCC unroll 1
-    for (int r = 0; r < count; r++) y[(int64_t)r * rows + single] = row_dot(type, w[r], alone, columns);
+        for (int n = 0; n < count; n++, first.packed += row_bytes)
+            y[(int64_t)n * stride] = row_dot(type, first, x, columns);
 }
 
 /* `count` rows of weights, of which `first` is the first: y [count, rows]. Where fewer than four are left, the last one is
  * multiplied again in their place: a form for one row of each type would take as long to compile. */
 INLINE void rows_dot(int type, Weights first, int64_t row_bytes, int count, const Quad *x, int rows, int columns,
                      float *y) {
-    const int together = type == UNPACKED ? 1 : MOST_ROWS_OF_W;
+    const int together = type == UNPACKED ? 1 : MOST_ROWS_OF_W, alone = rows % 4 == 1;
     float room[MOST_ROWS_OF_W * rows];
-    for (int n = 0; n < count; n += together) {
+    for (int n = 0; n < count && rows > alone; n += together) {
         Weights w[MOST_ROWS_OF_W] = {first, first, first, first};
         for (int r = 0; r < together; r++) w[r].packed += row_bytes * least(n + r, count - 1);
         const int left = least(together, count - n);
-        some_rows_dot(type, w, together, x, rows, columns, left < together ? room : y + (int64_t)n * rows);
+        float *found = left < together ? room : y + (int64_t)n * rows;
+        some_rows_dot(type, w, together, x, rows - alone, columns, found, rows);
         if (left < together) memcpy(y + (int64_t)n * rows, room, sizeof(float) * (size_t)(left * rows));
     }
+    const Rounded *last = (const Rounded *)(x + (int64_t)(rows / 4) * pieces_of(columns));
+    if (alone) alone_dot(type, first, row_bytes, count, last, columns, y + rows - 1, rows);
 }
 
 /* -- one kernel for each type ------------------------------------------------------------------------------------- */

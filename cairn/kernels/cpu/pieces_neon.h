@@ -42,7 +42,7 @@ INLINE int values_of_scale(int type) {
     return type >> 16 ? type >> 16 : 32;
 }
 INLINE int has_offset(int type) {
-    return type != Q8_0 && type != Q6_K && type != IQ4_NL && type_of(type) != LEVELS_8;
+    return type != Q8_0 && type != Q5_0 && type != Q6_K && type != IQ4_NL && type_of(type) != LEVELS_8;
 }
 
 INLINE int block_bytes(int type) {
@@ -66,32 +66,47 @@ INLINE int piece_bytes(int type) {
     return type >= Q2_K && type <= Q6_K ? block_bytes(type) / 2 : 4 * block_bytes(type);
 }
 
+INLINE void prefetch_bytes(const uint8_t *from, int size) {
+    for (int line = 0; line < size; line += 64) __builtin_prefetch(from + line);
+}
+
 /* As much of the four rows behind these as a piece of these has, which begins at column `start`. */
 INLINE void prefetch_rows(int type, const Weights *w, int start) {
     const int size = 4 * piece_bytes(type);
-    const uint8_t *from = w[3].packed + (w[1].packed - w[0].packed) + (int64_t)size * (start / PIECE);
-    for (int line = 0; line < size; line += 64) __builtin_prefetch(from + line);
+    prefetch_bytes(w[3].packed + (w[1].packed - w[0].packed) + (int64_t)size * (start / PIECE), size);
 }
 
 INLINE float32x4_t floats_of_halves(uint16x4_t bits) { return vcvt_f32_f16(vreinterpret_f16_u16(bits)); }
 
-/* The fifth bits of 16 levels: bit i of two bytes is that of level i. `bytes` begins with all four, `first` is 0 or 2. */
-INLINE uint8x16_t with_fifth_bits(uint8x16_t level, uint8x16_t bytes, int first) {
+/* The fifth bits of 16 levels: bit i of two bytes is that of level i. `bytes` has all four from `first` on. */
+INLINE uint8x16_t fifth_bits_at(uint8x16_t bytes, int first) {
     const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
     const uint8x16_t place = vcombine_u8(vdup_n_u8((uint8_t)first), vdup_n_u8((uint8_t)(first + 1)));
-    return vbslq_u8(vdupq_n_u8(16), vtstq_u8(vqtbl1q_u8(bytes, place), bit), level);
+    return vtstq_u8(vqtbl1q_u8(bytes, place), bit);
+}
+
+/* Levels of Q5_0 less 16, whose upper halves are then ones where the fifth bit is not set. */
+INLINE void signed_fives(uint8x16_t packed, uint8x16_t bytes, int first, int8x16_t *level) {
+    const uint8x16_t none = vmvnq_u8(bytes);
+    level[0] = vreinterpretq_s8_u8(vsliq_n_u8(packed, fifth_bits_at(none, first), 4));
+    level[1] = vreinterpretq_s8_u8(vsriq_n_u8(fifth_bits_at(none, first + 2), packed, 4));
 }
 
 INLINE void block_of_32(int type, const uint8_t *at, int8x16_t *level) {
-    const int wide = type == Q5_0 || type == Q5_1, front = block_bytes(type) - 16;
+    const int front = block_bytes(type) - 16;
     if (type == Q8_0) {
         level[0] = vld1q_s8((const int8_t *)at + 2), level[1] = vld1q_s8((const int8_t *)at + 18);
         return;
     }
+    if (type == Q5_0) {
+        signed_fives(vld1q_u8(at + front), vld1q_u8(at + front - 4), 0, level); /* and some levels behind the bits */
+        return;
+    }
     uint8x16_t packed = vld1q_u8(at + front), low = vandq_u8(packed, vdupq_n_u8(15)), high = vshrq_n_u8(packed, 4);
-    if (wide) {
-        const uint8x16_t fifths = vld1q_u8(at + front - 4); /* and some of the levels behind them */
-        low = with_fifth_bits(low, fifths, 0), high = with_fifth_bits(high, fifths, 2);
+    if (type == Q5_1) {
+        const uint8x16_t fifths = vld1q_u8(at + front - 4);
+        low = vbslq_u8(vdupq_n_u8(16), fifth_bits_at(fifths, 0), low);
+        high = vbslq_u8(vdupq_n_u8(16), fifth_bits_at(fifths, 2), high);
     }
     level[0] = vreinterpretq_s8_u8(low), level[1] = vreinterpretq_s8_u8(high);
     if (type == IQ4_NL) {
@@ -125,7 +140,7 @@ INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
     }
     out->scale[0] = floats_of_halves(vmovn_u32(heads));
     if (shifted) out->offset[0] = floats_of_halves(vshrn_n_u32(heads, 16));
-    else out->offset[0] = vmulq_n_f32(out->scale[0], type == Q5_0 ? -16.f : -8.f);
+    else out->offset[0] = vmulq_n_f32(out->scale[0], -8.f);
 }
 
 /* Four numbers of 8 bits as floats. */

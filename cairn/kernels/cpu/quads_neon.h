@@ -35,15 +35,8 @@ INLINE FourBlocks blocks_of_rows(int type, const Weights *w, int block) {
     for (int r = 0; r < 4; r++) block_of_32(type, w[r].packed + at, b.level[r]);
     b.scale = floats_of_halves(vmovn_u32(heads));
     if (type == Q4_1 || type == Q5_1) b.offset = floats_of_halves(vshrn_n_u32(heads, 16));
-    else b.offset = vmulq_n_f32(b.scale, type == Q5_0 ? -16.f : -8.f);
+    else b.offset = vmulq_n_f32(b.scale, -8.f);
     return b;
-}
-
-/* Zeros by an instruction of their own: a copy of other zeros would take half a cycle. */
-INLINE int32x4_t nothing(void) {
-    int32x4_t zero;
-    __asm__ volatile("movi %0.4s, #0" : "=w"(zero));
-    return zero;
 }
 
 /* Four values of each row, which are the same lane of all levels; a lane has to be written as a number. */
@@ -64,8 +57,8 @@ INLINE int32x4_t nothing(void) {
 INLINE FourSums add_quad(int type, FourBlocks *b, const Quad *x, int first, FourSums sum) {
     /* Or each scale would be spread over a register for all quads, and there are not registers enough. */
     __asm__("" : "+w"(b->scale), "+w"(b->offset));
-    int32x4_t whole[4] = {nothing(), nothing(), nothing(), nothing()};
-    int32x4_t rest[4] = {nothing(), nothing(), nothing(), nothing()};
+    int32x4_t whole[4] = {zeros(), zeros(), zeros(), zeros()};
+    int32x4_t rest[4] = {zeros(), zeros(), zeros(), zeros()};
     const int8_t *high = x->high + 4 * first, *low = x->low + 4 * first;
     DOTS_OF_ROWS(0, 0) DOTS_OF_ROWS(0, 1) DOTS_OF_ROWS(0, 2) DOTS_OF_ROWS(0, 3)
     DOTS_OF_ROWS(1, 0) DOTS_OF_ROWS(1, 1) DOTS_OF_ROWS(1, 2) DOTS_OF_ROWS(1, 3)

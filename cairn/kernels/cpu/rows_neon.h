@@ -18,7 +18,7 @@ INLINE int32x4_t across(const int32x4_t *dot) {
 }
 
 /* 32 values of each of four rows of weights with both digits of x. */
-INLINE float32x4_t dots_of_four(int8x16_t level[4][2], const int8_t *high, const int8_t *low) {
+INLINE int32x4_t dots_of_four(int8x16_t level[4][2], const int8_t *high, const int8_t *low) {
     int32x4_t dot[4];
     for (int r = 0; r < 4; r++) dot[r] = zeros();
     for (int i = 0; i < 2; i++) {
@@ -30,7 +30,7 @@ INLINE float32x4_t dots_of_four(int8x16_t level[4][2], const int8_t *high, const
         const int8x16_t x_low = vld1q_s8(low + 16 * i);
         for (int r = 0; r < 4; r++) dot[r] = vdotq_s32(dot[r], level[r][i], x_low);
     }
-    return vcvtq_f32_s32(across(dot));
+    return across(dot);
 }
 
 /* Of a block of each row. */
@@ -45,7 +45,7 @@ INLINE void scales_of_four(int type, const uint8_t *const *at, int skip, float32
     float16_t half[4];
     for (int r = 0; r < 4; r++) memcpy(half + r, at[r] + skip, 2);
     *scale = vcvt_f32_f16((float16x4_t){half[0], half[1], half[2], half[3]});
-    *offset = vmulq_n_f32(*scale, type == Q5_0 ? -16.f : -8.f);
+    *offset = vmulq_n_f32(*scale, -8.f);
 }
 
 /* A block of 32 of each row, `skip` bytes behind `at`, and what it adds to the lanes of `sum`. */
@@ -56,28 +56,35 @@ INLINE float32x4_t four_blocks(int type, const uint8_t *const *at, int skip, con
     float32x4_t scale, offset;
     scales_of_four(type, at, skip, &scale, &offset);
     if (has_offset(type)) sum = vfmaq_n_f32(sum, offset, x->sum[first / GROUP] + x->sum[first / GROUP + 1]);
-    const float32x4_t dot = dots_of_four(level, x->high + first, x->low + first);
-    return vfmaq_n_f32(sum, vmulq_f32(dot, scale), x->scale);
+    const int32x4_t dot = dots_of_four(level, x->high + first, x->low + first);
+    return vfmaq_n_f32(sum, vmulq_f32(vcvtq_f32_s32(dot), scale), x->scale);
 }
 
-/* Four rows in blocks of 32. */
-INLINE float32x4_t four_rows_dot(int type, const Weights *w, const Rounded *x, int columns) {
+/* Four rows from `row` on, or the last one several times where fewer than four are left. */
+INLINE float32x4_t four_rows_dot(int type, const uint8_t *row, int64_t row_bytes, int rows, const Rounded *x,
+                                 int columns) {
     const int size = block_bytes(type);
-    const uint8_t *at[4] = {w[0].packed, w[1].packed, w[2].packed, w[3].packed};
-    float32x4_t sum[4];
-    for (int b = 0; b < 4; b++) sum[b] = vdupq_n_f32(0);
+    const uint8_t *at[4], *next = row + 4 * row_bytes;
+    for (int r = 0; r < 4; r++) at[r] = row + row_bytes * least(r, rows - 1);
+    float32x4_t a = vdupq_n_f32(0), b = a, c = a, d = a;
     int start = 0;
-    for (; start + PIECE <= columns; start += PIECE) {
+    for (; start + PIECE <= columns; start += PIECE, next += 16 * size) {
         const Rounded *here = x + start / STRIDE;
-#pragma GCC unroll 4
-        for (int b = 0; b < 4; b++) sum[b] = four_blocks(type, at, size * b, here, start % STRIDE + 32 * b, sum[b]);
-        prefetch_rows(type, w, start);
+        const int first = start % STRIDE;
+        a = four_blocks(type, at, 0, here, first, a);
+        b = four_blocks(type, at, size, here, first + 32, b);
+        c = four_blocks(type, at, 2 * size, here, first + 64, c);
+        d = four_blocks(type, at, 3 * size, here, first + 96, d);
+        prefetch_bytes(next, 16 * size);
         for (int r = 0; r < 4; r++) at[r] += 4 * size;
     }
-    for (int b = 0; b < 3; b++)
-        if (start + 32 * b < columns)
-            sum[b] = four_blocks(type, at, size * b, x + start / STRIDE, start % STRIDE + 32 * b, sum[b]);
-    return vaddq_f32(vaddq_f32(sum[0], sum[1]), vaddq_f32(sum[2], sum[3]));
+    const int left = columns - start, first = start % STRIDE;
+    x += start / STRIDE;
+    if (left) prefetch_bytes(next, 12 * size);
+    if (left) a = four_blocks(type, at, 0, x, first, a);
+    if (left >= 64) b = four_blocks(type, at, size, x, first + 32, b);
+    if (left >= 96) c = four_blocks(type, at, 2 * size, x, first + 64, c);
+    return vaddq_f32(vaddq_f32(a, b), vaddq_f32(c, d));
 }
 
 #endif

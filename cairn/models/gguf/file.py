@@ -43,9 +43,9 @@ class GGUFFile:
     def __init__(self, path: Path, dequantize_to: torch.dtype = torch.float32) -> None:
         self.path = path
         self._dequantize_to = dequantize_to
-        mapping = _map(path)
-        self._header = read_header(path, mapping)
-        self._bytes: np.ndarray | None = np.frombuffer(mapping, np.uint8)
+        self._mapping: mmap.mmap | None = _map(path)
+        self._header = read_header(path, self._mapping)
+        self._bytes: np.ndarray | None = np.frombuffer(self._mapping, np.uint8)
         self._taken = False  # the long lists of the metadata
         _refuse_unreadable(self._header)
         self.metadata = MappingProxyType(self._header.metadata)
@@ -103,6 +103,8 @@ class GGUFFile:
         bytes_NB = torch.from_numpy(self._raw(source)).view(rows, -1)
         kept = source.change.nothing
         values = undo(source.change, bytes_NB)
+        if not kept:
+            self._let_go(source)
         return Blocks(source.stored.block.name, values, columns, mapped=kept)
 
     def planes_shape(self, name: str) -> PlanesShape | None:
@@ -140,7 +142,7 @@ class GGUFFile:
 
     def close(self) -> None:
         """Tensors that are views keep the mapping alive until they are gone."""
-        self._bytes = None
+        self._bytes = self._mapping = None
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +172,13 @@ class GGUFFile:
         if self._bytes is None:
             raise ValueError(f"{self.path} is closed")
         return self._bytes[source.start : source.start + source.size_bytes]
+
+    def _let_go(self, source: Source) -> None:
+        """Whole pages of a tensor that was copied leave this process; they are read again if somebody asks."""
+        first = -(-source.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = source.start + source.size_bytes - first
+        if self._mapping is not None and size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, size)
 
     def _rope_factors(self) -> dict[str, list[float]]:
         """By the name of their tensor: what frequencies are divided by is part of the config."""

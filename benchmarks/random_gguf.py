@@ -1,0 +1,96 @@
+"""A GGUF file of any size without a download: the shape of a large model, random blocks, the tokenizer of a small one.
+
+    python benchmarks/random_gguf.py SMALL.gguf LARGE.gguf --type Q4_0
+    python benchmarks/cpu_gguf.py LARGE.gguf ...
+
+Its text means nothing; memory, time to ready and speed are those of a real file of that shape. Matrices have one type;
+the embedding, which is the output projection as well, is Q8_0; norms are ones. The small file is one of a Llama.
+"""
+
+import argparse
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+SCALE = 2.0**-8  # of each block: values of about the size that trained ones have
+SKIPPED = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture")
+ROWS_AT_ONCE = 4096
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("small", type=Path)
+    parser.add_argument("large", type=Path)
+    parser.add_argument("--type", choices=("Q4_0", "Q8_0"), default="Q4_0")
+    parser.add_argument("--layers", type=int, default=21)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--inner", type=int, default=8192)
+    parser.add_argument("--heads", type=int, default=32)
+    options = parser.parse_args()
+    reader = gguf.GGUFReader(options.small)
+    writer = gguf.GGUFWriter(options.large, "llama")
+    copy_fields(reader, writer, options)
+    vocab = len(reader.fields["tokenizer.ggml.tokens"].data)
+    add_tensors(writer, options, vocab)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def copy_fields(
+    reader: gguf.GGUFReader, writer: gguf.GGUFWriter, options: argparse.Namespace
+) -> None:
+    """Those of the small file, but for its shape."""
+    shape = {
+        "llama.block_count": options.layers,
+        "llama.embedding_length": options.width,
+        "llama.feed_forward_length": options.inner,
+        "llama.attention.head_count": options.heads,
+        "llama.attention.head_count_kv": options.heads,
+        "llama.rope.dimension_count": options.width // options.heads,
+    }
+    for name, field in reader.fields.items():
+        if name not in SKIPPED:
+            kinds = field.types
+            inner = kinds[-1] if kinds[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, shape.get(name, field.contents()), kinds[0], inner)
+
+
+def add_tensors(writer: gguf.GGUFWriter, options: argparse.Namespace, vocab: int) -> None:
+    chance = np.random.default_rng(0)
+    width, inner = options.width, options.inner
+    shapes = {
+        **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (width, width)),
+        **dict.fromkeys(("ffn_gate", "ffn_up"), (inner, width)),
+        "ffn_down": (width, inner),
+    }
+
+    def add(name: str, rows: int, columns: int, kind: str) -> None:
+        dtype = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(f"{name}.weight", blocks(chance, rows, columns, kind), raw_dtype=dtype)
+
+    add("token_embd", vocab, width, "Q8_0")
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    for layer in range(options.layers):
+        for name, (rows, columns) in shapes.items():
+            add(f"blk.{layer}.{name}", rows, columns, options.type)
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(width, np.float32))
+
+
+def blocks(chance: np.random.Generator, rows: int, columns: int, kind: str) -> np.ndarray:
+    """Rows of packed blocks: random levels, one scale."""
+    count, size = columns // 32, 34 if kind == "Q8_0" else 18
+    made = np.empty((rows, count, size), np.uint8)
+    scale = SCALE / (16 if kind == "Q8_0" else 1)  # levels are larger there
+    for first in range(0, rows, ROWS_AT_ONCE):
+        part = made[first : first + ROWS_AT_ONCE]
+        part[:, :, 2:] = chance.integers(0, 256, (*part.shape[:2], size - 2), np.uint8)
+        part[:, :, :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return made.reshape(rows, -1)
+
+
+if __name__ == "__main__":
+    main()
