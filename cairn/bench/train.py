@@ -123,7 +123,17 @@ def recorded_setups(device: str) -> list[Setup]:
         rounds=1,
         warmup=2,
     )
-    return [*rows, large]
+    sparse = Setup(
+        model="qwen3-30b-a3b",
+        layers=12,
+        states="bfloat16",
+        microbatch=4,
+        device=device,
+        steps=2,
+        rounds=1,
+        warmup=2,
+    )
+    return [*rows, large, sparse]
 
 
 class Bench(NamedTuple):

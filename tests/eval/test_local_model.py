@@ -64,11 +64,11 @@ def test_the_perplexity_of_stories_is_that_of_transformers(stories, text):
         expected = perplexity_of_transformers(oracle, ids, window, stride)
         assert found == pytest.approx(expected, rel=1e-5)
         assert abs(found - expected) < 1e-3 * max(1.0, expected / 100)
-    # Rolling windows: each token once, by the oracle's own logits.
-    prefix, nats = stories.prefix_token, 0.0
+    # Rolling windows: each token once, by the oracle's own logits, and the prefix token in front of them, not twice.
+    assert ids[0] == stories.prefix_token
     with torch.no_grad():
-        logits = oracle(torch.tensor([[prefix, *ids[:127]]])).logits[0]
-    nats = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[:128]), reduction="sum")
+        logits = oracle(torch.tensor([ids[:128]])).logits[0]
+    nats = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:129]), reduction="sum")
     assert -stories.rolling([Rolling(text)])[0][0].logprob == pytest.approx(nats.item(), rel=1e-5)
 
 

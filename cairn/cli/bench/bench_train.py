@@ -24,7 +24,7 @@ class BenchTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     model: list[str] = []
-    """shapes: qwen3-0.6b, qwen3-1.7b, ...; by default the five rows of the record on a GPU, a tiny one on a CPU"""
+    """shapes: qwen3-0.6b, qwen3-1.7b, ...; by default the six rows of the record on a GPU, a tiny one on a CPU"""
     dtype: list[Literal["fp32", "bf16", "fp16", "fp8", "fp8-row"]] = []
     """fp8: products of the layers with a scale for each tensor; by default bf16, on a CPU fp32"""
     seq: Positive = 4096
