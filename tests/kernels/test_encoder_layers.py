@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.kernels.cpu import compiled
 from cairn.kernels.cpu.encoder_layers import (
     CHUNK_ROWS,
     EncoderLayers,
@@ -137,3 +138,8 @@ def test_chunks_hold_every_text_once_and_the_largest_come_first(lengths, threads
         count <= CHUNK_ROWS or last - first == 1
         for count, (first, last) in zip(rows, chunks, strict=True)
     )
+
+
+def test_a_library_is_compiled_again_when_any_of_its_sources_changes():
+    found = {path.name for path in compiled.HERE.iterdir() if path.suffix in (".c", ".h")}
+    assert found == set(compiled.SOURCES)

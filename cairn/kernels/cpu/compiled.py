@@ -30,7 +30,7 @@ SOURCES = (
     *("dot_neon.h", "quads_neon.h", "rows_neon.h", "pairs_neon.h"),
     *("levels_neon.h", "pieces_neon.h"),
     *("encoder.h", "encoder_attention.h", "float_tiles.h", "half_tiles.h"),
-    *("speech.h", "few_rows.h"),
+    *("speech.c", "speech.h", "few_rows.h"),
 )
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 COMPILERS = ("cc", "gcc", "clang")

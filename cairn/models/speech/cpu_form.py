@@ -43,7 +43,9 @@ class CompiledWhisper:
         decoder = cast("list[Block]", list(model.decoder))
         self.spec, self.positions_SD = spec, model.sound_positions.float()
         self.norm, self.eps = _norm(model.encoder_norm), eps
-        self.ears = [TiledMap(_convolution(part, dtype)) for part in (model.conv1, model.conv2)]
+        self.convolutions = [
+            TiledMap(_convolution(part, dtype)) for part in (model.conv1, model.conv2)
+        ]
         self.encoder = EncoderLayers(
             [_encoder_weights(block, dtype) for block in encoder],
             EncoderShape(spec.heads, width, width**-0.5, eps, "pre"),
@@ -60,7 +62,7 @@ class CompiledWhisper:
 
     @property
     def nbytes(self) -> int:
-        parts = (*self.ears, self.encoder, *self.keys, self.decoder)
+        parts = (*self.convolutions, self.encoder, *self.keys, self.decoder)
         return sum(part.nbytes for part in parts)
 
     def encode(self, mel_BMN: Tensor) -> Tensor:
@@ -70,8 +72,8 @@ class CompiledWhisper:
         """One window, [S, D]. A place of a convolution is a row of three places, which begins at the one before it."""
         (bins, frames), hidden = mel_MN.shape, self.spec.hidden
         padded_NM = F.pad(mel_MN.t(), (0, 0, 1, 1)).contiguous()
-        heard_ND = F.pad(self.ears[0](padded_NM, frames, bins, gelu=True), (0, 0, 1, 1))
-        heard_SD = self.ears[1](heard_ND, (frames + 1) // 2, 2 * hidden, gelu=True)
+        heard_ND = F.pad(self.convolutions[0](padded_NM, frames, bins, gelu=True), (0, 0, 1, 1))
+        heard_SD = self.convolutions[1](heard_ND, (frames + 1) // 2, 2 * hidden, gelu=True)
         x_SD = self.encoder(heard_SD.add_(self.positions_SD), [len(heard_SD)])
         return F.layer_norm(x_SD, (hidden,), *self.norm, self.eps)
 
