@@ -46,9 +46,11 @@ def main() -> None:
         if reason is not None:
             results["between_hosts"] = f"not measured: {reason}"
         else:
-            results |= {"line_rate_4_hosts_1_gbit": line_rate(options.repeats),
-                        "two_level_2_hosts_x_2_ranks_500_mbit": two_level(options.repeats),
-                        "block_sparse_4_hosts_200_mbit": sparse(max(options.repeats // 2, 3))}  # fmt: skip
+            results |= {
+                "line_rate_4_hosts_1_gbit": line_rate(options.repeats),
+                "two_level_2_hosts_x_2_ranks_500_mbit": two_level(options.repeats),
+                "block_sparse_4_hosts_200_mbit": sparse(max(options.repeats // 2, 3)),
+            }
     results["load_average_after"] = os.getloadavg()[0]
     record(results, options)
 
@@ -200,13 +202,17 @@ def sparse_between_hosts(
                 results.append(x)
             assert torch.allclose(results[0], results[2], atol=1e-4)
         best = {name: min(seconds) for name, seconds in times.items()}
-        found.append({
-            "block_density": density, "share_of_dense_bytes": round(shares[0] or 1.0, 3),
-            "dense_gloo_ms": round(1e3 * best["gloo"], 1), "dense_cairn_ms": round(1e3 * best["cairn"], 1),
-            "sparse_ms": round(1e3 * best["sparse"], 1),
-            "times_dense_gloo": round(best["gloo"] / best["sparse"], 2),
-            "times_dense_cairn": round(best["cairn"] / best["sparse"], 2),
-        })  # fmt: skip
+        found.append(
+            {
+                "block_density": density,
+                "share_of_dense_bytes": round(shares[0] or 1.0, 3),
+                "dense_gloo_ms": round(1e3 * best["gloo"], 1),
+                "dense_cairn_ms": round(1e3 * best["cairn"], 1),
+                "sparse_ms": round(1e3 * best["sparse"], 1),
+                "times_dense_gloo": round(best["gloo"] / best["sparse"], 2),
+                "times_dense_cairn": round(best["cairn"] / best["sparse"], 2),
+            }
+        )
     return found
 
 

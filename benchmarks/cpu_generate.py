@@ -56,8 +56,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         export(model, Path(folder))
         peer = load_peer(Path(folder))
-        results = {name: compare(model, peer, wishes, options.rounds)
-                   for name, wishes in workloads(model.spec.vocab, options).items()}  # fmt: skip
+        results = {
+            name: compare(model, peer, wishes, options.rounds)
+            for name, wishes in workloads(model.spec.vocab, options).items()
+        }
     record({"shape": options.shape, "threads": options.threads} | results, options)
 
 
@@ -67,8 +69,10 @@ def workloads(vocabulary: int, options: argparse.Namespace) -> dict[str, list[Wi
     def prompt(length: int) -> list[int]:
         return [chance.randrange(1, vocabulary) for _ in range(length)]
 
-    mixed = [Wish(prompt(chance.randint(*options.prompts)), chance.randint(*options.outputs))
-             for _ in range(32)]  # fmt: skip
+    mixed = [
+        Wish(prompt(chance.randint(*options.prompts)), chance.randint(*options.outputs))
+        for _ in range(32)
+    ]
     length, outputs = sum(options.prompts) // 2, sum(options.outputs) // 2
     return {"mixed": mixed, "uniform": [Wish(prompt(length), outputs) for _ in range(8)]}
 
@@ -125,11 +129,17 @@ def theirs(peer: Any, wishes: list[Wish]) -> Answers:
     rows = [[PAD] * (longest - len(wish.prompt)) + wish.prompt for wish in wishes]
     mask = [[0] * (longest - len(wish.prompt)) + [1] * len(wish.prompt) for wish in wishes]
     found = peer.generate(
-        torch.tensor(rows), attention_mask=torch.tensor(mask), do_sample=False, pad_token_id=PAD,
-        eos_token_id=None, max_new_tokens=max(wish.outputs for wish in wishes),
-    )  # fmt: skip
-    return [row[longest : longest + wish.outputs].tolist()
-            for row, wish in zip(found, wishes, strict=True)]  # fmt: skip
+        torch.tensor(rows),
+        attention_mask=torch.tensor(mask),
+        do_sample=False,
+        pad_token_id=PAD,
+        eos_token_id=None,
+        max_new_tokens=max(wish.outputs for wish in wishes),
+    )
+    return [
+        row[longest : longest + wish.outputs].tolist()
+        for row, wish in zip(found, wishes, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -127,8 +127,13 @@ def start_llama_cpp(file: Path, threads: int) -> Any:
 
     def run(prompts: list[list[int]], outputs: int) -> None:
         ll.llama_memory_clear(ll.llama_get_memory(context), True)
-        fill([(token, place, s, place == len(prompt) - 1) for s, prompt in enumerate(prompts)
-              for place, token in enumerate(prompt)])  # fmt: skip
+        fill(
+            [
+                (token, place, s, place == len(prompt) - 1)
+                for s, prompt in enumerate(prompts)
+                for place, token in enumerate(prompt)
+            ]
+        )
         ends = [sum(map(len, prompts[: s + 1])) - 1 for s in range(len(prompts))]
         tokens = [likeliest(end) for end in ends]
         for step in range(outputs - 1):

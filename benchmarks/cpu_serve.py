@@ -86,8 +86,11 @@ def compare(ways: dict[str, Generate], streams: int, options: argparse.Namespace
                 per_cpu[name].append(round(own, 2))
                 others[name].append(round(busy, 3))
     ours = rates["cairn"]
-    ratios = {peer: [round(a / b, 3) for a, b in zip(ours, rates[peer], strict=True)]
-              for peer in names if peer != "cairn"}  # fmt: skip
+    ratios = {
+        peer: [round(a / b, 3) for a, b in zip(ours, rates[peer], strict=True)]
+        for peer in names
+        if peer != "cairn"
+    }
     return {
         "tokens_per_s": {name: statistics.median(found) for name, found in rates.items()},
         "ratio": {peer: statistics.median(found) for peer, found in ratios.items()},
@@ -178,9 +181,13 @@ def load_transformers(folder: Path) -> Generate:
     def generate(prompts: list[list[int]], outputs: int) -> None:
         tokens = torch.tensor(prompts)
         found = peer.generate(
-            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0,
-            eos_token_id=None, max_new_tokens=outputs,
-        )  # fmt: skip
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            max_new_tokens=outputs,
+        )
         assert found.shape[1] == tokens.shape[1] + outputs
 
     return generate
@@ -198,8 +205,13 @@ def load_llama_cpp(threads: int) -> Generate:
     pool = ThreadPoolExecutor(max(STREAMS))
 
     def one(prompt: list[int], outputs: int) -> None:
-        wish = {"prompt": prompt, "n_predict": outputs, "temperature": 0.0, "ignore_eos": True,
-                "cache_prompt": False}  # fmt: skip
+        wish = {
+            "prompt": prompt,
+            "n_predict": outputs,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
         found = server.handle_completions(wish)
         used = found.get("usage", {}).get("completion_tokens", found.get("tokens_predicted"))
         assert used == outputs, found

@@ -153,10 +153,15 @@ def main() -> None:
         results[task] = compare(started, asked, options, grammar)
         print(task, results[task], flush=True)
     record(
-        {"model": config.model, "speculate": config.speculate, "draft_tokens": drafts,
-         "threads": torch.get_num_threads()} | results,
+        {
+            "model": config.model,
+            "speculate": config.speculate,
+            "draft_tokens": drafts,
+            "threads": torch.get_num_threads(),
+        }
+        | results,
         options,
-    )  # fmt: skip
+    )
 
 
 def grammar_of(started: Started) -> Grammar:

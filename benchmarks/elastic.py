@@ -64,8 +64,11 @@ def measure(folder: Path) -> dict[str, Any]:
     running = engine.submit(resolve(job, engine.look()), records.create(job, "local"))
     try:
         first = met(folder, 2, set())
-        results = {"load_average_before": os.getloadavg()[0], "import_torch_s": import_time(),
-                   "first_meeting_s": round(last(first) - launched, 2)}  # fmt: skip
+        results = {
+            "load_average_before": os.getloadavg()[0],
+            "import_torch_s": import_time(),
+            "first_meeting_s": round(last(first) - launched, 2),
+        }
         killed = kill(first[1]["pid"])
         second = met(folder, 2, pids(first))
         results["rank_killed_s"] = round(last(second) - killed, 2)

@@ -50,11 +50,7 @@ def main() -> None:
     layer = expert_layer(spec, options.device)
     ceiling = measure_ceiling(options.device, "bf16")
     rates = (ceiling.bytes_per_s, ceiling.flops_per_s["bf16"])
-    rows = [
-        served(layer, tokens, skew, rates)
-        for skew in (0.0, 1.0)
-        for tokens in TOKENS
-    ]  # fmt: skip
+    rows = [served(layer, tokens, skew, rates) for skew in (0.0, 1.0) for tokens in TOKENS]
     results = {"shape": options.shape, "serving": rows, "training": trained(layer, rates)}
     record(results | {"products": products(layer)}, options)
 

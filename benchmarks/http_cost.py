@@ -79,13 +79,18 @@ def measure(model: str, load: Load, rounds: int, woken: bool) -> dict[str, Any]:
     parts = {f"{name}_us": best[at] - best[at - 1] for at, name in enumerate(names) if at}
     cost, streamed = best[-1] - best[0], columns[-1]
     return {
-        "endpoint": load.endpoint, "streams": load.streams, "tokens_each": load.tokens, "woken": woken,
-        "us_per_token": round(cost, 1), **{name: round(part, 1) for name, part in parts.items()},
-        "median_us_per_token": round(usual, 1), "engine_us": round(best[0], 1),
+        "endpoint": load.endpoint,
+        "streams": load.streams,
+        "tokens_each": load.tokens,
+        "woken": woken,
+        "us_per_token": round(cost, 1),
+        **{name: round(part, 1) for name, part in parts.items()},
+        "median_us_per_token": round(usual, 1),
+        "engine_us": round(best[0], 1),
         "tokens_per_core_s": round(1e6 / cost),
         "events_per_token": round(statistics.median(r.events for r in streamed) / load.total, 2),
         "wall_tokens_per_s": round(load.total / min(r.wall_s for r in streamed)),
-    }  # fmt: skip
+    }
 
 
 # -- the client -------------------------------------------------------------------------------------

@@ -31,8 +31,12 @@ from cairn.serve.http.server.api import Application
 from cairn.serve.http.server.lifecycle import keep_what_is_loaded
 from cairn.serve.job import Job
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "messages": "/v1/messages",
-         "responses": "/v1/responses"}  # fmt: skip
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 ASKED = "Tell me about cairns."
 log = logging.getLogger("http_cost")
 

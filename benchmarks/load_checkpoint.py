@@ -69,8 +69,10 @@ def main() -> None:
         folder = Path(parent) / "checkpoint"
         export(random_model(preset(options.shape), Build("cpu", torch.bfloat16)), folder)
         size = os.path.getsize(folder / "model.safetensors")
-        rounds = [{who: measure(who, folder) for who in ("safetensors", "into a built model", "ours")}
-                  for _ in range(options.rounds + 1)][1:]  # fmt: skip
+        rounds = [
+            {who: measure(who, folder) for who in ("safetensors", "into a built model", "ours")}
+            for _ in range(options.rounds + 1)
+        ][1:]
     if len({r[who]["checksum"] for r in rounds for who in r}) != 1:
         sys.exit("error: the loaded weights differ")
     record({"file_bytes": size} | summary(rounds, size), options)

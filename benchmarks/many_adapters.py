@@ -45,8 +45,10 @@ def main() -> None:
     waits(
         engine, options, options.slots, options.requests // 4
     )  # what is captured or compiled is so
-    found = {name: waits(engine, options, among, options.requests)
-             for name, among in (("on_device", options.slots), ("all", options.registered))}  # fmt: skip
+    found = {
+        name: waits(engine, options, among, options.requests)
+        for name, among in (("on_device", options.slots), ("all", options.registered))
+    }
     shown = {name: value for name, value in vars(options).items() if name not in ("out", "commit")}
     results = {
         **shown,
@@ -100,8 +102,12 @@ def waits(engine: Any, options: argparse.Namespace, among: int, count: int) -> l
 
 def spread(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
-    return {"median": statistics.median(ordered), "p99": ordered[int(0.99 * (len(ordered) - 1))],
-            "first": values[0], "longest": ordered[-1]}  # fmt: skip
+    return {
+        "median": statistics.median(ordered),
+        "p99": ordered[int(0.99 * (len(ordered) - 1))],
+        "first": values[0],
+        "longest": ordered[-1],
+    }
 
 
 if __name__ == "__main__":

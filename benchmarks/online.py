@@ -78,8 +78,13 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", default="qwen3-8b", help="a preset, with random weights")
-    parser.add_argument("--rate", type=float, nargs="+", default=[24.0, 34.0],
-                        help="LOW HIGH of the search, in requests a second; one is where it starts")  # fmt: skip
+    parser.add_argument(
+        "--rate",
+        type=float,
+        nargs="+",
+        default=[24.0, 34.0],
+        help="LOW HIGH of the search, in requests a second; one is where it starts",
+    )
     parser.add_argument("--resolution", type=float, default=0.03, help="of the search, as a share")
     parser.add_argument("--seconds", type=float, default=8.0, help="in which requests arrive")
     parser.add_argument("--slo", default="ttft=500ms,tpot=25ms")

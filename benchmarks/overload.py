@@ -90,9 +90,13 @@ async def measure(pipe: Connection, options: argparse.Namespace) -> dict[str, An
         most = (
             before + await measure_capacity(client, options)
         ) / 2  # the machine may have changed meanwhile
-    return {"capacity_per_s": round(most, 2), "ideal_capacity_per_s": round(ideal, 2),
-            "arrivals_per_s": round(options.times * before, 1), "deadline_s": options.deadline,
-            "seconds": options.seconds} | judge(records, len(arrivals), most, steps, options)  # fmt: skip
+    return {
+        "capacity_per_s": round(most, 2),
+        "ideal_capacity_per_s": round(ideal, 2),
+        "arrivals_per_s": round(options.times * before, 1),
+        "deadline_s": options.deadline,
+        "seconds": options.seconds,
+    } | judge(records, len(arrivals), most, steps, options)
 
 
 def count_steps(pipe: Connection) -> int:

@@ -98,13 +98,21 @@ def measure(shape: str, numbers: str, kernel: str) -> dict[str, object]:
         seconds = run_for(SECONDS, product)
     held = watch.seen[len(watch.seen) // 3 :] or [Card(0, 0, 0, 0)]
     row: dict[str, object] = {
-        "shape": shape, "size": f"{m} x {n} x {k}", "kernel": kernel, "numbers": numbers,
-        "tflops": 2e-12 * m * n * k / seconds, "mhz": mean(card.mhz for card in held),
-        "watts": mean(card.watts for card in held), "limit_watts": held[-1].limit_watts,
+        "shape": shape,
+        "size": f"{m} x {n} x {k}",
+        "kernel": kernel,
+        "numbers": numbers,
+        "tflops": 2e-12 * m * n * k / seconds,
+        "mhz": mean(card.mhz for card in held),
+        "watts": mean(card.watts for card in held),
+        "limit_watts": held[-1].limit_watts,
         "most_mhz": held[-1].most_mhz,
-    }  # fmt: skip
-    print("{shape}, {kernel}, {numbers}: {tflops:.0f} TFLOP/s at {mhz:.0f} of {most_mhz:.0f} MHz, {watts:.0f} of "
-          "{limit_watts:.0f} W".format(**row), flush=True)  # fmt: skip
+    }
+    print(
+        "{shape}, {kernel}, {numbers}: {tflops:.0f} TFLOP/s at {mhz:.0f} of {most_mhz:.0f} MHz, {watts:.0f} of "
+        "{limit_watts:.0f} W".format(**row),
+        flush=True,
+    )
     return row
 
 

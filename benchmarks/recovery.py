@@ -146,9 +146,13 @@ def restores(folder: Path, pieces: dict[str, Piece], clock: Clock) -> dict[str, 
 
 
 def _restores(
-    folder: Path, pieces: dict[str, Piece], board: Board, reach: Reach, paths: tuple[str, ...],
+    folder: Path,
+    pieces: dict[str, Piece],
+    board: Board,
+    reach: Reach,
+    paths: tuple[str, ...],
     clock: Clock,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     peer = PeerMemory(board, 0, 1, reach, 1)
     blocked, safe = [], []
 

@@ -44,9 +44,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = EngineConfig(
-        model=options.model, device="cpu", dtype="float32", weights="float", max_num_seqs=32,
-        num_gpu_blocks_override=1024, enable_prefix_caching=False,
-    )  # fmt: skip
+        model=options.model,
+        device="cpu",
+        dtype="float32",
+        weights="float",
+        max_num_seqs=32,
+        num_gpu_blocks_override=1024,
+        enable_prefix_caching=False,
+    )
     load = os.getloadavg()[0]
     engine = start(config).engine
     found: dict[str, list[list[Answer]]] = {"one engine": [], "separated": []}

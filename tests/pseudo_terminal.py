@@ -23,9 +23,14 @@ class Typed:
         self._terminal, theirs = pty.openpty()
         # A session of its own with this terminal, so that Ctrl-C becomes a signal as in a shell.
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(env), start_new_session=True,
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=dict(env),
+            start_new_session=True,
             preexec_fn=_take_terminal,
-        )  # fmt: skip
+        )
         os.close(theirs)
         self.seen = ""  # everything
         self._read = 0  # of it, what `expect` has passed

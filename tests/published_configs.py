@@ -3,9 +3,12 @@
 from typing import Any
 
 _LLAMA3 = {
-    "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192, "rope_type": "llama3",
-}  # fmt: skip
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-0.6B": {

@@ -29,13 +29,20 @@ def _without(*names: str, **changes: Any) -> dict[str, Any]:
 
 
 _LATENT: dict[str, Any] = dict(
-    kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, moe_intermediate_size=24,
+    kv_lora_rank=24,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=8,
+    v_head_dim=10,
+    moe_intermediate_size=24,
     first_k_dense_replace=1,
-)  # fmt: skip
+)
 _DELTA: dict[str, Any] = dict(
-    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=12,
     layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
-)  # fmt: skip
+)
 CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**_sizes()),
     "llama-biases": lambda: transformers.LlamaConfig(

@@ -28,12 +28,19 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 _NO_HEAD_DIM = {key: value for key, value in SIZES.items() if key != "head_dim"}
 _LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192, "rope_theta": 500_000.0,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_theta": 500_000.0,
+}
 _YARN = {
-    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e6,
-}  # fmt: skip
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 1e6,
+}
 _GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -47,12 +54,19 @@ _LATENT: dict[str, Any] = {
     key: value for key, value in SIZES.items() if key not in ("head_dim", "num_key_value_heads")
 } | {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 DELTA: dict[str, Any] = SIZES | {
-    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 3,
+}
 DELTA_EXPERTS: dict[str, Any] = {
-    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
-}  # fmt: skip
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
 _NO_EPS = {key: value for key, value in _NO_HEAD_DIM.items() if key != "rms_norm_eps"}
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
@@ -501,8 +515,10 @@ def _llama3_factors(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
     frequencies = rope["rope_theta"] ** (-torch.arange(0, head_dim, 2).float() / head_dim)
     wavelengths = 2 * torch.pi / frequencies
     original, low, high = (
-        rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
-    )  # fmt: skip
+        rope["original_max_position_embeddings"],
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+    )
     smooth = (original / wavelengths - low) / (high - low)
     blended = 1 / ((1 - smooth) / rope["factor"] + smooth)
     blended[wavelengths < original / high] = 1.0

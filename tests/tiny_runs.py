@@ -19,10 +19,15 @@ TINY = Model(
 
 def recipe(folder=None, **changes) -> Train:
     fields = dict(
-        steps=20, out=folder, model=TINY, optim=Optim(lr=1e-2),
+        steps=20,
+        out=folder,
+        model=TINY,
+        optim=Optim(lr=1e-2),
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=4),
-        checkpoint=Checkpoint(every=5, keep=3, export=False), log=Log(every=1), device="cpu",
-    )  # fmt: skip
+        checkpoint=Checkpoint(every=5, keep=3, export=False),
+        log=Log(every=1),
+        device="cpu",
+    )
     return Train(**(fields | changes))
 
 

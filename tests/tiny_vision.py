@@ -18,9 +18,13 @@ TEXT: dict[str, Any] = dict(
     bos_token_id=None, eos_token_id=301, pad_token_id=None,
 )  # fmt: skip
 VISION: dict[str, Any] = dict(
-    hidden_size=40, intermediate_size=56, num_hidden_layers=3, num_attention_heads=2, image_size=28,
+    hidden_size=40,
+    intermediate_size=56,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    image_size=28,
     patch_size=7,
-)  # fmt: skip
+)
 IMAGE_TOKEN, VIDEO_TOKEN = 300, 299
 VIDEO = "<unused_298><unused_299><unused_297>"  # start, a placeholder, end: as templates of Qwen-VL write them
 TAGS = [f"<row_{y}_col_{x}>" for y in range(1, 7) for x in range(1, 7)][:14]

@@ -57,9 +57,13 @@ def garbage(layout: KVLayout, seed: int) -> list[np.ndarray]:
 
 
 def store(
-    layout: KVLayout, memories: list[np.ndarray], table: Any, whole: np.ndarray,
-    tokens: tuple[int, int], layers: tuple[int, int] | None = None,
-) -> None:  # fmt: skip
+    layout: KVLayout,
+    memories: list[np.ndarray],
+    table: Any,
+    whole: np.ndarray,
+    tokens: tuple[int, int],
+    layers: tuple[int, int] | None = None,
+) -> None:
     """Write tokens of the whole into the pages of every rank that holds them."""
     chosen = range(*(layers or (0, layout.contents.layers)))
     for rank, memory in enumerate(memories):

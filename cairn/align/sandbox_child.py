@@ -51,8 +51,12 @@ def end_with_parent() -> None:
 def limit(seconds: int, memory: int) -> None:
     import resource  # not there on every system, and UNSUPPORTED is read on all of them
 
-    for kind, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory),
-                       (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):  # fmt: skip
+    for kind, most in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
         resource.setrlimit(kind, (most, most))
 
 

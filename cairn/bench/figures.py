@@ -103,9 +103,13 @@ def _serving(record: dict[str, Any], shape: str) -> Panel:
 
 def _training(record: dict[str, Any]) -> Panel:
     rows = [
-        Row(f"{row['model']}, {row['dtype']}", row["tokens_per_s"], TORCHTITAN.get((row["model"], row["dtype"])))
+        Row(
+            f"{row['model']}, {row['dtype']}",
+            row["tokens_per_s"],
+            TORCHTITAN.get((row["model"], row["dtype"])),
+        )
         for row in sorted(record["rows"], key=lambda row: (row["model"], row["dtype"]))
-    ]  # fmt: skip
+    ]
     return Panel("Training, sequence 4096, one H200: tokens/s", rows, "torchtitan 0.2.2")
 
 

@@ -61,9 +61,14 @@ def _list(args: list[str]) -> int:
 
     if options.json:
         rows = [
-            {"name": metric.name, "kind": type(metric).__name__.lower(), "labels": metric.labels, "help": metric.help}
+            {
+                "name": metric.name,
+                "kind": type(metric).__name__.lower(),
+                "labels": metric.labels,
+                "help": metric.help,
+            }
             for metric in CATALOGUE_HTTP
-        ]  # fmt: skip
+        ]
         print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
         return 0
     for metric in CATALOGUE_HTTP:

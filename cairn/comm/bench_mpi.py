@@ -103,8 +103,12 @@ class Calls:
 
         self._mpi, self._all = MPI, MPI.COMM_WORLD
         self._reductions = {
-            "SUM": MPI.SUM, "PRODUCT": MPI.PROD, "MIN": MPI.MIN, "MAX": MPI.MAX, "AVG": MPI.SUM,
-        }  # fmt: skip
+            "SUM": MPI.SUM,
+            "PRODUCT": MPI.PROD,
+            "MIN": MPI.MIN,
+            "MAX": MPI.MAX,
+            "AVG": MPI.SUM,
+        }
 
     def all_reduce(self, tensor: "torch.Tensor", op: Any, group: Any = None) -> None:
         self._all.Allreduce(self._mpi.IN_PLACE, tensor.numpy(), self._reductions[op.name])

@@ -23,14 +23,22 @@ SHARED = ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 NEVER_IN_PLACE = ("alltoall", "sendrecv", "gather", "scatter")
 TYPES = {
-    "float": torch.float32, "double": torch.float64, "half": torch.float16,
-    "bfloat16": torch.bfloat16, "int8": torch.int8, "int32": torch.int32, "int64": torch.int64,
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "int32": torch.int32,
+    "int64": torch.int64,
     "uint8": torch.uint8,
-}  # fmt: skip
+}
 REDUCTIONS = {
-    "sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG,
-}  # fmt: skip
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
 
 
 class Form(NamedTuple):
@@ -115,7 +123,7 @@ def all_reduce(at: Place) -> Form:
 def broadcast(at: Place) -> Form:
     return at.worked_on(
         lambda x: at.calls.broadcast(x, at.root, group=at.group), at.values(at.root)
-    )  # fmt: skip
+    )
 
 
 def reduce(at: Place) -> Form:

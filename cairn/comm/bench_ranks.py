@@ -59,9 +59,13 @@ def run_ranks(
 
 
 def _rank(
-    sender: Connection, rank: int, world: int, enter: Enter | None, function: Callable[..., Any],
+    sender: Connection,
+    rank: int,
+    world: int,
+    enter: Enter | None,
+    function: Callable[..., Any],
     args: tuple[Any, ...],
-) -> None:  # fmt: skip
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the ranks
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -79,9 +83,11 @@ def _rank(
 
 
 def _collect(
-    pipes: list[Connection], processes: list[Any], on_message: Callable[[int, object], None],
+    pipes: list[Connection],
+    processes: list[Any],
+    on_message: Callable[[int, object], None],
     timeout_s: float,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     results: dict[int, Any] = {}
     deadline = time.monotonic() + timeout_s
     while len(results) < len(pipes):

@@ -21,8 +21,11 @@ from cairn.report.plot import STYLE, Series, chart
 
 JSON_VERSION = 2
 WHOSE = {
-    "first": "rank 0", "mean": "the mean rank", "least": "its fastest rank", "most": "its slowest rank",
-}  # fmt: skip
+    "first": "rank 0",
+    "mean": "the mean rank",
+    "least": "its fastest rank",
+    "most": "its slowest rank",
+}
 PER_ITERATION = ("i_min", "i_max", "i_p99", "i_cv%")
 
 
@@ -46,8 +49,11 @@ def lines(
     spec: Spec, rows: Sequence[Row], ranks: int, per_iteration: bool = False, stamped: bool = False
 ) -> list[str]:
     """A table for each backend."""
-    text = [f"# Collective test starting: {spec.operation}_perf", f"# nRanks {ranks} "
-            f"warmup iters: {spec.warmup} iters: {spec.iterations} validation: {int(spec.check)}"]  # fmt: skip
+    text = [
+        f"# Collective test starting: {spec.operation}_perf",
+        f"# nRanks {ranks} "
+        f"warmup iters: {spec.warmup} iters: {spec.iterations} validation: {int(spec.check)}",
+    ]
     for backend in spec.backends:
         mine = [row for row in rows if row.backend == backend]
         text += ["#", f"# backend: {backend}", "#", *_heads(per_iteration)]
@@ -118,15 +124,25 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     ]  # fmt: skip
     if len(spec.backends) > 1:
         charts.append(
-            chart(f"Median time over {spec.backends[0]}'s", series(beside), x=x, y="times",
-                  limit=(spec.backends[0], 1.0))
-        )  # fmt: skip
+            chart(
+                f"Median time over {spec.backends[0]}'s",
+                series(beside),
+                x=x,
+                y="times",
+                limit=(spec.backends[0], 1.0),
+            )
+        )
     shown = [
-        [f"{label(row)}, {format_bytes(row.size)}", f"{row.out_of_place.quantile(0.5):,.1f}",
-         f"{row.out_of_place.quantile(0.99):,.1f}", f"{min(row.out_of_place.times_us):,.1f}",
-         f"{bandwidths(spec, row, row.out_of_place, ranks)[1]:.3f}", str(row.out_of_place.wrong)]
+        [
+            f"{label(row)}, {format_bytes(row.size)}",
+            f"{row.out_of_place.quantile(0.5):,.1f}",
+            f"{row.out_of_place.quantile(0.99):,.1f}",
+            f"{min(row.out_of_place.times_us):,.1f}",
+            f"{bandwidths(spec, row, row.out_of_place, ranks)[1]:.3f}",
+            str(row.out_of_place.wrong),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     headings = ["backend, size", "p50 us", "p99 us", "min us", "busbw GB/s", "#wrong"]
     return page(
         f"{spec.operation} on {ranks} ranks",
@@ -147,8 +163,10 @@ def average(spec: Spec, rows: Sequence[Row], ranks: int) -> float:
     """Of the bus bandwidth over all sizes and both forms."""
     found = [
         bandwidths(spec, row, timing, ranks)[1]
-        for row in rows for timing in (row.out_of_place, row.in_place) if timing is not None
-    ]  # fmt: skip
+        for row in rows
+        for timing in (row.out_of_place, row.in_place)
+        if timing is not None
+    ]
     return sum(found) / len(found) if found else 0.0
 
 
@@ -194,17 +212,24 @@ def _labels(spec: Spec, row: Row) -> tuple[str, int]:
 def _result(spec: Spec, row: Row, ranks: int) -> dict[str, Any]:
     reduction, root = _labels(spec, row)
     found: dict[str, Any] = {
-        "backend": row.backend, "size": row.size, "count": row.count, "type": row.type,
-        "redop": reduction, "root": str(root),
-    }  # fmt: skip
+        "backend": row.backend,
+        "size": row.size,
+        "count": row.count,
+        "type": row.type,
+        "redop": reduction,
+        "root": str(root),
+    }
     for key, timing in (("out_of_place", row.out_of_place), ("in_place", row.in_place)):
         if timing is None:
             found[key] = None
             continue
         algorithm, bus = bandwidths(spec, row, timing, ranks)
         found[key] = {
-            "time": timing.mean_us, "alg_bw": algorithm, "bus_bw": bus, "nwrong": timing.wrong
-        }  # fmt: skip
+            "time": timing.mean_us,
+            "alg_bw": algorithm,
+            "bus_bw": bus,
+            "nwrong": timing.wrong,
+        }
         found[f"{key}_per_iter"] = _statistics(timing)
     found["actual_iterations"] = len(row.out_of_place.times_us)
     found["end_time"] = row.at
@@ -216,8 +241,13 @@ def _statistics(timing: Timing) -> dict[str, Any]:
     times, mean = timing.times_us, timing.mean_us
     deviation = math.sqrt(sum((time - mean) ** 2 for time in times) / len(times))
     return {
-        "min_us": min(times), "max_us": max(times), "avg_us": mean,
-        "p50_us": timing.quantile(0.5), "p95_us": timing.quantile(0.95),
-        "p99_us": timing.quantile(0.99), "stdev_us": deviation,
-        "cv_pct": 100 * deviation / mean if mean else 0.0, "times_us": times,
-    }  # fmt: skip
+        "min_us": min(times),
+        "max_us": max(times),
+        "avg_us": mean,
+        "p50_us": timing.quantile(0.5),
+        "p95_us": timing.quantile(0.95),
+        "p99_us": timing.quantile(0.99),
+        "stdev_us": deviation,
+        "cv_pct": 100 * deviation / mean if mean else 0.0,
+        "times_us": times,
+    }

@@ -74,12 +74,16 @@ def _sweep(
         for backend in groups:
             rows.append(
                 Row(
-                    backend=backend, type=spec.type, reduction=spec.reduction,
-                    at=time.strftime(TIME_FORMAT), size=count * TYPES[spec.type].itemsize,
+                    backend=backend,
+                    type=spec.type,
+                    reduction=spec.reduction,
+                    at=time.strftime(TIME_FORMAT),
+                    size=count * TYPES[spec.type].itemsize,
                     count=count // world if spec.operation in SHARED else count,
-                    out_of_place=timings[backend, False], in_place=timings.get((backend, True)),
+                    out_of_place=timings[backend, False],
+                    in_place=timings.get((backend, True)),
                 )
-            )  # fmt: skip
+            )
         if rank == 0:
             tell(size)
     return rows

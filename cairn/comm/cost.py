@@ -113,7 +113,7 @@ CLOSED: dict[Collective, dict[str, Callable[[int], Shape]]] = {
     "broadcast": {
         "binomial": lambda n: Shape(n.bit_length() - 1, _log2_up(n)),
     },
-}  # fmt: skip
+}
 CLOSED["reduce_scatter"] = CLOSED["all_gather"]
 CLOSED["reduce"] = CLOSED["broadcast"]
 
@@ -185,6 +185,9 @@ def fit(points: list[Point]) -> Fit:
         raise ConfigError("the times do not grow with the size", hint="measure larger messages too")
     errors = np.abs(weighted @ best - 1)
     return Fit(
-        latency_us=float(best[0]), ramp_us=float(best[1]), gb_per_s=float(1 / best[2]),
-        median_error=float(np.median(errors)), max_error=float(errors.max()),
-    )  # fmt: skip
+        latency_us=float(best[0]),
+        ramp_us=float(best[1]),
+        gb_per_s=float(1 / best[2]),
+        median_error=float(np.median(errors)),
+        max_error=float(errors.max()),
+    )

@@ -31,22 +31,35 @@ Algorithm = Literal["tree", "ring", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["ll", "ll128", "simple"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 NCCL_COLLECTIVES: tuple[Collective, ...] = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+)
 
 # Microseconds, by protocol (LL, LL128, Simple).
 BASE_US: dict[Algorithm, tuple[float, float, float]] = {
-    "tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "nvls": (0, 0, 0),
-    "nvls_tree": (0, 0, 0), "pat": (0, 0, 8.0),
-}  # fmt: skip
+    "tree": (6.8, 14.0, 8.4),
+    "ring": (6.6, 14.0, 8.4),
+    "nvls": (0, 0, 0),
+    "nvls_tree": (0, 0, 0),
+    "pat": (0, 0, 8.0),
+}
 NVLINK_HOP_US: dict[Algorithm, tuple[float, float, float]] = {
-    "tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": (0, 0, 25.0),
-    "nvls_tree": (0, 0, 25.0), "pat": (0, 0, 4.0),
-}  # fmt: skip
+    "tree": (0.6, 1.25, 4.0),
+    "ring": (0.6, 1.9, 3.4),
+    "nvls": (0, 0, 25.0),
+    "nvls_tree": (0, 0, 25.0),
+    "pat": (0, 0, 4.0),
+}
 NETWORK_HOP_US: dict[Algorithm, tuple[float, float, float]] = {
-    "tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0), "nvls": (0, 0, 0),
-    "nvls_tree": (0, 0, 20.9), "pat": (0, 0, 14.0),
-}  # fmt: skip
+    "tree": (5.0, 8.5, 14.0),
+    "ring": (2.7, 4.0, 14.0),
+    "nvls": (0, 0, 0),
+    "nvls_tree": (0, 0, 20.9),
+    "pat": (0, 0, 14.0),
+}
 # The tree's bandwidth is less in the middle sizes: from 64 B, for every power of two.
 TREE_SHARE: dict[Protocol, tuple[float, ...]] = {
     "ll": (1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1),

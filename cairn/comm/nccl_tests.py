@@ -75,9 +75,7 @@ def read_sweeps(path: Path) -> list[Sweep]:
         )
     kinds = list(dict.fromkeys(row.kind for row in rows))
     differing = [place for place in range(4) if len({kind[place] for kind in kinds}) > 1]
-    return [
-        _sweep(kind, [row for row in rows if row.kind == kind], differing) for kind in kinds
-    ]  # fmt: skip
+    return [_sweep(kind, [row for row in rows if row.kind == kind], differing) for kind in kinds]
 
 
 def _sweep(kind: tuple[str, ...], rows: list[_Row], differing: list[int]) -> Sweep:
@@ -87,11 +85,12 @@ def _sweep(kind: tuple[str, ...], rows: list[_Row], differing: list[int]) -> Swe
         best[row.bytes] = min(best.get(row.bytes, math.inf), row.us)
         least[row.bytes] = min(least.get(row.bytes, math.inf), row.least)
     return Sweep(
-        test=kind[0], label=" ".join(kind[place] for place in differing),
+        test=kind[0],
+        label=" ".join(kind[place] for place in differing),
         points=[Point(size, us) for size, us in sorted(best.items())],
         least=[Point(size, us) for size, us in sorted(least.items())],
         wrong=[f"{row.bytes} bytes: {row.wrong} wrong values" for row in rows if row.wrong],
-    )  # fmt: skip
+    )
 
 
 def _from_table(text: str) -> list[_Row]:

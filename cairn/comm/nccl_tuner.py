@@ -69,10 +69,14 @@ def rules(cluster: Cluster, calibration: Calibration, largest: int) -> list[Rule
             channels = channels_for(cluster, best.algorithm, best.protocol, size)
             last = place == len(sizes) - 1
             rule = Rule(
-                collective=collective, least=mine[-1].most + 1 if mine else 0,
-                most=LAST_BYTE if last else size, algorithm=best.algorithm, protocol=best.protocol,
-                channels=channels, us=best.us,
-            )  # fmt: skip
+                collective=collective,
+                least=mine[-1].most + 1 if mine else 0,
+                most=LAST_BYTE if last else size,
+                algorithm=best.algorithm,
+                protocol=best.protocol,
+                channels=channels,
+                us=best.us,
+            )
             if mine and _same(mine[-1], rule):
                 rule = msgspec.structs.replace(rule, least=mine.pop().least)
             mine.append(rule)
@@ -138,12 +142,18 @@ def read(text: str) -> list[tuple[str, int, int, str, str, int, int, int, int, i
 
 def _fallback(cluster: Cluster, collective: Collective) -> Rule:
     return Rule(
-        collective=collective, least=0, most=LAST_BYTE, algorithm="ring", protocol="simple",
+        collective=collective,
+        least=0,
+        most=LAST_BYTE,
+        algorithm="ring",
+        protocol="simple",
         channels=cluster.fabric.channels,
-    )  # fmt: skip
+    )
 
 
 def _same(one: Rule, other: Rule) -> bool:
     return (one.algorithm, one.protocol, one.channels) == (
-        other.algorithm, other.protocol, other.channels,
-    )  # fmt: skip
+        other.algorithm,
+        other.protocol,
+        other.channels,
+    )

@@ -51,16 +51,22 @@ def validate(sweep: Sweep) -> Validation:
         best = choose(cluster, "all_reduce", point.bytes, calibration)
         rows.append(
             Row(
-                bytes=point.bytes, published_us=point.us, predicted_us=best.us,
+                bytes=point.bytes,
+                published_us=point.us,
+                predicted_us=best.us,
                 algorithm=f"{best.algorithm}/{best.protocol}",
             )
-        )  # fmt: skip
+        )
     return Validation(
-        name=sweep.name, source=sweep.source, calibration=calibration,
-        uncalibrated=median_error(cluster, sweep.points, LAUNCH), calibrated=error,
+        name=sweep.name,
+        source=sweep.source,
+        calibration=calibration,
+        uncalibrated=median_error(cluster, sweep.points, LAUNCH),
+        calibrated=error,
         held_out=float(np.median(held_out_errors(cluster, sweep.points))),
-        worst=max(abs(row.error) for row in rows), rows=rows,
-    )  # fmt: skip
+        worst=max(abs(row.error) for row in rows),
+        rows=rows,
+    )
 
 
 def validate_all() -> list[Validation]:

@@ -237,12 +237,15 @@ def _experts() -> Compared:
     made = machine(descend(loss, [20.0, 45.0, 150.0]))
     figures = [
         Figure(
-            cluster=f"EP{one.ranks}", what=f"{one.kernel} {one.way}",
-            unit="GB/s" if one.kernel == "normal" else "us", published=one.value,
-            predicted=_expert(one, made), how="all-to-all",
+            cluster=f"EP{one.ranks}",
+            what=f"{one.kernel} {one.way}",
+            unit="GB/s" if one.kernel == "normal" else "us",
+            published=one.value,
+            predicted=_expert(one, made),
+            how="all-to-all",
         )
         for one in DEEPEP
-    ]  # fmt: skip
+    ]
     constants = {
         "launch us": made.launch_us,
         "nic GB/s": made.nic_gb_per_s,
@@ -256,10 +259,13 @@ def _expert(one: ExpertFigure, machine: Machine) -> float:
     # FP8 with a scale of four bytes for each 128 values on the way there, bfloat16 on the way back.
     width = 1 + 4 / 128 if one.way == "dispatch" else 2.0
     exchange = Exchange(
-        ranks=one.ranks, tokens=DEEPEP_NORMAL_TOKENS if normal else DEEPEP_TOKENS,
-        hidden=DEEPEP_HIDDEN, experts_per_token=DEEPEP_EXPERTS, bytes_per_value=width,
+        ranks=one.ranks,
+        tokens=DEEPEP_NORMAL_TOKENS if normal else DEEPEP_TOKENS,
+        hidden=DEEPEP_HIDDEN,
+        experts_per_token=DEEPEP_EXPERTS,
+        bytes_per_value=width,
         groups=DEEPEP_NODES_OF_A_TOKEN,
-    )  # fmt: skip
+    )
     return forwarded_gb_per_s(exchange, machine) if normal else direct_us(exchange, machine)
 
 
@@ -276,9 +282,13 @@ def _switch(sweep: Sweep, switch: Switch, model: Model, made: Domain | Domains) 
         names = [one_domain_us(cluster, size, made)[1] for size in sizes]
     later = (s for s, name in zip(sizes, names, strict=True) if _is(name, switch.after))
     return SwitchPoint(
-        cluster=sweep.name, model=model, change=f"{switch.before} -> {switch.after}",
-        how=switch.how, published_bytes=switch.bytes, predicted_bytes=next(later, sizes[-1]),
-    )  # fmt: skip
+        cluster=sweep.name,
+        model=model,
+        change=f"{switch.before} -> {switch.after}",
+        how=switch.how,
+        published_bytes=switch.bytes,
+        predicted_bytes=next(later, sizes[-1]),
+    )
 
 
 def _is(name: str, wanted: str) -> bool:
@@ -288,9 +298,13 @@ def _is(name: str, wanted: str) -> bool:
 
 def _figure(sweep: Sweep, size: int, published: float, predicted: float, how: str) -> Figure:
     return Figure(
-        cluster=sweep.name, what=f"all_reduce {format_bytes(size)}", unit="us",
-        published=published, predicted=predicted, how=how,
-    )  # fmt: skip
+        cluster=sweep.name,
+        what=f"all_reduce {format_bytes(size)}",
+        unit="us",
+        published=published,
+        predicted=predicted,
+        how=how,
+    )
 
 
 def _compared(
@@ -298,9 +312,14 @@ def _compared(
 ) -> Compared:
     errors = [abs(figure.error) for figure in figures]
     return Compared(
-        fabric=fabric, model=model, source=source, constants=constants, figures=figures,
-        median_error=float(np.median(errors)), worst_error=max(errors),
-    )  # fmt: skip
+        fabric=fabric,
+        model=model,
+        source=source,
+        constants=constants,
+        figures=figures,
+        median_error=float(np.median(errors)),
+        worst_error=max(errors),
+    )
 
 
 if __name__ == "__main__":

@@ -181,10 +181,15 @@ def render(result: PruneResult) -> str:
     points = [(0.0, quality.perplexity_before)]
     points += [(point.gone, point.quality.perplexity) for point in result.curve]
     rows = [
-        [f"{p.gone:.1%}", f"{p.quality.perplexity:.3f}", f"{p.quality.added:+.2%}",
-         f"{p.quality.kl:.4f}", f"{p.quality.same_top:.1%}"]
+        [
+            f"{p.gone:.1%}",
+            f"{p.quality.perplexity:.3f}",
+            f"{p.quality.added:+.2%}",
+            f"{p.quality.kl:.4f}",
+            f"{p.quality.same_top:.1%}",
+        ]
         for p in result.curve
-    ]  # fmt: skip
+    ]
     parts = [
         facts(
             {

@@ -90,9 +90,13 @@ def _action(verdict: Verdict, policy: Policy, times: int, after: History) -> Act
     longer = min(policy.wait_s * 2 ** min(times - 1, 30), policy.most_wait_s)
     wait_s = longer if again in ("here", "elsewhere") else 0.0
     return Action(
-        again=again, cause=verdict.cause, why=f"{verdict.why}; {reason}" if reason else verdict.why,
-        wait_s=wait_s, strike=policy.strike, cordon=policy.cordon,
-    )  # fmt: skip
+        again=again,
+        cause=verdict.cause,
+        why=f"{verdict.why}; {reason}" if reason else verdict.why,
+        wait_s=wait_s,
+        strike=policy.strike,
+        cordon=policy.cordon,
+    )
 
 
 assert set(POLICIES) == set(CAUSES), "every cause has a policy"

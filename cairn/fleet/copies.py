@@ -101,9 +101,12 @@ class Copies:
     async def _once(self, number: int) -> tuple[bool, str]:
         """From its start to its end: has it listened, and how did it end?"""
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            start_new_session=True, preexec_fn=die_with_parent,
-        )  # fmt: skip
+            *COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
         assert process.stdin is not None
         assert process.stdout is not None
         self._processes[number] = process

@@ -44,9 +44,9 @@ class OwnServers:
             if same is not None:
                 del left[same]
                 kept[at] = self._processes[same]
-        fresh = await self._start_beside({
-            at: group for at, group in enumerate(groups) if at not in kept
-        })  # fmt: skip
+        fresh = await self._start_beside(
+            {at: group for at, group in enumerate(groups) if at not in kept}
+        )
         old = [one for at in left for one in self._processes[at]]
         self._groups = groups
         self._processes = {at: kept.get(at) or fresh[at] for at in range(len(groups))}

@@ -145,8 +145,9 @@ class Cached:
 
     def positions_T(self) -> Tensor:
         spans = zip(self.caches, self.counts, strict=True)
-        return torch.cat([torch.arange(c.length, c.length + n, device=self.device)
-                          for c, n in spans])  # fmt: skip
+        return torch.cat(
+            [torch.arange(c.length, c.length + n, device=self.device) for c, n in spans]
+        )
 
     def lengths_T(self) -> Tensor:
         counts = torch.tensor(self.counts, device=self.device)

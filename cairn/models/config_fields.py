@@ -46,9 +46,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # Counts of layers: readers make lists with an entry for each, so a file must not choose their length.
 LAYER_COUNTS = {
-    "depth", "first_k_dense_replace", "n_layer", "num_decoder_layers", "num_dense_layers", "num_hidden_layers",
+    "depth",
+    "first_k_dense_replace",
+    "n_layer",
+    "num_decoder_layers",
+    "num_dense_layers",
+    "num_hidden_layers",
     "num_layers",
-}  # fmt: skip
+}
 MOST_LAYERS = 10_000
 
 

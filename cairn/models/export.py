@@ -144,8 +144,10 @@ def to_hf(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Any]
         "tie_word_embeddings": spec.tied,
         "bos_token_id": spec.bos_id,
         "pad_token_id": None,  # absent, some families have one outside of a small vocabulary
-        "eos_token_id": list(spec.eos_ids) if len(spec.eos_ids) > 1 else next(iter(spec.eos_ids), None),
-    }  # fmt: skip
+        "eos_token_id": list(spec.eos_ids)
+        if len(spec.eos_ids) > 1
+        else next(iter(spec.eos_ids), None),
+    }
     config |= config_of(spec)
     _check_nothing_is_lost(spec, from_hf(config))
     return config

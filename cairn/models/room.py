@@ -68,9 +68,7 @@ def refuse_what_does_not_fit(
     )
 
 
-def what_would_fit(
-    spec: ModelSpec, dtype: torch.dtype, ranks: int, free: int, device: str
-) -> str:  # fmt: skip
+def what_would_fit(spec: ModelSpec, dtype: torch.dtype, ranks: int, free: int, device: str) -> str:
     """Fewer bits, more ranks, or a smaller model: what this memory has room for."""
     ways = []
     if dtype.itemsize > 2 and spec.parameters() * 2 // ranks <= free:

@@ -316,8 +316,10 @@ def _validate(spec: ModelSpec) -> None:
         sizes["width of an expert"] = spec.experts.intermediate
     for name, value in sizes.items():
         if value < 1:
-            raise ConfigError(f"{name} is {value} in a {spec.family} model",
-                              hint="every size of a model is at least 1")  # fmt: skip
+            raise ConfigError(
+                f"{name} is {value} in a {spec.family} model",
+                hint="every size of a model is at least 1",
+            )
     if spec.heads % spec.kv_heads:
         raise ConfigError(
             f"{spec.heads} attention heads cannot share {spec.kv_heads} key/value heads evenly",

@@ -221,8 +221,12 @@ class Answer:
 
     def _show(self) -> None:
         whole = self.whole
-        self._certain = (len(self._pieces), len(whole.token_ids), whole.cumulative_logprob,
-                         whole.finish_reason is not None)  # fmt: skip
+        self._certain = (
+            len(self._pieces),
+            len(whole.token_ids),
+            whole.cumulative_logprob,
+            whole.finish_reason is not None,
+        )
 
     def _write(self, token: int, finish: Finish | None) -> None:
         ends_it = finish == "stop" and not self.params.include_stop_str_in_output

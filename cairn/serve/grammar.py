@@ -105,8 +105,12 @@ class Grammars:
     """Compiles guides for one model, and remembers the last ones. Safe to share between threads."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocabulary: int, eos_ids: Sequence[int] = (), most: int = REMEMBERED
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Tokenizer,
+        vocabulary: int,
+        eos_ids: Sequence[int] = (),
+        most: int = REMEMBERED,
+    ) -> None:
         self.tokenizer, self.vocabulary, self.most = tokenizer, vocabulary, most
         self.eos_ids = list(eos_ids or tokenizer.eos_ids)
         self._known: OrderedDict[Guide, Future[Grammar]] = OrderedDict()

@@ -255,16 +255,22 @@ def main() -> None:
     counts = {
         "stories sampled": len(told),
         "stories kept": write(text / "sampled.jsonl", ({"text": one} for one in stories)),
-        "stories by grammar": write(text / "grammar.jsonl", (
-            {"text": grammar_story(SEED, n)} for n in some(GRAMMAR_STORIES))),
-        "pages of sums": write(text / "sums.jsonl", ({"text": one} for one in many(sums_page, some(SUM_PAGES)))),
+        "stories by grammar": write(
+            text / "grammar.jsonl",
+            ({"text": grammar_story(SEED, n)} for n in some(GRAMMAR_STORIES)),
+        ),
+        "pages of sums": write(
+            text / "sums.jsonl", ({"text": one} for one in many(sums_page, some(SUM_PAGES)))
+        ),
         "answers sampled": len(asked),
         "answers kept": len(answered),
         "gsm8k": len(gsm8k),
-    }  # fmt: skip
+    }
     chats = [
-        *many(partial(made_chat, tell=tell), some(CHATS)), *(pair(*one) for one in answered), *gsm8k,
-    ]  # fmt: skip
+        *many(partial(made_chat, tell=tell), some(CHATS)),
+        *(pair(*one) for one in answered),
+        *gsm8k,
+    ]
     chats = [one for one in chats if short(one)]
     counts["chats"] = write(options.out / "chats.jsonl", ({"messages": one} for one in chats))
     write(options.out / "vocabulary.jsonl", vocabulary(options.texts, stories, chats))

@@ -25,7 +25,7 @@ from facts import (
     YOUNG,
     lines,
     pairs,
-)  # fmt: skip
+)
 from sums import (
     NAMES,
     Turn,
@@ -45,9 +45,11 @@ Chat = list[dict[str, str]]
 Teller = Callable[[Dice], Turn]  # a request for a story, and the story
 
 SYSTEM = [
-    "You are a helpful assistant.", "You are a friendly assistant. Answer briefly.", "Answer in full sentences.",
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Answer briefly.",
+    "Answer in full sentences.",
     "You are Cairn Tiny, a small language model.",
-]  # fmt: skip
+]
 DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = words(
     "January February March April May June July August September October November December"
@@ -95,11 +97,16 @@ def capital(dice: Dice) -> Turn:
     country = dice.pick(sorted(CAPITALS))
     city = CAPITALS[country]
     asked = dice.pick(
-        (f"What is the capital of {country}?", f"What is the capital of {country}?",
-         f"Which city is the capital of {country}?",
-         f"Tell me the capital of {country}.", f"What's the capital city of {country}?", f"Capital of {country}?",
-         f"Do you know the capital of {country}?")
-    )  # fmt: skip
+        (
+            f"What is the capital of {country}?",
+            f"What is the capital of {country}?",
+            f"Which city is the capital of {country}?",
+            f"Tell me the capital of {country}.",
+            f"What's the capital city of {country}?",
+            f"Capital of {country}?",
+            f"Do you know the capital of {country}?",
+        )
+    )
     return asked, f"The capital of {country} is {city}."
 
 

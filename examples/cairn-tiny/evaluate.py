@@ -90,9 +90,11 @@ def measure(llm: LLM) -> dict[str, object]:
         "capitals_asked": len(CAPITALS),
         "capitals": capitals(llm),
         "answers_that_end": sum(ended == "stop" for _, ended in read) / len(read),
-        "answers": [{"question": asked, "greedy": one[0], "at_0.7": two[0]}
-                    for asked, one, two in zip(READ, read, again, strict=True)],
-    }  # fmt: skip
+        "answers": [
+            {"question": asked, "greedy": one[0], "at_0.7": two[0]}
+            for asked, one, two in zip(READ, read, again, strict=True)
+        ],
+    }
 
 
 def main() -> None:

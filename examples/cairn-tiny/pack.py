@@ -23,9 +23,13 @@ from cairn.report.plot import Point, Series, chart
 
 LIMIT_BYTES = 20_000_000
 MODEL = (
-    "config.json", "generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
     "model.safetensors",
-)  # fmt: skip
+)
 STORES = ("wiki", "mdn", "peps", "sampled", "grammar", "sums", "chats")
 # The page's colours have names that only the page knows; a file of its own needs its own.
 STYLE = """<style>svg{background:#fdfdfb}text{font:11px system-ui,sans-serif;fill:#5b6670}.grid,.axis{stroke:#d9dcd6}

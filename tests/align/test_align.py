@@ -70,8 +70,10 @@ def lively(tmp_path):
 def trainers_logp(state, groups):
     """By the trainer's own forward, for every sampled token."""
     flat = [one for group in groups for one in group]
-    documents = documents_of([[one._replace(reward=float(at)) for at, one in enumerate(flat)]],
-                             msgspec.structs.replace(state.config, algorithm=Algorithm()))  # fmt: skip
+    documents = documents_of(
+        [[one._replace(reward=float(at)) for at, one in enumerate(flat)]],
+        msgspec.structs.replace(state.config, algorithm=Algorithm()),
+    )
     batches = batches_of(documents, 4, 0, 0)
     found = state.parallel.forward(batches, TargetLogProbs(state.spec))
     return (

@@ -44,8 +44,9 @@ def answered(engine, turn=0):
     """Six requests of two adapters and the base in one step: tokens and their log-probabilities."""
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
     asked = [
-        Request(10 * turn + n, PROMPT, params, adapter=n % 3, identity=b"%d" % (n % 3)) for n in range(6)
-    ]  # fmt: skip
+        Request(10 * turn + n, PROMPT, params, adapter=n % 3, identity=b"%d" % (n % 3))
+        for n in range(6)
+    ]
     logp = {one: [] for one in asked}
     for one in asked:
         engine.add(one)
@@ -98,9 +99,13 @@ def test_engine_and_trainer_agree_on_one_copy(tmp_path, rank):
     shape = Model(preset="tiny-qwen3", layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64,
                   intermediate=512, context=128)  # fmt: skip
     config = msgspec.structs.replace(
-        BASE, out=tmp_path, device="cuda", model=shape, adapter=Adapter(rank=rank),
+        BASE,
+        out=tmp_path,
+        device="cuda",
+        model=shape,
+        adapter=Adapter(rank=rank),
         precision=Precision(kind="bfloat16"),
-    )  # fmt: skip
+    )
     prepared = prepare(config)
     state = prepared.state
     state.loss = PolicyObjective(state.spec, config, prepared.fused)

@@ -302,8 +302,12 @@ def seen(base):
         try:
             ended = subprocess.run(
                 [sys.executable, str(PROGRAM), url, MODEL],
-                capture_output=True, text=True, timeout=280, env=environment, check=False,
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+                timeout=280,
+                env=environment,
+                check=False,
+            )
         finally:
             server.should_exit = True
             thread.join()

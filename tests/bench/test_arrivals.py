@@ -125,8 +125,10 @@ def test_azure():
     found = list(parse_azure(lines))
     assert [request.at_s - found[0].at_s for request in found] == pytest.approx([0, 1.75, 2.5])
     assert [(request.input_tokens, request.output_tokens) for request in found] == [
-        (374, 44), (396, 109), (1, 2),
-    ]  # fmt: skip
+        (374, 44),
+        (396, 109),
+        (1, 2),
+    ]
 
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -20,10 +20,15 @@ some = st.lists(numbers, min_size=1, max_size=60)
 def record(due=0.0, end=1.0, chunks=(), tokens=None, error=None):
     chunks = list(chunks)
     return Record(
-        due_s=due, sent_s=due, end_s=end, chunk_s=chunks, error=error,
-        first_s=chunks[0] if chunks else None, last_s=chunks[-1] if chunks else None,
+        due_s=due,
+        sent_s=due,
+        end_s=end,
+        chunk_s=chunks,
+        error=error,
+        first_s=chunks[0] if chunks else None,
+        last_s=chunks[-1] if chunks else None,
         output_tokens=len(chunks) if tokens is None else tokens,
-    )  # fmt: skip
+    )
 
 
 @st.composite

@@ -37,8 +37,9 @@ def test_a_sweep_from_flags_to_files(tmp_path, capsys):
     assert len({tuple(body["prompt"]) for body in bodies}) == len(bodies)  # no prompt twice
     document = read(out)
     assert [(row.rate, row.completed, row.output_tokens) for row in document.rows] == [
-        (200.0, 20, 80), (400.0, 20, 80),
-    ]  # fmt: skip
+        (200.0, 20, 80),
+        (400.0, 20, 80),
+    ]
     assert all(row.holds_slo for row in document.rows)
     assert "--html" not in document.command
     assert "--rate 200 400" in document.command
@@ -268,8 +269,11 @@ def test_a_search_tries_what_the_verdicts_ask_for(capsys):
     captured = capsys.readouterr()
     rows = json.loads(captured.out)["rows"]
     assert [(row["rate"], row["holds_slo"]) for row in rows] == [
-        (100.0, True), (400.0, False), (200.0, True), (283.0, True),
-    ]  # fmt: skip
+        (100.0, True),
+        (400.0, False),
+        (200.0, True),
+        (283.0, True),
+    ]
     assert "the highest rate that holds is 283/s; 400/s is broken" in captured.err
 
 

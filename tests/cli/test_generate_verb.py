@@ -346,7 +346,10 @@ DAMAGE = {
         lambda folder: os.truncate(folder / "model.safetensors", 5000),
         "model.safetensors (5000 bytes) cannot be read as safetensors",
     ),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors in"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "no model.safetensors in",
+    ),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
     "another architecture": (
@@ -371,9 +374,10 @@ DAMAGE = {
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
     "a broken tokenizer": (
-        lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'), "tokenizer.json"
+        lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'),
+        "tokenizer.json",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -70,8 +70,12 @@ def test_a_job_runs_is_followed_and_is_remembered(folder, capfd):
     path = job_file(folder, "print('hello')", role="nodes = 2")
     status, out, _ = cairn(capfd, "launch", path)
     assert status == 0
-    assert out.splitlines()[:4] == ["submitted 'quick' to local", "  cairn jobs logs quick --follow",
-                                    "  cairn jobs why quick", "  cairn jobs stop quick"]  # fmt: skip
+    assert out.splitlines()[:4] == [
+        "submitted 'quick' to local",
+        "  cairn jobs logs quick --follow",
+        "  cairn jobs why quick",
+        "  cairn jobs stop quick",
+    ]
     assert out.count("r0| hello") == 2
     assert out.splitlines()[-1] == "quick: done: all 2 nodes finished"
     status, out, _ = cairn(capfd, "jobs", "list")
@@ -182,8 +186,12 @@ def test_what_a_program_leaves_behind_is_ended_with_its_node(folder, capfd):
 
 def test_ctrl_c_leaves_the_job_running(folder):
     path = job_file(folder, "import time; print('up', flush=True); time.sleep(1000)", "kept")
-    process = subprocess.Popen([sys.executable, "-m", "cairn", "launch", path], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cairn", "launch", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     with process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -35,8 +35,13 @@ def test_json_has_every_action_with_its_time(capsys):
     assert document["bubble"] == pytest.approx(0.5 / 12.5)
     assert [len(rank) for rank in document["ranks"]] == [2 * 3 * 4] * 2
     assert document["ranks"][0][0] == {
-        "action": "F0", "kind": "F", "chunk": 0, "microbatch": 0, "start": 0.0, "end": 0.5,
-    }  # fmt: skip
+        "action": "F0",
+        "kind": "F",
+        "chunk": 0,
+        "microbatch": 0,
+        "start": 0.0,
+        "end": 0.5,
+    }
 
 
 def test_all_are_compared_and_those_that_cannot_run_say_why(capsys):

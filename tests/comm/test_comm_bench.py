@@ -85,12 +85,17 @@ def test_a_table_that_the_reader_of_nccl_tests_reads(capsys, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        "all_gather -d bfloat16 --ranks 3", "reduce_scatter -o max -d int64 --ranks 3",
+        "all_gather -d bfloat16 --ranks 3",
+        "reduce_scatter -o max -d int64 --ranks 3",
         "alltoall -d half",
-        "broadcast -r 1 -d uint8", "reduce -r 1 -o prod -d int32", "sendrecv", "gather", "scatter -r 1",
+        "broadcast -r 1 -d uint8",
+        "reduce -r 1 -o prod -d int32",
+        "sendrecv",
+        "gather",
+        "scatter -r 1",
         "all_reduce -o min -d double",
     ],
-)  # fmt: skip
+)
 def test_every_operation_is_right_on_both(capsys, words):
     status, out = run(
         capsys,

@@ -34,9 +34,11 @@ def test_small_messages_take_few_steps_and_large_ones_few_bytes():
 
 
 @given(
-    ranks=st.integers(2, 100_000), size=st.integers(1, 1 << 34),
-    alpha=st.floats(0, 100), rate=st.floats(0.1, 1000),
-)  # fmt: skip
+    ranks=st.integers(2, 100_000),
+    size=st.integers(1, 1 << 34),
+    alpha=st.floats(0, 100),
+    rate=st.floats(0.1, 1000),
+)
 def test_no_estimate_is_below_the_physical_bound(ranks, size, alpha, rate):
     link = Link(alpha_us=alpha, gb_per_s=rate)
     rows = choose("all_reduce", ranks, size, link)
@@ -47,8 +49,10 @@ def test_no_estimate_is_below_the_physical_bound(ranks, size, alpha, rate):
 
 
 @given(
-    latency=st.floats(1, 500), ramp=st.floats(0, 30), rate=st.floats(0.1, 900),
-)  # fmt: skip
+    latency=st.floats(1, 500),
+    ramp=st.floats(0, 30),
+    rate=st.floats(0.1, 900),
+)
 def test_a_fit_finds_the_constants_that_made_the_points(latency, ramp, rate):
     sizes = [1 << power for power in range(10, 35, 2)]
     points = [Point(s, latency + ramp * np.sqrt(s / (1 << 20)) + s / (1e3 * rate)) for s in sizes]

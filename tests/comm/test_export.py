@@ -66,9 +66,10 @@ class Goal:
 
     def _room(self, source, target, tag, cpu):
         earlier = [
-            (other, place) for (a, b, other), place in self.receives.items()
+            (other, place)
+            for (a, b, other), place in self.receives.items()
             if (a, b) == (source, target) and other < tag and self.ops[place][7] == cpu
-        ]  # fmt: skip
+        ]
         return self.time(max(earlier)[1]) if earlier else 0
 
 
@@ -130,11 +131,13 @@ def test_on_the_terminal(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("all_reduce/rign", "did you mean 'all_reduce/ring'"), ("all_reduce/ring --ranks 0", "0 ranks"),
-        ("all_reduce/ring --size 0", "0 bytes"), ("all_reduce/ring --sum-rate -1", "-1.0 GB/s"),
+        ("all_reduce/rign", "did you mean 'all_reduce/ring'"),
+        ("all_reduce/ring --ranks 0", "0 ranks"),
+        ("all_reduce/ring --size 0", "0 bytes"),
+        ("all_reduce/ring --sum-rate -1", "-1.0 GB/s"),
         ("all_reduce/ring --out /nowhere/x", "cannot write /nowhere/x"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_refused(capsys, words, said):
     assert main(["comm", "export", *words.split()]) != 0
     assert said in capsys.readouterr().err

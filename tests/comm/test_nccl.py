@@ -70,9 +70,10 @@ def test_the_switch_from_ll_to_nvls_is_where_it_was_seen():
     """8 x H200: NVLS from 2 MiB on; the model may be a factor two away."""
     cluster = cluster_of("h200", 8)
     first = next(
-        size for size in (1 << p for p in range(10, 34))
+        size
+        for size in (1 << p for p in range(10, 34))
         if choose(cluster, "all_reduce", size).algorithm == "nvls"
-    )  # fmt: skip
+    )
     assert MIB <= first <= 4 * MIB
 
 
@@ -106,9 +107,12 @@ def test_trees_win_small_messages_on_many_nodes_and_rings_lose_their_latency():
 
 
 @given(
-    fabric=st.sampled_from(sorted(FABRICS)), gpus=st.integers(1, 72), nodes=st.integers(1, 64),
-    launch=st.floats(0, 100), scale=st.floats(0.2, 2),
-)  # fmt: skip
+    fabric=st.sampled_from(sorted(FABRICS)),
+    gpus=st.integers(1, 72),
+    nodes=st.integers(1, 64),
+    launch=st.floats(0, 100),
+    scale=st.floats(0.2, 2),
+)
 def test_the_plugin_finds_a_rule_for_every_size(fabric, gpus, nodes, launch, scale):
     if gpus * nodes < 2:
         gpus = 2
@@ -130,8 +134,9 @@ def test_the_plugin_finds_a_rule_for_every_size(fabric, gpus, nodes, launch, sca
         for size in sizes:
             first = next(row for row in mine if row[1] <= size <= row[2])
             assert first[3:5] == (
-                (best := choose(cluster, collective, size, calibration)).algorithm, best.protocol,
-            )  # fmt: skip
+                (best := choose(cluster, collective, size, calibration)).algorithm,
+                best.protocol,
+            )
 
 
 @pytest.mark.parametrize(

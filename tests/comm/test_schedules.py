@@ -221,7 +221,7 @@ def test_floats_are_the_same_bits_in_every_order_and_on_every_rank(name):
         ("all_reduce", "sparse", {"ranks": 4, "present": np.ones((3, 4), bool)}, "3 rows"),
         ("all_reduce", "sparse", {"ranks": 4, "present": np.ones((4, 4))}, "float64"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_built_is_refused_with_its_values(collective, name, shape, message):
     with pytest.raises(ScheduleError, match=message):
         make(collective, name, **shape)

@@ -32,7 +32,10 @@ def test_a_schedule_by_hand_is_proved():
         ([Op(0, 0, SEND, 0, 1)], "`send 0 -> 1` of rank 0 is never received"),
         ([Op(1, 0, RECV, 0, 0)], "`recv 0 <- 0` of rank 1, which nobody sends"),
         ([Op(0, 0, SEND, 1, 1), Op(1, 0, RECV, 0, 0)], "reads a slot that holds nothing"),
-        ([Op(0, 0, SEND, 0, 1), Op(1, 0, ADD, 0, 0)], r"rank 0 ends with the contributions of \[0\]"),
+        (
+            [Op(0, 0, SEND, 0, 1), Op(1, 0, ADD, 0, 0)],
+            r"rank 0 ends with the contributions of \[0\]",
+        ),
         (
             [Op(0, 0, SEND, 0, 1), Op(0, 0, SEND, 0, 1), Op(1, 0, ADD, 0, 0), Op(1, 0, ADD, 0, 0)],
             "`recv_reduce 0 <- 0` of rank 1 counts a contribution twice",
@@ -46,7 +49,7 @@ def test_a_schedule_by_hand_is_proved():
         ([Op(0, 0, COPY, 1, source=7)], "has no such source"),
         ([Op(2, 0, SEND, 0, 1)], "has no such rank"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(ops, problem):
     broken = two_ranks(*ops, slots=2)
     with pytest.raises(ScheduleError, match=problem):
@@ -71,10 +74,12 @@ def test_numbers_that_cannot_be_a_collective_are_named(change, problem):
 
 def test_two_chunks_in_the_wrong_place_are_told_apart():
     swapped = schedule_of(
-        "swapped", "broadcast",
+        "swapped",
+        "broadcast",
         [Op(0, 0, SEND, 0, 1), Op(0, 0, SEND, 1, 1), Op(1, 0, RECV, 1, 0), Op(1, 0, RECV, 0, 0)],
-        ranks=2, chunks=2,
-    )  # fmt: skip
+        ranks=2,
+        chunks=2,
+    )
     assert "ends with chunk 1 in slot 0" in (verify(swapped).problem or "")
 
 
@@ -99,16 +104,20 @@ def test_the_least_buffer_that_does_not_hang_is_found():
 def test_channels_that_share_a_slot_must_say_who_goes_first():
     def tree(after: int) -> Schedule:
         return two_ranks(
-            Op(0, 0, ADD, 0, 1), Op(0, 1, SEND, 0, 1, after=after),
-            Op(1, 0, SEND, 0, 0), Op(1, 1, RECV, 0, 0, after=2 if after >= 0 else -1),
-        )  # fmt: skip
+            Op(0, 0, ADD, 0, 1),
+            Op(0, 1, SEND, 0, 1, after=after),
+            Op(1, 0, SEND, 0, 0),
+            Op(1, 1, RECV, 0, 0, after=2 if after >= 0 else -1),
+        )
 
     assert verify(tree(after=0)).ok
     assert verify(tree(after=-1)).problem is not None
     detour = two_ranks(
-        Op(0, 0, SEND, 0, 1), Op(0, 1, RECV, 0, 1),
-        Op(1, 0, ADD, 0, 0), Op(1, 1, SEND, 0, 0, after=2),
-    )  # fmt: skip
+        Op(0, 0, SEND, 0, 1),
+        Op(0, 1, RECV, 0, 1),
+        Op(1, 0, ADD, 0, 0),
+        Op(1, 1, SEND, 0, 0, after=2),
+    )
     assert "`recv 0 <- 1` of rank 0 races" in (verify(detour).problem or "")
     shipped = make("all_reduce", "tree", 9, chunks=6)
     assert verify(shipped).ok
@@ -159,8 +168,10 @@ SINGLE_CHANNEL = ["ring", "bruck", "pat", "two_shot", "two_level", "one_shot", "
 
 
 @given(
-    name=st.sampled_from([*SINGLE_CHANNEL, "tree"]), ranks=st.integers(2, 6), data=st.data(),
-)  # fmt: skip
+    name=st.sampled_from([*SINGLE_CHANNEL, "tree"]),
+    ranks=st.integers(2, 6),
+    data=st.data(),
+)
 def test_the_verdict_on_a_damaged_schedule_is_that_of_real_numbers(name, ranks, data):
     schedule = make("all_reduce", name, ranks)
     op = data.draw(st.integers(0, schedule.operations - 2))
@@ -174,8 +185,9 @@ def test_the_verdict_on_a_damaged_schedule_is_that_of_real_numbers(name, ranks, 
                 schedule, op, "kind", data.draw(st.sampled_from([int(RECV), int(ADD)]))
             )
         case _ if (schedule.ops.rank[op], schedule.ops.channel[op]) == (
-            schedule.ops.rank[op + 1], schedule.ops.channel[op + 1],
-        ) and name != "tree":  # fmt: skip
+            schedule.ops.rank[op + 1],
+            schedule.ops.channel[op + 1],
+        ) and name != "tree":
             broken = swapped(schedule, op)
         case _:
             broken = schedule

@@ -25,9 +25,13 @@ def trace(rank, last, waits):
 
 def note(rank, beat, last, waits=False):
     return Note(
-        rank=rank, host=f"host{rank}", beat=beat, moved=str(last), trace=trace(rank, last, waits),
+        rank=rank,
+        host=f"host{rank}",
+        beat=beat,
+        moved=str(last),
+        trace=trace(rank, last, waits),
         waits=[f"all_reduce #{last}"] if waits else [],
-    )  # fmt: skip
+    )
 
 
 def test_it_says_who_is_missing_once_and_that_the_job_goes_on_once():

@@ -107,8 +107,13 @@ def test_config_has_no_field_that_is_newer_than_0_17(tmp_path: Path):
     write_compressed_tensors(quantised(GRIDS["nvfp4"]), tmp_path / "made")
     said = json.loads((tmp_path / "made" / "config.json").read_text())["quantization_config"]
     assert set(said) == {
-        "quant_method", "format", "quantization_status", "config_groups", "ignore", "kv_cache_scheme",
-    }  # fmt: skip
+        "quant_method",
+        "format",
+        "quantization_status",
+        "config_groups",
+        "ignore",
+        "kv_cache_scheme",
+    }
     weights = said["config_groups"]["group_0"]["weights"]
     assert set(weights) == {
         "num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic",

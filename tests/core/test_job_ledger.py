@@ -116,16 +116,23 @@ def test_prometheus_reads_it_and_so_does_the_next_reader(tmp_path):
 def test_what_a_slow_rank_costs_is_part_of_the_productive_time_and_goes_with_the_steps_that_are_lost():
     slow = Noticed(at=1.5, what="straggler", rank=3, host="h", step=1, why="computes 0.5 s")
     events = [
-        Submitted(at=0.0), Started(at=0.0, step=0), Trained(at=0.0), Stepped(at=1.0, step=1, dragged=0.25),
-        slow, Stepped(at=2.0, step=2, dragged=1.5), Stepped(at=3.0, step=3),  # never more than the step took
-    ]  # fmt: skip
+        Submitted(at=0.0),
+        Started(at=0.0, step=0),
+        Trained(at=0.0),
+        Stepped(at=1.0, step=1, dragged=0.25),
+        slow,
+        Stepped(at=2.0, step=2, dragged=1.5),
+        Stepped(at=3.0, step=3),  # never more than the step took
+    ]
     ledger = account(events)
     assert ledger.parts["productive"] == pytest.approx(3.0)
     assert ledger.by_cause["productive"] == pytest.approx({"straggler": 0.25 + 1.0 + 0.5})
     assert ledger.slow_now()[0].rank == 3
     assert "(1.8 s of it waiting for slow ranks)" in ledger.line()
     assert "slow: rank 3 on h, since step 1: computes 0.5 s" in ledger.line()
-    assert 'cairn_job_time_seconds_total{cause="straggler",part="productive"} 1.75' in metrics_text(ledger)  # fmt: skip
+    assert 'cairn_job_time_seconds_total{cause="straggler",part="productive"} 1.75' in metrics_text(
+        ledger
+    )
     assert "cairn_job_slow_ranks 1" in metrics_text(ledger)
     failed = Failed(at=3.0, since=3.0, cause="hang", rank=3, host="h", why="stopped", rung="heal")
     back = account(

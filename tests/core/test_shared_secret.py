@@ -164,7 +164,9 @@ def test_a_secret_comes_from_the_environment_and_a_short_one_is_refused():
 
 
 def test_off_loopback_a_door_without_a_secret_is_refused():
-    assert [host for host in ("127.0.0.1", "127.8.0.1", "::1", "localhost") if not is_loopback(host)] == []  # fmt: skip
+    assert [
+        host for host in ("127.0.0.1", "127.8.0.1", "::1", "localhost") if not is_loopback(host)
+    ] == []
     for host in ("10.0.0.1", "0.0.0.0", "node-7", "::"):
         check_open(host, OURS, "it")
         with pytest.raises(ConfigError, match="without a secret"):

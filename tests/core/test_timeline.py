@@ -9,10 +9,14 @@ from cairn.core.trace import Track, timeline, write_trace
 
 def test_rows_of_one_process_stand_together_and_time_begins_with_the_first_span():
     tracks = [
-        Track("request", "phases", [Span("queue", 5_000, 2_000, 0), Span("decode", 7_000, 4_000, 0, {"n": 3})]),
+        Track(
+            "request",
+            "phases",
+            [Span("queue", 5_000, 2_000, 0), Span("decode", 7_000, 4_000, 0, {"n": 3})],
+        ),
         Track("engine", "steps", [Span("step", 4_000, 1_000, 0)]),
         Track("request", "sums", []),
-    ]  # fmt: skip
+    ]
     made = timeline(tracks, "cairn tiny")
     spans = [event for event in made["traceEvents"] if event["ph"] == "X"]
     assert [(s["name"], s["ts"], s["dur"]) for s in spans] == [

@@ -94,8 +94,9 @@ def test_likelihoods_do_not_depend_on_the_batch_or_the_order(stories, text):
     alone = stories.loglikelihood(PAIRS)
     windows = stories.rolling([Rolling(text), Rolling(text[:300])])
     for batch_tokens in (24, 4096):
-        with LocalModel(str(model_folder("stories15M")), device="cpu", max_length=128,
-                        batch_tokens=batch_tokens) as packed:  # fmt: skip
+        with LocalModel(
+            str(model_folder("stories15M")), device="cpu", max_length=128, batch_tokens=batch_tokens
+        ) as packed:
             found = packed.loglikelihood(PAIRS[::-1])[::-1]
             assert [one.greedy for one in found] == [one.greedy for one in alone]
             assert [one.tokens for one in found] == [one.tokens for one in alone]

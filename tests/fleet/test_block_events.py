@@ -66,8 +66,12 @@ class Server:
         return max((count // SIZE * SIZE for count in COUNTS if count // SIZE <= live), default=0)
 
 
-changes = st.tuples(st.sampled_from(["end", "end", "drop", "clear", "restart"]), st.integers(0, 2),
-                    st.integers(0, 2), st.sampled_from(["", "lose", "double", "swap"]))  # fmt: skip
+changes = st.tuples(
+    st.sampled_from(["end", "end", "drop", "clear", "restart"]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.sampled_from(["", "lose", "double", "swap"]),
+)
 
 
 def followed(history, replay: bool):

@@ -8,8 +8,11 @@ from cairn.serve.pulse import Events
 
 SERVERS, CHAINS, LENGTH = 4, 3, 6
 # Three prompts as chains of keys; the first two share their beginning.
-PROMPTS = [[100 + at for at in range(LENGTH)], [100, 101, 102, 203, 204, 205],
-           [300 + at for at in range(LENGTH)]]  # fmt: skip
+PROMPTS = [
+    [100 + at for at in range(LENGTH)],
+    [100, 101, 102, 203, 204, 205],
+    [300 + at for at in range(LENGTH)],
+]
 TOKENS = {key: 16 * (at + 1) for prompt in PROMPTS for at, key in enumerate(prompt)}
 ESTIMATES = [16 * (at + 1) for at in range(LENGTH)]
 
@@ -41,8 +44,12 @@ def brute_force(keys: set[int], prompt: list[int]) -> int:
     return best
 
 
-changes = st.tuples(st.integers(0, SERVERS - 1), st.integers(0, CHAINS - 1), st.integers(1, LENGTH),
-                    st.sampled_from(["store", "drop", "restart", "lose", "double", "swap"]))  # fmt: skip
+changes = st.tuples(
+    st.integers(0, SERVERS - 1),
+    st.integers(0, CHAINS - 1),
+    st.integers(1, LENGTH),
+    st.sampled_from(["store", "drop", "restart", "lose", "double", "swap"]),
+)
 
 
 @settings(max_examples=150, deadline=None)

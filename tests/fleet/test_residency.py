@@ -60,11 +60,13 @@ def test_everybody_who_waits_is_awake_in_the_end_and_nothing_is_overfull(models,
 
 
 def test_a_busy_model_keeps_its_place_for_a_turn_and_an_idle_one_sleeps_first():
-    machine = Machine([
-        Resident(name="busy", bytes=40, awake=True, busy=2, used_s=1.0),
-        Resident(name="idle", bytes=40, awake=True, used_s=5.0),
-        Resident(name="new", bytes=50, waiting_since_s=10.0),
-    ])  # fmt: skip
+    machine = Machine(
+        [
+            Resident(name="busy", bytes=40, awake=True, busy=2, used_s=1.0),
+            Resident(name="idle", bytes=40, awake=True, used_s=5.0),
+            Resident(name="new", bytes=50, waiting_since_s=10.0),
+        ]
+    )
     machine.now = 10.0
     assert machine.look().sleep == ["idle"]
     machine.change("busy", waiting_since_s=None)
@@ -77,10 +79,12 @@ def test_a_busy_model_keeps_its_place_for_a_turn_and_an_idle_one_sleeps_first():
 
 
 def test_idle_models_sleep_pinned_ones_do_not():
-    machine = Machine([
-        Resident(name="a", bytes=40, awake=True, pinned=True),
-        Resident(name="b", bytes=40, awake=True, used_s=50.0),
-    ])  # fmt: skip
+    machine = Machine(
+        [
+            Resident(name="a", bytes=40, awake=True, pinned=True),
+            Resident(name="b", bytes=40, awake=True, used_s=50.0),
+        ]
+    )
     machine.now = 100.0
     assert machine.look(idle_s=60).sleep == []
     assert machine.look(idle_s=50).sleep == ["b"]

@@ -16,8 +16,13 @@ def seconds(step) -> float:
     return 5e-3 + 2e-4 * step.tokens
 
 
-rules = st.builds(lambda least, more, rows, ttft: Rules(least=least, most=least + more, rows=rows, ttft_s=ttft),
-                  st.integers(0, 3), st.integers(1, 8), st.integers(1, 256), st.floats(0.1, 5))  # fmt: skip
+rules = st.builds(
+    lambda least, more, rows, ttft: Rules(least=least, most=least + more, rows=rows, ttft_s=ttft),
+    st.integers(0, 3),
+    st.integers(1, 8),
+    st.integers(1, 256),
+    st.floats(0.1, 5),
+)
 seen = st.builds(
     Seen, now_s=st.just(1000.0), ready=st.integers(0, 8), starting=st.integers(0, 3), held=st.integers(0, 50),
     in_flight=st.integers(0, 2000), wait_s=st.floats(0, 20), prefill=st.floats(0, 10),

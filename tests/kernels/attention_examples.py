@@ -24,8 +24,11 @@ class Example(NamedTuple):
     rules: Mapping = MappingProxyType({})
 
     def __str__(self) -> str:
-        set_fields = {name: value for name, value in self._asdict().items()
-                      if value != self._field_defaults.get(name)}  # fmt: skip
+        set_fields = {
+            name: value
+            for name, value in self._asdict().items()
+            if value != self._field_defaults.get(name)
+        }
         return ",".join(f"{name}={value}" for name, value in set_fields.items()).replace(" ", "")
 
 
@@ -43,8 +46,10 @@ def tensors(example: Example, dtype: torch.dtype, device: str) -> list[Tensor]:
         )
         q, k, v = fused.split(heads, dim=1)
     else:
-        q, k, v = (torch.randn(end + example.behind, count, example.width, device=device).to(dtype)
-                   for end, count in zip((ends[0], ends[1], ends[1]), heads, strict=True))  # fmt: skip
+        q, k, v = (
+            torch.randn(end + example.behind, count, example.width, device=device).to(dtype)
+            for end, count in zip((ends[0], ends[1], ends[1]), heads, strict=True)
+        )
     for x, end in ((q, ends[0]), (k, ends[1]), (v, ends[1])):
         x[end:] = torch.nan
     return [q, k, v, *([torch.randn(example.heads, device=device)] if example.sinks else [])]
@@ -97,8 +102,13 @@ def check_gradients(
     exact, exact_lse = attention_reference(
         *wide[:3], **named, sinks_H=wide[3] if example.sinks else None
     )
-    out, lse = attention(*inputs[:3], **named, sinks_H=inputs[3] if example.sinks else None, return_lse=True,
-                         impl=impl)  # fmt: skip
+    out, lse = attention(
+        *inputs[:3],
+        **named,
+        sinks_H=inputs[3] if example.sinks else None,
+        return_lse=True,
+        impl=impl,
+    )
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)
     saw = exact_lse.isfinite()
     ours = torch.autograd.grad([out, lse[saw]], inputs, [dout, dlse[saw]])

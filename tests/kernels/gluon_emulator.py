@@ -614,26 +614,33 @@ gluon.__dict__.update(
 )
 hopper = types.ModuleType("triton.experimental.gluon.language.nvidia.hopper")
 hopper.__dict__.update(
-    mbarrier=types.SimpleNamespace(init=init, wait=wait, expect=expect, arrive=arrive, MBarrierLayout=Layout),
+    mbarrier=types.SimpleNamespace(
+        init=init, wait=wait, expect=expect, arrive=arrive, MBarrierLayout=Layout
+    ),
     tma=types.SimpleNamespace(
-        async_copy_global_to_shared=async_copy_global_to_shared, store_wait=store_wait,
+        async_copy_global_to_shared=async_copy_global_to_shared,
+        store_wait=store_wait,
         async_copy_shared_to_global=async_copy_shared_to_global,
     ),
-    fence_async_shared=lambda: None, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
-)  # fmt: skip
+    fence_async_shared=lambda: None,
+    warpgroup_mma=warpgroup_mma,
+    warpgroup_mma_wait=warpgroup_mma_wait,
+)
 ampere = types.ModuleType("triton.experimental.gluon.language.nvidia.ampere")
 ampere.mma_v2 = mma_v2
 host = types.ModuleType("triton.experimental.gluon.nvidia.hopper")
 host.TensorDescriptor = Descriptor
 language.__path__ = []
-sys.modules.update({
-    "triton.experimental.gluon": gluon,
-    "triton.experimental.gluon.language": language,
-    "triton.experimental.gluon.language.nvidia": types.ModuleType("nvidia"),
-    "triton.experimental.gluon.language.nvidia.ampere": ampere,
-    "triton.experimental.gluon.language.nvidia.hopper": hopper,
-    "triton.experimental.gluon.nvidia": types.ModuleType("nvidia"),
-    "triton.experimental.gluon.nvidia.hopper": host,
-})  # fmt: skip
+sys.modules.update(
+    {
+        "triton.experimental.gluon": gluon,
+        "triton.experimental.gluon.language": language,
+        "triton.experimental.gluon.language.nvidia": types.ModuleType("nvidia"),
+        "triton.experimental.gluon.language.nvidia.ampere": ampere,
+        "triton.experimental.gluon.language.nvidia.hopper": hopper,
+        "triton.experimental.gluon.nvidia": types.ModuleType("nvidia"),
+        "triton.experimental.gluon.nvidia.hopper": host,
+    }
+)
 triton.experimental.gluon = gluon
 triton.language.core._aggregate = lambda cls: cls

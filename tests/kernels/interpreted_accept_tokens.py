@@ -23,8 +23,13 @@ def integers(values):
 @st.composite
 def steps(draw):
     """Sequences of any kind: padding, prompts that draw once or not at all, rows with drafts."""
-    shapes = draw(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, MOST_DRAFTS + 1)),
-                           min_size=1, max_size=6))  # fmt: skip
+    shapes = draw(
+        st.lists(
+            st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, MOST_DRAFTS + 1)),
+            min_size=1,
+            max_size=6,
+        )
+    )
     rows = draw(st.permutations(range(ROWS)))
     counts = [more + max(draws, 1) for _, more, draws in shapes]
     draws = [0 if padded else draws for padded, _, draws in shapes]

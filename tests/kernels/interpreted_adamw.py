@@ -14,8 +14,12 @@ from cairn.kernels.optim.tensor_table import CHUNK, tables
 
 BF16, F32 = torch.bfloat16, torch.float32
 SHAPES = [(3, 16), (5,), (0,), (32,), (1,)]
-TYPES = {"fp32": (F32, F32, F32, False), "masters": (BF16, BF16, F32, True), "bf16": (BF16, BF16, BF16, False),
-         "fp32 grads": (BF16, F32, F32, True)}  # fmt: skip
+TYPES = {
+    "fp32": (F32, F32, F32, False),
+    "masters": (BF16, BF16, F32, True),
+    "bf16": (BF16, BF16, BF16, False),
+    "fp32 grads": (BF16, F32, F32, True),
+}
 
 
 def make_state(kind, shapes=SHAPES):

@@ -47,9 +47,10 @@ def test_forward(example, ping_pong):
     with trying("attention", key, dict(ping_pong=ping_pong)):
         out, lse, _ = run(example, q, k, v, sinks[0] if sinks else None)
     exact, exact_lse = attention_reference(
-        *(x.double().nan_to_num() for x in (q, k, v)), **arguments(example, "cpu"),
+        *(x.double().nan_to_num() for x in (q, k, v)),
+        **arguments(example, "cpu"),
         sinks_H=sinks[0].double() if sinks else None,
-    )  # fmt: skip
+    )
     end = sum(example.lengths)
     assert relative_error(out[:end], exact[:end]) < 1e-2
     assert not out[end:].any()

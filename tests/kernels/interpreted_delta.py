@@ -114,9 +114,14 @@ def test_short_convolutions_keep_their_last_inputs(counts, silu):
 def test_what_does_not_fit_is_named(wrong):
     sequences = Sequences(torch.zeros(2, dtype=torch.int32), None, 2)
     call = DeltaCall(
-        torch.zeros(2, 2 * K + HEADS * V), torch.zeros(2, HEADS), torch.zeros(2, HEADS),
-        torch.zeros(SLOTS, HEADS * K, V), sequences, KEY_HEADS, K,
-    )  # fmt: skip
+        torch.zeros(2, 2 * K + HEADS * V),
+        torch.zeros(2, HEADS),
+        torch.zeros(2, HEADS),
+        torch.zeros(SLOTS, HEADS * K, V),
+        sequences,
+        KEY_HEADS,
+        K,
+    )
     match wrong:
         case "slots_B":
             call = call._replace(sequences=sequences._replace(slots_B=torch.zeros(2)))

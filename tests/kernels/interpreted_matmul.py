@@ -18,8 +18,10 @@ def operands(m, n, k, dtype=torch.bfloat16):
 
 
 def truth(a, b, **parts):
-    wide = {name: part.double() if isinstance(part, torch.Tensor) else part
-            for name, part in parts.items()}  # fmt: skip
+    wide = {
+        name: part.double() if isinstance(part, torch.Tensor) else part
+        for name, part in parts.items()
+    }
     return matmul_reference(a.double(), b, Epilogue(**wide), torch.float64)
 
 

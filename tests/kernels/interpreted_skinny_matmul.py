@@ -63,8 +63,10 @@ def test_one_row(n, k, block_n):
     ("m", "n", "k"), [(2, 37, 264), (9, 130, 96), (32, 64, 32), (64, 200, 300), (141, 72, 96)]
 )
 @pytest.mark.parametrize(
-    "change", [{}, dict(stages=1), dict(block_n=192, stages=2), dict(split=3), dict(split=99)], ids=str
-)  # fmt: skip
+    "change",
+    [{}, dict(stages=1), dict(block_n=192, stages=2), dict(split=3), dict(split=99)],
+    ids=str,
+)
 def test_more_rows(m, n, k, change):
     x, w = operands(m, n, k)
     assert relative_error(by_plan(STREAM._replace(**change), x, w), truth(x, w)) < 1e-2

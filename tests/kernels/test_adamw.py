@@ -62,7 +62,9 @@ def test_the_step_size_survives_many_steps():
 WRONG = {
     "weights: wanted at least one": lambda: adamw(State([], [], [], []), Step(1, 0.1)),
     "step.number: wanted 1 or more": lambda: adamw(State(*[zeros(3)] * 4), Step(0, 0.1)),
-    "v[0]: wanted float32": lambda: adamw(State(*[zeros(3)] * 3, zeros(3, torch.bfloat16)), Step(1, 0.1)),
+    "v[0]: wanted float32": lambda: adamw(
+        State(*[zeros(3)] * 3, zeros(3, torch.bfloat16)), Step(1, 0.1)
+    ),
     "m[0]: wanted float32 or bfloat16": lambda: adamw(
         State(*[zeros(3)] * 2, *[zeros(3, torch.float16)] * 2), Step(1, 0.1)
     ),
@@ -72,7 +74,7 @@ WRONG = {
     "scale: wanted one element": lambda: adamw(State(*[zeros(3)] * 4), Step(1, 0.1), torch.ones(2)),
     "grads: wanted at least one": lambda: square_sum([]),
     "grads[0]: wanted float32": lambda: square_sum([torch.ones(3).int()]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", WRONG)

@@ -31,8 +31,10 @@ def integers(m, n, k, dtype=BF16):
 
 
 def truth(a, b, **parts):
-    wide = {name: part.double() if isinstance(part, torch.Tensor) else part
-            for name, part in parts.items()}  # fmt: skip
+    wide = {
+        name: part.double() if isinstance(part, torch.Tensor) else part
+        for name, part in parts.items()
+    }
     return matmul_reference(a.double(), b, Epilogue(**wide), torch.float64)
 
 

@@ -38,10 +38,15 @@ def attend(call: Paged, lse_TH: torch.Tensor | None = None, impl: Impl = "triton
 
 
 BY_GLUON = [
-    {"heads": 32}, {"heads": 16, "by_head": True}, {"heads": 8, "page": 256}, {"heads": 16, "page": 16},
-    {"heads": 32, "page": 32, "by_head": True}, {"heads": 16, "columns": 64, "page": 16},
-    {"heads": 16, "kv_heads": 1, "columns": 64, "page": 128}, {"heads": 32, "columns": 64, "by_head": True},
-]  # fmt: skip
+    {"heads": 32},
+    {"heads": 16, "by_head": True},
+    {"heads": 8, "page": 256},
+    {"heads": 16, "page": 16},
+    {"heads": 32, "page": 32, "by_head": True},
+    {"heads": 16, "columns": 64, "page": 16},
+    {"heads": 16, "kv_heads": 1, "columns": 64, "page": 128},
+    {"heads": 32, "columns": 64, "by_head": True},
+]
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
@@ -97,12 +102,17 @@ def test_decode_in_every_configuration(plan):
 @pytest.mark.parametrize(
     "rest",
     [
-        {"heads": 8}, {"heads": 16, "by_head": True, "page": 64}, {"heads": 24, "columns": 64, "page": 32},
-        {"columns": 96}, {"columns": 256, "kv_heads": 2, "heads": 8}, {"heads": 64, "kv_heads": 1}, {"fp8": True},
+        {"heads": 8},
+        {"heads": 16, "by_head": True, "page": 64},
+        {"heads": 24, "columns": 64, "page": 32},
+        {"columns": 96},
+        {"columns": 256, "kv_heads": 2, "heads": 8},
+        {"heads": 64, "kv_heads": 1},
+        {"fp8": True},
         {"fp8": True, "page": 128},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_decode_of_other_shapes(rest):
     check(random_call(decode_shape(**rest)))
 
@@ -160,11 +170,16 @@ needs_hopper = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "rest",
     [
-        {}, {"page": 64}, {"page": 128, "heads": 8}, {"page": 256, "by_head": True, "heads": 64},
-        {"heads": 16, "page": 32}, {"columns": 64, "heads": 16, "page": 32}, {"columns": 64, "heads": 8, "page": 16},
+        {},
+        {"page": 64},
+        {"page": 128, "heads": 8},
+        {"page": 256, "by_head": True, "heads": 64},
+        {"heads": 16, "page": 32},
+        {"columns": 64, "heads": 16, "page": 32},
+        {"columns": 64, "heads": 8, "page": 16},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_prefill_in_gluon(rest, ping_pong):
     shape = Shape([300, 1, 77, 0, 513, 2, 130], [300, 900, 1200, 5, 515, 2, 4000], **rest)
     key = paged_prefill.key(shape.columns, shape.page, torch.bfloat16)

@@ -22,11 +22,16 @@ def problem(tokens, q, kv, size, dtype=BF16, normed=True, plus_one=False):
     return qkv, heads, table, torch.randint(0, 1000, (tokens,), device="cuda")
 
 
-@pytest.mark.parametrize(("shape", "dtype", "options"), [
-    ((1003, 32, 8, 128), BF16, {}), ((64, 9, 3, 64), BF16, dict(normed=False)),
-    ((33, 8, 4, 256), BF16, dict(plus_one=True)),
-    ((17, 4, 4, 96), F32, {}), ((1, 14, 2, 64), F32, dict(normed=False)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options"),
+    [
+        ((1003, 32, 8, 128), BF16, {}),
+        ((64, 9, 3, 64), BF16, dict(normed=False)),
+        ((33, 8, 4, 256), BF16, dict(plus_one=True)),
+        ((17, 4, 4, 96), F32, {}),
+        ((1, 14, 2, 64), F32, dict(normed=False)),
+    ],
+)
 def test_forward_and_gradients(shape, dtype, options):
     qkv, heads, table, positions = problem(*shape, dtype=dtype, **options)
     normed = heads.q_weight is not None

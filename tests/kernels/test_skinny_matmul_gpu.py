@@ -23,8 +23,10 @@ def operands(m, n, k, dtype=BF16):
 
 
 def truth(x, w, **parts):
-    wide = {name: part.double() if isinstance(part, torch.Tensor) else part
-            for name, part in parts.items()}  # fmt: skip
+    wide = {
+        name: part.double() if isinstance(part, torch.Tensor) else part
+        for name, part in parts.items()
+    }
     return matmul_reference(x.double(), w, Epilogue(**wide), torch.float64)
 
 

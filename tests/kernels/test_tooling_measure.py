@@ -48,8 +48,10 @@ def test_a_row(graph):
 def test_ours_and_the_anchors_take_turns():
     order = []
     prepared = Prepared(
-        lambda: order.append("ours") or 1e-3, {"best": lambda: order.append("best") or 2e-3}, lambda: 0.0
-    )  # fmt: skip
+        lambda: order.append("ours") or 1e-3,
+        {"best": lambda: order.append("best") or 2e-3},
+        lambda: 0.0,
+    )
     row = measure_case(case(prepare=lambda: prepared), CEILING)
     assert order == ["ours", "best"] * measure.ROUNDS
     assert row.ratio_to_anchor == pytest.approx(2.0)

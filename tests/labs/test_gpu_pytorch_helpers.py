@@ -106,8 +106,12 @@ def test_blocks_never_overlap_and_nothing_is_lost(seed, sizes):
 def test_segments_have_the_sizes_that_torch_asks_for():
     mib = 1 << 20
     assert [segment_size(size) for size in (512, mib, mib + 512, 10 * mib, 11 * mib)] == [
-        2 * mib, 2 * mib, 20 * mib, 10 * mib, 12 * mib,
-    ]  # fmt: skip
+        2 * mib,
+        2 * mib,
+        20 * mib,
+        10 * mib,
+        12 * mib,
+    ]
 
 
 def test_all_gradients_are_lost_when_they_are_small_and_none_when_enlarged():
@@ -126,9 +130,13 @@ def test_strides_say_where_an_element_lies():
 def test_a_ceiling_that_was_not_measured_says_why():
     identity = Identity(cpu="x", threads=1, gpus=[], driver=None, torch=None)
     bare = Ceilings(
-        measured_at="now", quick=True, identity=identity, device="cpu", device_name="a CPU",
+        measured_at="now",
+        quick=True,
+        identity=identity,
+        device="cpu",
+        device_name="a CPU",
         absent={"launch_in_graph": "CUDA graphs need a GPU"},
-    )  # fmt: skip
+    )
     with pytest.raises(HardwareError, match="CUDA graphs need a GPU"):
         ceiling(bare, "launch_in_graph")
     with pytest.raises(HardwareError, match="not measured"):

@@ -94,8 +94,12 @@ def test_a_process_that_has_used_several_threads_can_start_ranks():
     """A plain fork of it would hang in its first parallel operation; a planted fault reaches those ranks, too."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
-        [sys.executable, "-c", SEVERAL_THREADS], capture_output=True, text=True, env=environment,
-        timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", SEVERAL_THREADS],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
     sound = "[0.0, 2.0]"
     assert done.stdout.splitlines() == [f"[2, 2] {sound}", "[0.0, 4.0]", sound], done.stderr

@@ -160,9 +160,12 @@ def test_adapters_in_one_batch_are_those_of_each_row_alone():
         torch.randn(3, 2, 8, generator=draw), torch.randn(3, 12, 2, generator=draw)
     )
     x, which = torch.randn(5, 8, generator=draw), torch.tensor([2, 0, 2, 1, 0])
-    alone = torch.stack([
-        x[row] @ (weight + adapters.b_INR[i] @ adapters.a_IRK[i]).t() for row, i in enumerate(which.tolist())
-    ])  # fmt: skip
+    alone = torch.stack(
+        [
+            x[row] @ (weight + adapters.b_INR[i] @ adapters.a_IRK[i]).t()
+            for row, i in enumerate(which.tolist())
+        ]
+    )
     assert torch.allclose(multi_lora.batched(x, weight, adapters, which), alone, atol=1e-5)
     assert torch.allclose(multi_lora.grouped(x, weight, adapters, which), alone, atol=1e-5)
 

@@ -41,15 +41,22 @@ def ran(tmp_path_factory):
     """One command for all of them; what it printed, and where it left its files."""
     folder = tmp_path_factory.mktemp("labs")
     environment = {
-        **os.environ, "CAIRN_CACHE": str(folder), "CAIRN_DATA": str(folder), "TMPDIR": str(folder / "tmp")
-    }  # fmt: skip
+        **os.environ,
+        "CAIRN_CACHE": str(folder),
+        "CAIRN_DATA": str(folder),
+        "TMPDIR": str(folder / "tmp"),
+    }
     (folder / "tmp").mkdir()
     (folder / "machine.json").write_text('{"schema": 1, "measured_at": "20')
     command = [sys.executable, "-m", "cairn", "lab", "run", *SUBSET, "--quick", "--json"]
     done = subprocess.run(
         [*command, "--html", str(folder / "out.html")],
-        capture_output=True, text=True, env=environment, timeout=230, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=230,
+        check=False,
+    )
     return done, folder
 
 

@@ -65,8 +65,10 @@ def test_a_lab_that_fails_does_not_stop_the_others(labs, capsys):
     assert status == 1
     runs = {one["lab"]: one for one in json.loads(out)["runs"]}
     assert {name: one["status"] for name, one in runs.items()} == {
-        "fine": "off", "broken": "failed", "distant": "skipped"
-    }  # fmt: skip
+        "fine": "off",
+        "broken": "failed",
+        "distant": "skipped",
+    }
     assert err.count("Traceback") == 1
     assert err.rstrip().endswith("RuntimeError: broken here")
     assert "needs gpu: this machine has no GPU" in runs["distant"]["verdict"]["en"]

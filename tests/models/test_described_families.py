@@ -36,9 +36,12 @@ EXPERTS = dict(
     first_k_dense_replace=1,
 )  # fmt: skip
 LONG = dict(
-    rope_type="longrope", short_factor=[1.0, 1.5, 2.0], long_factor=[2.0, 3.0, 4.0], factor=4.0,
+    rope_type="longrope",
+    short_factor=[1.0, 1.5, 2.0],
+    long_factor=[2.0, 3.0, 4.0],
+    factor=4.0,
     partial_rotary_factor=0.75,
-)  # fmt: skip
+)
 CONFIGS = {
     "phi3": dict(original_max_position_embeddings=160, rope_parameters=LONG, sliding_window=9),
     "smollm3": dict(no_rope_layer_interval=2),
@@ -175,8 +178,9 @@ def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path, mo
     """Blocks and scales as openai/gpt-oss-20b stores them; the oracle has the values that they stand for."""
     config = transformers.GptOssConfig(
         **SIZES | dict(hidden_size=64, intermediate_size=32, head_dim=16, sliding_window=9),
-        num_local_experts=3, num_experts_per_tok=2,
-    )  # fmt: skip
+        num_local_experts=3,
+        num_experts_per_tok=2,
+    )
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="eager"

@@ -73,9 +73,14 @@ def test_the_layer_of_experts_is_the_definition(
 ):
     per_token = data.draw(st.integers(1, count))
     experts = Experts(
-        count=count, per_token=per_token, intermediate=5, gate=gate, renormalize=renormalize,
-        scale=scale, shared_intermediate=shared,
-    )  # fmt: skip
+        count=count,
+        per_token=per_token,
+        intermediate=5,
+        gate=gate,
+        renormalize=renormalize,
+        scale=scale,
+        shared_intermediate=shared,
+    )
     model = a_model(experts, gated)
     layer = model.layers[1].feed_forward
     x_TD = torch.randn(9, 12, generator=torch.Generator().manual_seed(count))

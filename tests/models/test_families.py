@@ -178,8 +178,11 @@ def test_defaults_are_those_of_transformers(kind):
         ("llama", {"num_key_value_heads": None}),
         (
             "llama",
-            {"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 7.0,
-             "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {
+                "rope_parameters": {"rope_theta": 5.0},
+                "rope_theta": 7.0,
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
         ),
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
         ("gemma3_text", {"sliding_window_pattern": 3, "rope_local_base_freq": 500.0}),
@@ -189,7 +192,7 @@ def test_defaults_are_those_of_transformers(kind):
         ("gpt2", {"n_inner": 50, "activation_function": "relu", "tie_word_embeddings": False}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_same_fields_mean_the_same_to_transformers(kind, fields):
     config = minimal(kind, **fields)
     assert from_hf(config) == from_hf(as_transformers_reads_it(config))
@@ -379,14 +382,19 @@ def test_what_would_be_computed_wrongly_is_refused(kind, fields, message):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 40) | st.floats() | st.sampled_from(
-        ["", "x", "silu", "linear", "yarn", "full_attention", "sliding_attention"]
-    ),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-        st.sampled_from(["rope_type", "factor", "rope_theta", "full_attention", "x"]), inner
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 40)
+    | st.floats()
+    | st.sampled_from(["", "x", "silu", "linear", "yarn", "full_attention", "sliding_attention"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "factor", "rope_theta", "full_attention", "x"]), inner
+        )
     ),
     max_leaves=5,
-)  # fmt: skip
+)
 
 
 @given(kind=st.sampled_from(list(FAMILIES)), data=st.data())
@@ -478,9 +486,11 @@ def expressible(draw, family: str) -> ModelSpec:
                 out_bias=True, mlp_bias=True, gated=False, positions="learned",
             )
         )  # fmt: skip
-    kinds = ["default", "linear"] if family == "gemma3" else [
-        "default", "linear", "dynamic", "llama3", "yarn"
-    ]  # fmt: skip
+    kinds = (
+        ["default", "linear"]
+        if family == "gemma3"
+        else ["default", "linear", "dynamic", "llama3", "yarn"]
+    )
     rope = fields["rope"] = draw(ropes(kinds, context))
     if rope.kind == "dynamic":
         fields["context"] = int(context * rope.factor)
@@ -508,11 +518,13 @@ def expressible(draw, family: str) -> ModelSpec:
         fields["experts"] = Experts(**moe)
     if family in ("gemma2", "gemma3"):
         fields |= dict(
-            norm_plus_one=True, post_norms=True, embedding_scale=hidden**0.5,
+            norm_plus_one=True,
+            post_norms=True,
+            embedding_scale=hidden**0.5,
             query_scale=draw(st.integers(1, 400)) ** -0.5,
             attention_softcap=draw(st.sampled_from([0.0, 30.0])),
             logit_softcap=draw(st.sampled_from([0.0, 50.0])),
-        )  # fmt: skip
+        )
     if family == "gemma":
         fields |= dict(norm_plus_one=True, embedding_scale=hidden**0.5, activation="gelu_tanh")
     if family == "gemma3":
@@ -542,14 +554,17 @@ def test_any_spec_of_a_family_survives_the_way_to_a_config_and_back(family, data
         ("tiny-llama", {"qkv_bias": True}, "out_bias is False"),
         ("tiny-qwen3", {"windows": (4, 8, 0)}, "windows is (4, 8, 0)"),
         ("tiny-qwen3", {"logit_softcap": 3.0}, "logit_softcap is 3.0"),
-        ("tiny-moe", {"experts": Experts(count=6, per_token=2, intermediate=24, gate="sigmoid")},
-         "experts is Experts(count=6"),
+        (
+            "tiny-moe",
+            {"experts": Experts(count=6, per_token=2, intermediate=24, gate="sigmoid")},
+            "experts is Experts(count=6",
+        ),
         ("tiny-gemma3", {"rope_local": Rope(kind="linear", factor=2.0)}, "rope_local is Rope("),
         ("tiny-gemma3", {"embedding_scale": 1.0}, "embedding_scale is 1.0"),
         ("tiny-gpt2", {"norm_eps": 1e-5, "qkv_bias": False}, "qkv_bias is False"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_spec_that_the_format_cannot_say_is_refused_not_changed(name, changes, message):
     spec = preset(name)
     fields = {field: getattr(spec, field) for field in spec.__struct_fields__}

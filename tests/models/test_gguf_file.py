@@ -416,7 +416,10 @@ def test_only_depth_tells_how_the_largest_gemma_scales_queries(tmp_path, layers,
             },
             {
                 "rope_scaling": {
-                    "rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "beta_fast": 16.0,
+                    "beta_slow": 2.0,
                     "original_max_position_embeddings": 64,
                 }
             },
@@ -429,7 +432,7 @@ def test_only_depth_tells_how_the_largest_gemma_scales_queries(tmp_path, layers,
         ({"llama.attention.causal": True, "someone.quantized_by": "them"}, {"hidden_size": 256}),
         ({"llama.expert_count": 0, "llama.expert_used_count": 0}, {"model_type": "llama"}),
     ],
-)  # fmt: skip
+)
 def test_metadata_becomes_config(tmp_path, metadata, expected):
     config = GGUFFile(small_file(tmp_path / "m.gguf", metadata)).config()
     assert {key: config[key] for key in expected} == expected
@@ -478,10 +481,15 @@ def test_refuses_an_unknown_architecture(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "blk.0.attn_q.scale", "blk.0.attn_sinks.weight", "blk.0.attn_norm.bias", "d2t.weight",
-        "blk.0.ffn_gate_exps.weight", "blk.0.ffn_gate.1.weight", "blk.0.token_embd.weight",
+        "blk.0.attn_q.scale",
+        "blk.0.attn_sinks.weight",
+        "blk.0.attn_norm.bias",
+        "d2t.weight",
+        "blk.0.ffn_gate_exps.weight",
+        "blk.0.ffn_gate.1.weight",
+        "blk.0.token_embd.weight",
     ],
-)  # fmt: skip
+)
 def test_refuses_a_tensor_it_does_not_know(tmp_path, name):
     path = small_file(tmp_path / "m.gguf", tensors={name: np.zeros((2, 256), np.float32)})
     with pytest.raises(UnsupportedModel, match=name.replace(".", r"\.")):

@@ -94,10 +94,15 @@ def kernels(monkeypatch):
         y.copy_(x @ w.T)
 
     for module, stand_in in (
-        (fused, rmsnorm), (fused, add_rmsnorm), (fused, join_add_rmsnorm),
-        (gpu_product, skinny_matmul), (gpu_product, skinny_parts), (gpu_product, matmul),
-        (gpu_product, launch), (kernels_activation, gated_activation),
-    ):  # fmt: skip
+        (fused, rmsnorm),
+        (fused, add_rmsnorm),
+        (fused, join_add_rmsnorm),
+        (gpu_product, skinny_matmul),
+        (gpu_product, skinny_parts),
+        (gpu_product, matmul),
+        (gpu_product, launch),
+        (kernels_activation, gated_activation),
+    ):
         monkeypatch.setattr(module, stand_in.__name__, stand_in)
 
 

@@ -141,8 +141,10 @@ ALLOWED = (
     "models/experts.py",  # the router, which is part of a mixture
     "models/vision/tower.py",  # patches, whose weight is a convolution's
     "models/latent.py",  # the map from latents to keys and values, which is multiplied from either side
-    "kernels/", "labs/", "train/parallel/pipeline/deferred.py",
-)  # fmt: skip
+    "kernels/",
+    "labs/",
+    "train/parallel/pipeline/deferred.py",
+)
 
 
 def test_nobody_else_reads_a_weight_to_multiply():

@@ -482,9 +482,14 @@ def test_a_truncated_file_is_refused_wherever_it_ends(checkpoint, where):
     file, header = checkpoint / MODEL_FILE, header_bytes(checkpoint)
     size = file.stat().st_size
     cuts = {
-        "nothing": 0, "in the length": 5, "length only": 8, "in the header": 8 + header // 2,
-        "no data": 8 + header, "in the data": size // 2, "last byte": size - 1,
-    }  # fmt: skip
+        "nothing": 0,
+        "in the length": 5,
+        "length only": 8,
+        "in the header": 8 + header // 2,
+        "no data": 8 + header,
+        "in the data": size // 2,
+        "last byte": size - 1,
+    }
     os.truncate(file, cuts[where])
     error = refusal(checkpoint)
     assert error.message.startswith(f"{file} ({cuts[where]} bytes) cannot be read as safetensors")
@@ -559,8 +564,13 @@ def test_missing_tensors_are_counted_and_named(checkpoint):
 
 
 def test_extra_tensors_are_counted_and_named(checkpoint):
-    change_tensors(checkpoint, **{"model.layers.0.self_attn.q_proj.bias": torch.zeros(96),
-                                  "model.layers.3.mlp.up_proj.weight": torch.zeros(80, 48)})  # fmt: skip
+    change_tensors(
+        checkpoint,
+        **{
+            "model.layers.0.self_attn.q_proj.bias": torch.zeros(96),
+            "model.layers.3.mlp.up_proj.weight": torch.zeros(80, 48),
+        },
+    )
     error = refusal(checkpoint)
     assert error.message.startswith("2 tensors have no place in a llama model of 3 layers, such as")
     assert "model.layers.0.self_attn.q_proj.bias" in error.message

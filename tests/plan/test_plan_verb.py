@@ -163,11 +163,14 @@ TRACE_LINE = '{"timestamp": %d, "input_length": 700, "output_length": 12, "hash_
     ("text", "says"),
     [
         (TRACE_LINE % (0, 1) + '{"timestamp": 5, "input_len', "line 2"),
-        (TRACE_LINE % (0, 1) + '{"timestamp": 5, "input_length": -4, "output_length": 1}\n', "-4 tokens in"),
+        (
+            TRACE_LINE % (0, 1) + '{"timestamp": 5, "input_length": -4, "output_length": 1}\n',
+            "-4 tokens in",
+        ),
         ("", "no column TIMESTAMP"),
         (TRACE_LINE % (7, 1) + TRACE_LINE % (7, 2), "come at one moment"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_trace_is_refused(capsys, tmp_path, text, says):
     path = tmp_path / "trace.jsonl"
     path.write_text(text)

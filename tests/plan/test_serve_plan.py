@@ -146,9 +146,13 @@ def test_the_workloads_are_those_that_were_measured():
 def traced(count=40, gap=0.02, shared=0):
     """Requests of 400 to 600 tokens; the first `shared` of them are everybody's."""
     return tuple(
-        Traced(gap * number, [*range(shared), *([number + 1] * (400 + 5 * number - shared))], 8 + number % 9)
+        Traced(
+            gap * number,
+            [*range(shared), *([number + 1] * (400 + 5 * number - shared))],
+            8 + number % 9,
+        )
         for number in range(count)
-    )  # fmt: skip
+    )
 
 
 def test_a_trace_keeps_its_pattern_at_any_rate():

@@ -245,8 +245,10 @@ def test_tokens_that_tp_has_cut_are_kept_once():
 
 def test_states_in_sixteen_bits_do_without_masters():
     choice = Choice(layout=Layout(fsdp=8), microbatch=1, recompute="none")
-    jobs = [Job(spec=preset("qwen3-8b"), sequence=4096, sequences=8, states=states)
-            for states in ("float32", "bfloat16")]  # fmt: skip
+    jobs = [
+        Job(spec=preset("qwen3-8b"), sequence=4096, sequences=8, states=states)
+        for states in ("float32", "bfloat16")
+    ]
     wide, narrow = (rank_memory(job, choice) for job in jobs)
     assert narrow.states == wide.states // 2
     assert narrow.masters == 0 < wide.masters

@@ -21,9 +21,13 @@ points = st.lists(st.tuples(values, values), max_size=12)
 def test_it_stays_on_its_paper(lines, log_x, log_y, limit):
     named = {f"line {place}": line for place, line in enumerate(lines)}
     drawn = draw(
-        named, log_x=log_x, log_y=log_y, limit=("top", limit) if limit is not None else None,
-        width=30, height=8,
-    )  # fmt: skip
+        named,
+        log_x=log_x,
+        log_y=log_y,
+        limit=("top", limit) if limit is not None else None,
+        width=30,
+        height=8,
+    )
     if drawn == ["(no points)"]:
         return
     _, *rows, edge, below = drawn

@@ -97,8 +97,9 @@ class Stream:
         if self._over:
             return None
         if self._tokens or self.ended is not None:
-            delta = Delta(self._tokens, self._logprobs, self._prompt, self.ended, self._begun,
-                          self._pooled)  # fmt: skip
+            delta = Delta(
+                self._tokens, self._logprobs, self._prompt, self.ended, self._begun, self._pooled
+            )
             self._clear()
             self._over = self.ended is not None
             return delta

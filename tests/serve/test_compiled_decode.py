@@ -34,8 +34,12 @@ QWEN = msgspec.structs.replace(
     preset("tiny-qwen3"), hidden=64, heads=4, kv_heads=2, head_dim=32, intermediate=96, layers=3
 )
 GEMMA = msgspec.structs.replace(
-    *(QWEN,), post_norms=True, activation="gelu_tanh", windows=(3, 0, 3), rope_local=Rope(theta=100.0)
-)  # fmt: skip
+    *(QWEN,),
+    post_norms=True,
+    activation="gelu_tanh",
+    windows=(3, 0, 3),
+    rope_local=Rope(theta=100.0),
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,9 +158,14 @@ def answers(spec: ModelSpec, drafter: NoisyDrafter | None) -> list[list[int]]:
     """Of an engine whose steps are compiled; prompts come in chunks beside requests that decode."""
     model, drafts = packed_model(spec), 0 if drafter is None else 5
     config = EngineConfig(
-        model="packed", device="cpu", block_size=16, max_num_seqs=4, max_num_batched_tokens=24,
-        num_gpu_blocks_override=200, weights="packed",
-    )  # fmt: skip
+        model="packed",
+        device="cpu",
+        block_size=16,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        num_gpu_blocks_override=200,
+        weights="packed",
+    )
     opened = OpenModel("packed", spec, None, (), None)
     runnable = Runnable("packed", model, "a test")
     engine = start_with(opened, runnable, config, drafter=drafter, drafts=drafts).engine

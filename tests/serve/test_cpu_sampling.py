@@ -20,9 +20,12 @@ rows = st.tuples(
 
 
 @given(
-    st.lists(rows, min_size=1, max_size=8), st.integers(0, 2**31), st.booleans(), st.booleans(),
+    st.lists(rows, min_size=1, max_size=8),
+    st.integers(0, 2**31),
+    st.booleans(),
+    st.booleans(),
     st.sampled_from([40, 40, 2 * HEAD]),
-)  # fmt: skip
+)
 def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd, vocabulary):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(wanted), vocabulary, generator=generator) * 3
@@ -31,8 +34,13 @@ def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd, vocabula
         logits[0, ::2] = torch.nan
         logits[-1] = -torch.inf
     temperature, top_k, top_p, min_p, seeds = zip(*wanted, strict=True)
-    parameters = Parameters(torch.tensor(temperature), torch.tensor(top_k, dtype=torch.int32),
-                            torch.tensor(top_p), torch.tensor(min_p), torch.tensor(seeds))  # fmt: skip
+    parameters = Parameters(
+        torch.tensor(temperature),
+        torch.tensor(top_k, dtype=torch.int32),
+        torch.tensor(top_p),
+        torch.tensor(min_p),
+        torch.tensor(seeds),
+    )
     position = torch.randint(0, 5000, (len(wanted),), generator=generator).int()
     rows = torch.randperm(len(wanted), generator=generator).int()
     rows[0] = -1 if seed % 5 == 0 else rows[0]
@@ -45,8 +53,13 @@ def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd, vocabula
 
 def test_logits_that_are_no_numbers_are_said_once(caplog):
     cpu_sampling._warn_of_nan.cache_clear()
-    parameters = Parameters(torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.ones(2),
-                            torch.zeros(2), torch.zeros(2, dtype=torch.int64))  # fmt: skip
+    parameters = Parameters(
+        torch.zeros(2),
+        torch.zeros(2, dtype=torch.int32),
+        torch.ones(2),
+        torch.zeros(2),
+        torch.zeros(2, dtype=torch.int64),
+    )
     logits, position = torch.zeros(2, 8), torch.zeros(2, dtype=torch.int32)
     logits[0] = torch.nan
     logits[1] = -torch.inf  # nothing is allowed: a grammar's doing

@@ -94,9 +94,12 @@ def prompt_errors(llm: LLM, reference_TV: torch.Tensor) -> list[float]:
     """Of the likeliest five after each token of TEXT, how far their log-probabilities are from the reference's."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5)
     (found,) = llm.generate(TEXT, params, use_tqdm=False)
-    return [abs(entry.logprob - float(reference_TV[place - 1, token]))
-            for place, row in enumerate(found.prompt_logprobs or []) if row
-            for token, entry in row.items()]  # fmt: skip
+    return [
+        abs(entry.logprob - float(reference_TV[place - 1, token]))
+        for place, row in enumerate(found.prompt_logprobs or [])
+        if row
+        for token, entry in row.items()
+    ]
 
 
 def chat(llm: LLM) -> str:

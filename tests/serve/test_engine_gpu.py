@@ -131,9 +131,13 @@ def test_two_halves_at_once(monkeypatch):
     runnable = opened.load("cuda", "bfloat16")
     for eager in (False, True):
         config = EngineConfig(
-            model="random:qwen3-0.6b", device="cuda", max_model_len=512, max_num_seqs=48,
-            num_gpu_blocks_override=300, enforce_eager=eager,
-        )  # fmt: skip
+            model="random:qwen3-0.6b",
+            device="cuda",
+            max_model_len=512,
+            max_num_seqs=48,
+            num_gpu_blocks_override=300,
+            enforce_eager=eager,
+        )
         engine = start_with(opened, runnable, config).engine
         assert engine.runner.halves is not None
         requests = submit(engine, [prompt_of(20 + 7 * n, seed=n) for n in range(45)])
@@ -278,16 +282,20 @@ def test_drafts_through_graphs_change_no_token(loaded, drafts, how):
 def test_drafts_and_the_special_parameters(loaded):
     """Batch-invariant, so that the same request alone and with drafts gives the same tokens, bit by bit."""
     prompts = [prompt_of(n, seed=n) for n in (9, 40, 70)]
-    kinds = [dict(temperature=1.0, top_k=50, seed=7), dict(repetition_penalty=1.3, frequency_penalty=0.4),
-             dict(logit_bias={17: 4.0}, min_tokens=5, logprobs=2)]  # fmt: skip
+    kinds = [
+        dict(temperature=1.0, top_k=50, seed=7),
+        dict(repetition_penalty=1.3, frequency_penalty=0.4),
+        dict(logit_bias={17: 4.0}, min_tokens=5, logprobs=2),
+    ]
     plain = engine_of(loaded, batch_invariant=True)
     wanted = [
         submit(plain, [prompt], **kind)[0] for prompt, kind in zip(prompts, kinds, strict=True)
     ]
     plain.run()
     opened, runnable = loaded
-    config = EngineConfig(model="random:tiny", device="cuda", max_model_len=512, max_num_seqs=16,
-                          batch_invariant=True)  # fmt: skip
+    config = EngineConfig(
+        model="random:tiny", device="cuda", max_model_len=512, max_num_seqs=16, batch_invariant=True
+    )
     drafter = NoisyDrafter(
         {r.id: r.outputs for r in wanted}, 0.8, runnable.model.spec.vocab, whole=True
     )

@@ -80,9 +80,14 @@ def test_greedy_tokens_are_those_of_the_plain_generator(row):
     switches = {switch: row[switch] for switch in SWITCHES}
     engine = tiny_engine(row["family"], **switches)
     prompts = [
-        SHARED, prompt_of(5, seed=2), [*SHARED, *prompt_of(30, seed=3)], SHARED, SHARED,  # the same step
-        prompt_of(64, seed=4), [3],
-    ]  # fmt: skip
+        SHARED,
+        prompt_of(5, seed=2),
+        [*SHARED, *prompt_of(30, seed=3)],
+        SHARED,
+        SHARED,  # the same step
+        prompt_of(64, seed=4),
+        [3],
+    ]
     requests = submit(engine, prompts)
     engine.run()
     later = submit(engine, [[*SHARED, *requests[0].outputs, 5], SHARED], max_tokens=4)

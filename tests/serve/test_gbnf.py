@@ -51,10 +51,12 @@ EXPRESSIONS = st.recursive(
     lambda inner: st.one_of(
         st.tuples(st.just("seq"), inner, inner),
         st.tuples(st.just("or"), inner, inner),
-        st.tuples(st.just("times"), inner, st.sampled_from([(0, 1), (0, 9), (1, 9), (1, 2), (2, 2)])),
+        st.tuples(
+            st.just("times"), inner, st.sampled_from([(0, 1), (0, 9), (1, 9), (1, 2), (2, 2)])
+        ),
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 BOUNDS = {(0, 1): "?", (0, 9): "*", (1, 9): "+", (1, 2): "{1,2}", (2, 2): "{2}"}
 
 
@@ -105,8 +107,12 @@ def ends(node: tuple, text: str, at: int, rules: dict[str, tuple]) -> set[int]:
 def without_rules(node: tuple, *names: str) -> tuple:
     if node[0] == "rule" and node[1] in names:
         return ("text", "b")
-    return tuple(without_rules(part, *names) if isinstance(part, tuple) and part and
-                 isinstance(part[0], str) else part for part in node)  # fmt: skip
+    return tuple(
+        without_rules(part, *names)
+        if isinstance(part, tuple) and part and isinstance(part[0], str)
+        else part
+        for part in node
+    )
 
 
 @settings(max_examples=40)

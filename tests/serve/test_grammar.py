@@ -289,8 +289,11 @@ def test_a_grammar_that_fails_ends_its_own_request_only(overlap):
 
 def test_masks_are_the_tokens_that_can_continue_a_choice():
     table = tokenizer()
-    spelled = {id: b"".join(map(_bytes, table.token(id))) for id in range(2, table.vocab_size)
-               if not table.token(id).startswith(("<", "｜", "["))}  # fmt: skip
+    spelled = {
+        id: b"".join(map(_bytes, table.token(id)))
+        for id in range(2, table.vocab_size)
+        if not table.token(id).startswith(("<", "｜", "["))
+    }
     targets = [choice.encode() for choice in CHOICES]
     for target in targets:
         rule, said = constraint(guided_choice=CHOICES), b""

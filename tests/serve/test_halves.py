@@ -32,8 +32,12 @@ def test_large_products_and_the_switch(monkeypatch: pytest.MonkeyPatch):
 
 def test_steps():
     assert [Halves.worth(n) for n in (1, FEWEST - 1, FEWEST, 2 * MOST_HALF, 2 * MOST_HALF + 1)] == [
-        False, False, True, True, False,
-    ]  # fmt: skip
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 class Recorded:

@@ -55,9 +55,13 @@ def expected(name: str) -> list[int]:
     features = tiny.features(name, given) | tiny.token_types(name, ids)
     with torch.inference_mode():
         made = tiny.reference(name).generate(
-            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, **features,
-        )  # fmt: skip
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            do_sample=False,
+            **features,
+        )
     return made[0, len(ids) :].tolist()
 
 
@@ -102,9 +106,14 @@ def test_tokens_about_a_video_are_those_of_transformers(name):
     shown = torch.tensor([[2 * int(id == tiny.VIDEO_TOKEN) for id in ids]])
     with torch.inference_mode():
         theirs = tiny.reference(name).generate(
-            input_ids=torch.tensor([ids]), attention_mask=torch.ones_like(shown), mm_token_type_ids=shown,
-            max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, **tiny.video_features(name, video, 4),
-        )  # fmt: skip
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones_like(shown),
+            mm_token_type_ids=shown,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            do_sample=False,
+            **tiny.video_features(name, video, 4),
+        )
     assert made.outputs[0].token_ids == theirs[0, len(ids) :].tolist()
     if name == "qwen3-vl":
         step = tiny.VIDEO.replace("<unused_299>", "<unused_299>" * 24)
@@ -118,9 +127,11 @@ def test_videos_as_frames_in_a_url_and_as_an_animated_file():
     several = frames(20)
     several[0].save(written, "GIF", save_all=True, append_images=several[1:], duration=100)
     gif = base64.b64encode(written.getvalue()).decode()
-    urls = [f"data:image/gif;base64,{gif}", "data:video/png;base64," + ",".join(
-        base64.b64encode(png(90, 62, seed)).decode() for seed in range(3)
-    )]  # fmt: skip
+    urls = [
+        f"data:image/gif;base64,{gif}",
+        "data:video/png;base64,"
+        + ",".join(base64.b64encode(png(90, 62, seed)).decode() for seed in range(3)),
+    ]
     try:
         found = [sight._video(ImageSource(url, "here", 2.0)) for url in urls]
         with pytest.raises(RequestError, match="1 to 128"):

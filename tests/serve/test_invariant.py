@@ -67,8 +67,10 @@ requests_of_a_step = st.lists(
 @settings(max_examples=200)
 def test_groups_hold_every_token_once_at_its_row_and_never_before_what_it_reads(rows):
     params = SamplingParams()
-    chunks = [Chunk(Request(i, [1], params), start, count, 0 if admitted else 3, (), True)
-              for i, (start, count, admitted) in enumerate(rows)]  # fmt: skip
+    chunks = [
+        Chunk(Request(i, [1], params), start, count, 0 if admitted else 3, (), True)
+        for i, (start, count, admitted) in enumerate(rows)
+    ]
     groups = fixed_groups(chunks)
     group_of = {token: g for g, group in enumerate(groups) for token in group if token != NOBODY}
     assert sorted(group_of) == list(range(sum(chunk.count for chunk in chunks)))

@@ -122,14 +122,18 @@ def test_a_prompt_has_many_forms(llm):
 def test_salts_keep_cached_prompts_apart(llm):
     prompt = [7] * 40
     salts = ("one", "one", "two")
-    found = [llm.generate({"prompt_token_ids": prompt, "cache_salt": salt}, GREEDY)[0].num_cached_tokens
-             for salt in salts]  # fmt: skip
+    found = [
+        llm.generate({"prompt_token_ids": prompt, "cache_salt": salt}, GREEDY)[0].num_cached_tokens
+        for salt in salts
+    ]
     assert found == [0, 32, 0]
 
 
 def test_a_prompt_as_a_vector(llm):
-    vectors = [llm.generate("Once", SamplingParams(max_tokens=1, pooling=how))[0].embedding
-               for how in ("mean", "last", None)]  # fmt: skip
+    vectors = [
+        llm.generate("Once", SamplingParams(max_tokens=1, pooling=how))[0].embedding
+        for how in ("mean", "last", None)
+    ]
     assert [None if vector is None else len(vector) for vector in vectors] == [32, 32, None]
     assert vectors[0] != vectors[1]
 

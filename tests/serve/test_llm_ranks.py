@@ -44,10 +44,14 @@ def make(folder, monkeypatch):
 
 def test_two_ranks_say_what_one_says(make):
     params = [
-        SamplingParams(temperature=0, max_tokens=20, logprobs=2, prompt_logprobs=1, ignore_eos=True),
+        SamplingParams(
+            temperature=0, max_tokens=20, logprobs=2, prompt_logprobs=1, ignore_eos=True
+        ),
         SamplingParams(n=2, seed=7, max_tokens=12, ignore_eos=True),
-        SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, stop=["a", "e", "i", "o", "t"]),
-    ]  # fmt: skip
+        SamplingParams(
+            temperature=0, max_tokens=20, ignore_eos=True, stop=["a", "e", "i", "o", "t"]
+        ),
+    ]
     with make() as one:
         wanted = one.generate(PROMPTS, params)
     with make(tensor_parallel_size=2) as two:

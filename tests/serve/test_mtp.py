@@ -38,14 +38,24 @@ def config_of(kind: str) -> transformers.PretrainedConfig:
         common = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
         return transformers.Glm4MoeConfig(
             **{name: sizes[name] for name in common},
-            num_key_value_heads=2, head_dim=16, num_hidden_layers=3, n_routed_experts=6,
-            num_experts_per_tok=2, moe_intermediate_size=24, use_qk_norm=True,
-        )  # fmt: skip
+            num_key_value_heads=2,
+            head_dim=16,
+            num_hidden_layers=3,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            use_qk_norm=True,
+        )
     if kind == "mimo-wide":
         return transformers.Qwen2Config(
-            vocab_size=211, hidden_size=256, intermediate_size=512, num_attention_heads=4,
-            num_key_value_heads=2, num_hidden_layers=3, max_position_embeddings=512,
-        )  # fmt: skip
+            vocab_size=211,
+            hidden_size=256,
+            intermediate_size=512,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_hidden_layers=3,
+            max_position_embeddings=512,
+        )
     return CONFIGS["qwen2" if kind == "mimo" else kind]()
 
 
@@ -66,8 +76,12 @@ class Reference:
         self.model.eval()
         self.layers, self.norm = self.model.model.layers, self.model.model.norm
         width = config.hidden_size
-        self.around = [1 + 0.3 * torch.randn(width), 1 + 0.3 * torch.randn(width),
-                       torch.randn(width, 2 * width) * 0.2, 1 + 0.3 * torch.randn(width)]  # fmt: skip
+        self.around = [
+            1 + 0.3 * torch.randn(width),
+            1 + 0.3 * torch.randn(width),
+            torch.randn(width, 2 * width) * 0.2,
+            1 + 0.3 * torch.randn(width),
+        ]
 
     def write(self, folder: Path) -> Path:
         self.model.save_pretrained(folder)

@@ -23,8 +23,11 @@ WAYS = {
 
 def prompts(count):
     """They share a beginning that is longer than a page."""
-    return [[(7 * i) % 200 + 1 for i in range(70)] + [(n * 31 + 5 * i) % 200 + 1 for i in range(20 + 9 * n)]
-            for n in range(count)]  # fmt: skip
+    return [
+        [(7 * i) % 200 + 1 for i in range(70)]
+        + [(n * 31 + 5 * i) % 200 + 1 for i in range(20 + 9 * n)]
+        for n in range(count)
+    ]
 
 
 def answers(loaded, count, page, ways, **drafts):

@@ -147,10 +147,13 @@ def test_aborted_requests_hold_no_rows():
 
 @pytest.mark.parametrize(
     ("pieces", "rows", "why"),
-    [([Piece(3, 4, b"a")], [62], "begins at row 62 of an arena of 64"),
-     ([Piece(3, 4, b"a"), Piece(5, 4, b"b")], [0, 4], "the one before ends at 7"),
-     ([Piece(50, 8, b"a")], [0], "the prompt at 55"), ([Piece(3, 4, b"a")], [-1], "row -1")],
-)  # fmt: skip
+    [
+        ([Piece(3, 4, b"a")], [62], "begins at row 62 of an arena of 64"),
+        ([Piece(3, 4, b"a"), Piece(5, 4, b"b")], [0, 4], "the one before ends at 7"),
+        ([Piece(50, 8, b"a")], [0], "the prompt at 55"),
+        ([Piece(3, 4, b"a")], [-1], "row -1"),
+    ],
+)
 def test_pieces_that_cannot_be_are_refused(pieces, rows, why):
     engine = tiny_engine("qwen3", arena_rows=64)
     with pytest.raises(RequestError, match=why):

@@ -119,5 +119,7 @@ def test_on_a_gpu(switches):
             hidden_TD = runnable.model(tokens_T, attend.positions_T(), attend).float()
         mean = request.params.pooling == "mean"
         expected = (hidden_TD.mean(0) if mean else hidden_TD[-1]).cpu().numpy()
-        cosine = expected @ found[request] / np.linalg.norm(expected) / np.linalg.norm(found[request])  # fmt: skip
+        cosine = (
+            expected @ found[request] / np.linalg.norm(expected) / np.linalg.norm(found[request])
+        )
         assert cosine > 0.995  # of bfloat16, by other kernels

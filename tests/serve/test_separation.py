@@ -86,9 +86,13 @@ def test_other_families_and_staging_and_prompts_in_pieces(family):
 
 def test_a_seed_penalties_and_least_lengths_go_on_where_they_were():
     wanted = {
-        "temperature": 0.9, "seed": 7, "top_p": 0.9, "repetition_penalty": 1.3, "min_tokens": 9,
+        "temperature": 0.9,
+        "seed": 7,
+        "top_p": 0.9,
+        "repetition_penalty": 1.3,
+        "min_tokens": 9,
         "stop_token_ids": list(range(0, VOCABULARY, 3)),
-    }  # fmt: skip
+    }
     engine = tiny_engine("qwen3")
     requests = tiny_engines.submit(engine, PROMPTS, **wanted)
     engine.run()
@@ -330,9 +334,12 @@ def test_a_prompt_that_can_never_be_offered_is_refused(monkeypatch):
 
 
 COSTS = st.builds(
-    RemoteCosts, token_s=st.floats(1e-6, 1e-2), way_s=st.floats(0, 1), bytes_per_s=st.floats(1e6, 1e11),
+    RemoteCosts,
+    token_s=st.floats(1e-6, 1e-2),
+    way_s=st.floats(0, 1),
+    bytes_per_s=st.floats(1e6, 1e11),
     known_at=st.just(0.0),
-)  # fmt: skip
+)
 
 
 @given(
@@ -530,9 +537,14 @@ def test_the_books_add_up_whatever_is_held_for_others(lengths, pages, moves):
 
 def test_prefill_in_a_process_of_its_own_until_it_is_killed():
     config = EngineConfig(
-        model="cairn-tiny", device="cpu", dtype="float32", weights="float", block_size=PAGE,
-        num_gpu_blocks_override=96, max_num_seqs=16,
-    )  # fmt: skip
+        model="cairn-tiny",
+        device="cpu",
+        dtype="float32",
+        weights="float",
+        block_size=PAGE,
+        num_gpu_blocks_override=96,
+        max_num_seqs=16,
+    )
     asks, at = asks_of([*PROMPTS, [10**6]]), [0.0, 0.02, 0.04, 0.0, 0.0, 0.1, 0.0]
     alone = generate_alone(start(config).engine, asks, at)
     with Separated.of(config, transport="shm") as pair:

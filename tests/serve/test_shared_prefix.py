@@ -18,8 +18,10 @@ def decoding(blocks, computed=None):
     return request
 
 
-@given(st.lists(st.lists(st.integers(0, 1), min_size=6, max_size=9), min_size=1, max_size=5),
-       st.integers(0, 6))  # fmt: skip
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=6, max_size=9), min_size=1, max_size=5),
+    st.integers(0, 6),
+)
 def test_common_pages_are_those_that_all_tables_begin_with(tables, most):
     expected = 0
     while expected < most and len({table[expected] for table in tables}) == 1:

@@ -64,9 +64,13 @@ def serving(request, tmp_path_factory):
     GATE.clear()
     folder = tiny_folder(tmp_path_factory.mktemp("tiny"))
     config = EngineConfig(
-        model=str(folder), device="cpu", dtype="float32", num_gpu_blocks_override=256,
-        max_num_seqs=8, tensor_parallel_size=request.param,
-    )  # fmt: skip
+        model=str(folder),
+        device="cpu",
+        dtype="float32",
+        num_gpu_blocks_override=256,
+        max_num_seqs=8,
+        tensor_parallel_size=request.param,
+    )
     processes = EngineProcesses(config, forked(slow_compiler))
     made = Serving(open_model(str(folder)), processes.client.limits, processes)
     yield made

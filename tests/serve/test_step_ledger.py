@@ -171,9 +171,12 @@ def test_the_cost_from_sums_is_the_cost_from_sequences(shape, sequences):
     spec = preset(shape)
     work = [SequenceWork(tokens, cached) for tokens, cached in sequences]
     total = Total(
-        steps=1, tokens=sum(t for t, _ in sequences), logits=len(sequences),
-        read=sum(t + c for t, c in sequences), pairs=sum(t * c + t * (t + 1) // 2 for t, c in sequences),
-    )  # fmt: skip
+        steps=1,
+        tokens=sum(t for t, _ in sequences),
+        logits=len(sequences),
+        read=sum(t + c for t, c in sequences),
+        pairs=sum(t * c + t * (t + 1) // 2 for t, c in sequences),
+    )
     assert total_cost(spec, total, 4, 4) == step_cost(spec, work, 4)
 
 

@@ -92,8 +92,10 @@ def test_what_never_pays_is_neither_loaded_nor_stored():
 
 
 GROUPS = st.lists(
-    st.sampled_from([CacheGroup(), CacheGroup("window", 3), CacheGroup("window", 9)]), min_size=1, max_size=3
-)  # fmt: skip
+    st.sampled_from([CacheGroup(), CacheGroup("window", 3), CacheGroup("window", 9)]),
+    min_size=1,
+    max_size=3,
+)
 
 
 @given(groups=GROUPS, found=st.integers(0, 3), most=st.integers(0, 8), data=st.data())

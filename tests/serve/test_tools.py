@@ -85,8 +85,10 @@ indents = st.sampled_from([None, 2])
 def written(format, calls, indent, content):
     key = "parameters" if format == "llama3" else "arguments"
     texts = [json.dumps(given, indent=indent, ensure_ascii=False) for _, given in calls]
-    objects = [f'{{"name": {json.dumps(name)}, "{key}": {text}}}'
-               for (name, _), text in zip(calls, texts, strict=True)]  # fmt: skip
+    objects = [
+        f'{{"name": {json.dumps(name)}, "{key}": {text}}}'
+        for (name, _), text in zip(calls, texts, strict=True)
+    ]
     if format == "hermes":
         text = content + "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
     elif format == "llama3":
@@ -135,7 +137,7 @@ fragments = st.lists(st.sampled_from(PARTS), max_size=10)
 @example(
     "hermes", ["<tool_call>", '{"name":"f",', '"arguments":{', "]", "</tool_call>", "f"], [3, 50]
 )
-def test_no_cut_changes_what_is_found_in_any_text(format, words, places):  # fmt: skip
+def test_no_cut_changes_what_is_found_in_any_text(format, words, places):
     text = "".join(words)
     whole = parse(format, [text])
     assert parse(format, cut(text, places)) == whole

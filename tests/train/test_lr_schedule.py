@@ -12,9 +12,12 @@ from cairn.train.lr_schedule import rate
 
 KINDS = ["cosine", "wsd", "linear", "inverse_sqrt", "constant"]
 schedules = st.builds(
-    Schedule, kind=st.sampled_from(KINDS), warmup=st.integers(0, 50), final=st.floats(0, 1),
+    Schedule,
+    kind=st.sampled_from(KINDS),
+    warmup=st.integers(0, 50),
+    final=st.floats(0, 1),
     decay=st.floats(0, 1),
-)  # fmt: skip
+)
 
 
 @given(schedule=schedules, steps=st.integers(1, 500))

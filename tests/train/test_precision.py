@@ -39,8 +39,10 @@ def test_without_float16_there_is_no_factor():
 
 
 def test_float16_with_scaling_learns_like_float32():
-    runs = [losses(steps(state_of(recipe(precision=Precision(kind=kind))), 6))
-            for kind in ("float32", "float16")]  # fmt: skip
+    runs = [
+        losses(steps(state_of(recipe(precision=Precision(kind=kind))), 6))
+        for kind in ("float32", "float16")
+    ]
     assert runs[1] == pytest.approx(runs[0], abs=5e-3)
 
 
@@ -79,8 +81,10 @@ def test_scales_by_row_survive_an_outlier():
     x, w = torch.randn(64, 48), torch.randn(32, 48)
     x[0] *= 1e6  # one token is enormous: with one scale the others would all become zero
     exact = PLAIN.forward(x, w)[0][1:]
-    errors = [(make_products(kind).forward(x, w)[0][1:] - exact).norm() / exact.norm()
-              for kind in ("tensor", "row")]  # fmt: skip
+    errors = [
+        (make_products(kind).forward(x, w)[0][1:] - exact).norm() / exact.norm()
+        for kind in ("tensor", "row")
+    ]
     assert errors[1] < 0.05 < errors[0]
 
 
@@ -93,10 +97,13 @@ def test_odd_sizes_stay_exact():
     )
 
 
-@pytest.mark.parametrize(("kind", "of_y", "of_dx", "of_dw"), [
-    ("tensor", 0.05, 0.08, 0.08),  # gradients in e5m2, which has 2 bits
-    ("row", 0.05, 0.05, 1e-5),  # the product for the weight stays wide
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "of_y", "of_dx", "of_dw"),
+    [
+        ("tensor", 0.05, 0.08, 0.08),  # gradients in e5m2, which has 2 bits
+        ("row", 0.05, 0.05, 1e-5),  # the product for the weight stays wide
+    ],
+)
 def test_products_in_fp8_are_as_exact_as_the_format(kind, of_y, of_dx, of_dw):
     """Against float64; and nothing is systematically too long or too short, which a run would add up."""
     torch.manual_seed(0)

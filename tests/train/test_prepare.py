@@ -107,9 +107,12 @@ def test_a_balance_that_nobody_would_keep_is_refused():
 def test_one_process_balances_its_experts(tmp_path):
     data = Data(sources=["random"], sequence=16, sequences=2, microbatch=1)
     config = Train(
-        out=tmp_path / "run", device="cpu", model=Model(preset="tiny-moe", layers=1), data=data,
+        out=tmp_path / "run",
+        device="cpu",
+        model=Model(preset="tiny-moe", layers=1),
+        data=data,
         balance=Balance(bias=0.5),
-    )  # fmt: skip
+    )
     prepared = preparing.prepare(config)
     source = prepared.corpus.source
     train_step(prepared.state, [source.batch(0), source.batch(1)])

@@ -125,8 +125,11 @@ def test_the_loss_is_the_weighted_sum_of_both_terms_and_chunks_do_not_matter():
     with torch.no_grad():
         theirs_TV = teacher.logits(teacher(batch.tokens_T, batch.positions_T, attend)) / 2
     kl_T = torch.nn.functional.kl_div(
-        (scores_TV / 2).log_softmax(-1), theirs_TV.log_softmax(-1), log_target=True, reduction="none"
-    ).sum(-1)  # fmt: skip
+        (scores_TV / 2).log_softmax(-1),
+        theirs_TV.log_softmax(-1),
+        log_target=True,
+        reduction="none",
+    ).sum(-1)
     counts = batch.targets_T != IGNORED
     right = torch.nn.functional.cross_entropy(scores_TV, batch.targets_T, reduction="sum")
     expected = (0.7 * 4 * kl_T[counts].sum() + 0.3 * right) / valid
@@ -148,9 +151,11 @@ def test_a_run_learns_from_its_teacher(tmp_path):
     teacher = open_checkpoint(tmp_path / "teacher")
     assert teacher.spec.vocab == spec.vocab
     config = recipe(
-        tmp_path / "run", steps=30, distill=Distill(teacher=str(tmp_path / "teacher"), weight=1.0),
+        tmp_path / "run",
+        steps=30,
+        distill=Distill(teacher=str(tmp_path / "teacher"), weight=1.0),
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=2),
-    )  # fmt: skip
+    )
     done = run(config, log_line=lambda text: None)
     assert done.outcome.last_loss is not None
     assert done.outcome.last_loss < 0.7 * done.outcome.first_loss

@@ -30,10 +30,14 @@ STORIES = Data(sources=["stories"], vocab=768, sequence=512, sequences=8, microb
 
 def ready(folder, **changes):
     fields = dict(
-        model=SHAPE, data=STORIES, device="cuda", steps=300, optim=Optim(lr=1e-3),
+        model=SHAPE,
+        data=STORIES,
+        device="cuda",
+        steps=300,
+        optim=Optim(lr=1e-3),
         schedule=Schedule(kind="cosine", warmup=20),
         checkpoint=Checkpoint(every=0, export=False),
-    )  # fmt: skip
+    )
     return recipe(folder, **(fields | changes))
 
 
@@ -62,8 +66,13 @@ def text(tmp_path_factory):
 
 def calm(store, precision):
     """A state, and the batch of each step."""
-    data = Data(sources=[str(store)], sequence=512, sequences=SEQUENCES, microbatch=SEQUENCES,
-                document_mask=False)  # fmt: skip
+    data = Data(
+        sources=[str(store)],
+        sequence=512,
+        sequences=SEQUENCES,
+        microbatch=SEQUENCES,
+        document_mask=False,
+    )
     config = ready(store.parent, precision=precision, data=data, steps=STEPS, optim=Optim(lr=3e-4),
                    schedule=Schedule(kind="cosine", warmup=50))  # fmt: skip
     prepared = prepare(config)
@@ -105,8 +114,10 @@ def test_loss_curves_overlap_over_300_steps(text, ours, other, window):
     difference = apart.unfold(0, window, 1).mean(-1).abs()
     most, step = difference.max().item(), difference.argmax().item()
     single = apart.abs().max().item()
-    print(f"loss {ours[0]:.2f} -> {ours[-1]:.2f}, largest difference {most:.4f} at {step}, "
-          f"of a single step {single:.4f}")  # fmt: skip
+    print(
+        f"loss {ours[0]:.2f} -> {ours[-1]:.2f}, largest difference {most:.4f} at {step}, "
+        f"of a single step {single:.4f}"
+    )
     assert ours[-1] < 0.6 * ours[0]
     assert most < 0.02
 

@@ -27,9 +27,12 @@ def record(tmp_path, monkeypatch):
     monkeypatch.setenv("CAIRN_DATA", str(tmp_path))
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path))
     here = Ceilings(
-        measured_at="2026-01-01T00:00:00+00:00", quick=True, identity=identify(probe()),
-        device="cpu", device_name="a CPU",
-    )  # fmt: skip
+        measured_at="2026-01-01T00:00:00+00:00",
+        quick=True,
+        identity=identify(probe()),
+        device="cpu",
+        device_name="a CPU",
+    )
     save(here, machine_file())
     return tmp_path
 

@@ -135,8 +135,10 @@ def test_the_api_is_a_page_that_needs_nothing_else(get):
     assert "<td>temperature</td><td>body</td><td>number, at least 0, at most 2</td>" in text
     assert "<script" not in text
     assert set(re.findall(r'(?:href|src)="([^"#]+)', text)) <= {
-        "/", "/openapi.json", *(f"/web/{name}" for name in FILES),
-    }  # fmt: skip
+        "/",
+        "/openapi.json",
+        *(f"/web/{name}" for name in FILES),
+    }
     anchors = re.findall(r'href="#([^"]+)', text)
     assert len(anchors) == len(set(anchors)) > 20
     assert all(f'id="{anchor}"' in text for anchor in anchors)

@@ -60,12 +60,13 @@ def run(args: list[str]) -> int:
         origin=record.origin(
             record.repeatable(["bench", "comm"], args), platform.machine(), options.commit
         ),
-        paths=transfer.paths_here(), skipped=skipped,
+        paths=transfer.paths_here(),
+        skipped=skipped,
         moves=[one for one in found if isinstance(one, transfer.Row)],
         hand_overs=[one for one in found if isinstance(one, transfer.HandOver)],
         streamed=[one for one in found if isinstance(one, transfer.Streamed)],
         deaths=[one for one in found if isinstance(one, transfer.Death)],
-    )  # fmt: skip
+    )
     if options.out is not None:
         record.write(report, options.out)
     if options.json:

@@ -112,10 +112,15 @@ def read_setup(options: BenchServe) -> "tuple[Setup, list[Load]]":
 
     dataset, file = _dataset(options.dataset)
     target = Target(
-        url=(options.url or "").rstrip("/"), model=options.model or "", endpoint=options.endpoint,
-        api_key=_key(options.api_key_env), temperature=options.temperature, ignore_eos=options.ignore_eos,
-        extra=_extra(options.extra_body), timeout_s=options.timeout,
-    )  # fmt: skip
+        url=(options.url or "").rstrip("/"),
+        model=options.model or "",
+        endpoint=options.endpoint,
+        api_key=_key(options.api_key_env),
+        temperature=options.temperature,
+        ignore_eos=options.ignore_eos,
+        extra=_extra(options.extra_body),
+        timeout_s=options.timeout,
+    )
     form = "text" if options.endpoint == "chat" else "tokens"
     duration_s = options.duration
     if duration_s is None and options.num_requests is None:

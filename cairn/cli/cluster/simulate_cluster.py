@@ -131,18 +131,23 @@ def _replay(options: SimulateCluster) -> int:
     names = _chosen(options.policy, list(POLICIES))
     trace, cluster, notes = _prepare(options)
     settings = Settings(
-        half_life=options.half_life * HOUR, checkpoint=options.checkpoint * 60,
+        half_life=options.half_life * HOUR,
+        checkpoint=options.checkpoint * 60,
         spread_slowdown=options.spread_slowdown,
-    )  # fmt: skip
+    )
     histories: list[History] = []
     summaries: list[Summary] = []
     with progress(len(names) * (1 + len(trace.jobs) // 1000), "simulating") as advance:
         for name in names:
             began = time.process_time()
             history = replay(
-                cluster, trace.jobs, POLICIES[name], settings, watch=options.why,
+                cluster,
+                trace.jobs,
+                POLICIES[name],
+                settings,
+                watch=options.why,
                 progress=lambda done, name=name: advance(f"{name}: {done:,} jobs"),
-            )  # fmt: skip
+            )
             histories.append(history)
             summaries.append(summarise(history, time.process_time() - began))
     if options.html is not None:
@@ -275,10 +280,13 @@ def _document(name: str, runs: "list[Packed]") -> dict[str, object]:
 
     mean = 100 * sum(run.allocated for run in runs) / len(runs)
     return {
-        "policy": name, "allocated_percent": round(mean, 3), "published_percent": PUBLISHED[name],
-        "difference": round(mean - PUBLISHED[name], 3), "by_seed": [round(100 * run.allocated, 3) for run in runs],
+        "policy": name,
+        "allocated_percent": round(mean, 3),
+        "published_percent": PUBLISHED[name],
+        "difference": round(mean - PUBLISHED[name], 3),
+        "by_seed": [round(100 * run.allocated, 3) for run in runs],
         "turned_away": [run.turned_away for run in runs],
-    }  # fmt: skip
+    }
 
 
 def _print_json(document: object) -> None:

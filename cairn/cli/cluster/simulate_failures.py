@@ -80,11 +80,15 @@ def run(args: list[str]) -> int:
         print(f"wrote {options.html}", file=sys.stderr)
     if options.json:
         document = {
-            "gpus": options.gpus, "rate_per_node_day": rate, "mttf_s": mean,
-            "schemes": [{**msgspec.to_builtins(o), "monte_carlo": msgspec.to_builtins(m)} for o, m in now],
+            "gpus": options.gpus,
+            "rate_per_node_day": rate,
+            "mttf_s": mean,
+            "schemes": [
+                {**msgspec.to_builtins(o), "monte_carlo": msgspec.to_builtins(m)} for o, m in now
+            ],
             "sweep": sweep,
             "published": [{**msgspec.to_builtins(row), "error": row.error} for row in checked],
-        }  # fmt: skip
+        }
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
         return 0
     _print(options, now, sweep)
@@ -156,8 +160,10 @@ def _print(
     from cairn.core.units import format_duration
 
     first = now[0][0]
-    print(f"{options.gpus:,} GPUs fail every {format_duration(first.mttf)} "
-          f"({first.failures_per_day:.1f} times a day, rate {options.rate})\n")  # fmt: skip
+    print(
+        f"{options.gpus:,} GPUs fail every {format_duration(first.mttf)} "
+        f"({first.failures_per_day:.1f} times a day, rate {options.rate})\n"
+    )
     print("\n".join(lines(HEADINGS, [cells(outlook, lived) for outlook, lived in now])))
     print("\nETTR by size of the job")
     rows = [

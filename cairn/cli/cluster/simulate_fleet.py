@@ -150,8 +150,13 @@ def _scaled(
             rules = Rules(least=low, most=int(most), ttft_s=slo.ttft_s / 2, start_s=options.start_s)
             one = run_scaled(prompts, share, rules, limit, step, slo)
             found.append({"least": low, "most": int(most), "scaled": one})
-            shown = (f"{one.outcome.good_share:.1%}", f"{one.server_hours:.3f}",
-                     f"{one.good_per_server_hour:.0f}", str(one.most_servers), str(one.changes))  # fmt: skip
+            shown = (
+                f"{one.outcome.good_share:.1%}",
+                f"{one.server_hours:.3f}",
+                f"{one.good_per_server_hour:.0f}",
+                str(one.most_servers),
+                str(one.changes),
+            )
             rows.append([f"{low} to {most}", f"{share:g}", *shown])
     if options.json:
         _print_json(options, start_s=options.start_s, scaled=found)
@@ -162,8 +167,12 @@ def _scaled(
 
 
 def _print_json(options: SimulateFleet, **more: object) -> None:
-    asked = {"trace": str(options.trace or "made up"), "model": options.model,
-             "servers": options.servers, "slo": options.slo}  # fmt: skip
+    asked = {
+        "trace": str(options.trace or "made up"),
+        "model": options.model,
+        "servers": options.servers,
+        "slo": options.slo,
+    }
     print(msgspec.json.encode({**asked, **more}).decode())
 
 

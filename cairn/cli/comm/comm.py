@@ -275,9 +275,13 @@ def _print_proofs(proofs: dict[tuple[str, str], list["Proof"]], seconds: float) 
             f"..{max(ratios):.2f}" if max(ratios) > min(ratios) + 0.005 else ""
         )
         table.add_row(
-            f"{collective}/{name}", f"{len(good)}/{len(rows)}", str(last.steps),
-            str(last.messages), spread, str(max(proof.capacity for proof in rows)),
-        )  # fmt: skip
+            f"{collective}/{name}",
+            f"{len(good)}/{len(rows)}",
+            str(last.steps),
+            str(last.messages),
+            spread,
+            str(max(proof.capacity for proof in rows)),
+        )
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     for proof in bad[:20]:

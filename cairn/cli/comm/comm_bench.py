@@ -40,9 +40,14 @@ SHORT = {
 WORDS = {"--ngpus": "--ranks"}
 # Those that only a GPU can have: 0 is what happens here anyway.
 GPU_ONLY = {
-    "-y": "--stream-null", "-G": "--cudagraph", "-R": "--local-register", "-x": "--cta-policy",
-    "-D": "--device-implementation", "-V": "--device-cta-count", "-M": "--memory",
-}  # fmt: skip
+    "-y": "--stream-null",
+    "-G": "--cudagraph",
+    "-R": "--local-register",
+    "-x": "--cta-policy",
+    "-D": "--device-implementation",
+    "-V": "--device-cta-count",
+    "-M": "--memory",
+}
 OF_RANKS = ("first", "mean", "least", "most")  # -a
 REDUCTIONS = ("sum", "prod", "max", "min")  # of -o all; an average is not exact in every type
 MOST_RANKS = 64
@@ -156,10 +161,13 @@ def _measured(options: Bench, specs: list["Spec"], ranks: int) -> list["Row"]:
         if "mpi" in spec.backends:
             return run_mpi(ranks, specs, lambda size: advance(f"{spec.operation} {size}"), LIMIT_S)
         return run_ranks(
-            ranks, measure, specs, timeout_s=LIMIT_S,
+            ranks,
+            measure,
+            specs,
+            timeout_s=LIMIT_S,
             start="spawn" if "nccl" in spec.backends else "fork",
             on_message=lambda rank, size: advance(f"{spec.operation} {size}"),
-        )[0]  # fmt: skip
+        )[0]
 
 
 def _must_be_writable(path: Path | None) -> None:

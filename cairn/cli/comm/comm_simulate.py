@@ -123,10 +123,14 @@ def _collective(options: Simulate) -> int:
         balance=options.balance, paths=options.paths,
     )  # fmt: skip
     faults = Faults(
-        slow_nics=options.slow_nics, slow_factor=options.slow_factor, dead_nics=options.dead_nics,
-        dead_links=options.dead_links, stragglers=options.stragglers,
-        late_us=1e6 * parse_duration(options.late), seed=options.seed,
-    )  # fmt: skip
+        slow_nics=options.slow_nics,
+        slow_factor=options.slow_factor,
+        dead_nics=options.dead_nics,
+        dead_links=options.dead_links,
+        stragglers=options.stragglers,
+        late_us=1e6 * parse_duration(options.late),
+        seed=options.seed,
+    )
     size, began = parse_bytes(options.size), time.perf_counter()
     with progress(_ticks(options), "simulating") as advance:
         outcome = simulate(
@@ -232,11 +236,14 @@ def _incast(options: Simulate) -> int:
     story = incast(options.incast, size, options.nic)
     alone = size / (1e3 * options.nic)
     document = {
-        "senders": options.incast, "bytes": size, "all_us": float(np.max(story.finish_us)),
-        "bystander_us": float(story.finish_us[-1]), "bystander_alone_us": alone,
+        "senders": options.incast,
+        "bytes": size,
+        "all_us": float(np.max(story.finish_us)),
+        "bystander_us": float(story.finish_us[-1]),
+        "bystander_alone_us": alone,
         "uplink_paused_us": float(story.paused_us[options.incast + 1]),
         "sender_paused_us": float(story.paused_us[0]),
-    }  # fmt: skip
+    }
     if options.json:
         _print_json(document)
         return 0
@@ -255,9 +262,11 @@ def _circle(options: Simulate) -> int:
 
     paths, story = circle(options.circle, parse_bytes(options.size), options.nic)
     document = {
-        "switches": options.circle, "can_deadlock": list(can_deadlock(paths)),
-        "deadlock": list(story.deadlock), "us": story.us,
-    }  # fmt: skip
+        "switches": options.circle,
+        "can_deadlock": list(can_deadlock(paths)),
+        "deadlock": list(story.deadlock),
+        "us": story.us,
+    }
     if options.json:
         _print_json(document)
     elif story.deadlock:
@@ -282,8 +291,10 @@ def _jobs(options: Simulate) -> int:
         return 0
     print(f"{'job':<16} {'alone':>12} {'fair':>12} {'late':>6} {'deadline':>12} {'late':>6}")
     for fair, timely in zip(found["fair"], found["deadline"], strict=True):
-        times = [format_duration(us / 1e6) for us in
-                 (fair.ideal_step_us, fair.mean_step_us, timely.mean_step_us)]  # fmt: skip
+        times = [
+            format_duration(us / 1e6)
+            for us in (fair.ideal_step_us, fair.mean_step_us, timely.mean_step_us)
+        ]
         print(
             f"{fair.name:<16} {times[0]:>12} {times[1]:>12} {fair.missed:>3}/{fair.steps:<2} "
             f"{times[2]:>12} {timely.missed:>3}/{timely.steps:<2}"

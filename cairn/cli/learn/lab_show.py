@@ -87,7 +87,12 @@ def markdown(labs: Sequence[Lab], language: Language) -> str:
         if not of_area:
             continue
         heads = ("lab", "what it asks", "needs") if language == "en" else ("实验", "问题", "需要")
-        text += [f"### {title.of(language)} (`{area}`)", "", f"| {' | '.join(heads)} |", "|---|---|---|"]  # fmt: skip
+        text += [
+            f"### {title.of(language)} (`{area}`)",
+            "",
+            f"| {' | '.join(heads)} |",
+            "|---|---|---|",
+        ]
         for lab in of_area:
             asks = lab.title.of(language).replace("|", "\\|")
             text.append(f"| `{lab.name}` | {asks} | {', '.join(lab.needs)} |")

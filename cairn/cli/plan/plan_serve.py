@@ -161,7 +161,9 @@ def _with_lengths(
     room = int(context / SPREAD) - pictures - sum(length or 0 for length in given)
     wanted = sum(usual for usual, length in zip(LENGTHS, given, strict=True) if length is None)
     share = max(0.0, min(1.0, room / wanted)) if wanted else 1.0
-    tokens = [length or max(1, int(usual * share)) for usual, length in zip(LENGTHS, given, strict=True)]  # fmt: skip
+    tokens = [
+        length or max(1, int(usual * share)) for usual, length in zip(LENGTHS, given, strict=True)
+    ]
     options = msgspec.structs.replace(options, input_tokens=tokens[0], output_tokens=tokens[1])
     if share == 1 or options.trace is not None:
         return options, []
@@ -215,10 +217,12 @@ def _asked(options: PlanServe, spec: "ModelSpec") -> "tuple[Asked, str]":
             hint="use a smaller --input-tokens or --output-tokens; lengths vary by a quarter",
         )
     asked = Asked(
-        rate=RATE if options.rate is None else options.rate, input_tokens=options.input_tokens,
+        rate=RATE if options.rate is None else options.rate,
+        input_tokens=options.input_tokens,
         output_tokens=options.output_tokens,
-        requests=options.requests or usual_requests(options.input_tokens, options.output_tokens), **slo,
-    )  # fmt: skip
+        requests=options.requests or usual_requests(options.input_tokens, options.output_tokens),
+        **slo,
+    )
     sizes = f"{options.input_tokens} tokens in and {options.output_tokens} out"
     return asked, f"{asked.rate:g} requests/s of {sizes} ({asked.requests} simulated)"
 
@@ -244,10 +248,12 @@ def _traced(options: PlanServe, spec: "ModelSpec", slo: dict[str, Any]) -> "tupl
             hint="give --rate, or more of them with --requests",
         )
     asked = Asked(
-        rate=(len(trace) - 1) / span if options.rate is None else options.rate, trace=trace,
+        rate=(len(trace) - 1) / span if options.rate is None else options.rate,
+        trace=trace,
         input_tokens=max(1, sum(len(one.prompt) for one in trace) // len(trace)),
-        output_tokens=max(1, sum(one.output_tokens for one in trace) // len(trace)), **slo,
-    )  # fmt: skip
+        output_tokens=max(1, sum(one.output_tokens for one in trace) // len(trace)),
+        **slo,
+    )
     note = f"the first {len(trace):,} of {len(whole):,} requests of {options.trace.name} at {asked.rate:.3g}/s"
     long = sum(len(one.prompt) + one.output_tokens > spec.context for one in trace)
     if long:
@@ -270,11 +276,14 @@ def _document(
         }
 
     return {
-        "model": options.model, "rate": plan.asked.rate, "device": plan.device,
+        "model": options.model,
+        "rate": plan.asked.rate,
+        "device": plan.device,
         "best": option(plan.best) if plan.best is not None else None,
-        "options": [option(one) for one in plan.options], "curve": plan.curve,
+        "options": [option(one) for one in plan.options],
+        "curve": plan.curve,
         "compared": measured.document(compared),
-    }  # fmt: skip
+    }
 
 
 def _print(

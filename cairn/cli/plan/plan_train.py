@@ -88,8 +88,12 @@ def run(args: list[str]) -> int:
     )
     sequences = options.batch_tokens // options.sequence
     job = Job(
-        spec=spec, sequence=options.sequence, sequences=sequences, fp8=options.fp8, states=options.states
-    )  # fmt: skip
+        spec=spec,
+        sequence=options.sequence,
+        sequences=sequences,
+        fp8=options.fp8,
+        states=options.states,
+    )
     pins = {axis: size for axis in AXES if (size := getattr(options, axis)) is not None}
     began = time.perf_counter()
     with progress(sum(1 for _ in layouts(spec, options.gpus, pins)), "searching") as advance:

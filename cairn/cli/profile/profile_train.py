@@ -64,10 +64,15 @@ def run(args: list[str]) -> int:
     setup = Setup(
         model=options.model or ("qwen3-0.6b" if on_gpu else "tiny"),
         dtype=options.dtype or ("bf16" if on_gpu else "fp32"),
-        seq=options.seq or (4096 if on_gpu else 128), batch=options.batch,
-        microbatch=options.microbatch, recompute=options.recompute,
-        memory_gib=options.memory_gib, states=options.states, plain=options.plain, device=device,
-    )  # fmt: skip
+        seq=options.seq or (4096 if on_gpu else 128),
+        batch=options.batch,
+        microbatch=options.microbatch,
+        recompute=options.recompute,
+        memory_gib=options.memory_gib,
+        states=options.states,
+        plain=options.plain,
+        device=device,
+    )
     preset(setup.model)
     check(setup)
     make_place(options.out)

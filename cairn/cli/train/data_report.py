@@ -32,9 +32,12 @@ def facts(tokens: "Tokens", verified: bool) -> dict[str, Any]:
     if isinstance(tokens, Store):
         header = tokens.header
         found |= {
-            "made_with": header.made_with, "vocab_size": header.vocab_size, "dtype": header.dtype,
-            "text_bytes": header.text_bytes, "sources": header.sources,
-        }  # fmt: skip
+            "made_with": header.made_with,
+            "vocab_size": header.vocab_size,
+            "dtype": header.dtype,
+            "text_bytes": header.text_bytes,
+            "sources": header.sources,
+        }
         if header.learn:
             found["learnt"] = int(tokens.mask(0, header.tokens).sum())
         if verified:

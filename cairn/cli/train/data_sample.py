@@ -44,8 +44,13 @@ def run_sample(args: list[str]) -> int:
     ids, learn = _learnt(batch)
     text = None if corpus.tokenizer is None else corpus.tokenizer.decode(ids, skip_special=False)
     if options.json:
-        shown = {"sample": options.number, "ids": ids, "learn": learn, "lengths": batch.lengths,
-                 "text": text}  # fmt: skip
+        shown = {
+            "sample": options.number,
+            "ids": ids,
+            "learn": learn,
+            "lengths": batch.lengths,
+            "text": text,
+        }
         print(msgspec.json.encode(shown).decode())
     elif corpus.tokenizer is None:
         print(*ids)

@@ -36,9 +36,13 @@ def schedule_of_switch(workers: int, chunks: int, pool: int) -> Schedule:
 
 
 def switch_all_reduce(
-    collectives: "Collectives", flat: torch.Tensor, aggregator: int, chunk_bytes: int, pool: int,
+    collectives: "Collectives",
+    flat: torch.Tensor,
+    aggregator: int,
+    chunk_bytes: int,
+    pool: int,
     timeout_s: float,
-) -> None:  # fmt: skip
+) -> None:
     """In place on the workers; the last chunk is filled up with zeros, since a slot has one size."""
     workers = [rank for rank in range(collectives.ranks) if rank != aggregator]
     if not 0 <= aggregator < collectives.ranks or not workers:

@@ -70,9 +70,13 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    collective: Collective, places: Places, size: int, network: Link, deterministic: bool = False,
+    collective: Collective,
+    places: Places,
+    size: int,
+    network: Link,
+    deterministic: bool = False,
     forced: str = "",
-) -> Chosen:  # fmt: skip
+) -> Chosen:
     """The fastest by the model; `forced` where the collective has it, rank order where asked."""
     chunks = min(max(size // CHUNK_BYTES, 1), MOST_CHUNKS)
     if deterministic and collective in IN_RANK_ORDER:
@@ -124,7 +128,9 @@ def load_of(collective: Collective, name: str, places: Places, chunks: int) -> L
     flows = np.stack([ops.step[sends][crossing], target[crossing], ops.rank[sends][crossing]])
     _, fan_in = np.unique(np.unique(flows, axis=1)[:2], axis=1, return_counts=True)
     return Load(
-        fan_in=int(fan_in.max(initial=0)), messages=int(messages.max()), touched=float(touched.max(initial=0)),
+        fan_in=int(fan_in.max(initial=0)),
+        messages=int(messages.max()),
+        touched=float(touched.max(initial=0)),
         waits=len(np.unique(ops.step[sends][crossing])),
         wire=float(np.maximum(out, into).max(initial=0)) / schedule.chunks,
-    )  # fmt: skip
+    )

@@ -170,9 +170,13 @@ class Collectives:
         if program is None:
             options = self._options
             chosen = choose(
-                collective, self.places, (1 << size.bit_length()) - 1, self._network,
-                options.deterministic, options.schedule,
-            )  # fmt: skip
+                collective,
+                self.places,
+                (1 << size.bit_length()) - 1,
+                self._network,
+                options.deterministic,
+                options.schedule,
+            )
             program = self._programs[key] = program_of(
                 collective, chosen.name, self.ranks, self.place, self.order.index(root),
                 chosen.gpus, chosen.chunks, chosen.parts,
@@ -204,9 +208,13 @@ class Collectives:
         return Call(operation, self.sequence, dtype, reduce, root, total)
 
     def _run(
-        self, call: Call, program: Program, views: Sequence[torch.Tensor], timeout_s: float,
+        self,
+        call: Call,
+        program: Program,
+        views: Sequence[torch.Tensor],
+        timeout_s: float,
         combine: reduction.Combine | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Whatever goes wrong, everybody is told, and the group ends."""
         record = self._flight.begin(call)
         self._guard.begin(call)

@@ -34,8 +34,13 @@ class Executor:
     """`links` by rank, `order`: which rank stands at which place of a schedule."""
 
     def __init__(
-        self, links: dict[int, Link], names: list[int], order: list[int], guard: Guard, spin_us: float
-    ) -> None:  # fmt: skip
+        self,
+        links: dict[int, Link],
+        names: list[int],
+        order: list[int],
+        guard: Guard,
+        spin_us: float,
+    ) -> None:
         self._links, self._names, self._order, self._guard = links, names, order, guard
         self._own_name = guard.name
         # Where ranks share processors, whoever looks keeps another from working.
@@ -46,9 +51,13 @@ class Executor:
         self._pumped = 0.0  # when
 
     def run(
-        self, call: Call, program: Program, views: Sequence[torch.Tensor], combine: Combine | None,
+        self,
+        call: Call,
+        program: Program,
+        views: Sequence[torch.Tensor],
+        combine: Combine | None,
         timeout_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Every view a vector; those of `program.written` are changed."""
         header = call.header()
         sending: dict[int, list[tuple[int, Outgoing]]] = {}  # by slot, to whom it has not left yet

@@ -86,14 +86,18 @@ class FlightRecorder:
         frames = [] if done else list(_program(stacks.get(record.thread)))
         return {
             "process_group": [self.name, self.description],
-            "collective_seq_id": call.sequence, "is_p2p": bool(record.label),
+            "collective_seq_id": call.sequence,
+            "is_p2p": bool(record.label),
             "profiling_name": f"cairn:{record.label or call.operation}",
-            "input_sizes": [[elements]] if call.total else [], "input_dtypes": [dtype],
-            "state": "completed" if done else "started", "retired": done,
+            "input_sizes": [[elements]] if call.total else [],
+            "input_dtypes": [dtype],
+            "state": "completed" if done else "started",
+            "retired": done,
             "refused": not record.admitted,
             "time_created_ns": record.began_ns,
-            "time_discovered_completed_ns": record.ended_ns or None, "frames": frames,
-        }  # fmt: skip
+            "time_discovered_completed_ns": record.ended_ns or None,
+            "frames": frames,
+        }
 
 
 def _program(frame: FrameType | None) -> Iterator[dict[str, Any]]:

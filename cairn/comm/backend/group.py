@@ -34,9 +34,14 @@ Base: Any = dist.ProcessGroup  # its stubs have overloads that torch never calls
 
 class CairnGroup(Base):
     def __init__(
-        self, store: Any, rank: int, world: int, names: list[int], timeout: timedelta,
+        self,
+        store: Any,
+        rank: int,
+        world: int,
+        names: list[int],
+        timeout: timedelta,
         options: Options,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(rank, world)
         self._me, self._world, self._names = rank, world, names
         self._timeout_s = timeout.total_seconds()
@@ -109,9 +114,13 @@ class CairnGroup(Base):
         return self._do("all_reduce", job, tensors, opts)
 
     def sparse_all_reduce(
-        self, tensor: torch.Tensor, block: int, most_share: float | None,
-        decided: Callable[[float | None], None], average: bool = False,
-    ) -> dist.Work:  # fmt: skip
+        self,
+        tensor: torch.Tensor,
+        block: int,
+        most_share: float | None,
+        decided: Callable[[float | None], None],
+        average: bool = False,
+    ) -> dist.Work:
         """Blocks of zeros stay at home; dense when that would take more than `most_share`."""
         flat = self._vector("sparse_all_reduce", tensor)
         reduction.combine("avg" if average else "sum", flat.dtype)  # or refuse the type now
@@ -272,9 +281,13 @@ class CairnGroup(Base):
         )
 
     def all_to_all_single(
-        self, output: torch.Tensor, whole: torch.Tensor, output_rows: Sequence[int],
-        input_rows: Sequence[int], opts: Any = None,
-    ) -> dist.Work:  # fmt: skip
+        self,
+        output: torch.Tensor,
+        whole: torch.Tensor,
+        output_rows: Sequence[int],
+        input_rows: Sequence[int],
+        opts: Any = None,
+    ) -> dist.Work:
         """Rows of the first dimension, evenly or as the two lists say."""
         flat, given = self._flat("all_to_all", [output, whole])
         into = self._rows(given, whole, input_rows)

@@ -19,9 +19,14 @@ class Messages:
     """`links` by rank; `names`: what the world calls the ranks of the group."""
 
     def __init__(
-        self, links: dict[int, Link], rank: int, names: list[int], guard: Guard, timeout_s: float,
+        self,
+        links: dict[int, Link],
+        rank: int,
+        names: list[int],
+        guard: Guard,
+        timeout_s: float,
         flight: FlightRecorder,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._links, self._rank, self._names = links, rank, names
         self._guard, self._flight = guard, flight
         self.timeout_s = timeout_s

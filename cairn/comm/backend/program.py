@@ -43,9 +43,14 @@ class Program(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def schedule_named(
-    collective: Collective, name: str, ranks: int, root: int = 0, gpus: int | None = None,
-    chunks: int = 4, parts: int = 1,
-) -> Schedule:  # fmt: skip
+    collective: Collective,
+    name: str,
+    ranks: int,
+    root: int = 0,
+    gpus: int | None = None,
+    chunks: int = 4,
+    parts: int = 1,
+) -> Schedule:
     if name == ORDERED:
         build = ordered_reduce_scatter if collective == "reduce_scatter" else ordered_all_reduce
         return build(ranks)

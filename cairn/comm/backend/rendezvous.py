@@ -153,8 +153,9 @@ def _introduce(room: Room, options: Options) -> list[Hello]:
     for other in range(room.world):
         theirs = msgspec.json.decode(room.receive(f"hello/{other}", other, "join"), type=Hello)
         for what, there, here in (
-            ("a world of", theirs.world, mine.world), ("settings", theirs.settings, mine.settings)
-        ):  # fmt: skip
+            ("a world of", theirs.world, mine.world),
+            ("settings", theirs.settings, mine.settings),
+        ):
             if there != here:
                 raise RankMismatch(
                     f"rank {room.names[other]} has {what} {there}, rank {room.names[room.rank]} {here}",

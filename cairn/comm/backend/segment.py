@@ -83,12 +83,15 @@ class Segment:
         return Ring(
             self._semaphore(base),
             self._semaphore(base + SEMAPHORE_BYTES),
-            [self._memory[headers + k * LINE : headers + (k + 1) * LINE] for k in range(self.places)],
+            [
+                self._memory[headers + k * LINE : headers + (k + 1) * LINE]
+                for k in range(self.places)
+            ],
             [
                 self._bytes[first + k * self.piece : first + (k + 1) * self.piece]
                 for k in range(self.places)
             ],
-        )  # fmt: skip
+        )
 
     def write_state(
         self, rank: int, entered: int, done: int, operation: int = 0, left: bool = False

@@ -44,9 +44,13 @@ class Call(NamedTuple):
 
     def header(self) -> bytes:
         return _CALL.pack(
-            self.sequence, OPERATION_NUMBERS[self.operation], _DTYPE[self.dtype],
-            _REDUCTION[self.reduction], self.root, self.total,
-        )  # fmt: skip
+            self.sequence,
+            OPERATION_NUMBERS[self.operation],
+            _DTYPE[self.dtype],
+            _REDUCTION[self.reduction],
+            self.root,
+            self.total,
+        )
 
     def __str__(self) -> str:
         words = [str(self.dtype).removeprefix("torch.")]

@@ -81,10 +81,14 @@ def make(collective: Collective, name: str, ranks: int, **shape: object) -> Sche
     plan = made.plan.split(wanted.parts, wanted.channels)
     present = made.present
     return plan.lower(
-        name, collective, chunks=made.chunks * wanted.parts, slots=made.slots * wanted.parts,
-        nodes=made.nodes, root=wanted.root,
+        name,
+        collective,
+        chunks=made.chunks * wanted.parts,
+        slots=made.slots * wanted.parts,
+        nodes=made.nodes,
+        root=wanted.root,
         present=None if present is None else np.repeat(present, wanted.parts, axis=1),
-    )  # fmt: skip
+    )
 
 
 def names() -> list[tuple[Collective, str]]:

@@ -58,18 +58,21 @@ def two_hop_all_to_all(ranks: int, gpus: int | None = None) -> tuple[Plan, int]:
     for away in range(1, nodes):
         there = (node + away) % nodes * gpus
         plan.send(
-            rank[:, None], (there + gpu)[:, None], chunk=there[:, None] + local,
+            rank[:, None],
+            (there + gpu)[:, None],
+            chunk=there[:, None] + local,
             to=door + (node * gpus)[:, None] + local,
-        )  # fmt: skip
+        )
     every_node = np.arange(nodes) * gpus
     plan.copy(rank[:, None], door + every_node + gpu[:, None], to=ranks + every_node + gpu[:, None])
     for away in range(1, gpus):
         neighbour = (gpu + away) % gpus
         plan.send(
-            rank[:, None], (node * gpus + neighbour)[:, None],
+            rank[:, None],
+            (node * gpus + neighbour)[:, None],
             chunk=door + every_node + neighbour[:, None],
             to=ranks + every_node + gpu[:, None],
-        )  # fmt: skip
+        )
     return plan, 3 * ranks
 
 

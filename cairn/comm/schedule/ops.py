@@ -26,8 +26,13 @@ Collective = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"
 ]
 COLLECTIVES: tuple[Collective, ...] = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+)
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 Column = np.ndarray  # int64, one entry for each operation
 

@@ -107,10 +107,14 @@ class Plan:
             )
         back._batches = [
             ahead._replace(
-                step=self.next_step - 1 - ahead.step, source=ahead.target, target=ahead.source,
-                read=ahead.write, write=ahead.read, reduce=np.ones_like(ahead.reduce),
+                step=self.next_step - 1 - ahead.step,
+                source=ahead.target,
+                target=ahead.source,
+                read=ahead.write,
+                write=ahead.read,
+                reduce=np.ones_like(ahead.reduce),
             )
-        ]  # fmt: skip
+        ]
         back.next_step = self.next_step
         return back
 

@@ -119,8 +119,12 @@ def _proof_of(run: SymbolicRun, index: int) -> Proof:
 def _proof(schedule: Schedule, **found: object) -> Proof:
     used = schedule.chunks * (2 if schedule.collective == "all_to_all" else 1)
     return Proof(
-        name=schedule.name, collective=schedule.collective, ranks=schedule.ranks,
-        chunks=schedule.chunks, bound=contract.fewest_chunks(schedule) / max(schedule.chunks, 1),
-        staging=schedule.slots - used, operations=schedule.operations,
+        name=schedule.name,
+        collective=schedule.collective,
+        ranks=schedule.ranks,
+        chunks=schedule.chunks,
+        bound=contract.fewest_chunks(schedule) / max(schedule.chunks, 1),
+        staging=schedule.slots - used,
+        operations=schedule.operations,
         **found,  # pyrefly: ignore
-    )  # fmt: skip
+    )

@@ -161,8 +161,9 @@ def _one_domain(
     stages = 2 if op == "all_reduce" else 1
     near, late = near_us(top, op, size), wrong.lateness(faults, top).max()
     done = through(np.full(chunks, late), near / chunks) + top.nvlink_us * stages
-    result = _result(top, op, "nvlink", size, chunks, float(done[-1]), near, [],
-                     wrong.describe(faults, top))  # fmt: skip
+    result = _result(
+        top, op, "nvlink", size, chunks, float(done[-1]), near, [], wrong.describe(faults, top)
+    )
     return Outcome(result, done[-1:][None], done)
 
 

@@ -111,9 +111,13 @@ def run_jobs(jobs: list[Job], gb_per_s: np.ndarray, policy: str = "fair") -> lis
 
 
 def _next_event(
-    now: float, begun: np.ndarray, length: np.ndarray, left: np.ndarray, rate: np.ndarray,
+    now: float,
+    begun: np.ndarray,
+    length: np.ndarray,
+    left: np.ndarray,
+    rate: np.ndarray,
     going: np.ndarray,
-) -> float:  # fmt: skip
+) -> float:
     """A job begins, a computation ends, a transfer ends, or half of the time to a deadline is over."""
     times = [time for time in (*begun[going], *(begun + length)[going]) if time > now + 1e-9]
     sending = (rate > 0) & (left > 0)
@@ -131,9 +135,12 @@ def _alone(now: Now) -> np.ndarray:
 def _fate(job: Job, missed: int, mean: float, path: np.ndarray, gb_per_s: np.ndarray) -> Fate:
     wire = job.bytes / (1e3 * float(gb_per_s[path[path != NO_LINK]].min()))
     return Fate(
-        name=job.name, steps=job.steps, missed=missed, mean_step_us=float(mean),
+        name=job.name,
+        steps=job.steps,
+        missed=missed,
+        mean_step_us=float(mean),
         ideal_step_us=max(job.compute_us, wire),
-    )  # fmt: skip
+    )
 
 
 def _check(jobs: list[Job], gb_per_s: np.ndarray, policy: str) -> None:

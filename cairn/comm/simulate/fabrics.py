@@ -70,9 +70,13 @@ def domains_us(cluster: Cluster, size: int, constants: Domains) -> tuple[float, 
     if cluster.nodes == 1:
         return constants.launch_us + size / (1e3 * near), "nvlink"
     top = topology(
-        "rail-1tier", cluster.ranks, domain=cluster.gpus, nvlink_gb_per_s=bus,
-        nic_gb_per_s=constants.nic_gb_per_s, host_us=constants.message_us,
-    )  # fmt: skip
+        "rail-1tier",
+        cluster.ranks,
+        domain=cluster.gpus,
+        nvlink_gb_per_s=bus,
+        nic_gb_per_s=constants.nic_gb_per_s,
+        host_us=constants.message_us,
+    )
     found = simulate(top, "all_reduce", size, algorithm="ring", chunks=CUTS).result
     return constants.launch_us + found.us, "ring between domains"
 

@@ -16,9 +16,11 @@ TINY = 1e-12
 
 
 def max_min(
-    paths: np.ndarray, gb_per_s: np.ndarray, weight: np.ndarray | None = None,
+    paths: np.ndarray,
+    gb_per_s: np.ndarray,
+    weight: np.ndarray | None = None,
     tolerance: float = 0.0,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The rate of each flow. `paths` is [flows, hops] of links; a flow of weight 2 counts as two.
 
     With a tolerance, links that are full within that share of each other stop together: a flow then
@@ -52,9 +54,12 @@ def max_min(
 
 
 def connection_rates(
-    paths: np.ndarray, connection: np.ndarray, connections: int, gb_per_s: np.ndarray,
+    paths: np.ndarray,
+    connection: np.ndarray,
+    connections: int,
+    gb_per_s: np.ndarray,
     tolerance: float = 0.05,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Of connections that cut their bytes evenly over several flows: the slowest flow decides.
 
     A connection counts as one, however many flows it has.

@@ -42,9 +42,12 @@ class Story(NamedTuple):
 
 
 def run_lossless(
-    paths: np.ndarray, size: np.ndarray, gb_per_s: np.ndarray, switching: Switching = USUAL,
+    paths: np.ndarray,
+    size: np.ndarray,
+    gb_per_s: np.ndarray,
+    switching: Switching = USUAL,
     most_ticks: int = 200_000,
-) -> Story:  # fmt: skip
+) -> Story:
     """`paths` is [flows, hops]; every flow starts at once and sends `size` bytes."""
     _check(paths, size, gb_per_s, switching)
     flows, hops = paths.shape
@@ -73,8 +76,13 @@ def run_lossless(
         if np.isfinite(finish).all():
             break
         # The queue at the far end of a link is what waits for the next hop.
-        queued = np.bincount(packed[:, :-1].ravel(), weights=held[:, 1:-1].ravel(),
-                             minlength=len(per_tick)) if hops > 1 else np.zeros(len(per_tick))  # fmt: skip
+        queued = (
+            np.bincount(
+                packed[:, :-1].ravel(), weights=held[:, 1:-1].ravel(), minlength=len(per_tick)
+            )
+            if hops > 1
+            else np.zeros(len(per_tick))
+        )
         paused |= queued >= switching.pause * switching.buffer_bytes
         paused &= queued > switching.resume * switching.buffer_bytes
         paused_us += paused * switching.tick_us
@@ -115,9 +123,12 @@ def incast(
 
 
 def circle(
-    switches: int, size: float, nic_gb_per_s: float = 50.0, hops: int = 3,
+    switches: int,
+    size: float,
+    nic_gb_per_s: float = 50.0,
+    hops: int = 3,
     switching: Switching = USUAL,
-) -> tuple[np.ndarray, Story]:  # fmt: skip
+) -> tuple[np.ndarray, Story]:
     """Switches in a ring, a host at each that sends over `hops` links of it: paths, and what happens.
 
     Links 0 .. n-1 are the ring, then those of senders and of receivers.

@@ -26,9 +26,12 @@ def through(ready: np.ndarray, service: np.ndarray | float) -> np.ndarray:
 
 
 def up_tree(
-    parents: np.ndarray, ready: np.ndarray, service: np.ndarray, delay: np.ndarray,
+    parents: np.ndarray,
+    ready: np.ndarray,
+    service: np.ndarray,
+    delay: np.ndarray,
     tick: Tick = lambda what: None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Reduce towards the root: `service[n]` and `delay[n]` are of the edge from n to its parent.
 
     The result is when each node has the sum of all below it; for the root, of everything.
@@ -47,9 +50,12 @@ def up_tree(
 
 
 def down_tree(
-    parents: np.ndarray, ready: np.ndarray, service: np.ndarray, delay: np.ndarray,
+    parents: np.ndarray,
+    ready: np.ndarray,
+    service: np.ndarray,
+    delay: np.ndarray,
     tick: Tick = lambda what: None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """From the root to all: `ready` is [chunks] at the root; when each node has each chunk."""
     level = depths(parents)
     have = np.empty((len(parents), ready.shape[-1]))
@@ -62,9 +68,12 @@ def down_tree(
 
 
 def around_ring(
-    ready: np.ndarray, steps: int, service: np.ndarray, delay: np.ndarray,
+    ready: np.ndarray,
+    steps: int,
+    service: np.ndarray,
+    delay: np.ndarray,
     tick: Tick = lambda what: None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """`steps` times every node hands a piece to its right; `service[n]` is of the edge n -> n+1.
 
     A node sends step s when it has what step s - 1 brought, and when its link is free.
@@ -81,9 +90,10 @@ def around_ring(
 
 
 def by_doubling(
-    ready: np.ndarray, rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    ready: np.ndarray,
+    rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
     tick: Tick = lambda what: None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Each round: (from whom, service, delay) of every node; it goes on when it has sent and received."""
     have = ready.copy()
     for number, (source, service, delay) in enumerate(rounds):

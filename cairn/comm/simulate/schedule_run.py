@@ -53,10 +53,13 @@ def run_schedule(schedule: Schedule, top: Topology, size: int, capacity: int = 8
     chunk = size / schedule.chunks
     ops = join([schedule])
     partner, place = pair(ops)
-    waits = np.stack([
-        np.where(ops.kind == int(Kind.SEND), NONE, partner),
-        room(ops, partner, place, capacity), ops.after,
-    ])  # fmt: skip
+    waits = np.stack(
+        [
+            np.where(ops.kind == int(Kind.SEND), NONE, partner),
+            room(ops, partner, place, capacity),
+            ops.after,
+        ]
+    )
     wires = _wires(schedule, top)
     done, busy = _events(ops.thread_begin, ops.thread_end, ops.kind, waits, wires, chunk)
     if (done < 0).any():
@@ -67,9 +70,13 @@ def run_schedule(schedule: Schedule, top: Topology, size: int, capacity: int = 8
 
 
 def _events(
-    begin: np.ndarray, end: np.ndarray, kind: np.ndarray, waits: np.ndarray, wires: _Wires,
+    begin: np.ndarray,
+    end: np.ndarray,
+    kind: np.ndarray,
+    waits: np.ndarray,
+    wires: _Wires,
     chunk: float,
-) -> tuple[np.ndarray, list[float]]:  # fmt: skip
+) -> tuple[np.ndarray, list[float]]:
     """Threads go on in the order of their times; one that waits is woken by what it waits for."""
     done = np.full(len(kind), -1.0)
     arrived = np.full(len(kind), -1.0)  # of a send: when the receiver has it
@@ -119,10 +126,12 @@ def _events(
 def _wires(schedule: Schedule, top: Topology) -> _Wires:
     ops, at = schedule.ops, links(top) if top.tiers else None
     per_plane = len(at.gb_per_s) if at is not None else 0
-    rates = np.concatenate([
-        np.full(2 * top.gpus, top.nvlink_gb_per_s),
-        *([at.gb_per_s] * top.planes if at is not None else []),
-    ])  # fmt: skip
+    rates = np.concatenate(
+        [
+            np.full(2 * top.gpus, top.nvlink_gb_per_s),
+            *([at.gb_per_s] * top.planes if at is not None else []),
+        ]
+    )
     sends = np.flatnonzero(ops.kind == int(Kind.SEND))
     source, target = ops.rank[sends], ops.peer[sends]
     paths: list[tuple[int, ...]] = [()] * schedule.operations
@@ -136,9 +145,14 @@ def _wires(schedule: Schedule, top: Topology) -> _Wires:
 
 
 def _far_wires(
-    top: Topology, ops: np.ndarray, source: np.ndarray, target: np.ndarray, per_plane: int,
-    paths: list[tuple[int, ...]], delays: list[float],
-) -> None:  # fmt: skip
+    top: Topology,
+    ops: np.ndarray,
+    source: np.ndarray,
+    target: np.ndarray,
+    per_plane: int,
+    paths: list[tuple[int, ...]],
+    delays: list[float],
+) -> None:
     """Over the rail of the receiver; a sender on another rail goes to its neighbour by NVLink first."""
     rail = target % top.domain
     near_port = (source % top.domain != rail) & (top.planes > 1)

@@ -27,8 +27,12 @@ from cairn.core.errors import ConfigError, did_you_mean
 Name = Literal["nvlink", "rail-1tier", "rail-2tier", "rail-3tier", "fat-tree"]
 NAMES: tuple[Name, ...] = get_args(Name)
 TIERS: dict[Name, int] = {
-    "nvlink": 0, "rail-1tier": 1, "rail-2tier": 2, "rail-3tier": 3, "fat-tree": 3,
-}  # fmt: skip
+    "nvlink": 0,
+    "rail-1tier": 1,
+    "rail-2tier": 2,
+    "rail-3tier": 3,
+    "fat-tree": 3,
+}
 Balance = Literal["ecmp", "spread"]
 HOST_US = 4.5  # posting, DMA and completion of a message
 SWITCH_US = 0.6  # through one switch and its cables
@@ -175,9 +179,13 @@ def links(top: Topology) -> Links:
 
 
 def route(
-    top: Topology, source: np.ndarray, target: np.ndarray, path: np.ndarray | int, salt: int = 0,
+    top: Topology,
+    source: np.ndarray,
+    target: np.ndarray,
+    path: np.ndarray | int,
+    salt: int = 0,
     dead: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """[flows, 6] links from NIC to NIC of one plane, NO_LINK where a flow turns round earlier.
 
     `dead` marks links that are down: a flow whose hash leads there is hashed again.

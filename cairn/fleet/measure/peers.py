@@ -77,8 +77,13 @@ def _envoy(folder: Path, port: int, servers: Sequence[int]) -> list[str]:
     ends = [{"endpoint": {"address": address(one)}} for one in servers]
     listener = {"address": address(port), "filter_chains": [{"filters": [
         {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}]}  # fmt: skip
-    cluster = {"name": "out", "type": "STATIC", "lb_policy": "LEAST_REQUEST", "connect_timeout": "5s",
-               "load_assignment": {"cluster_name": "out", "endpoints": [{"lb_endpoints": ends}]}}  # fmt: skip
+    cluster = {
+        "name": "out",
+        "type": "STATIC",
+        "lb_policy": "LEAST_REQUEST",
+        "connect_timeout": "5s",
+        "load_assignment": {"cluster_name": "out", "endpoints": [{"lb_endpoints": ends}]},
+    }
     file = folder / "envoy.json"
     document = {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
     file.write_bytes(msgspec.json.encode(document))

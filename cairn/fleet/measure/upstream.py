@@ -15,11 +15,15 @@ import httptools
 from cairn.serve.pulse import Events, Hello, Load, framed
 
 FRAMES, PERIOD_S = 64, 0.01
-EVENT = b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","model":"mock","choices":' \
-        b'[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'  # fmt: skip
-WHOLE = b'{"id":"chatcmpl-0","object":"chat.completion","model":"mock","choices":[{"index":0,"message":' \
-        b'{"role":"assistant","content":"a few words"},"finish_reason":"stop"}],"usage":{"prompt_tokens":200,' \
-        b'"completion_tokens":3,"total_tokens":203}}'  # fmt: skip
+EVENT = (
+    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","model":"mock","choices":'
+    b'[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
+)
+WHOLE = (
+    b'{"id":"chatcmpl-0","object":"chat.completion","model":"mock","choices":[{"index":0,"message":'
+    b'{"role":"assistant","content":"a few words"},"finish_reason":"stop"}],"usage":{"prompt_tokens":200,'
+    b'"completion_tokens":3,"total_tokens":203}}'
+)
 MODELS = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
 
 

@@ -74,9 +74,13 @@ def serve(opened: "OpenModel", prompt: list[int], count: int, most: int) -> Serv
     from cairn.serve.engine.start import start_with
 
     config = EngineConfig(
-        model="cairn-tiny", device="cpu", weights="float", num_gpu_blocks_override=64,
-        speculate="ngram", draft_tokens=most,
-    )  # fmt: skip
+        model="cairn-tiny",
+        device="cpu",
+        weights="float",
+        num_gpu_blocks_override=64,
+        speculate="ngram",
+        draft_tokens=most,
+    )
     engine = start_with(opened, opened.load("cpu", "float32"), config, sole=True).engine
     request = ask(0, prompt, count)
     engine.add(request)

@@ -132,8 +132,10 @@ def rope(keys: Keys, theta: float | None, head_dim: int) -> Config:
     if ROPE_FREQUENCIES not in keys.rope_factors:
         return {"rope_theta": base, "rope_scaling": scaling}
     if scaling is not None:
-        raise UnsupportedModel(f"{keys.path} scales rotary positions twice: {scaling} and a tensor",
-                               hint="convert the model again with a current llama.cpp")  # fmt: skip
+        raise UnsupportedModel(
+            f"{keys.path} scales rotary positions twice: {scaling} and a tensor",
+            hint="convert the model again with a current llama.cpp",
+        )
     return {"rope_theta": base, "rope_scaling": _llama3_scaling(keys, base, head_dim)}
 
 

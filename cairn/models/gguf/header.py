@@ -160,13 +160,17 @@ def _check_magic_and_version(cursor: _Cursor) -> None:
     cursor.require(8, "its first line")
     magic, version = cursor.data[:4], _U32.unpack_from(cursor.data, 4)[0]
     if magic != b"GGUF":
-        cursor.refuse(f"is not a GGUF file: it begins with {magic!r}, not b'GGUF'",
-                      hint="give a .gguf file, or a folder with config.json")  # fmt: skip
+        cursor.refuse(
+            f"is not a GGUF file: it begins with {magic!r}, not b'GGUF'",
+            hint="give a .gguf file, or a folder with config.json",
+        )
     if version not in _VERSIONS and version & 0xFFFF == 0:
         cursor.refuse("is a big-endian GGUF file", hint="download the little-endian one")
     if version not in _VERSIONS:
-        cursor.refuse(f"is GGUF version {version}; versions 2 and 3 are read",
-                      hint="convert the model again with a current llama.cpp")  # fmt: skip
+        cursor.refuse(
+            f"is GGUF version {version}; versions 2 and 3 are read",
+            hint="convert the model again with a current llama.cpp",
+        )
     cursor.at = 8
 
 
@@ -211,8 +215,10 @@ def _block_type(cursor: _Cursor, tensor: str, code: int) -> BlockType:
     try:
         kind = GGMLQuantizationType(code)
     except ValueError:
-        cursor.refuse(f"has tensor {tensor!r} in the unknown quantisation type {code}",
-                      hint="upgrade the gguf package, or use another quantisation")  # fmt: skip
+        cursor.refuse(
+            f"has tensor {tensor!r} in the unknown quantisation type {code}",
+            hint="upgrade the gguf package, or use another quantisation",
+        )
     return BlockType(code, kind.name, *GGML_QUANT_SIZES[kind])
 
 
@@ -227,11 +233,15 @@ def _place(cursor: _Cursor, unplaced: list[_TensorInfo], alignment: int) -> dict
         if info.name in tensors:
             cursor.refuse(f"has the tensor {info.name!r} twice")
         if info.offset % alignment or start < taken_until:
-            cursor.refuse(f"has tensor {info.name!r} at offset {info.offset}, across another one"
-                          f" or between multiples of {alignment}")  # fmt: skip
+            cursor.refuse(
+                f"has tensor {info.name!r} at offset {info.offset}, across another one"
+                f" or between multiples of {alignment}"
+            )
         if start + size > cursor.end:
-            cursor.refuse(f"ends inside tensor {info.name!r}: it needs bytes {start} to"
-                          f" {start + size}, the file has {cursor.end}")  # fmt: skip
+            cursor.refuse(
+                f"ends inside tensor {info.name!r}: it needs bytes {start} to"
+                f" {start + size}, the file has {cursor.end}"
+            )
         tensors[info.name] = StoredTensor(info.name, info.shape, info.block, start, size)
         taken_until = start + size
     return tensors

@@ -58,8 +58,10 @@ def hf_sources(header: Header, config: dict[str, object]) -> dict[str, Source]:
             continue
         for name, source in _translate(header, config, naming, stored):
             if name in sources:
-                raise WeightsError(f"{header.path} has {name} twice, once as {stored.name!r}",
-                                   hint="the file is damaged or was converted wrongly")  # fmt: skip
+                raise WeightsError(
+                    f"{header.path} has {name} twice, once as {stored.name!r}",
+                    hint="the file is damaged or was converted wrongly",
+                )
             sources[name] = source
     return sources
 

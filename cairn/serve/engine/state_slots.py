@@ -42,13 +42,17 @@ class StateSlots:
         self.planes: list[Planes] = [
             tuple(
                 torch.zeros(
-                    len(group.layers), slots, plane.heads, plane.width,
-                    dtype=plane_type(plane, dtype), device=device,
+                    len(group.layers),
+                    slots,
+                    plane.heads,
+                    plane.width,
+                    dtype=plane_type(plane, dtype),
+                    device=device,
                 )
                 for plane in group.planes
             )
             for group in groups
-        ]  # fmt: skip
+        ]
         self._places = {
             layer: (index, place)
             for index, group in enumerate(groups)

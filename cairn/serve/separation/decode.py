@@ -294,10 +294,15 @@ class DecodeSide:
         tokens = len(one.request.prompt)
         moved = self.memory.bytes_of(tokens, one.start) if why_not is None else 0
         arrival = Arrival(
-            id=str(one.request.id), tokens=tokens, cached=one.start, bytes=moved,
-            waited_s=one.began - one.added, moved_s=now - one.began, why_not=why_not,
+            id=str(one.request.id),
+            tokens=tokens,
+            cached=one.start,
+            bytes=moved,
+            waited_s=one.began - one.added,
+            moved_s=now - one.began,
+            why_not=why_not,
             streamed=one.streamed,
-        )  # fmt: skip
+        )
         self.arrivals.append(arrival)
         if self.on_arrival is not None:
             self.on_arrival(arrival)

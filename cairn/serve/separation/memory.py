@@ -29,8 +29,12 @@ class KVMemory:
     """An engine's pages in reach of `transport`, which must not listen yet."""
 
     def __init__(
-        self, engine: Engine, transport: Transport, staged: bool | None = None, staged_pages: int = STAGED_PAGES
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        transport: Transport,
+        staged: bool | None = None,
+        staged_pages: int = STAGED_PAGES,
+    ) -> None:
         runner = engine.runner
         self._pool = pool = runner.pool
         self._staged = pool.cache.is_cuda if staged is None else staged
@@ -112,9 +116,13 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
             hint="leave out --kv-cache-dtype, or serve a checkpoint that has the scales of its cache",
         )
     contents = Contents(
-        model=identity(runner.model) + _grouping(pool), layers=pool.cache.shape[0], kv_heads=keys.heads,
-        width=pool.cache.shape[-1], latent=pool.cache.shape[1] == 1, dtype=str(pool.cache.dtype).removeprefix("torch."),
-    )  # fmt: skip
+        model=identity(runner.model) + _grouping(pool),
+        layers=pool.cache.shape[0],
+        kv_heads=keys.heads,
+        width=pool.cache.shape[-1],
+        latent=pool.cache.shape[1] == 1,
+        dtype=str(pool.cache.dtype).removeprefix("torch."),
+    )
     return KVLayout(
         contents=contents, page_size=pool.page_size, pages=pages, heads_first=pool.heads_first
     )

@@ -45,9 +45,14 @@ class Separated:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, *, transport: str = "shm", prefill: EngineConfig | None = None,
-        processes: bool = True, threads: int = 1,
-    ) -> Self:  # fmt: skip
+        cls,
+        config: EngineConfig,
+        *,
+        transport: str = "shm",
+        prefill: EngineConfig | None = None,
+        processes: bool = True,
+        threads: int = 1,
+    ) -> Self:
         """Two engines of one model: here the one that decodes. `prefill`: if the other is to differ."""
         other = prefill or config
         side: Prefill

@@ -43,9 +43,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def request(self, params: SamplingParams | None = None) -> Request:
         return Request(
-            self.id, self.prompt, params or self.params, priority=self.priority, salt=self.salt,
+            self.id,
+            self.prompt,
+            params or self.params,
+            priority=self.priority,
+            salt=self.salt,
             eos_ids=self.eos_ids,
-        )  # fmt: skip
+        )
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -234,9 +238,13 @@ class PrefillSide:
 def _handoff(ask: Ask, output: Output, offer: Offer) -> Handoff:
     ledger = output.request.ledger
     return Handoff(
-        ask=ask, first=output.tokens[0], offer=offer, logprobs=output.logprobs[0] if output.logprobs else None,
-        cached=output.request.cached, compute_s=ledger.first_token - ledger.scheduled,
-    )  # fmt: skip
+        ask=ask,
+        first=output.tokens[0],
+        offer=offer,
+        logprobs=output.logprobs[0] if output.logprobs else None,
+        cached=output.request.cached,
+        compute_s=ledger.first_token - ledger.scheduled,
+    )
 
 
 def hold_pages(engine: Engine) -> HoldingBlocks:

@@ -43,8 +43,13 @@ _commands, _reports = msgspec.msgpack.Decoder(Command), msgspec.msgpack.Decoder(
 
 class PrefillProcess:
     def __init__(
-        self, config: EngineConfig, *, transport: str = "shm", staged: bool | None = None, threads: int = 1
-    ) -> None:  # fmt: skip
+        self,
+        config: EngineConfig,
+        *,
+        transport: str = "shm",
+        staged: bool | None = None,
+        threads: int = 1,
+    ) -> None:
         """Loads the model of `config` over there; returns when it is ready."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()

@@ -140,9 +140,10 @@ def message_sizes(rank, world):
 
 @pytest.mark.parametrize("hosts", [None, "011"], ids=["one-host", "two-hosts"])
 @pytest.mark.parametrize(
-    "wrong", [sizes, large_sizes, types, reductions, operations, roots, rows, message_sizes],
+    "wrong",
+    [sizes, large_sizes, types, reductions, operations, roots, rows, message_sizes],
     ids=lambda f: f.__name__,
-)  # fmt: skip
+)
 def test_ranks_that_disagree(store, wrong, hosts):
     found = launch(3, twice, wrong, store=store, hosts=hosts)
     assert len(found) == 3

@@ -34,9 +34,11 @@ def agent():
     """A store that is there already, as torchrun has one: the environment for ranks that use it."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     yield {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": "2",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
+    }
     del store
 
 

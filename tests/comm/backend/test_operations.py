@@ -168,8 +168,11 @@ def gather_and_scatter(draw, rank, world, ours):
 def send_and_receive(draw, rank, world, ours):
     """Everybody sends to everybody before receiving anything, and receives in another order of tags."""
     size = draw.choice(SIZES)
-    out = {(peer, tag): torch.full((size,), 100.0 * rank + 10 * peer + tag) for peer in range(world)
-           for tag in (1, 2)}  # fmt: skip
+    out = {
+        (peer, tag): torch.full((size,), 100.0 * rank + 10 * peer + tag)
+        for peer in range(world)
+        for tag in (1, 2)
+    }
     work = [
         dist.isend(x, peer, group=ours, tag=tag) for (peer, tag), x in out.items() if peer != rank
     ]
@@ -265,9 +268,14 @@ def every_schedule(rank, world, hosts):
                 continue
             settings = Options(host=f"host-{hosts[rank]}", schedule=name)
             ours = dist.new_group(backend="cairn", pg_options=settings)
-            checks = {"all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter,
-                      "all_to_all": all_to_all, "broadcast": broadcast_and_reduce,
-                      "reduce": broadcast_and_reduce}  # fmt: skip
+            checks = {
+                "all_reduce": all_reduce,
+                "all_gather": all_gather,
+                "reduce_scatter": reduce_scatter,
+                "all_to_all": all_to_all,
+                "broadcast": broadcast_and_reduce,
+                "reduce": broadcast_and_reduce,
+            }
             for seed in range(3):
                 checks[collective](random.Random(seed), rank, world, ours)
             dist.destroy_process_group(ours)

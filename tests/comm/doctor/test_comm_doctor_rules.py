@@ -57,9 +57,11 @@ def test_ranks_that_have_forgotten_an_old_collective_are_no_error():
 
 @settings(max_examples=60)
 @given(
-    world=st.integers(3, 12), length=st.integers(1, 20), data=st.data(),
+    world=st.integers(3, 12),
+    length=st.integers(1, 20),
+    data=st.data(),
     change=st.sampled_from([dict(shapes="[[9]]"), dict(op="broadcast"), dict(dtypes="Half")]),
-)  # fmt: skip
+)
 def test_whoever_calls_something_else_is_named(world, length, data, change):
     odd, at = data.draw(st.integers(0, world - 1)), data.draw(st.integers(1, length))
 

@@ -17,9 +17,12 @@ SMALL = topology("rail-2tier", 1024, radix=16, domain=8)
 
 @settings(max_examples=25)
 @given(
-    op=st.sampled_from(COLLECTIVES), power=st.integers(14, 32), nodes=st.sampled_from([2, 3, 16, 40]),
-    over=st.sampled_from([1.0, 4.0]), balance=st.sampled_from(["ecmp", "spread"]),
-)  # fmt: skip
+    op=st.sampled_from(COLLECTIVES),
+    power=st.integers(14, 32),
+    nodes=st.sampled_from([2, 3, 16, 40]),
+    over=st.sampled_from([1.0, 4.0]),
+    balance=st.sampled_from(["ecmp", "spread"]),
+)
 def test_nothing_is_faster_than_its_bytes_and_larger_takes_longer(op, power, nodes, over, balance):
     top = topology(
         "rail-2tier", nodes * 4, domain=4, radix=16, oversubscription=over, balance=balance

@@ -34,10 +34,12 @@ def test_up_and_down_a_tree_nothing_deadlocks_and_no_link_is_too_fast(flows, see
     """Two leaves, one spine: hosts 0..7 up, 8..15 down, leaves up 16 17, down 18 19."""
     dice = np.random.default_rng(seed)
     pairs = [dice.choice(8, 2, replace=False) for _ in range(flows)]
-    paths = np.array([
-        [a, 16 + a // 4, 18 + b // 4, 8 + b] if a // 4 != b // 4 else [a, -1, -1, 8 + b]
-        for a, b in pairs
-    ])  # fmt: skip
+    paths = np.array(
+        [
+            [a, 16 + a // 4, 18 + b // 4, 8 + b] if a // 4 != b // 4 else [a, -1, -1, 8 + b]
+            for a, b in pairs
+        ]
+    )
     size, rate = np.full(flows, 1e6), np.full(20, 50.0)
     story = run_lossless(paths, size, rate)
     assert story.deadlock == ()

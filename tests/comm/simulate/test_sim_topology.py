@@ -11,10 +11,13 @@ from cairn.core.errors import ConfigError
 
 
 @given(
-    nodes=st.integers(2, 3000), radix=st.sampled_from([16, 32, 64]), salt=st.integers(0, 99),
-    balance=st.sampled_from(["ecmp", "spread"]), over=st.sampled_from([1.0, 2.0, 4.0]),
+    nodes=st.integers(2, 3000),
+    radix=st.sampled_from([16, 32, 64]),
+    salt=st.integers(0, 99),
+    balance=st.sampled_from(["ecmp", "spread"]),
+    over=st.sampled_from([1.0, 2.0, 4.0]),
     data=st.data(),
-)  # fmt: skip
+)
 def test_a_route_goes_up_as_far_as_it_must_and_down_to_its_target(
     nodes, radix, salt, balance, over, data
 ):

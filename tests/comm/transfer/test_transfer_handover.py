@@ -168,10 +168,11 @@ def bytes_of(memory: np.ndarray, shard: Shard) -> np.ndarray:
 @st.composite
 def misfortunes(draw):
     faults = Faults(
-        drop=draw(st.sampled_from([0.0, 0.1, 0.4])), duplicate=draw(st.sampled_from([0.0, 0.3])),
+        drop=draw(st.sampled_from([0.0, 0.1, 0.4])),
+        duplicate=draw(st.sampled_from([0.0, 0.3])),
         delay_s=draw(st.sampled_from([(0.0, 0.0), (0.0, 0.5), (0.0, 4.0)])),
         seen_s=draw(st.sampled_from([0.0, 0.5])),
-    )  # fmt: skip
+    )
     names = st.sampled_from(["p0", "p1", "d0", "d1"])
     acts = st.sampled_from(["kill", "freeze", "thaw", "suspect", "withdraw", "cancel"])
     events = draw(st.lists(st.tuples(st.integers(0, 60), acts, names), max_size=4))

@@ -34,8 +34,10 @@ def layout_of(contents: Contents, tp: int, page: int, heads_first: bool) -> KVLa
 
 LARGEST = max(
     layout_of(contents, tp, page, False).region_bytes(0)
-    for contents in CONTENTS.values() for tp in TPS for page in PAGES
-)  # fmt: skip
+    for contents in CONTENTS.values()
+    for tp in TPS
+    for page in PAGES
+)
 
 
 class Cluster(NamedTuple):
@@ -96,10 +98,12 @@ def hand_over(source: KVLayout, target: KVLayout, cluster: Cluster, whole: np.nd
         tickets = {
             taker.read(
                 cluster.givers[leg.source_rank].name,
-                f"{REGION}{leg.source_rank}", f"{REGION}{rank}", leg.runs,
+                f"{REGION}{leg.source_rank}",
+                f"{REGION}{rank}",
+                leg.runs,
             )
             for leg in plan.to_rank(rank)
-        }  # fmt: skip
+        }
         settle(taker, tickets)
     for rank, (got, wanted) in enumerate(zip(theirs, expected, strict=True)):
         assert np.array_equal(got, wanted), (source.words(), target.words(), rank)

@@ -28,9 +28,13 @@ def carry_out(plan: Plan, sources: list[np.ndarray], targets: list[np.ndarray]) 
 def contents(draw) -> Contents:
     latent = draw(st.booleans())
     return Contents(
-        model="m", layers=draw(st.integers(1, 5)), kv_heads=1 if latent else draw(st.sampled_from([1, 2, 4, 6])),
-        width=draw(st.integers(1, 5)), latent=latent, dtype=draw(st.sampled_from(["float32", "bfloat16", "uint8"])),
-    )  # fmt: skip
+        model="m",
+        layers=draw(st.integers(1, 5)),
+        kv_heads=1 if latent else draw(st.sampled_from([1, 2, 4, 6])),
+        width=draw(st.integers(1, 5)),
+        latent=latent,
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "uint8"])),
+    )
 
 
 @st.composite
@@ -40,10 +44,15 @@ def layouts(draw, of: Contents, tokens: int) -> tuple[KVLayout, list[int]]:
     size = draw(st.integers(1, 9))
     needed = -(-tokens // size)
     layout = KVLayout(
-        contents=of, page_size=size, pages=needed + draw(st.integers(0, 4)), tp=draw(st.sampled_from(tps)),
-        pp=draw(st.integers(1, of.layers)), heads_first=draw(st.booleans()),
-        page_outermost=draw(st.booleans()), page_gap_bytes=draw(st.sampled_from([0, 0, 8])),
-    )  # fmt: skip
+        contents=of,
+        page_size=size,
+        pages=needed + draw(st.integers(0, 4)),
+        tp=draw(st.sampled_from(tps)),
+        pp=draw(st.integers(1, of.layers)),
+        heads_first=draw(st.booleans()),
+        page_outermost=draw(st.booleans()),
+        page_gap_bytes=draw(st.sampled_from([0, 0, 8])),
+    )
     return layout, draw(st.permutations(range(layout.pages)))[:needed]
 
 
@@ -118,9 +127,10 @@ def least_busiest(held: list[Shard], wanted: list[Shard]) -> float:
         cell = (p1 - p0) * (t1 - t0) * (c1 - c0) * shard.itemsize
         for layer, head in itertools.product(range(l0, l1), range(h0, h1)):
             holders = frozenset(
-                one.rank for one in held
+                one.rank
+                for one in held
                 if one.box[0][0] <= layer < one.box[0][1] and one.box[3][0] <= head < one.box[3][1]
-            )  # fmt: skip
+            )
             only[holders] += cell
     return max((total / len(ranks) for ranks, total in only.items()), default=0.0)
 
@@ -187,8 +197,9 @@ def test_bad_tables_and_shapes_are_refused():
 
 @given(
     read=st.sampled_from(["float32", "float16", "bfloat16"]),
-    write=st.sampled_from(["float32", "float16", "bfloat16"]), seed=st.integers(0, 99),
-)  # fmt: skip
+    write=st.sampled_from(["float32", "float16", "bfloat16"]),
+    seed=st.integers(0, 99),
+)
 def test_other_number_types_are_converted_on_arrival(read, write, seed):
     import torch
 
@@ -236,9 +247,12 @@ def test_eight_bit_types_are_not_converted():
 
 
 @given(
-    size=st.integers(1, 3000), unit=st.sampled_from([1, 4, 64, 256]), count=st.integers(0, 40),
-    mixed=st.sampled_from([0.0, 0.3]), seed=st.integers(0, 9),
-)  # fmt: skip
+    size=st.integers(1, 3000),
+    unit=st.sampled_from([1, 4, 64, 256]),
+    count=st.integers(0, 40),
+    mixed=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 9),
+)
 def test_both_ways_of_copying_agree(size, unit, count, mixed, seed):
     rng = np.random.default_rng(seed)
     size = max(1, size // unit) * unit

@@ -39,8 +39,11 @@ def child(kind: str, role: str) -> Iterator[subprocess.Popen[str]]:
     make_end(kind, "probe").close()  # skips here, where a reason can be given
     process = subprocess.Popen(
         [sys.executable, str(CHILD), kind, role],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHILD.parents[1],
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=CHILD.parents[1],
+    )
     try:
         yield process
     finally:

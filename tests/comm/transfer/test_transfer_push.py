@@ -38,10 +38,15 @@ def test_fresh_weights_are_written_from_a_trainer_to_a_server(kind):
         plan = make_plan(
             [s for one in held for s in one.shards], [s for one in wanted for s in one.shards]
         )
-        settle(trainer, {
-            trainer.write(peer, f"{REGION}{leg.source_rank}", f"{REGION}{leg.target_rank}", leg.runs)
-            for leg in plan.legs
-        })  # fmt: skip
+        settle(
+            trainer,
+            {
+                trainer.write(
+                    peer, f"{REGION}{leg.source_rank}", f"{REGION}{leg.target_rank}", leg.runs
+                )
+                for leg in plan.legs
+            },
+        )
         for memory, one in zip(targets, wanted, strict=True):
             expected = np.zeros_like(memory)
             fill(expected, one.shards, whole)

@@ -65,10 +65,15 @@ def layouts(whole: dict[str, np.ndarray], ranks: int, kind: str) -> list[Packed]
         ]
     if kind == "zero":
         return [
-            of_rank(rank, {name: flat_boxes(shape, *_stretch(math.prod(shape), rank, ranks))
-                           for name, shape in shapes.items()})
+            of_rank(
+                rank,
+                {
+                    name: flat_boxes(shape, *_stretch(math.prod(shape), rank, ranks))
+                    for name, shape in shapes.items()
+                },
+            )
             for rank in range(ranks)
-        ]  # fmt: skip
+        ]
     if kind == "replicas":
         return [
             of_rank(rank, {name: [cut_of(s, None)] for name, s in shapes.items()})
@@ -147,8 +152,9 @@ def test_a_safetensors_file_is_a_rank_that_holds_everything(tmp_path):
 
 
 @given(
-    shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), ends=st.tuples(st.integers(0, 700), st.integers(0, 700)),
-)  # fmt: skip
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    ends=st.tuples(st.integers(0, 700), st.integers(0, 700)),
+)
 def test_a_stretch_of_elements_as_rectangles(shape, ends):
     start, stop = sorted(ends)
     marks = np.zeros(shape, int)

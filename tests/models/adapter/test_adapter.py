@@ -26,12 +26,16 @@ CASES = {
     "rslora": AdapterSpec(rank=5, alpha=6, rslora=True, targets=("q_proj", "down_proj")),
     "dora": AdapterSpec(rank=3, alpha=12, dora=True),
     "patterns": AdapterSpec(
-        rank=2, alpha=4, targets=("o_proj", "q_proj", "v_proj"), ranks={"layers.1.self_attn.q_proj": 6},
-        alphas={"v_proj": 1.0}, layers=(1, 2),
+        rank=2,
+        alpha=4,
+        targets=("o_proj", "q_proj", "v_proj"),
+        ranks={"layers.1.self_attn.q_proj": 6},
+        alphas={"v_proj": 1.0},
+        layers=(1, 2),
     ),
     "regex": AdapterSpec(rank=2, alpha=4, targets=r".*layers\.(0|2)\.mlp\.(up|gate)_proj"),
     "head": AdapterSpec(rank=2, alpha=4, targets=("lm_head", "embed_tokens", "k_proj")),
-}  # fmt: skip
+}
 
 
 def loaded(family, fused=False):

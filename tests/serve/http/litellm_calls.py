@@ -43,20 +43,29 @@ def main(url: str) -> dict[str, object]:
     embedded = litellm.embedding(model="openai/tiny", input=["Once", "upon"], **there)
     found["embedding"] = [one["embedding"] for one in embedded.data]
     call = litellm.completion(
-        **chat | {"max_tokens": 200}, tools=[TOOL],
+        **chat | {"max_tokens": 200},
+        tools=[TOOL],
         tool_choice={"type": "function", "function": {"name": "weather"}},
-    )  # fmt: skip
+    )
     function = call.choices[0].message.tool_calls[0].function
     found["call"] = [function.name, json.loads(function.arguments)]
     answer = litellm.responses(
-        model="openai/tiny", input="Once upon a time", temperature=0, max_output_tokens=12,
-        api_base=f"{url}/v1", api_key="sk-test",
-    )  # fmt: skip
+        model="openai/tiny",
+        input="Once upon a time",
+        temperature=0,
+        max_output_tokens=12,
+        api_base=f"{url}/v1",
+        api_key="sk-test",
+    )
     found["responses"] = answer.output[0].content[0].text
     message = litellm.completion(
-        model="anthropic/tiny", messages=MESSAGES, temperature=0, max_tokens=12,
-        api_base=f"{url}/v1/messages", api_key="sk-test",
-    )  # fmt: skip
+        model="anthropic/tiny",
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=12,
+        api_base=f"{url}/v1/messages",
+        api_key="sk-test",
+    )
     found["anthropic"] = message.choices[0].message.content
     try:
         litellm.completion(**chat | {"model": "openai/other"})

@@ -75,9 +75,14 @@ def reads_for(seconds: float) -> httpx.Timeout:
 class Live:
     def __init__(self, folder: Path, keys: Keys, more: More = (), **settings: Any) -> None:
         defaults: dict[str, Any] = dict(
-            dtype="float32", device="cpu", num_gpu_blocks_override=256, max_num_seqs=8, port=0,
-            served_model_name=["tiny"], drain_timeout=10.0,
-        )  # fmt: skip
+            dtype="float32",
+            device="cpu",
+            num_gpu_blocks_override=256,
+            max_num_seqs=8,
+            port=0,
+            served_model_name=["tiny"],
+            drain_timeout=10.0,
+        )
         config = ServerConfig(model=str(folder), **(defaults | settings))
         self.asked: list[int] = []
         self.gate = threading.Event()

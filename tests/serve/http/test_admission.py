@@ -111,10 +111,13 @@ def test_progress_counts_only_while_there_is_work(clock):
 @pytest.mark.parametrize(
     ("dead", "restarting", "draining", "status"),
     [
-        (None, None, False, "ok"), (None, None, True, "draining"), (None, "SIGKILL", False, "starting"),
-        (None, "SIGKILL", True, "starting"), ("gone", "SIGKILL", False, "dead"),
+        (None, None, False, "ok"),
+        (None, None, True, "draining"),
+        (None, "SIGKILL", False, "starting"),
+        (None, "SIGKILL", True, "starting"),
+        ("gone", "SIGKILL", False, "dead"),
     ],
-)  # fmt: skip
+)
 def test_a_server_whose_engine_is_away_is_not_well(clock, dead, restarting, draining, status):
     verdict = Progress(5.0, clock).verdict(Stats(), False, dead, restarting, draining)
     assert verdict.status == status

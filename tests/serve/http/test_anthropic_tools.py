@@ -101,11 +101,15 @@ def test_calls_and_results_go_back(agent, client):
         "role": "user",
         "content": [
             {"type": "tool_result", "tool_use_id": use.id, "content": "rain"},
-            {"type": "tool_result", "tool_use_id": use.id, "is_error": True,
-             "content": [{"type": "text", "text": "no wind"}]},
+            {
+                "type": "tool_result",
+                "tool_use_id": use.id,
+                "is_error": True,
+                "content": [{"type": "text", "text": "no wind"}],
+            },
             {"type": "text", "text": "And now?"},
         ],
-    }  # fmt: skip
+    }
     asked = WITH_TOOLS | {"messages": [*MESSAGES, said, results]}
     with scripted(agent, "Rain."):
         assert both_ways(client, **asked) == ([("text", "Rain.")], "end_turn")

@@ -25,8 +25,13 @@ URL = "/v1/chat/completions"
 
 
 def line(name: str, text: str = "Hi", **more) -> dict:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 4,
-            "temperature": 0, **more}  # fmt: skip
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 4,
+        "temperature": 0,
+        **more,
+    }
     return {"custom_id": name, "method": "POST", "url": URL, "body": body}
 
 
@@ -183,9 +188,16 @@ def test_a_line_without_room_is_tried_again_and_a_window_ends(tmp_path, monkeypa
         return batch, files.data_path(batch.output_file_id).read_text()
 
     batch, output = asyncio.run(run())
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.total) == ("expired", 1, 3)  # fmt: skip
-    assert json.loads(output)["response"] == {"status_code": 200, "request_id": json.loads(output)["id"],
-                                              "body": {"said": 1}}  # fmt: skip
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.total) == (
+        "expired",
+        1,
+        3,
+    )
+    assert json.loads(output)["response"] == {
+        "status_code": 200,
+        "request_id": json.loads(output)["id"],
+        "body": {"said": 1},
+    }
     assert asked == ["first"] * 3 + ["late"]
 
 
@@ -231,8 +243,10 @@ def test_an_input_file_that_is_none(content, said):
         read_lines(content, URL)
 
 
-@given(st.dictionaries(st.sampled_from(["file", "purpose", "é"]), st.binary(max_size=40), min_size=1),
-       st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=9))  # fmt: skip
+@given(
+    st.dictionaries(st.sampled_from(["file", "purpose", "é"]), st.binary(max_size=40), min_size=1),
+    st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=9),
+)
 def test_forms_of_a_real_client_are_read(fields, filename):
     """httpx writes them."""
     files = {name: (filename, content) for name, content in fields.items()}

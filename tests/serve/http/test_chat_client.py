@@ -50,8 +50,10 @@ def test_here_and_behind_a_server_the_answer_is_the_same(server, local):
         assert text_of(near) == text_of(far) == reference.choices[0].message.content
         assert near[-1] == far[-1]
         assert far[-1] == Ending(
-            reference.choices[0].finish_reason, reference.usage.prompt_tokens, reference.usage.completion_tokens
-        )  # fmt: skip
+            reference.choices[0].finish_reason,
+            reference.usage.prompt_tokens,
+            reference.usage.completion_tokens,
+        )
     at_rest(local)
 
 

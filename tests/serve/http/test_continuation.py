@@ -10,8 +10,13 @@ import pytest
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.router import Router
 
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "tell me"}], "max_tokens": 14,
-        "temperature": 0, "stream": True}  # fmt: skip
+CHAT = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "tell me"}],
+    "max_tokens": 14,
+    "temperature": 0,
+    "stream": True,
+}
 TEXT = {"model": "tiny", "prompt": "once upon", "max_tokens": 14, "temperature": 0, "stream": True}
 CASES = {
     "chat": ("/v1/chat/completions", CHAT),

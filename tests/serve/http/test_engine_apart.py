@@ -80,8 +80,9 @@ def test_the_prompts_ids_are_said_once(apart):
     for index, choices in found.items():
         assert sum(len(choice["token_ids"]) for choice in choices) == 20
         assert [choice.get("prompt_token_ids") for choice in choices] == [
-            prompts[index], *[None] * (len(choices) - 1)
-        ]  # fmt: skip
+            prompts[index],
+            *[None] * (len(choices) - 1),
+        ]
 
 
 def test_every_open_stream_ends_once_when_the_engine_dies(apart):

@@ -68,8 +68,11 @@ def test_no_update_is_lost_between_the_engines_thread_and_the_loop():
     async def main():
         waker = LoopWaker(asyncio.get_running_loop())
         readers = [AnswerReader(waker), AnswerReader(waker)]
-        jobs = [job(0, most, readers[0].on_update), job(1, most, readers[0].on_update),
-                job(0, most, readers[1].on_update)]  # fmt: skip
+        jobs = [
+            job(0, most, readers[0].on_update),
+            job(1, most, readers[0].on_update),
+            job(0, most, readers[1].on_update),
+        ]
 
         def engine():
             for token in range(most):
@@ -225,9 +228,11 @@ def test_both_of_uvicorns_protocols_stream_alike(tiny_folder, implementation, mo
 def test_straight_to_the_socket_or_through_other_layers_is_the_same(tiny_folder, server, path):
     """With CORS there is something between an endpoint and its socket."""
     body = dict(max_tokens=60, temperature=0, stream=True, n=2, ignore_eos=True)
-    body |= {"prompt": "Once"} if path == "/v1/completions" else {
-        "messages": [{"role": "user", "content": "Once"}]
-    }  # fmt: skip
+    body |= (
+        {"prompt": "Once"}
+        if path == "/v1/completions"
+        else {"messages": [{"role": "user", "content": "Once"}]}
+    )
     with live_server.live(tiny_folder, cors_origins=["http://page"]) as other:
         said = [_texts(each.http, path, body) for each in (server, other)]
     assert said[0] == said[1]

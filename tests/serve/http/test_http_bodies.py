@@ -65,16 +65,25 @@ wrong_field = st.one_of(
     st.tuples(st.sampled_from(WHOLE), no_whole),
     st.tuples(st.sampled_from(FLAGS), no_flag),
     st.tuples(st.sampled_from(["stop", "prompt", "messages", "tokens"]), no_text),
-    st.tuples(st.just("logit_bias"), st.sampled_from([1, True, [{}], {"x": 1}, {"1": 1e9}, {"-1": 1}])),
-    st.tuples(st.just("stop_token_ids"), st.one_of(st.just([-1]), st.just("1"), st.just([2**40]), st.just([1.5]))),
+    st.tuples(
+        st.just("logit_bias"), st.sampled_from([1, True, [{}], {"x": 1}, {"1": 1e9}, {"-1": 1}])
+    ),
+    st.tuples(
+        st.just("stop_token_ids"),
+        st.one_of(st.just([-1]), st.just("1"), st.just([2**40]), st.just([1.5])),
+    ),
     st.tuples(st.just("model"), st.one_of(st.integers(), st.just("another"), st.just([]))),
     st.tuples(st.just("max_tokens"), st.one_of(no_whole, st.just(10**6), st.just(-1))),
-)  # fmt: skip
+)
 anything = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 no_object = anything.filter(lambda value: not isinstance(value, dict)).map(
     lambda value: json.dumps(value).encode()
 )
@@ -152,12 +161,14 @@ def _nested(depth):
     [
         ({"prompt": "a", "n": 500}, "n is 500; it has to be a whole number between 1 and 128"),
         ({"prompt": "a", "stream": 1}, "stream is 1; it has to be true or false"),
-        ({"prompt": "a", "stream_options": {"include_usage": 3}},
-         "stream_options.include_usage is 3; it has to be true or false"),
+        (
+            {"prompt": "a", "stream_options": {"include_usage": 3}},
+            "stream_options.include_usage is 3; it has to be true or false",
+        ),
         ({"prompt": "a", "stop": ["x", 2]}, "stop[1] is 2; it has to be text"),
         ({}, "prompt is missing"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_explained_in_a_sentence(body, said):
     with pytest.raises(Refusal) as refused:
         decode(json.dumps(body).encode(), CompletionRequest)

@@ -217,8 +217,12 @@ class Pictures:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    moves: ClassVar = {"/moved": "/a.png", "/inside": "http://inside.example/", "/round": "/round",
-                       "/astray": "http://[x"}  # fmt: skip
+    moves: ClassVar = {
+        "/moved": "/a.png",
+        "/inside": "http://inside.example/",
+        "/round": "/round",
+        "/astray": "http://[x",
+    }
 
     def do_GET(self) -> None:
         if self.path in self.moves:

@@ -114,8 +114,11 @@ def test_a_client_that_never_reads_costs_no_memory_and_slows_nobody_down(deaf):
     most, job = 0, exchange.jobs[0]
     while not job.answer.finished:
         most = max(most, transport.get_write_buffer_size())
-        answer = httpx.post(f"{server.url}/v1/completions", timeout=30,
-                            json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True})  # fmt: skip
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            timeout=30,
+            json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True},
+        )
         assert answer.json()["usage"]["completion_tokens"] == 4
     most = max(most, transport.get_write_buffer_size())
     assert (

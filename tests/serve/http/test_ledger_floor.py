@@ -34,17 +34,26 @@ def measured(value, unit="FLOP/s"):
 def ceilings(**rates):
     nobody = Identity(cpu=None, threads=None, gpus=[], driver=None, torch=None)
     return Ceilings(
-        measured_at="now", quick=True, identity=nobody, device="cpu", device_name="my chip",
-        copy=measured(1e9, "B/s"), matmul={name: measured(rate) for name, rate in rates.items()},
-    )  # fmt: skip
+        measured_at="now",
+        quick=True,
+        identity=nobody,
+        device="cpu",
+        device_name="my chip",
+        copy=measured(1e9, "B/s"),
+        matmul={name: measured(rate) for name, rate in rates.items()},
+    )
 
 
 def facts(weight_bytes=4.0, ranks=1, **more):
     own = dict(
-        device="cpu", device_name="my chip", dtype="float32", weights_bytes=int(weight_bytes * SPEC.parameters()),
+        device="cpu",
+        device_name="my chip",
+        dtype="float32",
+        weights_bytes=int(weight_bytes * SPEC.parameters()),
         read_bytes=int(weight_bytes * SPEC.matmul_parameters() / ranks),
-        kv_bytes_per_token=cache_bytes_per_token(SPEC, 4) / ranks, ranks=ranks,
-    )  # fmt: skip
+        kv_bytes_per_token=cache_bytes_per_token(SPEC, 4) / ranks,
+        ranks=ranks,
+    )
     return Facts(**(own | more))
 
 

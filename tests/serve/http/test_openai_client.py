@@ -86,10 +86,14 @@ def test_usage_in_every_chunk(server):
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
         server.client.completions.create(
-            model="tiny", prompt="Hi", max_tokens=5, stream=True, stream_options=options,
+            model="tiny",
+            prompt="Hi",
+            max_tokens=5,
+            stream=True,
+            stream_options=options,
             extra_body={"ignore_eos": True},
         )
-    )  # fmt: skip
+    )
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == 5
@@ -369,8 +373,11 @@ def test_responses_that_are_kept(tiny_folder):
         first = ann.create(input="Once", **asked)
         assert ann.retrieve(first.id).output_text == first.output_text
         second = ann.create(input="Twice", previous_response_id=first.id, **asked)
-        said = [{"role": "user", "content": "Once"}, {"role": "assistant", "content": first.output_text},
-                {"role": "user", "content": "Twice"}]  # fmt: skip
+        said = [
+            {"role": "user", "content": "Once"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "Twice"},
+        ]
         assert second.output_text == ann.create(input=said, store=False, **asked).output_text
         assert second.usage.input_tokens > first.usage.input_tokens
         with pytest.raises(openai.NotFoundError):  # another key's

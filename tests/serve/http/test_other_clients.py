@@ -18,8 +18,12 @@ import pytest
 CALLS = Path(__file__).with_name("litellm_calls.py")
 LOAD_TOOL = os.environ.get("CAIRN_VLLM_BENCH") or shutil.which("vllm-rs")
 # Whatever wants to leave this machine fails at once.
-ALONE = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1",
-         "HF_HUB_OFFLINE": "1"}  # fmt: skip
+ALONE = {
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def run(*words):
@@ -33,8 +37,12 @@ def run(*words):
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm")
 def test_litellm(agent):
     found = json.loads(run(sys.executable, str(CALLS), agent.url).splitlines()[-1])
-    asked = dict(model="tiny", messages=[{"role": "user", "content": "Once upon a time"}],
-                 temperature=0, max_tokens=12)  # fmt: skip
+    asked = dict(
+        model="tiny",
+        messages=[{"role": "user", "content": "Once upon a time"}],
+        temperature=0,
+        max_tokens=12,
+    )
     whole = agent.client.chat.completions.create(**asked)
     text = whole.choices[0].message.content
     assert found["chat"] == found["stream"] == found["responses"] == found["anthropic"] == text
@@ -83,8 +91,12 @@ def test_ollamas_client(agent):
         assert (whole.eval_count, whole.done_reason) == (8, "length")
         pieces = client.chat("tiny", said, options=greedy, stream=True)
         assert "".join(piece.message.content for piece in pieces) == whole.message.content
-        shape = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
-                 "additionalProperties": False}  # fmt: skip
+        shape = {
+            "type": "object",
+            "properties": {"a": {"enum": [1]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
         assert json.loads(client.chat("tiny", said, format=shape).message.content) == {"a": 1}
         with live_server.scripted(agent, " 1"):
             assert client.generate("tiny", "x =", suffix="\n").response == " 1"

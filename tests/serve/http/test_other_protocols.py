@@ -146,8 +146,10 @@ def test_chat_whole_and_streamed(server):
 
 def test_generate_with_the_template_and_raw(server):
     body = {"model": "tiny", "prompt": "Once", "options": {"temperature": 0, "num_predict": 12}}
-    chat = server.http.post("/api/chat", json={k: v for k, v in body.items() if k != "prompt"}
-                            | {"messages": SAID, "stream": False}).json()  # fmt: skip
+    chat = server.http.post(
+        "/api/chat",
+        json={k: v for k, v in body.items() if k != "prompt"} | {"messages": SAID, "stream": False},
+    ).json()
     templated = server.http.post("/api/generate", json=body | {"stream": False}).json()
     assert templated["response"] == chat["message"]["content"]
     raw = lines(server.http.post("/api/generate", json=body | {"raw": True}).text)
@@ -158,8 +160,12 @@ def test_generate_with_the_template_and_raw(server):
 
 
 def test_formats(server):
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
-              "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     body = {"model": "tiny", "messages": SAID, "format": schema, "stream": False}
     assert json.loads(server.http.post("/api/chat", json=body).json()["message"]["content"])[
         "a"

@@ -108,9 +108,12 @@ def test_calls_and_results_go_back(agent):
     calls = [item for item in first.output if item.type == "function_call"]
     results = [
         {"type": "function_call_output", "call_id": calls[0].call_id, "output": "rain"},
-        {"type": "function_call_output", "call_id": calls[1].call_id,
-         "output": [{"type": "input_text", "text": "noon"}]},
-    ]  # fmt: skip
+        {
+            "type": "function_call_output",
+            "call_id": calls[1].call_id,
+            "output": [{"type": "input_text", "text": "noon"}],
+        },
+    ]
     given = [{"role": "user", "content": "Weather?"}, *first.output, *results]
     developer = {"type": "message", "role": "developer", "content": "Be kind."}
     with scripted(agent, "Rain."):

@@ -112,10 +112,14 @@ def test_usage_grows_with_every_chunk_of_a_chat(server):
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
         server.client.chat.completions.create(
-            model="tiny", messages=MESSAGES, max_tokens=5, stream=True, stream_options=options,
+            model="tiny",
+            messages=MESSAGES,
+            max_tokens=5,
+            stream=True,
+            stream_options=options,
             extra_body={"ignore_eos": True},
         )
-    )  # fmt: skip
+    )
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == 5

@@ -12,10 +12,13 @@ from live_server import AGENT, live, make_folder, scripted
 MESSAGES = [{"role": "user", "content": "Weather?"}]
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {
+        "city": {"enum": ["Oslo", "Rome"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "?", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "now"}},
@@ -189,9 +192,10 @@ def test_a_call_goes_back_with_its_result(agent):
     said = {"role": "assistant", "tool_calls": [message.tool_calls[0].model_dump()]}
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
     answer = agent.client.chat.completions.create(
-        **(ASKED | {"messages": [*MESSAGES, message, result, said, result]}), max_tokens=1,
+        **(ASKED | {"messages": [*MESSAGES, message, result, said, result]}),
+        max_tokens=1,
         extra_body={"return_token_ids": True},
-    )  # fmt: skip
+    )
     prompt = agent.service.tokenizer.decode(answer.prompt_token_ids, skip_special=False)
     assert '"arguments": {"city": "Oslo", "days": 2}}</tool_call>' in prompt  # no text in a text
     assert "None" not in prompt

@@ -78,8 +78,11 @@ def test_no_token_is_lost_or_doubled_when_documents_are_cut(lengths, capacity):
 
 
 def test_a_document_longer_than_the_context_is_refused_with_its_number():
-    with pytest.raises(DataError, match=r"2 of 4 documents are longer than a sequence of 8 .* "
-                       r"document 3, has 12") as refused:  # fmt: skip
+    with pytest.raises(
+        DataError,
+        match=r"2 of 4 documents are longer than a sequence of 8 .* "
+        r"document 3, has 12",
+    ) as refused:
         plan_best_fit([8, 9, 1, 12], 8)
     assert "data.sequence to 12" in (refused.value.hint or "")
 

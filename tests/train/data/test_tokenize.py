@@ -247,8 +247,11 @@ def test_workers_leave_when_their_parent_is_killed():
     # It returns when the last process that holds its output has gone, so a worker that stays is seen.
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert ended.returncode == -signal.SIGKILL
     assert ended.stdout == "0\n"
 
@@ -257,12 +260,17 @@ def test_chats_become_a_store_with_masks_whatever_the_workers(tmp_path):
     chats = [chat(0, number) for number in range(300)]
     file = put(tmp_path / "a.jsonl", "\n".join(json.dumps({"messages": c}) for c in chats))
     sharegpt = [
-        {"conversations": [
-            {"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]), "value": m["content"]}
-            for m in c
-        ]}
+        {
+            "conversations": [
+                {
+                    "from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]),
+                    "value": m["content"],
+                }
+                for m in c
+            ]
+        }
         for c in chats
-    ]  # fmt: skip
+    ]
     other = put(tmp_path / "b.jsonl", "\n".join(map(json.dumps, sharegpt)))
     done = tokenize_chats(find_files([file]), BYTES, tmp_path / "s", workers=1)
     for path, workers in ((file, 2), (other, 1)):
@@ -286,8 +294,9 @@ def test_chats_become_a_store_with_masks_whatever_the_workers(tmp_path):
 def test_pairs_are_chats_too():
     messages = read_chat(b'{"instruction": "Add", "input": "1 2", "output": "3"}', "x").messages
     assert messages == [
-        {"role": "user", "content": "Add\n\n1 2"}, {"role": "assistant", "content": "3"},
-    ]  # fmt: skip
+        {"role": "user", "content": "Add\n\n1 2"},
+        {"role": "assistant", "content": "3"},
+    ]
     assert read_chat(b'{"question": "q", "answer": "a"}', "x").messages[1]["content"] == "a"
     with_system = b'{"conversations": [{"from": "human", "value": "x"}], "system": "s"}'
     assert read_chat(with_system, "x").messages[0] == {"role": "system", "content": "s"}

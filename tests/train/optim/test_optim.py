@@ -86,8 +86,10 @@ def test_eight_bits_are_off_by_half_a_step_at_most(rows, columns, exponent, seed
 
 
 def test_eight_bits_learn_like_32():
-    runs = [losses(steps(state_of(recipe(optim=Optim(lr=3e-3, states=kind))), 20))
-            for kind in ("float32", "int8")]  # fmt: skip
+    runs = [
+        losses(steps(state_of(recipe(optim=Optim(lr=3e-3, states=kind))), 20))
+        for kind in ("float32", "int8")
+    ]
     assert runs[1] == pytest.approx(runs[0], abs=0.02)
     assert runs[0] != runs[1]
 

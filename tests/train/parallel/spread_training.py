@@ -93,8 +93,10 @@ def assert_same(traces: list[Trace], expected: Trace, tolerance: float = 1e-5) -
                 error = abs(mine - theirs) / max(1.0, abs(theirs))
                 assert error < tolerance, f"rank {rank} {key} of step {step}: {mine}, not {theirs}"
     for key in ("gradients", "weights"):
-        seen = {name: torch.zeros(shape, dtype=torch.bool)
-                for name, (_, shape, _) in expected[key].items()}  # fmt: skip
+        seen = {
+            name: torch.zeros(shape, dtype=torch.bool)
+            for name, (_, shape, _) in expected[key].items()
+        }
         for rank, trace in enumerate(traces):
             for name, (part, shape, offsets) in trace[key].items():
                 whole, expected_shape, _ = expected[key][name]

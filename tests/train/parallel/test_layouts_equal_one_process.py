@@ -19,8 +19,13 @@ def expected(spec, per_step, tokens):
 
 
 def check(
-    spec, layout, options=Strategy(), tokens=16, recompute="none", fused=False,  # noqa: B008
-):  # fmt: skip
+    spec,
+    layout,
+    options=Strategy(),  # noqa: B008
+    tokens=16,
+    recompute="none",
+    fused=False,
+):
     per_step = PER_STEP if layout.pp > 1 else 2 * layout.data_ranks()
     traces = run_ranks(
         layout.world(), one_rank, spec, layout, options, STEPS, per_step, tokens, recompute, fused
@@ -129,11 +134,14 @@ def test_recomputing_changes_nothing(recompute, layout, options):
             UNTIED, Layout(fsdp=2, tp=2), Strategy(sequence_parallel=True), "norms", id="fsdp-tp-sp"
         ),
         pytest.param(
-            TIED, Layout(dp=2, pp=2, tp=2), Strategy(order="zb-h1", sequence_parallel=True), "none",
+            TIED,
+            Layout(dp=2, pp=2, tp=2),
+            Strategy(order="zb-h1", sequence_parallel=True),
+            "none",
             id="dp-pp-tp-sp",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_fused_form_on_many_ranks(spec, layout, options, recompute):
     """Larger operations with a backward of their own, beside one process that knows none of them."""
     check(spec, layout, options, recompute=recompute, fused=True)

@@ -113,11 +113,16 @@ def test_blocks_add_up_to_attention(lengths, window, softcap, width):
     expected.backward(g)
     documents_T = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     starts = range(0, tokens, width)
-    chunks = [Chunk.of(i, s, documents_T[s : s + width], torch.device("cpu"))
-              for i, s in enumerate(starts)]  # fmt: skip
+    chunks = [
+        Chunk.of(i, s, documents_T[s : s + width], torch.device("cpu"))
+        for i, s in enumerate(starts)
+    ]
     spans = [slice(s, min(s + width, tokens)) for s in starts]
-    meetings = [(x, y, block_of(a, b, window)) for a, x in zip(chunks, spans, strict=True)
-                for b, y in zip(chunks, spans, strict=True)]  # fmt: skip
+    meetings = [
+        (x, y, block_of(a, b, window))
+        for a, x in zip(chunks, spans, strict=True)
+        for b, y in zip(chunks, spans, strict=True)
+    ]
     blocks = [(moved(x, b.rows), moved(y, b.keys), b) for x, y, b in meetings if b is not None]
     out, lse = torch.zeros_like(q), torch.full(q.shape[:2], float("-inf"))
     for rows, keys, block in blocks:
@@ -410,9 +415,13 @@ def test_the_bias_chooses_but_never_weighs():
 
 def after_muon(parallel, spec):
     optimizer = make_optimizer(
-        parallel.parameters(), Optim(kind="muon", lr=0.02), False, 0, parallel.named_state,
+        parallel.parameters(),
+        Optim(kind="muon", lr=0.02),
+        False,
+        0,
+        parallel.named_state,
         parallel.matrices(),
-    )  # fmt: skip
+    )
     every = batches(spec, 0, 4)
     each = len(every) // parallel.data_ranks
     mine = every[parallel.data_rank * each :][:each]
@@ -425,8 +434,10 @@ def after_muon(parallel, spec):
 
 def muon_on_ranks(rank, world, spec):
     forms = [(Layout(dp=2, tp=2), Strategy(zero=1)), (Layout(dp=2, fsdp=2), Strategy())]
-    return [after_muon(parallelize(spec, Mesh.join(layout), options, seed=SEED), spec)
-            for layout, options in forms]  # fmt: skip
+    return [
+        after_muon(parallelize(spec, Mesh.join(layout), options, seed=SEED), spec)
+        for layout, options in forms
+    ]
 
 
 def test_muon_puts_matrices_together_that_ranks_have_parts_of():

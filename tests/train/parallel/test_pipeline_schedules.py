@@ -75,9 +75,14 @@ def test_messages_match_and_never_block(name, p, m, v, frozen):
             if isinstance(op, Message) and op.way == "receive":
                 chunk = plan.holder(op.stage)[1]
                 kinds = ("F",) if op.what == "F" else ("B", "I")
-                use = next(i for i, a in enumerate(todo) if isinstance(a, Action)
-                           and a.kind in kinds and a.chunk == chunk
-                           and a.microbatch == op.microbatch)  # fmt: skip
+                use = next(
+                    i
+                    for i, a in enumerate(todo)
+                    if isinstance(a, Action)
+                    and a.kind in kinds
+                    and a.chunk == chunk
+                    and a.microbatch == op.microbatch
+                )
                 assert at < use
 
 

@@ -193,7 +193,9 @@ def _joined(parts: list[Any], where: str) -> str:
         text = part.get("text") if kind in TEXT_PARTS else part if isinstance(part, str) else None
         if not isinstance(text, str):
             shown = repr(kind) if kind is not None else type(part).__name__
-            raise RequestError(f"{where}[{at}] is a part of type {shown[:60]}",
-                               hint='this model reads text only: {"type": "text", "text": "..."}')  # fmt: skip
+            raise RequestError(
+                f"{where}[{at}] is a part of type {shown[:60]}",
+                hint='this model reads text only: {"type": "text", "text": "..."}',
+            )
         texts.append(text)
     return "\n".join(texts)

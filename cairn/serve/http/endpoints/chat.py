@@ -89,8 +89,13 @@ class ChatReply:
             if self.asked.return_token_ids:
                 choice.token_ids = done.token_ids
             choices.append(choice)
-        whole = ChatCompletion(id=self.id, created=self.created, model=self.model, choices=choices,
-                               usage=self.usage(exchange))  # fmt: skip
+        whole = ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=self.usage(exchange),
+        )
         if self.asked.return_token_ids:
             whole.prompt_token_ids = self.prompt.token_ids
         return whole
@@ -104,8 +109,12 @@ class ChatReply:
     def usage(self, exchange: Exchange) -> Usage:
         made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
         asked = len(self.prompt.token_ids)
-        return Usage(prompt_tokens=asked, completion_tokens=made, total_tokens=asked + made,
-                     prompt_tokens_details=exchange.prompt_details)  # fmt: skip
+        return Usage(
+            prompt_tokens=asked,
+            completion_tokens=made,
+            total_tokens=asked + made,
+            prompt_tokens_details=exchange.prompt_details,
+        )
 
     def chunk(
         self,

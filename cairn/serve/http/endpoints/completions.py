@@ -163,9 +163,12 @@ class CompletionReply:
     ) -> CompletionChoice:
         """`whole`: with what is said once, which in a stream is its first piece."""
         made = CompletionChoice(
-            index=output.index, text=text, logprobs=logprobs, finish_reason=reason_of(output),
+            index=output.index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=reason_of(output),
             stop_reason=output.stop_reason,
-        )  # fmt: skip
+        )
         if self.asked.return_token_ids:
             made.token_ids = [] if self.silent else output.token_ids
             if whole:
@@ -224,8 +227,12 @@ class CompletionReply:
     def usage(self, exchange: Exchange) -> Usage:
         made = 0 if self.silent else sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
         asked = sum(len(prompt.token_ids) for prompt in self.prompts)
-        return Usage(prompt_tokens=asked, completion_tokens=made, total_tokens=asked + made,
-                     prompt_tokens_details=CachedTokens(exchange.cached))  # fmt: skip
+        return Usage(
+            prompt_tokens=asked,
+            completion_tokens=made,
+            total_tokens=asked + made,
+            prompt_tokens_details=CachedTokens(exchange.cached),
+        )
 
     def document(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
@@ -242,8 +249,13 @@ class ChunkWriter:
         self.reply, self.exchange = reply, exchange
         asked = reply.asked
         self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
-        special = (asked.wants_running_usage, asked.logprobs is not None, asked.return_token_ids,
-                   reply.silent, reply.tokenizer is None)  # fmt: skip
+        special = (
+            asked.wants_running_usage,
+            asked.logprobs is not None,
+            asked.return_token_ids,
+            reply.silent,
+            reply.tokenizer is None,
+        )
         self._same = not any(special)
         self._plain: dict[int, Template] = {}  # by choice, after its first chunk
 

@@ -21,13 +21,15 @@ def chat_logprobs(
             bytes=bytes_of_token(token, by_id[token], tokenizer),
             top_logprobs=[
                 TopLogprob(
-                    token=text_of(id, one), logprob=finite(one.logprob), bytes=bytes_of_token(id, one, tokenizer)
+                    token=text_of(id, one),
+                    logprob=finite(one.logprob),
+                    bytes=bytes_of_token(id, one, tokenizer),
                 )
                 for id, one in _likeliest(by_id, top)
             ],
         )
         for token, by_id in zip(tokens, found, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 class TextOffsets:

@@ -36,10 +36,18 @@ from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes
 
-KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
-         503: "overloaded_error"}  # fmt: skip
-DELTAS = {"text": ("text_delta", "text"), "thought": ("thinking_delta", "thinking"),
-          "call": ("input_json_delta", "partial_json")}  # fmt: skip
+KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "thought": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
 
 def anthropic_error(refusal: Refusal) -> JSON:

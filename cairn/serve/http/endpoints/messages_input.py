@@ -174,8 +174,10 @@ def _text(block: object, where: str) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(block, dict) or kind != "text":
         shown = repr(kind)[:60] if isinstance(block, dict) else type(block).__name__
-        raise RequestError(f"{where} is a block of type {shown}",
-                           hint='this model reads text only: {"type": "text", "text": "..."}')  # fmt: skip
+        raise RequestError(
+            f"{where} is a block of type {shown}",
+            hint='this model reads text only: {"type": "text", "text": "..."}',
+        )
     return _text_field(block, "text", where)
 
 

@@ -318,12 +318,17 @@ async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
     return JSON(
         {
             "models": [
-                {"name": name, "model": name, "modified_at": created, "size": weights,
-                 "details": _details(service)}
+                {
+                    "name": name,
+                    "model": name,
+                    "modified_at": created,
+                    "size": weights,
+                    "details": _details(service),
+                }
                 for name in service.serving.models
             ]
         }
-    )  # fmt: skip
+    )
 
 
 async def api_ps(service: Service, call: Call, body: bytes) -> JSON:

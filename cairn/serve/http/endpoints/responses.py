@@ -127,8 +127,13 @@ def item_of(block: Block, response: str, status: Status) -> Item:
     grown = status != "in_progress"
     match block.kind:
         case "call":
-            return FunctionCallItem(id=f"fc_{id}", call_id=block.id, name=block.name,
-                                    arguments=text if grown else "", status=status)  # fmt: skip
+            return FunctionCallItem(
+                id=f"fc_{id}",
+                call_id=block.id,
+                name=block.name,
+                arguments=text if grown else "",
+                status=status,
+            )
         case "thought":
             thought = [ReasoningText(text=text)] if grown else []
             return ReasoningItem(id=f"rs_{id}", content=thought, status=status)
@@ -151,9 +156,11 @@ def _complete(
     job = exchange.jobs[0]
     asked, given = len(job.request.prompt), len(job.answer.whole.token_ids)
     made.usage = ResponseUsage(
-        input_tokens=asked, input_tokens_details=exchange.prompt_details, output_tokens=given,
+        input_tokens=asked,
+        input_tokens_details=exchange.prompt_details,
+        output_tokens=given,
         total_tokens=asked + given,
-    )  # fmt: skip
+    )
 
 
 class EventWriter:

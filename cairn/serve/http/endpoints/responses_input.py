@@ -80,7 +80,9 @@ def translated(items: Sequence[dict[str, Any]], sees: bool) -> list[dict[str, An
             case "message":
                 _add_message(messages, item, where, sees)
             case "reasoning":
-                thought = _texts(item.get("content") or item.get("summary") or [], f"{where}.content")  # fmt: skip
+                thought = _texts(
+                    item.get("content") or item.get("summary") or [], f"{where}.content"
+                )
                 _assistant_message(messages, fresh=True)["reasoning_content"] = thought
             case "function_call":
                 _assistant_message(messages).setdefault("tool_calls", []).append(

@@ -98,10 +98,14 @@ class Book:
         prefill, decode = floors.of(ledger.prefill), floors.of(ledger.decode)
         reason, text = self._reason(entry, prefill, decode)
         spans = [
-            SpanView(name=part.name, start_s=_round(part.start - entry.arrived),  # type: ignore[arg-type]
-                     seconds=_round(part.seconds), summed=part.summed)
+            SpanView(
+                name=part.name,  # type: ignore[arg-type]
+                start_s=_round(part.start - entry.arrived),
+                seconds=_round(part.seconds),
+                summed=part.summed,
+            )
             for part in entry.parts(now)
-        ]  # fmt: skip
+        ]
         return RequestView(
             id=entry.id, endpoint=entry.endpoint, status=about_to or entry.status, began=_round(entry.began),
             prompt_tokens=entry.prompt, cached_tokens=entry.cached, output_tokens=entry.outputs,

@@ -124,18 +124,25 @@ class EngineLook:
         total = stats.pages or limits.pages - 1  # before the first beat
         drawn = self._serving.engine.page_map()
         return PagesView(
-            total=total, used=stats.pages_used, cached=stats.pages_cached,
-            free=total - stats.pages_used - stats.pages_cached, size_tokens=limits.page_size,
-            map=drawn.held, map_groups=drawn.groups, groups=group_views(limits.groups, stats.groups_used),
-        )  # fmt: skip
+            total=total,
+            used=stats.pages_used,
+            cached=stats.pages_cached,
+            free=total - stats.pages_used - stats.pages_cached,
+            size_tokens=limits.page_size,
+            map=drawn.held,
+            map_groups=drawn.groups,
+            groups=group_views(limits.groups, stats.groups_used),
+        )
 
     def _batch(self, steps: Sequence[StepTimes], stats: Stats) -> BatchView:
         """Of the newest step; of none when nothing runs."""
         newest = steps[-1] if steps and stats.running else StepTimes(0, 0, 0, 0, 0, 0, 0, 0)
         return BatchView(
-            sequences=newest.sequences, decode_tokens=newest.tokens - newest.prefill, prefill_tokens=newest.prefill,
+            sequences=newest.sequences,
+            decode_tokens=newest.tokens - newest.prefill,
+            prefill_tokens=newest.prefill,
             budget_tokens=self._serving.limits.step_tokens,
-        )  # fmt: skip
+        )
 
 
 def group_views(groups: Sequence[CacheGroup], used: Sequence[int]) -> list[GroupView]:

@@ -60,7 +60,7 @@ class Entry:
         "stream",
         "streamed",
         "submitted",
-    )  # fmt: skip
+    )
 
     def __init__(self, id: str, endpoint: str, arrived: float, jobs: Sequence[Job]) -> None:
         self.id, self.endpoint, self.arrived = id, endpoint, arrived
@@ -176,8 +176,12 @@ class Entry:
 
     def _sums(self) -> list[Part]:
         ledger = self.ledger
-        sums = [("media", self.arrived, ledger.media), ("kv_allocation", ledger.admitting, ledger.allocation),
-                ("detokenize", ledger.first_token, self.detokenize_s), ("stream", self.first, self.stream)]  # fmt: skip
+        sums = [
+            ("media", self.arrived, ledger.media),
+            ("kv_allocation", ledger.admitting, ledger.allocation),
+            ("detokenize", ledger.first_token, self.detokenize_s),
+            ("stream", self.first, self.stream),
+        ]
         return [
             Part(name, start or self.arrived, seconds, True)
             for name, start, seconds in sums

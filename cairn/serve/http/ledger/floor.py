@@ -89,8 +89,10 @@ class Floors:
         copy = chip.bytes_per_s if chip is not None else None
         copy = ceilings.copy.value if ceilings and ceilings.copy else copy
         return CeilingsView(
-            memory_gbps=copy / 1e9 if copy else None, tflops=rate / 1e12 if rate else None, measured=measured
-        )  # fmt: skip
+            memory_gbps=copy / 1e9 if copy else None,
+            tflops=rate / 1e12 if rate else None,
+            measured=measured,
+        )
 
     def _of(self, total: Total) -> Floor | None:
         if not total.steps or not self._weight_bytes or not any(self.known[:2]):
@@ -154,10 +156,15 @@ def quick_look(facts: Facts) -> Known:
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
     return Known(
         Ceilings(
-            measured_at=at, quick=True, identity=nobody, device="cpu", device_name=facts.device_name,
-            copy=_best(copy_rate("cpu", QUICK_BYTES, QUICK_MS)), matmul=rates,
+            measured_at=at,
+            quick=True,
+            identity=nobody,
+            device="cpu",
+            device_name=facts.device_name,
+            copy=_best(copy_rate("cpu", QUICK_BYTES, QUICK_MS)),
+            matmul=rates,
         )
-    )  # fmt: skip
+    )
 
 
 def better(one: Known, other: Known) -> Known:

@@ -52,9 +52,12 @@ class Traces:
             return round((entry.began + at - entry.arrived) * NANO)
 
         span = self._tracer.start_span(
-            f"POST {entry.endpoint}", _context(entry.parent), SpanKind.SERVER, attributes=self._about(entry),
+            f"POST {entry.endpoint}",
+            _context(entry.parent),
+            SpanKind.SERVER,
+            attributes=self._about(entry),
             start_time=moment(entry.arrived),
-        )  # fmt: skip
+        )
         if entry.status in FAILED:
             span.set_status(Status(StatusCode.ERROR, entry.status))
         inside = set_span_in_context(span)

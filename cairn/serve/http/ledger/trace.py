@@ -37,10 +37,15 @@ def trace_of(entries: Sequence[Entry], steps: Iterable[StepTimes], model: str) -
 def _request_tracks(entry: Entry) -> list[Track]:
     name = f"request {entry.id}"
     whole = _span(
-        f"{entry.endpoint} {entry.status}", entry.arrived, entry.seconds, prompt_tokens=entry.prompt,
-        cached_tokens=entry.cached, output_tokens=entry.outputs, preemptions=entry.ledger.preemptions,
+        f"{entry.endpoint} {entry.status}",
+        entry.arrived,
+        entry.seconds,
+        prompt_tokens=entry.prompt,
+        cached_tokens=entry.cached,
+        output_tokens=entry.outputs,
+        preemptions=entry.ledger.preemptions,
         longest_gap_s=entry.longest,
-    )  # fmt: skip
+    )
     parts = entry.parts()
     line = [
         whole,

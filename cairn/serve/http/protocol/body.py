@@ -184,8 +184,11 @@ def _range(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
     above = f"above {kind.gt:g}" if kind.gt is not None else None
     if least is not None and most is not None:
         return f" between {_number(least)} and {_number(most)}"
-    parts = [above, None if least is None else f"at least {_number(least)}",
-             None if most is None else f"at most {_number(most)}"]  # fmt: skip
+    parts = [
+        above,
+        None if least is None else f"at least {_number(least)}",
+        None if most is None else f"at most {_number(most)}",
+    ]
     said = " and ".join(part for part in parts if part)
     return f" {said}" if said else ""
 

@@ -103,17 +103,21 @@ class Admission:
             )
         if self.inside + sequences > most:
             raise Refusal(
-                429, f"the line is full: {self.inside} requests are in it, {most} fit", code="queue_full",
+                429,
+                f"the line is full: {self.inside} requests are in it, {most} fit",
+                code="queue_full",
                 retry_after_s=self._retry(self.wait_s(sequences)),
-            )  # fmt: skip
+            )
         wait = self.wait_s()
         promised = rules.first_token_s * SAFE
         if wait > promised:
             raise Refusal(
-                503, f"the first token would come after about {wait:.1f} s; the deadline is {rules.first_token_s:g} s, "
-                f"and {promised:g} s of waiting are the most that is begun with", code="deadline",
+                503,
+                f"the first token would come after about {wait:.1f} s; the deadline is {rules.first_token_s:g} s, "
+                f"and {promised:g} s of waiting are the most that is begun with",
+                code="deadline",
                 retry_after_s=self._retry(wait - promised),
-            )  # fmt: skip
+            )
 
     def wait_s(self, more: int = 0) -> float:
         """How long a newcomer would wait for a first token, as far as the last ones tell; 0: nothing is known."""

@@ -414,10 +414,13 @@ def _middleware(service: Service) -> list[Middleware]:
     if config.cors_origins:
         found.append(
             Middleware(
-                CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["GET", "POST"],
-                allow_headers=["*"], expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
             )
-        )  # fmt: skip
+        )
     return found
 
 
