@@ -117,6 +117,26 @@ def test_kept_requests_go_on_and_waiting_ones_have_the_new_weights(other, overla
     at_rest(engine)
 
 
+def test_a_number_that_comes_again_finds_no_pages_of_the_weights_that_had_it(other):
+    """A trainer that went back counts from there again, and a server is told to go back to what it had."""
+    engine, first = fresh(), str(tiny_checkpoints.folder(FAMILY))
+    engine.load_weights(1, str(other))
+    assert answer(engine) == wanted(other)
+    engine.load_weights(1, first)
+    assert answer(engine) == greedy(FAMILY, PROMPT)
+    (running,) = submit(engine, [PROMPT], max_tokens=30)
+    for _ in range(6):
+        engine.step()
+    engine.load_weights(2, str(other))
+    engine.run()  # its last pages are of both
+    engine.load_weights(1, first)
+    prompt = [*PROMPT, *running.outputs]
+    (behind,) = submit(engine, [prompt])
+    engine.run()
+    assert behind.outputs == greedy(FAMILY, prompt)
+    at_rest(engine)
+
+
 def test_pause_without_keeping_ends_everything(other):
     engine = fresh()
     requests = submit(engine, [PROMPT, prompt_of(5, seed=2)])

@@ -9,7 +9,7 @@ its own requests with the reason and no others. Not thread-safe: one thread owns
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,6 +74,8 @@ class Engine:
         self.paused = False  # no further step is scheduled
         self.asleep = False  # its memory was given back, and no step is scheduled, either
         self.version = 0  # of the weights; 0: those that the engine was started with
+        self._weights = b""  # their identity
+        self._loads = Counter[int]()  # by version: a trainer that went back gives a number again
 
     @property
     def has_work(self) -> bool:
@@ -93,8 +95,8 @@ class Engine:
 
     def _enqueue(self, request: Request) -> None:
         self.scheduler.add(request)
-        if self.version:
-            request.identity = identity_of(self.version) + request.identity
+        if self._weights:
+            request.identity = self._weights + request.identity
             request.hashes = []
 
     def abort(
@@ -237,20 +239,25 @@ class Engine:
                 hint="start another engine with the new weights",
             )
         self.runner.load_weights(version, source)
-        self.weights_changed(version)
+        self.weights_changed(version, self._loads[version])
+        self._loads[version] += 1
 
     def _held(self) -> list[Request]:
         """Requests under way, those whose pictures wait for rows included."""
         return [*self.scheduler.requests.values(), *(self.media.waiting if self.media else ())]
 
-    def weights_changed(self, version: int) -> None:
-        """The weights are others, which somebody has written where they lie; nobody finds pages of another version."""
-        self.scheduler.queues.rename_waiting(identity_of(self.version), identity_of(version))
+    def weights_changed(self, version: int, loaded_before: int = 0) -> None:
+        """The weights are others, which somebody has written where they lie; nobody finds pages of another version.
+
+        `loaded_before`: as `identity_of` takes it; 0 where the same number always means the same weights.
+        """
+        before, self._weights = self._weights, identity_of(version, loaded_before)
+        self.scheduler.queues.rename_waiting(before, self._weights)
         self.version = version
         if (events := self.scheduler.blocks.prefix.events) is not None:
             events.cleared()
         if self.tiers is not None:
-            self.tiers.weights_changed(version)
+            self.tiers.weights_changed(self._weights)
 
     def read_adapter(self, folder: str) -> LoadedAdapter:
         """Any thread may call it; a CairnError says what is wrong with the folder."""

@@ -18,6 +18,12 @@ class SyncedWeights(msgspec.Struct, frozen=True, kw_only=True, tag="synced"):
 WeightsFrom = str | SyncedWeights
 
 
-def identity_of(version: int) -> bytes:
-    """What goes before every request's own identity; empty for the weights that the engine was started with."""
-    return b"weights %d;" % version if version else b""
+def identity_of(version: int, loaded_before: int = 0) -> bytes:
+    """What goes before every request's own identity; empty for the weights that the engine was started with.
+
+    `loaded_before`: how often weights of this number were loaded, which may have been others.
+    """
+    if not version:
+        return b""
+    again = b" again %d" % loaded_before if loaded_before else b""
+    return b"weights %d%b;" % (version, again)

@@ -18,7 +18,6 @@ from cairn.serve.engine.prefix_cache import Entry
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Step
-from cairn.serve.engine.weight_sources import identity_of
 from cairn.serve.tiers.disk_tier import DiskTier, Read
 from cairn.serve.tiers.load_plan import (
     Compute,
@@ -119,9 +118,9 @@ class PageTiers:
         seconds = self.compute(place, place + 1) / len(self.scheduler.blocks.groups)
         self._fresh.append(Fresh(key, parent, page, entry, seconds, not request.identity))
 
-    def weights_changed(self, version: int) -> None:
+    def weights_changed(self, identity: bytes) -> None:
         """Requests that run go on under the name of the old ones: what they fill from now on is stored nowhere."""
-        self._weights = identity_of(version)
+        self._weights = identity
 
     def first_missing(self, request: Request, place: int) -> int:
         """The first of the places before this one from which on the host has nothing: they are stored with it."""
