@@ -356,10 +356,11 @@ class EngineClient:
         """End a group that failed with everything that was on its way, and start another if that may help."""
         instant("engine failed", why=problem.message)
         self._failures += 1
-        if self._closing or self._failures > self.options.restarts:
-            self._give_up(group, problem)
-            return
         with self._lock:
+            # Looked at here, or a group that `close` knows nothing of would be started behind its back.
+            if self._closing or self._failures > self.options.restarts:
+                self._give_up(group, problem)
+                return
             group.end()
             self._fail_all(problem)
             self._loading, self.restarting = True, problem.message
