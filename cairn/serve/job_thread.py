@@ -259,7 +259,7 @@ class JobThread:
     def _pause(self, keep: bool) -> None:
         self._paused = True
         if not keep:
-            self._abort(list(self._open))
+            self._abort([*self._open, *self._running])
 
     def _resume(self) -> None:
         self._paused = False

@@ -3,11 +3,12 @@
     jobs --windows--> a batch of at most `rows` windows --Transcriber--> segments with true times --> jobs end
 
 The windows of one job come in order and share batches with those of others, so that a short clip does not wait for the
-end of a long one.
+end of a long one. A job that is aborted ends behind the windows that are being heard.
 """
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ from cairn.models.speech.rules import is_silent, segments
 from cairn.models.speech.transcribe import Heard, Transcriber, Wanted
 from cairn.models.speech.windows import Samples, Window, windows
 from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.request import RequestId
 from cairn.serve.engine.step_times import Spent
 from cairn.serve.job import Job
 from cairn.serve.job_thread import JobThread
@@ -72,6 +74,13 @@ class SpeechThread(JobThread):
     def stats(self) -> Stats:
         """Its steps are passes through the model: windows that are heard together take minutes on a slow CPU."""
         return msgspec.structs.replace(super().stats(), steps=self.transcriber.passes)
+
+    def _abort(self, ids: Sequence[RequestId]) -> None:
+        """Also those that are being heard: the windows of a long sound would keep others waiting for nobody."""
+        super()._abort(ids)
+        for one in [one for one in self._listening if one.job.request.id in ids]:
+            self._listening.remove(one)
+            self._finish_job(one.job, "abort")
 
     def _step(self) -> None:
         for waiting in self._take(self.rows * self.transcriber.model.spec.context, self.rows):
