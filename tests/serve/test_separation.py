@@ -1,6 +1,7 @@
 """A prompt on one engine, its answer on another: the tokens of one engine, whatever happens to the pages on the way."""
 
 import itertools
+import queue
 from collections import deque
 
 import msgspec
@@ -23,6 +24,7 @@ from cairn.serve.separation.decode import Coming, DecodeSide
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask, Handoff, PrefillSide
+from cairn.serve.separation.prefill_client import PrefillClient
 from cairn.serve.separation.remote_pays import Pending, RemoteCosts, remote_pays
 from cairn.serve.separation.roles import DecodeEngine, with_role
 from cairn.serve.separation.timed import generate_alone
@@ -295,6 +297,16 @@ def test_what_does_not_travel_is_computed_here():
     with pytest.raises(RequestError, match="replaced by version 1"):
         side.add(asks_of(PROMPTS)[0])
     side.close()
+
+
+def test_whatever_goes_wrong_while_a_server_is_asked_is_answered():
+    """A key with a line break, as a file that was read has it, is no header: nobody foresaw that error."""
+    client, replies = PrefillClient(["http://127.0.0.1:9"], 1.0, "key\n"), queue.SimpleQueue()
+    client.ask(asks_of([PROMPTS[0]])[0], replies.put)
+    reply = replies.get(timeout=30)
+    assert (reply.id, reply.found) == ("r0", None)
+    assert "ValueError" in reply.error
+    client.close()
 
 
 def test_the_bandwidth_is_known_however_many_prompts_have_come():
