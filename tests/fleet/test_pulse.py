@@ -1,11 +1,13 @@
 """What a server tells of itself: speeds from its steps, and which text key ends at which page."""
 
+import asyncio
+import time
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from cairn.serve.engine.page_events import PageEvent
+from cairn.serve.engine.page_events import PageEvent, PageEvents
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import identity_of
 from cairn.serve.http.server import followers
@@ -92,6 +94,28 @@ def test_keys_are_bound_to_pages_of_the_weights_that_the_engine_has_now(monkeypa
     for _ in range(2):
         told._bind(keys, SimpleNamespace(request=None), [])
     assert bound == [identity_of(3), identity_of(0)]
+
+
+def test_routers_that_come_at_once_follow_the_pages_that_are_told():
+    """An engine tells its pages to the record that was asked for last, whichever call returns last."""
+    records = []
+
+    def follow_pages():
+        records.append(PageEvents([]))
+        own, many = records[-1], len(records)
+        time.sleep(0.05 if many == 1 else 0.0)
+        return own
+
+    serving = SimpleNamespace(
+        engine=SimpleNamespace(follow_pages=follow_pages), limits=SimpleNamespace(page_size=16)
+    )
+    told = followers.Followers(serving, lambda: "ok", "both")
+
+    async def come() -> None:
+        await asyncio.gather(told.join(), told.join())
+
+    asyncio.run(come())
+    assert told._pages is records[-1]
 
 
 def test_the_keys_of_a_stream_are_told_as_soon_as_its_prompt_is_computed(monkeypatch):

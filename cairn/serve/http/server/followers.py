@@ -63,6 +63,7 @@ class Followers:
         self.epoch = secrets.randbits(48)  # of this process
         self.book = KeyBook(serving.limits.page_size)
         self._pages: PageEvents | None = None
+        self._noting = asyncio.Lock()  # an engine tells its pages to whoever has asked last
         self._followers: list[Follower] = []
         self._watched_s = 0.0
         self.publisher: KvPublisher | None = None  # for routers of other kinds
@@ -73,9 +74,10 @@ class Followers:
 
     async def note_pages(self) -> None:
         """From now on, if that has not begun already."""
-        if self._pages is None:
-            self.book = KeyBook(self.serving.limits.page_size)
-            self._pages = await asyncio.to_thread(self.serving.engine.follow_pages)
+        async with self._noting:
+            if self._pages is None:
+                self.book = KeyBook(self.serving.limits.page_size)
+                self._pages = await asyncio.to_thread(self.serving.engine.follow_pages)
 
     async def join(self) -> Follower:
         await self.note_pages()
