@@ -21,7 +21,7 @@ from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
-from cairn.serve.engine.request import RequestId
+from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.job import Job
@@ -185,9 +185,8 @@ class RemoteJob:
                 answer.push_all(tokens, None, None, scored)
             else:
                 answer.push_all(tokens, ended.finish, ended.stop_reason, scored)
-        except Exception as problem:
-            log.exception("the text of request %s could not be made", job.request.id)
-            answer.fail(described(problem))
+        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+            self._unreadable(problem)
         if ended is not None:
             self.end(ended)
         job.detokenize_s += time.monotonic() - began
@@ -196,10 +195,10 @@ class RemoteJob:
         if not self._left:
             self._know(ended)
             self.job.request.handoff = ended.handoff
-            self.job.answer.end(ended.finish, ended.stop_reason, ended.error)
+            self._end(ended.finish, ended.stop_reason, ended.error)
 
     def fail(self, problem: CairnError) -> None:
-        self.job.answer.end("error", error=str(problem))
+        self._end("error", None, str(problem))
 
     def wake(self) -> None:
         """Nothing follows the news of the end."""
@@ -209,6 +208,16 @@ class RemoteJob:
             self._left = True
             self._leave(self)
         self.job.updated()
+
+    def _end(self, finish: Finish, stop_reason: int | str | None, error: str | None) -> None:
+        try:
+            self.job.answer.end(finish, stop_reason, error)
+        except Exception as problem:  # noqa: BLE001  the end of a text is decoded, too
+            self._unreadable(problem)
+
+    def _unreadable(self, problem: Exception) -> None:
+        log.exception("the text of request %s could not be made", self.job.request.id)
+        self.job.answer.fail(described(problem))
 
     def _know(self, known: Begun | Ended) -> None:
         self.job.request.cached, self.job.request.ledger = known.cached, known.ledger
