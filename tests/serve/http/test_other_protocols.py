@@ -144,6 +144,18 @@ def test_chat_whole_and_streamed(server):
     assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 20)
 
 
+def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer(server):
+    begun = [*SAID, {"role": "assistant", "content": "It is"}]
+    chat = {"messages": begun, "continue_final_message": True, "max_tokens": 6, "temperature": 0}
+    wanted = server.http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]
+    options = {"temperature": 0, "num_predict": 6}
+    body = {"model": "tiny", "messages": begun, "options": options, "stream": False}
+    found = server.http.post("/api/chat", json=body).json()["message"]["content"]
+    assert found == wanted["content"]
+    loaded = server.http.post("/api/chat", json=body | {"messages": [], "stream": None}).json()
+    assert (loaded["done_reason"], loaded["message"]["content"]) == ("load", "")
+
+
 def test_generate_with_the_template_and_raw(server):
     body = {"model": "tiny", "prompt": "Once", "options": {"temperature": 0, "num_predict": 12}}
     chat = server.http.post(

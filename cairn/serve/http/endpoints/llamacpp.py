@@ -244,7 +244,7 @@ async def props(service: Service, call: Call, body: bytes) -> JSON:
             "chat_template": sources.get("default", ""),
             "bos_token": named.get("bos_token", ""),
             "eos_token": named.get("eos_token", ""),
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": serving.sight is not None, "audio": False},
             "build_info": f"cairn {__version__}",
         }
     )

@@ -48,10 +48,10 @@ _encode = msgspec.json.Encoder().encode
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
     model: str
-    stream: bool = True
+    stream: bool | None = None  # it is, unless false
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
-    think: bool | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
@@ -86,6 +86,8 @@ def ollama_error(refusal: Refusal) -> JSON:
 async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaChat)
     model = _model(service, asked.model)
+    if not asked.messages:
+        return _loaded(model, "message")
     if service.serving.sight is None:
         for at, message in enumerate(asked.messages):
             if message.get("images"):
@@ -93,8 +95,20 @@ async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
                 raise Refusal(400, said, param="messages", code="unsupported")
     chat = _chat_of(asked, [_with_images(message) for message in asked.messages])
     chat.tools = asked.tools
+    chat.continue_final_message = _goes_on(asked.messages[-1])
     prepared = await prepare_chat(service, chat, _guide_of(asked), _limit(asked))
     return await _answer(service, call, asked, prepared, LineWriter("message", model))
+
+
+def _loaded(model: str, kind: Kind) -> JSON:
+    """Their clients load a model by asking it nothing."""
+    return JSON(_line(model, kind, "") | {"done": True, "done_reason": "load"})
+
+
+def _goes_on(last: dict[str, Any]) -> bool | None:
+    """Whether the answer begins with the last message, as with Ollama where that is the assistant's."""
+    said = last.get("role") == "assistant" and not last.get("tool_calls")
+    return True if said and last.get("content") else None
 
 
 def _with_images(message: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +136,8 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
             + " text only"
         )
         raise Refusal(400, said, param="images", code="unsupported")
-    if not asked.prompt:  # they load a model so
-        return JSON(_line(model, "response", "") | {"done": True, "done_reason": "load"})
+    if not asked.prompt:
+        return _loaded(model, "response")
     if (
         asked.suffix
         or asked.raw
@@ -155,10 +169,11 @@ async def _answer(
     service: Service, call: Call, asked: OllamaRequest, prepared: PreparedChat, writer: "LineWriter"
 ) -> JSON | None:
     model = served_name(service, asked.model)
-    exchange = Exchange(service, call, [prepared.request], model, stream=asked.stream)
+    streams = asked.stream is not False
+    exchange = Exchange(service, call, [prepared.request], model, stream=streams)
     writer.begin(exchange, prepared.readers[0])
     async with exchange:
-        if asked.stream:
+        if streams:
             await exchange.stream(writer, NDJSON)
             return None
         await exchange.finish()
@@ -188,7 +203,9 @@ def _chat_of(asked: OllamaRequest, messages: list[dict[str, Any]]) -> ChatReques
     except msgspec.ValidationError as error:
         raise Refusal(400, f"options: {error}", param="options") from None
     if asked.think is not None:
-        chat.chat_template_kwargs = {"enable_thinking": asked.think}
+        chat.chat_template_kwargs = {"enable_thinking": bool(asked.think)}
+    if isinstance(asked.think, str):
+        chat.reasoning_effort = asked.think
     return chat
 
 
