@@ -387,6 +387,14 @@ def test_responses_that_are_kept(tiny_folder):
         assert ann.retrieve(third.id).output_text == third.output_text
         with pytest.raises(openai.NotFoundError):  # two are kept
             ann.create(input="x", previous_response_id=first.id, **asked)
+        asked_with = ann.input_items.list(second.id, order="asc")
+        kinds = [(one.type, one.role, one.content[0].text) for one in asked_with]
+        assert kinds == [("message", one["role"], one["content"]) for one in said]
+        page = ann.input_items.list(second.id, limit=1)
+        assert (page.data[0].content[0].text, page.has_more) == ("Twice", True)
+        assert [one.content[0].text for one in page][::-1] == [one["content"] for one in said]
+        with pytest.raises(openai.BadRequestError, match="order is 'up'"):
+            ann.input_items.list(second.id, order="up")
         ann.delete(second.id)
         with pytest.raises(openai.NotFoundError):
             ann.retrieve(second.id)

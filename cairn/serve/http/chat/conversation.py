@@ -36,7 +36,7 @@ async def read_conversation(
 ) -> Prompt:
     """The text and the ids of a conversation, ending where the assistant begins, or goes on.
 
-    `any_length`: it is counted and not answered, so it may be longer than the context.
+    `any_length`: it is counted or cut, and not answered as it is, so it may be longer than the context.
     """
     extra = dict(asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
     if isinstance(asked, ChatRequest) and asked.reasoning_effort is not None:
@@ -92,6 +92,33 @@ async def read_conversation(
     if not any_length:
         service.check_length(text, "messages")
     return Prompt(text, await service.encode(text, special=False), pictures=pictures)
+
+
+async def without_oldest(service: Service, asked: ChatRequest, answer: int) -> ChatRequest:
+    """The conversation without its oldest turns, as many as it takes to leave room for so many tokens.
+
+    A turn begins with a message of the user, and what the system says first stays. Where the last turn alone is too
+    long, nothing is left out: who reads it says how long it is.
+    """
+    messages, room = asked.messages, service.serving.limits.context - answer
+    roles = [message.get("role") for message in messages]
+    head = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
+    turns = [at for at, role in enumerate(roles) if role == "user" and at > head]
+
+    def from_turn(at: int) -> ChatRequest:
+        return msgspec.structs.replace(asked, messages=[*messages[:head], *messages[at:]])
+
+    async def fits(at: int) -> bool:
+        prompt = await read_conversation(service, from_turn(at), any_length=True)
+        return len(prompt.token_ids) <= room
+
+    if await fits(head) or not turns or not await fits(turns[-1]):
+        return asked
+    low, high = 0, len(turns) - 1  # the first turn that fits is between them
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if await fits(turns[middle]) else (middle + 1, high)
+    return from_turn(turns[low])
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:

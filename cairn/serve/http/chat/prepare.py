@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from cairn.core.errors import RequestError
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.guide import Guide
 from cairn.serve.http.chat.conversation import read_conversation
@@ -27,6 +28,14 @@ class PreparedChat(NamedTuple):
     readers: list[Reader]  # one for each answer
 
 
+def _cut(prompt: Prompt, longest: int) -> Prompt:
+    """The last tokens of a conversation, as it was rendered; its text still says how it ends."""
+    if prompt.pictures and len(prompt.token_ids) > longest:
+        said = "truncate_prompt_tokens would cut a conversation with pictures"
+        raise RequestError(said, hint="send fewer messages or smaller pictures")
+    return prompt._replace(token_ids=prompt.token_ids[-longest:])
+
+
 async def prepare_chat(
     service: Service,
     chat: ChatRequest,
@@ -36,7 +45,10 @@ async def prepare_chat(
 ) -> PreparedChat:
     """`guide`: the shape that the answer has to have."""
     offer = offer_of(service, chat)
-    prompt = await read_conversation(service, chat)
+    longest = service.most_prompt_tokens(chat.truncate_prompt_tokens, max_tokens or 1)
+    prompt = await read_conversation(service, chat, any_length=longest is not None)
+    if longest is not None:
+        prompt = _cut(prompt, longest)
     thinking = thinking_of(service, prompt.text or "")
     grammar = await grammar_for(service, guide, offer, thinking)
     guided = grammar is not None

@@ -6,11 +6,11 @@ GET  /v1/batches/{id}  until status is completed; GET /v1/files/{output_file_id}
 
 from collections.abc import Sequence
 from typing import TypeVar
-from urllib.parse import parse_qs
 
 from starlette.responses import FileResponse
 
 from cairn.serve.http.batches.runner import BatchRunner
+from cairn.serve.http.endpoints.pages import page_of
 from cairn.serve.http.protocol.batches import Batch, BatchList, BatchRequest, FileList, FileObject
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.multipart import read_parts
@@ -113,15 +113,7 @@ def _header(call: Call, name: bytes) -> str:
 
 
 def _page(call: Call, items: list[Item]) -> tuple[list[Item], bool]:
-    """What `limit` and `after` ask for; and is there more?"""
-    query = parse_qs(call.scope["query_string"].decode("latin-1"))
-    limit, after = query.get("limit", [str(LISTED)])[0], query.get("after", [""])[0]
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MOST_LISTED):
-        said = f"limit is {limit[:40]!r}; it has to be a whole number from 1 to {MOST_LISTED}"
-        raise Refusal(400, said, param="limit")
-    ids = [item.id for item in items]
-    start = ids.index(after) + 1 if after in ids else 0
-    return items[start : start + int(limit)], len(items) > start + int(limit)
+    return page_of(call, items, [item.id for item in items], LISTED, MOST_LISTED)
 
 
 def _ends(items: Sequence[Batch | FileObject]) -> tuple[str | None, str | None]:

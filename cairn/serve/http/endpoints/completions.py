@@ -15,7 +15,7 @@ from cairn.serve.grammar import Grammar
 from cairn.serve.http.chat.structure import grammar_for, guide_of
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
 from cairn.serve.http.endpoints.logprobs import TextOffsets, completion_logprobs
-from cairn.serve.http.endpoints.prompt_inputs import count_inputs, read_inputs
+from cairn.serve.http.endpoints.prompt_inputs import count_inputs, cut_inputs, read_inputs
 from cairn.serve.http.protocol.answers import (
     CachedTokens,
     Completion,
@@ -58,8 +58,13 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
 
 
 async def _prompts(service: Service, asked: CompletionRequest) -> list[Prompt]:
+    answer = DEFAULT_TOKENS if asked.max_tokens is None else max(asked.max_tokens, 1)
+    longest = service.most_prompt_tokens(asked.truncate_prompt_tokens, answer)
+    special = asked.add_special_tokens is not False
+    if longest is not None:
+        return await cut_inputs(service, asked.prompt, "prompt", MOST_PROMPTS, longest, special)
     if not asked.suffix:
-        return await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
+        return await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS, special)
     if not isinstance(asked.prompt, str):
         raise Refusal(400, "suffix is given; prompt has to be one text then", param="prompt")
     return [await infill_prompt(service, asked.prompt, asked.suffix, ("prompt", "suffix"))]
@@ -68,6 +73,9 @@ async def _prompts(service: Service, asked: CompletionRequest) -> list[Prompt]:
 def _check(asked: CompletionRequest) -> None:
     if asked.suffix and asked.echo:
         raise Refusal(400, "echo and suffix are given; one of them is supported", param="suffix")
+    if asked.suffix and asked.truncate_prompt_tokens is not None:
+        said = "suffix and truncate_prompt_tokens are given; one of them is supported"
+        raise Refusal(400, said, param="truncate_prompt_tokens")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise Refusal(
             400,

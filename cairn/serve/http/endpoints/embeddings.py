@@ -145,8 +145,10 @@ async def _read(service: Service, asked: EmbeddingRequest) -> list[TextIds]:
     given = [asked.input] if isinstance(asked.input, str) else asked.input
     texts = [one for one in given if isinstance(one, str)]
     if not given or len(texts) < len(given):
-        found = await read_inputs(service, asked.input, "input", limit, special)
-        return [TextIds(one.token_ids) for one in found]
+        cuts = most is not None
+        found = await read_inputs(service, asked.input, "input", limit, special, any_length=cuts)
+        side = asked.truncation_side or "right"
+        return [TextIds(_cut(one.token_ids, most, side)) for one in found]
     return await encode_all(
         service,
         [prompt + text for text in texts],
@@ -156,6 +158,13 @@ async def _read(service: Service, asked: EmbeddingRequest) -> list[TextIds]:
         special,
         asked.truncation_side or "right",
     )
+
+
+def _cut(ids: list[int], most: int | None, side: Side) -> list[int]:
+    """Ids that were sent as such, of which none counts as special."""
+    if most is None:
+        return ids
+    return ids[:most] if side == "right" else ids[-most:]
 
 
 async def encode_all(

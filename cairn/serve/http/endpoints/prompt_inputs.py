@@ -2,13 +2,15 @@
 
     "text" | ["text", ...] | [1, 2, 3] | [[1, 2], [3], ...]
 
-Whether the ids belong to the vocabulary and fit into the context is the engine's to check.
+`truncate_prompt_tokens` cuts them, as vLLM does: the last tokens stay, and before a text its BOS. Whether the ids
+belong to the vocabulary and fit into the context is the engine's to check.
 """
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from cairn.models.encoder.texts import encode_texts
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.prompts import Prompt
@@ -22,17 +24,44 @@ def count_inputs(given: str | list[Any]) -> int:
     return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
 
 
-async def read_inputs(
-    service: Service, given: str | list[Any], field: str, most: int, special: bool = True
+async def cut_inputs(
+    service: Service,
+    given: str | list[Any],
+    field: str,
+    most: int,
+    longest: int,
+    special: bool = True,
 ) -> list[Prompt]:
-    """One or several prompts, in their order; `field` is the body's name for them, for messages."""
+    """As `read_inputs`, with the last `longest` tokens of each."""
+    texts = [given] if isinstance(given, str) else given
+    if count_inputs(given) > most or not texts or not all(isinstance(one, str) for one in texts):
+        found = await read_inputs(service, given, field, most, any_length=True)
+        return [Prompt(None, one.token_ids[-longest:]) for one in found]
+    tokenizer = service.tokenizer
+    found = await asyncio.to_thread(encode_texts, tokenizer, texts, longest, special, "left")
+    # What is left of a text is not known as text: an echo is decoded.
+    return [Prompt(None, one.ids) for one in found]
+
+
+async def read_inputs(
+    service: Service,
+    given: str | list[Any],
+    field: str,
+    most: int,
+    special: bool = True,
+    any_length: bool = False,
+) -> list[Prompt]:
+    """One or several prompts, in their order; `field` is the body's name for them, for messages.
+
+    `any_length`: of ids, which are cut.
+    """
     if isinstance(given, str):
         service.check_length(given, field)
         return [Prompt(given, await service.encode(given, special))]
     if (count := count_inputs(given)) > most:
         said = f"{field} holds {count} entries; at most {most} fit into one request"
         raise Refusal(400, said, param=field)
-    _check_ids(service, given if count == 1 else (), field)
+    _check_ids(service, given if count == 1 and not any_length else (), field)
     kinds = {type(one) for one in given}
     if not given or len(kinds) != 1:
         what = "an empty list" if not given else "a list of different kinds"

@@ -10,19 +10,23 @@ function_call  function_call_arguments.delta ..., function_call_arguments.done
 import itertools
 import time
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.chat.blocks import Block, Blocks, Change
+from cairn.serve.http.chat.conversation import without_oldest
 from cairn.serve.http.chat.prepare import prepare_chat
-from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of
+from cairn.serve.http.endpoints.pages import page_of
+from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of, listed_items
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.responses import (
     FunctionCallItem,
     Item,
+    ItemList,
     ModelResponse,
     OutputMessage,
     OutputText,
@@ -38,6 +42,8 @@ from cairn.serve.http.server.response_store import Stored
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import event_bytes
 
+LISTED, MOST_LISTED = 20, 100  # items of a page, as OpenAI has it
+
 
 async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, ResponsesRequest)
@@ -45,6 +51,8 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     most = asked.max_output_tokens
     before = _earlier(service, call, asked.previous_response_id)
     chat = as_chat(asked, before, sees=service.serving.sight is not None)
+    if asked.truncation == "auto":
+        chat = await without_oldest(service, chat, most or 1)
     prepared = await prepare_chat(service, chat, guide_of(asked), most)
     blocks = Blocks(prepared.readers[0])
     made = _begun(asked, model, prepared.request.params, call)
@@ -71,6 +79,20 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
 async def response(service: Service, call: Call, body: bytes) -> JSON:
     """GET /v1/responses/{id}"""
     return JSON(_stored(service, call, call.scope["path_params"]["id"], "id").response)
+
+
+async def input_items(service: Service, call: Call, body: bytes) -> JSON:
+    """GET /v1/responses/{id}/input_items: what it was asked with, the conversation before it included."""
+    found = _stored(service, call, call.scope["path_params"]["id"], "id")
+    query = parse_qs(call.scope["query_string"].decode("latin-1"))
+    order = query.get("order", ["desc"])[0]
+    if order not in ("asc", "desc"):
+        raise Refusal(400, f"order is {order[:40]!r}; it has to be asc or desc", param="order")
+    items = listed_items(found.inputs, found.response.id)
+    items = items[::-1] if order == "desc" else items
+    data, more = page_of(call, items, [item["id"] for item in items], LISTED, MOST_LISTED)
+    ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return JSON(ItemList(data=data, first_id=ends[0], last_id=ends[1], has_more=more))
 
 
 async def delete_response(service: Service, call: Call, body: bytes) -> JSON:
@@ -102,8 +124,8 @@ def _keep(
 ) -> None:
     if made.store and made.status != "in_progress":
         output = msgspec.to_builtins(made.output)
-        items = [*before, *items_of(asked), *output]
-        service.responses.put(call.holder, Stored(made, items))
+        inputs = [*before, *items_of(asked)]
+        service.responses.put(call.holder, Stored(made, inputs, [*inputs, *output]))
 
 
 def _begun(
@@ -116,6 +138,7 @@ def _begun(
         parallel_tool_calls=asked.parallel_tool_calls is not False, tools=asked.tools or [],
         tool_choice=asked.tool_choice or "auto", previous_response_id=asked.previous_response_id,
     )  # fmt: skip
+    made.truncation = asked.truncation or "disabled"
     if asked.text is not None:
         made.text = asked.text
     return made

@@ -21,6 +21,7 @@ from cairn.serve.http.protocol.responses import FunctionTool, ResponsesRequest
 
 UNSUPPORTED = ("conversation", "background", "prompt", "top_logprobs")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -40,6 +41,7 @@ def as_chat(
     earlier = translated(before, sees) if before else []
     chat = ChatRequest(messages=first + earlier + translated(items, sees))
     chat.temperature, chat.top_p = asked.temperature, asked.top_p
+    chat.priority = asked.priority
     if asked.tools:
         chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
     chat.tool_choice, chat.parallel_tool_calls = asked.tool_choice, asked.parallel_tool_calls
@@ -54,6 +56,19 @@ def items_of(asked: ResponsesRequest) -> list[dict[str, Any]]:
     if isinstance(asked.input, str):
         return [{"role": "user", "content": asked.input}]
     return asked.input
+
+
+def listed_items(items: Sequence[dict[str, Any]], response: str) -> list[dict[str, Any]]:
+    """Items as OpenAI's client reads them back: each with an id, the texts of messages as parts."""
+    short, found = response.removeprefix("resp_"), []
+    for at, item in enumerate(items):
+        kind, content = item.get("type", "message"), item.get("content")
+        made = {"id": f"{PREFIXES.get(kind, 'item')}_{short}_in{at}", **item, "type": kind}
+        if kind == "message" and isinstance(content, str):
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            made["content"] = [{"type": part, "text": content}]
+        found.append({"status": "completed", **made} if kind == "message" else made)
+    return found
 
 
 def guide_of(asked: ResponsesRequest) -> Guide | None:

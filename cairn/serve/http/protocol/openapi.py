@@ -57,7 +57,7 @@ from cairn.serve.http.protocol.requests import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from cairn.serve.http.protocol.responses import ModelResponse, ResponsesRequest
+from cairn.serve.http.protocol.responses import ItemList, ModelResponse, ResponsesRequest
 from cairn.serve.http.protocol.transcripts import FORMATS
 
 POSTS: dict[str, tuple[type, type, str]] = {
@@ -81,6 +81,7 @@ GETS: dict[str, tuple[type, str]] = {
     "/v1/models": (ModelList, "the model, under each of its names"),
     "/v1/models/{name}": (ModelCard, "the model under one name"),
     "/v1/responses/{id}": (ModelResponse, "a response that is kept"),
+    "/v1/responses/{id}/input_items": (ItemList, "what it was asked with"),
     "/v1/files": (FileList, "the files that were uploaded or made"),
     "/v1/files/{id}": (FileObject, "one file"),
     "/v1/batches": (BatchList, "the batches that were asked for"),
@@ -140,6 +141,11 @@ QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/cairn/requests": {
         "order": {"enum": ["newest", "slowest"], "default": "newest"},
         "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+    },
+    "/v1/responses/{id}/input_items": {
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+        "after": {"type": "string"},
+        "order": {"enum": ["asc", "desc"], "default": "desc"},
     },
     "/v1/files": PAGE,
     "/v1/batches": PAGE,

@@ -37,6 +37,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions"""
 
     prompt: str | list[str | int | list[int]]
+    add_special_tokens: bool | None = None  # around texts, such as BOS; true
     max_tokens: Count | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None

@@ -10,6 +10,7 @@ from cairn.serve.http.protocol.answers import CachedTokens
 from cairn.serve.http.protocol.sampling import AtLeastOne, Priority, Temperature
 
 Status = Literal["in_progress", "completed", "incomplete"]
+Truncation = Literal["auto", "disabled"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -55,6 +56,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     priority: Priority | None = None
+    # auto: the oldest turns are left out where the conversation is longer than the context.
+    truncation: Truncation | None = None
     store: bool | None = None  # false: it is not kept, also by a server that keeps responses
     previous_response_id: str | None = None
     # Known, and refused: they ask for something that is kept here, or that runs later.
@@ -134,4 +137,15 @@ class ModelResponse(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None = None
     text: TextOptions | msgspec.UnsetType = msgspec.UNSET
     store: bool = False
+    truncation: Truncation = "disabled"
     previous_response_id: str | None = None
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """GET /v1/responses/{id}/input_items"""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False

@@ -61,6 +61,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     priority: Priority | None = None
     cache_salt: str | None = None  # requests of different salts share no cached prefix
+    # Cut a prompt to its last so many tokens; -1: to what leaves room for the answer.
+    truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
     guided_json: Any = None

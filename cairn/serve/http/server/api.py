@@ -82,7 +82,12 @@ from cairn.serve.http.endpoints.rerank import (
     rerank,
     score,
 )
-from cairn.serve.http.endpoints.responses import delete_response, response, responses
+from cairn.serve.http.endpoints.responses import (
+    delete_response,
+    input_items,
+    response,
+    responses,
+)
 from cairn.serve.http.endpoints.role import role
 from cairn.serve.http.endpoints.sleep import is_sleeping, sleep, wake_up
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
@@ -176,6 +181,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/responses", responses),
     ("GET", "/v1/responses/{id}", response),
+    ("GET", "/v1/responses/{id}/input_items", input_items),
     ("DELETE", "/v1/responses/{id}", delete_response),
     ("POST", "/v1/files", create_file),
     ("GET", "/v1/files", list_files),

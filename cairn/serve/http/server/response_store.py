@@ -11,6 +11,7 @@ from cairn.serve.http.protocol.responses import ModelResponse
 
 class Stored(NamedTuple):
     response: ModelResponse
+    inputs: list[dict[str, Any]]  # what it was asked with, the conversation before it included
     items: list[dict[str, Any]]  # the conversation so far, as a request would send it
 
 

@@ -282,6 +282,17 @@ class Service:
             return wanted
         return min(wanted or max(1, self.serving.limits.context - prompt_tokens), largest)
 
+    def most_prompt_tokens(self, asked: int | None, answer: int) -> int | None:
+        """How many tokens a prompt is cut to; None: it is refused where it is too long. `answer`: tokens behind it."""
+        if asked is None:
+            return None
+        context = self.serving.limits.context
+        if asked != -1 and not 1 <= asked < context:
+            most = context - 1
+            said = f"truncate_prompt_tokens is {asked}; it has to be -1 or between 1 and {most}"
+            raise Refusal(400, said, param="truncate_prompt_tokens")
+        return max(context - answer, 1) if asked == -1 else asked
+
     @property
     def reading(self) -> tuple[LoopWaker, bool]:
         """How an `AnswerReader` of this event loop is woken."""
