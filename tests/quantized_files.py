@@ -112,6 +112,13 @@ def fp8(
     return Written(tensors, levels_NK.float() * spread)
 
 
+def fbgemm_fp8(chance: np.random.Generator, rows: int, columns: int) -> Written:
+    made = fp8(chance, rows, columns, (1, columns))
+    scale = made.tensors["weight_scale_inv"]
+    assert scale.shape == (rows, 1)
+    return Written({"weight": made.tensors["weight"], "weight_scale": scale}, made.weight)
+
+
 def modelopt_fp8(chance: np.random.Generator, rows: int, columns: int) -> Written:
     made = fp8(chance, rows, columns, None)
     scale = made.tensors["weight_scale_inv"]
@@ -181,6 +188,7 @@ CASES = {
     "fp8-tensor": Case(
         {"quant_method": "fp8", "activation_scheme": "static"}, lambda *a: fp8(*a, None)
     ),
+    "fbgemm-fp8": Case({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fbgemm_fp8),
     "modelopt-fp8": Case({"quant_method": "modelopt", "quant_algo": "FP8"}, modelopt_fp8),
     "modelopt-nvfp4": Case(
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head*"]},

@@ -1,7 +1,8 @@
 """Matrices as transformers' own fp8 stores them (Qwen3-*-FP8, DeepSeek), and AutoFP8 before it.
 
 weight e4m3 [N, K]; weight_scale_inv, which multiplies despite its name: [ceil(N/128), ceil(K/128)], or one number.
-AutoFP8 calls it weight_scale. Static activations have one scale: activation_scale, or input_scale.
+AutoFP8 calls it weight_scale, and so does FBGEMM, which has one for each row: [N, 1]. Static activations have one
+scale: activation_scale, or input_scale.
 """
 
 import torch

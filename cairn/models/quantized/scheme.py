@@ -25,6 +25,7 @@ Activations = Literal["float", "token", "group", "tensor"]  # as `planes.Activat
 
 CONFIG = "quantization_config"
 GGUF = "gguf"  # the method of a file that says it by itself
+FBGEMM = "fbgemm_fp8"  # of transformers, with a scale for each row: Llama-3.1-405B-FP8
 # What other engines call a method by the kernel that they run it with.
 ALIASES = {
     "gptq_marlin": "gptq",
@@ -33,7 +34,7 @@ ALIASES = {
     "compressed_tensors": "compressed-tensors",
     "modelopt_fp4": "modelopt",
     "nvfp4": "modelopt",
-    "fbgemm_fp8": "fp8",
+    FBGEMM: "fp8",
 }
 
 
@@ -249,6 +250,8 @@ def _awq(fields: Fields) -> Quantization:
 def _fp8(fields: Fields) -> Quantization:
     static = fields.take("activation_scheme", str, "dynamic") == "static"
     rows, columns = _block(fields, "weight_block_size")
+    if fields.config.get("quant_method") == FBGEMM:
+        rows = 1  # each has a scale; activation_scale_ub, a bound for activations, is not needed
     activations: Activations = "tensor" if static else "group" if columns else "token"
     skipped = fields.take_list("modules_to_not_convert", str, [])
     skipped += fields.take_list("ignored_layers", str, [])
