@@ -176,6 +176,8 @@ class Agent:
     def _send_one(self, copy: Written, shard: Shard) -> None:
         """A copy that no other node takes is settled all the same: the run goes on with one copy, and says so."""
         sums = part_sums(shard.view(copy.slot, copy.used), copy.cuts)
+        if shard.step(copy.slot) != copy.step:
+            return  # its rank writes there again: these are sums of neither copy
         shard.sums[copy.slot] = Sums(copy.cuts, sums)
         message = Put(
             copy.generation, copy.rank, copy.step, copy.used, copy.cuts, sums, shard.world
@@ -229,11 +231,12 @@ class Agent:
                 PATIENCE_S
             ):  # a sender that is cut off must not keep the room for ever
                 link.receive_into([memoryview(first), room[8:]])
+            # Before the step, by which the copy is found from then on.
+            shard.used[slot], shard.sums[slot] = copy.used, Sums(copy.cuts, copy.sums)
             room[:8] = first
             fine = part_sums(room, copy.cuts) == copy.sums
             if not fine:
                 mark(shard.memory, slot, shard.size, -1)
-            shard.used[slot], shard.sums[slot] = copy.used, Sums(copy.cuts, copy.sums)
         link.send(Done(fine, "" if fine else "its bytes changed on the way"))
 
     def _ask(self, link: Link, _: Ask) -> None:

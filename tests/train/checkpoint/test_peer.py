@@ -21,12 +21,12 @@ from cairn.train.checkpoint import peer_agent
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
 from cairn.train.checkpoint.peer_memory import PeerMemory
-from cairn.train.checkpoint.peer_messages import Done, Fetch, Put
+from cairn.train.checkpoint.peer_messages import Done, Fetch, Put, Sums, Written
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
 from cairn.train.checkpoint.peer_readers import LEAST_BYTES, Mapped, Wanted, shared_out
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
-from cairn.train.checkpoint.peer_shard import Shard
+from cairn.train.checkpoint.peer_shard import Shard, mark
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.checkpoint.word_sums import word_sum
 from cairn.train.recovery.board import Board
@@ -405,6 +405,29 @@ def test_a_copy_that_is_overwritten_while_it_is_read_is_refused():
     content[0] = 2**64 - 1  # what a writer does first
     with pytest.raises(Gone, match="overwritten"):
         mapped.read(wanted)
+
+
+def test_a_copy_that_is_written_again_while_it_is_summed_gets_no_sums_of_both(
+    tmp_path, monkeypatch
+):
+    """The copy behind it would be taken for damaged."""
+    doors = Doors.open(str(tmp_path / "agent"))
+    agent, shard = Agent(0, doors, None, Board(1, 1)), Shard(4096, 1)
+    agent.own[1, 0] = shard
+    written = Written(generation=1, rank=0, step=3, slot=0, used=64, cuts=[0])
+    mark(shard.memory, 0, shard.size, 3)
+    shard.sums[0] = Sums([0], [])
+
+    def summed(view, cuts):
+        mark(shard.memory, 0, shard.size, 5)  # the rank was faster
+        return [17]
+
+    monkeypatch.setattr(peer_agent, "part_sums", summed)
+    agent._send_one(written, shard)
+    assert shard.sums[0].sums == []
+    assert int(agent.board.nodes["alone"][0]) == 0
+    doors.close()
+    shard.close()
 
 
 def test_a_copy_is_sent_from_where_it_lies_also_when_its_shard_is_closed_meanwhile():
