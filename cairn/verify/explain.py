@@ -52,11 +52,14 @@ def fit(
     plain: Sequence[Observation],
     under: Sequence[Observation],
 ) -> Fit:
-    """All three have the same probes, and the rows of `plain` and `under` have every token that was observed."""
+    """All three have the same probes, and the rows of `plain` and `under` have every token that was observed.
+
+    A row is empty where nothing is known: a text that begins with its first word says nothing about that.
+    """
     places = []
     for seen, expected, changed in zip(observed, plain, under, strict=True):
         for row, plain_row, under_row in zip(seen.rows, expected.rows, changed.rows, strict=True):
-            if not row:
+            if not (row and plain_row and under_row):
                 continue
             a, p, h = (roots(one, list(row)) for one in (row, plain_row, under_row))
             places.append((squared(p, h), squared(a, p), squared(a, h)))

@@ -29,6 +29,7 @@ class Prompted(NamedTuple):
 
     ids: list[int]
     first: int
+    unseen: int = 0  # scored tokens that nothing comes before any more
 
 
 class PlainPath:
@@ -55,7 +56,8 @@ class PlainPath:
         ids, first = observed.ids, observed.first
         prompt = prompt_of(observed, hypothesis)
         logprobs_RV = score(model, prompt.ids, prompt.first)
-        return Observation(observed.probe, ids, first, _rows(logprobs_RV, observed.rows))
+        rows = [*[{}] * prompt.unseen, *_rows(logprobs_RV, observed.rows[prompt.unseen :])]
+        return Observation(observed.probe, ids, first, rows)
 
 
 def prompt_of(observed: Observation, hypothesis: Hypothesis | None) -> Prompted:
@@ -66,7 +68,9 @@ def prompt_of(observed: Observation, hypothesis: Hypothesis | None) -> Prompted:
         before = hypothesis.ids(observed.ids[: observed.first])
         return Prompted([*before, *observed.ids[observed.first :]], len(before))
     ids = hypothesis.ids(observed.ids)
-    return Prompted(ids, max(observed.first + len(ids) - len(observed.ids), 1))
+    first = observed.first + len(ids) - len(observed.ids)
+    unseen = max(1 - first, 0)
+    return Prompted(ids, first + unseen, unseen)
 
 
 @torch.inference_mode()

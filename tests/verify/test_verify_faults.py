@@ -1,6 +1,7 @@
 """Planted faults are named; healthy deployments are left alone."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +127,22 @@ def test_a_fault_is_named_beneath_bfloat16_rounding(tmp_path):
     served = copy(tmp_path / "served", {"rope_theta": 500_000.0})
     verdict = judged(TINY, observed(served, TINY, "bfloat16"))
     assert [one.name for one in verdict.findings] == ["rope base"]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_begin_of_text_that_is_missing_is_named(missing):
+    """Of a model whose tokenizer begins texts with one; one that is there is no fault, in bfloat16 either."""
+    (model, path), bos = opened(TINY), 3
+    ids = [bos, *probes_of(*_claims(TINY))[0].ids]
+    run = path.model if missing else rounded(path.model, "bfloat16")
+    rows = [{}, *rows_of(score(run, ids[1:], 1))] if missing else rows_of(score(run, ids, 1))
+    seen = Evidence(model="m", source="s", observations=[Observation("prose", ids, 1, rows)])
+    tokenizer = SimpleNamespace(bos_id=bos, encode=lambda text: [bos, 5])
+    verdict = Check(path, model.spec, tokenizer).verdict(seen, "bfloat16")
+    assert verdict.status == ("differs" if missing else "agrees")
+    assert [one.says for one in verdict.findings] == (
+        ["the begin-of-text token is missing"] if missing else []
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
