@@ -120,11 +120,22 @@ def test_shares_add_up_to_what_was_measured(ticks):
 
     for device_s, joules, advanced in ticks:
         meter.tick(device_s, joules, [Advanced(key, count, bill) for key, count in advanced])
+    meter.tick(0.0, 0.0, [])
     device = sum(one.device_s for one in meter.keys.values())
     energy = sum(one.joules for one in meter.keys.values())
     assert device + meter.idle_s == pytest.approx(sum(tick[0] for tick in ticks))
     assert energy + meter.idle_joules == pytest.approx(sum(tick[1] for tick in ticks))
     assert billed == [pytest.approx(device), pytest.approx(energy)]
+
+
+def test_a_long_prompt_is_billed_for_all_of_its_time():
+    meter = Meter()
+    for tokens in (0, 0, 900, 1):
+        meter.tick(1.0, 10.0, [Advanced("a", tokens, lambda seconds, joules: None)])
+    assert (meter.of("a").device_s, meter.of("a").joules, meter.idle_s) == (4.0, 40.0, 0.0)
+    meter.tick(1.0, 10.0, [Advanced("b", 0, lambda seconds, joules: None)])  # it leaves without one
+    meter.tick(1.0, 10.0, [])
+    assert (meter.idle_s, meter.idle_joules) == (2.0, 20.0)
 
 
 def test_a_budget_ends_with_the_day():

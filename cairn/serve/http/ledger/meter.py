@@ -2,6 +2,7 @@
 
     tick    the engine computed for 0.83 s and the device took 412 J since the last tick; these requests advanced:
             a 120 tokens, b 40 tokens   -->   a gets 3/4 of both, b 1/4; with nobody there, it is idle
+            a is there, and no token has come yet (a long prompt)   -->   kept for the next tick that brings some
 
 Nothing is estimated twice: the shares of a tick add up to what was measured in it, so requests, keys and the idle rest
 add up to the engine's totals and to the energy counter of the device. A token counts the same in prompt and answer.
@@ -40,18 +41,25 @@ class Meter:
         self.tokens_per_day = tokens_per_day
         self.keys: dict[str, Usage] = {}
         self.idle_s = self.idle_joules = 0.0  # that no request was there for
+        self._kept_s = self._kept_joules = 0.0  # of ticks in which somebody was there without a token
         self._day = 0
 
     def of(self, key: str) -> Usage:
         return self.keys.setdefault(key, Usage())
 
     def tick(self, device_s: float, joules: float, advanced: Iterable[Advanced]) -> None:
-        moved = [one for one in advanced if one.tokens > 0]
-        total = sum(one.tokens for one in moved)
-        if not total:
+        there = list(advanced)
+        moved = [one for one in there if one.tokens > 0]
+        device_s, joules = device_s + self._kept_s, joules + self._kept_joules
+        self._kept_s = self._kept_joules = 0.0
+        if there and not moved:
+            self._kept_s, self._kept_joules = device_s, joules
+            return
+        if not moved:
             self.idle_s += device_s
             self.idle_joules += joules
             return
+        total = sum(one.tokens for one in moved)
         for one in moved:
             seconds, energy = device_s * one.tokens / total, joules * one.tokens / total
             usage = self.of(one.key)
