@@ -39,7 +39,7 @@ def run(args: list[str]) -> int:
     options = load(Replay, args=args, env_prefix="CAIRN_REPLAY_").value
     if not options.request:
         raise UsageError("no request is named", hint="give a file of `cairn serve --capture DIR`")
-    from cairn.serve.capture import file_of, read_captured
+    from cairn.serve.capture import file_of, not_replayed, read_captured
 
     file = Path(options.request)
     if options.folder is not None and not file.exists():
@@ -52,8 +52,8 @@ def run(args: list[str]) -> int:
     }
     given = {name: value for name, value in changes.items() if value is not None}
     config = msgspec.structs.replace(captured.engine, **given)
-    if any(answer.constrained for answer in captured.answers):
-        print("the answer followed a grammar, which is not replayed", file=sys.stderr)
+    for said in not_replayed(captured):
+        print(said, file=sys.stderr)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.verify.replay import replay
 

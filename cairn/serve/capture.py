@@ -35,6 +35,7 @@ class CapturedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = 0  # prompt tokens that came from the prefix cache
     preemptions: int = 0
     constrained: bool = False  # by a grammar, which is not kept
+    adapted: bool = False  # by an adapter, which is not kept, either
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,7 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     versions: dict[str, str]
     answers: list[CapturedAnswer]
+    weights_version: int = 0  # 0: the weights that the engine was started with
     format: int = FORMAT
 
 
@@ -67,7 +69,7 @@ class Capture:
         self.folder, self.engine, self.device = folder, engine, device
         self._thread = ThreadPoolExecutor(1, "cairn capture")
 
-    def keep(self, id: str, jobs: Sequence[Job]) -> None:
+    def keep(self, id: str, jobs: Sequence[Job], weights_version: int = 0) -> None:
         if any(job.request.pictures for job in jobs):
             return  # without its pictures a prompt could not be repeated
         answers = [_answer(job) for job in jobs if job.request.prompt]
@@ -77,6 +79,7 @@ class Capture:
             device=self.device,
             versions={"cairn": cairn.__version__},
             answers=answers,
+            weights_version=weights_version,
         )
         self._thread.submit(self._write, made)
 
@@ -102,7 +105,20 @@ def _answer(job: Job) -> CapturedAnswer:
         cached=request.cached,
         preemptions=request.ledger.preemptions,
         constrained=request.constraint is not None or job.guide is not None,
+        adapted=request.adapter != 0,
     )
+
+
+def not_replayed(captured: Captured) -> list[str]:
+    """What made the answers and is not in the file, in a sentence each: they may differ for that alone."""
+    said = []
+    if any(answer.constrained for answer in captured.answers):
+        said.append("the answer followed a grammar, which is not replayed")
+    if any(answer.adapted for answer in captured.answers):
+        said.append("the answer is an adapter's, and the model alone is replayed")
+    if version := captured.weights_version:
+        said.append(f"the weights had been replaced (version {version}), and the first ones answer")
+    return said
 
 
 def file_of(folder: Path, id: str) -> Path:

@@ -96,10 +96,14 @@ def test_the_verb_says_so_and_leaves_with_a_status(captured, capsys, tmp_path):
     file = folder / "request-1.json"
     written = json.loads(file.read_text())
     written["answers"][0]["tokens"][2] = (written["answers"][0]["tokens"][2] + 1) % 100
+    written["answers"][0]["adapted"], written["weights_version"] = True, 3
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps(written))
     assert main(["replay", str(changed), "--json"]) == 1
-    assert msgspec.json.decode(capsys.readouterr().out)[0]["differs_at"] == 2
+    said = capsys.readouterr()
+    assert msgspec.json.decode(said.out)[0]["differs_at"] == 2
+    assert "adapter's" in said.err
+    assert "version 3" in said.err
     assert main(["replay", str(tmp_path / "none.json")]) == 2
 
 

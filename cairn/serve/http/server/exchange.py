@@ -343,7 +343,8 @@ class Exchange:
         if self._call.wants_ledger:
             self._note_digest()
         if self._service.capture is not None:
-            self._service.capture.keep(self._call.id, self.jobs)
+            version = self._service.serving.engine.weights_version()
+            self._service.capture.keep(self._call.id, self.jobs, version)
         if self._call.body:
             self._service.pulse.bind(self._call.body, self.jobs)
         self.abort()  # whatever is left
