@@ -41,7 +41,9 @@ class Meter:
         self.tokens_per_day = tokens_per_day
         self.keys: dict[str, Usage] = {}
         self.idle_s = self.idle_joules = 0.0  # that no request was there for
-        self._kept_s = self._kept_joules = 0.0  # of ticks in which somebody was there without a token
+        self._kept_s = self._kept_joules = (
+            0.0  # of ticks in which somebody was there without a token
+        )
         self._day = 0
 
     def of(self, key: str) -> Usage:
