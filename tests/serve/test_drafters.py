@@ -381,6 +381,20 @@ def test_a_text_that_the_draft_model_cannot_hold_goes_without_drafts():
     assert [len(tokens) for tokens in found] == [0, 3]
 
 
+def test_a_draft_model_has_no_tiers_of_its_own():
+    """They would take the host's memory twice, and the port at which pages are shared."""
+    from cairn.models.runnable import open_model
+    from cairn.serve.config import EngineConfig
+    from cairn.serve.engine.speculate.draft_model import open_draft_model
+
+    name = "random:tiny-llama"
+    config = EngineConfig(model=name, speculate=name, device="cpu", max_model_len=64, max_num_seqs=2,
+                          kv_offload_host="1MiB", kv_offload_share="127.0.0.1:0")  # fmt: skip
+    drafter = open_draft_model(config, open_model(name))
+    assert drafter.engine.tiers is None
+    assert len(drafter.propose([Ask(request_of([5, 9, 7]), [], 3)])[0]) == 3
+
+
 def test_a_name_that_names_nothing_is_refused_with_the_drafters_there_are():
     from tiny_engines import tiny_engine
 
