@@ -24,6 +24,7 @@ import msgspec
 CHUNK_BYTES = 1024
 CHUNK_TOKENS = 64
 LONG_CONTENT = 2048  # bytes of a list of parts that may hold a picture
+LONG_TOOLS = 1 << 16  # bytes; a thousand tools of a body's size would be gigabytes
 MOST_WANTED = 1 << 20  # tokens of an answer that are believed, whatever a request says
 TOKEN_BYTES = 4  # what a token is taken for where nobody has counted
 _KEY = Struct("<Q8x").unpack
@@ -120,7 +121,8 @@ def with_answer(asked: Asked, answer: str) -> PromptKeys:
 
 def _root(asked: Asked) -> bytes:
     tools = b"" if asked.tools is _NOTHING else bytes(asked.tools)
-    return _seed(asked.model or "", asked.cache_salt or "", tools)
+    seed = _seed if len(tools) <= LONG_TOOLS else _seed.__wrapped__  # not remembered
+    return seed(asked.model or "", asked.cache_salt or "", tools)
 
 
 @lru_cache(1024)

@@ -367,7 +367,7 @@ class EngineClient:
             idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0, groups_used=())
             self.stats = msgspec.structs.replace(self.stats, **idle)  # nobody is there to run
             self._group = self._start()
-            for number, folder in self._adapters.items():
+            for number, folder in list(self._adapters.items()):  # others may add one meanwhile
                 self._group.send(LoadAdapter(self.new_number(), number, folder, beside=False))
             if self._followed is not None:  # the new one begins with nothing
                 self._followed.cleared()

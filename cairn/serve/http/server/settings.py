@@ -119,7 +119,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         for name in POSITIVE:
             value = getattr(self, name)
             _check(name, value, 0 < value < 1e9, "above 0")
-        for name in ("key_requests_per_minute", "key_concurrent_requests", "max_request_tokens"):
+        for name in ("key_requests_per_minute", "key_concurrent_requests", "key_tokens_per_day",
+                     "max_request_tokens"):  # fmt: skip
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
         fine = (self.otel_endpoint or "http://").startswith(("http://", "https://"))
