@@ -3,7 +3,7 @@
 Names and meanings are those that vLLM's users know. None or "auto": chosen from the model and the machine, and said.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import tyro
@@ -16,6 +16,16 @@ from cairn.serve.engine.request import MOST_DRAFTS
 DEFAULT_SEQUENCES = 256
 MOST_RANKS = 8  # that share a model: GPUs of one machine
 SPECULATE = "ngram, suffix, grammar, mtp, auto, off, a model or the folder of an EAGLE-3 head"
+# What an engine does not need that serves nobody itself, such as one for drafts: tiers of the cache, adapters, sleep.
+NOT_SERVING: dict[str, Any] = {
+    "kv_offload_host": None,
+    "kv_offload_disk": None,
+    "kv_offload_share": None,
+    "kv_offload_peers": None,
+    "max_loras": 0,
+    "lora_room": 0,
+    "enable_sleep_mode": False,
+}
 # What other engines take under names that are not here, and what does it instead.
 INSTEAD = {
     "seed": "SamplingParams(seed=...) makes an answer repeat",

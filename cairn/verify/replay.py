@@ -20,7 +20,7 @@ from cairn.models.linear.maps import linears
 from cairn.models.linear.transposed import Transposed
 from cairn.models.transformer import Transformer
 from cairn.serve.capture import Captured, CapturedAnswer, digest_of
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import NOT_SERVING, EngineConfig
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.runner import Runner
@@ -110,12 +110,23 @@ def one_request(config: EngineConfig) -> EngineConfig:
             f"the request was served by {config.tensor_parallel_size} ranks, and is replayed by one",
             hint="give --tensor-parallel-size 1, if the model fits one device",
         )
-    return msgspec.structs.replace(config, enforce_eager=True, enable_prefix_caching=False)
+    return msgspec.structs.replace(
+        config, enforce_eager=True, enable_prefix_caching=False, **NOT_SERVING
+    )
 
 
 def plain_of(config: EngineConfig) -> EngineConfig:
+    """Nothing is rounded: neither weights as they are loaded, nor the head, nor keys and values."""
     return msgspec.structs.replace(
-        config, plain=True, dtype="float32", weights="float", batch_invariant=False, speculate="off"
+        config,
+        plain=True,
+        dtype="float32",
+        weights="float",
+        quantization=None,
+        head="auto",
+        kv_cache_dtype="auto",
+        batch_invariant=False,
+        speculate="off",
     )
 
 

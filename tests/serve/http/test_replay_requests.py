@@ -12,7 +12,7 @@ from cairn.cli.main import main
 from cairn.models.lean import Lean
 from cairn.serve.capture import Captured, digest_of, read_captured
 from cairn.verify.departure import departure, first_difference
-from cairn.verify.replay import replay
+from cairn.verify.replay import one_request, plain_of, replay
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,17 @@ def test_twenty_captured_requests_give_the_same_tokens(captured):
     assert [one.digest for one in again] == [one.fast_digest for one in again]
     assert [one.departure for one in again] == [None] * 24
     assert max(max(one.errors, default=0.0) for one in again) < 1e-4
+
+
+def test_what_only_a_server_has_keeps_no_request_from_being_replayed(captured):
+    """Tiers want the prefix cache, and weights that are rounded as they are loaded are no float weights."""
+    one = read_captured(captured[0] / "request-2.json")
+    served = msgspec.structs.replace(one.engine, kv_offload_host="1MiB", max_loras=2)
+    (found,) = replay(msgspec.structs.replace(one, engine=served))
+    assert found.same
+    rounded = msgspec.structs.replace(served, quantization="fp8", head="8bit", kv_cache_dtype="fp8")
+    plain = plain_of(one_request(rounded))
+    assert (plain.quantization, plain.head, plain.kv_cache_dtype) == (None, "auto", "auto")
 
 
 def test_the_ledger_has_the_digest_of_a_captured_answer(captured):

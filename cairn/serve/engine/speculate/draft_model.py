@@ -14,6 +14,7 @@ import msgspec
 
 from cairn.core.errors import ConfigError, RequestError
 from cairn.models.cache import cache_groups
+from cairn.serve.config import NOT_SERVING
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.speculate.drafter import Ask
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
 PAGE = 16  # tokens: what the last page holds is computed again for every draft
 PAGED_TOKENS = 65536  # of all requests that the draft model remembers at once on a GPU
 CPU_PAGED_TOKENS = 4096  # and on a CPU, besides one of the longest
-# What the engine that serves has, and one for drafts has not: tiers of the cache, adapters.
-NOT_ITS_OWN = {
-    "kv_offload_host": None,
-    "kv_offload_disk": None,
-    "kv_offload_share": None,
-    "kv_offload_peers": None,
-    "max_loras": 0,
-    "lora_room": 0,
-}
 
 
 class ModelDrafter:
@@ -110,7 +102,7 @@ def open_draft_model(config: "EngineConfig", target: "OpenModel") -> ModelDrafte
         step_ms=0.0,
         kv_cache_dtype="auto",
         head="auto",
-        **NOT_ITS_OWN,
+        **NOT_SERVING,
     )
     engine = start_with(opened, runnable, own, sole=True).engine
     engine.overlap = False
