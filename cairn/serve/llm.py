@@ -328,17 +328,20 @@ class LLM:
 
 
 class _Countdown:
-    """How many answers a call of `generate` still waits for. Written by the engine's thread alone."""
+    """How many answers a call of `generate` still waits for. Where an engine dies meanwhile, two threads count."""
 
     def __init__(self) -> None:
         self.left = 0
         self.over = threading.Event()
+        self._lock = threading.Lock()
 
     def on_update(self, job: Job) -> None:
-        if job.answer.finished:
+        if not job.answer.finished:
+            return
+        with self._lock:
             self.left -= 1
-            if self.left == 0:
-                self.over.set()
+        if self.left == 0:
+            self.over.set()
 
 
 def _progress_of(jobs: Sequence[Job]) -> tuple[int, int]:

@@ -233,6 +233,16 @@ def test_parts_of_text_are_one_text(server):
     assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
 
 
+def test_a_stream_says_what_stopped_it_as_a_whole_answer_does(server):
+    asked = dict(model="tiny", messages=MESSAGES, temperature=0, max_tokens=24)
+    text = server.client.chat.completions.create(**asked).choices[0].message.content
+    asked["stop"] = [text[4:7]]
+    whole = server.client.chat.completions.create(**asked).choices[0]
+    *others, last = server.client.chat.completions.create(**asked, stream=True)
+    assert whole.stop_reason == last.choices[0].stop_reason == text[4:7]
+    assert not any("stop_reason" in (one.choices[0].model_extra or {}) for one in others)
+
+
 def test_responses(server):
     chat = server.client.chat.completions.create(
         model="tiny", messages=MESSAGES, temperature=0, max_tokens=24

@@ -52,6 +52,15 @@ VALID = [
             "max_tokens": 2,
         },
     ),
+    (
+        "/v1/completions",
+        {
+            "prompt": "Hi you",
+            "truncate_prompt_tokens": 1,
+            "add_special_tokens": False,
+            "max_tokens": 1,
+        },
+    ),
     ("/v1/completions", {"prompt": "Hi", "guided_regex": "[ab]{1,3}", "max_tokens": 2}),
     ("/v1/completions", {"prompt": "Hi", "guided_choice": ["a", "b"], "max_tokens": 2}),
     ("/v1/completions", {"prompt": "Hi", "guided_grammar": 'start: "a" | "b"', "max_tokens": 2}),
@@ -154,6 +163,8 @@ VALID = [
             "top_p": 0.9,
             "metadata": {"a": "b"},
             "reasoning": {"effort": "low"},
+            "truncation": "auto",
+            "priority": 1,
         },
     ),
     (

@@ -136,6 +136,8 @@ class ChatReply:
         if made:
             made[0].logprobs = self.logprobs(delta)
             made[-1].finish_reason = reason
+            if delta.finished:
+                made[-1].stop_reason = delta.stop_reason
             if self.asked.return_token_ids:
                 made[0].token_ids = delta.token_ids
         return made

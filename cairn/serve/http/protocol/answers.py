@@ -97,6 +97,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: Reason | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET  # with the reason
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
