@@ -14,7 +14,7 @@ import tyro
 
 from cairn.core.config import load
 from cairn.core.units import format_duration
-from cairn.models.hub import AUTO, default_model
+from cairn.models.hub import AUTO, check_name, default_model
 from cairn.serve.http.server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def run(args: list[str]) -> int:
         from cairn.cli.serve_several import run_several
 
         return run_several(options)
+    check_name(options.model)
     if options.slo is not None:
         options = with_slo(options, options.slo)
     logging.basicConfig(

@@ -11,6 +11,7 @@ Returns a path; what is in it is `checkpoint`'s business.
 
 import importlib.util
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,12 @@ def resolve(name: str) -> Path:
         f"no file or folder {name!r}, and it is not a repository name",
         hint=_suggestion(name) or "give a path, or owner/name of a model hub",
     )
+
+
+def check_name(name: str) -> None:
+    """ModelNotFound where a name is nowhere; for commands, before they import torch, which takes seconds."""
+    if not name.startswith("random:"):
+        resolve(name)
 
 
 def is_packaged(name: str) -> bool:
@@ -157,6 +164,7 @@ def config_of(name: str) -> Path:
     return _from_hub(name, "config.json")
 
 
+@lru_cache(16)  # one server opens its model several times; what is not found is asked for again
 def _from_hub(name: str, file: str | None) -> Path:
     # Imported late: half a second that `cairn --help` and local paths need not pay.
     from huggingface_hub import hf_hub_download, snapshot_download

@@ -17,6 +17,12 @@ from cairn.models.hub import PACKAGED, UNWANTED, WANTED, Packaged, resolve
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+@pytest.fixture(autouse=True)
+def _asks_again():
+    """What another test was told by the hub is forgotten."""
+    hub._from_hub.cache_clear()
+
+
 def refusal(name: str) -> ModelNotFound:
     with pytest.raises(ModelNotFound) as caught:
         resolve(name)

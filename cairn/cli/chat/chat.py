@@ -15,7 +15,7 @@ import tyro
 from cairn.cli.main import EXIT_INTERRUPTED
 from cairn.core.config import load
 from cairn.core.errors import UsageError
-from cairn.models.hub import AUTO, BETTER, TINY, default_model
+from cairn.models.hub import AUTO, BETTER, TINY, check_name, default_model
 
 if TYPE_CHECKING:
     from cairn.cli.chat.chat_loop import Chat
@@ -160,8 +160,10 @@ def _talker(options: ChatOptions) -> "Talker":
         return ServerTalker(options.url, model, _key(options), options.timeout)
     from cairn.cli.chat.chat_local import LocalTalker
 
+    model = TINY if options.model is None else options.model
+    check_name(model)
     return LocalTalker(
-        TINY if options.model is None else options.model,
+        model,
         options.chat_template,
         weights=options.weights,
         device=options.device,

@@ -18,7 +18,7 @@ from cairn.core.errors import ConfigError, HardwareError, RequestError, UsageErr
 from cairn.core.events import span
 from cairn.core.prose import in_terminal
 from cairn.core.units import format_bytes, format_duration, format_rate
-from cairn.models.hub import AUTO, default_model
+from cairn.models.hub import AUTO, check_name, default_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,6 +118,7 @@ def run(args: list[str]) -> int:
         default = default_model()
         options = msgspec.structs.replace(options, model=default.name)
         print(default.why, file=sys.stderr)
+    check_name(options.model)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.models.generate import Sampling, budget
     from cairn.models.runnable import open_model
