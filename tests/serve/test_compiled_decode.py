@@ -23,10 +23,15 @@ from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.compiled_layers import CompiledLayers, obstacle
+from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
+from cairn.serve.separation.decode import DecodeSide
+from cairn.serve.separation.pair import Separated
+from cairn.serve.separation.prefill import Ask, PrefillSide
+from cairn.serve.separation.timed import generate_alone
 
 pytestmark = pytest.mark.skipif(compiled.obstacle() is not None, reason=str(compiled.obstacle()))
 PAGE = 4
@@ -154,8 +159,8 @@ def test_a_compiled_step_has_the_bits_of_the_lean_form(spec, tokens):
     torch.testing.assert_close(expected, plain, rtol=1e-3, atol=1e-3)
 
 
-def answers(spec: ModelSpec, drafter: NoisyDrafter | None) -> list[list[int]]:
-    """Of an engine whose steps are compiled; prompts come in chunks beside requests that decode."""
+def compiled_engine(spec: ModelSpec, drafter: NoisyDrafter | None = None) -> Engine:
+    """Its steps are compiled, and prompts come in chunks beside requests that decode."""
     model, drafts = packed_model(spec), 0 if drafter is None else 5
     config = EngineConfig(
         model="packed",
@@ -170,6 +175,11 @@ def answers(spec: ModelSpec, drafter: NoisyDrafter | None) -> list[list[int]]:
     runnable = Runnable("packed", model, "a test")
     engine = start_with(opened, runnable, config, drafter=drafter, drafts=drafts).engine
     assert isinstance(engine.runner.lean, CompiledLayers)
+    return engine
+
+
+def answers(spec: ModelSpec, drafter: NoisyDrafter | None) -> list[list[int]]:
+    engine = compiled_engine(spec, drafter)
     kinds = [
         {"temperature": 0},
         {"temperature": 1.1, "seed": 4},
@@ -192,6 +202,25 @@ def test_compiled_steps_that_verify_drafts_answer_as_without(spec):
     for accuracy in (0.5, 1.0):
         told = dict(enumerate(wanted))
         assert answers(spec, NoisyDrafter(told, accuracy, spec.vocab)) == wanted
+
+
+@pytest.mark.parametrize("spec", [QWEN, GEMMA], ids=["qwen3", "gemma3"])
+def test_pages_that_move_to_where_another_engine_reads_them_are_those_of_compiled_steps(spec):
+    """A hand-over takes the pool into memory of its transport: steps write there, and read what arrives there."""
+    params = SamplingParams(temperature=0, max_tokens=12)
+    asks = [Ask(id=str(i), prompt=list(range(3, 40 + i)), params=params) for i in range(2)]
+    alone = [one.tokens for one in generate_alone(compiled_engine(spec), asks)]
+    engines = [compiled_engine(spec) for _ in range(2)]
+    for engine in engines:  # it has served before its role changes
+        engine.add(Request("first", [5, 6, 7], params))
+        engine.run()
+        engine.reset_prefix_cache()
+    sides = PrefillSide(engines[0], transport="shm"), DecodeSide(engines[1], transport="shm")
+    with Separated(*sides) as pair:
+        found = pair.generate(asks)
+        assert [one.tokens for one in found] == alone
+        assert [one.arrival.why_not for one in found] == [None, None]
+        assert all(isinstance(engine.runner.lean, CompiledLayers) for engine in engines)
 
 
 @torch.inference_mode()

@@ -89,6 +89,16 @@ class PagePool:
     def release(self) -> None:
         """Give the memory back; whoever wants pages again makes another pool."""
         self.cache, self._room, self.states = self.cache.new_empty(0), None, None
+        self._forget_views()
+
+    def move(self, cache: Tensor) -> None:
+        """Go on in other memory. Whoever keeps addresses of the old one has to be told."""
+        cache.copy_(self.cache)
+        self.cache = cache
+        self._forget_views()
+
+    def _forget_views(self) -> None:
+        """They are made again when they are asked for."""
         for view in ("by_slot", "slots", "layers", "rows", "addresses"):
             self.__dict__.pop(view, None)
 

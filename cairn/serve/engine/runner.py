@@ -150,6 +150,11 @@ class Runner:
         self._slept = None
         self.lean = serving_form(self.model, self.pool) if self._lean else None
 
+    def pages_moved(self) -> None:
+        """The pool has gone on in other memory: compiled steps keep its addresses, and are made again."""
+        if self.lean is not None:
+            self.lean = serving_form(self.model, self.pool)
+
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""
         arena_RD = self.model.arena_RD

@@ -49,7 +49,8 @@ class KVMemory:
         if self._staged:
             self._stage, self._free = cache, list(range(pages))
         else:
-            _move(pool, cache)
+            pool.move(cache)
+            runner.pages_moved()
 
     def entries_of(self, tokens: int) -> int:
         """Entries of the cache that a prompt of so many tokens hands over; whole pages where there are several groups.
@@ -143,11 +144,3 @@ def _grouping(pool: PagePool) -> str:
         return ""
     windows = ", ".join(f"{len(group.layers)} x {group.window}" for group in pool.groups)
     return f" in pages of {pool.page_size}, groups {windows}"
-
-
-def _move(pool: PagePool, cache: Tensor) -> None:
-    """The pool goes on in other memory; views of the old one are made again when they are asked for."""
-    cache.copy_(pool.cache)
-    pool.cache = cache
-    for view in ("by_slot", "slots", "layers", "rows"):
-        vars(pool).pop(view, None)
