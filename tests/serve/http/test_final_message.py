@@ -1,5 +1,6 @@
 """An answer that goes on behind a last message of the assistant: what `transformers` makes of it is the oracle."""
 
+import live_server
 import pytest
 import transformers
 
@@ -42,6 +43,18 @@ def test_answers_go_on_on_both_doors(server):
     assert chat["choices"][0]["message"]["content"] == whole["choices"][0]["text"]
     message = server.http.post("/v1/messages", json=body).json()
     assert message["content"][0]["text"] == whole["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("begins", "thought"), [("<think>Hm, ", "so"), ("<think>Hm.</think>It", None), ("It is", None)]
+)
+def test_a_thought_that_the_message_has_opened_goes_on_as_one(agent, begins, thought):
+    body = {"messages": begun(begins), "continue_final_message": True, "max_tokens": 60}
+    said = "so</think>Yes." if thought else " is."
+    with live_server.scripted(agent, said):
+        message = agent.http.post(PATH, json=body).json()["choices"][0]["message"]
+    assert message.get("reasoning_content") == thought
+    assert message["content"].strip() == ("Yes." if thought else "is.")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,15 @@ def with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [*messages[:-1], {**last, "content": _marked(content, len(messages) - 1)}]
 
 
+def opens_thought(messages: Sequence[Mapping[str, Any]], marks: tuple[str, str]) -> bool:
+    """Whether the last message, which the answer goes on with, ends inside of a thought. `marks`: around one."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list) and content and isinstance(content[-1], dict):
+        content = content[-1].get("text")
+    opening, closing = marks
+    return isinstance(content, str) and content.rfind(opening) > content.rfind(closing)
+
+
 def cut_at_mark(text: str) -> str:
     at = text.rfind(MARK)
     if at < 0:

@@ -13,7 +13,9 @@ from cairn.core.errors import RequestError
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.guide import Guide
 from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.chat.final_message import opens_thought
 from cairn.serve.http.chat.reader import Reader, keeps_marks, make_readers
+from cairn.serve.http.chat.reasoning import CLOSE, OPEN
 from cairn.serve.http.chat.structure import grammar_for, offer_of, thinking_of
 from cairn.serve.http.protocol.requests import ChatRequest
 from cairn.serve.http.protocol.sampling import sampling_of
@@ -50,6 +52,9 @@ async def prepare_chat(
     if longest is not None:
         prompt = _cut(prompt, longest)
     thinking = thinking_of(service, prompt.text or "")
+    goes_on = chat.continue_final_message is True and thinking != "channels"
+    if goes_on and opens_thought(chat.messages, (OPEN, CLOSE)):
+        thinking = "begun"
     grammar = await grammar_for(service, guide, offer, thinking)
     guided = grammar is not None
     most = service.most_tokens(max_tokens, len(prompt.token_ids))
