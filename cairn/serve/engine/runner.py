@@ -23,6 +23,7 @@ from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.batch import Batch, Staged
 from cairn.serve.engine.cache_scales import CacheScales
+from cairn.serve.engine.compiled_layers import CompiledLayers
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
@@ -152,8 +153,8 @@ class Runner:
 
     def pages_moved(self) -> None:
         """The pool has gone on in other memory: compiled steps keep its addresses, and are made again."""
-        if self.lean is not None:
-            self.lean = serving_form(self.model, self.pool)
+        if isinstance(self.lean, CompiledLayers):
+            self.lean = CompiledLayers(self.lean.lean, self.pool)
 
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""
