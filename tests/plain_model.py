@@ -52,6 +52,9 @@ class PlainModel:
             torch.stack([g.double().square().sum() for g in self.gradients().values()]).sum().sqrt()
         )
 
+    def steer_routers(self, factor):
+        pass
+
     def zero_grad(self):
         self.model.zero_grad()
 

@@ -3,7 +3,8 @@
     Mooncake (JSONL)   {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}
                        milliseconds; each id stands for 512 tokens, and equal ids for equal tokens: prefixes are shared
     Azure (CSV)        TIMESTAMP,ContextTokens,GeneratedTokens
-                       2023-11-16 18:15:46.6805900,374,44
+                       2023-11-16 18:15:46.6805900,374,44               of 2023
+                       2024-05-10 00:00:00.009930+00:00,2162,5          of 2024; whole seconds have no fraction
 
 Which of the two a file is, is seen from its first line. A line that is wrong is an error with its number: a trace that
 loses lines is another trace. Pure but for reading the file.
@@ -13,6 +14,7 @@ import csv
 import datetime
 import io
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +24,7 @@ import msgspec
 from cairn.core.errors import DataError
 
 BLOCK_TOKENS = 512  # of Mooncake's hashes
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -91,12 +94,13 @@ def parse_azure(text: str, where: str = "trace") -> Iterator[Traced]:
 
 
 def _seconds(stamp: str) -> float:
-    """Of "2023-11-16 18:15:46.6805900": seven digits, where Python reads six."""
-    whole, _, fraction = stamp.partition(".")
-    moment = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.UTC)
-    if fraction and not fraction.isdecimal():
+    """Of "2023-11-16 18:15:46.6805900": seven digits, where Python keeps six; without a zone it is UTC."""
+    found = STAMP.fullmatch(stamp.strip())
+    if found is None:
         raise ValueError(f"'{stamp}' is no time")
-    return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+    whole, fraction, zone = found.groups(default="")
+    moment = datetime.datetime.fromisoformat(whole + (zone or "+00:00"))
+    return moment.timestamp() + float(f"0{fraction}")
 
 
 def _checked(

@@ -31,8 +31,11 @@ def continuation_span(
     special tokens that the model expects, `encode_plain` none; `prefix` stands in for a context without tokens.
     """
     if context:
-        before = encode(context.rstrip())
+        stripped = context.rstrip()
+        before = encode(stripped)
         after = encode(context + continuation)[len(before) :]
+        if not after:  # one token of both: nothing to score would count as certain
+            after = encode_plain(context[len(stripped) :] + continuation)
     else:
         after = encode_plain(continuation)
         before = [prefix]

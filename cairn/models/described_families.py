@@ -299,6 +299,12 @@ def _hunyuan(fields: Fields) -> ModelSpec:
     rope = Fields(given, "rope_parameters")
     alpha, size = rope.take("alpha", float, 0.0), _head_dim(fields)
     rest: dict[str, Any] = {"qk_norm": True, "qk_norm_rotated": True, "head_dim": size}
+    kind = given.get("rope_type", given.get("type", "dynamic"))
+    if alpha > 0 and kind != "dynamic":
+        raise UnsupportedModel(
+            f"rope_parameters: alpha {alpha:g} with rope_type {kind}",
+            hint="alpha stretches the base of rope_type dynamic",
+        )
     if alpha > 0 and size > 2:
         theta = rope.take("rope_theta", float, fields.take("rope_theta", float, 1e4))
         rest["rope"] = Rope(theta=theta * alpha ** (size / (size - 2)))

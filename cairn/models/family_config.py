@@ -106,6 +106,11 @@ def _window(spec: ModelSpec) -> int | None:
     return max(spec.windows, default=0) or None
 
 
+def _always_a_window(spec: ModelSpec) -> Config:
+    """For families whose reference makes the mask of a window even where no layer has one."""
+    return {"sliding_window": _window(spec) or 4096}
+
+
 def _layer_types(spec: ModelSpec) -> Config:
     windowed = [bool(spec.window(i)) for i in range(spec.layers)]
     kinds = ["sliding_attention" if is_windowed else "full_attention" for is_windowed in windowed]
@@ -180,10 +185,10 @@ def _qwen(spec: ModelSpec) -> Config:
 
 def _gemma(spec: ModelSpec) -> Config:
     scalar = spec.scale**-2
-    config = _layer_types(spec) | {
+    config = _layer_types(spec) | _always_a_window(spec)
+    config |= {
         "attention_bias": spec.qkv_bias,
         "hidden_activation": _their_activation(spec.activation, "gelu_pytorch_tanh"),
-        "sliding_window": _window(spec) or 4096,
         "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar,
         "attn_logit_softcapping": spec.attention_softcap or None,
         "final_logit_softcapping": spec.logit_softcap or None,
@@ -239,7 +244,8 @@ def _olmo3(spec: ModelSpec) -> Config:
         "full_attention": _rope_parameters(spec.rope),
         "sliding_attention": _rope_parameters(spec.rope_local or spec.rope),
     }
-    return _layer_types(spec) | {"attention_bias": spec.qkv_bias, "rope_parameters": rope}
+    fields = _layer_types(spec) | _always_a_window(spec)
+    return fields | {"attention_bias": spec.qkv_bias, "rope_parameters": rope}
 
 
 def _seed_oss(spec: ModelSpec) -> Config:
@@ -307,7 +313,8 @@ def _deepseek(spec: ModelSpec) -> Config:
 
 def _gpt_oss(spec: ModelSpec) -> Config:
     experts = _experts(spec)
-    return _layer_types(spec) | {
+    fields = _layer_types(spec) | _always_a_window(spec)
+    return fields | {
         "attention_bias": spec.qkv_bias,
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.per_token,

@@ -56,7 +56,7 @@ class Expansion(Holder):
     def expanded(self, rows_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [N, H, unrotated + rotated] and values [N, H, value] of cached rows."""
         sizes = self.sizes
-        latent_NR, key_NP = self.shards.enter(rows_NE).split((sizes.rank, sizes.rotated), dim=-1)
+        latent_NR, key_NP = rows_NE.split((sizes.rank, sizes.rotated), dim=-1)
         both_NHX = linear(latent_NR, self.weight).unflatten(-1, (self.local, -1))
         k_NHC, v_NHV = both_NHX.split((sizes.unrotated, sizes.value), dim=-1)
         return torch.cat((k_NHC, key_NP[:, None].expand(-1, self.local, -1)), dim=-1), v_NHV
@@ -139,9 +139,14 @@ class LatentAttention(Sublayer):
         return torch.cat((q_THU, rotate(self._paired(q_THP))), dim=-1)
 
     def _rows(self, x_TD: Tensor, rotate: Rotation) -> Tensor:
-        latent_TR, key_TP = self.down(x_TD)[0].split((self.sizes.rank, self.sizes.rotated), dim=-1)
+        widths, shards = (self.sizes.rank, self.sizes.rotated), self.expansion.shards
+        latent_TR, key_TP = self.down(x_TD)[0].split(widths, dim=-1)
+        latent_TR = self.norm(latent_TR)
+        if shards.size > 1:  # tokens that were cut over the ranks are all here from now on
+            entered_TE = shards.enter(torch.cat((latent_TR, key_TP), dim=-1))
+            latent_TR, key_TP = entered_TE.split(widths, dim=-1)
         key_T1P = rotate(self._paired(key_TP[:, None]))
-        return torch.cat((self.norm(latent_TR), key_T1P[:, 0]), dim=-1)
+        return torch.cat((latent_TR, key_T1P[:, 0]), dim=-1)
 
     def _paired(self, x: Tensor) -> Tensor:
         """Columns in the order that `Rotation` pairs; queries and keys are reordered alike, which no score feels."""

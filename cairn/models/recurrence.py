@@ -63,7 +63,7 @@ def recur(attend: object, rule: Recurrence, inputs: Planes) -> Tensor:
     if not isinstance(attend, KeepsStates):
         raise ConfigError(
             f"{type(attend).__name__} carries no state along a sequence, and layer {rule.layer} has one",
-            hint="such layers run without context parallelism, and train with --precision.kernels plain",
+            hint="such layers run without context parallelism",
         )
     return attend.recur(rule, inputs)
 

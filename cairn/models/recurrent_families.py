@@ -76,6 +76,12 @@ def _rope(fields: Fields, head_dim: int) -> dict[str, Any]:
 
 
 def _delta(fields: Fields) -> DeltaSizes:
+    activation = fields.config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):  # behind the convolution, too
+        raise UnsupportedModel(
+            f"{fields.what}: hidden_act is {activation!r} in a model with delta nets",
+            hint="supported there: silu",
+        )
     return DeltaSizes(
         key_heads=fields.take("linear_num_key_heads", int, 16),
         value_heads=fields.take("linear_num_value_heads", int, 32),

@@ -44,6 +44,10 @@ def rank_spec(spec: ModelSpec, layout: Layout) -> ModelSpec:
             intermediate=max(1, experts.intermediate // tp),
             shared_intermediate=experts.shared_intermediate // tp,
         )
+    delta = spec.delta
+    if delta is not None:
+        heads = max(1, delta.key_heads // tp), max(1, delta.value_heads // tp)
+        delta = msgspec.structs.replace(delta, key_heads=heads[0], value_heads=heads[1])
     return msgspec.structs.replace(
         spec,
         layers=layers,
@@ -55,6 +59,7 @@ def rank_spec(spec: ModelSpec, layout: Layout) -> ModelSpec:
         windows=spec.windows[first : first + layers],
         mixers=spec.mixers[first : first + layers],
         experts=experts,
+        delta=delta,
     )
 
 
@@ -66,7 +71,7 @@ def _first_layer(spec: ModelSpec, layers: int) -> int:
 @lru_cache(maxsize=65536)
 def part(spec: ModelSpec, layout: Layout) -> Part:
     local = rank_spec(spec, layout)
-    everything, routed = local.parameters(), _routed(local)
+    everything, routed = local.parameters() - _elsewhere(local, layout.tp), _routed(local)
     ends = local.vocab * local.hidden * (1 if local.tied else 2)
     spread = layout.ep > 1 and spec.experts is not None
     dense = everything - routed if spread else everything
@@ -80,6 +85,13 @@ def part(spec: ModelSpec, layout: Layout) -> Part:
         replicas=layout.dp if cut else layout.dp * layout.cp,
         expert_replicas=layout.data_ranks() * layout.cp // layout.ep,
     )
+
+
+def _elsewhere(spec: ModelSpec, tp: int) -> int:
+    """Of short convolutions, whose columns are the model's own: the parameters that other ranks of tp hold."""
+    kept = [layer for layer in range(spec.layers) if spec.mixer_of(layer) == "short_conv"]
+    whole = sum(spec.mixer_shape(layer).parameters(spec) for layer in kept)
+    return whole - whole // tp
 
 
 def _routed(spec: ModelSpec) -> int:

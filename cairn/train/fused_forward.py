@@ -88,7 +88,8 @@ class FusedLayers:
         kinds = spec.ropes(range(spec.layers))
         self.tables = rope_tables(kinds, spec, context, device)
         # Whether some mixers run by torch, and need rotations.
-        by_torch = spec.qk_norm_rotated or spec.latent is not None
+        by_torch = spec.qk_norm_rotated or spec.output_gate or spec.latent is not None
+        by_torch = by_torch or (spec.qk_norm and spec.norm == "layer")
         self.rotates_by_torch = by_torch or not all(kind.is_tabulated for kind in kinds)
 
     def lookup(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:

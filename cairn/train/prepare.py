@@ -186,7 +186,7 @@ def assemble(
     config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
 ) -> Prepared:
     """The model and its optimizer, of the only process or of one of several whose process group exists."""
-    fused, why = choose_form(config, device)
+    fused, why = choose_form(config, device, spec)
     trainable, adapter = trainable_of(config), adapter_of(config)
     frozen = _frozen(config, spec)
     config, chosen = resolve_recompute(config, spec, device, fused, frozen)
@@ -199,7 +199,7 @@ def assemble(
         dtype=dtype_of(precision),
         seed=config.seed,
         fill=None if start is None else _fill_from(start, spec, device),
-        attend=Varlen if by_kernels and spec.head_dim in WIDTHS and not spec.latent else None,
+        attend=Varlen if by_kernels and _has_kernels(spec) else None,
         recompute=_kind(config),
         fused_context=config.data.sequence if fused else None,
         products=products_of(config, spec),
@@ -357,11 +357,18 @@ def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill
     return fill
 
 
-def choose_form(config: Train, device: torch.device) -> tuple[bool, str]:
+def _has_kernels(spec: ModelSpec) -> bool:
+    """Whether our kernels attend; a state along the sequence is carried by the plain form."""
+    return spec.head_dim in WIDTHS and not spec.latent and not spec.is_recurrent
+
+
+def choose_form(config: Train, device: torch.device, spec: ModelSpec) -> tuple[bool, str]:
     """Whether the model runs through our kernels, and why."""
     asked = config.precision.kernels
     if asked != "auto":
         return asked == "fused", "precision.kernels says so"
     if device.type != "cuda":
         return False, f"on a {device.type} torch's own operations are faster"
+    if spec.is_recurrent:
+        return False, "a state along the sequence is carried by torch's own operations"
     return True, "our kernels need fewer passes"

@@ -25,7 +25,9 @@ def obstacle(state: TrainState) -> str | None:
     """Why this run cannot measure it, or None."""
     if state.base is not None:
         return "frozen weights are not part of its state"
-    if any(piece.tensor.shape != piece.shape for piece in state.parallel.named_state().values()):
+    held = state.parallel.named_state()
+    needed = {slot.name for slot in Transformer(state.spec, Build("meta")).slots()}
+    if needed - held.keys() or any(piece.tensor.shape != piece.shape for piece in held.values()):
         return "no rank holds the whole model"
     return None
 

@@ -3,7 +3,8 @@
     batches -> count valid tokens of all ranks -> forward, backward -> norm -> veto? -> update -> schedule moves on
 
 The host waits for nothing here: loss, norm and the decision to skip stay on the device. A step that is vetoed, because
-its loss or its gradients are not finite or the loss is a spike, changes neither weights nor optimizer states.
+its loss or its gradients are not finite or the loss is a spike, changes neither weights nor optimizer
+states nor the biases of routers.
 """
 
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
         factor = veto(scale.shrink(clip_factor(norm, config.optim.max_norm)), loss, limit)
         lr = config.optim.lr * rate(config.schedule, state.step, config.steps) * state.lr_scale
         state.optimizer.update(parallel.gradients(), state.step + 1, lr, factor)
+        parallel.steer_routers(factor)
         scale.update(~norm.isfinite())
         parallel.zero_grad()
 

@@ -121,13 +121,18 @@ def test_azure():
         "2023-11-16 23:59:59.5000000,374,44\n"
         "2023-11-17 00:00:01.2500000,396,109\n"
         "2023-11-17 00:00:02,1,2\n"
+        "2023-11-17 00:00:02.500000+00:00,3,4\n"
+        "2023-11-17 01:00:03+01:00,5,6\n"
     )
     found = list(parse_azure(lines))
-    assert [request.at_s - found[0].at_s for request in found] == pytest.approx([0, 1.75, 2.5])
+    moments = [request.at_s - found[0].at_s for request in found]
+    assert moments == pytest.approx([0, 1.75, 2.5, 3.0, 3.5])
     assert [(request.input_tokens, request.output_tokens) for request in found] == [
         (374, 44),
         (396, 109),
         (1, 2),
+        (3, 4),
+        (5, 6),
     ]
 
 

@@ -75,3 +75,9 @@ def test_an_empty_context_is_the_prefix_token_and_long_ones_are_cut_at_the_left(
     assert continuation_span("", "c d", words, plain, first, 99) == Span(plain("c d"), 1)
     assert continuation_span("a b c", " d", words, plain, 7, 2) == Span(plain("a b c d")[1:], 1)
     assert continuation_span("a", " b c d", words, plain, 7, 2).scored == 2
+
+
+def test_a_continuation_that_merges_with_its_context_is_scored_by_itself():
+    """A tokenizer may have one token for both, and a score over no tokens would be that of certainty."""
+    whole = {"th": [5], "the": [9], "e": [2]}
+    assert continuation_span("th", "e", whole.get, whole.get, 7, 99) == Span([5, 2], 1)

@@ -5,6 +5,7 @@ import functools
 import json
 import warnings
 
+import msgspec
 import numpy as np
 import pytest
 import tiny_checkpoints
@@ -14,12 +15,15 @@ from quantized_files import mxfp4_blocks
 from safetensors.torch import save_file
 
 from cairn.models.attend import Cached, KVCache, Packed
+from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.linear.maps import held_bytes
+from cairn.models.presets import preset
 from cairn.models.quantized import load_experts
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
+from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -171,6 +175,20 @@ def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_p
             tmp_path / "ours", attn_implementation="eager"
         ).eval()
     assert torch.equal(again(tokens_T[None]).logits[0], expected_TV)
+
+
+@torch.no_grad()
+def test_a_model_without_windows_of_a_family_with_windows_is_read_by_the_reference(tmp_path):
+    """Its mask of a window is made whether or not a layer wants it."""
+    spec = msgspec.structs.replace(preset("tiny-gpt-oss"), windows=(0,) * 4)
+    model = random_model(spec, Build("cpu"), 1).eval()
+    export(model, tmp_path / "ours")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", attn_implementation="eager"
+    ).eval()
+    tokens_T = tokens(20) % spec.vocab
+    expected_TV = theirs(tokens_T[None]).logits[0]
+    torch.testing.assert_close(logits(model, tokens_T), expected_TV, rtol=0, atol=2e-4)
 
 
 @torch.no_grad()

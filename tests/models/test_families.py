@@ -374,6 +374,12 @@ def test_a_size_of_the_wrong_type_is_named(kind, value):
         ),
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "field 'full_attention' is 3"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act is 'gelu' in a model with delta nets"),
+        (
+            "hunyuan_v1_dense",
+            {"rope_parameters": {"rope_type": "linear", "alpha": 50.0, "factor": 3.0}},
+            "alpha 50 with rope_type linear",
+        ),
     ],
     ids=str,
 )  # fmt: skip

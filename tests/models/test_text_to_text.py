@@ -109,3 +109,9 @@ def write_tokenizer(folder) -> None:
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text("{}")
+
+
+def test_an_answer_may_begin_with_token_0_where_padding_is_another():
+    begins = {"decoder_start_token_id": 0, "pad_token_id": 3}
+    assert t5_spec({"model_type": "t5", **begins}).start_id == 0
+    assert t5_spec({"model_type": "t5", "pad_token_id": 3}).start_id == 3

@@ -16,6 +16,7 @@ from cairn.models.vision.families import REFUSED, split_config
 from cairn.models.vision.names import part_of
 from cairn.models.vision.picture import Picture, prepare_image
 from cairn.models.vision.prompt import placeholders_of
+from cairn.models.vision.tower import patches_of
 from cairn.serve.engine.media import pieces_of
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -154,3 +155,14 @@ def test_older_files_of_qwen_have_the_decoder_beside_the_tower():
     assert part_of("visual.blocks.0.norm1.weight") == ("tower", "blocks.0.norm1.weight")
     assert part_of("visual.merger.ln_q.weight") == ("projector", "merger.ln_q.weight")
     assert part_of("model.layers.0.mlp.up_proj.weight")[0] == "text"
+
+
+@torch.inference_mode()
+def test_pixels_behind_the_last_whole_patch_are_left_out():
+    """As by the convolution of SigLIP with patches of 14 pixels in pictures of 384."""
+    pixels_NHWC, kernel = torch.randn(2, 23, 17, 3), torch.randn(5, 3, 7, 7)
+    patches_PE, grids = patches_of(pixels_NHWC, 7)
+    assert [tuple(grid) for grid in grids] == [(3, 2)] * 2
+    wanted = torch.nn.functional.conv2d(pixels_NHWC.permute(0, 3, 1, 2), kernel, stride=7)
+    found = patches_PE @ kernel.flatten(1).t()
+    torch.testing.assert_close(found, wanted.flatten(2).transpose(1, 2).flatten(0, 1))

@@ -12,6 +12,9 @@ from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 
 EXPERTS = msgspec.structs.replace(preset("tiny-moe"), layers=2)
+CONVOLUTIONS = msgspec.structs.replace(
+    preset("lfm2-1.2b"), hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=80
+)
 DENSE = msgspec.structs.replace(preset("tiny-llama"), layers=4)
 
 
@@ -27,6 +30,8 @@ def updated(rank: int, world: int, spec, layout: Layout) -> int:
         pytest.param(EXPERTS, Layout(dp=2, fsdp=2, ep=2), id="experts are not cut by fsdp"),
         pytest.param(DENSE, Layout(fsdp=2, cp=2), id="fsdp cuts over cp as well"),
         pytest.param(DENSE, Layout(pp=2, tp=2), id="stages and heads"),
+        pytest.param(preset("tiny-qwen3-next"), Layout(tp=2), id="heads of delta nets"),
+        pytest.param(CONVOLUTIONS, Layout(tp=2), id="columns of convolutions"),
     ],
 )
 def test_a_rank_holds_what_the_planner_says(spec, layout):

@@ -38,6 +38,7 @@ SPECS = {
         activation="relu",
         rope=Rope(kind="dynamic", factor=2.0, original_context=8),
     ),
+    "delta nets, gates of outputs": preset("tiny-qwen3-next"),
     "biases": msgspec.structs.replace(
         preset("tiny-qwen3"), qkv_bias=True, out_bias=True, mlp_bias=True
     ),
@@ -141,10 +142,12 @@ def test_equal_lengths_take_the_dense_kernels():
 
 
 def test_the_device_decides_the_form_unless_the_recipe_does():
-    assert choose_form(recipe(), torch.device("cpu"))[0] is False
-    assert choose_form(recipe(), torch.device("cuda"))[0] is True
+    spec, cpu, cuda = SPECS["qwen3"], torch.device("cpu"), torch.device("cuda")
+    assert choose_form(recipe(), cpu, spec)[0] is False
+    assert choose_form(recipe(), cuda, spec)[0] is True
     fused = recipe(precision=Precision(kernels="fused"))
-    assert choose_form(fused, torch.device("cpu"))[0] is True
+    assert choose_form(fused, cpu, spec)[0] is True
+    assert choose_form(recipe(), cuda, preset("tiny-qwen3-next"))[0] is False
 
 
 def test_nothing_of_the_last_layer_but_its_norm_is_held_while_the_loss_is_computed(monkeypatch):

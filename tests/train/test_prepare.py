@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from cairn.core.errors import CairnError, ConfigError, DataError
 from cairn.models.hub import resolve
@@ -119,6 +120,11 @@ def test_one_process_balances_its_experts(tmp_path):
     (bias,) = (p.tensor for n, p in prepared.state.pieces().items() if n.endswith("router.bias"))
     assert set(bias.tolist()) <= {-0.5, 0.0, 0.5}
     assert bias.any()
+    before = bias.clone()
+    with torch.no_grad():
+        prepared.state.parallel.parameters()["norm.weight"][0] = float("nan")
+    train_step(prepared.state, [source.batch(2), source.batch(3)])  # vetoed
+    assert torch.equal(bias, before)
 
 
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_made(tmp_path):

@@ -225,3 +225,12 @@ def test_the_kl_to_the_served_model_is_what_rounding_makes(kind, tmp_path, monke
 def test_the_kl_to_the_served_model_is_off_by_default(tmp_path):
     held = msgspec.structs.replace(HELD, prompts=[])
     assert make_validation(prepare(config(tmp_path, validation=held))).measure().serving_kl is None
+
+
+def test_a_rank_with_some_of_the_layers_cannot_measure_the_served_model(tmp_path, monkeypatch):
+    state = prepare(config(tmp_path)).state
+    everything = state.parallel.named_state()
+    assert serving_kl.obstacle(state) is None
+    first = {name: piece for name, piece in everything.items() if not name.startswith("layers.1.")}
+    monkeypatch.setattr(state.parallel, "named_state", lambda: first)
+    assert serving_kl.obstacle(state) == "no rank holds the whole model"

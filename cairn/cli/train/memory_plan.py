@@ -20,7 +20,7 @@ def show_plan(config: Train, as_json: bool) -> int:
     spec = spec_of(config.model)
     check_layout(config, spec, config.parallel.world())
     device = default_device() if config.device == "auto" else config.device
-    fused = _is_fused(config, device)
+    fused = _is_fused(config, device, spec)
     memory, whose = _memory(spec, config, fused)
     sizes = {**memory.table(), "together": memory.total()}
     if as_json:
@@ -39,11 +39,11 @@ def show_plan(config: Train, as_json: bool) -> int:
     return 0
 
 
-def _is_fused(config: Train, device: str) -> bool:
+def _is_fused(config: Train, device: str, spec: "ModelSpec") -> bool:
     """Whether the run would go through our kernels; as `prepare.choose_form` decides."""
     if config.precision.kernels != "auto":
         return config.precision.kernels == "fused"
-    return device != "cpu"
+    return device != "cpu" and not spec.is_recurrent
 
 
 def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":

@@ -65,8 +65,14 @@ def t5_spec(config: Mapping[str, Any]) -> T5Spec:
         gated=named.startswith("gated-"),
         norm_eps=fields.take("layer_norm_epsilon", float, 1e-6),
         scaled=fields.take("scale_decoder_outputs", bool, scaled),
-        start_id=config.get("decoder_start_token_id") or config.get("pad_token_id") or 0,
+        start_id=_start_id(config),
         eos_ids=tuple(eos) if isinstance(eos, list) else (eos,),
     )
     fields.finish()
     return spec
+
+
+def _start_id(config: Mapping[str, Any]) -> int:
+    """0 is a token, too, and the usual one."""
+    named = (config.get("decoder_start_token_id"), config.get("pad_token_id"))
+    return next((id for id in named if id is not None), 0)

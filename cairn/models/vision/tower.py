@@ -265,6 +265,8 @@ def patches_of(pixels_NHWC: Tensor, patch: int, frames: int = 1) -> tuple[Tensor
     """
     _, height, width, channels = pixels_NHWC.shape
     grid = Grid(height // patch, width // patch)
-    x = pixels_NHWC.view(-1, frames, grid.height, patch, grid.width, patch, channels)
+    # What is left over below and to the right of the last whole patch, a convolution does not see either.
+    kept_NHWC = pixels_NHWC[:, : grid.height * patch, : grid.width * patch]
+    x = kept_NHWC.reshape(-1, frames, grid.height, patch, grid.width, patch, channels)
     patches_PE = x.permute(0, 2, 4, 6, 1, 3, 5).reshape(len(x) * grid.patches, -1)
     return patches_PE, [grid] * len(x)

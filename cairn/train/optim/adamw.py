@@ -98,5 +98,10 @@ def by_decay(parameters: Mapping[str, Tensor]) -> dict[bool, list[str]]:
     groups: dict[bool, list[str]] = {True: [], False: []}
     for name, parameter in parameters.items():
         is_table = name.startswith(("embedding.", "position_embedding."))
-        groups[parameter.dim() > 1 and not is_table].append(name)
+        groups[is_matrix(name, parameter) and not is_table].append(name)
     return groups
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether something is multiplied with it. The biases of all experts lie in one tensor, and are vectors."""
+    return parameter.dim() > 1 and "bias" not in name.rpartition(".")[2]

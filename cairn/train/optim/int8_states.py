@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cairn.kernels.optim.adamw import Step
 from cairn.train.config import Optim
-from cairn.train.optim.adamw import AdamW, by_decay
+from cairn.train.optim.adamw import AdamW, by_decay, is_matrix
 from cairn.train.parallel.layout import SHARED_SCALE as BLOCK
 
 ROWS_TOGETHER = 1 << 24  # elements
@@ -55,7 +55,7 @@ class AdamW8:
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], settings: Optim, masters: bool, seed: int = 0
     ) -> None:
-        matrices = {n: p for n, p in parameters.items() if p.dim() > 1}
+        matrices = {n: p for n, p in parameters.items() if is_matrix(n, p)}
         vectors = {n: p for n, p in parameters.items() if n not in matrices}
         self.vectors = AdamW(vectors, settings, masters=True, seed=seed)  # few: nothing to save
         self.parameters, self.settings, self.seed = matrices, settings, seed

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cairn.core.errors import ConfigError
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.config import Optim
+from cairn.train.optim.adamw import is_matrix
 from cairn.train.parallel.whole_matrices import Matrices, Matrix, batches, place, put_together
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values grow fast
@@ -39,9 +40,9 @@ def orthogonal(x_NRC: Tensor, steps: int = STEPS) -> Tensor:
     return x.mT if tall else x
 
 
-def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon takes this parameter."""
-    return is_inside(name) and parameter.dim() > 1
+def takes(name: str, parameter: Tensor) -> bool:
+    """Whether Muon updates this parameter."""
+    return is_inside(name) and is_matrix(name, parameter)
 
 
 def is_inside(name: str) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cairn.train.config import Optim
 from cairn.train.optim.adamw import AdamW
 from cairn.train.optim.int8_states import AdamW8
-from cairn.train.optim.muon import Cut, Muon, is_matrix
+from cairn.train.optim.muon import Cut, Muon, takes
 from cairn.train.parallel.whole_matrices import Matrices
 
 
@@ -94,7 +94,7 @@ def make_optimizer(
     kind = AdamW8 if settings.states == "int8" else AdamW
     if settings.kind == "adamw":
         return kind(parameters, settings, masters, seed)
-    inside = {n: p for n, p in parameters.items() if is_matrix(n, p)}
+    inside = {n: p for n, p in parameters.items() if takes(n, p)}
     if not inside:  # a stage whose layers are frozen
         return kind(parameters, settings, masters, seed)
     rest = {n: p for n, p in parameters.items() if n not in inside}

@@ -66,11 +66,14 @@ class BalancedRouter(Router):
         return _Push.apply(scores_TE, busy_E * weight)
 
     @torch.no_grad()
-    def steer(self, replicas: Group) -> None:
-        """After a step, with the loads of all ranks that had other tokens."""
+    def steer(self, replicas: Group, factor: Tensor | None = None) -> None:
+        """After a step, with the loads of all ranks that had other tokens; `factor` NaN: the step is vetoed."""
         load_E = all_reduce(self.load_E, replicas)
         if self.rate and self.bias_E is not None:
-            self.bias_E += self.rate * torch.sign(load_E.mean() - load_E)
+            change_E = self.rate * torch.sign(load_E.mean() - load_E)
+            if factor is not None:
+                change_E = torch.where(factor.isfinite(), change_E, 0.0)
+            self.bias_E += change_E
         self.load_E.zero_()
 
 

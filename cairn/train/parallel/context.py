@@ -123,17 +123,17 @@ class _RingAttention(torch.autograd.Function):
         ring: Ring,
         rule: Rule,
     ) -> Tensor:
-        kv = torch.stack([k_TKC, v_TKC])
-        out_THC = torch.zeros_like(q_THC, dtype=torch.float32)
+        kv = [k_TKC, v_TKC]  # of latent attention, keys are wider than values
+        out_THC = v_TKC.new_zeros(*q_THC.shape[:2], v_TKC.shape[-1], dtype=torch.float32)
         lse_TH = torch.full(q_THC.shape[:2], float("-inf"), device=q_THC.device)
         for step in range(ring.size):
-            arrival = ring.exchange([kv]) if step + 1 < ring.size else None
+            arrival = ring.exchange(kv) if step + 1 < ring.size else None
             for rows, keys, block in _meetings(ring, step, rule.window):
-                form = forward_kernel if fits(q_THC, block, rule) else forward_block
-                more = form(q_THC[rows], kv[0, keys], kv[1, keys], block, rule)
+                form = forward_kernel if fits(q_THC, kv[1], block, rule) else forward_block
+                more = form(q_THC[rows], kv[0][keys], kv[1][keys], block, rule)
                 merge(out_THC[rows], lse_TH[rows], *more)
             if arrival is not None:
-                (kv,) = arrival()
+                kv = arrival()
         if sinks_H is not None:  # one more key of every row, which no value belongs to
             merge(out_THC, lse_TH, torch.zeros_like(out_THC), sinks_H.float().expand_as(lse_TH))
         out_THC = out_THC.to(q_THC.dtype)
@@ -146,17 +146,17 @@ class _RingAttention(torch.autograd.Function):
         """Gradients of keys and values travel with them, and come home one step later."""
         q_THC, k_TKC, v_TKC, sinks_H, out_THC, lse_TH = ctx.saved_tensors
         ring, rule, (g_THC,) = ctx.ring, ctx.rule, gradients
-        kv = torch.stack([k_TKC, v_TKC])
+        kv = [k_TKC, v_TKC]
         dq_THC = torch.zeros_like(q_THC, dtype=torch.float32)
-        dkv = torch.zeros_like(kv, dtype=torch.float32)
+        dkv = [torch.zeros_like(x, dtype=torch.float32) for x in kv]
         for step in range(ring.size):
-            arrival = ring.exchange([kv]) if step + 1 < ring.size else None
+            arrival = ring.exchange(kv) if step + 1 < ring.size else None
             for rows, keys, block in _meetings(ring, step, rule.window):
-                form = backward_kernel if fits(q_THC, block, rule) else backward_block
+                form = backward_kernel if fits(q_THC, kv[1], block, rule) else backward_block
                 dq, dk, dv = form(
                     q_THC[rows],
-                    kv[0, keys],
-                    kv[1, keys],
+                    kv[0][keys],
+                    kv[1][keys],
                     g_THC[rows],
                     out_THC[rows],
                     lse_TH[rows],
@@ -164,11 +164,11 @@ class _RingAttention(torch.autograd.Function):
                     rule,
                 )
                 dq_THC[rows] += dq
-                dkv[0, keys] += dk
-                dkv[1, keys] += dv
-            (dkv,) = ring.exchange([dkv])()
+                dkv[0][keys] += dk
+                dkv[1][keys] += dv
+            dkv = ring.exchange(dkv)()
             if arrival is not None:
-                (kv,) = arrival()
+                kv = arrival()
         dtype, d_sinks_H = q_THC.dtype, _sinks_gradient(sinks_H, g_THC, out_THC, lse_TH)
         return dq_THC.to(dtype), dkv[0].to(dtype), dkv[1].to(dtype), d_sinks_H, None, None
 

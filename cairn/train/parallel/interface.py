@@ -75,6 +75,10 @@ class Parallel(Protocol):
         """
         ...
 
+    def steer_routers(self, factor: Tensor) -> None:
+        """After `forward_backward`: the biases of balanced experts follow its loads; `factor` NaN: they stay."""
+        ...
+
     def forward(self, batches: "Sequence[Batch]", head: TokenHead) -> list[dict[str, Tensor]]:
         """What `head` makes of each batch's tokens, without gradients; on every rank that computes the batch.
 

@@ -155,6 +155,11 @@ def _check_expert_ranks(layout: Layout, spec: ModelSpec | None) -> None:
         )
     if spec is not None and spec.experts is not None:
         _divides("ep", layout.ep, spec.experts.count, "experts")
+        if spec.experts.biases:
+            raise ConfigError(
+                f"ep {layout.ep} for a {spec.family} model, whose experts have biases",
+                hint="use ep 1: only experts without biases are spread over ranks",
+            )
 
 
 def _check_model(layout: Layout, spec: ModelSpec, work: StepDemand) -> None:
@@ -166,6 +171,7 @@ def _check_model(layout: Layout, spec: ModelSpec, work: StepDemand) -> None:
         _divides("tp", layout.tp, width, "columns of the feed-forward")
         if experts is not None and experts.shared_intermediate:
             _divides("tp", layout.tp, experts.shared_intermediate, "columns of the shared expert")
+    _check_mixers(layout, spec)
     if work.int8_states and layout.tp > 1:
         _check_scales(layout, spec)
     if work.strategy.attention == "ulysses":
@@ -181,10 +187,29 @@ def _check_model(layout: Layout, spec: ModelSpec, work: StepDemand) -> None:
         )
 
 
+def _check_mixers(layout: Layout, spec: ModelSpec) -> None:
+    """Layers that look along the sequence: what of them can be cut by heads, and what by tokens."""
+    if layout.tp > 1 and spec.qk_norm and spec.qk_norm_over == "width":
+        raise ConfigError(
+            f"tp {layout.tp} for a {spec.family} model, which norms all heads of a token at once",
+            hint="use tp 1",
+        )
+    if spec.delta is not None:
+        _divides("tp", layout.tp, spec.delta.key_heads, "key heads of a delta net")
+    if spec.short_conv is not None:
+        _divides("tp", layout.tp, spec.hidden, "columns of a short convolution")
+    if layout.cp > 1 and spec.is_recurrent:
+        raise ConfigError(
+            f"cp {layout.cp} for a {spec.family} model, some of whose layers carry a state along the sequence",
+            hint="use cp 1: ranks that share a sequence would have to wait for each other",
+        )
+
+
 def _check_scales(layout: Layout, spec: ModelSpec) -> None:
     """Two ranks must not share a scale: each would find its own, and a checkpoint has room for one."""
-    widths = {"attention's output": spec.heads * spec.head_dim}
+    widths: dict[str, int] = {}
     for layer in range(spec.layers):
+        widths |= _mixed(spec, layer)
         experts = spec.experts_of(layer)
         if experts is None:
             widths["feed-forward"] = spec.intermediate
@@ -200,6 +225,17 @@ def _check_scales(layout: Layout, spec: ModelSpec) -> None:
                 f"{SHARED_SCALE} that share a scale = {rest}",
                 hint=f"use another tp, such that a rank has a multiple of {SHARED_SCALE}, or optim.states float32",
             )
+
+
+def _mixed(spec: ModelSpec, layer: int) -> dict[str, int]:
+    """Columns of the output projection behind what a layer does along the sequence."""
+    mixer = spec.mixer_of(layer)
+    if mixer == "delta" and spec.delta is not None:
+        return {"delta net's output": spec.delta.values}
+    if mixer == "short_conv":
+        return {"convolution's output": spec.hidden}
+    width = spec.head_dim if spec.latent is None else spec.latent.value
+    return {"attention's output": spec.heads * width}
 
 
 def _check_work(layout: Layout, spec: ModelSpec | None, work: StepDemand) -> None:

@@ -79,6 +79,7 @@ class ParallelModel:
             sync.begin(len(batches))
         for router in self.balanced:
             router.share = scale / (max(1, len(batches)) * self.data_ranks)
+            router.load_E.zero_()
 
         def head(hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch") -> Tensor:
             return loss(hidden_TD, vocabulary, batch, valid)
@@ -92,9 +93,11 @@ class ParallelModel:
         for sync in self.syncs:
             sync.finish()
         self._sum_partial_gradients()
-        for router in self.balanced:
-            router.steer(self.mesh.group("replica"))
         return self._share_of_data_rank(shares)
+
+    def steer_routers(self, factor: Tensor) -> None:
+        for router in self.balanced:
+            router.steer(self.mesh.group("replica"), factor)
 
     @torch.no_grad()
     def forward(self, batches: "Sequence[Batch]", head: TokenHead) -> list[Values]:

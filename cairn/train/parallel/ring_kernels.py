@@ -13,9 +13,9 @@ from cairn.models.attend import Rule
 from cairn.train.parallel.ring_blocks import Block
 
 
-def fits(q_SHC: Tensor, block: Block, rule: Rule) -> bool:
-    """The kernels run on a GPU, and have no window where all keys come before all queries."""
-    wide = q_SHC.shape[-1] in WIDTHS
+def fits(q_SHC: Tensor, v_NKC: Tensor, block: Block, rule: Rule) -> bool:
+    """The kernels run on a GPU, with values as wide as keys, and no window where all keys come before all queries."""
+    wide = q_SHC.shape[-1] in WIDTHS and v_NKC.shape[-1] == q_SHC.shape[-1]
     return q_SHC.is_cuda and wide and (block.diagonal or not rule.window)
 
 

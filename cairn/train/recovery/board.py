@@ -148,6 +148,10 @@ class Board:
         self.ranks["step"][rank] = step
         self.ranks["beat_ns"][rank] = now
 
+    def forget_copies(self, rank: int) -> None:
+        """No copy of this rank is anywhere."""
+        self.set(rank, copied=-1, replicated=-1, settled=-1)
+
     def paused(self) -> bool:
         return int(self.head["order"][0]) == PAUSE
 

@@ -131,6 +131,10 @@ class NodeBoard(Board):
     def committed(self, world: int) -> int:
         return self.agreed
 
+    def forget_copies(self, rank: int) -> None:
+        super().forget_copies(rank)
+        self.agreed = self.doubled = -1
+
 
 class LaunchedLoop(GuardedLoop):
     def __init__(
@@ -218,8 +222,20 @@ class LaunchedLoop(GuardedLoop):
             time.sleep(0.02)
         return process_state(memory) in ("", "Z")
 
-    def _agree(self, patience_s: float) -> None:
-        """The newest step that memory holds, and that two nodes hold; all ranks learn it after the same step."""
+    def _rewind(self, what: str) -> None:
+        """Steps that were taken back are done again, with other samples: no copy of them stays beside the new ones."""
+        super()._rewind(what)
+        self._await_settled(PATIENCE_S)
+        super(GuardedLoop, self)._anybody(False)  # no copy is on its way to another node
+        if self.leads:
+            reach = self.assignment.reach
+            forget(reach.addresses[0], self.assignment.generation, -1, reach.secret)
+        self.board.forget_copies(self.rank)
+        super(GuardedLoop, self)._anybody(False)  # nobody copies before all have forgotten
+        self.copy_soon = True
+
+    def _await_settled(self, patience_s: float) -> None:
+        """Until this rank's last copy is on another node, or was refused there."""
         line, rank = self.board.ranks, self.rank
         deadline = time.monotonic() + patience_s
         while line["settled"][rank] < line["copied"][rank] and time.monotonic() < deadline:
@@ -227,6 +243,11 @@ class LaunchedLoop(GuardedLoop):
             if memory != self.handed_to or process_state(memory) in ("", "Z"):
                 break  # it was ended before it had sent the copy on, and its successor knows nothing of it
             time.sleep(0.002)
+
+    def _agree(self, patience_s: float) -> None:
+        """The newest step that memory holds, and that two nodes hold; all ranks learn it after the same step."""
+        line, rank = self.board.ranks, self.rank
+        self._await_settled(patience_s)
         steps = torch.tensor([int(line["settled"][rank]), int(line["replicated"][rank])])
         if self.control is not None:
             dist.all_reduce(steps, dist.ReduceOp.MIN, group=self.control)
@@ -251,7 +272,7 @@ class LaunchedLoop(GuardedLoop):
                 f"warning: only one node holds the copies of step {board.agreed}: no other node took them; "
                 f"if that node is lost, the run goes back to {kept}"
             )
-        if self.single and not alone:
+        if self.single and not alone and board.doubled >= 0:
             self.log_line(f"two nodes hold the copies again, of step {board.doubled}")
         self.single = alone
         if self.ledger is not None:

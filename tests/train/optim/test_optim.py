@@ -171,3 +171,15 @@ def test_experts_train_under_muon():
     prepared = state_of(recipe(model=model, optim=Optim(kind="muon", lr=1e-2)))
     found = losses(steps(prepared, 8, Same(64, 32)))
     assert found[-1] < found[0] - 0.3
+
+
+@pytest.mark.parametrize("options", [Optim(lr=1e-2, states="int8"), Optim(lr=1e-2, kind="muon")])
+def test_biases_of_experts_are_vectors_that_lie_together(options):
+    """They are updated, never shrunk, and a checkpoint has every state of theirs."""
+    prepared = state_of(recipe(model=Model(preset="tiny-gpt-oss"), optim=options))
+    ours, before = prepared.state.parallel.parameters(), weights(prepared)
+    assert not [name for name in by_decay(ours)[True] if "bias" in name]
+    steps(prepared, 1)
+    assert not [name for name, value in before.items() if torch.equal(value, ours[name])]
+    parts = {n: (tuple(p.tensor.shape), p.shape) for n, p in prepared.state.pieces().items()}
+    assert not {n: shapes for n, shapes in parts.items() if shapes[0] != shapes[1]}

@@ -51,6 +51,7 @@ def train(parallel, spec: ModelSpec, steps: int, per_step: int, tokens: int = 16
         with torch.no_grad():
             for name, parameter in parallel.parameters().items():
                 parameter.sub_(RATE * gradients[name])
+        parallel.steer_routers(torch.ones(()))
         parallel.zero_grad()
     trace["weights"] = _pieces(parallel.named_state())
     return trace

@@ -1,5 +1,7 @@
 """What is refused before anything starts, and where each rank stands."""
 
+import functools
+
 import msgspec
 import pytest
 from forked import run_ranks
@@ -7,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
-from cairn.models.presets import preset
-from cairn.train.parallel.layout import Layout, StepDemand, Strategy, check
+from cairn.models.build import Build
+from cairn.models.presets import PRESETS, preset
+from cairn.models.shards import Alone
+from cairn.models.transformer import Transformer
+from cairn.train.parallel.layout import SHARED_SCALE, Layout, StepDemand, Strategy, check
 from cairn.train.parallel.mesh import ORDER, Mesh, group_size, members, place, world_rank
 
 TINY = preset("tiny-qwen3")  # 4 heads, 2 key/value heads, 3 layers
@@ -57,6 +62,60 @@ def test_experts_have_to_divide():
     with pytest.raises(ConfigError, match="ep 4 does not divide 6 experts"):
         check(Layout(dp=4, ep=4), 4, MOE)
     check(Layout(dp=4, ep=2), 4, MOE)
+
+
+class Place(Alone):
+    """The last of some ranks of tp, with nobody to talk to."""
+
+    def __init__(self, size):
+        self.rank, self.size = size - 1, size
+
+
+def _is_refused(work, *arguments, **named):
+    try:
+        work(*arguments, **named)
+    except ConfigError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_layout_is_refused_exactly_where_a_model_cannot_be_cut(name):
+    """Heads, columns and states of 8 bits: held against the model that is built."""
+    whole = preset(name)
+    layers = min(whole.layers, 6)
+    spec = msgspec.structs.replace(
+        whole,
+        layers=layers,
+        vocab=64,
+        windows=whole.windows[:layers],
+        mixers=whole.mixers[:layers],
+    )
+    for tp in (2, 3, 8):
+        make = functools.partial(Transformer, spec, Build("meta", shards=Place(tp)))
+        refused = _is_refused(check, Layout(tp=tp), tp, spec)
+        assert refused == _is_refused(make), tp
+        if refused:
+            continue
+        cut = {slot.cut[2] - slot.cut[1] for slot in make().slots() if _by_columns(slot)}
+        torn = any(width % SHARED_SCALE for width in cut)
+        assert torn == _is_refused(check, Layout(tp=tp), tp, spec, StepDemand(int8_states=True)), tp
+
+
+def _by_columns(slot):
+    return slot.cut is not None and slot.cut[0] == len(slot.shape) - 1 > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("tiny-gpt-oss", Layout(dp=2, ep=2), "whose experts have biases"),
+        ("tiny-qwen3-next", Layout(cp=2), "carry a state along the sequence"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_before_it_is_built(name, layout, words):
+    with pytest.raises(ConfigError, match=words):
+        check(layout, 2, preset(name))
 
 
 def test_an_unknown_axis_is_a_typo():

@@ -40,6 +40,8 @@ UNTIED = spec_of("tiny-llama", layers=4, vocab=161, sinks=True)
 LEARNED = spec_of("tiny-gpt2", layers=2)
 WINDOWS = spec_of("tiny-gemma3", attention_softcap=5.0)
 EXPERTS = spec_of("tiny-moe", layers=2)
+LATENT = spec_of("tiny-deepseek")  # keys are wider than values
+DELTA = spec_of("tiny-qwen3-next")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,7 @@ EXPERTS = spec_of("tiny-moe", layers=2)
         pytest.param(UNTIED, Layout(tp=2), Strategy(sequence_parallel=True), id="tp-sp-untied"),
         pytest.param(LEARNED, Layout(tp=2), Strategy(sequence_parallel=True), id="tp-sp-gpt2"),
         pytest.param(EXPERTS, Layout(tp=2), Strategy(sequence_parallel=True), id="tp-sp-experts"),
+        pytest.param(DELTA, Layout(tp=2), Strategy(sequence_parallel=True), id="tp-sp-delta"),
         pytest.param(TIED, Layout(dp=2), Strategy(), id="dp"),
         pytest.param(UNTIED, Layout(dp=2, cp=2), Strategy(zero=1), id="dp-cp-zero1"),
         pytest.param(TIED, Layout(dp=2), Strategy(zero=2), id="zero2"),
@@ -86,6 +89,7 @@ def test_every_schedule_in_the_order_that_was_simulated(order):
         pytest.param(UNTIED, Layout(fsdp=2, tp=2), Strategy(sequence_parallel=True), id="fsdp-tp"),
         pytest.param(EXPERTS, Layout(dp=2, ep=2, tp=2), Strategy(), id="ep-tp"),
         pytest.param(TIED, Layout(cp=2, tp=2), Strategy(sequence_parallel=True), id="cp-tp"),
+        pytest.param(LATENT, Layout(cp=2, tp=2), Strategy(sequence_parallel=True), id="latent"),
         pytest.param(TIED, Layout(pp=2, cp=2), Strategy(order="dualpipev"), id="pp-cp"),
     ],
 )

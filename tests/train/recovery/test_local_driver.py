@@ -32,7 +32,9 @@ from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError
 from cairn.core.job_ledger import METRICS, read_ledger
-from cairn.train.checkpoint.peer_recall import keep_at
+from cairn.train.bad_step import Verdict
+from cairn.train.checkpoint.peer_recall import ask_holdings, keep_at
+from cairn.train.config import BadStep
 from cairn.train.launch import RankFailed
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery import guarded_loop, launched, local_driver
@@ -199,6 +201,27 @@ def test_both_copies_lost_and_the_disk_carries_on(tmp_path):
     assert incident.back_to == 4
     assert [row[0] for row in logged(folder)] == list(range(1, 13))
     assert left_behind(folder) == []
+
+
+def test_a_rewind_leaves_no_copy_of_a_step_that_it_took_back(tmp_path):
+    """The same steps come again with other samples: if a node was lost, copies of both would be mixed."""
+    wanted = config(tmp_path, steps=8, layout=Layout(fsdp=2), every=4, memory_every=1)
+
+    def fault(loop):
+        reach, watch, done = loop.assignment.reach, loop.state.watch, loop.state.step
+        found = [(one.rank, one.step) for one in ask_holdings(reach.addresses[0], reach.secret)]
+        assert len(set(found)) == len(found), (done, found)
+        assert all(step <= done for _, step in found), (done, found)
+
+        def bad(*about):
+            del watch.judge
+            return Verdict("rewind", "as the test says")
+
+        if done == 6 and once(tmp_path, f"bad-{loop.rank}"):
+            watch.judge = bad
+
+    finished = recovered(msgspec.structs.replace(wanted, bad_step=BadStep(action="rewind")), fault)
+    assert (finished.outcome.step, finished.outcome.bad_steps) == (8, 1)
 
 
 def test_a_rank_that_does_not_leave_is_ended_and_a_memory_has_no_socket_of_its_rank(
