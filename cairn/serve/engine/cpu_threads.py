@@ -17,7 +17,6 @@ import torch
 
 from cairn.hw.host import read_cpu
 
-
 ONE_THREAD_FLOPS = 8e6  # of a product; about a millisecond on one core
 SMALL = (
     2**19
