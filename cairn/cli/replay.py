@@ -52,8 +52,8 @@ def run(args: list[str]) -> int:
     }
     given = {name: value for name, value in changes.items() if value is not None}
     config = msgspec.structs.replace(captured.engine, **given)
-    if any(answer.constrained for answer in captured.answers):
-        print("the answer followed a grammar, which is not replayed", file=sys.stderr)
+    if any(answer.constrained and answer.guide is None for answer in captured.answers):
+        print("the answer followed a grammar that was not captured", file=sys.stderr)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.verify.replay import replay
 

@@ -31,6 +31,9 @@ def captured(tiny_folder, tmp_path_factory):
                 seed=number if number % 4 == 0 else None,
                 extra_headers={"x-request-id": f"request-{number}"},
             )
+        shaped = {"prompt": "Once", "max_tokens": 20, "guided_regex": "[ab]{3}c"}
+        headers = {"x-request-id": "with-grammar"}
+        assert server.http.post("/v1/completions", json=shaped, headers=headers).status_code == 200
         asked = server.http.post(
             f"{server.url}/v1/completions",
             json={"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0},
@@ -61,6 +64,14 @@ def test_twenty_captured_requests_give_the_same_tokens(captured):
     assert [one.digest for one in again] == [one.fast_digest for one in again]
     assert [one.departure for one in again] == [None] * 24
     assert max(max(one.errors, default=0.0) for one in again) < 1e-4
+
+
+def test_an_answer_that_followed_a_grammar_follows_it_again(captured):
+    folder, _ = captured
+    one = read_captured(folder / "with-grammar.json")
+    (found,) = replay(one)
+    assert found.tokens > 1
+    assert (found.differs_at, found.plain_differs_at) == (None, None)
 
 
 def test_the_ledger_has_the_digest_of_a_captured_answer(captured):
