@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from cairn.core.errors import DataError
+from cairn.core.errors import DataError, system_words
 
 BLOCK_TOKENS = 512  # of Mooncake's hashes
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
@@ -50,7 +50,7 @@ def read_trace(path: Path, most: int | None = None) -> list[Traced]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"cannot read the trace {path}: {error}",
+            f"cannot read the trace {path}: {system_words(error)}",
             hint="a JSONL file of Mooncake or a CSV file of Azure",
         ) from None
     read = parse_mooncake if text.lstrip().startswith("{") else parse_azure

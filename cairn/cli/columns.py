@@ -5,6 +5,7 @@
     fsdp 8  59.5%  as fast, and simple   fsdp 8  59.5%  as fast,        verdict
                                                         and simple    fsdp 8  59.5%
                                                                         as fast, and simple
+    more numbers than fit: several tables, each with the first column
 
 Only a terminal is narrow: a file or a pipe gets every row on one line.
 """
@@ -36,11 +37,33 @@ def lines(
     if sum(widths) + len(GAP) * (len(widths) - 1) <= room:
         return [_row(row, widths, words) for row in table]
     numbers = sum(size for place, size in enumerate(widths) if place not in words)
+    if numbers + len(GAP) * (len(widths) - len(words)) > room:
+        return _cut(table, widths, words, room)
     for_words = room - numbers - len(GAP) * (len(widths) - 1)
     if for_words >= LEAST * len(words):
         widths = _narrowed(widths, words, for_words)
         return [line for row in table for line in _folded(row, widths, words)]
     return [line for row in table for line in _stacked(row, widths, words, room)]
+
+
+def _cut(
+    table: list[list[str]], widths: Sequence[int], words: Collection[int], room: int
+) -> list[str]:
+    """Tables below one another, each with the first column and as many others as fit."""
+    parts, used = [[0]], widths[0]
+    for place in range(1, len(widths)):
+        needed = len(GAP) + (LEAST if place in words else widths[place])
+        if used + needed > room and len(parts[-1]) > 1:
+            parts.append([0])
+            used = widths[0]
+        parts[-1].append(place)
+        used += needed
+    found: list[str] = []
+    for part in parts:
+        headings, *rows = [[row[place] for place in part] for row in table]
+        left = [at for at, place in enumerate(part) if place in words]
+        found += ([""] if found else []) + lines(headings, rows, left, room)
+    return found
 
 
 def _row(row: Sequence[str], widths: Sequence[int], words: Collection[int]) -> str:

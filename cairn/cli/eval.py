@@ -25,8 +25,8 @@ class Eval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     MODEL is a folder, a .gguf file, owner/name on the hub, or the name of a packaged model; without it the small chat
     model. A task is gsm8k, or a file: text, or jsonl with `text` (perplexity), with `question`, `choices` and `answer`
-    (multiple choice), or with `question` and `answer` (exact match). Each score has a 95% interval: Wilson's for shares
-    of right answers, a bootstrap for perplexities.
+    (multiple choice), or with `question` and `answer` (exact match), or a task of BIG-bench. Each score has
+    a 95% interval: Wilson's for shares of right answers, a bootstrap for perplexities.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = AUTO
@@ -57,6 +57,8 @@ class Eval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """type to compute in; auto: float32 on a CPU, the type of the weights on a GPU"""
     weights: Literal["auto", "float", "int8", "int4"] = "auto"
     """on a CPU, how generation multiplies with weights; auto: float, of which the answers do not depend on the batch"""
+    against: Path | None = None
+    """scores of another model on the same tasks, as --json wrote them: say which differences are more than chance"""
     html: Path | None = None
     """write the scores and the first answers as a page"""
     config: Path | None = None
@@ -87,6 +89,11 @@ def run(args: list[str]) -> int:
         stride=options.stride,
     )
     tasks = [open_task(task, settings, options.data) for task in names]
+    other = None
+    if options.against is not None:
+        from cairn.eval.paired import read_evaluation
+
+        other = read_evaluation(options.against)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.eval.local_model import LocalModel
     from cairn.eval.run import evaluate
@@ -102,8 +109,34 @@ def run(args: list[str]) -> int:
         max_length=options.max_length,
     ) as model:
         evaluation = evaluate(model, tasks, show)
+    if other is not None:
+        evaluation = _held_against(evaluation, other, options.json)
     _write(evaluation, options, shlex.join(["cairn", "eval", *args]))
     return 0
+
+
+def _held_against(evaluation: "Evaluation", other: "Evaluation", quiet: bool) -> "Evaluation":
+    from cairn.cli.columns import lines
+    from cairn.eval.paired import differences
+
+    found = differences(evaluation, other)
+    if not quiet:
+        print(f"against {other.model}, document by document:")
+        headings = ["task", "metric", "difference", "95% interval", "better", "worse", "verdict"]
+        rows = [
+            [
+                one.task,
+                one.metric,
+                f"{one.value:+.4f}",
+                f"{one.low:+.4f} to {one.high:+.4f}",
+                str(one.better),
+                str(one.worse),
+                one.verdict(),
+            ]
+            for one in found
+        ]
+        print("\n".join(lines(headings, rows, left=[0, 1, 6])))
+    return msgspec.structs.replace(evaluation, against=other.model, differences=found)
 
 
 def _write(evaluation: "Evaluation", options: Eval, command: str) -> None:

@@ -31,9 +31,28 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[Sample]
 
 
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much a score is larger than that of the model it is held against (`eval/paired.py`)."""
+
+    task: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    better: int  # documents
+    worse: int
+
+    def verdict(self) -> str:
+        if self.low <= 0 <= self.high:
+            return "may be chance"
+        return "better" if self.value > 0 else "worse"
+
+
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     tasks: list[TaskResult]
+    against: str | None = None  # another model
+    differences: list[Difference] = []
 
 
 def evaluate(

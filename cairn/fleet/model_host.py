@@ -80,8 +80,10 @@ class ModelHost:
     async def start(self) -> None:
         """All of them, one after the other; raises what keeps one from starting."""
         self._router.use([model.process.url for model in self.models])
-        for worker in map(self._worker, self.models):
+        for model in self.models:
+            worker = self._worker(model)
             worker.managed = worker.yielding = True
+            worker.promised = (model.name,)
         for model in self.models:
             task = asyncio.create_task(model.process.run())
             self._running.append(task)

@@ -106,8 +106,10 @@ class Views:
             status = "ok" if up else "no server is up"
             body = {"status": status, "servers": up, "waiting": len(self._router.held)}
             return 200 if up else 503, JSON, msgspec.json.encode(body)
-        if path == b"/v1/models" and (models := self._models()):
-            return 200, JSON, msgspec.json.encode({"object": "list", "data": models})
+        if path == b"/v1/models" and (names := self._models()):
+            return 200, JSON, msgspec.json.encode(_openai_list(names))
+        if path == b"/api/tags" and (names := self._models()):
+            return 200, JSON, msgspec.json.encode(_ollama_list(names))
         if path == b"/metrics":
             return 200, TEXT, self.metrics().encode()
         if path == b"/cairn/fleet":
@@ -126,14 +128,14 @@ class Views:
             return 200, JSON, msgspec.json.encode(known.view())
         return None
 
-    def _models(self) -> list[dict[str, object]]:
-        """Of servers that do not all serve the same; empty: any of them can tell."""
-        known = [one.hello.models for one in self._router.workers if one.hello is not None]
+    def _models(self) -> list[str]:
+        """Of servers that do not all serve the same, those that start included; empty: any of them can tell."""
+        workers = self._router.workers
+        told = [one.hello.models if one.hello else list(one.promised) for one in workers]
+        known = [names for names in told if names]
         if all(names == known[0] for names in known):
             return []
-        names = dict.fromkeys(name for models in known for name in models)
-        card = {"object": "model", "created": 0, "owned_by": "cairn"}
-        return [{"id": name, **card} for name in names]
+        return list(dict.fromkeys(name for models in known for name in models))
 
     def fleet(self) -> dict[str, object]:
         router = self._router
@@ -192,3 +194,13 @@ class Views:
             for one in router.workers
         ]
         return "\n".join(lines) + "\n"
+
+
+def _openai_list(names: list[str]) -> dict[str, object]:
+    card = {"object": "model", "created": 0, "owned_by": "cairn"}
+    return {"object": "list", "data": [{"id": name, **card} for name in names]}
+
+
+def _ollama_list(names: list[str]) -> dict[str, object]:
+    """GET /api/tags: what the servers alone know, such as sizes, is left out."""
+    return {"models": [{"name": name, "model": name, "details": {}} for name in names]}

@@ -36,6 +36,7 @@ class Worker:
         self.reason = "it has not answered yet"
         self.hello: Hello | None = None
         self.models: frozenset[str] = frozenset()  # empty: it has not told, and may have any
+        self.promised: tuple[str, ...] = ()  # what it will serve, as far as its host knows
         self.rows = USUAL_ROWS  # requests that it runs at a time
         self.step_tokens = 0  # of prompts, in a step beside answers; 0: it has not told
         self.load = Load()

@@ -1,6 +1,6 @@
 """Requests as they were asked and answered, one file each, so that one of them can be run again: `cairn replay`.
 
-    Captured   the engine's settings, versions, and for each answer its prompt ids, parameters, seed and tokens
+    Captured   the engine's settings, versions, and for each answer its prompt ids, parameters, seed, grammar and tokens
 
 Capture is off unless a folder is given (`cairn serve --capture DIR`): the files hold the tokens of prompts and answers.
 """
@@ -18,6 +18,7 @@ import cairn
 from cairn.core.errors import DataError
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.guide import Guide
 from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
 
@@ -34,8 +35,9 @@ class CapturedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # of the tokens
     cached: int = 0  # prompt tokens that came from the prefix cache
     preemptions: int = 0
-    constrained: bool = False  # by a grammar, which is not kept
-    adapted: bool = False  # by an adapter, which is not kept, either
+    constrained: bool = False  # by a grammar
+    guide: Guide | None = None  # that grammar; files of older versions have none
+    adapted: bool = False  # by an adapter, which is not kept
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,14 +108,15 @@ def _answer(job: Job) -> CapturedAnswer:
         preemptions=request.ledger.preemptions,
         constrained=request.constraint is not None or job.guide is not None,
         adapted=request.adapter != 0,
+        guide=job.guide,
     )
 
 
 def not_replayed(captured: Captured) -> list[str]:
     """What made the answers and is not in the file, in a sentence each: they may differ for that alone."""
     said = []
-    if any(answer.constrained for answer in captured.answers):
-        said.append("the answer followed a grammar, which is not replayed")
+    if any(answer.constrained and answer.guide is None for answer in captured.answers):
+        said.append("the answer followed a grammar that was not captured")
     if any(answer.adapted for answer in captured.answers):
         said.append("the answer is an adapter's, and the model alone is replayed")
     if version := captured.weights_version:

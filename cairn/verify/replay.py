@@ -18,6 +18,7 @@ from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
 from cairn.models.linear.maps import linears
 from cairn.models.linear.transposed import Transposed
+from cairn.models.runnable import OpenModel
 from cairn.models.transformer import Transformer
 from cairn.serve.capture import Captured, CapturedAnswer, digest_of
 from cairn.serve.config import NOT_SERVING, EngineConfig
@@ -25,6 +26,7 @@ from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.start import start
+from cairn.serve.grammar import Grammar, grammars_for
 from cairn.verify.departure import (
     PACKED_TOLERANCE,
     TOLERANCE,
@@ -85,12 +87,13 @@ def replay(
 ) -> list[Replayed]:
     """`config`: other settings than those of the server that captured it. `prepare` is given the fast engine."""
     config = one_request(config or captured.engine)
-    fast = start(config).engine
+    fast, opened, _ = start(config)
     prepare(fast)
+    grammars = _grammars(captured, opened, fast)
     taps, runs = [], []
-    for answer in captured.answers:
+    for answer, grammar in zip(captured.answers, grammars, strict=True):
         taps.append(Taps(fast.runner))
-        runs.append(run_alone(fast, answer))
+        runs.append(run_alone(fast, answer, grammar))
         fast.runner.compute = taps[-1]._compute  # type: ignore[method-assign]
     packed = _is_packed(fast.runner.model)
     dtype = str(fast.runner.model.embedding.weight.dtype).removeprefix("torch.")
@@ -98,8 +101,17 @@ def replay(
     plain = start(plain_of(config)).engine
     tolerance = PACKED_TOLERANCE if packed else TOLERANCE[dtype]
     return [
-        _compared(answer, tokens, tap, plain, tolerance)
-        for answer, tokens, tap in zip(captured.answers, runs, taps, strict=True)
+        _compared(answer, tokens, tap, plain, tolerance, grammar)
+        for answer, tokens, tap, grammar in zip(captured.answers, runs, taps, grammars, strict=True)
+    ]
+
+
+def _grammars(captured: Captured, opened: OpenModel, engine: Engine) -> list[Grammar | None]:
+    """What each answer followed."""
+    known = grammars_for(opened, engine.scheduler.limits.vocabulary)
+    return [
+        known.compile(answer.guide) if known is not None and answer.guide is not None else None
+        for answer in captured.answers
     ]
 
 
@@ -130,7 +142,7 @@ def plain_of(config: EngineConfig) -> EngineConfig:
     )
 
 
-def run_alone(engine: Engine, answer: CapturedAnswer) -> list[int]:
+def run_alone(engine: Engine, answer: CapturedAnswer, grammar: Grammar | None = None) -> list[int]:
     """The tokens that the engine gives to this request with nobody beside it."""
     count = len(answer.tokens)
     if not count:
@@ -138,7 +150,8 @@ def run_alone(engine: Engine, answer: CapturedAnswer) -> list[int]:
     params = msgspec.structs.replace(
         answer.params, max_tokens=count, ignore_eos=True, stop=[], stop_token_ids=[], n=1
     )
-    request = Request(0, answer.prompt, params)
+    constraint = None if grammar is None else grammar.start()
+    request = Request(0, answer.prompt, params, constraint=constraint)
     engine.add(request)
     list(engine.run())
     if request.error is not None:
@@ -147,9 +160,14 @@ def run_alone(engine: Engine, answer: CapturedAnswer) -> list[int]:
 
 
 def _compared(
-    answer: CapturedAnswer, fast: list[int], taps: Taps, plain: Engine, tolerance: float
+    answer: CapturedAnswer,
+    fast: list[int],
+    taps: Taps,
+    plain: Engine,
+    tolerance: float,
+    grammar: Grammar | None,
 ) -> Replayed:
-    slow = run_alone(plain, answer)
+    slow = run_alone(plain, answer, grammar)
     differs, plain_differs = first_difference(answer.tokens, fast), first_difference(fast, slow)
     ids = [*answer.prompt, *fast]
     # The token that came out differently was chosen behind the one before it; else the last one is looked at.

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.bench.load_answer import error_text
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, system_words
 from cairn.core.server_address import place
 from cairn.models.tokenizer import Tokenizer
 from cairn.verify.evidence import Evidence, Observation, Row
@@ -69,7 +69,7 @@ class Server:
             said = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise CairnError(
-                f"cannot ask {self.url}{path}: {error}",
+                f"cannot ask {self.url}{path}: {system_words(error)}",
                 hint="is the server running, and the address right?",
             ) from None
         finally:

@@ -44,6 +44,22 @@ def test_words_fold_within_their_column_and_then_stand_above_and_below_the_numbe
     assert long[2:] == ["fsdp 8, microbatch 4", "  59.5%"]
 
 
+@given(
+    st.lists(st.integers(10**9, 10**10 - 1).map(str), min_size=6, max_size=15), st.integers(40, 60)
+)
+def test_more_numbers_than_fit_stand_in_several_tables(numbers, width):
+    headings = ["policy", *(f"n{at}" for at in range(len(numbers)))]
+    found = lines(headings, [["fifo", *numbers], ["sjf", *numbers]], width=width)
+    assert max(map(cell_len, found)) <= width
+    tables = "\n".join(found).split("\n\n")
+    assert [line.split()[0] for one in tables for line in one.split("\n")] == [
+        "policy",
+        "fifo",
+        "sjf",
+    ] * len(tables)
+    assert [cell for one in tables for cell in one.split("\n")[1].split()[1:]] == numbers
+
+
 def test_chinese_characters_are_two_cells_wide():
     row = ["连续批处理与分页缓存的结论", "12", "与预测相差不大而且可以重复"]
     found = lines(["名称", "数", "结论"], [row], left=[0, 2], width=40)

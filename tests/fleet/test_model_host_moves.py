@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 
 import pytest
 
@@ -145,3 +146,16 @@ def test_a_request_that_comes_after_the_plan_keeps_its_model_awake():
     worker.waiting = 1
     assert not asyncio.run(host._sleep(host.models[0]))
     assert (host.called, worker.state, worker.yielding) == ([], "up", False)
+
+
+def test_models_are_listed_before_all_of_them_have_started():
+    """A client that asks early gets every name at once, and does not wait for a server that sleeps."""
+    router = Host().router
+    starting = Worker(2, "http://127.0.0.1:1")
+    starting.promised = ("c",)
+    router.workers[2] = starting
+    status, _, body = router.views.answer(b"/v1/models")
+    assert status == 200
+    assert [one["id"] for one in json.loads(body)["data"]] == ["a", "b", "c"]
+    _, _, body = router.views.answer(b"/api/tags")  # of Ollama's clients
+    assert [one["model"] for one in json.loads(body)["models"]] == ["a", "b", "c"]

@@ -24,7 +24,7 @@ from cairn.models.linear.packed import Int4, Int8
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.cpu_threads import allowed_threads
+from cairn.serve.engine.cpu_threads import allowed_threads, few_tokens
 from cairn.serve.engine.cpu_weights import pack_weights, packed
 from cairn.serve.engine.start import start_with
 
@@ -260,6 +260,12 @@ def test_modes_that_promise_exactness_do_not_round(mode):
 )
 def test_threads_stay_within_the_quota_of_the_container(usable, quota, now, threads):
     assert allowed_threads(usable, quota, now) == threads
+
+
+def test_only_steps_of_small_products_run_on_one_thread():
+    """By FLOPs: twice as large a matrix is multiplied with half as many tokens; one that no cache holds with none."""
+    assert few_tokens([200_000, 300_000]) == 2 * few_tokens([500_000]) == 16
+    assert few_tokens([2**20]) == few_tokens([]) == 0
 
 
 def test_an_unknown_form_is_refused():

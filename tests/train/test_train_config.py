@@ -25,6 +25,17 @@ def test_flags_win_over_a_recipe_and_have_short_forms():
     assert config.model == recipe("tiny-cpu").model
 
 
+def test_a_named_recipe_keeps_nothing_apart_from_preferences(monkeypatch):
+    """Who asks for an objective by flag has not asked for the recipe's held-out text, which preferences refuse."""
+    asked = ["tiny-lora", "--data.sources", "pairs.jsonl"]
+    assert read(asked).validation.share > 0
+    assert read([*asked, "--objective.kind", "dpo"]).validation.share == 0
+    with pytest.raises(ConfigError, match="held-out"):
+        read([*asked, "--objective.kind", "dpo", "--validation.share", "0.1"])
+    monkeypatch.setenv("CAIRN_TRAIN_OBJECTIVE__KIND", "kto")
+    assert read(asked).validation.share == 0
+
+
 def test_flags_are_held_against_the_recipe_and_not_against_defaults():
     config = read(
         ["qwen3-8b-1xh200", "--data.sequences", "6"]

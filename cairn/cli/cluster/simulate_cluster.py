@@ -210,11 +210,12 @@ def _print(
     from cairn.cli.columns import lines
     from cairn.cluster.simulate.explain import refusals
     from cairn.cluster.simulate.page import HEADINGS, cells
+    from cairn.core.prose import in_terminal
 
     jobs = "1 job" if len(trace.jobs) == 1 else f"{len(trace.jobs):,} jobs"
     print(f"{trace.name}: {jobs} on {cluster.words()}")
     for note in notes:
-        print(note)
+        print(in_terminal(note))
     print("\n" + "\n".join(lines(HEADINGS, [cells(summary) for summary in summaries])) + "\n")
     for history in histories:
         refused = refusals(history)

@@ -64,7 +64,7 @@ def run_explain(args: list[str]) -> int:
         return 0
     for number, decision in enumerate(found["decisions"], start=1):
         print(
-            f"{number}. {decision['server']} by {decision['policy']}, {found['prompt_tokens']} prompt tokens"
+            f"{number}. {decision['server']} by {decision['policy']}, about {found['prompt_tokens']} prompt tokens"
         )
         shown = ("server", "cost", "cached_tokens", "queued_tokens", "running", "waiting")
         rows = [[_text(one[key]) for key in shown] for one in decision["considered"]]
@@ -87,14 +87,23 @@ def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def _said(body: bytes) -> str:
+    """The sentence of an error document, or what came in its place."""
+    try:
+        return msgspec.json.decode(body)["error"]["message"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:300]
+
+
 def _get(url: str, path: str) -> dict[str, Any]:
     place(url)  # refuses what is none
     try:
         with urllib.request.urlopen(url.rstrip("/") + path, timeout=PATIENCE_S) as response:
             return msgspec.json.decode(response.read())
     except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")[:300]
-        raise CairnError(f"{url}{path} was answered with {error.code}: {said}") from None
+        raise CairnError(
+            f"{url}{path} was answered with {error.code}: {_said(error.read())}"
+        ) from None
     except (urllib.error.URLError, OSError) as error:
         said = f"no answer from {url}: {system_words(error)}"
         raise CairnError(said, hint="is the router running?") from None

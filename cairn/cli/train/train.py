@@ -11,7 +11,7 @@ import msgspec
 import tyro
 
 from cairn.cli.train.display import Display
-from cairn.core.config import load, to_toml
+from cairn.core.config import load, to_toml, variable_name
 from cairn.core.errors import UsageError
 from cairn.core.flags import asks_for, read_flags
 from cairn.core.schema import leaves
@@ -87,11 +87,12 @@ def read(
         load(kind, args=args, env_prefix=PREFIX, prog=prog)  # prints it and leaves
     from cairn.train.recipes import is_data, recipe
 
-    named = _recipe_name(args, kind, prog)
+    given = _given(args, kind, prog)
+    named = _recipe_name(given, prog)
     if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
         verb = load(kind, args=args, env_prefix=PREFIX, file=Path(named), prog=prog).value
         return msgspec.structs.replace(verb, recipe=named)
-    text = to_toml(recipe(named))
+    text = to_toml(_fitting(recipe(named), given["objective.kind"]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{named}.toml"
         file.write_text(text, encoding="utf-8")
@@ -99,26 +100,34 @@ def read(
         return msgspec.structs.replace(verb, recipe=named)
 
 
-def _recipe_name(args: list[str], kind: type[TrainVerb], prog: str) -> str:
-    """The recipe that is named, else that of the run in --out, else the default.
+def _given(args: list[str], kind: type[TrainVerb], prog: str) -> dict[str, str]:
+    """What flags and environment say about a few settings, before anything is checked: values that are wrong with the
+    defaults may be right with the recipe."""
+    words = read_flags(leaves(kind), [arg for arg in args if arg != "--explain"], prog)
+    return {
+        key: str(words[key].raw) if key in words else os.environ.get(variable_name(key, PREFIX), "")
+        for key in ("recipe", "out", "objective.kind")
+    }
 
-    Looked for before anything is checked: values that are wrong with the defaults may be right with the recipe.
-    """
-    plain = [arg for arg in args if arg != "--explain"]
-    known = leaves(kind)
-    words = read_flags(known, plain, prog)
 
-    def given(key: str) -> str:
-        return str(words[key].raw) if key in words else os.environ.get(f"{PREFIX}{key.upper()}", "")
-
-    if named := given("recipe"):
+def _recipe_name(given: dict[str, str], prog: str) -> str:
+    """The recipe that is named, else that of the run in --out, else the default."""
+    if named := given["recipe"]:
         if (Path(named) / RECIPE).is_file():
             raise UsageError(
                 f"{named} is the folder of a run", hint=f"go on with it: {resume_command(named)}"
             )
         return named
-    kept = Path(given("out") or ".") / RECIPE
-    return str(kept) if given("out") and kept.is_file() else DEFAULTS[prog]
+    kept = Path(given["out"] or ".") / RECIPE
+    return str(kept) if given["out"] and kept.is_file() else DEFAULTS[prog]
+
+
+def _fitting(named: Train, objective: str) -> Train:
+    """A named recipe keeps text apart to measure with, which preferences have no use for."""
+    if objective in ("", "sft"):
+        return named
+    without = msgspec.structs.replace(named.validation, share=0.0, sources=[])
+    return msgspec.structs.replace(named, validation=without)
 
 
 def resume_command(folder: Path | str) -> str:

@@ -4,11 +4,13 @@
     text.txt, or jsonl with `text`            perplexity
     jsonl with `choices` and `answer`         multiple choice; the answer is a number from 0, a letter, or the text
     jsonl with `question` and `answer`        exact match
+    json with `examples`                      a task of BIG-bench
 
 The folder of tasks is --data, else `tasks` here, else `shared/data/tasks` beside the checkout.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +19,7 @@ import msgspec
 
 from cairn.core.errors import DataError, UsageError, did_you_mean
 from cairn.eval.tasks import gsm8k
+from cairn.eval.tasks.bigbench import bigbench, is_bigbench
 from cairn.eval.tasks.exact_match import Equality, ExactMatch, Filter, Question
 from cairn.eval.tasks.multiple_choice import Choice, MultipleChoice
 from cairn.eval.tasks.perplexity import Perplexity
@@ -44,7 +47,23 @@ def open_task(name: str, settings: Settings, data: Path | None = None) -> Task:
         raise UsageError(f"there is no task {name!r}, and no file of that name", hint=hint)
     if path.suffix in TEXT:
         return Perplexity(path.name, [_read(path)], settings.window, settings.stride)
+    if path.suffix in (".yaml", ".yml"):
+        raise UsageError(
+            f"{path} is a task in YAML, which is lm-eval's own",
+            hint="run it by lm-eval with cairn.eval.lm_eval_adapter.CairnLM as the model",
+        )
+    if (document := _bigbench_document(path)) is not None:
+        name = path.parent.name if path.name == "task.json" else path.name
+        return bigbench(name, document, settings)
     return from_lines(path.name, read_lines(path), settings)
+
+
+def _bigbench_document(path: Path) -> Fields | None:
+    """The one document of the file, if it is a task of BIG-bench."""
+    with suppress(msgspec.DecodeError):
+        document = msgspec.json.decode(_read(path))
+        return document if is_bigbench(document) else None
+    return None
 
 
 def from_lines(name: str, lines: Sequence[Fields], settings: Settings) -> Task:

@@ -2,17 +2,31 @@
 
 A quota of two CPUs on a machine of 64 stops all 64 threads of a product for most of every period. Whoever sets
 OMP_NUM_THREADS has decided for himself.
+
+Small products run on one thread. Others hardly make them faster, and on a machine that others use each product waits
+for the thread that is not running: four answers of cairn-tiny came at 28 tokens/s from two threads and at 214 from one.
 """
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from cairn.hw.host import read_cpu
+
+ONE_THREAD_FLOPS = 8e6  # of a product; about a millisecond on one core
+SMALL = (
+    2**19
+)  # elements of a matrix: larger ones are not in a core's cache, and reading them takes several
+
+
+def few_tokens(matrices: Sequence[int]) -> int:
+    """How many tokens of a step one thread computes, by the mean size of the matrices, in elements."""
+    mean = sum(matrices) / max(len(matrices), 1)
+    return int(ONE_THREAD_FLOPS / (2 * mean)) if 0 < mean <= SMALL else 0
 
 
 def allowed_threads(usable: int | None, quota: float | None, now: int) -> int:

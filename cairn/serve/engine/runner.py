@@ -8,7 +8,9 @@ decodes one token replays a CUDA graph; others run kernel by kernel. On a CPU th
 and a flight has landed when it is launched. The runner knows no queue and frees no page.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +20,15 @@ from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
+from cairn.models.linear.maps import linears
+from cairn.models.linear.transposed import Transposed
 from cairn.models.mtp import DraftHead
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.batch import Batch, Staged
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.compiled_layers import CompiledLayers
+from cairn.serve.engine.cpu_threads import few_tokens, one_thread
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
@@ -106,6 +111,7 @@ class Runner:
         self._lean = lean
         self.lean = serving_form(model, self.pool) if lean else None
         self.adapters = Adapters(model)
+        self._few_tokens = _few_tokens(model)
         self.alter_draws: Callable[[Drawn], None] | None = None  # of steps that verify, for benches
 
     def warm_up(self) -> None:
@@ -181,7 +187,8 @@ class Runner:
         states = self.pool.states
         if states is not None:
             states.begin(step)
-        with self.adapters.routed(step.chunks):
+        threads = one_thread() if step.tokens <= self._few_tokens else nullcontext()
+        with threads, self.adapters.routed(step.chunks):
             staged, done = self._run(step)
         if states is not None:
             states.end(step)
@@ -381,6 +388,15 @@ def computed(
     if not taps:
         return model(inputs.tokens_T, inputs.positions_T, attend), []
     return model.tapped(inputs.tokens_T, inputs.positions_T, attend, taps)
+
+
+def _few_tokens(model: Transformer) -> int:
+    """Steps of up to so many tokens run on one thread. Packed products have threads of their own kind."""
+    maps = list(linears(model))
+    on_cpu = model.embedding.weight.device.type == "cpu"
+    if not on_cpu or any(not isinstance(part.form, Transposed | None) for part in maps):
+        return 0
+    return few_tokens([math.prod(part.shape_NK()) for part in maps])
 
 
 def pool_groups(model: Transformer, limits: Limits) -> tuple[CacheGroup, ...]:

@@ -41,6 +41,8 @@ def test_completion_is_the_text_of_completions(server):
     assert "".join(piece["content"] for piece in pieces) == wanted.text
     assert not any(piece["stop"] for piece in pieces)
     assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 20)
+    none = server.http.post("/completion", json=body | {"n_predict": 0, "stream": True}).text
+    assert [(event["content"], event["tokens_predicted"]) for event in events(none)] == [("", 0)]
 
 
 def test_completion_stops_follows_a_schema_and_reads_ids(server):

@@ -31,6 +31,9 @@ def captured(tiny_folder, tmp_path_factory):
                 seed=number if number % 4 == 0 else None,
                 extra_headers={"x-request-id": f"request-{number}"},
             )
+        shaped = {"prompt": "Once", "max_tokens": 20, "guided_regex": "[ab]{3}c"}
+        headers = {"x-request-id": "with-grammar"}
+        assert server.http.post("/v1/completions", json=shaped, headers=headers).status_code == 200
         asked = server.http.post(
             f"{server.url}/v1/completions",
             json={"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0},
@@ -72,6 +75,14 @@ def test_what_only_a_server_has_keeps_no_request_from_being_replayed(captured):
     rounded = msgspec.structs.replace(served, quantization="fp8", head="8bit", kv_cache_dtype="fp8")
     plain = plain_of(one_request(rounded))
     assert (plain.quantization, plain.head, plain.kv_cache_dtype) == (None, "auto", "auto")
+
+
+def test_an_answer_that_followed_a_grammar_follows_it_again(captured):
+    folder, _ = captured
+    one = read_captured(folder / "with-grammar.json")
+    (found,) = replay(one)
+    assert found.tokens > 1
+    assert (found.differs_at, found.plain_differs_at) == (None, None)
 
 
 def test_the_ledger_has_the_digest_of_a_captured_answer(captured):

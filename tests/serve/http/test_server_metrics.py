@@ -52,6 +52,19 @@ def test_several_answers_to_several_prompts(server, stream):
             assert usage["prompt_tokens_details"]["cached_tokens"] == found
 
 
+def test_an_answer_that_nobody_waits_for_is_counted_as_far_as_it_came(server):
+    counted, before = Counted(server), server.service.serving.engine.stats()
+    body = {"prompt": f"Left: {PROMPT}", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    server.at_rest()
+    prompt = len(server.service.tokenizer.encode(body["prompt"]))
+    assert counted("cairn_prompt_tokens_total") == prompt
+    made = server.service.serving.engine.stats().output_tokens - before.output_tokens
+    assert 0 < counted("cairn_generated_tokens_total") <= made
+    assert counted("cairn_finished_requests_total", reason="abort" if made < 60 else "length") == 1
+
+
 def test_time_per_token_counts_from_the_first_token_of_each_answer(server, monkeypatch):
     """The engine pauses between the answers: the second begins late, and none is slow."""
     step, pause, took = server.engine.step, threading.Event(), 1.0

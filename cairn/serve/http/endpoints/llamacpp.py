@@ -49,7 +49,8 @@ LLAMA_DEFAULTS = {
 class LlamaFields(msgspec.Struct, kw_only=True):
     """What /completion and /infill share."""
 
-    n_predict: int | None = None  # below 0, or without it and `max_tokens`: what the context leaves
+    # Below 0, or without it and `max_tokens`: what the context leaves. 0: the prompt is read, nothing is said.
+    n_predict: int | None = None
     max_tokens: int | None = None  # counts where there is no `n_predict`, as in llama.cpp
     temperature: float | None = None
     top_k: int | None = None
@@ -134,8 +135,12 @@ def _guide_of(asked: LlamaFields) -> Guide | None:
     return None if asked.json_schema is None else schema_guide(asked.json_schema, "json_schema")
 
 
+def _wanted(asked: LlamaFields) -> int | None:
+    return asked.max_tokens if asked.n_predict is None else asked.n_predict
+
+
 def _limit(asked: LlamaFields) -> int | None:
-    most = asked.max_tokens if asked.n_predict is None else asked.n_predict
+    most = _wanted(asked)
     return None if most is None or most < 0 else max(most, 1)
 
 
@@ -166,11 +171,12 @@ class LlamaWriter:
     def __init__(self, asked: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
         self._asked, self._model, self._prompt, self._exchange = asked, model, prompt, exchange
         self._ended: CompletionOutput | None = None
+        self._silent = _wanted(asked) == 0  # the engine draws one token, which nobody gets
 
     def write(self, delta: CompletionOutput) -> bytes:
         if delta.finished:
             self._ended = delta
-        if not delta.text:
+        if not delta.text or self._silent:
             return b""
         piece = {"index": 0, "content": delta.text, "tokens": delta.token_ids, "stop": False}
         return event_bytes(piece | {"id_slot": 0})
@@ -185,6 +191,8 @@ class LlamaWriter:
     def whole(self, output: CompletionOutput) -> dict[str, Any]:
         job = self._exchange.jobs[0]
         made, read = len(job.answer.whole.token_ids), len(job.request.prompt)
+        if self._silent:
+            made, output = 0, msgspec.structs.replace(output, text="", token_ids=[])
         word = output.stop_reason if isinstance(output.stop_reason, str) else ""
         ends = {"length": "limit", "stop": "word" if word else "eos"}
         return {

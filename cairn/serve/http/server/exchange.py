@@ -89,6 +89,7 @@ class Exchange:
         self._timers: list[asyncio.TimerHandle] = []
         self._first = 0.0
         self._first_of: dict[int, float] = {}  # when an answer had its first update
+        self._ended: set[int] = set()  # answers that were counted
         self._last_of: dict[int, float] = {}  # and its last
         self._prompts: dict[int, Job] = {}  # by the identity of its ids: the first job of a prompt
         for job in self.jobs:
@@ -299,6 +300,7 @@ class Exchange:
                 entry.longest = max(entry.longest, now - before)
             if delta.finish_reason is not None:
                 self._left -= 1
+                self._ended.add(delta.index)
                 self._count_end(delta, now)
                 if delta.finish_reason == "error":
                     raise self._failed(delta.error or "no reason was given")
@@ -326,6 +328,17 @@ class Exchange:
             each = (now - self._first_of[delta.index]) / (tokens - 1)
             metrics.observe("cairn_time_per_output_token_seconds", each, model=model)
 
+    def _count_left(self) -> None:
+        """Answers that nobody waited for were computed as far as they came."""
+        metrics, model = self._service.metrics, self._service.model
+        for job in self.jobs:
+            tokens = len(job.answer.whole.token_ids)
+            if job.answer.index in self._ended or not tokens:
+                continue
+            metrics.add("cairn_finished_requests_total", model=model, reason="abort")
+            self._count_prompt(job)
+            metrics.add("cairn_generated_tokens_total", tokens, model=model)
+
     def _count_prompt(self, job: Job) -> None:
         """Once, however many answers it has."""
         prompt = id(job.request.prompt)
@@ -338,6 +351,7 @@ class Exchange:
 
     def _close(self, status: str) -> None:
         self._service.open.discard(self)
+        self._count_left()
         self._service.accounts.explain(self._entry, self.jobs)
         self._entry.close(status, time.monotonic())
         if self._call.wants_ledger:

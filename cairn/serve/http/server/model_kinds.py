@@ -23,6 +23,10 @@ INSTEAD = {
     "transcripts": (transcriptions, translations),
 }
 KINDS = {"vectors": "a text encoder", "transcripts": "a transcriber of speech"}
+PATHS = {
+    "vectors": "/v1/embeddings, /v1/rerank, /v1/score, /classify, /v2/embed, /v2/rerank and /api/embed",
+    "transcripts": "/v1/audio/transcriptions and /v1/audio/translations",
+}
 
 
 def check_kind(service: Service, handle: object) -> None:
@@ -30,10 +34,9 @@ def check_kind(service: Service, handle: object) -> None:
     answers = service.serving.limits.answers
     instead = INSTEAD.get(answers)
     if instead is not None and handle not in instead:
-        named = ", ".join(one.__name__ for one in instead)
         raise Refusal(
             400,
-            f"{service.model} is {KINDS[answers]} and generates nothing; it has: {named}",
+            f"{service.model} is {KINDS[answers]} and generates nothing; it answers {PATHS[answers]}",
             param="model",
             code="wrong_model",
         )
