@@ -32,6 +32,7 @@ STATUS |= {code: b"HTTP/1.1 %d %b\r\n" % (code, code.phrase.encode()) for code i
 
 END_OF_HEAD, CLOSE = b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"
 LENGTH = b"content-length: "
+MOST_WAITING = 16  # requests of a connection, after which no more are read
 JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
 
@@ -58,6 +59,7 @@ class Front(asyncio.Protocol):
         self._parts, self._size = list[bytes](), 0
         self._waiting: deque[HttpRequest] = deque()  # sent before the answer to the one before
         self._busy = self._refused = False  # refused: whatever else comes is not read
+        self._going_on = False  # those that wait are being handled
         self._keep_alive = True
         self.transport: asyncio.Transport | None = None
         self.asker: Asker | None = None  # whose answer is awaited
@@ -130,6 +132,8 @@ class Front(asyncio.Protocol):
             return
         if self._busy:
             self._waiting.append(request)
+            if len(self._waiting) == MOST_WAITING and self.transport is not None:
+                self.transport.pause_reading()
         else:
             self._busy, self._keep_alive = True, request.keep_alive
             self._handle(self, request)
@@ -180,8 +184,17 @@ class Front(asyncio.Protocol):
         if not self._keep_alive and self.transport is not None:
             self._writes.flush()
             self.transport.close()
-        elif self._waiting:
-            self._came(self._waiting.popleft())
+        elif self._waiting and not self._going_on:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Those that wait, up to one whose answer has to be awaited. A loop: the router's own answers come at once."""
+        self._going_on, waiting = True, self._waiting
+        while waiting and not self._busy and self._keep_alive and self.transport is not None:
+            self._came(waiting.popleft())
+        self._going_on, transport = False, self.transport
+        if len(waiting) < MOST_WAITING and transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
 
 def error_body(status: int, message: str, code: str) -> tuple[bytes, bytes]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from types import SimpleNamespace
 
 import msgspec
@@ -255,6 +256,17 @@ def test_a_client_that_sends_nonsense_behind_its_request_ends_it():
         assert b"HTTP/1.1 400" not in rest  # in the middle of an answer that is no answer
         assert not router.open
         writer.close()
+
+    fleet(check, count=1)
+
+
+def test_many_requests_sent_before_the_answer_to_the_first_are_answered_in_order():
+    async def check(url, servers, router):
+        first = ("POST /v1/completions", b'{"prompt": "p", "max_tokens": 20}')
+        own = [("GET /health", b""), ("GET /cairn/fleet/requests/none", b"")]
+        raw = await exchange(url, first, *(own * 2000), first)
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", raw)
+        assert statuses == [b"200", *([b"200", b"404"] * 2000), b"200"]
 
     fleet(check, count=1)
 
