@@ -27,6 +27,7 @@ from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
+from cairn.fleet.listen import cannot_listen
 from cairn.fleet.placing import place, place_held, place_next
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas
@@ -38,7 +39,7 @@ from cairn.fleet.views import Choice, Views
 from cairn.fleet.waiting import WaitingQueue
 from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
-from cairn.fleet.worker import TOKEN_S, Worker, candidates, eligible
+from cairn.fleet.worker import Worker, candidates, eligible
 from cairn.fleet.write_queue import WriteQueue
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
@@ -92,13 +93,16 @@ class Router:
 
     async def _listen(self, port: int, shared: bool) -> asyncio.Server:
         most, host = self.config.max_body_bytes, self.config.host
-        return await asyncio.get_running_loop().create_server(
-            lambda: Front(self.handle, most, self._writes),
-            host,
-            port,
-            backlog=2048,
-            reuse_port=shared or None,
-        )
+        try:
+            return await asyncio.get_running_loop().create_server(
+                lambda: Front(self.handle, most, self._writes),
+                host,
+                port,
+                backlog=2048,
+                reuse_port=shared or None,
+            )
+        except OSError as error:
+            raise cannot_listen(host, port, error) from None
 
     async def stop(self, grace_s: float = 30.0) -> None:
         """Take nothing new; requests under way have so long to end."""
@@ -266,7 +270,7 @@ class Router:
         self.note_sent(exchange.ask, exchange.keys, choice, now)
         exchange.sent_to(chosen, new)
         if self.scaled:
-            self.meter_once(exchange, new * (chosen.load.token_s or TOKEN_S), now)
+            self.meter_once(exchange, new * chosen.token_s, now)
         if exchange.computes:
             self.held.charge(exchange.holder, new)
         self.views.note(exchange, choice)
@@ -335,7 +339,7 @@ def _quotas(config: RouterConfig) -> Quotas:
 
 def _address(listening: asyncio.Server) -> str:
     host, port = listening.sockets[0].getsockname()[:2]
-    return f"http://{host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _read(body: bytes) -> Asked:
