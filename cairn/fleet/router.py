@@ -47,6 +47,7 @@ TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
 NOTHING = Asked()
 LONGEST_ID = 128
+OWN = (b"GET", b"HEAD")  # with which the router's own paths are asked
 
 
 class Router:
@@ -178,7 +179,7 @@ class Router:
 
     def handle(self, front: Front, request: HttpRequest) -> None:
         head = request.head
-        if head.method == b"GET" and (own := self.views.answer(head.path)) is not None:
+        if head.method in OWN and (own := self.views.answer(head.path)) is not None:
             front.send(*own)
             return
         if self.draining:

@@ -84,6 +84,13 @@ class FakeServer:
             self.refused += 1
             document = {"error": {"message": "no room", "code": self.code}}
             await self._whole(writer, self.refuse, document)
+        elif not body:
+            asked = {"prompt": "", "max_tokens": 2, "stream": True}
+            await (
+                self._answer(writer, asked, [])
+                if " /stream " in head[0]
+                else self._whole(writer, 200, {"data": []})
+            )
         else:
             count = int(headers.get("x-cairn-continue", 0))
             before = msgspec.msgpack.decode(body[-count:]) if count else []

@@ -339,3 +339,60 @@ def test_a_server_of_another_kind_that_answers_everything_is_followed_on():
             await asyncio.sleep(0.01)
 
     fleet(check, count=1, up=False, page=b"<html>\r\n")
+
+
+def test_a_head_request_gets_the_head_of_the_answer_alone():
+    """On a connection that goes on: the next answer is not taken for its body."""
+
+    async def check(url, servers, router):
+        body = b'{"prompt": "p", "max_tokens": 2}'
+        asked = [("HEAD /health", b""), ("HEAD /v1/models", b""), ("HEAD /stream", b"")]
+        raw = await exchange(url, *asked, ("POST /v1/completions", body))
+        heads = [answer.partition(b"\r\n\r\n") for answer in raw.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+        assert [bool(rest) for _, _, rest in heads] == [False, False, False, True]
+        assert b"content-length: 39" in heads[0][0]
+        assert b"chunked" in heads[2][0]
+        assert text_of("p", 2).encode() in heads[3][2]
+
+    fleet(check, count=1)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(split):
+    """As Java's does with every request, whose body comes by itself."""
+
+    async def check(url, servers, router):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+        body = json.dumps({"prompt": "upgrade:", "max_tokens": 4}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n"
+        for _ in range(2):
+            writer.write(head % (offer, len(body)))
+            if split:
+                await asyncio.sleep(0.02)
+            writer.write(body)
+            answer = await reader.readuntil(b"}")
+            assert text_of("upgrade:", 4).encode() in answer
+        writer.write(b"CONNECT x:1 HTTP/1.1\r\n\r\n")
+        assert b"400 Bad Request" in await reader.read()
+        writer.close()
+
+    fleet(check, count=1)
+
+
+def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
+    async def check(url, servers, router):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"prompt": "p", "max_tokens": 5, "stream": true}'
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        lines = [line for line in rest.split(b"\n") if line]
+        assert all(line.startswith(b"data: ") for line in lines)
+        assert "".join(json.loads(line[6:])["text"] for line in lines[:-1]) == text_of("p", 5)
+        writer.close()
+
+    fleet(check, count=1)
