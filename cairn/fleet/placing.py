@@ -59,7 +59,7 @@ def _hold(router: "Router", exchange: "Exchange", now: float) -> None:
     model = exchange.model
     if (refusal := unknown_model(router, model)) is not None:
         exchange.give_up(404, refusal, "model_not_found")
-    elif now >= exchange.arrived_s + router.config.hold_s:
+    elif now >= exchange.waits_since_s + router.config.hold_s:
         exchange.give_up(503, why_nobody(router, now), "no_server")
     elif _queue(router, exchange):
         router.meter(model, now, 0.0)
@@ -119,8 +119,8 @@ def _place_one(router: "Router", model: str | None, now: float) -> bool:
 def place_held(router: "Router", now: float) -> None:
     """Those that wait; who has waited for too long goes to the best server, or is refused where there is none."""
     place_next(router, now)
-    came_before = now - router.config.hold_s
-    for exchange in [one for one in router.held if one.arrived_s <= came_before]:
+    before = now - router.config.hold_s
+    for exchange in [one for one in router.held if one.waits_since_s <= before]:
         router.held.remove(exchange)
         place(router, exchange, now, placed=True)
 

@@ -158,6 +158,22 @@ def test_requests_wait_while_no_server_is_up_and_are_refused_with_reasons_after_
     fleet(check, count=1, hold_s=1.0)
 
 
+def test_a_long_stream_that_loses_its_server_waits_as_long_as_a_new_request():
+    """However long it has been answered: it begins to wait when its server is lost."""
+
+    async def check(url, servers, router):
+        servers[0].gap_s = 0.05
+        asked = asyncio.create_task(ask(url, "long", 30))
+        await asyncio.sleep(1.2)
+        servers[0].kill()
+        await asyncio.sleep(0.2)
+        await servers[0].start()
+        status, text, _ = await asked
+        assert (status, text) == (200, text_of("long", 30))
+
+    fleet(check, count=1, hold_s=1.0)
+
+
 def test_busy_servers_are_passed_over_and_a_stream_of_another_kind_ends_with_an_error():
     async def check(url, servers, router):
         servers[0].refuse = 503
