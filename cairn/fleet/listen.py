@@ -1,18 +1,31 @@
 """Addresses that clients connect to: those that cannot be listened on are refused with a reason."""
 
+import asyncio
 import errno
 import os
 import re
+import socket
 from typing import Any
 
 from cairn.core.errors import ConfigError
 from cairn.fleet.config import MOST_PORT
 
 ADDRESS = re.compile(r"(\[[^\s\]]+\]|[^\s:\[\]]+):(\d{1,5})")
+UNREAD_S = 45.0
 HINTS = {
     errno.EADDRINUSE: "another program listens there; choose another port, or 0 for a free one",
     errno.EACCES: "ports below 1024 need privileges; choose another port",
 }
+
+
+def drop_who_does_not_read(listening: asyncio.Server) -> None:
+    """Ends connections that were accepted here whose client takes nothing for so long (Linux).
+
+    A server would end its own one after a minute, and the request would be computed again elsewhere, for nobody.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        for one in listening.sockets:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

@@ -27,7 +27,7 @@ from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
-from cairn.fleet.listen import cannot_listen
+from cairn.fleet.listen import cannot_listen, drop_who_does_not_read
 from cairn.fleet.placing import place, place_held, place_next
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas
@@ -95,7 +95,7 @@ class Router:
     async def _listen(self, port: int, shared: bool) -> asyncio.Server:
         most, host = self.config.max_body_bytes, self.config.host
         try:
-            return await asyncio.get_running_loop().create_server(
+            listening = await asyncio.get_running_loop().create_server(
                 lambda: Front(self.handle, most, self._writes),
                 host,
                 port,
@@ -104,6 +104,8 @@ class Router:
             )
         except OSError as error:
             raise cannot_listen(host, port, error) from None
+        drop_who_does_not_read(listening)
+        return listening
 
     async def stop(self, grace_s: float = 30.0) -> None:
         """Take nothing new; requests under way have so long to end."""

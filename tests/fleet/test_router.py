@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import socket
 from types import SimpleNamespace
 
 import msgspec
@@ -410,5 +411,27 @@ def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
         assert all(line.startswith(b"data: ") for line in lines)
         assert "".join(json.loads(line[6:])["text"] for line in lines[:-1]) == text_of("p", 5)
         writer.close()
+
+    fleet(check, count=1)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
+def test_a_client_that_never_reads_is_left_and_its_server_with_it(monkeypatch):
+    monkeypatch.setattr("cairn.fleet.listen.UNREAD_S", 0.5)
+
+    async def check(url, servers, router):
+        servers[0].filler, servers[0].gap_s = "x" * 100_000, 0.0
+        host, port = url.removeprefix("http://").split(":")
+        client = socket.create_connection((host, int(port)))
+        body = b'{"prompt": "p", "max_tokens": 100000, "stream": true}'
+        client.send(
+            b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        while not router.open:
+            await asyncio.sleep(0.01)
+        while router.open:
+            await asyncio.sleep(0.01)
+        assert router.workers[0].lost == 0
+        client.close()
 
     fleet(check, count=1)
