@@ -38,7 +38,7 @@ LIMITS = Limits(
     rows=32, step_tokens=2048, context=8192, pages=800, page_size=64, vocabulary=VOCABULARY
 )
 READY_S = 120.0
-RUNS = 64  # of the perturbed simulation
+RUNS = 200  # of the perturbed simulation
 LATE_S, OFF = 0.5, 0.05  # of its arrivals, in the time of the trace; of its steps, more or less
 SLO = Slo(1.0, 0.05)
 
