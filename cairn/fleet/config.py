@@ -11,6 +11,7 @@ A typo is an error with the name that was meant. Nothing here starts anything.
 """
 
 import re
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +23,14 @@ from msgspec import Meta
 from cairn.cluster.spec import NAME
 from cairn.core import toml
 from cairn.core.errors import ConfigError, did_you_mean
+from cairn.core.schema import describe
 from cairn.core.units import parse_bytes
 from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.choose import POLICIES
 from cairn.fleet.quota import Count, KeyLimits, Limits
 
 MOST_PORT = 65535
+FIELDS = "docs/fleet.md has every field"
 ENDPOINT = re.compile(r"tcp://[^/\s]+:\d+")
 
 
@@ -93,7 +96,7 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"a group of servers has model {self.model!r}, {len(self.urls)} urls and dns {self.dns!r}",
                 hint="give `model`, to start servers; or `urls` or `dns` of servers that run already",
             )
-        if self.dns and not self.dns.rpartition(":")[2].isdigit():
+        if self.dns and not (":" in self.dns and _has_port(f"http://{self.dns}")):
             raise ConfigError(
                 f"dns is {self.dns!r}", hint='HOST:PORT, such as "servers.default:8000"'
             )
@@ -109,6 +112,11 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for url in self.urls:
             if not url.startswith("http://"):
                 raise ConfigError(f"the url {url!r} is not http://", hint="http://HOST:PORT")
+            if not _has_port(url):
+                raise ConfigError(
+                    f"the url {url!r} has no host, or no port up to {MOST_PORT}",
+                    hint="http://HOST:PORT",
+                )
 
     def _check_events(self) -> None:
         for name in ("kv_events", "kv_events_replay"):
@@ -146,6 +154,15 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return [Path(self.model).name if Path(self.model).exists() else self.model]
 
 
+def _has_port(url: str) -> bool:
+    """Can it be connected to? A url without a port means port 80."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers: list[ServerGroup]
     router: RouterConfig = RouterConfig()
@@ -169,23 +186,53 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
 
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "servers": ServerGroup,
+    "aliases": Alias,
+    "keys": KeyLimits,
+}  # of which there may be several
+
+
 def read_fleet(path: Path) -> FleetConfig:
     """The fleet of a file; every way in which it cannot be read is a ConfigError."""
     values = toml.read(path).values
-    _refuse_unknown(values, FleetConfig, "", path)
-    for name, schema in (("servers", ServerGroup), ("aliases", Alias), ("keys", KeyLimits)):
-        for at, group in enumerate(values.get(name) or ()):
-            _refuse_unknown(group, schema, f"{name}[{at}].", path)
-    _refuse_unknown(values.get("router") or {}, RouterConfig, "router.", path)
+    _check(values, FleetConfig, "", path, without=(*TABLES, "router"))
+    _check(values.get("router", {}), RouterConfig, "router", path)
+    for name, schema in TABLES.items():
+        tables = values.get(name, [])
+        if not isinstance(tables, list):
+            raise _expected(name, f"tables, [[{name}]]", tables, path)
+        for at, table in enumerate(tables):
+            _check(table, schema, f"{name}[{at}]", path)
+    return msgspec.convert(values, FleetConfig)
+
+
+def _check(
+    values: Any, schema: type[msgspec.Struct], table: str, path: Path, without: Sequence[str] = ()
+) -> None:
+    """Every name is known, every value is of its kind, and nothing is missing. `without`: of other tables."""
+    if not isinstance(values, dict):
+        raise _expected(table, f"a table, [{table}]", values, path)
+    prefix = f"{table}." if table else ""
+    fields = {field.name: field for field in msgspec.structs.fields(schema)}
+    for name, value in values.items():
+        if name not in fields:
+            hint = did_you_mean(name, fields, otherwise=f"known here: {', '.join(fields)}")
+            raise ConfigError(f"unknown field '{prefix}{name}' in {path}", hint=hint)
+        if name not in without and not _fits(value, fields[name].type):
+            raise _expected(prefix + name, describe(fields[name].type), value, path)
+    for field in fields.values():
+        if field.required and field.name not in values:
+            raise ConfigError(f"'{prefix}{field.name}' is missing in {path}", hint=FIELDS)
+
+
+def _fits(value: Any, kind: Any) -> bool:
     try:
-        return msgspec.convert(values, FleetConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}", hint="docs/fleet.md has every field") from None
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return value == value  # nan is neither too small nor too large
 
 
-def _refuse_unknown(values: Any, schema: type[msgspec.Struct], prefix: str, path: Path) -> None:
-    known = schema.__struct_fields__
-    for key in values if isinstance(values, dict) else ():
-        if key not in known:
-            hint = did_you_mean(key, known, otherwise=f"known here: {', '.join(known)}")
-            raise ConfigError(f"unknown field '{prefix}{key}' in {path}", hint=hint)
+def _expected(name: str, what: str, got: Any, path: Path) -> ConfigError:
+    return ConfigError(f"{name}: expected {what}, got {got!r} ({path})", hint=FIELDS)

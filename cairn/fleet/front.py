@@ -24,6 +24,7 @@ from cairn.fleet.wire import (
     RequestReader,
     chunk_of,
     lines_of,
+    without_upgrade,
 )
 from cairn.fleet.write_queue import WriteQueue
 
@@ -32,6 +33,9 @@ STATUS |= {code: b"HTTP/1.1 %d %b\r\n" % (code, code.phrase.encode()) for code i
 
 END_OF_HEAD, CLOSE = b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"
 LENGTH = b"content-length: "
+CHUNKED, LAST_CHUNK = b"transfer-encoding: chunked", b"0\r\n\r\n"
+UNFRAMED = b"cache-control: no-store"  # something has to stand in the place of the other
+MOST_WAITING = 16  # requests of a connection, after which no more are read
 JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
 
@@ -58,7 +62,14 @@ class Front(asyncio.Protocol):
         self._parts, self._size = list[bytes](), 0
         self._waiting: deque[HttpRequest] = deque()  # sent before the answer to the one before
         self._busy = self._refused = False  # refused: whatever else comes is not read
+        self._going_on = False  # those that wait are being handled
         self._keep_alive = True
+        # Of the request that is answered: the version of its HTTP; does it ask for the head of the answer alone?
+        self._version, self._head_only = "1.1", False
+        self._written: Callable[[bytes], bytes] = (
+            chunk_of  # a piece of a stream, as its client reads it
+        )
+        self._last = LAST_CHUNK
         self.transport: asyncio.Transport | None = None
         self.asker: Asker | None = None  # whose answer is awaited
 
@@ -74,9 +85,11 @@ class Front(asyncio.Protocol):
                 self._came(request)
                 return
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(data if self._reading else without_upgrade(data))
         except httptools.HttpParserError:
             self._refuse(400, "this is no HTTP request", "bad_request")
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "the connection cannot be upgraded or be a tunnel", "no_upgrade")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -117,12 +130,15 @@ class Front(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._reading = False
+        if self._parser.should_upgrade():  # it has not read the body
+            return
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         given = next((value for name, value in self._headers if name == ID), None)
         lines = lines_of(self._headers, NOT_SENT)
         head = request_head(self._parser.get_method(), self._target, lines)
         request = HttpRequest(head, body, given)
         request.keep_alive = self._parser.should_keep_alive()
+        request.version = self._parser.get_http_version()
         self._came(request)
 
     def _came(self, request: HttpRequest) -> None:
@@ -130,8 +146,11 @@ class Front(asyncio.Protocol):
             return
         if self._busy:
             self._waiting.append(request)
+            if len(self._waiting) == MOST_WAITING and self.transport is not None:
+                self.transport.pause_reading()
         else:
             self._busy, self._keep_alive = True, request.keep_alive
+            self._version, self._head_only = request.version, request.head.method == b"HEAD"
             self._handle(self, request)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
@@ -154,24 +173,33 @@ class Front(asyncio.Protocol):
         if (transport := self.transport) is not None:
             ends = END_OF_HEAD if self._keep_alive else CLOSE
             size = b"%d" % len(body)
-            parts = (STATUS[status], lines, id, LENGTH, size, ends, body)
+            rest = b"" if self._head_only else body
+            parts = (STATUS[status], lines, id, LENGTH, size, ends, rest)
             self._writes.write(transport, parts)
             self._over()
 
     def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
-        """A stream, with its first chunk."""
+        """A stream, with its first chunk. A client of HTTP/1.0 knows no chunks: its stream ends with the connection."""
+        self._written, last, framing = chunk_of, LAST_CHUNK, CHUNKED
+        if self._version == "1.0":
+            self._written, last, framing = bytes, b"", UNFRAMED
+            self._keep_alive = False
+        if self._head_only:
+            self._written, last = _nothing, b""
+        self._last = last
         if self.transport is not None:
-            head = b"%b%btransfer-encoding: chunked" % (STATUS[status], lines)
             ends = END_OF_HEAD if self._keep_alive else CLOSE
-            self._writes.write(self.transport, (head, ends, chunk_of(chunk) if chunk else b""))
+            head = b"%b%b%b" % (STATUS[status], lines, framing)
+            piece = self._written(chunk) if chunk else b""
+            self._writes.write(self.transport, (head, ends, piece))
 
     def write(self, chunk: bytes) -> None:
         if self.transport is not None and chunk:  # an empty one would end the answer
-            self._writes.write_piece(self.transport, chunk_of(chunk))
+            self._writes.write_piece(self.transport, self._written(chunk))
 
     def finish(self) -> None:
         if self.transport is not None:
-            self._writes.write_piece(self.transport, b"0\r\n\r\n")
+            self._writes.write_piece(self.transport, self._last)
             self._over()
 
     def _over(self) -> None:
@@ -180,8 +208,21 @@ class Front(asyncio.Protocol):
         if not self._keep_alive and self.transport is not None:
             self._writes.flush()
             self.transport.close()
-        elif self._waiting:
-            self._came(self._waiting.popleft())
+        elif self._waiting and not self._going_on:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Those that wait, up to one whose answer has to be awaited. A loop: the router's own answers come at once."""
+        self._going_on, waiting = True, self._waiting
+        while waiting and not self._busy and self._keep_alive and self.transport is not None:
+            self._came(waiting.popleft())
+        self._going_on, transport = False, self.transport
+        if len(waiting) < MOST_WAITING and transport is not None and not transport.is_closing():
+            transport.resume_reading()
+
+
+def _nothing(chunk: bytes) -> bytes:
+    return b""
 
 
 def error_body(status: int, message: str, code: str) -> tuple[bytes, bytes]:

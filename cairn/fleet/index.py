@@ -106,7 +106,7 @@ class KeyIndex:
         bit, own = 1 << server, self._keys_of.setdefault(server, set())
         for key, tokens in stored:
             self._holders[key] = self._holders.get(key, 0) | bit
-            self._tokens[key] = tokens
+            self._tokens[key] = max(tokens, 0)  # what one server tells counts for all that have it
             own.add(key)
             if key in self._expected or key in self._expected_before:
                 self._unexpect(key, ~bit)

@@ -20,6 +20,7 @@ from cairn.fleet.keda_messages import (
     write_active,
     write_metric,
 )
+from cairn.fleet.listen import listen_grpc
 from cairn.fleet.placing import held_for, wait_s
 from cairn.fleet.router import Router
 from cairn.fleet.scale import Rules, ScaledModel, Seen, decide
@@ -143,6 +144,6 @@ async def start_keda(router: Router, address: str) -> tuple[Any, int]:
     handlers = {name: grpc.unary_unary_rpc_method_handler(one) for name, one in methods.items()}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port(address)
+    port = listen_grpc(server, address)
     await server.start()
     return server, port

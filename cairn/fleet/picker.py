@@ -16,6 +16,7 @@ import msgspec
 from cairn.core.errors import ConfigError
 from cairn.core.protobuf_wire import WireError
 from cairn.fleet.front import error_body
+from cairn.fleet.listen import listen_grpc
 from cairn.fleet.picker_messages import (
     Kind,
     Processing,
@@ -25,7 +26,7 @@ from cairn.fleet.picker_messages import (
 )
 from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.router import NO_KEYS, NOTHING, Router
-from cairn.fleet.worker import TOKEN_S, Worker
+from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import prompt_keys, read_asked
 
 METHOD = ("envoy.service.ext_proc.v3.ExternalProcessor", "Process")
@@ -77,7 +78,7 @@ class Picked:
         choice, self._tokens = router.choose(ask, keys, able, now)
         router.note_sent(ask, keys, choice, now)
         self._worker = worker = choice.chosen
-        router.meter(body.model, now, self._tokens * (worker.load.token_s or TOKEN_S))
+        router.meter(body.model, now, self._tokens * worker.token_s)
         worker.takes(self._tokens, streams=False)
         return write_continue(kind, f"{worker.host}:{worker.port}")
 
@@ -139,6 +140,6 @@ async def start_picker(router: Router, address: str) -> tuple[Any, int]:
     handlers = {name: grpc.stream_stream_rpc_method_handler(process)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = server.add_insecure_port(address)
+    port = listen_grpc(server, address)
     await server.start()
     return server, port

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cairn.fleet.late_binding import LATE, bind, in_order, runs_dry
 from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.views import Choice
-from cairn.fleet.worker import TOKEN_S, Worker
+from cairn.fleet.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def place(router: "Router", exchange: "Exchange", now: float, placed: bool = Fal
     ):
         exchange.new_tokens = new
         if router.scaled:
-            router.meter_once(exchange, new * (choice.chosen.load.token_s or TOKEN_S), now)
+            router.meter_once(exchange, new * choice.chosen.token_s, now)
         if _queue(router, exchange):
             place_next(router, now)
     else:
@@ -59,7 +59,7 @@ def _hold(router: "Router", exchange: "Exchange", now: float) -> None:
     model = exchange.model
     if (refusal := unknown_model(router, model)) is not None:
         exchange.give_up(404, refusal, "model_not_found")
-    elif now >= exchange.arrived_s + router.config.hold_s:
+    elif now >= exchange.waits_since_s + router.config.hold_s:
         exchange.give_up(503, why_nobody(router, now), "no_server")
     elif _queue(router, exchange):
         router.meter(model, now, 0.0)
@@ -119,8 +119,8 @@ def _place_one(router: "Router", model: str | None, now: float) -> bool:
 def place_held(router: "Router", now: float) -> None:
     """Those that wait; who has waited for too long goes to the best server, or is refused where there is none."""
     place_next(router, now)
-    came_before = now - router.config.hold_s
-    for exchange in [one for one in router.held if one.arrived_s <= came_before]:
+    before = now - router.config.hold_s
+    for exchange in [one for one in router.held if one.waits_since_s <= before]:
         router.held.remove(exchange)
         place(router, exchange, now, placed=True)
 
@@ -135,7 +135,7 @@ def wait_s(router: "Router", model: "ScaledModel", up: "Sequence[Worker]") -> fl
     """Until the first token of a request for this model that comes now: prompts at its servers, and those that wait."""
     if not up:
         return 0.0
-    speeds = [one.load.token_s or TOKEN_S for one in up]
+    speeds = [one.token_s for one in up]
     at_best_s = min(one.queued_tokens * token_s for one, token_s in zip(up, speeds, strict=True))
     tokens = sum(one.new_tokens for one in router.held if model.serves(one.model))
     return at_best_s + tokens * min(speeds) / len(up)

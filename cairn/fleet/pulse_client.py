@@ -16,6 +16,7 @@ from cairn.serve.pulse import LARGEST_FRAME, LENGTH, Events, Hello, Load, decode
 
 AGAIN_S = 0.1  # after a server was lost or refused
 POLL_S = 0.5  # a server of another kind
+LARGEST_CHUNK = 2 * LARGEST_FRAME
 KEY = "CAIRN_FLEET_KEY"  # the API key of the servers, where they want one
 
 
@@ -92,6 +93,8 @@ class PulseClient:
         while True:
             async with asyncio.timeout(self._stall_s):
                 size = int(await reader.readuntil(b"\r\n"), 16)
+                if size > LARGEST_CHUNK:
+                    raise Unfollowed(f"a chunk of {size} bytes")
                 buffer += await reader.readexactly(size)
                 await reader.readexactly(2)
             if not size:

@@ -64,6 +64,7 @@ class Exchange(msgspec.Struct, eq=False):
     metered: bool = False  # they are counted as work that has come
     admitted: bool = False  # by the holder's quota, which is settled when it ends
     reserved: int = 0  # tokens of that quota
+    lost_s: float = 0.0  # when its server was lost
     paused: bool = False  # its client does not read
     tried: frozenset[int] = frozenset()  # servers that had no room for it
     hedge: "Hedge | None" = None  # a second copy, until one of them answers
@@ -86,6 +87,11 @@ class Exchange(msgspec.Struct, eq=False):
     def priority(self) -> int:
         """Lower ones go first."""
         return self.asked.priority or 0
+
+    @property
+    def waits_since_s(self) -> float:
+        """It has been without a server since then, if it has none."""
+        return max(self.arrived_s, self.lost_s)
 
     @property
     def longest(self) -> int:
@@ -265,7 +271,7 @@ class Exchange(msgspec.Struct, eq=False):
     def lost(self, reason: str) -> None:
         """The server is gone, or does not answer any more. A copy elsewhere takes its place."""
         copy, self.hedge = self.hedge, None
-        worker = self._leave()
+        worker, self.lost_s = self._leave(), time.monotonic()
         if worker is not None:
             self.router.lost(worker, reason)
         if copy is not None and copy.take_over():
@@ -277,7 +283,7 @@ class Exchange(msgspec.Struct, eq=False):
             self._break_off(f"the server was lost in the middle of the answer: {reason}")
             self.router.done(self)
         else:
-            place(self.router, self, time.monotonic())
+            place(self.router, self, self.lost_s)
 
     def give_up(self, status: int, message: str, code: str) -> None:
         """No server can be found for it."""

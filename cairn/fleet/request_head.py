@@ -23,5 +23,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def request_head(method: bytes, target: bytes, lines: bytes) -> RequestHead:
-    sent = b"%b %b HTTP/1.1\r\n%bx-cairn-router: 1\r\nx-request-id: " % (method, target, lines)
+    """For HEAD a server is asked with GET: how its answer is framed can be read without the request then."""
+    asked = b"GET" if method == b"HEAD" else method
+    sent = b"%b %b HTTP/1.1\r\n%bx-cairn-router: 1\r\nx-request-id: " % (asked, target, lines)
     return RequestHead(method, target, lines, sent, *work_of(target), digest_of(lines))

@@ -27,6 +27,7 @@ from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
+from cairn.fleet.listen import cannot_listen, drop_who_does_not_read
 from cairn.fleet.placing import place, place_held, place_next
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas
@@ -38,7 +39,7 @@ from cairn.fleet.views import Choice, Views
 from cairn.fleet.waiting import WaitingQueue
 from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
-from cairn.fleet.worker import TOKEN_S, Worker, candidates, eligible
+from cairn.fleet.worker import Worker, candidates, eligible
 from cairn.fleet.write_queue import WriteQueue
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
@@ -46,6 +47,7 @@ TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
 NOTHING = Asked()
 LONGEST_ID = 128
+OWN = (b"GET", b"HEAD")  # with which the router's own paths are asked
 
 
 class Router:
@@ -92,13 +94,18 @@ class Router:
 
     async def _listen(self, port: int, shared: bool) -> asyncio.Server:
         most, host = self.config.max_body_bytes, self.config.host
-        return await asyncio.get_running_loop().create_server(
-            lambda: Front(self.handle, most, self._writes),
-            host,
-            port,
-            backlog=2048,
-            reuse_port=shared or None,
-        )
+        try:
+            listening = await asyncio.get_running_loop().create_server(
+                lambda: Front(self.handle, most, self._writes),
+                host,
+                port,
+                backlog=2048,
+                reuse_port=shared or None,
+            )
+        except OSError as error:
+            raise cannot_listen(host, port, error) from None
+        drop_who_does_not_read(listening)
+        return listening
 
     async def stop(self, grace_s: float = 30.0) -> None:
         """Take nothing new; requests under way have so long to end."""
@@ -174,7 +181,7 @@ class Router:
 
     def handle(self, front: Front, request: HttpRequest) -> None:
         head = request.head
-        if head.method == b"GET" and (own := self.views.answer(head.path)) is not None:
+        if head.method in OWN and (own := self.views.answer(head.path)) is not None:
             front.send(*own)
             return
         if self.draining:
@@ -266,7 +273,7 @@ class Router:
         self.note_sent(exchange.ask, exchange.keys, choice, now)
         exchange.sent_to(chosen, new)
         if self.scaled:
-            self.meter_once(exchange, new * (chosen.load.token_s or TOKEN_S), now)
+            self.meter_once(exchange, new * chosen.token_s, now)
         if exchange.computes:
             self.held.charge(exchange.holder, new)
         self.views.note(exchange, choice)
@@ -335,7 +342,7 @@ def _quotas(config: RouterConfig) -> Quotas:
 
 def _address(listening: asyncio.Server) -> str:
     host, port = listening.sockets[0].getsockname()[:2]
-    return f"http://{host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _read(body: bytes) -> Asked:

@@ -15,6 +15,7 @@ from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.copies import GC_THRESHOLDS, Copies, State, check_copies
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.keda import start_keda
+from cairn.fleet.listen import check_address
 from cairn.fleet.own_servers import OwnServers
 from cairn.fleet.picker import start_picker
 from cairn.fleet.processes import Gpus
@@ -45,6 +46,9 @@ async def serve_fleet(
     `keda`, `picker`: addresses where KEDA's external scaler and a gateway's endpoint picker are answered.
     """
     check_copies(config, processes, keda is not None)
+    for flag, address in (("--keda", keda), ("--endpoint-picker", picker)):
+        if address is not None:
+            check_address(flag, address)
     own = OwnServers(config, say, gpus)
     router = Router(config.router, own.urls)
     router.configure(config)

@@ -57,6 +57,12 @@ def fitting(trace: Sequence[Traced], context: int) -> list[Traced]:
     return [one for one in trace if one.input_tokens + one.output_tokens <= context]
 
 
+def from_zero(trace: Sequence[Traced]) -> list[Traced]:
+    """The same requests, of which the first one comes at once."""
+    first_s = trace[0].at_s
+    return [msgspec.structs.replace(one, at_s=one.at_s - first_s) for one in trace]
+
+
 def conversation_blocks(context: int, page_size: int) -> int:
     """Tokens of a block with which the longest made-up conversation fits; at least a page."""
     blocks = 2 + MOST_TURNS * MOST_BLOCKS_OF_TURN

@@ -18,6 +18,7 @@ from cairn.fleet.write_queue import WriteQueue
 
 MOST_IDLE = 256  # connections kept to one server
 CONNECT_S = 2.0
+INTERIM = 200  # answers below are followed by another one
 
 
 class Reader(Protocol):
@@ -47,33 +48,53 @@ class Upstream(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._chunked = self._reading = False  # reading: the parser is in the middle of an answer
         self._between = False  # the parser has read a whole chunk, and waits for the next one
+        # Who asked, and the body that came; until what came with it is read, too.
+        self._ended: tuple[Reader | None, bytes] | None = None
+        self._reusable = True  # after this answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
+        reader = self.reader
+        if reader is None:  # whoever asks next would take it for the answer
+            self._lose("it sends what nobody has asked for")
+            return
         if self._between:
             # The parser would call thrice for it.
             if (chunk := whole_chunk(data)) is not None:
-                if self.reader is not None:
-                    self.reader.chunk(chunk)
+                reader.chunk(chunk)
                 return
         elif not self._reading and (answer := self._answers.read(data)) is not None:
-            reader, self.reader = self.reader, None
+            self.reader = None
             self._pool.give_back(self)
-            if reader is not None:
-                reader.head(answer.status, answer.lines)
-                reader.end(answer.body)
+            reader.head(answer.status, answer.lines)
+            reader.end(answer.body)
             return
         self._parse(data)
 
     def _parse(self, data: bytes) -> None:
+        problem = ""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._lose(f"it does not speak HTTP: {error}")
+            problem = f"it does not speak HTTP: {error}"
         # The beginning of a chunk's size is no event.
         self._between = self._between and data.endswith(b"\r\n")
+        if self._ended is not None:
+            self._finish(self._reusable and not problem and not self._reading)
+        elif problem:
+            self._lose(problem)
+
+    def _finish(self, reusable: bool) -> None:
+        """The answer is complete. Not `reusable`: more came behind it, or the server has said so."""
+        (reader, body), self._ended = self._ended or (None, b""), None
+        if reusable:
+            self._pool.give_back(self)
+        elif self.transport is not None:
+            self.transport.close()
+        if reader is not None:
+            reader.end(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(str(exc) if exc is not None else "the connection was closed")
@@ -112,9 +133,9 @@ class Upstream(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self.reader is not None:
-            status, lines = self._parser.get_status_code(), lines_of(self._headers, NOT_ANSWERED)
-            self.reader.head(status, lines)
+        status = self._parser.get_status_code()
+        if self.reader is not None and status >= INTERIM:
+            self.reader.head(status, lines_of(self._headers, NOT_ANSWERED))
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -132,13 +153,12 @@ class Upstream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._reading = self._between = False
-        reader, self.reader = self.reader, None
-        if self._parser.should_keep_alive():
-            self._pool.give_back(self)
-        elif self.transport is not None:
-            self.transport.close()
-        if reader is not None:
-            reader.end(b"" if self._chunked else b"".join(self._parts))
+        if self._parser.get_status_code() >= INTERIM and self._ended is None:
+            body = b"" if self._chunked else b"".join(self._parts)
+            self._ended, self.reader = (self.reader, body), None
+            self._reusable = self._parser.should_keep_alive()
+        elif self._ended is not None:
+            self._reusable = False
 
 
 class Pool:

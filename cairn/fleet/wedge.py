@@ -9,7 +9,7 @@ judged while requests of others wait there: nobody here knows how long their pro
 
 from typing import NamedTuple
 
-from cairn.fleet.worker import TOKEN_S, Worker
+from cairn.fleet.worker import Worker
 
 PROMPTS = 2.0  # times as long as the prompts should take: steps are shared with those who decode
 MOST_DOUBLED = 5  # times
@@ -41,7 +41,7 @@ class WedgeWatch:
         if not streams or others or worker.state != "up" or now_s < worker.rests_until_s:
             self._seen[worker.number] = seen._replace(since_s=now_s)
             return None
-        prompts_s = worker.queued_tokens * (worker.load.token_s or TOKEN_S)
+        prompts_s = worker.queued_tokens * worker.token_s
         if now_s - seen.since_s < limit_s + PROMPTS * prompts_s:
             return None
         rests = min(seen.rests + 1, MOST_DOUBLED)

@@ -17,7 +17,9 @@ from cairn.fleet.request_head import RequestHead, request_head
 LARGEST_HEAD = 64 * 1024
 FRAMING = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length")
 ROUTERS = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
-NOT_SENT = frozenset((*FRAMING, b"te", b"upgrade", b"expect", b"trailer", *ROUTERS))
+NOT_SENT = frozenset(
+    (*FRAMING, b"te", b"upgrade", b"http2-settings", b"expect", b"trailer", *ROUTERS)
+)
 ID = b"x-request-id"
 NOT_ANSWERED = frozenset((*FRAMING, b"date", b"server", ID))  # the router writes the id
 _DROPPED = frozenset(
@@ -26,6 +28,7 @@ _DROPPED = frozenset(
 _VARYING = re.compile(
     rb"\r\n(?:content-length: (\d{1,18})|x-request-id: ([\w-]{1,128}))(?=\r\n)", re.IGNORECASE
 )  # what differs between the heads of one client
+_UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
 NO_MATCH = (None, None)
 # By a chunk's bytes: the line of its size. Reading from a table takes a third of the time of writing it.
 SIZE_LINES = [b"%x\r\n" % size for size in range(4096)]
@@ -68,6 +71,7 @@ class HttpRequest(msgspec.Struct, gc=False):
     body: bytes
     id: bytes | None  # the client's own
     keep_alive: bool = True
+    version: str = "1.1"
 
 
 class HttpAnswer(msgspec.Struct, gc=False):
@@ -234,6 +238,17 @@ class AnswerReader:
             self._template = template_of(data)
             self._status, self._lines = found.status, found.lines
         return found
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """The beginning of a request, without its wish for another protocol: llhttp would not read the body.
+
+    Java's client offers HTTP/2 with every request, and is content with an answer in HTTP/1.1.
+    """
+    end = data.find(b"\r\n\r\n", 0, LARGEST_HEAD)
+    if end < 0 or not _UPGRADE.search(data, 0, end):
+        return data
+    return _UPGRADE.sub(b"te", data[:end]) + data[end:]
 
 
 def lines_of(headers: list[tuple[bytes, bytes]], without: frozenset[bytes]) -> bytes:

@@ -18,6 +18,7 @@ from cairn.serve.pulse import Hello, Load
 State = Literal["starting", "up", "asleep", "draining", "down"]
 STATES: dict[str, State] = {"ok": "up", "asleep": "asleep"}  # by what a server says of itself
 STEP_S, TOKEN_S, ROW_S = 0.02, 25e-6, 1e-4  # of a server that has not told yet
+LONGEST_S = 3600.0  # that a step may take
 MOST_FAILURES = 3  # in a row, after which it is given a rest
 REST_S = 1.0
 LOST = "requests sent there were lost"
@@ -40,6 +41,7 @@ class Worker:
         self.rows = USUAL_ROWS  # requests that it runs at a time
         self.step_tokens = 0  # of prompts, in a step beside answers; 0: it has not told
         self.load = Load()
+        self.step_s, self.token_s, self.row_s = STEP_S, TOKEN_S, ROW_S  # as it has told, or usual
         self.queued_tokens = 0  # of prompts sent from here, before their first token
         self.waiting = 0  # requests of ours before their first token
         self.decoding = 0  # requests of ours after it
@@ -60,23 +62,31 @@ class Worker:
             self._sleeps = False
         self.state, self.reason = ("asleep", "asleep") if self._sleeps else ("up", "")
         self.models = frozenset(hello.models if hello is not None else ())
-        rows = hello.rows if hello is not None else 0
+        rows = max(hello.rows, 0) if hello is not None else 0
         self.rows = rows or USUAL_ROWS
-        self.step_tokens = hello.step_tokens if hello is not None else 0
+        self.step_tokens = max(hello.step_tokens, 0) if hello is not None else 0
         self.capacity = rows + (rows >> 3 or 1) if rows else NO_LIMIT
-        self.load, self.rests_until_s = Load(), 0.0
+        self._note_load(Load())
+        self.rests_until_s = 0.0
 
     def down(self, reason: str) -> None:
         self.state, self.reason = "down", reason
 
     def told(self, load: Load) -> None:
-        self.load = load
+        self._note_load(load)
         if self.managed and load.status in STATES:
             return  # its host knows better: this may have been sent before it fell asleep
         if self.state in ("up", "asleep", "draining"):
             self.state = STATES.get(load.status, "draining")
             self._sleeps = self.state == "asleep"
             self.reason = "" if load.status == "ok" else load.status
+
+    def _note_load(self, load: Load) -> None:
+        """Of times that cannot be, as of those that it has not told, the usual ones are taken."""
+        self.load = load
+        self.step_s = load.step_s if 0 < load.step_s < LONGEST_S else STEP_S
+        self.token_s = load.token_s if 0 < load.token_s < LONGEST_S else TOKEN_S
+        self.row_s = load.row_s if 0 < load.row_s < LONGEST_S else ROW_S
 
     def fell_asleep(self) -> None:
         self.state, self.reason, self._sleeps = "asleep", "asleep", True
@@ -154,9 +164,9 @@ def candidates(workers: Iterable[Worker], cached: Mapping[int, int]) -> list[Can
                 waiting if waiting > load.waiting else load.waiting,
                 one.rows,
                 load.free_share,
-                load.step_s or STEP_S,
-                load.token_s or TOKEN_S,
-                load.row_s or ROW_S,
+                one.step_s,
+                one.token_s,
+                one.row_s,
             )
         )
     return seen

@@ -35,6 +35,7 @@ class FakeServer:
         self.wedged_after: int | None = None  # tokens of an answer; its pulse goes on
         self.status = "ok"  # as its pulse says
         self.step_tokens = 0  # likewise
+        self.filler = ""  # that each event carries
         self.page: bytes | None = None  # the answer to whoever asks for its pulse, instead of one
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +85,13 @@ class FakeServer:
             self.refused += 1
             document = {"error": {"message": "no room", "code": self.code}}
             await self._whole(writer, self.refuse, document)
+        elif not body:
+            asked = {"prompt": "", "max_tokens": 2, "stream": True}
+            await (
+                self._answer(writer, asked, [])
+                if " /stream " in head[0]
+                else self._whole(writer, 200, {"data": []})
+            )
         else:
             count = int(headers.get("x-cairn-continue", 0))
             before = msgspec.msgpack.decode(body[-count:]) if count else []
@@ -128,7 +136,9 @@ class FakeServer:
             while self.frozen or (self.wedged_after is not None and at >= self.wedged_after):
                 await asyncio.sleep(0.01)
             made = token(prompt, at)
-            event = b"data: %b\n\n" % json.dumps({"text": f" {made}"}).encode()
+            event = (
+                b"data: %b\n\n" % json.dumps({"text": f" {made}", "filler": self.filler}).encode()
+            )
             event += b":t %d\n\n" % made if self.marked else b""
             chunk = b"%x\r\n%b\r\n" % (len(event), event)
             if die_after is not None and at - len(before) >= die_after:

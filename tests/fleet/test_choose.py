@@ -136,6 +136,17 @@ def test_a_request_for_endless_tokens_is_chosen_for_and_soon_forgotten(asked_for
         ("[router]\npolicy='second'\n[[servers]]\nmodel='x'", "seconds"),
         ("[[servers]]\nmodel='x'\nurls=['http://a']", "give `model`"),
         ("servers = []", "no servers"),
+        ("servers = 3", "servers: expected tables, [[servers]], got 3"),
+        ("router = 1\n[[servers]]\nmodel='x'", "router: expected a table"),
+        ("[router]\nport = 5", "'servers' is missing"),
+        ("[router]\nport=70000\n[[servers]]\nmodel='x'", "integer >= 0 and <= 65535, got 70000"),
+        ("[router]\nhold_s=nan\n[[servers]]\nmodel='x'", "router.hold_s: expected a number >= 0"),
+        ("[[servers]]\nmodel='x'\ncount='2'", "servers[0].count: expected an integer"),
+        ("[[aliases]]\nname='a'\n[[servers]]\nmodel='x'", "'aliases[0].model' is missing"),
+        ("[[servers]]\nurls=['http://a:99999']", "no port up to 65535"),
+        ("[[servers]]\nurls=['http://']", "has no host"),
+        ("[[servers]]\ndns='a'", "dns is 'a'"),
+        ("[[servers]]\ndns='a:99999'", "dns is 'a:99999'"),
     ],
 )
 def test_a_wrong_file_names_the_mistake(tmp_path, text, said):

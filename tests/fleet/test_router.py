@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+import re
+import socket
 from types import SimpleNamespace
 
 import msgspec
@@ -157,6 +159,22 @@ def test_requests_wait_while_no_server_is_up_and_are_refused_with_reasons_after_
     fleet(check, count=1, hold_s=1.0)
 
 
+def test_a_long_stream_that_loses_its_server_waits_as_long_as_a_new_request():
+    """However long it has been answered: it begins to wait when its server is lost."""
+
+    async def check(url, servers, router):
+        servers[0].gap_s = 0.05
+        asked = asyncio.create_task(ask(url, "long", 30))
+        await asyncio.sleep(1.2)
+        servers[0].kill()
+        await asyncio.sleep(0.2)
+        await servers[0].start()
+        status, text, _ = await asked
+        assert (status, text) == (200, text_of("long", 30))
+
+    fleet(check, count=1, hold_s=1.0)
+
+
 def test_busy_servers_are_passed_over_and_a_stream_of_another_kind_ends_with_an_error():
     async def check(url, servers, router):
         servers[0].refuse = 503
@@ -259,6 +277,17 @@ def test_a_client_that_sends_nonsense_behind_its_request_ends_it():
     fleet(check, count=1)
 
 
+def test_many_requests_sent_before_the_answer_to_the_first_are_answered_in_order():
+    async def check(url, servers, router):
+        first = ("POST /v1/completions", b'{"prompt": "p", "max_tokens": 20}')
+        own = [("GET /health", b""), ("GET /cairn/fleet/requests/none", b"")]
+        raw = await exchange(url, first, *(own * 2000), first)
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", raw)
+        assert statuses == [b"200", *([b"200", b"404"] * 2000), b"200"]
+
+    fleet(check, count=1)
+
+
 def test_a_request_that_is_refused_goes_nowhere():
     async def check(url, servers, router):
         small, large = (b'{"prompt": "x", "max_tokens": 1}'.ljust(size) for size in (40, 90))
@@ -327,3 +356,82 @@ def test_a_server_of_another_kind_that_answers_everything_is_followed_on():
             await asyncio.sleep(0.01)
 
     fleet(check, count=1, up=False, page=b"<html>\r\n")
+
+
+def test_a_head_request_gets_the_head_of_the_answer_alone():
+    """On a connection that goes on: the next answer is not taken for its body."""
+
+    async def check(url, servers, router):
+        body = b'{"prompt": "p", "max_tokens": 2}'
+        asked = [("HEAD /health", b""), ("HEAD /v1/models", b""), ("HEAD /stream", b"")]
+        raw = await exchange(url, *asked, ("POST /v1/completions", body))
+        heads = [answer.partition(b"\r\n\r\n") for answer in raw.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+        assert [bool(rest) for _, _, rest in heads] == [False, False, False, True]
+        assert b"content-length: 39" in heads[0][0]
+        assert b"chunked" in heads[2][0]
+        assert text_of("p", 2).encode() in heads[3][2]
+
+    fleet(check, count=1)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(split):
+    """As Java's does with every request, whose body comes by itself."""
+
+    async def check(url, servers, router):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+        body = json.dumps({"prompt": "upgrade:", "max_tokens": 4}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n"
+        for _ in range(2):
+            writer.write(head % (offer, len(body)))
+            if split:
+                await asyncio.sleep(0.02)
+            writer.write(body)
+            answer = await reader.readuntil(b"}")
+            assert text_of("upgrade:", 4).encode() in answer
+        writer.write(b"CONNECT x:1 HTTP/1.1\r\n\r\n")
+        assert b"400 Bad Request" in await reader.read()
+        writer.close()
+
+    fleet(check, count=1)
+
+
+def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
+    async def check(url, servers, router):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"prompt": "p", "max_tokens": 5, "stream": true}'
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        lines = [line for line in rest.split(b"\n") if line]
+        assert all(line.startswith(b"data: ") for line in lines)
+        assert "".join(json.loads(line[6:])["text"] for line in lines[:-1]) == text_of("p", 5)
+        writer.close()
+
+    fleet(check, count=1)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
+def test_a_client_that_never_reads_is_left_and_its_server_with_it(monkeypatch):
+    monkeypatch.setattr("cairn.fleet.listen.UNREAD_S", 0.5)
+
+    async def check(url, servers, router):
+        servers[0].filler, servers[0].gap_s = "x" * 100_000, 0.0
+        host, port = url.removeprefix("http://").split(":")
+        client = socket.create_connection((host, int(port)))
+        body = b'{"prompt": "p", "max_tokens": 100000, "stream": true}'
+        client.send(
+            b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        while not router.open:
+            await asyncio.sleep(0.01)
+        while router.open:
+            await asyncio.sleep(0.01)
+        assert router.workers[0].lost == 0
+        client.close()
+
+    fleet(check, count=1)

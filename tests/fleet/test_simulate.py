@@ -81,6 +81,26 @@ def test_the_verb_prints_json_and_names_mistakes(capsys):
     assert "before a server" not in capsys.readouterr().err
 
 
+def test_a_part_of_a_trace_is_what_a_file_with_that_part_alone_is(tmp_path, capsys):
+    lines = [
+        json.dumps({"timestamp": 500 * at, "input_length": 512 * (1 + at % 3), "output_length": 9})
+        for at in range(20)
+    ]
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    whole.write_text("\n".join(lines))
+    part.write_text("\n".join(lines[12:]))
+    words = ["simulate", "fleet", "--servers", "2", "--policy", "seconds", "--json", "--trace"]
+
+    def shown(*more):
+        assert main([*words, *map(str, more)]) == 0
+        return json.loads(capsys.readouterr().out)["outcomes"]
+
+    assert shown(whole, "--skip", 12, "--requests", 8) == shown(part)
+    assert main([*words, str(whole), "--skip", "20"]) == 2
+    assert "no request after --skip 20" in capsys.readouterr().err
+    assert main(["simulate", "fleet", "--skip", "1"]) == 2
+
+
 def test_made_up_conversations_fit_a_model_of_any_context(capsys):
     """Of cairn-tiny's 1,024 tokens, and of any folder with a config.json; what is left out is said."""
     words = ["simulate", "fleet", "--requests", "30", "--policy", "seconds", "--json"]

@@ -4,6 +4,7 @@ import asyncio
 import time
 from types import SimpleNamespace
 
+import pytest
 from fake_servers import text_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from cairn.fleet.relay import Exchange
 from cairn.fleet.request_head import request_head
 from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
-from cairn.fleet.worker import LOST, MOST_FAILURES, REST_S, Worker
+from cairn.fleet.worker import LOST, MOST_FAILURES, REST_S, Worker, candidates
 from cairn.serve.pulse import Hello, Load
 from cairn.serve.text_keys import Asked
 
@@ -72,9 +73,9 @@ def test_who_should_be_getting_tokens():
     assert not exchange.expects_tokens
     exchange.streams = True
     assert not exchange.expects_tokens
-    worker.load = Load(token_s=1e-3)
+    worker.told(Load(token_s=1e-3))
     assert exchange.expects_tokens
-    worker.load = Load()
+    worker.told(Load())
     exchange._note_first()
     assert exchange.expects_tokens
     exchange.slow(True)
@@ -143,8 +144,19 @@ def test_a_server_where_requests_of_others_wait_is_not_judged():
     watch, worker = watched()
     worker.waiting = 2
     watch.rest_s(worker, True, 1.0, 0.0)
-    worker.load = Load(waiting=3)
+    worker.told(Load(waiting=3))
     assert watch.rest_s(worker, True, 1.0, 60.0) is None
-    worker.load = Load(waiting=2)  # those from here
+    worker.told(Load(waiting=2))  # those from here
     assert watch.rest_s(worker, True, 1.0, 60.5) is None
     assert watch.rest_s(worker, True, 1.0, 62.0) == 1.0
+
+
+@pytest.mark.parametrize("lie", [float("nan"), float("inf"), -1.0, 1e300])
+def test_times_that_cannot_be_are_not_believed(lie):
+    """A server that lies about its speed is neither chosen for everything nor does it spoil the others' costs."""
+    liar, usual = Worker(0, "http://x:1"), Worker(1, "http://x:2")
+    for worker in (liar, usual):
+        worker.up(None)
+    liar.told(Load(step_s=lie, token_s=lie, row_s=lie))
+    seen = candidates([liar, usual], {})
+    assert seen[0] == seen[1]

@@ -1,6 +1,7 @@
 """Messages that came whole are read as llhttp reads them, and what is not plain is left to llhttp."""
 
 import httptools
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -219,3 +220,53 @@ def test_chunks_are_the_same_however_they_are_written_and_cut(chunks, cuts, by_c
         if one:
             upstream.data_received(one)
     assert (heard.chunks, heard.ended, heard.reason) == ([body for _, body in chunks], 1, "")
+
+
+ONE = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n"
+OTHER = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nother"
+
+
+class Open:
+    """A transport."""
+
+    closing = False
+
+    def is_closing(self):
+        return self.closing
+
+    def abort(self):
+        self.closing = True
+
+    close = abort
+
+
+@pytest.mark.parametrize("answer", [ONE, CHUNKED])
+@pytest.mark.parametrize("behind", [b"", OTHER, b"HTTP/1.1 2", b"nonsense", b"\0"])
+@pytest.mark.parametrize("together", [True, False])
+def test_nobody_gets_what_a_server_sends_behind_an_answer(answer, behind, together):
+    """Whoever is next on the connection would take it for its own."""
+    pool = Pool(WriteQueue())
+    upstream, heard = Upstream(Worker(0, "http://x:1"), pool), Heard()
+    upstream.connection_made(Open())
+    upstream.reader = heard
+    for data in [answer + behind] if together else [answer, behind]:
+        if data:
+            upstream.data_received(data)
+    assert (heard.ended, heard.reason) == (1, "")
+    assert pool.take(upstream.worker) is (None if behind else upstream)
+    assert pool.take(upstream.worker) is None
+
+
+@pytest.mark.parametrize("cut", [0, 20, 60])
+def test_an_interim_answer_is_followed_by_the_answer(cut):
+    pool = Pool(WriteQueue())
+    upstream, heard = Upstream(Worker(0, "http://x:1"), pool), Heard()
+    upstream.connection_made(Open())
+    upstream.reader = heard
+    data = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + ONE
+    for part in (data[:cut], data[cut:]):
+        if part:
+            upstream.data_received(part)
+    assert (heard.ended, heard.reason) == (1, "")
+    assert pool.take(upstream.worker) is upstream

@@ -28,7 +28,9 @@ class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trace: Path | None = None
     """a trace of Mooncake (JSONL) or Azure (CSV)"""
     requests: int = 400
-    """the first so many of the trace, or so many made-up ones"""
+    """so many of the trace, or so many made-up ones"""
+    skip: int = 0
+    """so many of the trace are left out before them"""
     policy: str = "all"
     """names with commas, or all"""
     servers: int = 8
@@ -56,6 +58,8 @@ def run(args: list[str]) -> int:
     for name in ("requests", "servers"):
         if not 1 <= getattr(options, name) <= 1_000_000:
             raise UsageError(f"--{name} is {getattr(options, name)}", hint="1 to 1,000,000")
+    if options.skip < 0 or (options.skip and options.trace is None):
+        raise UsageError(f"--skip is {options.skip}", hint="requests of a --trace, 0 or more")
     loads = _loads(options.load)
     from cairn.fleet.choose import POLICIES
     from cairn.fleet.simulate import run_policy
@@ -103,14 +107,25 @@ def run(args: list[str]) -> int:
 def _prompts(options: SimulateFleet, limit: "Limits") -> "list[Prompt]":
     """Of the trace, or made-up ones that fit the model; says which were left out."""
     from cairn.bench.arrival_traces import BLOCK_TOKENS, read_trace
-    from cairn.fleet.simulate_prompts import conversation_blocks, conversations, fitting, prompts_of
+    from cairn.fleet.simulate_prompts import (
+        conversation_blocks,
+        conversations,
+        fitting,
+        from_zero,
+        prompts_of,
+    )
 
     block = BLOCK_TOKENS
     if options.trace is None:
         block = conversation_blocks(limit.context, limit.page_size)
         trace = conversations(options.requests, block_tokens=block)
     else:
-        trace = read_trace(options.trace, options.requests)
+        trace = read_trace(options.trace, options.skip + options.requests)[options.skip :]
+        if not trace:
+            raise UsageError(
+                f"{options.trace} has no request after --skip {options.skip}", hint="skip fewer"
+            )
+        trace = from_zero(trace)
     kept = fitting(trace, limit.context)
     if not kept:
         raise UsageError(

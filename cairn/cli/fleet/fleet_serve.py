@@ -10,7 +10,7 @@ import tyro
 from cairn.core.config import load
 from cairn.core.errors import UsageError
 
-MOST_PROCESSES = 64
+MOST_PROCESSES, MOST_PORT = 64, 65535
 
 
 class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +22,7 @@ class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """a TOML file, such as examples/fleet/local.toml"""
-    port: int | None = None
+    port: Annotated[int, msgspec.Meta(ge=0, le=MOST_PORT)] | None = None
     """port of the router, instead of the file's; 0 takes a free one"""
     keda: str | None = None
     """HOST:PORT where KEDA's external scaler is answered, by gRPC; needs cairn-stack[keda]"""
