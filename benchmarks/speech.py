@@ -3,23 +3,26 @@
     python benchmarks/speech.py clip.flac --model whisper-base --repeat 5 --out benchmarks/cpu/speech.json
     python benchmarks/speech.py clip.flac --rival FOLDER --rival-type int8
     python benchmarks/speech.py --shape turbo --device cuda --out benchmarks/h200/speech.json
+    python benchmarks/speech.py --shape base --rows 1 --seconds 11 --tokens 28 --beside-torch
 
 The clip is heard `--repeat` times one after another, as one long sound; beside it once, as a short one. Both at
 temperature 0 alone: a text that repeats itself looks wrong to the rule that decodes again, and speech does not repeat
 itself. CPU seconds are those of all threads; a busy machine lengthens them less than the clock's. `--rival` is a folder
 with the same model in one file for faster-whisper, which hears the same in turns with ours, greedily and on as many
-threads. `--shape` has random weights, hears noise in full windows, `--rows` at once, and writes as many tokens for each
-window as one may have: more than speech has, so its figure is a lower bound.
+threads. `--shape` has random weights, hears `--seconds` of noise in each window, `--rows` at once, and writes as many
+tokens for each as one may have: more than speech has, so its figure is a lower bound, unless `--tokens` says how many.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
+from embeddings import in_turns
 
 from cairn import LLM
 from cairn.bench.record import add_arguments, record
@@ -97,8 +100,10 @@ def rival(options: argparse.Namespace) -> Hear:
 
 
 def random_shape(options: argparse.Namespace) -> dict[str, object]:
-    """Noise in full windows, heard and written together as a server does it."""
+    """Noise in windows, heard and written together as a server does it."""
     spec, on_gpu = SHAPES[options.shape], options.device != "cpu"
+    if options.tokens is not None:
+        spec = msgspec.structs.replace(spec, context=2 * options.tokens)
     with torch.device("meta"):
         blank = Whisper(spec).state_dict()
 
@@ -106,23 +111,30 @@ def random_shape(options: argparse.Namespace) -> dict[str, object]:
         return 0.02 * torch.randn(blank[name].shape, device=options.device)
 
     opened = OpenWhisper("random", spec, TOKENS, None, get)  # type: ignore[arg-type]
-    model = opened.load(options.device, torch.float16 if on_gpu else torch.float32)
-    transcriber = Transcriber(opened, model)
-    noise = np.random.default_rng(0).normal(0, 0.1, SAMPLES).astype(np.float32)
+    dtype = torch.float16 if on_gpu else torch.float32
+    stored = torch.float16 if options.dtype == "float16" else dtype
+    forms = {"cairn": Transcriber(opened, opened.load(options.device, dtype, stored=stored))}
+    if options.beside_torch:
+        forms["torch"] = Transcriber(opened, opened.load(options.device, dtype, plain=True))
+    noise = np.zeros(SAMPLES, dtype=np.float32)
+    sound = slice(0, round(options.seconds * RATE))
+    noise[sound] = np.random.default_rng(0).normal(0, 0.1, SAMPLES)[sound]
     given = [(Window(0, noise), Wanted(language="en", temperature=0.0))] * options.rows
-    transcriber.transcribe(given)
-    took = []
-    for _ in range(options.rounds):
-        began = time.perf_counter()
-        heard = transcriber.transcribe(given)
-        took.append(time.perf_counter() - began)
-    seconds = statistics.median(took)
+    written = [form.transcribe(given)[0].decoded.tokens for form in forms.values()]
+    took = in_turns(
+        {name: partial(form.transcribe, given) for name, form in forms.items()}, options.rounds
+    )
+    sound_s = options.rows * options.seconds
     return {
         "shape": options.shape,
         "windows": options.rows,
-        "tokens_per_window": len(heard[0].decoded.tokens),
-        "seconds": seconds,
-        "times_real_time": options.rows * SAMPLES / RATE / seconds,
+        "seconds_of_sound": sound_s,
+        "tokens_per_window": len(written[0]),
+        "threads": torch.get_num_threads(),
+        "stored": str(stored).removeprefix("torch."),
+        "seconds": {name: of.seconds for name, of in took.items()},
+        "times_real_time": {name: sound_s / of.seconds for name, of in took.items()},
+        "per_cpu_second": {name: sound_s / of.cpu_s for name, of in took.items()},
     }
 
 
@@ -154,6 +166,9 @@ def main() -> None:
     parser.add_argument("--rival-type", default="float32", help="its compute_type")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of sound, of --shape")
+    parser.add_argument("--tokens", type=int, help="of a window's text, of --shape")
+    parser.add_argument("--beside-torch", action="store_true", help="in turns, of --shape")
     parser.add_argument("--rows", type=int, default=64, help="windows at once, of --shape")
     parser.add_argument("--rounds", type=int, default=3, help="of --shape")
     add_arguments(parser)

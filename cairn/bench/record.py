@@ -76,7 +76,7 @@ def record(
     """
     require_commit(options.commit)
     command = all_commands(before, shlex.join(["python", *_without_places(sys.argv)]))
-    made = msgspec.to_builtins(origin(command, _device(), options.commit))
+    made = msgspec.to_builtins(origin(command, _device(options), options.commit))
     document = made | {"results": results}
     if options.out:
         write(document, options.out)
@@ -85,12 +85,13 @@ def record(
     print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
 
 
-def _device() -> str:
+def _device(options: argparse.Namespace) -> str:
+    """The GPU, unless the program ran beside it; of the CPUs those that this process may use."""
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and getattr(options, "device", None) != "cpu":
         return torch.cuda.get_device_name()
-    return f"{platform.machine()}, {os.cpu_count()} CPUs"
+    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} CPUs"
 
 
 def require_commit(commit: str | None) -> None:

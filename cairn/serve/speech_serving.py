@@ -11,6 +11,7 @@ from cairn.models.checkpoint import check_device, default_device
 from cairn.models.linear.maps import held_bytes
 from cairn.models.runnable import DTYPES, OpenModel
 from cairn.models.spec import ModelSpec
+from cairn.models.speech.cpu_form import HALF_NOTE
 from cairn.models.speech.load import OpenWhisper, open_whisper, stored_dtype
 from cairn.models.speech.spec import WhisperSpec
 from cairn.models.speech.transcribe import Transcriber
@@ -91,9 +92,7 @@ def open_speech_serving(
         "POST /v1/audio/transcriptions and /v1/audio/translations",
     ]
     if stored != dtype and model.compiled is not None:
-        notes.append(
-            "its encoder multiplies in float16, as its files store it; --dtype float32 does not"
-        )
+        notes.append(HALF_NOTE)
     engine = SpeechThread(Transcriber(opened.whisper, model), rows)
     return Serving(opened, limits, engine, notes, facts, names)
 

@@ -15,22 +15,12 @@
 #include <string.h>
 
 #include "pool.h"
+#include "vectors.h"
 
 #define KEYS 32         /* whose scores are computed before they are used */
 #define TILE_TOKENS 4   /* of a sequence, that read the same keys */
 #define MOST_QUERIES 64 /* of a tile with several tokens: they are on the stack */
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* Heads of one layer; the same for every step. */

@@ -2,7 +2,7 @@
 
     product.c             pool, norms, gates, lookups                         when it is asked whether there are kernels
     kind.c -DKIND=Q4_1    the dot products of one type of weights, on ARM     when a matrix of that type is made
-    speech.c              the decoder of speech, on ARM                       when a Whisper is loaded
+    speech.c              the decoder of speech                               when a Whisper is loaded
 
 A library for this CPU alone (-march=native) has instructions that a packaged one leaves out. Its name is a hash of the
 sources, the flags, the compiler and the CPU, so that a change of any of them compiles again. Where there is no compiler
@@ -30,6 +30,7 @@ SOURCES = (
     *("dot_neon.h", "quads_neon.h", "rows_neon.h", "pairs_neon.h"),
     *("levels_neon.h", "pieces_neon.h"),
     *("encoder.h", "encoder_attention.h", "float_tiles.h", "half_tiles.h"),
+    *("vectors.h", "tiles_neon.h", "tiles_x86.h"),
     *("speech.c", "speech.h", "few_rows.h"),
 )
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")

@@ -166,6 +166,7 @@ INLINE void packed_dot_of(int type, const uint8_t *at, const Rounded *x, int row
     Piece w;
     int left = columns;
     for (; left >= STRIDE; left -= STRIDE, at += piece_bytes(type), x += rows) {
+        ask_ahead(at, piece_bytes(type));
         piece_of(type, at, STRIDE, &w);
         piece_dots(type, &w, 4, x, count, sum);
     }

@@ -14,7 +14,7 @@
 #include "encoder_attention.h"
 #include "pool.h"
 
-#ifdef HAS_FLOAT_TILES
+#ifdef HAS_VECTORS
 
 typedef struct {
     TiledWeights qkv, out, up, down;
@@ -53,7 +53,7 @@ static float *part_of(float **memory, int64_t count) {
 /* The memory to give back afterwards, or NULL; `longest` is of the texts that are attended to. */
 static void *scratch_of(const EncoderModel *m, int longest, Scratch *s) {
     const int64_t keys = whole_tiles(longest), per_head = keys * m->head_dim, wide = 16 * m->head_dim;
-    const int64_t count = BLOCK * (int64_t)(DEPTH + m->hidden + m->inner) + 3 * per_head + keys * SIDE + wide + 8 * 16;
+    const int64_t count = BLOCK * (int64_t)(DEPTH + m->hidden + m->inner) + 3 * per_head + keys * PANEL + wide + 8 * 16;
     void *memory;
     if (posix_memalign(&memory, 64, sizeof(float) * (size_t)count)) return NULL;
     float *rest = memory;
@@ -61,13 +61,13 @@ static void *scratch_of(const EncoderModel *m, int longest, Scratch *s) {
     s->inner = part_of(&rest, BLOCK * (int64_t)m->inner);
     HeadTiles *h = &s->heads;
     h->heads = m->heads, h->width = m->head_dim, h->scale = m->scale;
-    h->shares = part_of(&rest, keys * SIDE), h->room = part_of(&rest, wide);
+    h->shares = part_of(&rest, keys * PANEL), h->room = part_of(&rest, wide);
     h->keys = part_of(&rest, per_head), h->values = part_of(&rest, per_head), h->queries = part_of(&rest, per_head);
     return memory;
 }
 
 static void multiplied(int is_half, const TiledWeights *w, const float *x, int64_t stride, int rows, float *y, int onto, float *tiles) {
-#ifdef HAS_HALF_TILES
+#ifdef HAS_HALF
     if (is_half) {
         half_product(w, x, stride, rows, y, onto, tiles);
         return;
@@ -78,12 +78,13 @@ static void multiplied(int is_half, const TiledWeights *w, const float *x, int64
 }
 
 static void attend(const EncoderModel *m, const float *qkv, int head, int length, const Scratch *s, float *out) {
-#ifdef HAS_HALF_TILES
+#ifdef HAS_HALF_PRODUCTS
     if (m->is_half) {
         attend_halves(&s->heads, qkv, head, length, out);
         return;
     }
 #endif
+    (void)m;
     attend_floats(&s->heads, qkv, head, length, out);
 }
 
@@ -213,12 +214,12 @@ static void affine_block(void *given, int chunk) {
 
 /* -- from Python ------------------------------------------------------------------------------------------------------ */
 
-int cairn_encodes_half(void) {
-#ifdef HAS_HALF_TILES
-    return 1;
-#else
-    return 0;
+/* Columns of weights that lie together, of float32 or of 16 bits; 0: there are no kernels for them. */
+int cairn_tile_side(int is_half) {
+#ifdef HAS_HALF
+    if (is_half) return HALF_SIDE;
 #endif
+    return is_half ? 0 : SIDE;
 }
 
 /* y [rows][columns] = x @ weights.T + bias, or its GELU; -1: there is no memory. */

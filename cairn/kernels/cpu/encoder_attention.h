@@ -3,13 +3,14 @@
  *     queries, keys, values  --tiles-->  scores [key][queries]  --softmax over keys-->  shares  --times values-->  out
  *
  * Scores are computed transposed: the softmax needs no sums across a register then, and its result is a tile as the
- * second product reads it. In 16 bits scores and shares are rounded; exponentials and their sums are in float32.
+ * second product reads it. Where 16 bits are multiplied scores and shares are rounded; exponentials and their sums are in
+ * float32.
  */
 #ifndef CAIRN_ENCODER_ATTENTION_H
 #define CAIRN_ENCODER_ATTENTION_H
 #include "half_tiles.h"
 
-#ifdef HAS_FLOAT_TILES
+#ifdef HAS_VECTORS
 
 /* Heads of a layer, and the memory of one thread: of keys, values and queries as many rows as `whole_tiles` says. */
 typedef struct {
@@ -18,45 +19,41 @@ typedef struct {
     float *keys, *values, *queries, *shares, *room; /* room: 16 * width */
 } HeadTiles;
 
-/* shares[key][8 queries] = exp of the scores less the largest; `sums` of them over the keys. */
-static void softmax(float *shares, int keys, float scale, float sums[SIDE]) {
-    Four most0 = vdupq_n_f32(-INFINITY), most1 = most0, sum0 = vdupq_n_f32(0.f), sum1 = sum0;
-    for (int k = 0; k < keys; k++) {
-        most0 = vmaxq_f32(most0, vld1q_f32(shares + k * SIDE));
-        most1 = vmaxq_f32(most1, vld1q_f32(shares + k * SIDE + 4));
-    }
-    for (int k = 0; k < keys; k++) {
-        float *at = shares + k * SIDE;
-        const Four e0 = exponential(vmulq_n_f32(vsubq_f32(vld1q_f32(at), most0), scale));
-        const Four e1 = exponential(vmulq_n_f32(vsubq_f32(vld1q_f32(at + 4), most1), scale));
-        sum0 = vaddq_f32(sum0, e0), sum1 = vaddq_f32(sum1, e1);
-        vst1q_f32(at, e0), vst1q_f32(at + 4, e1);
-    }
-    vst1q_f32(sums, sum0), vst1q_f32(sums + 4, sum1);
+/* shares[key][PANEL queries] = exp of the scores less the largest; `sums` of them over the keys. `vecs` is a constant. */
+INLINE void softmax_of(const int vecs, float *shares, int keys, float scale, float sums[PANEL]) {
+    Vec most[2], sum[2];
+    for (int v = 0; v < vecs; v++) most[v] = vec_all(-INFINITY), sum[v] = vec_all(0.f);
+    for (int k = 0; k < keys; k++)
+        for (int v = 0; v < vecs; v++) most[v] = vec_max(most[v], vec_load(shares + k * PANEL + v * LANES));
+    for (int k = 0; k < keys; k++)
+        for (int v = 0; v < vecs; v++) {
+            float *at = shares + k * PANEL + v * LANES;
+            const Vec e = exponential((vec_load(at) - most[v]) * vec_all(scale));
+            sum[v] = sum[v] + e;
+            vec_store(at, e);
+        }
+    for (int v = 0; v < vecs; v++) vec_store(sums + v * LANES, sum[v]);
 }
 
-/* 8 queries of one head against all keys of their text. */
-static void attend_eight(const HeadTiles *h, int query, int length, float *out) {
-    const int width = h->width, rows = length - query < SIDE ? length - query : SIDE;
-    for (int k = 0; k < length; k += SIDE) {
-        Four tile[SIDE][2];
-        clear(tile);
-        multiply(width, h->keys + (int64_t)k * width, h->queries + (int64_t)query * width, tile);
-        for (int r = 0; r < SIDE; r++)
-            vst1q_f32(h->shares + (k + r) * SIDE, tile[r][0]), vst1q_f32(h->shares + (k + r) * SIDE + 4, tile[r][1]);
+/* A panel of queries of one head against all keys of their text; `out` begins at the first of them. */
+static void attend_panel(const HeadTiles *h, Left keys, int query, int length, float *out) {
+    const int width = h->width, rows = length - query < PANEL ? length - query : PANEL;
+    const float *queries = h->queries + (int64_t)query * width;
+    for (int k = 0; k < length; k += TILE_ROWS) {
+        const Target to = {h->shares + (int64_t)k * PANEL, PANEL, NULL, NULL, 0};
+        tile(rows_from(keys, k), length - k, rows, width, queries, apart_of(width), &to);
     }
-    float sums[SIDE];
-    softmax(h->shares, length, h->scale, sums);
-    for (int c = 0; c < width; c += SIDE) {
-        Four tile[SIDE][2];
-        clear(tile);
-        multiply(length, h->shares, h->values + (int64_t)c * length, tile);
-        for (int r = 0; r < SIDE; r++) { /* as often as the compiler knows: else the tile lies in memory */
-            if (r >= rows) break;
-            float *at = out + (int64_t)(query + r) * h->heads * width + c;
-            vst1q_f32(at, vmulq_n_f32(tile[r][0], 1.f / sums[r])), vst1q_f32(at + 4, vmulq_n_f32(tile[r][1], 1.f / sums[r]));
+    float sums[PANEL], inverse[PANEL];
+    if (PANEL > SIDE && rows <= SIDE) softmax_of(1, h->shares, length, h->scale, sums);
+    else softmax_of(2, h->shares, length, h->scale, sums);
+    for (int r = 0; r < rows; r++) inverse[r] = 1.f / sums[r];
+    const int64_t stride = (int64_t)h->heads * width;
+    for (int c = 0; c < width; c += PANEL)
+        for (int r = 0; r < rows; r += TILE_ROWS) {
+            const Target to = {out + r * stride + c, stride, NULL, inverse + r, 0};
+            const Left shares = {h->shares + r, 1, PANEL};
+            tile(shares, rows - r, width - c, length, h->values + (int64_t)c * length, apart_of(length), &to);
         }
-    }
 }
 
 /* One head of one text: qkv [length][3 * heads * width] -> out [length][heads * width]. */
@@ -65,14 +62,15 @@ static void attend_floats(const HeadTiles *h, const float *qkv, int head, int le
     const int64_t stride = 3 * (int64_t)joined;
     const float *q = qkv + head * width, *k = q + joined, *v = k + joined;
     to_tiles(q, stride, length, width, h->queries);
-    to_tiles(k, stride, length, width, h->keys);
+    const Left keys = packed_rows(k, stride, length, width, h->keys);
     for (int c = 0; c < width; c += SIDE)
         for (int t = 0; t < length; t++)
             memcpy(h->values + ((int64_t)c * length + t * SIDE), v + t * stride + c, sizeof(float) * SIDE);
-    for (int query = 0; query < length; query += SIDE) attend_eight(h, query, length, out + head * width);
+    for (int query = 0; query < length; query += PANEL)
+        attend_panel(h, keys, query, length, out + (int64_t)query * joined + head * width);
 }
 
-#ifdef HAS_HALF_TILES
+#ifdef HAS_HALF_PRODUCTS
 
 /* As `softmax`, of 16 queries and in 16 bits. */
 static void softmax_half(float16_t *shares, int keys, float scale, float sums[HALF_SIDE]) {
@@ -80,12 +78,12 @@ static void softmax_half(float16_t *shares, int keys, float scale, float sums[HA
     for (int k = 0; k < keys; k++)
         for (int i = 0; i < 2; i++) most[i] = vmaxq_f16(most[i], vld1q_f16(shares + k * HALF_SIDE + 8 * i));
     for (int i = 0; i < 2; i++) {
-        Four low = vdupq_n_f32(0.f), high = low;
+        Vec low = vdupq_n_f32(0.f), high = low;
         for (int k = 0; k < keys; k++) {
             float16_t *at = shares + k * HALF_SIDE + 8 * i;
             const float16x8_t below = vsubq_f16(vld1q_f16(at), most[i]);
-            const Four e0 = exponential(vmulq_n_f32(vcvt_f32_f16(vget_low_f16(below)), scale));
-            const Four e1 = exponential(vmulq_n_f32(vcvt_high_f32_f16(below), scale));
+            const Vec e0 = exponential(vmulq_n_f32(vcvt_f32_f16(vget_low_f16(below)), scale));
+            const Vec e1 = exponential(vmulq_n_f32(vcvt_high_f32_f16(below), scale));
             low = vaddq_f32(low, e0), high = vaddq_f32(high, e1);
             vst1q_f16(at, vcvt_high_f16_f32(vcvt_f16_f32(e0), e1));
         }

@@ -1,11 +1,11 @@
-"""All layers of an encoder in one call of the compiled kernels, on CPUs with NEON.
+"""All layers of an encoder in one call of the compiled kernels, on CPUs with NEON or AVX2.
 
     lengths 9 30 31 200  --chunks of whole texts-->  [200] [30 31] [9]  --each thread takes the next one-->  done
 
 A thread takes its texts through every layer, so threads meet once for a batch and not in every product; of few texts
-they share each layer. The numbers of a text do not depend on the texts beside it. Products are in float32, or of
-factors in float16 where the CPU multiplies those; norms and attention are in float32. Plain form: the modules of
-`models/encoder` and `models/speech`, by torch.
+they share each layer. The numbers of a text do not depend on the texts beside it. Products are in float32. Weights in
+float16 are widened on x86; NEON multiplies and attends with factors in float16 then. Norms are in float32. Plain form:
+the modules of `models/encoder` and `models/speech`, by torch.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 /* Products in float32 of few rows with weights in tiles of `float_tiles.h`, or in those of `half_tiles.h`, widened.
  *
- *     x [rows][depth] @ tiles [columns / side][depth][side]  ->  y [rows][columns]        at most 8 rows and 16 columns at once
+ *     x [rows][depth] @ tiles [columns / side][depth][side]  ->  y [rows][columns]        at most 8 rows and 32 columns at once
  *
  * So few rows are read where they are, and every weight is read from memory once: that is the time of such a product.
  */
@@ -9,72 +9,93 @@
 #include "half_tiles.h"
 #include "pool.h"
 
-#ifdef HAS_FLOAT_TILES
+#ifdef HAS_VECTORS
 
 #define FEW 8 /* rows that are multiplied while a weight is in a register */
-#define INLINE static inline __attribute__((always_inline))
+#define FEW_AHEAD 2048 /* bytes before they are multiplied weights are asked for, on x86 */
 
-/* Where a few rows are multiplied: with the columns of one tile from `tiles` on. */
+/* Where a few rows are multiplied: with the columns of one tile from `tiles` on, or of two with `apart` between them. */
 typedef struct {
     const float *x;
     const void *tiles;
     const float *bias; /* or NULL */
     float *y;
-    int64_t x_stride, y_stride;
+    int64_t x_stride, y_stride, apart;
     int rows, depth, side, adds;
 } FewTile;
 
-/* Eight weights that follow each other, in float32. */
-INLINE void load_eight(const void *tiles, int64_t at, int is_half, Four w[2]) {
-#ifdef HAS_HALF_TILES
-    if (is_half) {
-        const float16x8_t given = vld1q_f16((const float16_t *)tiles + at);
-        w[0] = vcvt_f32_f16(vget_low_f16(given)), w[1] = vcvt_high_f32_f16(given);
+/* Weights in float32, `vecs` registers of them. */
+INLINE void load_weights(const void *tiles, int64_t at, int64_t apart, const int is_half, const int vecs, Vec w[4]) {
+    if (!is_half) {
+        for (int v = 0; v < vecs; v++) w[v] = vec_load((const float *)tiles + at + v * apart);
         return;
     }
+#if defined(HAS_HALF_PRODUCTS)
+    for (int v = 0; v < vecs; v += 2) {
+        const float16x8_t given = vld1q_f16((const float16_t *)tiles + at + 4 * v);
+        w[v] = vcvt_f32_f16(vget_low_f16(given)), w[v + 1] = vcvt_high_f32_f16(given);
+    }
+#elif defined(HAS_HALF)
+    for (int v = 0; v < vecs; v++) w[v] = vec_from_half((const Half *)tiles + at + v * apart);
 #endif
-    (void)is_half;
-    w[0] = vld1q_f32((const float *)tiles + at), w[1] = vld1q_f32((const float *)tiles + at + 4);
 }
 
-/* `rows`, `fours` (columns) and `is_half` are constants wherever this is inlined, and the sums stay in registers. Where `f`
+/* Asks for weights that come later; each line of the cache once or twice. */
+INLINE void ask_few(const FewTile *f, int k, const int vecs, const int is_half) {
+    if (LANES == 4) return; /* a Neoverse looks far enough ahead by itself */
+    for (int v = 0; v < vecs; v += LANES == 16 ? 1 : 2)
+        __builtin_prefetch((const char *)f->tiles + ((int64_t)k * f->side + v * f->apart) * (is_half ? 2 : 4) + FEW_AHEAD);
+}
+
+/* `rows`, `vecs` (of columns) and `is_half` are constants wherever this is inlined, and the sums stay in registers. Where `f`
  * has fewer rows the last one is computed again. */
-INLINE void multiply_few(const FewTile *f, const int rows, const int fours, const int is_half) {
-    Four s[FEW][4], x[FEW], w[4];
+INLINE void multiply_few(const FewTile *f, const int rows, const int vecs, const int is_half) {
+    Vec s[FEW][4], w[4];
+    FourFactors x[FEW];
     const float *from[FEW];
     for (int r = 0; r < rows; r++) from[r] = f->x + (r < f->rows ? r : f->rows - 1) * f->x_stride;
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < fours; c++) s[r][c] = f->bias ? vld1q_f32(f->bias + 4 * c) : vdupq_n_f32(0.f);
+        for (int v = 0; v < vecs; v++) s[r][v] = f->bias ? vec_load(f->bias + v * LANES) : vec_all(0.f);
     int k = 0;
-#define STEP(lane)                                                                                             \
-    for (int c = 0; c < fours; c += 2) load_eight(f->tiles, (int64_t)(k + lane) * f->side + 4 * c, is_half, w + c); \
-    for (int r = 0; r < rows; r++)                                                                             \
-        for (int c = 0; c < fours; c++) s[r][c] = vfmaq_laneq_f32(s[r][c], w[c], x[r], lane);
+#define STEP(lane)                                                                     \
+    ask_few(f, k + lane, vecs, is_half);                                               \
+    load_weights(f->tiles, (int64_t)(k + lane) * f->side, f->apart, is_half, vecs, w); \
+    for (int r = 0; r < rows; r++)                                                     \
+        for (int v = 0; v < vecs; v++) s[r][v] = four_fma(s[r][v], w[v], x[r], lane);
     for (; k + 4 <= f->depth; k += 4) {
-        for (int r = 0; r < rows; r++) x[r] = vld1q_f32(from[r] + k);
+        for (int r = 0; r < rows; r++) x[r] = four_load(from[r] + k);
         STEP(0) STEP(1) STEP(2) STEP(3)
     }
     for (; k < f->depth; k++) {
-        for (int r = 0; r < rows; r++) x[r] = vdupq_n_f32(from[r][k]);
+        for (int r = 0; r < rows; r++) x[r] = four_first(from[r] + k);
         STEP(0)
     }
 #undef STEP
     for (int r = 0; r < rows; r++) {
         if (r >= f->rows) break;
-        for (int c = 0; c < fours; c++) {
-            float *y = f->y + r * f->y_stride + 4 * c;
-            vst1q_f32(y, f->adds ? vaddq_f32(s[r][c], vld1q_f32(y)) : s[r][c]);
+        for (int v = 0; v < vecs; v++) {
+            float *y = f->y + r * f->y_stride + v * LANES;
+            if (f->adds) s[r][v] = s[r][v] + vec_load(y);
+            vec_store(y, s[r][v]);
         }
     }
 }
 
-/* 8 rows and 8 columns, or 4 and 16 of a tile that is so wide: 16 registers of sums in either case. */
-static void few_tile(const FewTile *f, int is_half) {
-#define OF(count)                                      \
-    if (f->rows <= count) {                            \
-        if (!is_half) multiply_few(f, count, 2, 0);    \
-        else multiply_few(f, count, count <= 4 ? 4 : 2, 1); \
-        return;                                        \
+/* Registers of columns for so many rows: 16 of sums in all, or 8 of AVX2. Two of AVX-512 are of two tiles. */
+INLINE int few_vecs(int rows, int is_half, int columns) {
+    if (LANES == 4) return is_half && rows <= 4 ? 4 : 2;
+    if (LANES == 8) return rows <= 4 ? 2 : 1;
+    return columns > SIDE ? 2 : 1;
+}
+
+static void few_tile(const FewTile *f, int is_half, int columns) {
+#define OF(count)                                                                                 \
+    if (f->rows <= count) {                                                                       \
+        if (PANEL > SIDE && columns <= SIDE && is_half) multiply_few(f, count, 1, 1);             \
+        else if (PANEL > SIDE && columns <= SIDE) multiply_few(f, count, 1, 0);                   \
+        else if (is_half) multiply_few(f, count, few_vecs(count, 1, PANEL), 1);                   \
+        else multiply_few(f, count, few_vecs(count, 0, PANEL), 0);                                \
+        return;                                                                                   \
     }
     OF(1) OF(2) OF(4) OF(8)
 #undef OF
@@ -83,14 +104,15 @@ static void few_tile(const FewTile *f, int is_half) {
 /* Columns [first, last) of y [rows][y_stride] = x @ tiles + bias, or added to it; `first` is a multiple of 16. */
 static void few_product(const TiledWeights *w, int is_half, const float *x, int64_t x_stride, int rows, float *y,
                         int64_t y_stride, int adds, int first, int last) {
-    const int side = is_half ? 16 : 8, size = is_half ? 2 : 4;
+    const int side = is_half ? 16 : SIDE, size = is_half ? 2 : 4;
+    const int64_t apart = LANES == 16 ? side * (int64_t)w->depth : LANES;
     for (int t = 0; t < rows; t += FEW) {
-        const int left = rows - t < FEW ? rows - t : FEW, columns = is_half && left <= 4 ? 16 : 8;
-        for (int n = first; n < last; n += columns) {
+        const int left = rows - t < FEW ? rows - t : FEW;
+        for (int n = first; n < last; n += LANES * few_vecs(left, is_half, last - n)) {
             const int64_t at = (int64_t)(n / side * side) * w->depth + n % side;
             const FewTile f = {x + t * x_stride, (const char *)w->tiles + at * size, w->bias ? w->bias + n : NULL,
-                               y + t * y_stride + n, x_stride, y_stride, left, w->depth, side, adds};
-            few_tile(&f, is_half);
+                               y + t * y_stride + n, x_stride, y_stride, apart, left, w->depth, side, adds};
+            few_tile(&f, is_half, last - n);
         }
     }
 }

@@ -1,82 +1,61 @@
-/* Products in float32 by tiles of 8 x 8 sums that stay in registers, and what stands between them, on NEON.
+/* Products in float32 by tiles of sums that stay in registers, and what stands between them.
  *
- *     a: 8 rows x depth, as [depth][8]      b: 8 columns x depth, as [depth][8]      a tile: 8 x 8
+ *     rows @ weights [depth][columns of a panel]  ->  a tile        its size: `tiles_neon.h`, `tiles_x86.h`
  *
- * TiledWeights are kept in the order of b, [columns / 8][depth][8]; rows of x are brought into that of a, 64 at a time. One
- * thread computes all of it: `encoder.h` says who computes which rows.
+ * TiledWeights are kept as [columns / SIDE][depth][SIDE]; a block of rows of x is multiplied with all of them before the
+ * next one. One thread computes all of it: `encoder.h` says who computes which rows.
  */
 #ifndef CAIRN_FLOAT_TILES_H
 #define CAIRN_FLOAT_TILES_H
-#if defined(__aarch64__)
-#define HAS_FLOAT_TILES
+#include "vectors.h"
 
-#include <arm_neon.h>
+#ifdef HAS_VECTORS
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-#define SIDE 8     /* of a tile: 16 of the 32 registers hold sums */
-#define BLOCK 64   /* rows of x that are multiplied with the weights before the next ones */
-#define DEPTH 2048 /* of a and b at once: rows of that width stay in the second-level cache */
-#define AHEAD 32   /* numbers of depth that a is asked for before they are multiplied */
+/* Rows as the left factor of a product: number k of row r is at[r * row + k * step]; on NEON in tiles, as `to_tiles` has
+ * them, of which the one with row r begins at at[r * row]. */
+typedef struct {
+    const float *at;
+    int64_t row, step;
+} Left;
 
-typedef float32x4_t Four;
+#if defined(__aarch64__)
+#include "tiles_neon.h"
+#else
+#include "tiles_x86.h"
+#endif
+
+#define SOME_ROWS 4 /* fewer than in a whole tile, where no more are left */
 
 typedef struct {
-    const void *tiles; /* [columns / 8][depth][8], or as `half_tiles.h` has them */
+    const void *tiles; /* [columns / SIDE][depth][SIDE], or as `half_tiles.h` has them */
     const float *bias;
     int32_t depth, columns;
 } TiledWeights;
 
+/* What becomes of a tile of sums. */
+typedef struct {
+    float *y; /* [rows][stride] */
+    int64_t stride;
+    const float *bias;    /* of the columns, or NULL */
+    const float *factors; /* of the rows, or NULL */
+    int adds;             /* to what y holds */
+} Target;
+
 /* Rows that fill tiles of either type. */
 static inline int64_t whole_tiles(int rows) { return (rows + 15) / 16 * 16; }
 
-static inline void clear(Four s[SIDE][2]) {
-    for (int r = 0; r < SIDE; r++) s[r][0] = s[r][1] = vdupq_n_f32(0.f);
-}
+/* Numbers from a register of a panel to the next one, where tiles have this depth. */
+static inline int64_t apart_of(int64_t depth) { return PANEL > SIDE ? SIDE * depth : LANES; }
 
-/* s = s + a.T @ b */
-static inline void multiply(int depth, const float *a, const float *b, Four s[SIDE][2]) {
-#define ROW(r, four, lane)                            \
-    s[r][0] = vfmaq_laneq_f32(s[r][0], b0, four, lane); \
-    s[r][1] = vfmaq_laneq_f32(s[r][1], b1, four, lane);
-    for (int k = 0; k < depth; k++, a += SIDE, b += SIDE) {
-        __builtin_prefetch(a + AHEAD * SIDE); /* b is in the first-level cache after its first tile */
-        const Four a0 = vld1q_f32(a), a1 = vld1q_f32(a + 4), b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4);
-        ROW(0, a0, 0) ROW(1, a0, 1) ROW(2, a0, 2) ROW(3, a0, 3)
-        ROW(4, a1, 0) ROW(5, a1, 1) ROW(6, a1, 2) ROW(7, a1, 3)
-    }
-}
-
-/* As `multiply`, of the first 4 rows of a. */
-static inline void multiply_four(int depth, const float *a, const float *b, Four s[SIDE / 2][2]) {
-    for (int k = 0; k < depth; k++, a += SIDE, b += SIDE) {
-        const Four a0 = vld1q_f32(a), b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4);
-        ROW(0, a0, 0) ROW(1, a0, 1) ROW(2, a0, 2) ROW(3, a0, 3)
-    }
-}
-#undef ROW
-
-/* 4 x 4 numbers of rows [4][stride] as columns [4][SIDE]. */
-static inline void transpose_four(const float *rows, int64_t stride, float *columns) {
-    const Four r0 = vld1q_f32(rows), r1 = vld1q_f32(rows + stride);
-    const Four r2 = vld1q_f32(rows + 2 * stride), r3 = vld1q_f32(rows + 3 * stride);
-    const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(r0, r1)), b = vreinterpretq_f64_f32(vtrn2q_f32(r0, r1));
-    const float64x2_t c = vreinterpretq_f64_f32(vtrn1q_f32(r2, r3)), d = vreinterpretq_f64_f32(vtrn2q_f32(r2, r3));
-    vst1q_f32(columns, vreinterpretq_f32_f64(vtrn1q_f64(a, c)));
-    vst1q_f32(columns + SIDE, vreinterpretq_f32_f64(vtrn1q_f64(b, d)));
-    vst1q_f32(columns + 2 * SIDE, vreinterpretq_f32_f64(vtrn2q_f64(a, c)));
-    vst1q_f32(columns + 3 * SIDE, vreinterpretq_f32_f64(vtrn2q_f64(b, d)));
-}
-
-/* Rows [rows][stride] as tiles [rows / 8][depth][8]; missing rows of the last tile are zero. Depth is a multiple of 4. */
+/* Rows [rows][stride] as tiles [rows / SIDE][depth][SIDE]; missing rows of the last tile are zero. Depth is a multiple of 4. */
 static void to_tiles(const float *x, int64_t stride, int rows, int depth, float *tiles) {
     for (int t = 0; t < rows; t += SIDE, tiles += (int64_t)SIDE * depth) {
         if (rows - t >= SIDE) {
-            for (int k = 0; k < depth; k += 4) {
-                transpose_four(x + t * stride + k, stride, tiles + (int64_t)k * SIDE);
-                transpose_four(x + (t + 4) * stride + k, stride, tiles + (int64_t)k * SIDE + 4);
-            }
+            for (int k = 0; k < depth; k += 4)
+                for (int r = 0; r < SIDE; r += 4)
+                    transpose_four(x + (t + r) * stride + k, stride, tiles + (int64_t)k * SIDE + r);
             continue;
         }
         memset(tiles, 0, sizeof(float) * SIDE * (size_t)depth);
@@ -85,89 +64,106 @@ static void to_tiles(const float *x, int64_t stride, int rows, int depth, float 
     }
 }
 
-/* y [rows][8 columns] = or += sums; `most` is a constant, else the tile lies in memory. */
-static inline __attribute__((always_inline)) void store_tile(Four s[][2], int most, int rows, float *y, int64_t stride, int adds) {
-    for (int r = 0; r < most; r++, y += stride) {
-        if (r >= rows) break;
-        if (adds) s[r][0] = vaddq_f32(s[r][0], vld1q_f32(y)), s[r][1] = vaddq_f32(s[r][1], vld1q_f32(y + 4));
-        vst1q_f32(y, s[r][0]), vst1q_f32(y + 4, s[r][1]);
+INLINE void store_row(const int vecs, const Vec s[2], const Target *t, int row, float *y) {
+    Vec first = s[0], second = s[1];
+    if (t->factors) first = first * vec_all(t->factors[row]), second = second * vec_all(t->factors[row]);
+    if (t->adds) first = first + vec_load(y);
+    if (t->adds && vecs == 2) second = second + vec_load(y + LANES);
+    vec_store(y, first);
+    if (vecs == 2) vec_store(y + LANES, second);
+}
+
+/* `rows` and `vecs` are constants wherever this is inlined, and loops over them are unrolled: else the sums are not in
+ * registers. `left` rows are written. */
+INLINE void tile_of(const int rows, const int vecs, Left a, int left, int depth, const float *b, int64_t apart, const Target *t) {
+    Vec s[TILE_ROWS][2];
+    const Vec first = t->bias ? vec_load(t->bias) : vec_all(0.f);
+    const Vec second = t->bias && vecs == 2 ? vec_load(t->bias + LANES) : first;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) s[r][0] = first, s[r][1] = second;
+    multiply(rows, vecs, a, left, depth, b, apart, s);
+    float *y = t->y;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++, y += t->stride) {
+        if (r >= left) break;
+        store_row(vecs, s[r], t, r, y);
     }
 }
 
-/* y [rows][columns] = x @ weights.T + bias, of at most BLOCK rows; `onto`: added to what y holds. */
-static void product(const TiledWeights *w, const float *x, int64_t stride, int rows, float *y, int onto, float *tiles) {
+/* The tile of these rows and of at most PANEL columns, if `left` rows and `columns` are left. */
+static inline void tile(Left a, int left, int columns, int depth, const float *b, int64_t apart, const Target *t) {
+    if (PANEL > SIDE && columns <= SIDE) {
+        if (left > SOME_ROWS) tile_of(TILE_ROWS, 1, a, left, depth, b, apart, t);
+        else tile_of(SOME_ROWS, 1, a, left, depth, b, apart, t);
+    } else if (left > SOME_ROWS) tile_of(TILE_ROWS, 2, a, left, depth, b, apart, t);
+    else tile_of(SOME_ROWS, 2, a, left, depth, b, apart, t);
+}
+
+static inline Left rows_from(Left a, int row) { return (Left){a.at + row * a.row, a.row, a.step}; }
+
+/* y [rows][columns] = x @ weights.T + bias, of at most BLOCK rows; `onto`: added to what y holds. `room`: BLOCK * DEPTH. */
+static void product(const TiledWeights *w, const float *x, int64_t stride, int rows, float *y, int onto, float *room) {
     for (int at = 0; at < w->depth; at += DEPTH) {
-        const int depth = w->depth - at < DEPTH ? w->depth - at : DEPTH, adds = onto || at;
-        to_tiles(x + at, stride, rows, depth, tiles);
-        for (int n = 0; n < w->columns; n += SIDE) {
+        const int depth = w->depth - at < DEPTH ? w->depth - at : DEPTH;
+        const Left a = left_rows(x + at, stride, rows, depth, room);
+        for (int n = 0; n < w->columns; n += PANEL) {
             const float *b = (const float *)w->tiles + ((int64_t)n * w->depth + (int64_t)at * SIDE);
-            const Four zero = vdupq_n_f32(0.f);
-            const Four bias0 = at ? zero : vld1q_f32(w->bias + n), bias1 = at ? zero : vld1q_f32(w->bias + n + 4);
-            for (int t = 0; t < rows; t += SIDE) {
-                const float *a = tiles + (int64_t)t * depth;
-                float *to = y + (int64_t)t * w->columns + n;
-                Four s[SIDE][2];
-                for (int r = 0; r < SIDE; r++) s[r][0] = bias0, s[r][1] = bias1;
-                if (rows - t <= SIDE / 2) {
-                    multiply_four(depth, a, b, s);
-                    store_tile(s, SIDE / 2, rows - t, to, w->columns, adds);
-                    break;
-                }
-                multiply(depth, a, b, s);
-                store_tile(s, SIDE, rows - t, to, w->columns, adds);
+            Target to = {y + n, w->columns, at ? NULL : w->bias + n, NULL, onto || at};
+            for (int t = 0; t < rows; t += TILE_ROWS, to.y += TILE_ROWS * to.stride) {
+                for (int side = PANEL; side < 2 * PANEL; side += SIDE) /* of the next panel */
+                    ask_for(b + (int64_t)side * w->depth, sizeof(float) * SIDE * depth, t, rows);
+                tile(rows_from(a, t), rows - t, w->columns - n, depth, b, apart_of(w->depth), &to);
             }
         }
     }
 }
 
 /* exp(x) for x <= 88, within 2 units of the last place: 2^n * e^r with |r| <= ln(2) / 2. */
-static inline Four exponential(Four x) {
-    x = vmaxq_f32(x, vdupq_n_f32(-87.f));
-    const Four rounds = vdupq_n_f32(0x1.8p23f); /* a sum with it has n in its lowest bits */
-    const Four sum = vfmaq_n_f32(rounds, x, 1.44269504f), n = vsubq_f32(sum, rounds);
-    const Four r = vfmsq_n_f32(vfmsq_n_f32(x, n, 0.693145752f), n, 1.42860677e-6f);
+static inline Vec exponential(Vec x) {
+    x = vec_max(x, vec_all(-87.f));
+    const Vec rounds = vec_all(0x1.8p23f); /* a sum with it has n in its lowest bits */
+    const Vec sum = vec_fma(rounds, x, vec_all(1.44269504f)), n = sum - rounds;
+    const Vec r = vec_fma(vec_fma(x, n, vec_all(-0.693145752f)), n, vec_all(-1.42860677e-6f));
     /* 1 + r + r^2 (1/2 + r/6 + r^2 (1/24 + r/120 + r^2/720)): short chains, because each waits for its own sums */
-    const Four square = vmulq_f32(r, r), low = vfmaq_n_f32(vdupq_n_f32(1.f / 2), r, 1.f / 6);
-    Four p = vfmaq_n_f32(vfmaq_n_f32(vdupq_n_f32(1.f / 24), r, 1.f / 120), square, 1.f / 720);
-    p = vfmaq_f32(vaddq_f32(vdupq_n_f32(1.f), r), vfmaq_f32(low, p, square), square);
-    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vreinterpretq_s32_f32(sum), 23)));
+    const Vec square = r * r, low = vec_fma(vec_all(1.f / 2), r, vec_all(1.f / 6));
+    Vec p = vec_fma(vec_fma(vec_all(1.f / 24), r, vec_all(1.f / 120)), square, vec_all(1.f / 720));
+    p = vec_fma(vec_all(1.f) + r, vec_fma(low, p, square), square);
+    return vec_scale(p, sum);
 }
 
 /* x / 2 + x * erf(x / sqrt(2)) / 2. Half of the last factor is c * p(c^2) / q(c^2) of c = x within +-5.23, where both are
  * of degree 5: a least-squares fit whose weights were moved until all its errors were alike, 7e-9 at most. */
-static inline Four gelu_of(Four x) {
-    const Four edge = vdupq_n_f32(5.2325902f), c = vmaxq_f32(vminq_f32(x, edge), vnegq_f32(edge)), u = vmulq_f32(c, c);
-    Four p = vfmaq_n_f32(vdupq_n_f32(6.39749351e-06f), u, 2.45080827e-08f);
-    Four q = vfmaq_n_f32(vdupq_n_f32(7.07540094e-05f), u, 1.25170027e-06f);
-    p = vfmaq_f32(vdupq_n_f32(0.000157935297f), p, u), q = vfmaq_f32(vdupq_n_f32(0.00182317197f), q, u);
-    p = vfmaq_f32(vdupq_n_f32(0.00461455807f), p, u), q = vfmaq_f32(vdupq_n_f32(0.0279926546f), q, u);
-    p = vfmaq_f32(vdupq_n_f32(0.0326668397f), p, u), q = vfmaq_f32(vdupq_n_f32(0.248549923f), q, u);
-    p = vfmaq_f32(vdupq_n_f32(0.398942262f), p, u), q = vfmaq_f32(vdupq_n_f32(1.f), q, u);
-    return vfmaq_f32(vmulq_n_f32(x, 0.5f), x, vdivq_f32(vmulq_f32(p, c), q));
+static inline Vec gelu_of(Vec x) {
+    const Vec edge = vec_all(5.2325902f), c = vec_max(vec_min(x, edge), -edge), u = c * c;
+    Vec p = vec_fma(vec_all(6.39749351e-06f), u, vec_all(2.45080827e-08f));
+    Vec q = vec_fma(vec_all(7.07540094e-05f), u, vec_all(1.25170027e-06f));
+    p = vec_fma(vec_all(0.000157935297f), p, u), q = vec_fma(vec_all(0.00182317197f), q, u);
+    p = vec_fma(vec_all(0.00461455807f), p, u), q = vec_fma(vec_all(0.0279926546f), q, u);
+    p = vec_fma(vec_all(0.0326668397f), p, u), q = vec_fma(vec_all(0.248549923f), q, u);
+    p = vec_fma(vec_all(0.398942262f), p, u), q = vec_fma(vec_all(1.f), q, u);
+    return vec_fma(x * vec_all(0.5f), x, p * c / q);
 }
 
-/* In place; `count` is a multiple of 8. */
+/* In place; `count` is a multiple of SIDE. */
 static void gelu(float *x, int64_t count) {
-    for (int64_t i = 0; i < count; i += 8) {
-        const Four low = gelu_of(vld1q_f32(x + i)), high = gelu_of(vld1q_f32(x + i + 4));
-        vst1q_f32(x + i, low), vst1q_f32(x + i + 4, high);
-    }
+    for (int64_t i = 0; i < count; i += SIDE)
+        for (int v = 0; v < SIDE; v += LANES) vec_store(x + i + v, gelu_of(vec_load(x + i + v)));
 }
 
 /* By mean and variance; y may be x. */
 static void layer_norm(const float *x, float *y, int rows, int width, const float *weight, const float *bias, float eps) {
     for (int t = 0; t < rows; t++, x += width, y += width) {
-        Four sum = vdupq_n_f32(0.f), squares = sum;
-        for (int i = 0; i < width; i += 4) sum = vaddq_f32(sum, vld1q_f32(x + i));
-        const Four mean = vdupq_n_f32(vaddvq_f32(sum) / (float)width);
-        for (int i = 0; i < width; i += 4) {
-            const Four apart = vsubq_f32(vld1q_f32(x + i), mean);
-            squares = vfmaq_f32(squares, apart, apart);
+        Vec sum = vec_all(0.f), squares = sum;
+        for (int i = 0; i < width; i += LANES) sum = sum + vec_load(x + i);
+        const Vec mean = vec_all(vec_sum(sum) / (float)width);
+        for (int i = 0; i < width; i += LANES) {
+            const Vec apart = vec_load(x + i) - mean;
+            squares = vec_fma(squares, apart, apart);
         }
-        const float scale = 1.f / sqrtf(vaddvq_f32(squares) / (float)width + eps);
-        for (int i = 0; i < width; i += 4) {
-            const Four unit = vmulq_n_f32(vsubq_f32(vld1q_f32(x + i), mean), scale);
-            vst1q_f32(y + i, vfmaq_f32(vld1q_f32(bias + i), unit, vld1q_f32(weight + i)));
+        const Vec scale = vec_all(1.f / sqrtf(vec_sum(squares) / (float)width + eps));
+        for (int i = 0; i < width; i += LANES) {
+            const Vec unit = (vec_load(x + i) - mean) * scale;
+            vec_store(y + i, vec_fma(vec_load(bias + i), unit, vec_load(weight + i)));
         }
     }
 }

@@ -1,4 +1,5 @@
-/* Products of `float_tiles.h` with factors of 16 bits: twice as many in an instruction, where NEON has them.
+/* Weights of 16 bits, [columns / 16][depth][16]. On x86 they are widened: products and sums are those of `float_tiles.h`. NEON
+ * multiplies them as they are, twice as many in an instruction:
  *
  *     a: 8 rows x depth, as [depth][8]      b: 16 columns x depth, as [depth][16]      a tile: 8 x 16
  *
@@ -10,10 +11,11 @@
 #define CAIRN_HALF_TILES_H
 #include "float_tiles.h"
 
-#if defined(HAS_FLOAT_TILES) && defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
-#define HAS_HALF_TILES
+#ifdef HAS_HALF
+#define HALF_SIDE 16 /* columns of weights that lie together */
 
-#define HALF_SIDE 16   /* columns of a tile */
+#if defined(__aarch64__)
+#define HAS_HALF_PRODUCTS
 #define HALF_DEPTH 512 /* of a and b at once */
 #define RUN 32         /* products that are added up from zero */
 
@@ -47,6 +49,11 @@ static inline float16x8_t halves_of(const float *x) {
     return vcvt_high_f16_f32(vcvt_f16_f32(vld1q_f32(x)), vld1q_f32(x + 4));
 }
 
+static inline float float_of(Half x) { return (float)x; }
+
+/* 16 numbers that follow each other. */
+static inline void halve_side(const float *x, Half *to) { vst1q_f16(to, halves_of(x)), vst1q_f16(to + 8, halves_of(x + 8)); }
+
 /* Tiles of float32, [rows / 8][depth][8], in 16 bits and in place: what is read is behind what is written. */
 static void to_half(float *tiles, int rows, int depth) {
     float16_t *to = (float16_t *)tiles;
@@ -71,7 +78,7 @@ static void to_wide_half(const float *x, int64_t stride, int rows, int depth, fl
 static inline void store_half(HalfTile sums, const float *bias, int rows, float *y, int64_t stride, int adds) {
     for (int r = 0; r < rows; r++, y += stride)
         for (int i = 0; i < HALF_SIDE; i += 4) {
-            Four sum = vcvt_f32_f16(vld1_f16(sums[r] + i));
+            Vec sum = vcvt_f32_f16(vld1_f16(sums[r] + i));
             if (bias) sum = vaddq_f32(sum, vld1q_f32(bias + i));
             if (adds) sum = vaddq_f32(sum, vld1q_f32(y + i));
             vst1q_f32(y + i, sum);
@@ -96,5 +103,45 @@ static void half_product(const TiledWeights *w, const float *x, int64_t stride, 
     }
 }
 
+#else
+
+static inline float float_of(Half x) { return _cvtsh_ss(x); }
+
+/* 16 numbers that follow each other. */
+static inline void halve_side(const float *x, Half *to) {
+    for (int v = 0; v < HALF_SIDE; v += LANES) vec_to_half(to + v, vec_load(x + v));
+}
+
+/* Rows as tiles of 16 bits, [rows / 16][depth][16]; missing rows are zero. `room`: 16 * depth floats. */
+static void to_wide_half(const float *x, int64_t stride, int rows, int depth, Half *tiles, float *room) {
+    for (int t = 0; t < rows; t += HALF_SIDE) {
+        to_tiles(x + t * stride, stride, rows - t < HALF_SIDE ? rows - t : HALF_SIDE, depth, room);
+        for (int k = 0; k < depth; k++, tiles += HALF_SIDE) halve_side(room + k * HALF_SIDE, tiles);
+    }
+}
+
+/* As `product`. A panel of weights is widened once for all rows; `room` holds it. */
+static void half_product(const TiledWeights *w, const float *x, int64_t stride, int rows, float *y, int onto, float *room) {
+    for (int at = 0; at < w->depth; at += DEPTH) {
+        const int depth = w->depth - at < DEPTH ? w->depth - at : DEPTH;
+        for (int n = 0; n < w->columns; n += PANEL) {
+            const int columns = w->columns - n < PANEL ? w->columns - n : PANEL;
+            for (int side = 0; side < columns; side += SIDE) {
+                const Half *from = (const Half *)w->tiles + ((int64_t)(n + side) * w->depth + (int64_t)at * SIDE);
+                float *to = room + side * depth;
+                for (int64_t i = 0; i < (int64_t)SIDE * depth; i += LANES) vec_store(to + i, vec_from_half(from + i));
+            }
+            Target to = {y + n, w->columns, at ? NULL : w->bias + n, NULL, onto || at};
+            const Half *next = (const Half *)w->tiles + ((int64_t)(n + PANEL) * w->depth + (int64_t)at * SIDE);
+            for (int t = 0; t < rows; t += TILE_ROWS, to.y += TILE_ROWS * to.stride) {
+                for (int side = 0; side < PANEL; side += SIDE)
+                    ask_for(next + (int64_t)side * w->depth, sizeof(Half) * SIDE * depth, t, rows);
+                tile((Left){x + at + t * stride, stride, 1}, rows - t, columns, depth, room, apart_of(depth), &to);
+            }
+        }
+    }
+}
+
+#endif
 #endif
 #endif

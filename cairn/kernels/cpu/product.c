@@ -96,6 +96,7 @@ static void multiply_rows(const Product *p, int part_number, int row, int count,
 #if defined(HAS_DOT512)
         if (packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, found)) continue;
 #endif
+        ask_ahead(packed, part->row_bytes);
         unpack(part->type, packed, m->columns, part->group, room);
         dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), found);
     }

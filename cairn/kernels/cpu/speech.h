@@ -11,7 +11,7 @@
 #define CAIRN_SPEECH_H
 #include "few_rows.h"
 
-#ifdef HAS_FLOAT_TILES
+#ifdef HAS_VECTORS
 
 typedef struct {
     TiledWeights qkv, out, look, look_out, up, down;
@@ -54,17 +54,17 @@ typedef struct {
 
 /* Rows [rows][stride] as tiles whose depth is the rows, [width / side][rows][side]. */
 static void to_depth(const SpeechModel *m, const float *rows, int64_t stride, char *tiles) {
-    const int side = m->is_half ? 16 : 8;
+    const int side = m->is_half ? 16 : SIDE, bytes = side * (m->is_half ? 2 : 4);
     for (int c = 0; c < m->width; c += side)
-        for (int t = 0; t < m->places; t++, tiles += 32) {
+        for (int t = 0; t < m->places; t++, tiles += bytes) {
             const float *from = rows + t * stride + c;
-#ifdef HAS_HALF_TILES
+#ifdef HAS_HALF
             if (m->is_half) {
-                vst1q_f16((float16_t *)tiles, halves_of(from)), vst1q_f16((float16_t *)tiles + 8, halves_of(from + 8));
+                halve_side(from, (Half *)tiles);
                 continue;
             }
 #endif
-            memcpy(tiles, from, 32);
+            memcpy(tiles, from, sizeof(float) * SIDE);
         }
 }
 
@@ -76,8 +76,8 @@ static void sound_head(void *given, int head) {
     char *to = s->sound + head * head_numbers(m) * bytes;
     float *room = malloc(sizeof(float) * 16 * (size_t)m->width);
     if (!room) atomic_store(&s->failed, 1);
-#ifdef HAS_HALF_TILES
-    else if (m->is_half) to_wide_half(keys, stride, m->places, m->width, (float16_t *)to, room);
+#ifdef HAS_HALF
+    else if (m->is_half) to_wide_half(keys, stride, m->places, m->width, (Half *)to, room);
 #endif
     else to_tiles(keys, stride, m->places, m->width, (float *)to);
     to_depth(m, keys + m->hidden, stride, to + head_numbers(m) / 2 * bytes);
@@ -95,25 +95,31 @@ int cairn_speech_sound(Pool *pool, const SpeechModel *model, const float *kv, ch
 
 /* exp(scale * (score - largest)) in place, and the inverse of their sum. */
 static float softmax_row(float *scores, int count, float scale) {
-    float most = -INFINITY, sum = 0;
-    int k = 0;
-    for (int i = 0; i < count; i++) most = scores[i] > most ? scores[i] : most;
-    Four sums = vdupq_n_f32(0.f);
-    for (; k + 4 <= count; k += 4) {
-        const Four e = exponential(vmulq_n_f32(vsubq_f32(vld1q_f32(scores + k), vdupq_n_f32(most)), scale));
-        vst1q_f32(scores + k, e), sums = vaddq_f32(sums, e);
+    const int whole = count / LANES * LANES;
+    float rest[LANES]; /* those beyond whole registers, which are filled up */
+    for (int i = 0; i < LANES; i++) rest[i] = whole + i < count ? scores[whole + i] : -INFINITY;
+    Vec top = vec_load(rest), sums = vec_all(0.f);
+    for (int k = 0; k < whole; k += LANES) top = vec_max(top, vec_load(scores + k));
+    const Vec most = vec_all(vec_top(top));
+    for (int k = 0; k < whole; k += LANES) {
+        const Vec e = exponential((vec_load(scores + k) - most) * vec_all(scale));
+        vec_store(scores + k, e), sums = sums + e;
     }
-    for (; k < count; k++) sum += scores[k] = expf(scale * (scores[k] - most));
-    return 1.f / (sum + vaddvq_f32(sums));
+    vec_store(rest, exponential((vec_load(rest) - most) * vec_all(scale)));
+    float sum = vec_sum(sums);
+    for (int i = 0; whole + i < count; i++) sum += scores[whole + i] = rest[i];
+    return 1.f / sum;
 }
 
 static inline float dot_product(const float *a, const float *b, int count) {
-    Four sum = vdupq_n_f32(0.f), more = sum;
-    for (int i = 0; i < count; i += 8) {
-        sum = vfmaq_f32(sum, vld1q_f32(a + i), vld1q_f32(b + i));
-        more = vfmaq_f32(more, vld1q_f32(a + i + 4), vld1q_f32(b + i + 4));
+    Vec sum = vec_all(0.f), more = sum;
+    int i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES) {
+        sum = vec_fma(sum, vec_load(a + i), vec_load(b + i));
+        more = vec_fma(more, vec_load(a + i + LANES), vec_load(b + i + LANES));
     }
-    return vaddvq_f32(vaddq_f32(sum, more));
+    if (i < count) sum = vec_fma(sum, vec_load(a + i), vec_load(b + i));
+    return vec_sum(sum + more);
 }
 
 /* One head of one row: its keys and values are stored, and its queries see those up to their own. */
@@ -133,9 +139,9 @@ static void read_texts(void *given, int chunk) {
         memcpy(values + (int64_t)(seen - 1) * width, q + 2 * m->hidden, sizeof(float) * (size_t)width);
         for (int k = 0; k < seen; k++) scores[k] = dot_product(q, keys + (int64_t)k * width, width);
         const float inverse = softmax_row(scores, seen, m->scale);
-        for (int c = 0; c < width; c += 8) { /* rows of values are tiles whose side is the width of a head */
-            const FewTile f = {scores, values + c, NULL, out + c, 0, 0, 1, seen, width, 0};
-            multiply_few(&f, 1, 2, 0);
+        for (int c = 0; c < width; c += LANES * few_vecs(1, 0, width - c)) { /* values are tiles as wide as the head */
+            const FewTile f = {scores, values + c, NULL, out + c, 0, 0, LANES, 1, seen, width, 0};
+            few_tile(&f, 0, width - c);
         }
         for (int c = 0; c < width; c++) out[c] *= inverse;
     }
@@ -181,13 +187,13 @@ static void speech_layer(Pool *pool, SpeechStep *s) {
 
 /* The row of a token, out of the tiles that its logits are multiplied with, and its position. */
 static void embed_token(const SpeechModel *m, int64_t token, const float *position, float *x) {
-    const int side = m->is_half ? 16 : 8;
+    const int side = m->is_half ? 16 : SIDE;
     const int64_t first = token / side * side * m->hidden + token % side;
     for (int k = 0; k < m->hidden; k++) {
         const int64_t at = first + (int64_t)k * side;
-#ifdef HAS_HALF_TILES
+#ifdef HAS_HALF
         if (m->is_half) {
-            x[k] = (float)((const float16_t *)m->vocabulary.tiles)[at] + position[k];
+            x[k] = float_of(((const Half *)m->vocabulary.tiles)[at]) + position[k];
             continue;
         }
 #endif

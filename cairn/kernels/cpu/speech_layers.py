@@ -1,4 +1,4 @@
-"""A step of a decoder of speech through all its layers in one call of the compiled kernels, on CPUs with NEON.
+"""A step of a decoder of speech through all its layers in one call of the compiled kernels.
 
     sound [1500, D] --keys and values of each layer--> tiles, once for a window
     tokens [B, S] --embed, layers, logits--> [B, S, V]

@@ -2,15 +2,14 @@
 
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cairn.kernels.cpu.compiled import ON_ARM, library, obstacle
+from cairn.kernels.cpu.compiled import library, obstacle
 from cairn.kernels.cpu.packed_product import pool
-
-SIDES = {torch.float32: 8, torch.float16: 16}  # columns of a tile of sums
 
 
 class Affine(NamedTuple):
@@ -29,11 +28,21 @@ class Weights(ctypes.Structure):
     )  # fmt: skip
 
 
+@lru_cache(maxsize=8)
+def side_of(dtype: torch.dtype) -> int:
+    """Columns of a matrix of this type that lie together; 0: this CPU has no kernels for it."""
+    if dtype not in (torch.float32, torch.float16) or obstacle() is not None:
+        return 0
+    core = library()
+    if not hasattr(core, "cairn_tile_side"):
+        return 0
+    return core.cairn_tile_side(dtype == torch.float16)
+
+
 def has_tiles(dtype: torch.dtype, sizes: Sequence[int]) -> bool:
     """Whether there are kernels here for layers of these widths with weights of this type."""
-    if not ON_ARM or dtype not in SIDES or any(size % SIDES[dtype] for size in sizes):
-        return False
-    return obstacle() is None and (dtype == torch.float32 or bool(library().cairn_encodes_half()))
+    side = side_of(dtype)
+    return side > 0 and not any(size % side for size in sizes)
 
 
 class Held:
@@ -53,7 +62,7 @@ class Held:
 
     def weights(self, weight_NK: Tensor, bias_N: Tensor | None) -> Weights:
         """A copy in tiles; columns that are missing in the last one are zero."""
-        (columns, depth), side = weight_NK.shape, SIDES[weight_NK.dtype]
+        (columns, depth), side = weight_NK.shape, side_of(weight_NK.dtype)
         if columns % side:
             blank = weight_NK.new_zeros(-columns % side, depth)
             weight_NK = torch.cat([weight_NK, blank])

@@ -1,7 +1,7 @@
 """The fast forms of an encoder on a CPU.
 
-with NEON    all layers of a batch in one call of our kernels, for BERT and RoBERTa
-elsewhere    the first product of each feed-forward is fused with its GELU, by oneDNN
+with NEON or AVX2    all layers of a batch in one call of our kernels, for BERT and RoBERTa
+elsewhere            the first product of each feed-forward is fused with its GELU, by oneDNN
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""Whisper by our own kernels, on CPUs with NEON: the encoder in a few calls, a step of the decoder in one.
+"""Whisper by our own kernels, on CPUs with NEON or AVX2: the encoder in a few calls, a step of the decoder in one.
 
 encoder    a window of sound has 1500 places, so products are nearly all the work. Convolutions are products whose rows
-           overlap. Files store matrices in float16; multiplied so, they are twice as many in an instruction
+           overlap. Files store matrices in float16; NEON multiplies them so, twice as many in an instruction
 decoder    always in float32, with the weights as they are stored: a step takes as long as reading them
 """
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.kernels.cpu.compiled import ON_ARM
 from cairn.kernels.cpu.encoder_layers import EncoderLayers, EncoderShape, LayerWeights
 from cairn.kernels.cpu.speech_layers import DecoderLayers, DecoderShape, DecoderWeights
 from cairn.kernels.cpu.tiled import Affine, TiledMap, has_tiles
@@ -19,6 +20,12 @@ from cairn.models.speech.spec import WhisperSpec
 
 if TYPE_CHECKING:
     from cairn.models.speech.model import Block, Norm, Texts, Whisper
+
+HALF_NOTE = (
+    "its encoder multiplies in float16, as its files store it; --dtype float32 does not"
+    if ON_ARM
+    else "its matrices stay in float16, as its files store them, and are multiplied in float32"
+)
 
 
 def has_compiled_form(spec: WhisperSpec, dtype: torch.dtype) -> bool:

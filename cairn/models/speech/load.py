@@ -97,7 +97,7 @@ class OpenWhisper(NamedTuple):
 
 
 def stored_dtype(opened: OpenWhisper) -> torch.dtype:
-    """Float16 where its files store it so and this CPU has kernels that multiply it."""
+    """Float16 where its files store it so and this CPU has kernels for it."""
     stored = opened.get("encoder.0.up.weight").dtype
     half = stored == torch.float16 and has_compiled_form(opened.spec, stored)
     return torch.float16 if half else torch.float32
