@@ -21,7 +21,7 @@ import msgspec
 
 from cairn.bench.engine_run import serve, submit
 from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled
-from cairn.bench.throughput import WARM_TOKENS, Bench, choose_requests
+from cairn.bench.throughput import WARM_TOKENS, Bench, captures_more, choose_requests
 from cairn.bench.workload import Prompted
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
@@ -97,7 +97,10 @@ def profile(bench: Bench, name: str, window: int, out: Path | None, ran: Ran) ->
     chosen, notes = choose_requests(name, bench.scale, bench.spec, bench.context)
     scheduler = Watched(bench.engine.scheduler)
     engine = Engine(scheduler, bench.engine.runner, overlap=bench.engine.overlap)
-    serve(engine, [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen])
+    short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
+    serve(engine, short)
+    if captures_more(engine):  # else the run that is timed would
+        serve(engine, short)
     ran("warm-up")
     with _recorded(out) as recorded:
         scheduler.decided.clear()
@@ -149,7 +152,7 @@ def _ledger(
     on_gpu = bench.engine.runner.device.type == "cuda"
     samples = {part: [getattr(step.times, part) for step in mine] for part in HOST_PARTS}
     if on_gpu and window is not None and window.steps:
-        samples["device"] = [sum(k.total_ms for k in window.kernels) / window.steps / 1e3]
+        samples["device"] = [window.busy_s() / window.steps]
     samples["step"] = [step.wall_s for step in mine]
     whole = statistics.median(samples["step"])
     # On a CPU the device is the host, and computes while it launches.

@@ -30,6 +30,14 @@ class Window(NamedTuple):
     kernels: list[KernelLine]  # the most expensive first
     ran: list[tuple[str, int, int, int]]  # name, start and duration in ns of the wall clock, stream
 
+    def busy_s(self) -> float:
+        """For how long some kernel ran: streams, and a kernel and the successor that starts early, count once."""
+        total = ended = 0
+        for start, end in sorted((start, start + duration) for _, start, duration, _ in self.ran):
+            total += max(0, end - max(start, ended))
+            ended = max(ended, end)
+        return total / 1e9
+
 
 def profiled(
     engine: "Engine", device: "torch.device", most: int, go_on: Callable[[], bool]

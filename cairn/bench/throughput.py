@@ -266,7 +266,7 @@ def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
         if first.failure is not None:
             return msgspec.structs.replace(blank, failure=first.failure)
     short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
-    for _ in range(WARM_RUNS if first is None else int(_captures_more(bench.engine))):
+    for _ in range(WARM_RUNS if first is None else int(captures_more(bench.engine))):
         serve(bench.engine, short)
     ran(f"{bench.setup.shape} {name} warm-up")
     runs = []
@@ -278,7 +278,7 @@ def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
     return _timed(blank, runs, first)
 
 
-def _captures_more(engine: "Engine") -> bool:
+def captures_more(engine: "Engine") -> bool:
     """Whether the same requests once more would capture graphs."""
     graphs = getattr(engine.runner, "graphs", None)
     return graphs is not None and not graphs.is_settled

@@ -11,6 +11,7 @@ import torch
 
 from cairn.bench import context, engine_run, profile_serve, record, throughput
 from cairn.bench.engine_run import serve
+from cairn.bench.profiled_kernels import Window
 from cairn.bench.workload import requests, totals
 from cairn.cli.bench import bench as verb
 from cairn.cli.profile import profile as profile_verb
@@ -306,3 +307,9 @@ def test_the_help_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--workload" in done.stdout
+
+
+def test_what_ran_at_the_same_time_keeps_the_device_busy_once():
+    """Two streams, a kernel inside another, and a gap; in any order."""
+    ran = [("a", 100, 50, 1), ("b", 120, 80, 2), ("c", 130, 10, 1), ("d", 300, 25, 1)]
+    assert Window(1, [], ran).busy_s() == Window(1, [], ran[::-1]).busy_s() == 125e-9
