@@ -116,7 +116,10 @@ class Adapters:
                 for part in maps
             ]
             numbers = USUAL_RANK * sum(rows + parts * columns for (rows, columns), parts in shapes)
-            self._reader.warm_up(self.model.embedding.weight.dtype, numbers)
+            dtype = self.model.embedding.weight.dtype
+            self._reader.warm_up(dtype, numbers)
+            # The names of all maps are looked up, and kept; an adapter's own spec may be another one.
+            PreparedAdapter(self.model, AdapterSpec(rank=USUAL_RANK), dtype)
 
     def _read(self, folder: Path) -> tuple[AdapterSpec, dict[str, AdapterAddend], Tensor | None]:
         spec, _ = read_config(folder)
