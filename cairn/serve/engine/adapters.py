@@ -11,7 +11,7 @@ last of its requests has ended.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from cairn.core.errors import ConfigError, RequestError, UnsupportedModel, WeightsError
+from cairn.core.errors import CairnError, ConfigError, RequestError, UnsupportedModel, WeightsError
 from cairn.models.adapter.attach import Addend as AdapterAddend
 from cairn.models.adapter.file_bytes import FileReader
 from cairn.models.adapter.folder import WEIGHTS, check_file, read_addends
@@ -119,7 +119,8 @@ class Adapters:
             dtype = self.model.embedding.weight.dtype
             self._reader.warm_up(dtype, numbers)
             # The names of all maps are looked up, and kept; an adapter's own spec may be another one.
-            PreparedAdapter(self.model, AdapterSpec(rank=USUAL_RANK), dtype)
+            with suppress(CairnError):  # not every model can have one on all maps
+                PreparedAdapter(self.model, AdapterSpec(rank=USUAL_RANK), dtype)
 
     def _read(self, folder: Path) -> tuple[AdapterSpec, dict[str, AdapterAddend], Tensor | None]:
         spec, _ = read_config(folder)
