@@ -3,6 +3,8 @@
     forward    h = x A'      y = s h B'    y += x W'
     backward   dh = s dy B   dx = dh A     dx += dy W     dA = dh' x   dB = s dy' h
 
+    of many tokens   h = x A'      y = [x h] [W sB]'      where x is made here, with room for h beside it
+
 The small product comes first and the large one adds to it: a large product hides what it reads of its result, and a
 small one that adds takes two to three times as long as one that writes. Composed of torch's operations the same takes a
 scaled copy of each part, their concatenation and a sum: four more passes over y. A frozen weight in 4 bits is
@@ -30,6 +32,8 @@ from cairn.train.fused_products import Normed, Settings, plain_product
 from cairn.train.products import PLAIN as PLAIN_PRODUCTS
 from cairn.train.products import OfWeight
 
+MANY = 4  # tokens for each column of x from which a copy of the weight costs less than a second pass over y
+ALIGNED = 8  # columns that a tensor core wants rows of 16 bits to begin at
 LONGEST = 16384  # columns of a sum over which cuBLAS adds to a result as fast as it writes one
 
 
@@ -48,6 +52,32 @@ class _Map(NamedTuple):
     a_RK: Tensor
     bs: list[Tensor]
     spans: list[Span]
+
+    def covers(self, rows: int) -> bool:
+        return sum(span.rows.stop - span.rows.start for span in self.spans) == rows
+
+    def room(self, like: Tensor, settings: Settings) -> Tensor | None:
+        """For x and h side by side, where one product of both is faster than two."""
+        ranks, width = self.a_RK.shape
+        plain = settings.products is PLAIN_PRODUCTS and isinstance(self.weight, Tensor)
+        if not plain or len(like) < MANY * width or ranks % ALIGNED or width % ALIGNED:
+            return None
+        return like.new_empty(len(like), width + ranks)
+
+    def of_x(self, room: Tensor | None) -> Tensor | None:
+        return None if room is None else room[:, : self.a_RK.shape[1]]
+
+    def beside(self) -> Tensor:
+        """W and s B side by side: what x and h side by side are multiplied with."""
+        weight = cast(Tensor, self.weight)
+        (rows, width), ranks = weight.shape, len(self.a_RK)
+        alone = len(self.spans) == 1 and self.covers(rows)
+        both = (weight.new_empty if alone else weight.new_zeros)(rows, width + ranks)
+        both[:, :width] = weight
+        for span, b in zip(self.spans, self.bs, strict=True):
+            into = both[span.rows, width + span.ranks.start : width + span.ranks.stop]
+            torch.mul(b, span.scale, out=into)
+        return both
 
 
 def adapted_product(part: Linear, x_MK: Tensor, how: Settings) -> Tensor:
@@ -143,8 +173,12 @@ class _NormLoraProduct(torch.autograd.Function):
         *bs: Tensor,
     ) -> Any:
         eps, ctx.plus_one, spans, settings = about
-        y, total, rstd = rmsnorm_with_rstd(x, residual, norm, eps, plus_one=ctx.plus_one)
-        out, kept = _multiply(ctx, y, _Map(weight, a, list(bs), spans), settings)
+        part = _Map(weight, a, list(bs), spans)
+        room = part.room(x, settings)
+        y, total, rstd = rmsnorm_with_rstd(
+            x, residual, norm, eps, plus_one=ctx.plus_one, out=part.of_x(room)
+        )
+        out, kept = _multiply(ctx, y, part, settings, room, settings.keep_norms)
         ctx.save_for_backward(total, rstd, norm, y if settings.keep_norms else None, *kept)
         ctx.added = residual is not None
         return (out, total) if ctx.added else out
@@ -180,9 +214,11 @@ class _GatedLoraProduct(torch.autograd.Function):
         *bs: Tensor,
     ) -> Tensor:
         ctx.activation, spans, settings = about
-        y = gated_activation(inner, None, ctx.activation)
-        out, kept = _multiply(ctx, y, _Map(weight, a, list(bs), spans), settings)
-        ctx.save_for_backward(inner, y if settings.keep_activations else None, *kept)
+        part, keep = _Map(weight, a, list(bs), spans), settings.keep_activations
+        room = part.room(inner, settings)
+        y = gated_activation(inner, None, ctx.activation, out=part.of_x(room))
+        out, kept = _multiply(ctx, y, part, settings, room, keep)
+        ctx.save_for_backward(inner, y if keep else None, *kept)
         return out
 
     @staticmethod
@@ -197,25 +233,41 @@ class _GatedLoraProduct(torch.autograd.Function):
 
 
 def _multiply(
-    ctx: Any, x: Tensor, part: _Map, settings: Settings
+    ctx: Any,
+    x: Tensor,
+    part: _Map,
+    settings: Settings,
+    room: Tensor | None = None,
+    keep: bool = True,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The product, and what `_walk_back` needs of it beside x."""
+    """The product, and what `_walk_back` needs of it beside x. `room`: x lies there, unless `keep` not for long."""
     weight, a, bs, spans = part
-    dense, h = _dense(weight, x), x @ a.T
-    more: tuple[Tensor, ...] = ()
-    if settings.products is PLAIN_PRODUCTS:
-        covered = sum(span.rows.stop - span.rows.start for span in spans)
-        y = (x.new_empty if covered == len(dense) else x.new_zeros)(len(x), len(dense))
-        for span, b in zip(spans, bs, strict=True):
-            _times(h[:, span.ranks], b.T, span.scale, y[:, span.rows])
-        y.addmm_(x, dense.T)
-    else:
-        y, more = settings.products.forward(x, dense)
-        for span, b in zip(spans, bs, strict=True):
-            y[:, span.rows].addmm_(h[:, span.ranks], b.T, alpha=span.scale)
     ctx.form = None if isinstance(weight, Tensor) else weight
     ctx.spans, ctx.settings = spans, settings
+    more: tuple[Tensor, ...] = ()
+    if room is not None:
+        h = _times(x, a.T, 1.0, room[:, x.shape[1] :])
+        y = room @ part.beside().T
+        h = h if keep else h.contiguous()
+    else:
+        dense, h = _dense(weight, x), x @ a.T
+        y, more = _apart(x, dense, h, part, settings)
     return y, [weight if isinstance(weight, Tensor) else None, a, h, *bs, *more]
+
+
+def _apart(
+    x: Tensor, dense: Tensor, h: Tensor, part: _Map, settings: Settings
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """x W' + s h B', one product after the other; and what the large one leaves for backward."""
+    if settings.products is not PLAIN_PRODUCTS:
+        y, more = settings.products.forward(x, dense)
+        for span, b in zip(part.spans, part.bs, strict=True):
+            y[:, span.rows].addmm_(h[:, span.ranks], b.T, alpha=span.scale)
+        return y, more
+    y = (x.new_empty if part.covers(len(dense)) else x.new_zeros)(len(x), len(dense))
+    for span, b in zip(part.spans, part.bs, strict=True):
+        _times(h[:, span.ranks], b.T, span.scale, y[:, span.rows])
+    return y.addmm_(x, dense.T), ()
 
 
 # dW, where it is wanted, and dA: from x, which may come later than dx does.

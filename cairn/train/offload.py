@@ -26,7 +26,7 @@ from cairn.core.units import format_bytes
 from cairn.train.recompute_kinds import MOVING
 
 SMALL = 1 << 20  # bytes up to which a tensor stays: its copy would cost more than its place
-SLAB = 1 << 28  # bytes that are pinned at a time; a power of two, to which torch would round it up
+SLAB = 1 << 28  # bytes that are pinned at a time
 
 
 class Plan(NamedTuple):
@@ -78,14 +78,22 @@ class HostMemory:
                 f"{format_bytes(int(self.most))} of the host's memory may be used",
                 hint=f"set precision.offload_gib; or {hint}",
             )
-        try:
-            return torch.empty(self.slab, dtype=torch.uint8, pin_memory=self.pinned)
-        except RuntimeError as error:
-            raise HardwareError(
-                f"the host has no memory left to pin behind {format_bytes(taken)} of offloaded "
-                f"activations: {str(error).splitlines()[0]}",
-                hint=hint,
-            ) from None
+        if self.pinned:
+            return _pinned(self.slab, hint)
+        return torch.empty(self.slab, dtype=torch.uint8)
+
+
+def _pinned(size: int, hint: str) -> Tensor:
+    """Memory that is there before it is pinned: several times faster than torch's allocator of pinned memory."""
+    cuda, memory = torch.cuda.cudart(), torch.empty(size, dtype=torch.uint8)
+    address = memory.fill_(0).data_ptr()  # by several threads
+    if (error := cuda.cudaHostRegister(address, size, 0)) != cuda.cudaError.success:
+        raise HardwareError(
+            f"the driver does not pin {format_bytes(size)} for offloaded activations: {error}",
+            hint=f"raise the limit of locked memory (ulimit -l); or {hint}",
+        )
+    weakref.finalize(memory, cuda.cudaHostUnregister, address)
+    return memory
 
 
 class _Moved:
