@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cairn.kernels.adapter.lora_slopes import RANKS, lora_slopes
 from cairn.kernels.layer.activation import gated_activation
 from cairn.kernels.layer.activation_backward import gated_activation_backward
 from cairn.kernels.norm.rmsnorm import rmsnorm_with_rstd
@@ -280,11 +281,7 @@ def _walk_back(ctx: Any, g: Tensor, kept: list[Any]) -> tuple[Tensor, list[Tenso
     spans, products = ctx.spans, ctx.settings.products
     bs, more = rest[: len(spans)], tuple(rest[len(spans) :])
     weight = _dense(ctx.form or weight, g)
-    dh, dbs = torch.empty_like(h), []
-    for span, b in zip(spans, bs, strict=True):
-        part = g[:, span.rows]
-        _times(part, b, span.scale, dh[:, span.ranks])
-        dbs.append(_times(part.T, h[:, span.ranks], span.scale, torch.empty_like(b)))
+    dh, dbs = _slopes(g, h, bs, spans)
     of_weight: OfWeight = lambda x: g.T @ x  # noqa: E731
     if products is PLAIN_PRODUCTS and len(weight) <= LONGEST:
         dx = (dh @ a).addmm_(g, weight)
@@ -292,6 +289,24 @@ def _walk_back(ctx: Any, g: Tensor, kept: list[Any]) -> tuple[Tensor, list[Tenso
         dx, of_weight = products.backward(g, weight, more)
         dx = dx.addmm_(dh, a)
     return dx, dbs, lambda x, wanted: (of_weight(x) if wanted else None, dh.T @ x)
+
+
+def _slopes(
+    g: Tensor, h: Tensor, bs: list[Tensor], spans: list[Span]
+) -> tuple[Tensor, list[Tensor]]:
+    """dh, and dB of each part: in one pass over g where the parts are alike and cover all columns."""
+    sizes = [span.rows.stop - span.rows.start for span in spans]
+    alike = len({(b.shape[1], span.scale) for span, b in zip(spans, bs, strict=True)}) == 1
+    if g.is_cuda and alike and sum(sizes) == g.shape[1] and bs[0].shape[1] in RANKS:
+        b = bs[0] if len(bs) == 1 else torch.cat(bs)
+        dh, db = lora_slopes(g, b, h, sizes, spans[0].scale)
+        return dh, list(db.split(sizes))
+    dh, dbs = h.new_empty(h.shape), []
+    for span, b in zip(spans, bs, strict=True):
+        part = g[:, span.rows]
+        _times(part, b, span.scale, dh[:, span.ranks])
+        dbs.append(_times(part.T, h[:, span.ranks], span.scale, torch.empty_like(b)))
+    return dh, dbs
 
 
 def _times(x: Tensor, y: Tensor, scale: float, out: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,8 @@ class HostMemory:
 
 def _pinned(size: int, hint: str) -> Tensor:
     """Memory that is there before it is pinned: several times faster than torch's allocator of pinned memory."""
-    cuda, memory = torch.cuda.cudart(), torch.empty(size, dtype=torch.uint8)
+    cuda = cast(Any, torch.cuda.cudart())
+    memory = torch.empty(size, dtype=torch.uint8)
     address = memory.fill_(0).data_ptr()  # by several threads
     if (error := cuda.cudaHostRegister(address, size, 0)) != cuda.cudaError.success:
         raise HardwareError(
