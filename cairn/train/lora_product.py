@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cairn.kernels.adapter.lora_slopes import MANY as MANY_ROWS
 from cairn.kernels.adapter.lora_slopes import RANKS, lora_slopes
 from cairn.kernels.layer.activation import gated_activation
 from cairn.kernels.layer.activation_backward import gated_activation_backward
@@ -297,7 +298,8 @@ def _slopes(
     """dh, and dB of each part: in one pass over g where the parts are alike and cover all columns."""
     sizes = [span.rows.stop - span.rows.start for span in spans]
     alike = len({(b.shape[1], span.scale) for span, b in zip(spans, bs, strict=True)}) == 1
-    if g.is_cuda and alike and sum(sizes) == g.shape[1] and bs[0].shape[1] in RANKS:
+    whole = sum(sizes) == g.shape[1] and len(g) >= MANY_ROWS
+    if g.is_cuda and alike and whole and bs[0].shape[1] in RANKS:
         b = bs[0] if len(bs) == 1 else torch.cat(bs)
         dh, db = lora_slopes(g, b, h, sizes, spans[0].scale)
         return dh, list(db.split(sizes))

@@ -24,7 +24,8 @@ from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import blocks, sum_parts
 
 RANKS = (16, 32, 64)  # that a tensor core multiplies without padding
-ROWS, WIDE = 256, 64  # of a block of g
+MANY = 8192  # rows from which this is faster than cuBLAS: with fewer, the shares weigh too much
+ROWS, WIDE = 256, 128  # of a block of g
 OPTIONS = {"num_warps": 8, "num_stages": 3}
 
 
