@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.adapter.table import PARTS
-from cairn.kernels.arguments import check, require
+from cairn.kernels.arguments import FLOATS, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import blocks, sum_parts
@@ -81,18 +81,18 @@ def lora_slopes(
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
     """dh like h, and dB like b. `b_NR`: of all parts, one below the other; `h_MR`: of all parts, side by side."""
-    (rows, columns), rank = g_MN.shape, b_NR.shape[1]
-    kinds = (torch.bfloat16, torch.float16, torch.float32)
-    check("g", g_MN, dtypes=kinds, shape=(None, sum(part_rows)))
+    columns = sum(part_rows)
+    check("g", g_MN, dtypes=FLOATS, shape=(None, columns))
     check("b", b_NR, dtypes=(g_MN.dtype,), shape=(columns, None), beside=g_MN, packed=True)
+    rows, rank = len(g_MN), b_NR.shape[1]
     check("h", h_MR, dtypes=(g_MN.dtype,), shape=(rows, rank * len(part_rows)), beside=g_MN)
     require(0 < len(part_rows) <= PARTS, "part_rows", f"1 to {PARTS} parts", len(part_rows))
-    by_row = g_MN.stride(1) == 1 and h_MR.stride(1) == 1
+    for name, tensor in (("g", g_MN), ("h", h_MR)):
+        require(tensor.stride(1) == 1, name, "rows without gaps", f"strides {tensor.stride()}")
     offers = {
         "triton": needs_cuda(g_MN) or (None if rank in RANKS else f"rank {rank}, not {RANKS}"),
         "reference": None,
     }
-    require(by_row, "g and h", "rows without gaps", (g_MN.stride(), h_MR.stride()))
     if choose("lora_slopes", impl, offers).impl == "reference" or not rows:
         return lora_slopes_reference(g_MN, b_NR, h_MR, part_rows, scale)
     dh_MR = torch.empty(h_MR.shape, dtype=h_MR.dtype, device=g_MN.device)
