@@ -39,7 +39,7 @@ from cairn.train.fused_forward import Varlen
 from cairn.train.memory import fitting, host_bytes, room_of, with_offloaded, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
-from cairn.train.offload import Plan
+from cairn.train.offload import SLAB, Plan
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
@@ -338,15 +338,28 @@ def resolve_recompute(
                 "override: --precision.recompute"
             ]
     room = room_of(precision, torch.cuda.get_device_properties(device).total_memory)
-    config = fitting(spec, config, fused, room, frozen, _host_room(config))
+    host = _host_room(config)
+    config = fitting(spec, config, fused, room, frozen, host - SLAB)  # whole slabs are pinned
+    return config, _recompute_notes(config, spec, fused, room, host, precision.offload_activations)
+
+
+def _recompute_notes(
+    config: Train, spec: ModelSpec, fused: bool, room: float, host: float, offloads: bool
+) -> list[str]:
+    """What was chosen, and why. `offloads`: the recipe allows it."""
     kind, moved = config.precision.recompute, config.precision.offload_layers
     note = f"recompute {kind} because {format_bytes(int(room))} may be used"
-    if not moved:
-        return config, [f"{note}; override: --precision.recompute"]
-    there = format_bytes(host_bytes(spec, config, fused))
-    return config, [
-        f"{note}; activations of {moved} of {spec.layers} layers wait on the host: {there}"
-    ]
+    if moved:
+        there = format_bytes(host_bytes(spec, config, fused))
+        return [f"{note}; activations of {moved} of {spec.layers} layers wait on the host: {there}"]
+    notes = [f"{note}; override: --precision.recompute"]
+    if offloads and kind == "full":
+        limit = "" if math.isinf(host) else f" of {format_bytes(int(host))}"
+        notes.append(
+            f"offload_activations does not suffice: the host's share{limit} (precision.offload_gib) or the "
+            "device is too small for the layers that it would have to move"
+        )
+    return notes
 
 
 def _without_device(config: Train) -> tuple[Train, list[str]]:
