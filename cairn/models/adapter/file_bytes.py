@@ -19,7 +19,7 @@ from cairn.models.adapter.folder import unreadable
 
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PIECE = 8 << 20  # bytes of the file that a thread moves at a time
-READERS = max(1, min(8, (os.cpu_count() or 1) // 2))
+READERS = 4
 LENGTH = 8  # bytes in which a file says how long its header is
 
 

@@ -10,7 +10,6 @@ last of its requests has ended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -126,12 +125,10 @@ class Adapters:
         spec, _ = read_config(folder)
         check_file(folder)
         if self.model.build.shards.size == 1:
-            with ThreadPoolExecutor(1, "adapter file") as beside:
-                # The first adapter of a spec: its bytes move while the shapes are worked out.
-                coming = beside.submit(self._reader.read, folder / WEIGHTS)
-                prepared = self._prepare(spec)
-                file = coming.result()
-            if prepared.covers and file is not None:
+            # One after the other: threads that read would wait for the one that works shapes out in Python.
+            prepared = self._prepare(spec)
+            file = self._reader.read(folder / WEIGHTS) if prepared.covers else None
+            if file is not None:
                 return spec, *prepared.made_of(file, self._reader, folder)
         return *read_addends(self.model, folder, self.model.embedding.weight.dtype), None
 
