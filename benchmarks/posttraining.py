@@ -237,6 +237,7 @@ def train(options: argparse.Namespace, keep: Keep) -> None:
             microbatch=min(options.microbatch or options.batch, options.batch),
             memory_gib=options.memory_gib,
             recompute=options.recompute or "auto",
+            offload=options.offload,
             device=options.device,
             steps=options.steps,
             rounds=1,
@@ -246,7 +247,7 @@ def train(options: argparse.Namespace, keep: Keep) -> None:
         keep(f"{model} {base}", msgspec.to_builtins(row))
         print(
             f"{model} r{RANK} over {base}: {row.tokens_per_s} tokens/s, {row.peak_gib} GiB, "
-            f"recompute {row.recompute}, {row.failure or ''}",
+            f"recompute {row.recompute}, {row.offloaded} layers offloaded, {row.failure or ''}",
             flush=True,
         )
 
@@ -360,6 +361,7 @@ def main() -> None:
     parser.add_argument("--lora", type=int, default=0)
     parser.add_argument("--base", nargs="+", default=["float"])
     parser.add_argument("--recompute", default="")
+    parser.add_argument("--offload", action="store_true", help="activations may wait on the host")
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)

@@ -54,6 +54,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     lora: int = 0  # rank of the adapter that is trained; 0: all weights are
     base: str = "float"  # of the frozen weights under the adapter
     layers: int = 0  # fewer than the model has; 0: all of them
+    offloaded: int = 0  # layers whose activations wait on the host
     step_ms: float | None = None
     # Of a step: until all of it is launched; less than step_ms, or the device waits.
     host_ms: float | None = None
@@ -87,6 +88,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     microbatch: int | None = None  # None: the whole batch at once
     recompute: Literal["auto", "none", "norms", "selective", "full"] = "auto"
     memory_gib: float = 0.0  # what auto may use; 0: nine tenths of the device
+    offload: bool = False  # activations that do not fit wait on the host
     states: Literal["float32", "bfloat16", "int8"] = "float32"
     optim: Literal["adamw", "muon"] = "adamw"
     plain: bool = False
@@ -150,6 +152,7 @@ def config_of(setup: Setup) -> "Train":
             "fp8": fp8,
             "recompute": setup.recompute,
             "memory_gib": setup.memory_gib,
+            "offload_activations": setup.offload,
             "masters": setup.states == "float32",
             "kernels": "plain" if setup.plain else "auto",
         },
@@ -289,6 +292,7 @@ def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
         ).total()
         / 2**30,
         recompute=state.config.precision.recompute,
+        offloaded=state.config.precision.offload_layers,
         step_ms=1e3 * best,
         failure=None if math.isfinite(blank.loss or 0.0) else "the loss is not finite",
     )

@@ -116,7 +116,13 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """what backward computes again instead of keeping it: outputs of norms; of activations, too; whole layers; auto:
     as little as fits into the memory"""
     memory_gib: Amount = 0.0
-    """with recompute auto: what the run may take of the device's memory; 0: nine tenths of all"""
+    """with recompute auto or offload_activations: what may be taken of the device's memory; 0: nine tenths of all"""
+    offload_activations: bool = False
+    """activations that do not fit wait in the host's memory for backward; a GPU copies them beside its work"""
+    offload_layers: Count = 0
+    """with offload_activations: of so many layers; 0: of as few as the memory allows"""
+    offload_gib: Amount = 0.0
+    """with offload_activations: what may be taken of the host's memory; 0: half of all"""
     kernels: Literal["auto", "fused", "plain"] = "auto"
     """fused: our kernels; plain: torch, one operation after another; auto: fused on a GPU"""
     z_loss: Amount = 0.0
@@ -325,6 +331,7 @@ def _check(config: Train) -> None:
     _check_prompts(config)
     _check_adapter(config)
     _check_objective(config)
+    _check_offload(config)
     precision, optim = config.precision, config.optim
     if precision.kind == "float16" and not precision.masters:
         raise ConfigError(
@@ -367,6 +374,26 @@ def _check_adapter(config: Train) -> None:
         )
     if config.adapter.rank and not config.adapter.targets:
         raise ConfigError("adapter.targets is empty", hint='use ["all-linear"]')
+
+
+def _check_offload(config: Train) -> None:
+    """Activations that wait on the host are those of one microbatch, and of layers that keep some."""
+    precision, pp = config.precision, config.parallel.pp
+    if not precision.offload_activations and precision.offload_layers:
+        raise ConfigError(
+            f"precision.offload_layers {precision.offload_layers} without offload_activations",
+            hint="set precision.offload_activations to true",
+        )
+    if precision.offload_activations and precision.recompute == "full":
+        raise ConfigError(
+            "precision.offload_activations with recompute full: no layer keeps anything to move",
+            hint="use recompute selective or auto, or leave offload_activations out",
+        )
+    if precision.offload_activations and pp > 1:
+        raise ConfigError(
+            f"precision.offload_activations with pp {pp}: a stage has several microbatches at a time",
+            hint="use recompute in place of it, or fsdp in place of pp",
+        )
 
 
 def _check_objective(config: Train) -> None:

@@ -35,7 +35,13 @@ from cairn.models.shards import Shards
 from cairn.models.spec import ModelSpec, Rope
 from cairn.train.expert_products import has_own_backward, trained_experts
 from cairn.train.fused_products import Normed, Settings, gated_product, norm_product
-from cairn.train.lora_product import adapted_product
+from cairn.train.lora_product import (
+    adapted_product,
+    gated_adapted_product,
+    is_fused,
+    norm_adapted_product,
+)
+from cairn.train.offload import Offload
 from cairn.train.parallel.pipeline.deferred import Deferred
 from cairn.train.products import PLAIN, Products
 from cairn.train.recompute_kinds import Recompute
@@ -114,12 +120,15 @@ class TrainingStep:
         attend: Attend,
         rotations: dict[Rope, Rotation],
         deferred: Deferred | None = None,
+        offload: Offload | None = None,
     ) -> None:
-        """`deferred`: where weight gradients go that are computed later."""
+        """`deferred`: where weight gradients go that are computed later. `offload`: what layers keep may wait there."""
         self.form, self.positions_T, self.attend = form, positions_T, attend
-        self.rotations, self.deferred = rotations, deferred
+        self.rotations, self.deferred, self.offload = rotations, deferred, offload
 
     def run(self, layer: Any, residual: Any) -> Any:
+        if self.offload is not None:
+            return self.offload.run(layer, lambda: layer(residual, self))
         if self.form.recompute != "full":
             return layer(residual, self)
         return checkpoint(layer, residual, self, use_reentrant=False, preserve_rng_state=False)
@@ -138,6 +147,8 @@ class TrainingStep:
         alone = part.form is None and part.addend is None
         if alone and isinstance(x, Gated) and x.gate.has_kernel:
             return part.summed(gated_product(x.inner_TF, part.matrix(), x.gate.activation, how))
+        if isinstance(x, Gated) and x.gate.has_kernel and is_fused(part, x.inner_TF.dtype, how):
+            return part.summed(gated_adapted_product(part, x.inner_TF, x.gate.activation, how))
         x_TF = x.gate.fast(x.inner_TF) if isinstance(x, Gated) else x
         return part.summed(adapted_product(part, x_TF, how))
 
@@ -202,10 +213,13 @@ class TrainingInput:
 
     def project(self, part: Columns, how: Settings) -> Tensor:
         (x_TD, y_TD), norm = self.residual, self.norm
+        x, residual = (x_TD, None) if y_TD is None else (y_TD, x_TD)
         if norm.is_rms and part.addend is None and part.form is None:
-            x, residual = (x_TD, None) if y_TD is None else (y_TD, x_TD)
             by = Normed(norm.weight, norm.eps, norm.plus_one)
             out_TE, self.total_TD = norm_product(x, residual, by, part.matrix(), how)
+        elif norm.is_rms and is_fused(part, x.dtype, how):
+            by = Normed(norm.weight, norm.eps, norm.plus_one)
+            out_TE, self.total_TD = norm_adapted_product(part, x, residual, by, how)
         else:
             out_TE = adapted_product(part, how.shards.enter(self.tensor), how)
         bias = None if part.fused is None else part.fused.bias

@@ -21,7 +21,7 @@ import msgspec
 from cairn.kernels.attention.attention_room import slopes_bytes
 from cairn.models.spec import ModelSpec
 from cairn.train.config import Optim, Precision, Train
-from cairn.train.recompute_kinds import KINDS, Recompute
+from cairn.train.recompute_kinds import KINDS, MOVING, Recompute
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGITS = 1200 << 20  # the chunk of logits that the kernel works on
@@ -51,14 +51,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Memory:
-    """`recompute` auto, before a device has decided it: what the recipe's own limit makes of it, or none.
+    """What a device has not decided yet (recompute auto, layers to offload): what the recipe's own limit makes of it.
 
     `frozen`: values that are not trained, which have neither gradients nor states nor masters.
     """
-    if config.precision.recompute == "auto":
-        config = with_recompute(
-            config, fitting(spec, config, fused, room_of(config.precision), frozen)
-        )
+    precision = config.precision
+    undecided = precision.offload_activations and not precision.offload_layers
+    if precision.recompute == "auto" or undecided:
+        config = fitting(spec, config, fused, room_of(config.precision), frozen)
     width = WIDTHS[config.precision.kind]
     trained = spec.parameters() - frozen
     tokens = config.data.sequence * config.data.microbatch
@@ -85,18 +85,50 @@ def _weight_bytes(spec: ModelSpec, config: Train, width: int) -> int:
     return (outside + largest) * width + int(NF4 * (count - outside))
 
 
-def fitting(spec: ModelSpec, config: Train, fused: bool, room: float, frozen: int = 0) -> Recompute:
-    """The kind of recomputation that computes least and fits into `room` bytes; the thriftiest, if none does."""
-    kinds = KINDS if fused else tuple(kind for kind in KINDS if kind != "norms")
-    for kind in kinds:
-        if predict(spec, with_recompute(config, kind), fused, frozen).total() <= room:
-            return kind
-    return kinds[-1]
+def fitting(
+    spec: ModelSpec,
+    config: Train,
+    fused: bool,
+    room: float,
+    frozen: int = 0,
+    host: float = math.inf,
+) -> Train:
+    """The recipe with the kind of recomputation that computes least and fits into `room` bytes; the thriftiest, if
+    none does. With `offload_activations`, what would have to be computed again waits in `host` bytes, if it fits there.
+    """
+    precision = config.precision
+    kinds = KINDS if precision.recompute == "auto" else (precision.recompute,)
+    tried = [with_recompute(config, kind) for kind in kinds if fused or kind != "norms"]
+    if precision.offload_activations and not precision.offload_layers:
+        kept = [with_offloaded(one, 0) for one in tried if one.precision.recompute != "full"]
+        most = kept[-1 if fused else 0]  # what the plain form does not compute again can be moved
+        moved = [with_offloaded(most, n) for n in range(1, spec.layers + 1)]
+        within = [one for one in moved if host_bytes(spec, one, fused) <= host]
+        tried = [*kept, *within, *(with_offloaded(one, 0) for one in tried[len(kept) :])]
+    found = (one for one in tried if predict(spec, one, fused, frozen).total() <= room)
+    return next(found, tried[-1])
+
+
+def host_bytes(spec: ModelSpec, config: Train, fused: bool) -> int:
+    """What activations of moved layers take on the host."""
+    tokens = config.data.sequence * config.data.microbatch
+    one = layer_bytes(spec, with_offloaded(config, 0).precision, tokens, fused)[1]
+    return min(config.precision.offload_layers, spec.layers) * one
+
+
+def with_offloaded(config: Train, layers: int) -> Train:
+    """The same recipe with so many layers that are moved; none: without offloading."""
+    precision = msgspec.structs.replace(
+        config.precision, offload_activations=layers > 0, offload_layers=layers
+    )
+    return msgspec.structs.replace(config, precision=precision)
 
 
 def with_recompute(config: Train, kind: Recompute) -> Train:
-    """The same recipe with this kind."""
+    """The same recipe with this kind; whole layers that are computed again leave nothing to offload."""
     precision = msgspec.structs.replace(config.precision, recompute=kind)
+    if kind == "full":
+        precision = msgspec.structs.replace(precision, offload_activations=False, offload_layers=0)
     return msgspec.structs.replace(config, precision=precision)
 
 
@@ -139,7 +171,9 @@ def layer_bytes(spec: ModelSpec, precision: Precision, tokens: int, fused: bool)
     if precision.recompute == "full":
         inputs = (2 if fused else 1) * stream
         return spec.layers * inputs + one, one + inputs
-    return spec.layers * one, one
+    moved = min(precision.offload_layers, spec.layers)
+    here = min(moved, MOVING)
+    return (spec.layers - moved + here) * one, (1 + here) * one
 
 
 def _kept(spec: ModelSpec, width: int, tokens: int, recompute: str) -> int:

@@ -5,6 +5,7 @@
 The order is that of cost: a typo is answered at once, and gigabytes move last.
 """
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
+from cairn.hw.host import read_memory
 from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.adapter.attach import ADAPTED, attach
 from cairn.models.adapter.lora import adapter_parameters
@@ -34,9 +36,10 @@ from cairn.train.corpus import Corpus, open_corpus, open_preferences
 from cairn.train.data import procedural
 from cairn.train.distill import Distillation, check_distill
 from cairn.train.fused_forward import Varlen
-from cairn.train.memory import fitting, room_of, with_recompute
+from cairn.train.memory import fitting, host_bytes, room_of, with_offloaded, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
+from cairn.train.offload import SLAB, Plan
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
@@ -63,6 +66,7 @@ from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
 TOKENIZER = "tokenizer"  # of a run, in its folder
 TEXT_CACHE = "data"  # of a run, in its folder
+OF_HOST = 0.5  # of the host's memory, for activations that wait there
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
@@ -208,6 +212,9 @@ def assemble(
         trainable=trainable,
         adapter=adapter,
         quantized=adapter is not None and config.adapter.base == "nf4",
+        offload=Plan(precision.offload_layers, _host_room(config))
+        if precision.offload_layers
+        else None,
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
@@ -309,21 +316,72 @@ def _state(
 def resolve_recompute(
     config: Train, spec: ModelSpec, device: torch.device, fused: bool, frozen: int
 ) -> tuple[Train, list[str]]:
-    """The recipe without `auto`, and what was chosen in its place."""
-    precision = config.precision
-    if precision.recompute != "auto":
-        return config, []
-    kind: Recompute
+    """The recipe without `auto`, with the number of layers to offload, and what was chosen in their place."""
+    precision, several = config.precision, config.parallel.world() > 1
     if device.type != "cuda":
-        kind, why = "none", "the host's memory is not counted"
-    elif config.parallel.world() > 1:
-        kind, why = "selective", "the layout divides what is predicted for one process"
-    else:
-        room = room_of(precision, torch.cuda.get_device_properties(device).total_memory)
-        kind = fitting(spec, config, fused, room, frozen)
-        why = f"{format_bytes(int(room))} may be used"
-    note = f"recompute {kind} because {why}; override: --precision.recompute"
-    return with_recompute(config, kind), [note]
+        return _without_device(config)
+    if precision.recompute != "auto" and not precision.offload_activations:
+        return config, []
+    if precision.offload_activations and not fused and precision.recompute not in ("auto", "none"):
+        raise ConfigError(
+            f"precision.offload_activations with recompute {precision.recompute} in the plain form, which moves what "
+            "it does not compute again",
+            hint="use recompute auto, or precision.kernels fused",
+        )
+    if (
+        several and precision.recompute == "auto"
+    ):  # the layout divides what is predicted for one process
+        config = with_recompute(config, "selective" if fused else "none")
+        if not precision.offload_activations:
+            return config, [
+                "recompute selective because the layout divides what is predicted for one process; "
+                "override: --precision.recompute"
+            ]
+    room = room_of(precision, torch.cuda.get_device_properties(device).total_memory)
+    host = _host_room(config)
+    config = fitting(spec, config, fused, room, frozen, host - SLAB)  # whole slabs are pinned
+    return config, _recompute_notes(config, spec, fused, room, host, precision.offload_activations)
+
+
+def _recompute_notes(
+    config: Train, spec: ModelSpec, fused: bool, room: float, host: float, offloads: bool
+) -> list[str]:
+    """What was chosen, and why. `offloads`: the recipe allows it."""
+    kind, moved = config.precision.recompute, config.precision.offload_layers
+    note = f"recompute {kind} because {format_bytes(int(room))} may be used"
+    if moved:
+        there = format_bytes(host_bytes(spec, config, fused))
+        return [f"{note}; activations of {moved} of {spec.layers} layers wait on the host: {there}"]
+    notes = [f"{note}; override: --precision.recompute"]
+    if offloads and kind == "full":
+        limit = "" if math.isinf(host) else f" of {format_bytes(int(host))}"
+        notes.append(
+            f"offload_activations does not suffice: the host's share{limit} (precision.offload_gib) or the "
+            "device is too small for the layers that it would have to move"
+        )
+    return notes
+
+
+def _without_device(config: Train) -> tuple[Train, list[str]]:
+    """On a CPU nothing is counted, and there is nowhere else to put anything."""
+    notes = []
+    if config.precision.offload_activations:
+        config = with_offloaded(config, 0)
+        notes.append("offload_activations is left out: a CPU computes in the host's memory")
+    if config.precision.recompute == "auto":
+        config = with_recompute(config, "none")
+        notes.append(
+            "recompute none because the host's memory is not counted; override: --precision.recompute"
+        )
+    return config, notes
+
+
+def _host_room(config: Train) -> float:
+    """Bytes of the host's memory that this rank may pin."""
+    asked = config.precision.offload_gib * 2**30
+    half = (read_memory(Path("/"))[0].usable_bytes or math.inf) * OF_HOST
+    ranks = min(config.parallel.world(), torch.cuda.device_count())
+    return (asked or half) / max(ranks, 1)
 
 
 def _kind(config: Train) -> Recompute:

@@ -19,6 +19,7 @@ from cairn.models.attend import Attend
 from cairn.models.layer_loop import PlainStep
 from cairn.models.rope import Rotation
 from cairn.models.spec import Rope
+from cairn.train.offload import Offload
 from cairn.train.parallel.pipeline.deferred import Deferred, deferring
 from cairn.train.recompute_kinds import Recompute
 
@@ -50,12 +51,15 @@ class RecomputingStep(PlainStep):
         rotations: dict[Rope, Rotation],
         kind: Recompute,
         deferred: Deferred | None = None,
+        offload: Offload | None = None,
     ) -> None:
-        """`deferred`: where weight gradients go that are computed later."""
+        """`deferred`: where weight gradients go that are computed later. `offload`: what layers keep may wait there."""
         super().__init__(attend, rotations)
-        self.kind, self.deferred = kind, deferred
+        self.kind, self.deferred, self.offload = kind, deferred, offload
 
     def run(self, layer: Any, residual: Any) -> Any:
+        if self.offload is not None:
+            return self.offload.run(layer, lambda: layer(residual, self))
         if self.kind == "none":
             return layer(residual, self)
         return checkpoint(

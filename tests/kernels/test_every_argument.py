@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cairn.kernels.adapter.lora_slopes import lora_slopes
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
 from cairn.kernels.cases.int4_matmul import random_int4
@@ -170,6 +171,16 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (quantize, dict(x=random(6, 32), out=quantized(random(6, 32)))),
     (dequantize, dict(quantized=quantized(random(6, 32)), out=torch.empty(6, 32, dtype=BF16))),
+    (
+        lora_slopes,
+        dict(
+            g_MN=torch.ones(5, 12),
+            b_NR=torch.ones(12, 16),
+            h_MR=torch.ones(5, 32),
+            part_rows=(8, 4),
+            scale=2.0,
+        ),
+    ),
     (dequantize_nf4, dict(nf4=quantize_nf4(torch.ones(6, 32)), dtype=BF16)),
     (quantize_tensor, dict(x=random(6, 32), scale=torch.ones(1))),
     (quantize_tensor, dict(x=random(6, 32))),

@@ -7,23 +7,30 @@ from cairn.models.adapter.lora import LoRA, Part
 from cairn.models.build import Build
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.linear.nf4 import NF4Form
-from cairn.train.fused_products import Settings
-from cairn.train.lora_product import adapted_product, suits
+from cairn.train import lora_product
+from cairn.train.fused_products import Normed, Settings
+from cairn.train.lora_product import (
+    adapted_product,
+    gated_adapted_product,
+    is_fused,
+    norm_adapted_product,
+    suits,
+)
 from cairn.train.products import PLAIN
 
 BUILD = Build("cpu", torch.float64, fused=True)
 HOW = Settings(PLAIN)
 
 
-def qkv():
-    home = Columns(BUILD, 12, {"q": 10, "k": 6, "v": 6}, bias=False)
+def qkv(build=BUILD):
+    home = Columns(build, 12, {"q": 10, "k": 6, "v": 6}, bias=False)
     parts = [Part("q", 10, 10, 3, 2.0), Part("k", 6, 6, 0, 0.0), Part("v", 6, 6, 2, 0.5)]
-    return home, LoRA(BUILD, home, parts, dora=False)
+    return home, LoRA(build, home, parts, dora=False)
 
 
-def down():
-    home = Rows(BUILD, 12, 8, bias=False)
-    return home, LoRA(BUILD, home, [Part("", 8, 8, 4, 1.5)], dora=False)
+def down(build=BUILD):
+    home = Rows(build, 12, 8, bias=False)
+    return home, LoRA(build, home, [Part("", 8, 8, 4, 1.5)], dora=False)
 
 
 @pytest.mark.parametrize("make", [qkv, down])
@@ -47,6 +54,70 @@ def test_result_and_gradients(make, frozen):
     found = torch.autograd.grad(found_MN, wanted, slope_MN)
     for a, b in zip(found, torch.autograd.grad(exact_MN, wanted, slope_MN), strict=True):
         assert torch.allclose(a, b)
+
+
+def normed(home, x_MK, residual_MK, norm_K, how):
+    by = Normed(norm_K, 1e-6, plus_one=False)
+    return norm_adapted_product(home, x_MK, residual_MK, by, how)
+
+
+def normed_exactly(x_MK, residual_MK, norm_K):
+    total_MK = x_MK if residual_MK is None else x_MK + residual_MK
+    return torch.nn.functional.rms_norm(total_MK, (12,), norm_K, 1e-6), total_MK
+
+
+@pytest.fixture(params=["one product after the other", "side by side"])
+def _form(request, monkeypatch):
+    if request.param == "side by side":
+        monkeypatch.setattr(lora_product, "MANY", 0)
+        monkeypatch.setattr(lora_product, "ALIGNED", 1)
+
+
+@pytest.mark.usefixtures("_form")
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("make", [qkv, down])
+def test_behind_a_norm(make, added, keep):
+    home, lora = filled(make)
+    x_MK, norm_K = torch.randn(7, 12, requires_grad=True), torch.randn(12, requires_grad=True)
+    residual_MK = torch.randn(7, 12, requires_grad=True) if added else None
+    found = normed(home, x_MK, residual_MK, norm_K, HOW._replace(keep_norms=keep))
+    normed_MK, total_MK = normed_exactly(x_MK, residual_MK, norm_K)
+    exact = (
+        torch.nn.functional.linear(normed_MK, home.matrix()) + lora.forward(normed_MK),
+        total_MK,
+    )
+    wanted = [x_MK, norm_K, *lora.parameters(), *([residual_MK] if added else [])]
+    compare(found if added else found[:1], exact if added else exact[:1], wanted)
+
+
+@pytest.mark.usefixtures("_form")
+@pytest.mark.parametrize("keep", [True, False])
+def test_behind_an_activation(keep):
+    home, lora = filled(down)
+    inner_MI = torch.randn(7, 24, requires_grad=True)
+    found = gated_adapted_product(home, inner_MI, "silu", HOW._replace(keep_activations=keep))
+    x_MK = torch.nn.functional.silu(inner_MI[:, :12]) * inner_MI[:, 12:]
+    exact = torch.nn.functional.linear(x_MK, home.matrix()) + lora.forward(x_MK)
+    compare([found], [exact], [inner_MI, *lora.parameters()])
+
+
+def filled(make):
+    home, lora = make(Build("cpu", torch.float32, fused=True))
+    for parameter in (*home.parameters(), *lora.parameters()):
+        torch.nn.init.normal_(parameter)
+    home.matrix().requires_grad_(False)
+    home.adapter, home.addend = lora, lora.forward
+    assert is_fused(home, torch.float32, HOW)
+    return home, lora
+
+
+def compare(found, exact, wanted):
+    slopes = [torch.randn_like(one) for one in exact]
+    torch.testing.assert_close(list(found), list(exact), rtol=1e-4, atol=1e-4)
+    gradients = torch.autograd.grad(found, wanted, slopes)
+    expected = torch.autograd.grad(exact, wanted, slopes)
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_others_are_composed():

@@ -11,7 +11,7 @@ from cairn.models.linear.maps import Columns, Rows
 from cairn.models.presets import preset
 from cairn.train.config import Adapter, Data, Model, Optim, Precision
 from cairn.train.flops import peak_flops, step_flops, titan_flops
-from cairn.train.memory import checkpoint_bytes, predict
+from cairn.train.memory import checkpoint_bytes, fitting, predict
 from cairn.train.recipes import recipe as named
 
 GIB = 2**30
@@ -83,6 +83,25 @@ def test_recomputing_needs_less():
         for kind in ("none", "selective", "full")
     ]  # fmt: skip
     assert totals == sorted(totals, reverse=True)
+
+
+def test_layers_move_to_the_host_before_whole_ones_are_computed_again():
+    spec = preset("qwen3-0.6b")
+
+    def chosen(room, host=1e15, **precision):
+        how = Precision(kind="bfloat16", recompute="auto", offload_activations=True, **precision)
+        config = recipe(precision=how, data=Data(sequence=4096, sequences=8, microbatch=8))
+        found = fitting(spec, config, True, room * GIB, host=host)
+        assert predict(spec, found, True).total() <= room * GIB
+        return found.precision.recompute, found.precision.offload_layers
+
+    assert chosen(100) == ("none", 0)
+    assert chosen(44) == ("selective", 0)
+    kind, moved = chosen(36)
+    assert kind == "selective"
+    assert 0 < moved < spec.layers
+    assert chosen(36)[1] < chosen(30)[1]  # as few as fit
+    assert chosen(30, host=2 * GIB) == ("full", 0)
 
 
 def test_flops_are_those_that_torch_counts():

@@ -94,6 +94,9 @@ def test_unknown_recipe_and_file():
         (dict(data=Data(sources=["a", "b"], weights=[1.0])), "weights"),
         (dict(data=Data(sources=[])), "empty"),
         (dict(parallel=Layout(dp=3)), "sequences"),
+        (dict(precision=Precision(offload_activations=True, recompute="full")), "no layer keeps"),
+        (dict(precision=Precision(offload_activations=True), parallel=Layout(pp=2)), "pp 2"),
+        (dict(precision=Precision(offload_layers=2)), "without offload_activations"),
     ],
 )
 def test_pairs_that_cannot_work(changes, words):

@@ -10,6 +10,7 @@ import torch
 from tiny_runs import losses, recipe, steps
 
 import cairn
+from cairn.train import offload
 from cairn.train.config import Checkpoint, Data, Model, Optim, Precision, Schedule
 from cairn.train.data.source import microbatch
 from cairn.train.data.text_files import find_files
@@ -252,3 +253,16 @@ def test_balanced_experts_never_wait_for_the_device(tmp_path):
     with refusing_to_wait():
         result = train_step(prepared.state, batch)
     assert result.loss.isfinite().item()
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_offloaded_activations_come_back_as_they_were(tmp_path, monkeypatch, recompute):
+    """Copies run beside the layers: one that is late or early would change a gradient."""
+    monkeypatch.setattr(offload, "SMALL", 0)
+
+    def curve_of(moved):
+        precision = Precision(kind="bfloat16", recompute=recompute, offload_activations=moved > 0,
+                              offload_layers=moved)  # fmt: skip
+        return curve(tmp_path / str(moved), precision, 5)
+
+    assert curve_of(2) == curve_of(4) == curve_of(0)

@@ -37,6 +37,8 @@ class BenchTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """what backward computes again: outputs of norms; of activations, too; whole layers; auto: as little as fits"""
     memory_gib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """with auto: what may be used of the device's memory; 0: nine tenths of it"""
+    offload_activations: bool = False
+    """activations that do not fit wait in the host's memory, before whole layers are computed again"""
     states: Literal["float32", "bfloat16", "int8"] = "float32"
     """of the optimizer; float32 comes with float32 masters, the others round at random"""
     optim: Literal["adamw", "muon"] = "adamw"
@@ -109,7 +111,7 @@ def _setups(options: BenchTrain, device: str) -> "list[Setup]":
             setup = Setup(
                 model=model, dtype=dtype, seq=options.seq, batch=options.batch,
                 microbatch=options.microbatch, recompute=options.recompute,
-                memory_gib=options.memory_gib, states=options.states,
+                memory_gib=options.memory_gib, offload=options.offload_activations, states=options.states,
                 optim=options.optim, plain=options.plain, lora=options.lora, layers=options.layers, device=device,
                 steps=options.steps, rounds=options.rounds, warmup=options.warmup,
             )  # fmt: skip
@@ -145,6 +147,8 @@ def line(row: "Row") -> str:
     if row.peak_gib is not None:
         parts.append(f"{row.peak_gib:.1f} GiB (predicted {row.predicted_gib:.1f})")
     parts.append(f"recompute {row.recompute}")
+    if row.offloaded:
+        parts.append(f"{row.offloaded} layers offloaded")
     return head + ", ".join(parts)
 
 

@@ -11,6 +11,7 @@ from cairn.kernels.quantize.nf4 import (
     BLOCK,
     PROGRAM,
     SCALES,
+    WARPS,
     _dequantize_kernel,
     cost,
     dequantize_nf4,
@@ -28,8 +29,8 @@ VARIANTS = [
         "dequantize nf4",
         _dequantize_kernel,
         {**POINTERS, "count": "i32"},
-        {"BYTES": PROGRAM, "BLOCK": BLOCK, "SCALES": SCALES},
-        {"num_warps": 4, "enable_fp_fusion": False},
+        {"BLOCKS": PROGRAM, "BLOCK": BLOCK, "SCALES": SCALES, "EVEN": True},
+        {"num_warps": WARPS, "enable_fp_fusion": False},
         tuple(POINTERS),
     )
 ]

@@ -156,17 +156,19 @@ def rmsnorm_with_rstd(
     eps: float = 1e-6,
     *,
     plus_one: bool = False,
+    out: Tensor | None = None,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, what was normed (x, or its sum with the residual) and 1 / its root mean square [rows], for rmsnorm_backward.
 
-    For those who write a backward pass of their own. Not differentiable.
+    For those who write a backward pass of their own. Not differentiable. `out`: where y goes; its rows may be apart.
     """
+    y = output("out", out, x.shape, x.dtype, x)
     if _offer(x, residual, weight, impl) == "reference":
         total = x if residual is None else (x + residual).to(residual.dtype)
         rstd = torch.rsqrt(total.float().square().mean(-1) + eps).flatten()
-        return rmsnorm_reference(total, weight, eps, plus_one).to(x.dtype), total, rstd
-    y, total = torch.empty_like(x), None if residual is None else torch.empty_like(residual)
+        return y.copy_(rmsnorm_reference(total, weight, eps, plus_one)), total, rstd
+    total = None if residual is None else torch.empty_like(residual)
     rstd = torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
     _launch(x, residual, weight, y, total, None, rstd, eps, plus_one)
     return y, x if total is None else total, rstd

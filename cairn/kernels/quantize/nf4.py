@@ -28,7 +28,8 @@ LEVELS = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 TINY = 1e-38
-PROGRAM = 1024  # bytes that a program of the kernel reads
+PROGRAM = 32  # blocks that a program of the kernel reads
+WARPS = 4
 
 
 class NF4(NamedTuple):
@@ -68,20 +69,23 @@ def dequantize_nf4_reference(nf4: NF4, dtype: torch.dtype) -> Tensor:
 @triton.jit(do_not_specialize=["count"])
 def _dequantize_kernel(
     packed, scales, scale_of_scales, mean, levels, map_of_scales, out, count,
-    BYTES: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
-    inside = 2 * at < count
-    block = 2 * at // BLOCK
-    code = tl.load(scales + block, mask=inside, other=0).to(tl.int32)
-    wide = tl.load(scale_of_scales + block // SCALES, mask=inside, other=0.0)
-    scale = tl.load(map_of_scales + code) * wide + tl.load(mean)
-    both = tl.load(packed + at, mask=inside, other=0).to(tl.int32)
-    first = tl.load(levels + (both >> 4)) * scale
-    second = tl.load(levels + (both & 15)) * scale
-    values = tl.interleave(first, second)
-    place = tl.program_id(0).to(tl.int64) * 2 * BYTES + tl.arange(0, 2 * BYTES)
-    tl.store(out + place, values.to(out.dtype.element_ty), mask=place < count)
+    """Some blocks, each with one scale. `EVEN`: no program has more than there are."""
+    block, first = tl.arange(0, BLOCKS), tl.program_id(0) * BLOCKS
+    there = first + block < tl.cdiv(count, BLOCK)
+    code = tl.load(scales + first + block, mask=there, other=0).to(tl.int32)
+    wide = tl.load(scale_of_scales + (first + block) // SCALES, mask=there, other=0.0)
+    scale = (tl.load(map_of_scales + code) * wide + tl.load(mean))[:, None]
+    start = first.to(tl.int64) * BLOCK
+    at = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    inside = None if EVEN else start + 2 * at < count
+    both = tl.load(packed + start // 2 + at, mask=inside).to(tl.int32)
+    first_of_two, second = tl.load(levels + (both >> 4)), tl.load(levels + (both & 15))
+    values = tl.interleave(first_of_two * scale, second * scale)
+    place = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = None if EVEN else start + place < count
+    tl.store(out + start + place, values.to(out.dtype.element_ty), mask=inside)
 
 
 def dequantize_nf4(nf4: NF4, dtype: torch.dtype, impl: Impl = "auto") -> Tensor:
@@ -102,10 +106,10 @@ def dequantize_nf4(nf4: NF4, dtype: torch.dtype, impl: Impl = "auto") -> Tensor:
         return dequantize_nf4_reference(nf4, dtype)
     out = torch.empty(nf4.shape, dtype=dtype, device=packed.device)
     launch(
-        _dequantize_kernel, blocks(len(packed), PROGRAM),
+        _dequantize_kernel, blocks(scales, PROGRAM),
         packed, nf4.scales, nf4.scale_of_scales, nf4.mean, _levels(packed.device),
-        dynamic_map(packed.device), out, out.numel(), BYTES=PROGRAM, BLOCK=BLOCK, SCALES=SCALES,
-        num_warps=4, enable_fp_fusion=False,
+        dynamic_map(packed.device), out, count, BLOCKS=PROGRAM, BLOCK=BLOCK, SCALES=SCALES,
+        EVEN=count % (PROGRAM * BLOCK) == 0, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 

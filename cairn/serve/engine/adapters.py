@@ -10,8 +10,7 @@ last of its requests has ended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from cairn.core.errors import ConfigError, RequestError, UnsupportedModel, WeightsError
+from cairn.core.errors import CairnError, ConfigError, RequestError, UnsupportedModel, WeightsError
 from cairn.models.adapter.attach import Addend as AdapterAddend
 from cairn.models.adapter.file_bytes import FileReader
 from cairn.models.adapter.folder import WEIGHTS, check_file, read_addends
@@ -116,18 +115,20 @@ class Adapters:
                 for part in maps
             ]
             numbers = USUAL_RANK * sum(rows + parts * columns for (rows, columns), parts in shapes)
-            self._reader.warm_up(self.model.embedding.weight.dtype, numbers)
+            dtype = self.model.embedding.weight.dtype
+            self._reader.warm_up(dtype, numbers)
+            # The names of all maps are looked up, and kept; an adapter's own spec may be another one.
+            with suppress(CairnError):  # not every model can have one on all maps
+                PreparedAdapter(self.model, AdapterSpec(rank=USUAL_RANK), dtype)
 
     def _read(self, folder: Path) -> tuple[AdapterSpec, dict[str, AdapterAddend], Tensor | None]:
         spec, _ = read_config(folder)
         check_file(folder)
         if self.model.build.shards.size == 1:
-            with ThreadPoolExecutor(1, "adapter file") as beside:
-                # The first adapter of a spec: its bytes move while the shapes are worked out.
-                coming = beside.submit(self._reader.read, folder / WEIGHTS)
-                prepared = self._prepare(spec)
-                file = coming.result()
-            if prepared.covers and file is not None:
+            # One after the other: threads that read would wait for the one that works shapes out in Python.
+            prepared = self._prepare(spec)
+            file = self._reader.read(folder / WEIGHTS) if prepared.covers else None
+            if file is not None:
                 return spec, *prepared.made_of(file, self._reader, folder)
         return *read_addends(self.model, folder, self.model.embedding.weight.dtype), None
 

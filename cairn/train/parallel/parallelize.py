@@ -28,6 +28,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.models.weights import fill_random
 from cairn.train.fused_forward import FusedLayers
+from cairn.train.offload import HostMemory, Offload, Plan, spread
 from cairn.train.parallel.data import Replicas, Sync
 from cairn.train.parallel.expert import Sharing, SpreadExperts, is_expert_weight
 from cairn.train.parallel.layout import IN_V, Balance, Strategy, stages
@@ -64,6 +65,7 @@ def parallelize(
     trainable: Trainable = EVERYTHING,
     adapter: AdapterSpec | None = None,
     quantized: bool = False,
+    offload: Plan | None = None,
 ) -> ParallelModel:
     """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
 
@@ -71,6 +73,7 @@ def parallelize(
     `products`: how linear maps multiply. `wide_sums`: add gradients of several microbatches in float32.
     `balance`: what keeps experts equally busy. `trainable`: which weights get gradients.
     `adapter`: what is added to the linear maps; its values are drawn by `seed`. `quantized`: over a base in 4 bits.
+    `offload`: how many layers keep what backward needs in the host's memory; for stages that are not pipelined.
 
     The layout has been checked against the model (`layout.check`), as `refuse.check_layout` does for a recipe.
     """
@@ -88,6 +91,10 @@ def parallelize(
         if adapter is not None:
             _adapt(stage, spec, adapter, build, mesh.device, seed)
         freeze(stage, stage.slots(), trainable)
+        if offload is not None and offload.layers:
+            memory = HostMemory(torch.device(mesh.device).type == "cuda", offload.most_bytes)
+            moved = spread(len(stage.layers), min(offload.layers, len(stage.layers)))
+            stage.offload = Offload(mesh.device, moved, memory)
     return ParallelModel(
         spec, held, _syncs(held, mesh, strategy, wide_sums), mesh, strategy, attend
     )

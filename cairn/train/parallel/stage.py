@@ -25,6 +25,7 @@ from cairn.models.shards import Shards
 from cairn.models.spec import Experts, ModelSpec, Rope
 from cairn.models.transformer import Layer, Positions, ended, rotations_of, scaled
 from cairn.train.fused_forward import FusedLayers, TrainingResidual, TrainingStep
+from cairn.train.offload import Offload
 from cairn.train.parallel.pipeline.deferred import Deferred
 from cairn.train.parallel.tensor import GatherRows, SequenceShards, VocabularyShards
 from cairn.train.recompute import RecomputingStep
@@ -76,6 +77,7 @@ class Stage(nn.Module):
         self.spec, self.share = spec, share
         self.recompute: Recompute = "none"
         self.form: FusedLayers | None = None
+        self.offload: Offload | None = None
         self.cut = build.shards if isinstance(build.shards, SequenceShards) else None
         ends = build._replace(shards=_for_vocabulary(build.shards))
         self.embedding = self.position_embedding = self.norm = self.head = None
@@ -126,10 +128,13 @@ class Stage(nn.Module):
         rotations: dict[Rope, Rotation] = {}
         if form is None or form.rotates_by_torch:
             rotations = rotations_of(self.spec, self.share.layers, positions_T, attend, x_TD.dtype)
+        if self.offload is not None:
+            self.offload.begin()
         if form is not None:
-            step = TrainingStep(form, positions_T, attend, rotations, deferred)
+            step = TrainingStep(form, positions_T, attend, rotations, deferred, self.offload)
             return TrainingResidual(x_TD), step
-        return PlainResidual(x_TD), RecomputingStep(attend, rotations, self.recompute, deferred)
+        plain = RecomputingStep(attend, rotations, self.recompute, deferred, self.offload)
+        return PlainResidual(x_TD), plain
 
     def vocabulary(self) -> Vocabulary:
         """The output projection of the last stage."""

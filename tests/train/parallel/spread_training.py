@@ -7,6 +7,7 @@ from plain_model import PlainModel
 
 from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
+from cairn.train import offload
 from cairn.train.data.batch import IGNORED, Batch, make_batch
 from cairn.train.objective import Objective
 from cairn.train.parallel.layout import Layout, Strategy
@@ -76,10 +77,18 @@ def one_rank(
     tokens: int = 16,
     recompute: str = "none",
     fused: bool = False,
+    moved: int = 0,
 ) -> Trace:
-    mesh = Mesh.join(layout)
+    """`moved`: layers whose activations are offloaded, however small."""
+    mesh, offload.SMALL = Mesh.join(layout), 0
     parallel = parallelize(
-        spec, mesh, options, seed=SEED, recompute=recompute, fused_context=tokens if fused else None
+        spec,
+        mesh,
+        options,
+        seed=SEED,
+        recompute=recompute,
+        fused_context=tokens if fused else None,
+        offload=offload.Plan(moved, 1e9),
     )
     trace = train(parallel, spec, steps, per_step, tokens)
     trace["executed"] = parallel.executed

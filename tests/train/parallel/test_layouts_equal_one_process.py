@@ -25,10 +25,21 @@ def check(
     tokens=16,
     recompute="none",
     fused=False,
+    moved=0,
 ):
     per_step = PER_STEP if layout.pp > 1 else 2 * layout.data_ranks()
     traces = run_ranks(
-        layout.world(), one_rank, spec, layout, options, STEPS, per_step, tokens, recompute, fused
+        layout.world(),
+        one_rank,
+        spec,
+        layout,
+        options,
+        STEPS,
+        per_step,
+        tokens,
+        recompute,
+        fused,
+        moved,
     )
     assert_same(traces, expected(spec, per_step, tokens))
     return traces
@@ -122,6 +133,17 @@ def test_three_dimensions_on_eight_ranks(spec, layout, options):
 )
 def test_recomputing_changes_nothing(recompute, layout, options):
     check(TIED, layout, options, recompute=recompute)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "fused"),
+    [
+        (Layout(dp=2), Strategy(zero=2), False),
+        (Layout(fsdp=2), Strategy(), True),
+    ],
+)
+def test_offloading_changes_nothing(layout, options, fused):
+    check(UNTIED, layout, options, fused=fused, moved=3)
 
 
 @pytest.mark.parametrize(
