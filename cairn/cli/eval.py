@@ -25,7 +25,7 @@ class Eval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     MODEL is a folder, a .gguf file, owner/name on the hub, or the name of a packaged model; without it the small chat
     model. A task is gsm8k, or a file: text, or jsonl with `text` (perplexity), with `question`, `choices` and `answer`
-    (multiple choice), or with `question` and `answer` (exact match), or a task of BIG-bench. Each score has
+    (multiple choice), or with `question` and `answer` (exact match), or a task of BIG-bench or lm-eval. Each score has
     a 95% interval: Wilson's for shares of right answers, a bootstrap for perplexities.
     """
 

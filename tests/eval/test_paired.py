@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cairn.core.errors import DataError, UsageError
+from cairn.core.errors import DataError
 from cairn.eval.intervals import share
 from cairn.eval.paired import differences, read_evaluation
 from cairn.eval.run import Evaluation, TaskResult
@@ -68,7 +68,3 @@ def test_tasks_of_bigbench(tmp_path):
     file.write_text(json.dumps({"examples": [{"input": "2+2"}]}))
     with pytest.raises(DataError, match="example 0 has neither target_scores nor target"):
         open_task(str(file), Settings())
-    yaml = tmp_path / "arc.yaml"
-    yaml.write_text("task: arc")
-    with pytest.raises(UsageError, match="lm-eval"):
-        open_task(str(yaml), Settings())

@@ -5,6 +5,7 @@
     jsonl with `choices` and `answer`         multiple choice; the answer is a number from 0, a letter, or the text
     jsonl with `question` and `answer`        exact match
     json with `examples`                      a task of BIG-bench
+    yaml                                      a task as lm-eval writes them, over local files
 
 The folder of tasks is --data, else `tasks` here, else `shared/data/tasks` beside the checkout.
 """
@@ -21,6 +22,7 @@ from cairn.core.errors import DataError, UsageError, did_you_mean
 from cairn.eval.tasks import gsm8k
 from cairn.eval.tasks.bigbench import bigbench, is_bigbench
 from cairn.eval.tasks.exact_match import Equality, ExactMatch, Filter, Question
+from cairn.eval.tasks.lm_eval_yaml import lm_eval_task
 from cairn.eval.tasks.multiple_choice import Choice, MultipleChoice
 from cairn.eval.tasks.perplexity import Perplexity
 from cairn.eval.tasks.task import SEED, Settings, Task, examples, text_of
@@ -48,10 +50,7 @@ def open_task(name: str, settings: Settings, data: Path | None = None) -> Task:
     if path.suffix in TEXT:
         return Perplexity(path.name, [_read(path)], settings.window, settings.stride)
     if path.suffix in (".yaml", ".yml"):
-        raise UsageError(
-            f"{path} is a task in YAML, which is lm-eval's own",
-            hint="run it by lm-eval with cairn.eval.lm_eval_adapter.CairnLM as the model",
-        )
+        return lm_eval_task(path, settings, read_lines)
     if (document := _bigbench_document(path)) is not None:
         name = path.parent.name if path.name == "task.json" else path.name
         return bigbench(name, document, settings)

@@ -19,10 +19,11 @@ class Choice(NamedTuple):
 
 
 class MultipleChoice:
-    def __init__(self, name: str, questions: Sequence[Choice]) -> None:
+    def __init__(self, name: str, questions: Sequence[Choice], delimiter: str = " ") -> None:
+        """`delimiter` stands between a prompt and a choice."""
         self.name, self.questions = name, list(questions)
         self.requests = [
-            LogLikelihood(question.prompt, f" {choice}")
+            LogLikelihood(question.prompt, f"{delimiter}{choice}")
             for question in questions
             for choice in question.choices
         ]
