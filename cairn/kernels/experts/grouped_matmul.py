@@ -28,6 +28,8 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts import few_mxfp4
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
+from cairn.kernels.experts.grouped_ring import grouped_ring
+from cairn.kernels.experts.grouped_ring import unfit as ring_unfit
 from cairn.kernels.experts.matrices import (
     TILE,
     ExpertMatrices,
@@ -165,10 +167,12 @@ def grouped_matmul(
         return grouped_matmul_reference(
             x, w_ENK, pairs, gather=gather, gating=gating, bias_EN=bias_EN
         )
-    if not isinstance(w_ENK, Mxfp4Experts) and isinstance(pairs, Pairs):
+    many = isinstance(pairs, Pairs) and pairs.total >= LEAST_LARGE * w_ENK.shape[0]
+    if many and bias_EN is None and not one_tile and not isinstance(w_ENK, Mxfp4Experts):
+        if isinstance(w_ENK, Fp8Experts) and gating in (None, SWIGLU) and ring_unfit(w_ENK) is None:
+            return grouped_ring(x, w_ENK, pairs, gather=gather, swiglu=gating is not None)
         # A gathered product would need its rows copied first, which costs more than the form gains.
-        plain = not gather and gating is None and bias_EN is None and not one_tile
-        if plain and pairs.total >= LEAST_LARGE * w_ENK.shape[0]:
+        if not gather and gating is None:
             tiles = LARGE if isinstance(w_ENK, Tensor) else LARGE_FP8
             return grouped_large(x, w_ENK, pairs.ends_E, tiles)
     columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
