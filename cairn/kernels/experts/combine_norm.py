@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, output
-from cairn.kernels.dependent import begin, behind, pdl
+from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.experts.combine import combine_reference
 from cairn.kernels.kernel import Cost
@@ -40,20 +40,14 @@ class Choices(NamedTuple):
     places_P: Tensor  # int32: where each pair's result lies
     weights_TK: Tensor  # float32; 0: no expert
 
-    def summed(self) -> Tensor:
-        from cairn.kernels.experts.combine import combine
-
-        return combine(*self)
-
 
 @triton.jit
 def _combine_norm_kernel(
     results, places, weights, residual, norm_weight, y, total, scale,
     residual_stride, y_stride, total_stride, eps, PER_TOKEN: tl.constexpr, PLUS_ONE: tl.constexpr,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    begin(OVERLAP, EARLY)
-    behind(OVERLAP, EARLY)
+    begin(OVERLAP)
     token = tl.program_id(0)
     column = tl.arange(0, WIDTH)
     inside = column < COLUMNS
@@ -163,7 +157,7 @@ def _launch(
     kernel[(tokens,)](
         *choices, before, weight, y, after, scale, *strides, eps,
         PER_TOKEN=choices.weights_TK.shape[1], PLUS_ONE=plus_one, COLUMNS=columns,
-        WIDTH=width(columns), EARLY=False, num_warps=warps_of(columns), **pdl(residual.device),
+        WIDTH=width(columns), num_warps=warps_of(columns), **pdl(residual.device),
     )  # fmt: skip
 
 
