@@ -127,8 +127,9 @@ def _checked(
     check("residual", residual, dtypes=FLOATS, shape=(None, None))
     tokens, columns = residual.shape
     results_PD, places_P, weights_TK = choices
-    check("weights_TK", weights_TK, dtypes=(torch.float32,), shape=(tokens, None), packed=True)
-    pairs, beside = weights_TK.numel(), residual
+    beside, each = residual, (tokens, None)
+    check("weights_TK", weights_TK, dtypes=(torch.float32,), shape=each, beside=beside, packed=True)
+    pairs = weights_TK.numel()
     shape = (pairs, columns)
     check("results_PD", results_PD, dtypes=FLOATS, shape=shape, beside=beside, packed=True)
     check("places_P", places_P, dtypes=(torch.int32,), shape=(pairs,), beside=beside, packed=True)
