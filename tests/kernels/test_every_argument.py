@@ -337,6 +337,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
             gather=True,
         ),
     ),
+    (grouped_matmul_fp8, EXPERTS | dict(x=random(3, 16), gating=SWIGLU)),
     (grouped_parts, EXPERTS | dict(x_PK=random(6, 16), weights_TK=random(3, 2))),
     (
         combine,

@@ -28,7 +28,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts import few_mxfp4
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
-from cairn.kernels.experts.grouped_ring import grouped_ring
+from cairn.kernels.experts.grouped_ring import MOST_COLUMNS, grouped_ring, grouped_ring_fp8
 from cairn.kernels.experts.grouped_ring import unfit as ring_unfit
 from cairn.kernels.experts.matrices import (
     TILE,
@@ -39,7 +39,7 @@ from cairn.kernels.experts.matrices import (
 )
 from cairn.kernels.experts.sort_pairs import FewPairs, Pairs
 from cairn.kernels.kernel import Cost
-from cairn.kernels.quantize.quantize import Quantized
+from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.tiles import tma_obstacle
 from cairn.kernels.tuned import tuned
 
@@ -167,14 +167,14 @@ def grouped_matmul(
         return grouped_matmul_reference(
             x, w_ENK, pairs, gather=gather, gating=gating, bias_EN=bias_EN
         )
-    many = isinstance(pairs, Pairs) and pairs.total >= LEAST_LARGE * w_ENK.shape[0]
-    if many and bias_EN is None and not one_tile and not isinstance(w_ENK, Mxfp4Experts):
-        if isinstance(w_ENK, Fp8Experts) and gating in (None, SWIGLU) and ring_unfit(w_ENK) is None:
-            return grouped_ring(x, w_ENK, pairs, gather=gather, swiglu=gating is not None)
-        # A gathered product would need its rows copied first, which costs more than the form gains.
-        if not gather and gating is None:
-            tiles = LARGE if isinstance(w_ENK, Tensor) else LARGE_FP8
-            return grouped_large(x, w_ENK, pairs.ends_E, tiles)
+    plain = bias_EN is None and not one_tile
+    many = _of_many(w_ENK, pairs) if plain else None
+    if many and gating in (None, SWIGLU) and _suits_ring(w_ENK):
+        return grouped_ring(x, *many, gather=gather, swiglu=gating is not None)
+    # A gathered product would need its rows copied first, which costs more than the form gains.
+    if many and not gather and gating is None:
+        tiles = LARGE if isinstance(w_ENK, Tensor) else LARGE_FP8
+        return grouped_large(x, many[0], many[1].ends_E, tiles)
     columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
     device = _values(x).device
     y_PN = torch.empty(pairs.total, columns, dtype=_result_type(x), device=device)
@@ -211,6 +211,40 @@ def grouped_parts(
         tiles = tiles_for(pairs.total, w_ENK, False, one_tile)
         _launch(x_PK, w_ENK, sums_KTN, pairs, weights_TK, tiles, bias_EN)
     return sums_KTN
+
+
+def grouped_matmul_fp8(
+    x: Rows,
+    w_ENK: ExpertMatrices,
+    pairs: Pairs | FewPairs,
+    *,
+    gating: Gating | None = None,
+    bias_EN: Tensor | None = None,
+    one_tile: bool = False,
+    impl: Impl = "auto",
+) -> Quantized:
+    """quantize(grouped_matmul(..., gather=True)), in one launch where the kernel of many tokens runs."""
+    plain = gating == SWIGLU and bias_EN is None and not one_tile and impl == "auto"
+    narrow = w_ENK.shape[1] // 2 <= MOST_COLUMNS
+    many = _of_many(w_ENK, pairs) if plain and narrow else None
+    if many and _suits_ring(w_ENK) and obstacle(x, w_ENK) is None:
+        _check(x, w_ENK, pairs, pairs.total // pairs.per_token, gating, bias_EN)
+        return grouped_ring_fp8(x, *many, gather=True)
+    how: Any = dict(gather=True, gating=gating, bias_EN=bias_EN, one_tile=one_tile, impl=impl)
+    return quantize(grouped_matmul(x, w_ENK, pairs, **how))
+
+
+def _of_many(
+    w: ExpertMatrices, pairs: Pairs | FewPairs
+) -> tuple[Tensor | Fp8Experts, Pairs] | None:
+    """Both, if every expert has many tokens; a persistent kernel is faster then."""
+    if isinstance(w, Mxfp4Experts) or isinstance(pairs, FewPairs):
+        return None
+    return (w, pairs) if pairs.total >= LEAST_LARGE * w.shape[0] else None
+
+
+def _suits_ring(w: ExpertMatrices) -> bool:
+    return isinstance(w, Fp8Experts) and ring_unfit(w) is None
 
 
 def _launched_few(
