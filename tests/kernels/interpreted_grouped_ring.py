@@ -36,6 +36,21 @@ def test_the_list_of_tiles():
     assert (tiles[1 : len(wanted) + 1, 3:5] == 0).all()
 
 
+@pytest.mark.parametrize("gather", [True, False])
+def test_padding_alone(gather, monkeypatch):
+    pairs, empty = routed([0, 0]), torch.empty
+
+    def wild(*size, **how):
+        """What memory has where nothing was written to it: as a list of tiles, rows that do not exist."""
+        made = empty(*size, **how).fill_(7)
+        return made if made.is_floating_point() else made.copy_(torch.arange(len(made)) * 2**20)
+
+    monkeypatch.setattr(torch, "empty", wild)
+    w, x = torch.zeros(2, 256, 128).bfloat16(), torch.zeros(pairs.total, 128).bfloat16()
+    y = grouped_ring(x, w, pairs, gather=gather, swiglu=gather)
+    assert (y == 7).all()
+
+
 @pytest.mark.parametrize("float8", [True, False], ids=["float8", "bfloat16"])
 @pytest.mark.parametrize("swiglu", [True, False], ids=["gathered and gated", "in order"])
 @pytest.mark.parametrize("sizes", [[130, 0, 64, 70], [0, 300]], ids=["ragged", "one expert"])

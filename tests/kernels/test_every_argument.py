@@ -26,7 +26,12 @@ from cairn.kernels.experts.combine_norm import (
     combine_add_rmsnorm_fp8,
 )
 from cairn.kernels.experts.gate_backward import gate_backward
-from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul, grouped_parts
+from cairn.kernels.experts.grouped_matmul import (
+    SWIGLU,
+    grouped_matmul,
+    grouped_matmul_fp8,
+    grouped_parts,
+)
 from cairn.kernels.experts.route import Routing, route
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
 from cairn.kernels.layer.activation import gated_activation, gated_activation_fp8, geglu

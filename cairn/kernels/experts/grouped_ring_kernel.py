@@ -59,11 +59,12 @@ def row_tiles_kernel(
     first = tl.sum(tl.where(mine, start[None, :] + offset, 0), axis=1)
     last = tl.sum(tl.where(mine, end[None, :], 0), axis=1)
     at = tiles + (tile + 1) * ENTRY
-    tl.store(at, expert, mask=tile < total)
-    tl.store(at + 1, first, mask=tile < total)
-    tl.store(at + 2, last, mask=tile < total)
-    tl.store(at + 3, 0, mask=tile < total)
-    tl.store(at + 4, 0, mask=tile < total)
+    known = tile < tl.maximum(total, 1)  # a program without tiles looks at the first one
+    tl.store(at, expert, mask=known)
+    tl.store(at + 1, first, mask=known)
+    tl.store(at + 2, last, mask=known)
+    tl.store(at + 3, 0, mask=known)
+    tl.store(at + 4, 0, mask=known)
     if tl.program_id(0) == 0:
         tl.store(tiles, total)
 
@@ -127,6 +128,7 @@ class Work:
     def tile(self, turn):
         """The turn-th tile of this program; behind the last one, one that nobody uses."""
         place = gl.minimum(gl.program_id(0) + turn * gl.num_programs(0), self.total - 1)
+        place = gl.maximum(place, 0)
         at = self.tiles + (place // self.BLOCKS + 1) * 8
         return Tile(gl.load(at), gl.load(at + 1), gl.load(at + 2), place % self.BLOCKS, at + 3)
 
