@@ -9,8 +9,9 @@ which the norm that follows sums in a fixed order (`grouped_parts`): no atomics,
 
 A few pairs need not be sorted (`FewPairs`): each is a tile of its own, and two that share an expert read it twice; in
 MXFP4 they take `few_mxfp4`.
-Many tokens of every expert go through `grouped_large`. With `one_tile` a row's result depends on that row alone.
-Forward only. Weights are in 16 bits, in float8 or in MXFP4 (`matrices`); the kernel is in `grouped_kernel`.
+Many tokens of every expert go through `grouped_large`, in float8 through `grouped_ring`. With `one_tile` a row's result
+depends on that row alone. Forward only. Weights are in 16 bits, in float8 or in MXFP4 (`matrices`); the kernel is in
+`grouped_kernel`.
 """
 
 import itertools
