@@ -7,7 +7,7 @@ them; where none follows, a launch of their own does. What the kernels cannot ex
 is computed by torch.
 """
 
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from cairn.kernels.experts.grouped_matmul import (
     Gating,
     Rows,
     grouped_matmul,
-    grouped_matmul_fp8,
     grouped_parts,
     obstacle,
 )
@@ -69,13 +68,16 @@ def experts_product(
     one_tile, (inner, down) = kernels.invariant, layer.matrices()
     inner_bias_EF, down_bias_ED = layer.biases()
     gating = _gating(layer.gate)
-    entering = _entering(x_TD.contiguous(), inner) if rows_TD is None else rows_TD
-    how: Any = dict(gating=gating, bias_EN=inner_bias_EF, one_tile=one_tile)
-    if gating and isinstance(down, Fp8Experts):
-        rows: Rows = grouped_matmul_fp8(entering, inner, pairs, **how)
-    else:
-        inner_PF = grouped_matmul(entering, inner, pairs, gather=True, **how)
-        rows = _entering(inner_PF if gating else layer.gate.fast(inner_PF), down)
+    inner_PF = grouped_matmul(
+        _entering(x_TD.contiguous(), inner) if rows_TD is None else rows_TD,
+        inner,
+        pairs,
+        gather=True,
+        gating=gating,
+        bias_EN=inner_bias_EF,
+        one_tile=one_tile,
+    )
+    rows = _entering(inner_PF if gating else layer.gate.fast(inner_PF), down)
     if isinstance(pairs, FewPairs) or left_in_parts:
         return Parts(
             grouped_parts(rows, down, pairs, weights_TK, bias_EN=down_bias_ED, one_tile=one_tile)

@@ -8,7 +8,7 @@ import torch
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul_reference
-from cairn.kernels.experts.grouped_ring import grouped_ring, grouped_ring_fp8, row_tiles, unfit
+from cairn.kernels.experts.grouped_ring import grouped_ring, row_tiles, unfit
 from cairn.kernels.experts.matrices import quantize_experts
 from cairn.kernels.experts.sort_pairs import sort_pairs
 from cairn.kernels.quantize.quantize import quantize
@@ -24,7 +24,7 @@ def routed(sizes):
 def test_the_list_of_tiles():
     sizes = [130, 0, 64, 1, 128]
     pairs = routed(sizes)
-    tiles = row_tiles(pairs.ends_E, pairs.total).view(-1, 8)
+    tiles = row_tiles(pairs.ends_E, pairs.total).view(-1, 4)
     ends = pairs.ends_E.tolist()
     wanted = [
         [expert, first, ends[expert]]
@@ -33,7 +33,6 @@ def test_the_list_of_tiles():
     ]
     assert tiles[0, 0] == len(wanted)
     assert tiles[1 : len(wanted) + 1, :3].tolist() == wanted
-    assert (tiles[1 : len(wanted) + 1, 3:5] == 0).all()
 
 
 @pytest.mark.parametrize("gather", [True, False])
@@ -66,7 +65,3 @@ def test_rows_of_every_expert(float8, swiglu, sizes):
     exact = grouped_matmul_reference(x, w, pairs, gather=swiglu, gating=SWIGLU if swiglu else None)
     real = int(pairs.ends_E[-1])
     assert relative_error(y[:real], exact[:real]) < 1e-2
-    if swiglu and float8:
-        rows, wanted = grouped_ring_fp8(x, w, pairs, gather=True), quantize(y)
-        assert torch.equal(rows.scale[:real], wanted.scale[:real])
-        assert torch.equal(rows.values[:real].float(), wanted.values[:real].float())

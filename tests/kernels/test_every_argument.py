@@ -29,7 +29,6 @@ from cairn.kernels.experts.gate_backward import gate_backward
 from cairn.kernels.experts.grouped_matmul import (
     SWIGLU,
     grouped_matmul,
-    grouped_matmul_fp8,
     grouped_parts,
 )
 from cairn.kernels.experts.route import Routing, route
@@ -342,7 +341,6 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
             gather=True,
         ),
     ),
-    (grouped_matmul_fp8, EXPERTS | dict(x=random(3, 16), gating=SWIGLU)),
     (grouped_parts, EXPERTS | dict(x_PK=random(6, 16), weights_TK=random(3, 2))),
     (
         combine,

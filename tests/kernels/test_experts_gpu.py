@@ -23,7 +23,6 @@ from cairn.kernels.experts.grouped_matmul import (
     _key,
     _launch,
     grouped_matmul,
-    grouped_matmul_fp8,
     grouped_matmul_reference,
     grouped_parts,
     grouped_parts_reference,
@@ -160,7 +159,7 @@ def test_many_tokens_of_every_expert(shape, zipf):
 
 @pytest.mark.parametrize("zipf", [False, True])
 def test_many_float8_rows_of_every_expert(zipf):
-    """As the form for any number of rows has them, bit by bit, and quantised as `quantize` does."""
+    """As the form for any number of rows has them, bit by bit."""
     tokens = 8192
     x, w, pairs = operands(GATE_UP, tokens, zipf)
     x, w = quantize(x), quantize_experts(w)
@@ -169,10 +168,7 @@ def test_many_float8_rows_of_every_expert(zipf):
     plain = torch.empty_like(y)
     _launch(x, w, plain, pairs, None, FP8_MANY, None, **how)
     assert torch.equal(y, plain)
-    rows, wanted = grouped_matmul_fp8(x, w, pairs, gating=SWIGLU), quantize(y)
-    assert torch.equal(rows.scale, wanted.scale)
-    assert torch.equal(rows.values.view(torch.uint8), wanted.values.view(torch.uint8))
-    down = quantize_experts(operands(DOWN, 1)[1])
+    rows, down = quantize(y), quantize_experts(operands(DOWN, 1)[1])
     found = grouped_matmul(rows, down, pairs, impl="triton")
     assert torch.equal(found, grouped_large(rows, down, pairs.ends_E, LARGE_FP8))
 

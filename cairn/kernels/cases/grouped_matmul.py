@@ -156,17 +156,13 @@ def _ring_variant(shape: Shape) -> Variant:
         **dict.fromkeys(("x_scales", "w_scales"), "*fp32"),
         **dict.fromkeys(("N", "stride_x"), "i32"),
     )
-    types |= dict(values="*fp8e4nv", scales="*fp32") if gather else {}
     plan = grouped_ring.GATHERED if gather else grouped_ring.IN_ORDER
     size = (shape.n, shape.k, PER_TOKEN)
     return Variant(
         f"grouped {shape.name} ring, fp8",
         ring_kernel,
         types,
-        {
-            **grouped_ring.constants(kind, *size, gather, shape.swiglu, plan),
-            **({} if gather else dict(values=None, scales=None)),
-        },
+        grouped_ring.constants(kind, *size, gather, shape.swiglu, plan),
         {"num_warps": 4, "maxnreg": AVERAGE_REGISTERS},
         [name for name in types if not name.endswith("desc")],
         "wgmma",

@@ -9,7 +9,7 @@ which the norm that follows sums in a fixed order (`grouped_parts`): no atomics,
 
 A few pairs need not be sorted (`FewPairs`): each is a tile of its own, and two that share an expert read it twice; in
 MXFP4 they take `few_mxfp4`.
-Many tokens of every expert go through `grouped_large`, in float8 through `grouped_ring`. With `one_tile` a row's result
+Many tokens of every expert go through `grouped_large` or `grouped_ring`. With `one_tile` a row's result
 depends on that row alone. Forward only. Weights are in 16 bits, in float8 or in MXFP4 (`matrices`); the kernel is in
 `grouped_kernel`.
 """
@@ -29,7 +29,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts import few_mxfp4
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
-from cairn.kernels.experts.grouped_ring import MOST_COLUMNS, grouped_ring, grouped_ring_fp8
+from cairn.kernels.experts.grouped_ring import grouped_ring
 from cairn.kernels.experts.grouped_ring import unfit as ring_unfit
 from cairn.kernels.experts.matrices import (
     TILE,
@@ -40,7 +40,7 @@ from cairn.kernels.experts.matrices import (
 )
 from cairn.kernels.experts.sort_pairs import FewPairs, Pairs
 from cairn.kernels.kernel import Cost
-from cairn.kernels.quantize.quantize import Quantized, quantize
+from cairn.kernels.quantize.quantize import Quantized
 from cairn.kernels.tiles import tma_obstacle
 from cairn.kernels.tuned import tuned
 
@@ -170,7 +170,7 @@ def grouped_matmul(
         )
     plain = bias_EN is None and not one_tile
     many = _of_many(w_ENK, pairs) if plain else None
-    if many and gating in (None, SWIGLU) and _suits_ring(w_ENK):
+    if many and _suits_ring(many[0], gating):
         return grouped_ring(x, *many, gather=gather, swiglu=gating is not None)
     # A gathered product would need its rows copied first, which costs more than the form gains.
     if many and not gather and gating is None:
@@ -214,27 +214,6 @@ def grouped_parts(
     return sums_KTN
 
 
-def grouped_matmul_fp8(
-    x: Rows,
-    w_ENK: ExpertMatrices,
-    pairs: Pairs | FewPairs,
-    *,
-    gating: Gating | None = None,
-    bias_EN: Tensor | None = None,
-    one_tile: bool = False,
-    impl: Impl = "auto",
-) -> Quantized:
-    """quantize(grouped_matmul(..., gather=True)), in one launch where the kernel of many tokens runs."""
-    plain = gating == SWIGLU and bias_EN is None and not one_tile and impl == "auto"
-    narrow = w_ENK.shape[1] // 2 <= MOST_COLUMNS
-    many = _of_many(w_ENK, pairs) if plain and narrow else None
-    if many and _suits_ring(w_ENK) and obstacle(x, w_ENK) is None:
-        _check(x, w_ENK, pairs, pairs.total // pairs.per_token, gating, bias_EN)
-        return grouped_ring_fp8(x, *many, gather=True)
-    how: Any = dict(gather=True, gating=gating, bias_EN=bias_EN, one_tile=one_tile, impl=impl)
-    return quantize(grouped_matmul(x, w_ENK, pairs, **how))
-
-
 def _of_many(
     w: ExpertMatrices, pairs: Pairs | FewPairs
 ) -> tuple[Tensor | Fp8Experts, Pairs] | None:
@@ -244,8 +223,10 @@ def _of_many(
     return (w, pairs) if pairs.total >= LEAST_LARGE * w.shape[0] else None
 
 
-def _suits_ring(w: ExpertMatrices) -> bool:
-    return isinstance(w, Fp8Experts) and ring_unfit(w) is None
+def _suits_ring(w: Tensor | Fp8Experts, gating: Gating | None) -> bool:
+    """In 16 bits the ring is ahead where rows are gated."""
+    ahead = isinstance(w, Fp8Experts) or gating is not None
+    return ahead and gating in (None, SWIGLU) and ring_unfit(w) is None
 
 
 def _launched_few(

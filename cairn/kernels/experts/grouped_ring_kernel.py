@@ -5,9 +5,8 @@
     warpgroups 0, 1  64 rows of x each times the same rows of w; each has an epilogue of its own
 
 The warpgroups share stages and wait for nothing else of one another, so one goes on multiplying while the other scales,
-gates and writes its results. Quantised results need whole rows: who writes the last columns of 64 rows reads all of
-them from the L2 cache and quantises them. Where a tile has at most 64 rows of its expert the second one skips it:
-experts end anywhere, and half of what is behind the end is not multiplied. `row_tiles_kernel` lists the tiles.
+gates and writes its results. Where a tile has at most 64 rows of its expert the second one skips it: experts end
+anywhere, and half of what is behind the end is not multiplied. `row_tiles_kernel` lists the tiles.
 """
 
 import triton
@@ -32,10 +31,7 @@ HALF = gl.constexpr(64)  # of a warpgroup
 COLUMNS = gl.constexpr(256)  # rows of w in a tile
 STAGED = gl.constexpr(128)  # columns that a warpgroup writes at once
 THREADS = gl.constexpr(128)  # that copy
-ENTRY = tl.constexpr(8)  # numbers of a tile in the list
-SLICE = gl.constexpr(16)  # rows that are quantised at once
-FP8_LIMIT = gl.constexpr(448.0)
-SMALLEST = gl.constexpr(1e-12)  # as `quantize` has it
+ENTRY = tl.constexpr(4)  # numbers of a tile in the list
 
 
 @triton.jit
@@ -43,8 +39,7 @@ def row_tiles_kernel(
     ends, tiles, COUNT: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """tiles[0] = how many; behind it expert, first row and end of the expert's rows for each, and how many blocks of
-    columns of its two halves have been written: none."""
+    """tiles[0] = how many; behind it expert, first row and end of the expert's rows for each."""
     begin(OVERLAP)
     e = tl.arange(0, WIDTH)
     end = tl.load(ends + e, mask=e < COUNT, other=0)
@@ -63,8 +58,6 @@ def row_tiles_kernel(
     tl.store(at, expert, mask=known)
     tl.store(at + 1, first, mask=known)
     tl.store(at + 2, last, mask=known)
-    tl.store(at + 3, 0, mask=known)
-    tl.store(at + 4, 0, mask=known)
     if tl.program_id(0) == 0:
         tl.store(tiles, total)
 
@@ -103,12 +96,10 @@ class Tile:
     first: gl.tensor  # row
     last: gl.tensor  # end of the expert's rows
     block: gl.tensor  # of columns
-    written: gl.tensor  # where it is counted
 
     @gluon.constexpr_function
-    def __init__(self, expert, first, last, block, written):
+    def __init__(self, expert, first, last, block):
         self.expert, self.first, self.last, self.block = expert, first, last, block
-        self.written = written
 
 
 @aggregate
@@ -129,8 +120,8 @@ class Work:
         """The turn-th tile of this program; behind the last one, one that nobody uses."""
         place = gl.minimum(gl.program_id(0) + turn * gl.num_programs(0), self.total - 1)
         place = gl.maximum(place, 0)
-        at = self.tiles + (place // self.BLOCKS + 1) * 8
-        return Tile(gl.load(at), gl.load(at + 1), gl.load(at + 2), place % self.BLOCKS, at + 3)
+        at = self.tiles + (place // self.BLOCKS + 1) * 4
+        return Tile(gl.load(at), gl.load(at + 1), gl.load(at + 2), place % self.BLOCKS)
 
     @gluon.jit
     def rounds(self):
@@ -206,41 +197,13 @@ def _written(y, values, staging, row0, last, column0, N):
 
 
 @gluon.jit
-def _quantized(y, values, scales, row0, last, N, BLOCKS: gl.constexpr):
-    """The rows of a warpgroup as `quantize` has them. Others wrote most of them: nothing may come from the L1 cache."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    column = gl.arange(0, STAGED, layout=gl.SliceLayout(0, layout))
-    for first in range(0, HALF, SLICE):
-        row = row0 + first + gl.arange(0, SLICE, layout=gl.SliceLayout(1, layout))
-        inside = (row < last)[:, None]
-        at = row.to(gl.int64)[:, None] * N + column[None, :]
-        parts = ()
-        for i in gl.static_range(BLOCKS):
-            part = gl.load(y + at + i * STAGED, mask=inside, other=0.0, cache_modifier=".cg")
-            parts = parts + (part,)  # noqa: RUF005
-        largest = gl.full([SLICE], SMALLEST, gl.float32, gl.SliceLayout(1, layout))
-        for i in gl.static_range(BLOCKS):
-            largest = gl.maximum(largest, gl.max(gl.abs(parts[i].to(gl.float32)), 1))
-        factor = gl.div_rn(
-            gl.full([SLICE], FP8_LIMIT, gl.float32, gl.SliceLayout(1, layout)), largest
-        )
-        for i in gl.static_range(BLOCKS):
-            scaled = parts[i].to(gl.float32) * factor[:, None]
-            gl.store(values + at + i * STAGED, scaled.to(values.dtype.element_ty), mask=inside)
-        scale = gl.div_rn(
-            largest, gl.full([SLICE], FP8_LIMIT, gl.float32, gl.SliceLayout(1, layout))
-        )
-        gl.store(scales + row, scale, mask=row < last)
-
-
-@gluon.jit
 def _column_scales(w_scales, top, behind, layout: gl.constexpr):
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
     return gl.load(w_scales + top + column + gl.where(column < STAGED, 0, behind - STAGED))
 
 
 @gluon.jit
-def _compute(y, values, scales, order, x_scales, w_scales, stages, staging, work, N, K: gl.constexpr, BK: gl.constexpr,
+def _compute(y, order, x_scales, w_scales, stages, staging, work, N, K: gl.constexpr, BK: gl.constexpr,
              PER_TOKEN: gl.constexpr, GATHER: gl.constexpr, SWIGLU: gl.constexpr, ME: gl.constexpr):  # fmt: skip
     STEPS: gl.constexpr = K // BK
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, BK // 4])
@@ -279,11 +242,6 @@ def _compute(y, values, scales, order, x_scales, w_scales, stages, staging, work
             if SWIGLU:
                 gated = left / (1.0 + gl.exp(-left)) * right
                 _written(y, gated, staging, row0, tile.last, tile.block * STAGED, N)
-                if values is not None:
-                    gl.thread_barrier()
-                    before = gl.atomic_add(tile.written + ME, 1, sem="acq_rel", scope="gpu")
-                    if before == work.BLOCKS - 1:
-                        _quantized(y, values, scales, row0, tile.last, N, work.BLOCKS)
             else:
                 _written(y, left, staging, row0, tile.last, tile.block * COLUMNS, N)
                 _written(y, right, staging, row0, tile.last, tile.block * COLUMNS + STAGED, N)
@@ -296,13 +254,11 @@ def _compute(y, values, scales, order, x_scales, w_scales, stages, staging, work
 
 
 @gluon.jit
-def ring_kernel(x, x_desc, w_desc, y, values, scales, order, tiles, x_scales, w_scales, N, stride_x,
-                K: gl.constexpr, BK: gl.constexpr, PER_TOKEN: gl.constexpr, GATHER: gl.constexpr, SWIGLU: gl.constexpr,
+def ring_kernel(x, x_desc, w_desc, y, order, tiles, x_scales, w_scales, N, stride_x, K: gl.constexpr,
+                BK: gl.constexpr, PER_TOKEN: gl.constexpr, GATHER: gl.constexpr, SWIGLU: gl.constexpr,
                 STAGES: gl.constexpr, BLOCKS: gl.constexpr, REGISTERS: gl.constexpr,
                 COPYING: gl.constexpr):  # fmt: skip
-    """N columns of y. With SwiGLU each expert's matrix has 2 * N rows. BLOCKS: tiles that lie beside each other.
-
-    `values` and `scales`: what becomes of y if it is quantised."""
+    """N columns of y. With SwiGLU each expert's matrix has 2 * N rows. BLOCKS: tiles that lie beside each other."""
     kind: gl.constexpr = w_desc.dtype
     rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BK], kind)
     outer: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, STAGED], y.dtype.element_ty)
@@ -314,9 +270,7 @@ def ring_kernel(x, x_desc, w_desc, y, values, scales, order, tiles, x_scales, w_
     staging1 = gl.allocate_shared_memory(y.dtype.element_ty, [HALF, STAGED], outer)
     work = Work(tiles, gl.load(tiles) * BLOCKS, BLOCKS)
     gl.warp_specialize([
-        (_compute, (y, values, scales, order, x_scales, w_scales, stages, staging0, work, N, K, BK, PER_TOKEN, GATHER,
-                    SWIGLU, 0)),
-        (_compute, (y, values, scales, order, x_scales, w_scales, stages, staging1, work, N, K, BK, PER_TOKEN, GATHER,
-                    SWIGLU, 1)),
+        (_compute, (y, order, x_scales, w_scales, stages, staging0, work, N, K, BK, PER_TOKEN, GATHER, SWIGLU, 0)),
+        (_compute, (y, order, x_scales, w_scales, stages, staging1, work, N, K, BK, PER_TOKEN, GATHER, SWIGLU, 1)),
         (_copy, (x, x_desc, w_desc, order, stages, work, N, stride_x, K, BK, PER_TOKEN, GATHER, SWIGLU)),
     ], [4, 4], [REGISTERS, COPYING])  # fmt: skip
