@@ -60,6 +60,8 @@ def experts_product(
     weights_TK, chosen_TK = layer.visits_here(weights_TK, chosen_TK)
     left_in_parts = onto_TD is not None and layer.shared is None and len(x_TD) <= MOST_PARTS
     left_in_parts = left_in_parts and alone  # parts of one rank would be added before the others'
+    # Parts are rounded once, results of many tokens twice: a row would depend on how many there are.
+    left_in_parts = left_in_parts and not kernels.invariant
     pairs: Pairs | FewPairs
     if left_in_parts and chosen_TK.numel() <= FEW_PAIRS:
         pairs = FewPairs(chosen_TK.flatten(), layer.experts.per_token)

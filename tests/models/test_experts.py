@@ -183,6 +183,12 @@ def test_many_tokens_are_summed_by_the_norm_that_follows(monkeypatch):
     monkeypatch.setattr(fused_experts, "MOST_PARTS", 0)
     choices = experts_product(layer, x_TD, x_TD, Kernels())
     assert isinstance(choices, Choices)
+    monkeypatch.undo()
+    assert isinstance(experts_product(layer, x_TD, x_TD, Kernels()), Parts)
+    chosen = fused_experts._routed(layer, x_TD, Kernels(), None)
+    monkeypatch.setattr(fused_experts, "_routed", lambda *given: chosen)  # the product is a GPU's
+    invariant = experts_product(layer, x_TD, x_TD, Kernels(invariant=True))
+    assert torch.equal(cast(torch.Tensor, invariant), combine(*choices))
     y_TD = combine(*choices)
     torch.testing.assert_close(y_TD, layer(x_TD), rtol=1e-4, atol=1e-4)
 
