@@ -18,17 +18,29 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from cairn.kernels.experts.combine import combine
+from cairn.kernels.experts.combine_norm import (
+    Choices,
+    combine_add_rmsnorm,
+    combine_add_rmsnorm_fp8,
+)
 from cairn.kernels.layer.rope import Heads, rope_table
 from cairn.kernels.matmul.skinny_plans import skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
 from cairn.kernels.norm.layernorm import add_layernorm, layernorm
-from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_fp8
+from cairn.kernels.norm.rmsnorm import (
+    add_rmsnorm,
+    add_rmsnorm_both,
+    add_rmsnorm_fp8,
+    rmsnorm,
+    rmsnorm_fp8,
+)
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
 from cairn.models.experts import ExpertLayer
-from cairn.models.fused_experts import experts_product, has_kernels
+from cairn.models.fused_experts import experts_product, has_kernels, takes_float8
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.form import Entering, Epilogue, Kernels, Product
 from cairn.models.linear.maps import Columns, Linear, Rows
@@ -186,12 +198,13 @@ class FusedStep:
         return part.product(x, Epilogue(None, onto, self.form.kernels))
 
     def experts(self, part: ExpertLayer, x: "FusedInput") -> Product:
-        if not has_kernels(part, x.tensor):
+        if not has_kernels(part, x.x_TD):
             return part.plain(x.tensor, self)
+        rows_TD = x.beside if takes_float8(part) else None
         slots_GT: Tensor | None = getattr(self.attend, "slots_GT", None)  # where it has pages
         slots_T, shared = None if slots_GT is None else slots_GT[0], part.shared
         onto_TD = x.onto if shared is None else None
-        y_TD = experts_product(part, x.tensor, onto_TD, self.form.kernels, slots_T)
+        y_TD = experts_product(part, x.tensor, onto_TD, self.form.kernels, slots_T, rows_TD)
         if shared is None:
             return y_TD
         inner_TF = self.columns(shared.inner, x, shared.gate)
@@ -220,9 +233,7 @@ class FusedResidual(NamedTuple):
     def hidden(self) -> Tensor:
         if self.pending is None:
             return self.x_TD.clone()
-        if isinstance(self.pending, Parts):
-            return (self.x_TD + self.pending.sums_SMD.sum(0)).to(self.x_TD.dtype)
-        return self.x_TD + self.pending
+        return (self.x_TD + _summed(self.pending)).to(self.x_TD.dtype)
 
 
 class FusedInput:
@@ -244,6 +255,20 @@ class FusedInput:
         if not self.norm.is_rms:
             return quantize(self.tensor)
         return _add_norm_fp8(self._take_pending(), self.x_TD, self.norm)
+
+    @cached_property
+    def beside(self) -> Quantized | None:
+        """float8 rows of `tensor`, which is computed in the same pass; None: there is no such pass."""
+        y, norm = self._pending, self.norm
+        if not isinstance(y, Tensor) or not norm.is_rms:
+            return None
+        self._take_pending()
+        weight, how = norm.weight.data, {"plus_one": norm.plus_one, "prefetch": True}
+        x_TD = self.x_TD
+        self.__dict__["tensor"], rows, _ = add_rmsnorm_both(
+            y, x_TD, weight, norm.eps, residual_out=x_TD, **how
+        )
+        return rows
 
     def _take_pending(self) -> Product:
         """What is still to be added: once."""
@@ -287,14 +312,25 @@ def _add_norm(y: Product, x_TD: Tensor, norm: Norm) -> Tensor:
         parameters = (norm.weight.data, norm.bias.data, norm.eps)
         return add_layernorm(y, x_TD, *parameters, out=y, residual_out=x_TD)
     if y is not None and not norm.is_rms:
-        x_TD.add_(y.sums_SMD.sum(0) if isinstance(y, Parts) else y)
+        x_TD.add_(_summed(y))
         y = None
     if y is None:
         return normed(x_TD, norm)
     weight, how = norm.weight.data, {"plus_one": norm.plus_one, "prefetch": True}
     if isinstance(y, Parts):
         return join_add_rmsnorm(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]
+    if isinstance(y, Choices):
+        plus_one = norm.plus_one
+        return combine_add_rmsnorm(y, x_TD, weight, norm.eps, plus_one=plus_one, residual_out=x_TD)[
+            0
+        ]
     return add_rmsnorm(y, x_TD, weight, norm.eps, out=y, residual_out=x_TD, **how)[0]
+
+
+def _summed(y: Tensor | Parts | Choices) -> Tensor:
+    if isinstance(y, Parts):
+        return y.sums_SMD.sum(0)
+    return combine(*y) if isinstance(y, Choices) else y
 
 
 def _add_norm_fp8(y: Product, x_TD: Tensor, norm: Norm) -> Quantized:
@@ -304,6 +340,11 @@ def _add_norm_fp8(y: Product, x_TD: Tensor, norm: Norm) -> Quantized:
         return rmsnorm_fp8(x_TD, weight, norm.eps, **how)
     if isinstance(y, Parts):
         return join_add_rmsnorm_fp8(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]
+    if isinstance(y, Choices):
+        plus_one = norm.plus_one
+        return combine_add_rmsnorm_fp8(
+            y, x_TD, weight, norm.eps, plus_one=plus_one, residual_out=x_TD
+        )[0]
     return add_rmsnorm_fp8(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]
 
 

@@ -2,8 +2,9 @@
 
     router product | route | sort pairs | gate, up, SwiGLU of every expert | down, weighed
 
-Few tokens leave a float32 part for each of their experts, which the norm that follows sums; many tokens are summed in
-a launch of their own. What the kernels cannot express (other types, slices of experts) is computed by torch.
+Few tokens leave a float32 part for each of their experts, many tokens a row of 16 bits, and the norm that follows sums
+them; where none follows, a launch of their own does. What the kernels cannot express (other types, slices of experts)
+is computed by torch.
 """
 
 from typing import cast
@@ -11,6 +12,7 @@ from typing import cast
 from torch import Tensor
 
 from cairn.kernels.experts.combine import combine
+from cairn.kernels.experts.combine_norm import Choices
 from cairn.kernels.experts.grouped_matmul import (
     Gating,
     Rows,
@@ -22,7 +24,7 @@ from cairn.kernels.experts.matrices import ExpertMatrices, Fp8Experts
 from cairn.kernels.experts.route import MOST_EXPERTS, Routing, route
 from cairn.kernels.experts.sort_pairs import FEW_PAIRS, FewPairs, Pairs, sort_pairs
 from cairn.kernels.norm.join_norm import Parts
-from cairn.kernels.quantize.quantize import quantize
+from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.models.activation import Gate
 from cairn.models.expert_ranks import spreads_experts
 from cairn.models.experts import ExpertLayer
@@ -46,16 +48,20 @@ def experts_product(
     onto_TD: Tensor | None,
     kernels: Kernels,
     slots_T: Tensor | None = None,
+    rows_TD: Quantized | None = None,
 ) -> Product:
     """`onto_TD`: the residual, if the result is added to it as it is; then it may be left in parts.
 
-    `slots_T`: where the tokens lie in the cache; negative for padding, which no expert sees.
+    `slots_T`: where the tokens lie in the cache; negative for padding, which no expert sees. `rows_TD`: x in float8, if
+    it is known.
     """
     alone = layer.shards.size == 1
     chosen_TK, weights_TK = _routed(layer, x_TD, kernels, slots_T)
     weights_TK, chosen_TK = layer.visits_here(weights_TK, chosen_TK)
     left_in_parts = onto_TD is not None and layer.shared is None and len(x_TD) <= MOST_PARTS
     left_in_parts = left_in_parts and alone  # parts of one rank would be added before the others'
+    # Parts are rounded once, results of many tokens twice: a row would depend on how many there are.
+    left_in_parts = left_in_parts and not kernels.invariant
     pairs: Pairs | FewPairs
     if left_in_parts and chosen_TK.numel() <= FEW_PAIRS:
         pairs = FewPairs(chosen_TK.flatten(), layer.experts.per_token)
@@ -65,7 +71,7 @@ def experts_product(
     inner_bias_EF, down_bias_ED = layer.biases()
     gating = _gating(layer.gate)
     inner_PF = grouped_matmul(
-        _entering(x_TD.contiguous(), inner),
+        _entering(x_TD.contiguous(), inner) if rows_TD is None else rows_TD,
         inner,
         pairs,
         gather=True,
@@ -79,7 +85,14 @@ def experts_product(
             grouped_parts(rows, down, pairs, weights_TK, bias_EN=down_bias_ED, one_tile=one_tile)
         )
     results_PD = grouped_matmul(rows, down, pairs, bias_EN=down_bias_ED, one_tile=one_tile)
-    return layer.shards.reduce(combine(results_PD, pairs.places_P, weights_TK))
+    choices = Choices(results_PD, pairs.places_P, weights_TK)
+    if onto_TD is not None and layer.shared is None and alone and not one_tile:
+        return choices
+    return layer.shards.reduce(combine(*choices))
+
+
+def takes_float8(layer: ExpertLayer) -> bool:
+    return isinstance(layer.matrices()[0], Fp8Experts)
 
 
 def _gating(gate: Gate) -> Gating | None:

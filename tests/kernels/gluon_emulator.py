@@ -332,7 +332,9 @@ def init(memory, count):
     bar.count = bar.pending = count
 
 
-def arrive(memory, count=1):
+def arrive(memory, count=1, pred=True):
+    if not pred:
+        return
     with CHANGED:
         bar = _barrier(memory)
         bar.pending -= count
@@ -415,6 +417,22 @@ def async_copy_global_to_shared(descriptor, at, barrier, memory, pred=True):
     COPIES.put((descriptor, [operator.index(i) for i in at], _barrier(barrier), memory))
 
 
+COPYING_THREADS = 128
+
+
+def copy_by_threads(memory, pointers):
+    """cp.async of every thread, which all arrive when their own copies have come."""
+    memory.array[...] = np.nan
+    FLIGHT.gathered = [*getattr(FLIGHT, "gathered", []), (pointers, memory)]
+
+
+def arrive_when_copied(barrier, increment_count):
+    assert not increment_count
+    for pointers, memory in FLIGHT.gathered:
+        COPIES.put((pointers, None, _barrier(barrier), memory))
+    FLIGHT.gathered = []
+
+
 def async_copy_shared_to_global(descriptor, at, memory):
     """Reads its buffer now and when it is waited for, and it must not have changed in between."""
     leaving = getattr(FLIGHT, "leaving", [])
@@ -439,11 +457,13 @@ def _copy_forever():
             waiting.append(COPIES.get())
         random.shuffle(waiting)
         while waiting and COPIES.empty():
-            descriptor, at, bar, memory = waiting.pop()
-            data = descriptor.read(at)
+            source, at, bar, memory = waiting.pop()
+            gathered = isinstance(source, Pointer)
+            data = load(source).array if gathered else source.read(at)
             with CHANGED:
                 memory.array[...] = data
-                bar.bytes -= descriptor.block_type.nbytes
+                bar.bytes -= 0 if gathered else source.block_type.nbytes
+                bar.pending -= COPYING_THREADS if gathered else 0
                 bar.settle()
 
 
@@ -621,6 +641,9 @@ hopper.__dict__.update(
         async_copy_global_to_shared=async_copy_global_to_shared,
         store_wait=store_wait,
         async_copy_shared_to_global=async_copy_shared_to_global,
+    ),
+    async_copy=types.SimpleNamespace(
+        async_copy_global_to_shared=copy_by_threads, mbarrier_arrive=arrive_when_copied
     ),
     fence_async_shared=lambda: None,
     warpgroup_mma=warpgroup_mma,

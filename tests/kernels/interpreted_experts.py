@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 import cairn.kernels.experts.sort_pairs as sorting
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.experts.combine import combine, combine_reference
+from cairn.kernels.experts.combine_norm import (
+    Choices,
+    combine_add_rmsnorm,
+    combine_add_rmsnorm_fp8,
+)
 from cairn.kernels.experts.gate_backward import gate_backward, gate_backward_reference
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
 from cairn.kernels.experts.grouped_matmul import (
@@ -24,6 +29,7 @@ from cairn.kernels.experts.grouped_matmul import (
 from cairn.kernels.experts.matrices import quantize_experts, round_mxfp4
 from cairn.kernels.experts.route import Routing, route, route_reference
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
+from cairn.kernels.norm.rmsnorm import add_rmsnorm
 from cairn.kernels.quantize.quantize import quantize
 from cairn.kernels.tuned import trying
 
@@ -110,6 +116,25 @@ def test_parts_and_their_sum():
     assert relative_error(summed[1:], exact.sum(0)[1:]) < 1e-2
     assert (summed[0] == 0).all()
     assert torch.equal(summed, combine_reference(results, pairs.places_P, weights))
+
+
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_sum_residual_and_norm_in_one_pass(plus_one):
+    tokens, columns = 6, 100
+    pairs = routed(tokens, 5, 3)
+    weights, weight = torch.rand(tokens, 3), torch.randn(columns).bfloat16()
+    weights[0] = 0.0
+    choices = Choices(torch.randn(tokens * 3, columns).bfloat16(), pairs.places_P, weights)
+    before = torch.randn(tokens, columns).bfloat16()
+    summed = combine(*choices, impl="triton")
+    y, added = add_rmsnorm(summed, before, weight, plus_one=plus_one, impl="triton")
+    how = dict(plus_one=plus_one, impl="triton")
+    found, total = combine_add_rmsnorm(choices, before, weight, **how)
+    assert torch.equal(total, added)
+    assert relative_error(found, y) < 1e-2
+    rows, total = combine_add_rmsnorm_fp8(choices, before.clone(), weight, **how)
+    assert torch.equal(total, added)
+    assert relative_error(rows, quantize(found)) == 0
 
 
 def test_backward_through_the_gate():

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.norm.rmsnorm import (
     add_rmsnorm,
+    add_rmsnorm_both,
     add_rmsnorm_fp8,
     rmsnorm,
     rmsnorm_fp8,
@@ -82,6 +83,10 @@ def test_fused_forms_equal_their_parts(plus_one, residual_dtype):
     stored, found = add_rmsnorm_fp8(x, residual, weight, plus_one=plus_one, impl="triton")
     assert torch.equal(found, total)
     assert relative_error(stored, quantize(y, impl="triton")) == 0
+    same, beside, found = add_rmsnorm_both(x, residual, weight, plus_one=plus_one, impl="triton")
+    assert torch.equal(same, y)
+    assert torch.equal(found, total)
+    assert relative_error(beside, stored) == 0
     plain = rmsnorm_fp8(x, weight, plus_one=plus_one, impl="triton")
     parts = quantize(rmsnorm(x, weight, plus_one=plus_one, impl="triton"), impl="triton")
     assert relative_error(plain, parts) == 0

@@ -20,8 +20,17 @@ from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
 from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.experts.combine import combine
+from cairn.kernels.experts.combine_norm import (
+    Choices,
+    combine_add_rmsnorm,
+    combine_add_rmsnorm_fp8,
+)
 from cairn.kernels.experts.gate_backward import gate_backward
-from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul, grouped_parts
+from cairn.kernels.experts.grouped_matmul import (
+    SWIGLU,
+    grouped_matmul,
+    grouped_parts,
+)
 from cairn.kernels.experts.route import Routing, route
 from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
 from cairn.kernels.layer.activation import gated_activation, gated_activation_fp8, geglu
@@ -40,6 +49,7 @@ from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsno
 from cairn.kernels.norm.layernorm import add_layernorm, layernorm
 from cairn.kernels.norm.rmsnorm import (
     add_rmsnorm,
+    add_rmsnorm_both,
     add_rmsnorm_fp8,
     rmsnorm,
     rmsnorm_fp8,
@@ -145,6 +155,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     (rmsnorm_with_rstd, NORM | dict(residual=random(6, 32))),
     (rmsnorm_fp8, NORM | dict(out=quantized(random(6, 32)))),
     (add_rmsnorm_fp8, NORM | dict(residual=random(6, 32), residual_out=torch.empty(6, 32))),
+    (add_rmsnorm_both, NORM | dict(residual=random(6, 32), residual_out=torch.empty(6, 32))),
     (
         rmsnorm_backward,
         NORM
@@ -334,6 +345,17 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     (
         combine,
         dict(results_PD=random(6, 8), places_P=ids(0, 4, 2, 5, 1, 3), weights_TK=random(3, 2)),
+    ),
+    *(
+        (
+            summed,
+            dict(
+                choices=Choices(random(6, 8), ids(0, 4, 2, 5, 1, 3), random(3, 2)),
+                residual=random(3, 8),
+                weight=random(8),
+            ),
+        )
+        for summed in (combine_add_rmsnorm, combine_add_rmsnorm_fp8)
     ),
     (
         gate_backward,

@@ -14,10 +14,14 @@ from cairn.kernels.cases.grouped_matmul import (
     choices,
 )
 from cairn.kernels.experts.combine import combine, combine_reference
+from cairn.kernels.experts.grouped_large import grouped_large
 from cairn.kernels.experts.grouped_matmul import (
+    FP8_MANY,
+    LARGE_FP8,
     SWIGLU,
     Gating,
     _key,
+    _launch,
     grouped_matmul,
     grouped_matmul_reference,
     grouped_parts,
@@ -151,6 +155,22 @@ def test_many_tokens_of_every_expert(shape, zipf):
         gate, up = exact.float().chunk(2, -1)
         exact = torch.nn.functional.silu(gate) * up
     assert relative_error(y, exact.float()) < 1e-2
+
+
+@pytest.mark.parametrize("zipf", [False, True])
+def test_many_float8_rows_of_every_expert(zipf):
+    """As the form for any number of rows has them, bit by bit."""
+    tokens = 8192
+    x, w, pairs = operands(GATE_UP, tokens, zipf)
+    x, w = quantize(x), quantize_experts(w)
+    how = dict(gather=True, gating=SWIGLU)
+    y = grouped_matmul(x, w, pairs, **how, impl="triton")
+    plain = torch.empty_like(y)
+    _launch(x, w, plain, pairs, None, FP8_MANY, None, **how)
+    assert torch.equal(y, plain)
+    rows, down = quantize(y), quantize_experts(operands(DOWN, 1)[1])
+    found = grouped_matmul(rows, down, pairs, impl="triton")
+    assert torch.equal(found, grouped_large(rows, down, pairs.ends_E, LARGE_FP8))
 
 
 def test_backward_through_the_gate():

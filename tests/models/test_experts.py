@@ -7,13 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.kernels.experts.combine import combine
+from cairn.kernels.experts.combine_norm import Choices
 from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
 from cairn.kernels.norm.join_norm import Parts
+from cairn.kernels.quantize.quantize import quantize
 from cairn.models import fused_experts
 from cairn.models.activation import ACTIVATIONS
 from cairn.models.attend import Packed
 from cairn.models.build import Build
 from cairn.models.experts import ExpertLayer
+from cairn.models.fused import FusedResidual
 from cairn.models.fused_experts import experts_product
 from cairn.models.grouped_product import masked_product, split_product
 from cairn.models.linear.form import Kernels
@@ -169,3 +173,36 @@ def test_biases_and_a_clamped_gate_are_the_same_through_the_kernels(monkeypatch)
     torch.testing.assert_close(padded_TD[:6], layer(x_TD)[:6], rtol=1e-4, atol=1e-4)
     alone_TD = torch.cat([layer(x_1D) for x_1D in x_TD.split(1)])
     torch.testing.assert_close(alone_TD, layer(x_TD), rtol=1e-4, atol=1e-4)
+
+
+def test_many_tokens_are_summed_by_the_norm_that_follows(monkeypatch):
+    model = random_model(preset("tiny-moe"), Build("cpu", torch.float32, fused=True))
+    first = cast(Layer, model.requires_grad_(False).layers[0])
+    layer, norm = cast(ExpertLayer, first.feed_forward), first.feed_forward_norm
+    x_TD = torch.randn(7, layer.hidden)
+    monkeypatch.setattr(fused_experts, "MOST_PARTS", 0)
+    choices = experts_product(layer, x_TD, x_TD, Kernels())
+    assert isinstance(choices, Choices)
+    monkeypatch.undo()
+    assert isinstance(experts_product(layer, x_TD, x_TD, Kernels()), Parts)
+    chosen = fused_experts._routed(layer, x_TD, Kernels(), None)
+    monkeypatch.setattr(fused_experts, "_routed", lambda *given: chosen)  # the product is a GPU's
+    invariant = experts_product(layer, x_TD, x_TD, Kernels(invariant=True))
+    assert torch.equal(cast(torch.Tensor, invariant), combine(*choices))
+    y_TD = combine(*choices)
+    torch.testing.assert_close(y_TD, layer(x_TD), rtol=1e-4, atol=1e-4)
+
+    def waiting(pending):
+        return FusedResidual(x_TD.clone(), pending)
+
+    assert torch.equal(waiting(choices).hidden(), waiting(y_TD).hidden())
+    found, wanted = waiting(choices).normed(norm), waiting(y_TD.clone()).normed(norm)
+    assert torch.equal(found.tensor, wanted.tensor)
+    assert torch.equal(found.x_TD, wanted.x_TD)
+    both = waiting(y_TD.clone()).normed(norm)
+    rows, exact = both.beside, quantize(both.tensor)
+    assert rows is not None
+    assert torch.equal(rows.values.float(), exact.values.float())
+    quantized = waiting(choices).normed(norm).quantized
+    assert torch.equal(quantized.values.float(), exact.values.float())
+    assert torch.equal(quantized.scale, exact.scale)

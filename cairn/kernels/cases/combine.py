@@ -6,12 +6,32 @@ import torch
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.experts.combine import _combine_kernel, combine, combine_reference, cost
+from cairn.kernels.experts.combine_norm import _combine_norm_kernel, warps_of
 from cairn.kernels.experts.sort_pairs import sort_pairs_reference
 from cairn.kernels.kernel import Case, Prepared, Variant
 
 KERNEL = "cairn.kernels.experts.combine"
 
+
+def _norm_variant(fp8: bool, columns: int = 2048) -> Variant:
+    pointers = dict(results="*bf16", places="*i32", weights="*fp32", residual="*bf16")
+    pointers |= dict(norm_weight="*bf16", y="*fp8e4nv" if fp8 else "*bf16", total="*bf16")
+    pointers |= dict(scale="*fp32") if fp8 else {}
+    strides = [f"{name}_stride" for name in ("residual", "y", "total")]
+    fixed = dict(PER_TOKEN=8, PLUS_ONE=False, COLUMNS=columns, WIDTH=columns, OVERLAP=True)
+    return Variant(
+        f"combine 8 of {columns} columns + residual + norm{' + fp8' * fp8}",
+        _combine_norm_kernel,
+        pointers | dict.fromkeys(strides, "i32") | {"eps": "fp32"},
+        fixed | ({} if fp8 else {"scale": None}),
+        {"num_warps": warps_of(columns)},
+        [*pointers, *strides],
+    )
+
+
 VARIANTS = [
+    _norm_variant(fp8=False),
+    _norm_variant(fp8=True),
     Variant(
         "combine 8 of 2048 columns",
         _combine_kernel,
@@ -19,7 +39,7 @@ VARIANTS = [
         dict(PER_TOKEN=8, WIDTH=1024, OVERLAP=True),
         {"num_warps": 4},
         ("results", "places", "weights", "y", "D"),
-    )
+    ),
 ]
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.experts import few_mxfp4
+from cairn.kernels.attention.attention_rings import AVERAGE_REGISTERS, described
+from cairn.kernels.experts import few_mxfp4, grouped_ring
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, _large_kernel
 from cairn.kernels.experts.grouped_large import constants as large_constants
@@ -37,6 +38,7 @@ from cairn.kernels.experts.grouped_matmul import (
     grouped_parts,
     grouped_parts_reference,
 )
+from cairn.kernels.experts.grouped_ring_kernel import ROWS, STAGED, ring_kernel, row_tiles_kernel
 from cairn.kernels.experts.matrices import TILE
 from cairn.kernels.experts.sort_pairs import FEW_PAIRS, FewPairs, Pairs, sort_pairs
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
@@ -142,6 +144,43 @@ def _large_variant(tiles: LargeTiles, shape: Shape, kind: Kind = "bf16") -> Vari
     return Variant(name, _large_kernel, types, fixed, options, aligned, "wgmma")
 
 
+def _ring_variant(shape: Shape) -> Variant:
+    kind, gather = torch.float8_e4m3fn, shape.swiglu
+    wide = grouped_ring.STAGE_BYTES // kind.itemsize
+    types = dict(
+        x="*fp8e4nv",
+        x_desc=described([ROWS.value, wide], kind),
+        w_desc=described([STAGED.value, wide], kind),
+        y="*bf16",
+        **dict.fromkeys(("order", "tiles"), "*i32"),
+        **dict.fromkeys(("x_scales", "w_scales"), "*fp32"),
+        **dict.fromkeys(("N", "stride_x"), "i32"),
+    )
+    plan = grouped_ring.GATHERED if gather else grouped_ring.IN_ORDER
+    size = (shape.n, shape.k, PER_TOKEN)
+    return Variant(
+        f"grouped {shape.name} ring, fp8",
+        ring_kernel,
+        types,
+        grouped_ring.constants(kind, *size, gather, shape.swiglu, plan),
+        {"num_warps": 4, "maxnreg": AVERAGE_REGISTERS},
+        [name for name in types if not name.endswith("desc")],
+        "wgmma",
+        gluon=True,
+        allowed_spills=16,  # of what is used once in a tile
+    )
+
+
+_ROW_TILES = Variant(
+    "list of row tiles",
+    row_tiles_kernel,
+    dict(ends="*i32", tiles="*i32"),
+    {**grouped_ring.tile_constants(COUNT), "OVERLAP": True},
+    {"num_warps": 4},
+    ("ends", "tiles"),
+)
+
+
 def _few_variant(tiles: few_mxfp4.FewTiles, shape: Shape) -> Variant:
     """One token of gpt-oss."""
     parts = not shape.swiglu
@@ -183,6 +222,9 @@ VARIANTS = [
     _few_variant(few_mxfp4.PLAIN, OSS_DOWN),
     _large_variant(LARGE, DOWN),
     _large_variant(LARGE_FP8, DOWN, "fp8"),
+    _ring_variant(GATE_UP),
+    _ring_variant(DOWN),
+    _ROW_TILES,
 ]
 
 

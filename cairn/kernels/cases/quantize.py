@@ -12,8 +12,10 @@ from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.norm.rows import candidates, key, shipped_layouts, width
 from cairn.kernels.quantize.quantize import (
     LIMITS,
+    THIRDS,
     _dequantize_kernel,
     _quantize_kernel,
+    _quantize_thirds_kernel,
     cost,
     quantize,
     quantize_reference,
@@ -48,6 +50,15 @@ VARIANTS = [
     _variant(4096, "fp8e4nv", 1, 4, 3),
     _variant(4096, "i8", 1, 4, 1),
     _variant(8192, "fp8e4nv", 1, 8, 1),
+    Variant(
+        "quantize 768 fp8e4nv by thirds",
+        _quantize_thirds_kernel,
+        {"x": "*bf16", "values": "*fp8e4nv", "scale": "*fp32", "rows": "i32"}
+        | {"x_stride": "i32", "values_stride": "i32"},
+        {"THIRD": 256, "OVERLAP": True, **THIRDS},
+        {"num_warps": 4},
+        ("x", "values", "scale", "x_stride", "values_stride"),
+    ),
     Variant(
         "dequantize 4096",
         _dequantize_kernel,

@@ -20,15 +20,21 @@ KERNEL = "cairn.kernels.norm.rmsnorm"
 
 
 def _variant(
-    columns: int, how: Layout, residual: bool = False, fp8: bool = False, early: bool = False
+    columns: int,
+    how: Layout,
+    residual: bool = False,
+    fp8: bool = False,
+    early: bool = False,
+    both: bool = False,
 ) -> Variant:
-    pointers = {"x": "*bf16", "weight": "*bf16", "y": "*fp8e4nv" if fp8 else "*bf16"}
+    pointers = {"x": "*bf16", "weight": "*bf16", "y": "*fp8e4nv" if fp8 and not both else "*bf16"}
+    pointers |= {"beside": "*fp8e4nv"} if both else {}
     pointers |= {"residual": "*bf16", "total": "*bf16"} if residual else {}
     pointers |= {"scale": "*fp32"} if fp8 else {}
     strides = [f"{name}_stride" for name in ("x", "residual", "y", "total")]
-    absent = {"residual", "total", "scale", "rstd"} - set(pointers)
+    absent = {"residual", "total", "scale", "beside", "rstd"} - set(pointers)
     return Variant(
-        f"rmsnorm {columns}{' + residual' * residual}{' + fp8' * fp8}{', early' * early}, {how}",
+        f"rmsnorm {columns}{' + residual' * residual}{' + fp8' * fp8}{' beside' * both}{', early' * early}, {how}",
         _rmsnorm_kernel,
         pointers | dict.fromkeys(strides, "i32") | {"rows": "i32", "eps": "fp32"},
         {"PLUS_ONE": False, "COLUMNS": columns, "WIDTH": width(columns), "ROWS": how.rows}
@@ -48,6 +54,7 @@ VARIANTS = [
     ),
     _variant(4096, default_layout(4096), fp8=True),
     _variant(4096, default_layout(4096), residual=True, fp8=True),
+    _variant(2048, default_layout(2048), residual=True, fp8=True, both=True),
 ]
 
 

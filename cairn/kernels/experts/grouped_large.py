@@ -5,8 +5,8 @@
 The last tile of an expert reaches into the rows of the next one: it multiplies them and does not write them. A program
 finds the expert of a tile in `ends` on the device, so a CUDA graph can hold the launch. TMA copies boxes, not scattered
 rows, so x lies in the order of the experts. On an H200 it does 537 TFLOP/s where the other form of `grouped_matmul`
-does 450 (65,536 rows, 768 to 2048, 128 experts chosen at random), in float8 952 where that does 761 (131,072 rows);
-with rows gathered first and SwiGLU inside it gained less than the copy took.
+does 450 (65,536 rows, 768 to 2048, 128 experts chosen at random); with rows gathered first and SwiGLU inside it gained
+less than the copy took. Float8 rows of whole tiles take `grouped_ring`.
 """
 
 from typing import Any, NamedTuple

@@ -9,8 +9,9 @@ which the norm that follows sums in a fixed order (`grouped_parts`): no atomics,
 
 A few pairs need not be sorted (`FewPairs`): each is a tile of its own, and two that share an expert read it twice; in
 MXFP4 they take `few_mxfp4`.
-Many tokens of every expert go through `grouped_large`. With `one_tile` a row's result depends on that row alone.
-Forward only. Weights are in 16 bits, in float8 or in MXFP4 (`matrices`); the kernel is in `grouped_kernel`.
+Many tokens of every expert go through `grouped_large` or `grouped_ring`. With `one_tile` a row's result
+depends on that row alone. Forward only. Weights are in 16 bits, in float8 or in MXFP4 (`matrices`); the kernel is in
+`grouped_kernel`.
 """
 
 import itertools
@@ -28,6 +29,8 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts import few_mxfp4
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
+from cairn.kernels.experts.grouped_ring import grouped_ring
+from cairn.kernels.experts.grouped_ring import unfit as ring_unfit
 from cairn.kernels.experts.matrices import (
     TILE,
     ExpertMatrices,
@@ -165,12 +168,14 @@ def grouped_matmul(
         return grouped_matmul_reference(
             x, w_ENK, pairs, gather=gather, gating=gating, bias_EN=bias_EN
         )
-    if not isinstance(w_ENK, Mxfp4Experts) and isinstance(pairs, Pairs):
-        # A gathered product would need its rows copied first, which costs more than the form gains.
-        plain = not gather and gating is None and bias_EN is None and not one_tile
-        if plain and pairs.total >= LEAST_LARGE * w_ENK.shape[0]:
-            tiles = LARGE if isinstance(w_ENK, Tensor) else LARGE_FP8
-            return grouped_large(x, w_ENK, pairs.ends_E, tiles)
+    plain = bias_EN is None and not one_tile
+    many = _of_many(w_ENK, pairs) if plain else None
+    if many and _suits_ring(many[0], gating):
+        return grouped_ring(x, *many, gather=gather, swiglu=gating is not None)
+    # A gathered product would need its rows copied first, which costs more than the form gains.
+    if many and not gather and gating is None:
+        tiles = LARGE if isinstance(w_ENK, Tensor) else LARGE_FP8
+        return grouped_large(x, many[0], many[1].ends_E, tiles)
     columns = w_ENK.shape[1] // 2 if gating is not None else w_ENK.shape[1]
     device = _values(x).device
     y_PN = torch.empty(pairs.total, columns, dtype=_result_type(x), device=device)
@@ -207,6 +212,21 @@ def grouped_parts(
         tiles = tiles_for(pairs.total, w_ENK, False, one_tile)
         _launch(x_PK, w_ENK, sums_KTN, pairs, weights_TK, tiles, bias_EN)
     return sums_KTN
+
+
+def _of_many(
+    w: ExpertMatrices, pairs: Pairs | FewPairs
+) -> tuple[Tensor | Fp8Experts, Pairs] | None:
+    """Both, if every expert has many tokens; a persistent kernel is faster then."""
+    if isinstance(w, Mxfp4Experts) or isinstance(pairs, FewPairs):
+        return None
+    return (w, pairs) if pairs.total >= LEAST_LARGE * w.shape[0] else None
+
+
+def _suits_ring(w: Tensor | Fp8Experts, gating: Gating | None) -> bool:
+    """In 16 bits the ring is ahead where rows are gated."""
+    ahead = isinstance(w, Fp8Experts) or gating is not None
+    return ahead and gating in (None, SWIGLU) and ring_unfit(w) is None
 
 
 def _launched_few(

@@ -4,6 +4,7 @@
     add_rmsnorm       x, residual -> y of their sum, the sum       (the sum is the new residual)
     rmsnorm_fp8       x -> y as fp8 with a scale for each row
     add_rmsnorm_fp8   all of it
+    add_rmsnorm_both  the same with y in 16 bits as well, for who reads both
 
 Computed in float32 and rounded where the plain model rounds: the sum to the residual's type, the normalised row to
 x's type before the weight multiplies it (not so with Gemma's weights, which are offsets from one), y before it is
@@ -63,11 +64,12 @@ def add_rmsnorm_reference(
 
 @triton.jit(do_not_specialize=["rows"])
 def _rmsnorm_kernel(
-    x, residual, weight, y, total, scale, rstd, rows,
+    x, residual, weight, y, total, scale, beside, rstd, rows,
     x_stride, residual_stride, y_stride, total_stride, eps,
     PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """`scale`: y is fp8, or, with `beside`, that is, and y stays as it is."""
     begin(OVERLAP, EARLY)
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < COLUMNS
@@ -94,10 +96,13 @@ def _rmsnorm_kernel(
         else:  # in 16 bits, as the plain model: two products are one instruction then
             n = n.to((residual if residual is not None else x).dtype.element_ty) * w
         n = n.to(x.dtype.element_ty)
+        if beside is not None:
+            tl.store(y + at * y_stride + column, n.to(y.dtype.element_ty), mask=mask)
         if scale is not None:
             n, row_scale = fp8_rows(n.to(tl.float32))
             tl.store(scale + row, row_scale[:, None], mask=row < rows)
-        tl.store(y + at * y_stride + column, n.to(y.dtype.element_ty), mask=mask)
+        last = y if beside is None else beside
+        tl.store(last + at * y_stride + column, n.to(last.dtype.element_ty), mask=mask)
 
 
 def rmsnorm(
@@ -212,6 +217,27 @@ def add_rmsnorm_fp8(
     return y, total
 
 
+def add_rmsnorm_both(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    plus_one: bool = False,
+    residual_out: Tensor | None = None,
+    prefetch: bool = False,
+    impl: Impl = "auto",
+) -> tuple[Tensor, Quantized, Tensor]:
+    """add_rmsnorm, and quantize of its y. Not differentiable."""
+    rows, total = quantized_rows(x, FP8, None), _buffer("residual_out", residual_out, residual)
+    if _offer(x, residual, weight, impl) == "reference":
+        y, added = add_rmsnorm_reference(x, residual, weight, eps, plus_one)
+        return y, filled(rows, quantize_reference(y)), total.copy_(added)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, residual, weight, y, total, rows.scale, None, eps, plus_one, prefetch, rows.values)
+    return y, rows, total
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -275,6 +301,7 @@ def _launch(
     eps: float,
     plus_one: bool,
     prefetch: bool = False,
+    beside: Tensor | None = None,
 ) -> None:
     x_TD, y_TD = as_rows("x", x), as_rows("out", y)
     added = None if residual is None else as_rows("residual", residual)
@@ -282,11 +309,12 @@ def _launch(
     rows, columns = x_TD.shape
     if not rows:
         return
-    form = ("add" if residual is not None else "plain") + (",fp8" if scale is not None else "")
+    fp8 = scale is not None and beside is None
+    form = ("add" if residual is not None else "plain") + (",fp8" if fp8 else "")
     how = layout("rmsnorm", form, columns, x.dtype, default_layout(columns))
     launch(
         _rmsnorm_kernel, how.programs(rows, x.device),
-        x_TD, added, weight, y_TD, total_TD, scale, rstd, rows, x_TD.stride(0),
+        x_TD, added, weight, y_TD, total_TD, scale, beside, rstd, rows, x_TD.stride(0),
         added.stride(0) if added is not None else 0, y_TD.stride(0),
         total_TD.stride(0) if total_TD is not None else 0, eps,
         PLUS_ONE=plus_one, COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows,

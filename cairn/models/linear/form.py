@@ -14,11 +14,13 @@ from torch import Tensor
 from cairn.models.activation import Gate
 
 if TYPE_CHECKING:
+    from cairn.kernels.experts.combine_norm import Choices
     from cairn.kernels.norm.join_norm import Parts
     from cairn.kernels.quantize.quantize import Quantized
 
-# A tensor; parts of a sum over K that are joined where they are added; or None: it has been added to the residual.
-Product: TypeAlias = "Tensor | Parts | None"
+# A tensor; parts of a sum over K or results of a token's experts, which are summed where they are added; or None: it
+# has been added to the residual.
+Product: TypeAlias = "Tensor | Parts | Choices | None"
 # What enters a product: a tensor, or float8 rows with a scale each, for a form that multiplies those.
 Entering: TypeAlias = "Tensor | Quantized"
 

@@ -11,7 +11,7 @@ product: an adapter hangs there, whatever the form is.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,9 @@ from cairn.models.linear.form import (
     finished,
 )
 from cairn.models.shards import even_share
+
+if TYPE_CHECKING:
+    from cairn.kernels.norm.join_norm import Parts
 
 Addend = Callable[[Tensor], Tensor]  # x [M, K] -> [M, N]
 
@@ -138,7 +141,7 @@ class Linear(Holder):
             addend.onto(cast(Tensor, epilogue.onto_MN), x_MK)
             return None
         if not isinstance(y, Tensor):
-            addend.onto(y.sums_SMD[0], x_MK)
+            addend.onto(cast("Parts", y).sums_SMD[0], x_MK)
             return y
         if swiglu:
             return addend.gated(y, x_MK)
