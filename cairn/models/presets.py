@@ -9,6 +9,8 @@ holds each family against `transformers`. No torch.
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cairn.core.errors import ConfigError, did_you_mean
 from cairn.models.described_presets import glm45_air, glm45_whole, olmo3, phi4, smollm3
 from cairn.models.recurrent_presets import lfm2_1_2b, qwen3_next_80b, tiny_qwen3_next
@@ -28,6 +30,30 @@ def preset(name: str) -> ModelSpec:
         hint = did_you_mean(name.lower(), PRESETS, f"one of: {', '.join(PRESETS)}")
         raise ConfigError(f"no model shape is called {name!r}", hint=hint)
     return build()
+
+
+def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
+    """The same with another number of layers: what differs from layer to layer is cut, or goes on as it began."""
+    experts = spec.experts
+    if experts is not None and experts.dense_layers:
+        dense = tuple(layer for layer in experts.dense_layers if layer < layers)
+        experts = msgspec.structs.replace(experts, dense_layers=dense)
+    nope = _continued(tuple(layer in spec.nope_layers for layer in range(spec.layers)), layers)
+    return msgspec.structs.replace(
+        spec,
+        layers=layers,
+        windows=_continued(spec.windows, layers),
+        mixers=_continued(spec.mixers, layers),
+        nope_layers=tuple(layer for layer, without in enumerate(nope) if without),
+        experts=experts,
+    )
+
+
+def _continued(pattern: tuple[Any, ...], layers: int) -> tuple[Any, ...]:
+    """By its shortest period: five layers with a window and one without, again and again."""
+    count = len(pattern)
+    period = next((p for p in range(1, count) if pattern[p:] == pattern[:-p]), count)
+    return tuple(pattern[layer % period] for layer in range(layers)) if pattern else ()
 
 
 def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:

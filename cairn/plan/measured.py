@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import CairnError
-from cairn.models.presets import PRESETS, preset
+from cairn.models.presets import PRESETS, preset, with_layers
 from cairn.plan.device import device
 from cairn.plan.published import TITAN_AGAIN, Compared, Published, compare_one
 from cairn.plan.serve_cost import Served
@@ -159,7 +159,7 @@ def _trained(records: Path, only: str | None) -> Iterator[tuple[str, dict[str, A
             continue
         spec = preset(row["model"])
         if row.get("layers"):  # the first ones alone
-            spec = msgspec.structs.replace(spec, layers=row["layers"])
+            spec = with_layers(spec, row["layers"])
         job = Job(
             spec=spec,
             sequence=row["seq"],

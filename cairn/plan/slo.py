@@ -73,7 +73,9 @@ def parse_slo(text: str) -> Slo:
                 hint="such as ttft=500ms,tpot=25ms",
             )
         given[name] = parse_duration(value)
-    missing = [name for name in NAMES if not given.get(name)]
+        if not given[name]:
+            raise ConfigError(f"--slo is {text!r}: {name} is 0", hint="a time above 0")
+    missing = [name for name in NAMES if name not in given]
     if missing:
         raise ConfigError(
             f"--slo is {text!r}: {missing[0]} is missing", hint="such as ttft=500ms,tpot=25ms"

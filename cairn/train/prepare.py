@@ -24,7 +24,7 @@ from cairn.models.adapter.spec import ALL_LINEAR, AdapterSpec
 from cairn.models.build import Build, Slot
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
-from cairn.models.presets import preset
+from cairn.models.presets import preset, with_layers
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
@@ -68,7 +68,7 @@ TOKENIZER = "tokenizer"  # of a run, in its folder
 TEXT_CACHE = "data"  # of a run, in its folder
 OF_HOST = 0.5  # of the host's memory, for activations that wait there
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
-SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
+SIZES = ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
 
 class Prepared(NamedTuple):
@@ -162,8 +162,11 @@ def _shadowed(config: Train) -> list[str]:
 
 
 def shape_of(model: Model) -> ModelSpec:
+    spec = preset(model.preset)
+    if model.layers:
+        spec = with_layers(spec, model.layers)
     chosen = {name: getattr(model, name) for name in SIZES if getattr(model, name)}
-    return msgspec.structs.replace(preset(model.preset), **chosen)
+    return msgspec.structs.replace(spec, **chosen)
 
 
 def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> ModelSpec:

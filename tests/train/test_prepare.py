@@ -9,6 +9,7 @@ import torch
 
 from cairn.core.errors import CairnError, ConfigError, DataError
 from cairn.models.hub import resolve
+from cairn.models.presets import PRESETS, preset
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.train import prepare as preparing
 from cairn.train import refuse
@@ -50,6 +51,27 @@ def test_weights_are_found_by_name_and_bring_their_tokenizer():
     assert spec.vocab == start.spec.vocab
     assert spec_of(TINY) == start.spec  # and not the preset beside it
     assert spec_of(Model()) == shape_of(Model())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("change", [0, 5])
+def test_another_number_of_layers_keeps_what_differs_from_layer_to_layer(name, change):
+    own = preset(name)
+    layers = own.layers + change
+    found = shape_of(Model(preset=name, layers=layers))
+    both = range(own.layers)
+    assert found.layers == layers
+    assert [found.window(n) for n in both] == [own.window(n) for n in both]
+    assert [found.rope_of(n) for n in both] == [own.rope_of(n) for n in both]
+    assert [found.mixer_of(n) for n in both] == [own.mixer_of(n) for n in both]
+    assert [found.experts_of(n) is None for n in both] == [own.experts_of(n) is None for n in both]
+
+
+def test_windows_go_on_as_they_began():
+    assert shape_of(Model(preset="gemma-3-1b", layers=31)).windows[24:] == (512,) * 5 + (0, 512)
+    assert shape_of(Model(preset="gemma-3-1b", layers=1)).windows == (512,)
+    with pytest.raises(ConfigError, match="attends"):
+        shape_of(Model(preset="tiny-qwen3-next", layers=1))
 
 
 def test_a_tokenizer_that_the_weights_do_not_know_is_refused(other):

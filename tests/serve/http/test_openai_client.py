@@ -393,8 +393,10 @@ def test_responses_that_are_kept(tiny_folder):
         with pytest.raises(openai.NotFoundError):  # another key's
             bob.retrieve(first.id)
         with ann.stream(input="More", previous_response_id=second.id, **asked) as stream:
-            third = [event for event in stream][-1].response  # noqa: C416
-        assert ann.retrieve(third.id).output_text == third.output_text
+            for event in stream:
+                if event.type == "response.incomplete":  # at once, while the stream is still open
+                    third = ann.retrieve(event.response.id)
+        assert third.output_text == event.response.output_text
         with pytest.raises(openai.NotFoundError):  # two are kept
             ann.create(input="x", previous_response_id=first.id, **asked)
         asked_with = ann.input_items.list(second.id, order="asc")

@@ -9,6 +9,7 @@ function_call  function_call_arguments.delta ..., function_call_arguments.done
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -60,16 +61,19 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     exchange = Exchange(
         service, call, [prepared.request], model, stream=asked.stream, ledger=asked.ledger
     )
+
+    def keep() -> None:
+        _keep(service, call, asked, made, before)
+
     async with exchange:
         if asked.stream:
-            await exchange.stream(EventWriter(made, blocks, exchange))
-            _keep(service, call, asked, made, before)
+            await exchange.stream(EventWriter(made, blocks, exchange, keep))
             return None
         await exchange.finish()
         done = exchange.jobs[0].answer.result()
         blocks.push(done)
         _complete(made, blocks, done, exchange)
-        _keep(service, call, asked, made, before)
+        keep()
         return JSON(made)
 
 
@@ -187,10 +191,12 @@ def _complete(
 
 
 class EventWriter:
-    """A response as the events of a stream."""
+    """A response as the events of a stream. It is kept before its last event: the next request may name it at once."""
 
-    def __init__(self, made: ModelResponse, blocks: Blocks, exchange: Exchange) -> None:
-        self._made, self._blocks, self._exchange = made, blocks, exchange
+    def __init__(
+        self, made: ModelResponse, blocks: Blocks, exchange: Exchange, keep: Callable[[], None]
+    ) -> None:
+        self._made, self._blocks, self._exchange, self._keep = made, blocks, exchange, keep
         self._numbers = itertools.count()
         self._begun = False
         self._ended: CompletionOutput | None = None
@@ -209,6 +215,7 @@ class EventWriter:
         made = self._made
         if self._ended is not None:
             _complete(made, self._blocks, self._ended, self._exchange)
+        self._keep()
         name = "incomplete" if made.status == "incomplete" else "completed"
         return self._event(name, response=made)
 
