@@ -3,7 +3,7 @@
     bytes --wire, httptools--> HttpRequest --handle--> send(whole answer) | begin(stream), write(chunk) ..., finish()
 
 A client that reads slowly stops the server's stream (`Asker.slow`), so it costs the memory of one buffer. A client that
-leaves ends its request (`Asker.gone`). Knows no server.
+leaves ends its request (`Asker.gone`), and one that sends half of a request is told so in time. Knows no server.
 """
 
 import asyncio
@@ -35,6 +35,8 @@ END_OF_HEAD, CLOSE = b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"
 LENGTH = b"content-length: "
 CHUNKED, LAST_CHUNK = b"transfer-encoding: chunked", b"0\r\n\r\n"
 UNFRAMED = b"cache-control: no-store"  # something has to stand in the place of the other
+HEAD_S = 30.0  # in which the headers of a request are here
+BODY_S = 60.0  # without a byte of a body, after which no more is awaited
 MOST_WAITING = 16  # requests of a connection, after which no more are read
 JSON = b"content-type: application/json\r\n"
 Handle = Callable[["Front", HttpRequest], None]
@@ -58,6 +60,9 @@ class Front(asyncio.Protocol):
         self._reader = RequestReader()
         self._parser = httptools.HttpRequestParser(self)
         self._reading = False  # the parser is in the middle of a request
+        self._in_body = False  # of it
+        self._due = 0.0  # until then its next part is awaited
+        self._watch: asyncio.TimerHandle | None = None
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
         self._parts, self._size = list[bytes](), 0
         self._waiting: deque[HttpRequest] = deque()  # sent before the answer to the one before
@@ -90,9 +95,13 @@ class Front(asyncio.Protocol):
             self._refuse(400, "this is no HTTP request", "bad_request")
         except httptools.HttpParserUpgrade:
             self._refuse(400, "the connection cannot be upgraded or be a tunnel", "no_upgrade")
+        if self._reading and self._in_body:
+            self._due = asyncio.get_running_loop().time() + BODY_S
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        if self._watch is not None:
+            self._watch.cancel()
         asker, self.asker = self.asker, None
         if asker is not None:
             asker.gone()
@@ -107,6 +116,23 @@ class Front(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._reading, self._target, self._headers, self._parts, self._size = True, b"", [], [], 0
+        self._in_body = False
+        self._due = asyncio.get_running_loop().time() + HEAD_S
+        if self._watch is None:
+            self._look()
+
+    def _look(self) -> None:
+        """Is the rest of a request overdue? Otherwise again when it would be: a timer for many parts."""
+        self._watch = None
+        if not self._reading or self.transport is None or self._refused:
+            return
+        loop = asyncio.get_running_loop()
+        if self._busy:  # with the answer before it, which is not cut short
+            self._due = loop.time() + HEAD_S
+        if self._due > loop.time():
+            self._watch = loop.call_at(self._due, self._look)
+        else:
+            self._refuse(408, "the rest of the request did not come in time", "request_timeout")
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -118,7 +144,7 @@ class Front(asyncio.Protocol):
             self._refuse(431, "the headers are too large", "headers_too_large")
 
     def on_headers_complete(self) -> None:
-        self._size = 0
+        self._size, self._in_body = 0, True
         if any(name == b"expect" for name, _ in self._headers) and self.transport is not None:
             self._writes.write(self.transport, (b"HTTP/1.1 100 Continue\r\n\r\n",))
 

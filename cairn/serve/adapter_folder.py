@@ -38,15 +38,20 @@ class AdapterFolder:
         self.folder, self.serving = folder, serving
         self._seen: dict[str, Stamp] = {}  # loaded, or found to be bad
         self._served: set[str] = set()
+        self._without: set[str] = set()  # weights, which was said
 
     def scan(self) -> None:
         """Make what is served agree with the folder. Reads files: not for an event loop."""
         try:
             places = places_in(self.folder)
             found = {name: _stamp(place) for name, place in places.items()}
+            without = {one.name for one in self.folder.iterdir() if _lacks_weights(one)}
         except OSError as error:  # what is served stays: a disk may come back
             log.warning("the adapters in %s cannot be listed: %s", self.folder, error.strerror)
             return
+        for name in sorted(without - self._without):
+            log.warning("the adapter %s is not served: it has no %s", name, WEIGHTS)
+        self._without = without
         for name in self._served - found.keys():
             self._unload(name)
         self._seen = {name: stamp for name, stamp in self._seen.items() if name in found}
@@ -90,6 +95,10 @@ def _stamp(place: Path) -> Stamp:
 
 def _is_adapter(place: Path) -> bool:
     return (place / CONFIG).is_file() and (place / WEIGHTS).is_file()
+
+
+def _lacks_weights(place: Path) -> bool:
+    return (place / CONFIG).is_file() and not (place / WEIGHTS).is_file()
 
 
 def read_module(text: str) -> tuple[str, str]:

@@ -415,6 +415,23 @@ def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
     fleet(check, count=1)
 
 
+@pytest.mark.parametrize(
+    "half", [b"POST /v1/comp", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"]
+)
+def test_a_client_that_sends_half_a_request_is_told_so_in_time(monkeypatch, half):
+    monkeypatch.setattr("cairn.fleet.front.HEAD_S", 0.2)
+    monkeypatch.setattr("cairn.fleet.front.BODY_S", 0.2)
+
+    async def check(url, servers, router):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(half)
+        assert b"408 Request Timeout" in await reader.read()
+        writer.close()
+
+    fleet(check, count=1)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
 def test_a_client_that_never_reads_is_left_and_its_server_with_it(monkeypatch):
     monkeypatch.setattr("cairn.fleet.listen.UNREAD_S", 0.5)

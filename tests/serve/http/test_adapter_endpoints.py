@@ -114,9 +114,14 @@ def test_an_adapter_that_goes_while_it_is_read_stops_nobody(folders, tmp_path, c
                 raise FileNotFoundError(folder)
             served.append(name)
 
-    AdapterFolder(tmp_path / "many", Loads()).scan()
+    shutil.copytree(folders / "poems", tmp_path / "many/pickled")
+    (tmp_path / "many/pickled/adapter_model.safetensors").rename(tmp_path / "many/adapter.bin")
+    followed = AdapterFolder(tmp_path / "many", Loads())
+    followed.scan()
+    followed.scan()
     assert served == ["poems"]
     assert "the adapter legal is not served" in caplog.text
+    assert caplog.text.count("the adapter pickled is not served") == 1
 
 
 def test_settings():
