@@ -69,22 +69,6 @@ def test_decode_without_a_pause(rest, prefetch):
     assert not workspace.arrivals.any()
 
 
-@pytest.mark.parametrize("shares_chip", [False, True])
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_decode_of_float8_without_a_pause(prefetch, shares_chip):
-    """With the whole chip and beside another stream's work: plans of other tiles."""
-    lengths = [0, 1, 2, 63, 64, 65, 127, 128, 129, 9000, 0, 1000, 16, 17, 0] * 20
-    call = random_call(Shape([1] * len(lengths), lengths, heads=16, page=64, fp8=True))
-    workspace = lasting_workspace(call.q_THC.device)
-    plan = paged_decode_gluon.plan_of(call, shares_chip)
-    exact = paged_attention_reference(call)[0]
-    for _ in range(2):
-        poison(call.out_THC)
-        paged_decode_gluon.decode(call, workspace, prefetch, plan)
-        assert relative_error(call.out_THC, exact) < 1e-2
-        assert not workspace.arrivals.any()
-
-
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("heads", [8, 16, 32])

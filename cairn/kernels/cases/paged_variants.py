@@ -9,7 +9,7 @@ from cairn.kernels.kernel import Expect, Variant
 from cairn.kernels.paged.paged_decode import CANDIDATES as DECODE_PLANS
 from cairn.kernels.paged.paged_decode import Plan as DecodePlan
 from cairn.kernels.paged.paged_decode import _decode_kernel
-from cairn.kernels.paged.paged_decode_gluon import BESIDE_8_BITS, PLAN_8_BITS, SWIZZLED
+from cairn.kernels.paged.paged_decode_gluon import PLAN_8_BITS, SWIZZLED
 from cairn.kernels.paged.paged_decode_gluon import Plan as StreamPlan
 from cairn.kernels.paged.paged_decode_gluon import constants as stream_constants
 from cairn.kernels.paged.paged_decode_gluon_kernel import decode_kernel
@@ -137,9 +137,8 @@ def decode_gluon(
     page: int = 64,
     fp8: bool = False,
     starts: bool = False,
-    beside: bool = False,
 ) -> Variant:
-    plan = (BESIDE_8_BITS if beside else PLAN_8_BITS) if fp8 else StreamPlan()
+    plan = PLAN_8_BITS if fp8 else StreamPlan()
     dtype = float8_e4m3fn if fp8 else bfloat16
     box = [plan.box, min(columns, SWIZZLED // dtype.itemsize)]
     described = f"tensordesc<{'fp8e4nv' if fp8 else 'bf16'}{box},{shared_layout(box, dtype)!r}>"
@@ -200,7 +199,6 @@ VARIANTS = [
     decode_gluon("128 page 64, several queries", starts=True),
     decode_gluon("128 page 64, several queries, fp8", fp8=True, starts=True),
     decode_gluon("128 page 64, fp8", fp8=True),
-    decode_gluon("128 page 64, fp8, beside", group=2, fp8=True, beside=True),
     decode_gluon("64 page 128, fp8", columns=64, page=128, fp8=True),
     decode_gluon("64 page 128, groups of 16", group=16, columns=64, page=128),
     *(

@@ -30,18 +30,13 @@ PLAN = Plan()
 PLAN_8_BITS = Plan(box=64, block=128)  # as many bytes in a tile
 # Leaves half of a multiprocessor to another stream: to its kernels, not to a successor that would only wait there.
 BESIDE = Plan(per_sm=1, early=False)
-# The arithmetic of float8 keeps one program busy for longer than the memory does: 128 sequences of 1,100 tokens took
-# 110 us on an H200, and 87 with two that have fewer registers (81 with the plan for the whole chip).
-BESIDE_8_BITS = Plan(registers=32, most=80, early=False, box=64)
 SWIZZLED = 128  # bytes of a copied row, the widest swizzle
 
 
 def plan_of(call: Paged, shares_chip: bool) -> Plan:
-    if call.k_scale is None:
-        plan = BESIDE if shares_chip else PLAN
-    else:
-        plan = BESIDE_8_BITS if shares_chip else PLAN_8_BITS
-    return plan._replace(box=min(plan.box, call.page_size))  # a copy is of one page
+    plan = PLAN if call.k_scale is None else PLAN_8_BITS
+    plan = plan._replace(box=min(plan.box, call.page_size))  # a copy is of one page
+    return plan._replace(per_sm=BESIDE.per_sm, early=BESIDE.early) if shares_chip else plan
 
 
 def obstacle(call: Paged, workspace: Workspace | None) -> str | None:
