@@ -148,19 +148,13 @@ INLINE void quad_piece(int type, const Piece *w, int count, const Quad *x, int a
     }
 }
 
-/* The rows that come next but one, which lie behind these: the CPU does not foresee rows that are read side by side. */
-INLINE void prefetch_next(const Weights *w) {
-    const int64_t size = MOST_ROWS_OF_W * (w[1].packed - w[0].packed);
-    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(w->packed + 2 * size + i);
-}
-
 /* `count` rows of weights with `quads` times four rows of x, of which `rows` are wanted: y [count, stride]. */
 INLINE void quads_dot(int type, const Weights *w, int count, const Quad *x, int quads, int rows, int columns, float *y,
                       int stride) {
     const int pieces = pieces_of(columns), size = values_of_scale(type);
-    if (count == MOST_ROWS_OF_W && in_blocks_of_32(type) && quads <= FEW_QUADS) {
-        prefetch_next(w);
-        few_quads_dot(type, w, x, quads, rows, columns, y, stride);
+    if (count == MOST_ROWS_OF_W && in_blocks_of_32(type)) {
+        for (int q = 0; q < quads; q += FEW_QUADS)
+            few_quads_dot(type, w, x + q * pieces, least(quads - q, FEW_QUADS), rows - 4 * q, columns, y + 4 * q, stride);
         return;
     }
     float32x4_t sum[QUADS_AT_ONCE][4 * MOST_ROWS_OF_W];

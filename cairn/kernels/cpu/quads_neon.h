@@ -1,11 +1,12 @@
-/* Few rows of activations with four rows of weights in blocks of 32 values, from the packed blocks to the sums.
+/* Rows of activations with four rows of weights in blocks of 32 values, from the packed blocks to the sums.
  *
  *     four passes over the rows of weights, one for every fourth block, because a row has four sums:
  *         unpack a block of each row of weights        into registers, for one or two quads of x
  *         both digits of a quad, then the scales       onto sums that stay in registers until the pass ends
+ *         prefetch a piece of a row behind these       a few lines at a time: a core waits where it asks for many at once
  *
- * `dot_neon.h` unpacks a piece into memory, which pays with many rows. A row of x adds up the same numbers in the same order
- * in both: it has the same bits.
+ * With more than two quads the next two take the same weights, which are in the first-level cache then. `rows_neon.h` has
+ * one row of x: it adds up the same numbers in the same order and has the same bits.
  */
 #ifndef CAIRN_QUADS_NEON_H
 #define CAIRN_QUADS_NEON_H
@@ -14,7 +15,7 @@
 
 #ifdef HAS_DOT_NEON
 
-#define FEW_QUADS 2 /* of x, for whose sums there are registers */
+#define FEW_QUADS 2 /* of x: for their sums there are registers */
 
 /* The same block of four rows of weights; the lanes of scale and offset are the rows. */
 typedef struct {
@@ -71,12 +72,15 @@ INLINE FourSums add_quad(int type, FourBlocks *b, const Quad *x, int first, Four
 /* Four rows of weights with one or two quads of x, of which `rows` are wanted: y [4, stride]. */
 INLINE void quads_of_blocks(int type, const Weights *w, const Quad *x, int quads, int rows, int columns, float *y,
                             int stride) {
-    const int pieces = pieces_of(columns);
+    const int pieces = pieces_of(columns), size = piece_bytes(type);
+    const int64_t row_bytes = w[1].packed - w[0].packed;
     FourSums found[FEW_QUADS][4];
     for (int pass = 0; pass < 4; pass++) {
         FourSums one = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)}, two = one;
-        for (int column = 32 * pass; column < columns; column += PIECE) {
+        const uint8_t *next = w[3].packed + (1 + pass) * row_bytes; /* a row behind these four in each pass */
+        for (int column = 32 * pass; column < columns; column += PIECE, next += size) {
             const Quad *here = x + column / STRIDE;
+            prefetch_bytes(next, size);
             FourBlocks b = blocks_of_rows(type, w, column / 32);
             one = add_quad(type, &b, here, column % STRIDE, one);
             if (quads > 1) two = add_quad(type, &b, here + pieces, column % STRIDE, two);
