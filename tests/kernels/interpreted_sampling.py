@@ -235,17 +235,20 @@ def test_counting_tokens():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("vocabulary", "n", "lanes"), [(1000, 0, 128), (1000, 20, 128), (37, 32, 16)]
+    ("vocabulary", "n", "lanes", "parts"),
+    [(1000, 0, 128, 8), (1000, 20, 128, 1), (1000, 20, 64, 4), (37, 32, 16, 2), (37, 32, 4, 8)],
 )
-def test_logprobs(dtype, vocabulary, n, lanes):
-    """With few lanes some of them hide a third of the likeliest."""
+def test_logprobs(dtype, vocabulary, n, lanes, parts):
+    """With few lanes some of them hide a third of the likeliest; a part may have fewer columns than are asked for."""
     torch.manual_seed(6)
     logits_BV = (3 * torch.randn(4, vocabulary)).to(dtype)
     logits_BV[1, 3:10] = -torch.inf
     tokens_B = torch.tensor([0, vocabulary - 1, 3, 2])
     room = LogProbs(torch.empty(4), torch.empty(4, n), torch.empty(4, n, dtype=torch.int32))
     poison(*room)
-    with trying("logprobs", logprob_module._key(vocabulary, dtype, n), {"lanes": lanes}):
+    with trying(
+        "logprobs", logprob_module._key(vocabulary, dtype, n), {"lanes": lanes, "parts": parts}
+    ):
         logprobs(logits_BV, tokens_B, n, out=room, impl="triton")
     exact = logprobs_reference(logits_BV, tokens_B, n)
     assert torch.equal(room.ids_Bn, exact.ids_Bn)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+import triton
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.kernel import Case, Prepared, Variant
@@ -10,7 +11,9 @@ from cairn.kernels.sampling.logprobs import (
     LogProbs,
     Plan,
     _key,
+    _likeliest_kernel,
     _logprobs_kernel,
+    constants,
     cost,
     logprobs,
     logprobs_reference,
@@ -20,21 +23,37 @@ from cairn.kernels.tuned import Tuning
 KERNEL = "cairn.kernels.sampling.logprobs"
 
 
-TYPES = dict(
-    logits="*bf16", tokens="*i32", of_token="*fp32", top="*fp32", ids="*i32", logits_stride="i32"
-)
+SCAN = dict(logits="*bf16", sums_of="*fp32", top="*fp32", ids="*i32", logits_stride="i32")
+CHOOSE = dict(
+    logits="*bf16", tokens="*i32", of_token="*fp32", top="*fp32", ids="*i32", sums_of="*fp32",
+    top_of="*fp32", ids_of="*i32", logits_stride="i32",
+)  # fmt: skip
+
+
+def _variants(kind: str, n: int) -> Iterator[Variant]:
+    fixed = constants(Plan(), 151936, n)
+    parts = fixed["PARTS"]
+    room = triton.next_power_of_2(max(1, parts * n))
+    last = dict(VOCABULARY=151936, PARTS=parts, ROOM=room, N=n)
+    logits = {"logits": f"*{kind}"}
+    for part, kernel, types, numbers, warps in (
+        ("parts", _logprobs_kernel, SCAN, fixed, Plan().warps),
+        ("likeliest", _likeliest_kernel, CHOOSE, last, 1),
+    ):
+        yield Variant(
+            f"logprobs 151936 {kind} top {n} {part}",
+            kernel,
+            types | logits,
+            numbers,
+            {"num_warps": warps},
+            tuple(types),
+        )
 
 
 VARIANTS = [
-    Variant(
-        f"logprobs 151936 {dtype} top {n}",
-        _logprobs_kernel,
-        TYPES | {"logits": f"*{dtype}"},
-        dict(VOCABULARY=151936, LANES=2048, DEPTH=128, STAGES=6, N=n),
-        {"num_warps": 8},
-        tuple(TYPES),
-    )
-    for dtype, n in (("bf16", 0), ("bf16", 20), ("fp32", 20))
+    variant
+    for kind, n in (("bf16", 0), ("bf16", 20), ("fp32", 20))
+    for variant in _variants(kind, n)
 ]
 
 
@@ -61,7 +80,7 @@ def _prepare(dtype: torch.dtype, n: int) -> Prepared:
 
 def cases() -> Iterator[Case]:
     for dtype, bytes_each in ((torch.bfloat16, 2), (torch.float32, 4)):
-        for n in (0, 20):
+        for n in (0, 5, 20):
             yield Case(
                 "logprobs", f"256 x 151936 top {n}", "bf16" if bytes_each == 2 else "fp32",
                 cost(256, 151936, bytes_each), lambda d=dtype, n=n: _prepare(d, n), 1e-5, graph=True,
@@ -69,7 +88,7 @@ def cases() -> Iterator[Case]:
 
 
 def tuning() -> Iterator[Tuning]:
-    plans = [Plan(), Plan(2048, 8, 3), Plan(2048, 8, 10), Plan(4096, 16, 4), Plan(1024, 4, 8)]
+    plans = [Plan(), Plan(1024, 4, 2), Plan(1024, 4, 4, 4), Plan(1024, 4, 4, 16), Plan(2048, 8, 4)]
     for dtype in (torch.bfloat16, torch.float32):
         for n in (0, 20):
             yield Tuning(

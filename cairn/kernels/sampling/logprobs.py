@@ -2,11 +2,13 @@
 
     logprob[v] = logits[v] - log(sum of exp(logits))
 
-One program for a row. It keeps the sum of exponentials, and the two largest of each of LANES interleaved columns; the
-n likeliest are then taken from those one by one. A lane that has given both of its two (rare: n of LANES lanes) reads
-its own columns again for the next. Where nothing is left but -inf, the next is searched for in the row itself. Equal
-logits: the lower token first. Raw means before temperature, penalties and cuts, which is what clients compare models
-by. Serves chosen tokens and, with one row for each token, whole prompts. Bytes moved: the logits once.
+PARTS programs for a row: each keeps the sum of exponentials of its columns, and the two largest of each of LANES
+interleaved ones; its n likeliest are then taken from those one by one. A lane that has given both of its two (rare: n
+of LANES lanes) reads its own columns again for the next. Where nothing is left but -inf, the next is searched for in
+the part itself. A second launch takes the n likeliest of all parts. Equal logits: the lower token first. How many
+parts there are depends on the vocabulary alone, so a row's result does not depend on its batch. Raw means before
+temperature, penalties and cuts, which is what clients compare models by. Serves chosen tokens and, with one row for
+each token, whole prompts. Bytes moved: the logits once.
 """
 
 from typing import Any, NamedTuple
@@ -29,6 +31,7 @@ from cairn.kernels.sampling.sampling_search import (
 from cairn.kernels.tuned import tuned
 
 MOST = 32  # likeliest tokens
+_TAKEN = tl.constexpr(0x7FFFFFFF)  # behind every token
 
 
 class LogProbs(NamedTuple):
@@ -47,28 +50,26 @@ def logprobs_reference(logits_BV: Tensor, tokens_B: Tensor, n: int) -> LogProbs:
 
 
 @triton.jit
-def _after(logits, previous, token, VOCABULARY: tl.constexpr, LANES: tl.constexpr):
-    """The largest that comes after (previous, token), by a pass over the row."""
+def _after(logits, previous, token, first, end, NOBODY: tl.constexpr, LANES: tl.constexpr):
+    """The largest that comes after (previous, token), by a pass over the part."""
     lane = tl.arange(0, LANES)
     best = tl.full([LANES], float("-inf"), tl.float32)
-    chosen = tl.full([LANES], VOCABULARY, tl.int32)
-    for start in tl.range(0, VOCABULARY, LANES, num_stages=1):
+    chosen = tl.full([LANES], NOBODY, tl.int32)
+    for start in tl.range(first, end, LANES, num_stages=1):
         column = start + lane
-        score = scores_at(logits, column, VOCABULARY)
+        score = scores_at(logits, column, end)
         later = (score < previous) | ((score == previous) & (column > token))
-        better = later & ((score > best) | (chosen == VOCABULARY)) & (column < VOCABULARY)
+        better = later & ((score > best) | (chosen == NOBODY)) & (column < end)
         best = tl.where(better, score, best)
         chosen = tl.where(better, column, chosen)
     return tl.max(best, 0), first_of_largest(best, chosen)
 
 
 @triton.jit
-def _after_in_lane(
-    logits, previous, token, VOCABULARY: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr
-):  # fmt: skip
+def _after_in_lane(logits, previous, token, first, end, LANES: tl.constexpr, DEPTH: tl.constexpr):
     """The largest that comes after (previous, token) in the token's lane, of DEPTH columns; -inf: there is none."""
-    column = token % LANES + tl.arange(0, DEPTH) * LANES
-    score = scores_at(logits, column, VOCABULARY)
+    column = first + (token - first) % LANES + tl.arange(0, DEPTH) * LANES
+    score = scores_at(logits, column, end)
     later = (score < previous) | ((score == previous) & (column > token))
     score = tl.where(later, score, float("-inf"))
     return tl.max(score, 0), first_of_largest(score, column)
@@ -76,20 +77,27 @@ def _after_in_lane(
 
 @triton.jit
 def _logprobs_kernel(
-    logits, tokens, of_token, top, ids, logits_stride,
-    VOCABULARY: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, N: tl.constexpr,
+    logits, sums_of, top, ids, logits_stride,
+    VOCABULARY: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    N: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    """The largest logit of a part, the sum of exponentials beside it, and the part's N likeliest."""
+    EACH: tl.constexpr = (VOCABULARY + PARTS * LANES - 1) // (PARTS * LANES) * LANES
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    part = tl.program_id(0) % PARTS
     logits += row * logits_stride
+    place_of = row * PARTS + part
+    begin = part * EACH
+    end = tl.minimum(begin + EACH, VOCABULARY)
     lane = tl.arange(0, LANES)
     first = tl.full([LANES], float("-inf"), tl.float32)
     second = tl.full([LANES], float("-inf"), tl.float32)
     first_id = tl.full([LANES], VOCABULARY, tl.int32)
     second_id = tl.full([LANES], VOCABULARY, tl.int32)
     sums = tl.zeros([LANES], tl.float32)
-    for start in tl.range(0, VOCABULARY, LANES, num_stages=STAGES):
+    for start in tl.range(begin, end, LANES, num_stages=STAGES):
         column = start + lane
-        score = scores_at(logits, column, VOCABULARY)
+        score = scores_at(logits, column, end)
         larger = tl.maximum(tl.maximum(first, score), NOTHING)
         sums = sums * tl.math.exp2((first - larger) * LOG2_E) + tl.math.exp2(
             (score - larger) * LOG2_E
@@ -105,11 +113,8 @@ def _logprobs_kernel(
             first = tl.maximum(first, score)
     largest = tl.maximum(tl.max(first, 0), NOTHING)
     total = tl.sum(sums * tl.math.exp2((tl.maximum(first, NOTHING) - largest) * LOG2_E), 0)
-    level = largest + tl.math.log2(total) * LN_2
-    token = tl.load(tokens + row)
-    inside = (token >= 0) & (token < VOCABULARY)
-    chosen = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
-    tl.store(of_token + row, chosen - level)
+    tl.store(sums_of + place_of * 2, largest)
+    tl.store(sums_of + place_of * 2 + 1, total)
 
     if N > 0:
         given = tl.zeros([LANES], tl.int32)  # how many each lane has given
@@ -127,14 +132,46 @@ def _logprobs_kernel(
                 given += mine.to(tl.int32)
                 if tl.max(tl.where(mine, given, 0), 0) >= 2:
                     third, third_id = _after_in_lane(
-                        logits, value, winner, VOCABULARY, LANES, DEPTH
+                        logits, value, winner, begin, end, LANES, DEPTH
                     )
                     first = tl.where(mine, third, first)
                     first_id = tl.where(mine, third_id, first_id)
             else:
-                value, winner = _after(logits, value, winner, VOCABULARY, LANES)
+                value, winner = _after(logits, value, winner, begin, end, VOCABULARY, LANES)
+            tl.store(top + place_of * N + place, value)
+            tl.store(ids + place_of * N + place, winner)
+
+
+@triton.jit
+def _likeliest_kernel(
+    logits, tokens, of_token, top, ids, sums_of, top_of, ids_of, logits_stride,
+    VOCABULARY: tl.constexpr, PARTS: tl.constexpr, ROOM: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """What the parts of a row have found together: its log-sum-exp, and the N likeliest in order."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    largest = tl.load(sums_of + (row * PARTS + part) * 2)
+    total = tl.load(sums_of + (row * PARTS + part) * 2 + 1)
+    highest = tl.max(largest, 0)
+    total = tl.sum(total * tl.math.exp2((largest - highest) * LOG2_E), 0)
+    level = highest + tl.math.log2(total) * LN_2
+    token = tl.load(tokens + row)
+    inside = (token >= 0) & (token < VOCABULARY)
+    chosen = tl.load(logits + row * logits_stride + token, mask=inside, other=float("-inf"))
+    tl.store(of_token + row, chosen.to(tl.float32) - level)
+    if N > 0:
+        index = tl.arange(0, ROOM)
+        there = index < PARTS * N
+        best = tl.load(top_of + row * PARTS * N + index, mask=there, other=float("-inf"))
+        column = tl.load(ids_of + row * PARTS * N + index, mask=there, other=_TAKEN)
+        for place in tl.range(0, N, num_stages=1):
+            value = tl.max(best, 0)
+            winner = first_of_largest(best, column)
             tl.store(top + row * N + place, value - level)
             tl.store(ids + row * N + place, winner)
+            mine = column == winner
+            best = tl.where(mine, float("-inf"), best)
+            column = tl.where(mine, _TAKEN, column)
 
 
 def logprobs(
@@ -169,14 +206,27 @@ def logprobs(
         for target, result in zip(room, logprobs_reference(logits_BV, tokens_B, n), strict=True):
             target.copy_(result)
     elif batch:
-        plan = Plan(**tuned("logprobs", _key(vocabulary, logits_BV.dtype, n), Plan()._asdict()))
-        kernel: Any = _logprobs_kernel
-        kernel[(batch,)](
-            logits_BV, tokens_B, *room, logits_BV.stride(0), VOCABULARY=vocabulary, LANES=plan.lanes,
-            DEPTH=triton.next_power_of_2(triton.cdiv(vocabulary, plan.lanes)), STAGES=plan.stages, N=n,
-            num_warps=plan.warps,
-        )  # fmt: skip
+        _launch(logits_BV, tokens_B, n, room)
     return room
+
+
+def _launch(logits_BV: Tensor, tokens_B: Tensor, n: int, room: LogProbs) -> None:
+    batch, vocabulary = logits_BV.shape
+    plan = Plan(**tuned("logprobs", _key(vocabulary, logits_BV.dtype, n), Plan()._asdict()))
+    parts = plan.parts_of(vocabulary)
+    sums = torch.empty((batch, parts, 2), device=logits_BV.device)
+    top = torch.empty((batch, parts, n), device=logits_BV.device)
+    ids = torch.empty((batch, parts, n), dtype=torch.int32, device=logits_BV.device)
+    stride = logits_BV.stride(0)
+    scan: Any = _logprobs_kernel
+    scan[(batch * parts,)](
+        logits_BV, sums, top, ids, stride, **constants(plan, vocabulary, n), num_warps=plan.warps
+    )
+    choose_n: Any = _likeliest_kernel
+    choose_n[(batch,)](
+        logits_BV, tokens_B, *room, sums, top, ids, stride,
+        VOCABULARY=vocabulary, PARTS=parts, ROOM=triton.next_power_of_2(max(1, parts * n)), N=n, num_warps=1,
+    )  # fmt: skip
 
 
 def _rows(
@@ -190,9 +240,21 @@ def _rows(
 class Plan(NamedTuple):
     """How a launch is laid out; the table of tuned configurations names the same fields."""
 
-    lanes: int = 2048
-    warps: int = 8
-    stages: int = 6
+    lanes: int = 1024
+    warps: int = 4
+    stages: int = 4
+    parts: int = 8  # programs that share a row, a power of two
+
+    def parts_of(self, vocabulary: int) -> int:
+        """None without a column."""
+        tiles = triton.cdiv(vocabulary, self.lanes)
+        return min(self.parts, 1 << (tiles.bit_length() - 1))
+
+
+def constants(plan: Plan, vocabulary: int, n: int) -> dict[str, int]:
+    parts = plan.parts_of(vocabulary)
+    depth = triton.next_power_of_2(triton.cdiv(vocabulary, parts * plan.lanes))
+    return dict(VOCABULARY=vocabulary, PARTS=parts, LANES=plan.lanes, DEPTH=depth, STAGES=plan.stages, N=n)  # fmt: skip
 
 
 def _key(vocabulary: int, dtype: torch.dtype, n: int) -> str:

@@ -36,9 +36,9 @@ def limited(score):
 
 
 @triton.jit
-def scores_at(logits, column, VOCABULARY: tl.constexpr):
-    """float32; -inf where there is no such token, or NaN."""
-    score = tl.load(logits + column, mask=column < VOCABULARY, other=float("-inf")).to(tl.float32)
+def scores_at(logits, column, end):
+    """float32; -inf from `end` on, or where it is not a number."""
+    score = tl.load(logits + column, mask=column < end, other=float("-inf")).to(tl.float32)
     return tl.where(score == score, score, float("-inf"))
 
 
@@ -127,10 +127,10 @@ def rare(top, total, top_p, sharpness, vocabulary):
 
 @triton.jit
 def search_row(
-    logits, sharpness, top, target, low, high, COUNTING: tl.constexpr, SHIFT: tl.constexpr,
-    vocabulary, LANES: tl.constexpr, GROUP: tl.constexpr,
+    logits, target, low, high, SHIFT: tl.constexpr, vocabulary, LANES: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    """As `bisect`, over a whole row: three bounds in each pass. Weights are 1, or probabilities.
+    """As `bisect`, over a whole row with weights of 1: three bounds in each pass.
 
     SHIFT: bits that do not tell scores apart (16 for bfloat16 logits).
     """
@@ -152,13 +152,9 @@ def search_row(
         for start in tl.range(0, vocabulary, LANES, num_stages=1):
             score = ahead.to(tl.float32)
             ahead = tile(logits, start + LANES + column, vocabulary)
-            if COUNTING:
-                weight = tl.full(score.shape, 1.0, tl.float32)
-            else:
-                weight = tl.math.exp2((score - top) * sharpness)
-            above_first += tl.sum(tl.where(score >= first_score, weight, 0.0), 1)
-            above_second += tl.sum(tl.where(score >= second_score, weight, 0.0), 1)
-            above_third += tl.sum(tl.where(score >= third_score, weight, 0.0), 1)
+            above_first += tl.sum(tl.where(score >= first_score, 1.0, 0.0), 1)
+            above_second += tl.sum(tl.where(score >= second_score, 1.0, 0.0), 1)
+            above_third += tl.sum(tl.where(score >= third_score, 1.0, 0.0), 1)
         enough_first = tl.sum(above_first, 0) >= target
         enough_second = (tl.sum(above_second, 0) >= target) & (second < high)
         enough_third = (tl.sum(above_third, 0) >= target) & (third < high)
@@ -178,22 +174,40 @@ def search(
 ):  # fmt: skip
     """The token of a row with any number of candidates."""
     _, top, total = survey(logits, sharpness, LANES, True, vocabulary, LANES, GROUP)
-    high = ordered(top) + 1
     floor = ordered(
         tl.where(by_mass & (not by_count), LOWEST, bound)
     )  # that of top-p alone was a guess
     if by_count:
-        floor = search_row(logits, sharpness, top, top_k.to(tl.float32), floor, high, True, SHIFT,
+        floor = search_row(logits, top_k.to(tl.float32), floor, ordered(top) + 1, SHIFT,
                            vocabulary, LANES, GROUP)  # fmt: skip
-    if by_mass:
-        low = floor
-        if by_count:
+        if by_mass:
             total = _mass(logits, sharpness, top, disordered(floor), vocabulary, LANES, GROUP)
-        low = tl.maximum(low, ordered(rare(top, total, top_p, sharpness, vocabulary)))
-        floor = search_row(logits, sharpness, top, top_p * total, low, high, False, SHIFT,
-                           vocabulary, LANES, GROUP)  # fmt: skip
-    return _draw(logits, top, disordered(floor), min_p, sharpness, coolness, key_y, key_z,
-                 vocabulary, LANES, GROUP)  # fmt: skip
+    target = tl.where(by_mass, top_p * total, float("inf"))
+    return _first_kept(logits, top, disordered(floor), target, min_p, sharpness, coolness, key_y, key_z,
+                       vocabulary, LANES, GROUP)  # fmt: skip
+
+
+@triton.jit
+def _first_kept(
+    logits, top, least, target, min_p, sharpness, coolness, key_y, key_z,
+    vocabulary, LANES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The largest with noise of what top-p keeps, without a search for the cut.
+
+    The largest of all is the answer if it is kept, which it is with probability p: if what is likelier has less than
+    `target` together. If it is not, nothing that is less likely is, and the next is drawn from what is likelier.
+    """
+    token = -1
+    while token < 0:
+        drawn = _draw(logits, top, least, min_p, sharpness, coolness, key_y, key_z,
+                      vocabulary, LANES, GROUP)  # fmt: skip
+        token = drawn
+        score = tl.load(logits + drawn).to(tl.float32)
+        if (score < top) & (score >= least) & (target < float("inf")):
+            least = disordered(ordered(score) + 1)
+            likelier = _mass(logits, sharpness, top, least, vocabulary, LANES, GROUP)
+            token = tl.where(likelier < target, drawn, -1)
+    return token
 
 
 @triton.jit

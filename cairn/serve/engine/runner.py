@@ -272,11 +272,15 @@ class Runner:
         accept_tokens(drawn, self.batch.state)
 
     def _sample_special(self, step: Step, staged: Staged, done: Forward) -> Tensor:
-        """Drawn again, with what only some requests ask for; in place of the tokens that were kept."""
+        """Some drawn again, with what only they ask for; in place of the tokens that were kept."""
         count, tokens_S = step.draws, done.tokens_S.clone()
-        rows_S = staged.sample_rows_S[:count]
-        tokens_S[:count] = self.sampler.sample_special(
-            done.logits_SV[:count], done.position_S[:count], rows_S, step.sampling, step.drafts
+        self.sampler.sample_special(
+            done.logits_SV[:count],
+            done.position_S[:count],
+            staged.sample_rows_S[:count],
+            tokens_S[:count],
+            step.sampling,
+            step.drafts,
         )
         self.keep(staged, tokens_S)
         return tokens_S

@@ -21,9 +21,10 @@ from cairn.kernels.sampling.penalties import Penalties, count, penalize, words
 from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.cpu_sampling import sample_on_cpu
-from cairn.serve.engine.request import Request, is_penalised
+from cairn.serve.engine.request import Request, is_penalised, special
 
 TURNS = 4  # pinned mirrors, as of the batch
+ROW_BYTES = 36  # of a mirror: a seed and seven numbers
 
 
 class Mirror(NamedTuple):
@@ -34,6 +35,9 @@ class Mirror(NamedTuple):
     temperature_N: np.ndarray
     top_p_N: np.ndarray
     min_p_N: np.ndarray
+    repetition_N: np.ndarray
+    presence_N: np.ndarray
+    frequency_N: np.ndarray
     top_k_N: np.ndarray
 
 
@@ -101,8 +105,8 @@ class Sampler:
         pinned = self.device.type == "cuda"
         self._mirrors = [_mirror(rows, pinned) for _ in range(TURNS)]
         self._turn, self._dirty = 0, False
-        on_device = torch.zeros(24 * rows, dtype=torch.uint8, device=device)
-        self._on_device, self.parameters = on_device, _parameters(on_device, rows)
+        self._on_device = torch.zeros(ROW_BYTES * rows, dtype=torch.uint8, device=device)
+        self.parameters = _parameters(self._on_device, rows)
         self._penalties: Penalties | None = None
 
     def admit(self, request: Request) -> None:
@@ -115,12 +119,11 @@ class Sampler:
         mirror.temperature_N[row], mirror.top_p_N[row] = params.temperature, params.top_p
         mirror.min_p_N[row], mirror.top_k_N[row] = params.min_p, params.top_k
         mirror.seed_N[row] = secrets.randbits(63) if params.seed is None else params.seed
-        if is_penalised(request.params):
+        mirror.repetition_N[row] = params.repetition_penalty
+        mirror.presence_N[row] = params.presence_penalty
+        mirror.frequency_N[row] = params.frequency_penalty
+        if is_penalised(params):
             self._start_counts(request)
-        elif self._penalties is not None:  # the row's last user may have had some
-            self._penalties.repetition_N[row] = 1.0
-            self._penalties.presence_N[row] = 0.0
-            self._penalties.frequency_N[row] = 0.0
 
     def flush(self) -> None:
         """Send the parameters of new rows, if there are any."""
@@ -138,14 +141,25 @@ class Sampler:
         logits_SV: Tensor,
         position_S: Tensor,
         rows_S: Tensor,
+        tokens_S: Tensor,
         requests: Sequence[Request],
         drafts: Sequence[Sequence[int]] = (),
-    ) -> Tensor:
-        """For a step in which somebody wants more than the common parameters. `drafts`: as `Step.drafts`."""
+    ) -> None:
+        """Draw again for who wants more than the common parameters, in place of what `sample` has drawn.
+
+        `drafts`: as `Step.drafts`.
+        """
         if drafts:
-            return self._sample_runs(logits_SV, position_S, rows_S, Runs(requests, drafts))
-        draws = [Draw(r, _drawn_last(r), _mask(r.constraint)) for r in requests]
-        return self._sample_each(logits_SV, position_S, rows_S, draws, rows_S)
+            tokens_S.copy_(self._sample_runs(logits_SV, position_S, rows_S, Runs(requests, drafts)))
+            return
+        at = [s for s, request in enumerate(requests) if special(request)]
+        draws = [Draw(r, _drawn_last(r), _mask(r.constraint)) for r in (requests[s] for s in at)]
+        if len(at) == len(requests):
+            tokens_S.copy_(self._sample_each(logits_SV, position_S, rows_S, draws, rows_S))
+            return
+        at_S = self._sent(at, torch.int64)
+        mine_S = rows_S[at_S]
+        tokens_S[at_S] = self._sample_each(logits_SV[at_S], position_S[at_S], mine_S, draws, mine_S)
 
     def _sample_runs(
         self, logits_SV: Tensor, position_S: Tensor, rows_S: Tensor, runs: "Runs"
@@ -196,8 +210,9 @@ class Sampler:
             penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S, allowed_BW=allowed_SW)
             tokens_S = sample_on_cpu(penalised_SV, self.parameters, position_S, rows_B=rows_S)
         if penalties is not None:
-            mine_S = self._sent(wanted, torch.bool)
-            count(penalties, tokens_S, torch.where(mine_S, counted_S, -1).int())
+            if not all(wanted):
+                counted_S = torch.where(self._sent(wanted, torch.bool), counted_S, -1).int()
+            count(penalties, tokens_S, counted_S)
         return tokens_S
 
     def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
@@ -246,13 +261,11 @@ class Sampler:
         return on_host.pin_memory().to(self.device, non_blocking=True)
 
     def _start_counts(self, request: Request) -> None:
+        """Of what is in its prompt and answer. Nothing here waits for the device: steps are in flight."""
         if self._penalties is None:
-            self._penalties = no_penalties(self.rows, self.vocabulary, self.device)
-        row, params = request.row, request.params
-        tables = self._penalties
-        tables.repetition_N[row] = params.repetition_penalty
-        tables.presence_N[row] = params.presence_penalty
-        tables.frequency_N[row] = params.frequency_penalty
+            counted = no_penalties(self.rows, self.vocabulary, self.device)[3:]
+            self._penalties = Penalties(*_parts(self._on_device, self.rows)[4:7], *counted)
+        row, tables = request.row, self._penalties
         tables.counts_NV[row].zero_()
         if request.outputs:  # it was preempted
             outputs = self._sent(request.outputs, torch.int32)
@@ -280,21 +293,23 @@ def _mask(constraint: Constraint | None) -> np.ndarray | None:
 
 
 def _mirror(rows: int, pinned: bool) -> Mirror:
-    buffer = torch.zeros(24 * rows, dtype=torch.uint8, pin_memory=pinned)
-    seed, temperature, top_p, min_p, top_k = (part.numpy() for part in _parts(buffer, rows))
-    return Mirror(buffer, seed, temperature, top_p, min_p, top_k)
+    buffer = torch.zeros(ROW_BYTES * rows, dtype=torch.uint8, pin_memory=pinned)
+    mirror = Mirror(buffer, *(part.numpy() for part in _parts(buffer, rows)))
+    mirror.repetition_N[:] = 1.0
+    return mirror
 
 
 def _parts(buffer: Tensor, rows: int) -> list[Tensor]:
-    """seed, temperature, top-p, min-p, top-k, one behind the other."""
+    """As the fields of a mirror, one behind the other."""
     floats = [
-        buffer[(8 + 4 * i) * rows : (12 + 4 * i) * rows].view(torch.float32) for i in range(3)
+        buffer[(8 + 4 * i) * rows : (12 + 4 * i) * rows].view(torch.float32) for i in range(6)
     ]
-    return [buffer[: 8 * rows].view(torch.int64), *floats, buffer[20 * rows :].view(torch.int32)]
+    top_k_N = buffer[(ROW_BYTES - 4) * rows :].view(torch.int32)
+    return [buffer[: 8 * rows].view(torch.int64), *floats, top_k_N]
 
 
 def _parameters(buffer: Tensor, rows: int) -> Parameters:
-    seed, temperature, top_p, min_p, top_k = _parts(buffer, rows)
+    seed, temperature, top_p, min_p, *_, top_k = _parts(buffer, rows)
     return Parameters(temperature, top_k, top_p, min_p, seed)
 
 
