@@ -4,6 +4,7 @@
     turns           64 chats of 4 turns, each behind everything that was said before
     agents          32 agents of 6 short turns behind the same 6,000 tokens of instructions and tools
     long            8 documents of 8,000 to 120,000 tokens, 128 out; cut where the model's context is shorter
+    books           8 prompts of 30,000 tokens, 128 out
     document        one request, 8,192 tokens in, 256 out
     streams         16 requests at once, 1,000 tokens in, 256 out: a small team's assistant
     brief           1,024 prompts of 1 to 16 tokens, 64 out
@@ -52,6 +53,10 @@ def _long(generator: random.Random, draw: Draw) -> list[Prompted]:
     """Log-uniform: as many below 31,000 tokens as above."""
     low, high = math.log(8_000), math.log(120_000)
     return [Prompted(draw(round(math.exp(generator.uniform(low, high)))), 128) for _ in range(8)]
+
+
+def _books(generator: random.Random, draw: Draw) -> list[Prompted]:
+    return [Prompted(draw(30_000), 128) for _ in range(8)]
 
 
 def _document(generator: random.Random, draw: Draw) -> list[Prompted]:
@@ -108,6 +113,7 @@ EVERYDAY: dict[str, Callable[[random.Random, Draw], list[Prompted]]] = {
     "turns": _turns,
     "agents": _agents,
     "long": _long,
+    "books": _books,
     "document": _document,
     "streams": _streams,
     "brief": _brief,

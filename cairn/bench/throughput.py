@@ -325,11 +325,16 @@ def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str
         head=bench.setup.head,
         weight_bytes=bench.each.weight,
         ready_seconds=bench.ready_seconds,
-        notes=notes,
+        notes=[*notes, *_rows_note(bench.setup)],
         speculate=bench.setup.speculate,
         draft_tokens=bench.engine.scheduler.limits.drafts,
         synthetic_acceptance=bench.rates,
     )
+
+
+def _rows_note(setup: Setup) -> list[str]:
+    usual = setup.max_num_seqs == DEFAULT_SEQUENCES
+    return [] if usual else [f"up to {setup.max_num_seqs} sequences at once"]
 
 
 def _threads(bench: Bench) -> int | None:

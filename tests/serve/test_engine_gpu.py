@@ -445,3 +445,30 @@ def test_pages_come_from_the_pinned_memory_of_another_engine(loaded):
     assert fetched.outputs == here.outputs
     for engine in (second, first):
         engine.tiers.close()
+
+
+def test_no_launch_waits_for_the_device(loaded):
+    """Whoever is admitted, and whatever is asked for: a step is launched while the one before it computes."""
+    engine = engine_of(loaded)
+    kinds = [
+        {},
+        {"logprobs": 5},
+        {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1},
+        {"temperature": 1.0, "presence_penalty": 0.5},
+        {"logit_bias": {5: 1.0}},
+        {"min_tokens": 3, "ignore_eos": False},
+    ]
+    prompts = [prompt_of(length, seed) for seed, length in enumerate(LENGTHS)]
+    for how in kinds * 2:
+        submit(engine, prompts, max_tokens=6, **how)
+    launch = engine.runner.launch
+
+    def watched(step):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine.runner.launch = watched
+    assert not [output.request.error for output in engine.run() if output.request.error]

@@ -28,8 +28,8 @@ class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Serve whole workloads with the engine in this process, and hold the speed against the limit of this machine.
 
     Workloads: nano, latency, prefill, decode, shared, or all for these five. As people have them: conversations, turns,
-    agents, long, document, streams, brief, sampled, logprobs, or everyday for these nine. Every run begins with an
-    empty prefix cache. On a CPU the workloads run at a tenth of their size (--scale 0.1), and the rows say so.
+    agents, long, books, document, streams, brief, sampled, logprobs, or everyday for these ten. Every run begins with
+    an empty prefix cache. On a CPU the workloads run at a tenth of their size (--scale 0.1), and the rows say so.
     """
 
     workload: list[str] = []

@@ -32,7 +32,7 @@ class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     workload: str = "nano"
     """nano, latency, prefill, decode or shared; or as people have them: conversations, turns, agents, long,
-    document, streams, brief, sampled or logprobs"""
+    books, document, streams, brief, sampled or logprobs"""
     shape: str | None = None
     """a model with random weights: qwen3-0.6b, tiny, ...; by default one that suits the device"""
     model: str | None = None
