@@ -40,6 +40,12 @@ class LogProbs(NamedTuple):
     ids_Bn: Tensor  # int32: whose they are
 
 
+def views_of(packed: Tensor, batch: int, n: int) -> LogProbs:
+    """Room for results, one behind the other in float32 [batch * (1 + 2 n)], so that one copy sends them."""
+    token_B, top, ids = packed.split([batch, batch * n, batch * n])
+    return LogProbs(token_B, top.view(batch, n), ids.view(torch.int32).view(batch, n))
+
+
 def logprobs_reference(logits_BV: Tensor, tokens_B: Tensor, n: int) -> LogProbs:
     exact_BV = logits_BV.double().log_softmax(-1)
     order = (

@@ -284,7 +284,7 @@ class InvariantRunner(Runner):
         positions = range(chunk.start, chunk.start + len(following))
         logits_TV = self._logits(hidden_TD[: len(following)], positions)
         n = request.params.prompt_logprobs or 0
-        return [self.sampler.logprobs(logits_TV, next_T, n)] if following else []
+        return [self._logprobs(logits_TV, next_T, n)] if following else []
 
 
 def _where_they_begin(chunks: Sequence[Chunk], positions: Sequence[int]) -> list[Chunk]:

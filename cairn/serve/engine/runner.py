@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
-from cairn.kernels.sampling.logprobs import LogProbs
+from cairn.kernels.sampling.logprobs import LogProbs, views_of
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
 from cairn.models.linear.maps import linears
 from cairn.models.linear.transposed import Transposed
@@ -294,10 +294,9 @@ class Runner:
             flight.tokens_T = computed_T.clone() if on_host else self._to_host(computed_T)
         wanted = [r.params.logprobs for r in step.sampling if r.params.logprobs is not None]
         if wanted:
-            found = self.sampler.logprobs(
+            flight.logprobs = self._logprobs(
                 done.logits_SV[:count], done.tokens_S[:count], max(wanted)
             )
-            flight.logprobs = LogProbs(*map(self._to_host, found))
         at = 0
         for chunk in step.chunks:
             if chunk.request.params.prompt_logprobs is not None:
@@ -318,9 +317,13 @@ class Runner:
         n, found = request.params.prompt_logprobs or 0, []
         for start in range(0, len(following), PROMPT_ROWS):
             rows = slice(start, min(start + PROMPT_ROWS, len(following)))
-            part = self.sampler.logprobs(self.model.logits(hidden_TD[rows]), next_T[rows], n)
-            found.append(LogProbs(*map(self._to_host, part)))
+            found.append(self._logprobs(self.model.logits(hidden_TD[rows]), next_T[rows], n))
         return found
+
+    def _logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
+        """On their way to the host in one copy: each one more is a pause of the device between two steps."""
+        packed = self._to_host(self.sampler.logprobs(logits_SV, tokens_S, n))
+        return views_of(packed, len(tokens_S), n)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu":

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.kernels.sampling.logprobs import LogProbs, logprobs
+from cairn.kernels.sampling.logprobs import logprobs, views_of
 from cairn.kernels.sampling.penalties import Penalties, count, penalize, words
 from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.serve.engine.constraint import Constraint
@@ -215,8 +215,11 @@ class Sampler:
             count(penalties, tokens_S, counted_S)
         return tokens_S
 
-    def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
-        return logprobs(logits_SV, tokens_S, n)
+    def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> Tensor:
+        """As `views_of` reads them."""
+        packed = torch.empty(len(tokens_S) * (1 + 2 * n), device=self.device)
+        logprobs(logits_SV, tokens_S, n, out=views_of(packed, len(tokens_S), n))
+        return packed
 
     def _allowed(self, draws: "Sequence[Draw]") -> Tensor | None:
         """What the requests' grammars allow, [S, W]; None: nobody has one. The device computes logits meanwhile."""
