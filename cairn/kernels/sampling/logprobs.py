@@ -253,13 +253,13 @@ class Plan(NamedTuple):
 
     def parts_of(self, vocabulary: int) -> int:
         """None without a column."""
-        tiles = triton.cdiv(vocabulary, self.lanes)
+        tiles = -(-vocabulary // self.lanes)
         return min(self.parts, 1 << (tiles.bit_length() - 1))
 
 
 def constants(plan: Plan, vocabulary: int, n: int) -> dict[str, int]:
     parts = plan.parts_of(vocabulary)
-    depth = triton.next_power_of_2(triton.cdiv(vocabulary, parts * plan.lanes))
+    depth = 1 << (-(-vocabulary // (parts * plan.lanes)) - 1).bit_length()
     return dict(VOCABULARY=vocabulary, PARTS=parts, LANES=plan.lanes, DEPTH=depth, STAGES=plan.stages, N=n)  # fmt: skip
 
 

@@ -266,8 +266,10 @@ class Sampler:
     def _start_counts(self, request: Request) -> None:
         """Of what is in its prompt and answer. Nothing here waits for the device: steps are in flight."""
         if self._penalties is None:
-            counted = no_penalties(self.rows, self.vocabulary, self.device)[3:]
-            self._penalties = Penalties(*_parts(self._on_device, self.rows)[4:7], *counted)
+            repetition_N, presence_N, frequency_N = _parts(self._on_device, self.rows)[4:7]
+            self._penalties = no_penalties(self.rows, self.vocabulary, self.device)._replace(
+                repetition_N=repetition_N, presence_N=presence_N, frequency_N=frequency_N
+            )
         row, tables = request.row, self._penalties
         tables.counts_NV[row].zero_()
         if request.outputs:  # it was preempted
