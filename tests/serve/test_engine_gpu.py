@@ -447,6 +447,7 @@ def test_pages_come_from_the_pinned_memory_of_another_engine(loaded):
         engine.tiers.close()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # it does not see everything
 def test_no_launch_waits_for_the_device(loaded):
     """Whoever is admitted, and whatever is asked for: a step is launched while the one before it computes."""
     engine = engine_of(loaded)
