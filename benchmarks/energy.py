@@ -13,6 +13,8 @@ readings before it looks. Says nothing about how a joule is shared between two r
 import argparse
 import json
 import random
+import signal
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=240)
     add_arguments(parser)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the server would outlive it
     with ExitStack() as stack:
         counter = open_energy([0], stack)
         if counter is None or counter.joules() is None:
