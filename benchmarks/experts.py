@@ -4,7 +4,8 @@
 
     serving     route, sort, gate and up with SwiGLU, down, weighed; up to 512 tokens before a norm sums their parts
     training    forward and backward of 8,192 tokens
-    products    65,536 rows: torch's grouped product, and ours as a layer calls it; routed so, and evenly
+    products    65,536 rows: torch's grouped product, ours as a layer calls it, and as much work in one product of
+                cuBLAS; routed so, and evenly; evenly also on whole numbers up to 2 and on zeros, which take less power
 
 Tokens choose uniformly, as random weights do, or by Zipf's law (an expert's chance is 1 / its rank), as trained routers
 may. The floor is the time in which the visited experts are copied, or their products multiplied, at the rates that are
@@ -23,7 +24,7 @@ from cairn.bench.limit import measure_ceiling
 from cairn.bench.record import add_arguments, record
 from cairn.hw.timing import measure, measure_graph
 from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul
-from cairn.kernels.experts.sort_pairs import sort_pairs
+from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
 from cairn.models.build import Build
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused_experts import experts_product
@@ -37,6 +38,12 @@ from cairn.train.expert_products import trained_experts
 
 TOKENS = (1, 8, 32, 128, 1024, 16384)
 TRAINED, ROWS, INPUTS = 8192, 65536, 8
+CALLS = 64  # in a graph, as a model has layers
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": torch.randn_like,
+    "integers up to 2": lambda like: torch.randint_like(like, -2, 3),
+    "zeros": torch.zeros_like,
+}
 FEW = 512  # tokens whose parts the next norm sums
 
 
@@ -89,7 +96,7 @@ def served(
     with torch.inference_mode():
         few = tokens <= FEW
         timing = (
-            measure_graph(call, inputs, calls=INPUTS)
+            measure_graph(call, inputs, calls=CALLS)
             if few
             else measure(call, inputs, device="cuda")
         )
@@ -128,43 +135,47 @@ def trained(layer: ExpertLayer, rates: tuple[float, float]) -> dict[str, object]
 
 
 def products(layer: ExpertLayer) -> list[dict[str, object]]:
-    """TFLOP/s by way and routing; a gathered product reads a row for each token."""
+    """TFLOP/s by way, routing and numbers; a gathered product reads a row for each token."""
     count, per_token = layer.experts.count, layer.experts.per_token
     x_TD = choosing(layer, ROWS // per_token, 0.0, 0)
     even_TK = torch.arange(ROWS, device=x_TD.device).view(-1, per_token) % count
-    inner, down = layer.matrices()
-    assert isinstance(inner, Tensor)
-    assert isinstance(down, Tensor)
-    hidden_PF = torch.randn(ROWS, down.shape[2], device=x_TD.device).bfloat16()
     found: list[dict[str, object]] = []
     with torch.inference_mode():
-        for routing, chosen_TK in (("uniform", layer.router(x_TD)[1]), ("even", even_TK)):
-            pairs = sort_pairs(chosen_TK.int().contiguous(), count)
-            rows_PD = x_TD[pairs.order_P.long() // per_token]
-            ways: dict[str, tuple[Callable[[], object], Tensor]] = {
-                "gate and up, torch": (
-                    lambda p=pairs, x=rows_PD: grouped_product(x, inner, p.ends_E),
-                    inner,
-                ),
-                "gate and up, rows in order": (
-                    lambda p=pairs, x=rows_PD: grouped_matmul(x, inner, p),
-                    inner,
-                ),
-                "gate and up, gathered, SwiGLU": (
-                    lambda p=pairs: grouped_matmul(x_TD, inner, p, gather=True, gating=SWIGLU),
-                    inner,
-                ),
-                "down, torch": (
-                    lambda p=pairs: grouped_product(hidden_PF, down, p.ends_E),
-                    down,
-                ),
-                "down": (lambda p=pairs: grouped_matmul(hidden_PF, down, p), down),
-            }
-            for name, (call, w) in ways.items():
-                rate = 2 * ROWS * w[0].numel() / measure(call, device="cuda").median_s
-                row = {"product": name, "routing": routing, "rows": ROWS, "tflops": rate / 1e12}
-                found.append(row)
+        routed = {"uniform": layer.router(x_TD)[1], "even": even_TK}
+        for routing, numbers in [("uniform", "normal"), *(("even", kind) for kind in NUMBERS)]:
+            pairs = sort_pairs(routed[routing].int().contiguous(), count)
+            for name, (call, flops) in ways(layer, pairs, NUMBERS[numbers]).items():
+                rate = flops / measure(call, device="cuda").median_s
+                row: dict[str, object] = {"product": name, "routing": routing, "numbers": numbers}
+                found.append(row | {"rows": ROWS, "tflops": rate / 1e12})
     return found
+
+
+def ways(
+    layer: ExpertLayer, pairs: Pairs, draw: Callable[[Tensor], Tensor]
+) -> dict[str, tuple[Callable[[], object], float]]:
+    """The products of a layer by name, and their operations."""
+    inner, down = (draw(w) for w in layer.matrices() if isinstance(w, Tensor))
+    _, height, hidden = inner.shape
+    x_TD = draw(inner.new_empty(ROWS // pairs.per_token, hidden))
+    rows_PD = x_TD[pairs.order_P.long() // pairs.per_token]
+    hidden_PF = draw(inner.new_empty(ROWS, down.shape[2]))
+    a_MD, b_ND = (
+        draw(inner.new_empty(ROWS // 8, hidden)),
+        draw(inner.new_empty(8 * height, hidden)),
+    )
+    first, second = (2.0 * ROWS * w[0].numel() for w in (inner, down))
+    return {
+        "gate and up, torch": (lambda: grouped_product(rows_PD, inner, pairs.ends_E), first),
+        "gate and up, rows in order": (lambda: grouped_matmul(rows_PD, inner, pairs), first),
+        "gate and up, gathered, SwiGLU": (
+            lambda: grouped_matmul(x_TD, inner, pairs, gather=True, gating=SWIGLU),
+            first,
+        ),
+        "as much work in one matrix, cuBLAS": (lambda: a_MD @ b_ND.T, first),
+        "down, torch": (lambda: grouped_product(hidden_PF, down, pairs.ends_E), second),
+        "down": (lambda: grouped_matmul(hidden_PF, down, pairs), second),
+    }
 
 
 if __name__ == "__main__":

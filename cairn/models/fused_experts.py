@@ -18,6 +18,7 @@ from cairn.kernels.experts.grouped_matmul import (
     Rows,
     grouped_matmul,
     grouped_parts,
+    listed,
     obstacle,
 )
 from cairn.kernels.experts.matrices import ExpertMatrices, Fp8Experts
@@ -70,6 +71,8 @@ def experts_product(
     one_tile, (inner, down) = kernels.invariant, layer.matrices()
     inner_bias_EF, down_bias_ED = layer.biases()
     gating = _gating(layer.gate)
+    if isinstance(pairs, Pairs) and not one_tile:
+        pairs = listed(pairs, inner, gating)
     inner_PF = grouped_matmul(
         _entering(x_TD.contiguous(), inner) if rows_TD is None else rows_TD,
         inner,

@@ -26,6 +26,7 @@ from cairn.kernels.experts.grouped_matmul import (
     grouped_matmul_reference,
     grouped_parts,
     grouped_parts_reference,
+    listed,
 )
 from cairn.kernels.experts.matrices import quantize_experts, round_mxfp4
 from cairn.kernels.experts.route import Routing, route, route_reference
@@ -169,7 +170,9 @@ def test_many_float8_rows_of_every_expert(zipf):
     _launch(x, w, plain, pairs, None, FP8_MANY, None, **how)
     assert torch.equal(y, plain)
     rows, down = quantize(y), quantize_experts(operands(DOWN, 1)[1])
-    found = grouped_matmul(rows, down, pairs, impl="triton")
+    shared = listed(pairs, w, SWIGLU)
+    assert shared.row_tiles is not None
+    found = grouped_matmul(rows, down, shared, impl="triton")
     assert torch.equal(found, grouped_large(rows, down, pairs.ends_E, LARGE_FP8))
 
 

@@ -1,10 +1,12 @@
 """On a GPU the model computes what it computes on the CPU, in every layout. Needs no file and no reference package."""
 
+import msgspec
 import pytest
 import torch
 
 from cairn.models.attend import Cached, KVCache, Packed
 from cairn.models.build import Build
+from cairn.models.fused_experts import experts_product
 from cairn.models.generate import Generation, Sampling
 from cairn.models.linear.form import Epilogue, Kernels
 from cairn.models.linear.fp8_rows import Fp8Rows
@@ -129,3 +131,16 @@ def test_invariant_products_of_any_width(outputs, inputs, eight_bits):
     assert all(torch.equal(product(x[i : i + 1])[0], y[i]) for i in range(len(x)))
     exact = x.double() @ w.double().T
     assert relative(y.double(), exact) < (5e-2 if eight_bits else 5e-3)
+
+
+def test_invariant_experts_in_any_company():
+    """Where there are few tokens, too, whose parts the next norm would sum otherwise."""
+    spec = msgspec.structs.replace(preset("qwen3-30b-a3b"), layers=1, vocab=1024)
+    layer = random_model(spec, Build("cuda", torch.bfloat16, fused=True)).layers[0].feed_forward
+    x_TD = torch.randn(2100, spec.hidden, device="cuda").bfloat16()
+    with torch.inference_mode():
+        of = [
+            experts_product(layer, x_TD[:n], x_TD[:n], Kernels(invariant=True))[0]
+            for n in (1, 5, 600, 2100)
+        ]
+    assert all(torch.equal(row_D, of[0]) for row_D in of)

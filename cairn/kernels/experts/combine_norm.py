@@ -20,12 +20,12 @@ from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.experts.combine import combine_reference
 from cairn.kernels.kernel import Cost
+from cairn.kernels.norm.join_norm import add_and_norm
 from cairn.kernels.norm.rmsnorm import add_rmsnorm_reference
 from cairn.kernels.norm.rows import too_wide, width
 from cairn.kernels.quantize.quantize import (
     Quantized,
     filled,
-    fp8_rows,
     quantize_reference,
     quantized_rows,
 )
@@ -61,21 +61,11 @@ def _combine_norm_kernel(
         wanted = column < tl.where(weight != 0.0, COLUMNS, 0)
         result = tl.load(results + place * COLUMNS + column, mask=wanted, other=0.0)
         sums += weight * result.to(tl.float32)
-    kind = residual.dtype.element_ty
-    v = (sums.to(results.dtype.element_ty).to(tl.float32) + before.to(tl.float32)).to(kind)
-    tl.store(total + at * total_stride + column, v, mask=inside)
-    v = v.to(tl.float32)
+    x = sums.to(results.dtype.element_ty).to(tl.float32)
     w = tl.load(norm_weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
-    n = v * tl.rsqrt(tl.sum(v * v, axis=0) / COLUMNS + eps)
-    if PLUS_ONE:
-        n = n * (tl.cast(w, tl.float32) + 1.0)
-    else:
-        n = n.to(kind) * w
-    if scale is not None:
-        quantized, row_scale = fp8_rows(n.to(kind).to(tl.float32)[None, :])
-        n = tl.reshape(quantized, [WIDTH])
-        tl.store(scale + token, tl.sum(row_scale, axis=0))  # of one row
-    tl.store(y + at * y_stride + column, n.to(y.dtype.element_ty), mask=inside)
+    y_row, total_row = y + at * y_stride + column, total + at * total_stride + column
+    scale_row = None if scale is None else scale + token
+    add_and_norm(x, before, w, y_row, total_row, scale_row, inside, eps, PLUS_ONE, COLUMNS, WIDTH)
 
 
 def combine_add_rmsnorm(

@@ -17,13 +17,20 @@ HALF_TILE = tl.constexpr(64)  # columns of a tile of MXFP4 that lie in the same 
 
 
 @triton.jit
-def _tile_of(ends, tile, COUNT: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
-    """The expert of a tile, the tile's first row, and where the expert's rows end. Expert COUNT: no such tile."""
+def expert_blocks(ends, COUNT: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
+    """Of each expert: its number, where its rows start and end, how many blocks of BM they are, and up to it."""
     e = tl.arange(0, WIDTH)
     end = tl.load(ends + e, mask=e < COUNT, other=0)
     start = tl.load(ends + e - 1, mask=(e > 0) & (e < COUNT), other=0)
     blocks = tl.where(e < COUNT, (end - start + BM - 1) // BM, 0)
     behind = tl.cumsum(blocks, axis=0)
+    return e, start, end, blocks, behind
+
+
+@triton.jit
+def _tile_of(ends, tile, COUNT: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
+    """The expert of a tile, the tile's first row, and where the expert's rows end. Expert COUNT: no such tile."""
+    e, start, end, blocks, behind = expert_blocks(ends, COUNT, WIDTH, BM)
     expert = tl.sum(((behind <= tile) & (e < COUNT)).to(tl.int32), axis=0)
     mine = e == expert
     first = tl.sum(tl.where(mine, start + (tile - behind + blocks) * BM, 0), axis=0)

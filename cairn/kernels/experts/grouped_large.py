@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.experts.grouped_kernel import expert_blocks
 from cairn.kernels.experts.matrices import Fp8Experts
 from cairn.kernels.norm.rows import multiprocessors
 from cairn.kernels.quantize.quantize import Quantized
@@ -44,11 +45,7 @@ def _large_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FLATTEN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     begin(OVERLAP)
-    e = tl.arange(0, WIDTH)
-    end = tl.load(ends + e, mask=e < COUNT, other=0)
-    start = tl.load(ends + e - 1, mask=(e > 0) & (e < COUNT), other=0)
-    blocks = tl.where(e < COUNT, (end - start + BM - 1) // BM, 0)
-    behind = tl.cumsum(blocks, axis=0)
+    e, _start, _end, blocks, behind = expert_blocks(ends, COUNT, WIDTH, BM)
     columns = tl.cdiv(N, BN)
     tiles = tl.sum(blocks, axis=0) * columns
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):

@@ -29,7 +29,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts import few_mxfp4
 from cairn.kernels.experts.grouped_kernel import _grouped_kernel
 from cairn.kernels.experts.grouped_large import LargeTiles, grouped_large
-from cairn.kernels.experts.grouped_ring import grouped_ring
+from cairn.kernels.experts.grouped_ring import grouped_ring, row_tiles
 from cairn.kernels.experts.grouped_ring import unfit as ring_unfit
 from cairn.kernels.experts.matrices import (
     TILE,
@@ -72,6 +72,7 @@ MXFP4_MANY = GroupTiles(64, 32, 128, 4, 3)
 LARGE = LargeTiles()
 LARGE_FP8 = LargeTiles(block_k=128)
 LEAST_LARGE = 128  # pairs of an expert on average, from which on the persistent form is faster
+LEAST_GATHERED = 512  # and from which on the ring is, where it gathers and gates
 MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration
 
 
@@ -170,7 +171,7 @@ def grouped_matmul(
         )
     plain = bias_EN is None and not one_tile
     many = _of_many(w_ENK, pairs) if plain else None
-    if many and _suits_ring(many[0], gating):
+    if many and _suits_ring(*many, gating):
         return grouped_ring(x, *many, gather=gather, swiglu=gating is not None)
     # A gathered product would need its rows copied first, which costs more than the form gains.
     if many and not gather and gating is None:
@@ -214,6 +215,14 @@ def grouped_parts(
     return sums_KTN
 
 
+def listed(pairs: Pairs, w_ENK: ExpertMatrices, gating: Gating | None) -> Pairs:
+    """With the list of tiles, if the product with `w_ENK` reads it; the next one need not make it again."""
+    many = _of_many(w_ENK, pairs)
+    if not many or not pairs.ends_E.is_cuda or not _suits_ring(*many, gating):
+        return pairs
+    return pairs._replace(row_tiles=row_tiles(pairs.ends_E, pairs.total))
+
+
 def _of_many(
     w: ExpertMatrices, pairs: Pairs | FewPairs
 ) -> tuple[Tensor | Fp8Experts, Pairs] | None:
@@ -223,10 +232,12 @@ def _of_many(
     return (w, pairs) if pairs.total >= LEAST_LARGE * w.shape[0] else None
 
 
-def _suits_ring(w: Tensor | Fp8Experts, gating: Gating | None) -> bool:
-    """In 16 bits the ring is ahead where rows are gated."""
-    ahead = isinstance(w, Fp8Experts) or gating is not None
-    return ahead and gating in (None, SWIGLU) and ring_unfit(w) is None
+def _suits_ring(w: Tensor | Fp8Experts, pairs: Pairs, gating: Gating | None) -> bool:
+    """In 16 bits the ring is ahead where rows are gated, and gated rows have to be many."""
+    if gating is None:
+        return isinstance(w, Fp8Experts) and ring_unfit(w) is None
+    many = pairs.total >= LEAST_GATHERED * w.shape[0]
+    return many and gating == SWIGLU and ring_unfit(w) is None
 
 
 def _launched_few(

@@ -25,6 +25,7 @@ from triton.language.core import _aggregate as aggregate
 
 from cairn.kernels.attention.attention_rings import barriers
 from cairn.kernels.dependent import begin
+from cairn.kernels.experts.grouped_kernel import expert_blocks
 
 ROWS = gl.constexpr(128)  # of x in a tile
 HALF = gl.constexpr(64)  # of a warpgroup
@@ -41,11 +42,7 @@ def row_tiles_kernel(
 ):  # fmt: skip
     """tiles[0] = how many; behind it expert, first row and end of the expert's rows for each."""
     begin(OVERLAP)
-    e = tl.arange(0, WIDTH)
-    end = tl.load(ends + e, mask=e < COUNT, other=0)
-    start = tl.load(ends + e - 1, mask=(e > 0) & (e < COUNT), other=0)
-    blocks = tl.where(e < COUNT, (end - start + BM - 1) // BM, 0)
-    behind = tl.cumsum(blocks, axis=0)
+    e, start, end, blocks, behind = expert_blocks(ends, COUNT, WIDTH, BM)
     total = tl.sum(blocks, axis=0)
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mine = (behind[None, :] > tile[:, None]) & ((behind - blocks)[None, :] <= tile[:, None])

@@ -20,6 +20,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 
 MOST_EXPERTS = 512
+LARGEST = tl.constexpr(0x7FFFFFFF)
 
 
 class Routing(NamedTuple):
@@ -70,16 +71,20 @@ def _route_kernel(
     biased = scores
     if bias is not None:
         biased += tl.load(bias + e, mask=inside, other=0.0)
-    left = tl.where(inside, biased, float("-inf"))
+    # Whole numbers in the same order: a warp has one instruction for their maximum.
+    score_bits = scores.to(tl.int32, bitcast=True)  # of numbers from 0 on
+    bits = biased.to(tl.int32, bitcast=True)
+    left = tl.where(inside, bits ^ ((bits >> 31) & LARGEST), ~LARGEST)
     slot = tl.arange(0, SLOTS)
     experts = tl.full([SLOTS], -1, tl.int32)
-    values = tl.zeros([SLOTS], tl.float32)
+    picked = tl.zeros([SLOTS], tl.int32)
     for k in tl.static_range(PER_TOKEN):
-        best = tl.argmax(left, axis=0, tie_break_left=True)
-        value = tl.sum(tl.where(e == best, scores, 0.0), axis=0)
+        best = tl.min(tl.where(left == tl.max(left, axis=0), e, WIDTH), axis=0)
+        value = tl.max(tl.where(e == best, score_bits, 0), axis=0)
         experts = tl.where(slot == k, best, experts)
-        values = tl.where(slot == k, value, values)
-        left = tl.where(e == best, float("-inf"), left)
+        picked = tl.where(slot == k, value, picked)
+        left = tl.where(e == best, ~LARGEST, left)
+    values = picked.to(tl.float32, bitcast=True)
     if RENORMALIZE:
         values = values / tl.sum(values, axis=0)
     values = values * scale

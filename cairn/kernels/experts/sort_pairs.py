@@ -36,6 +36,7 @@ class Pairs(NamedTuple):
     places_P: Tensor  # where each pair lies
     ends_E: Tensor  # where each expert's pairs end
     per_token: int
+    row_tiles: Tensor | None = None  # the list of `grouped_ring`, where several products share it
 
     @property
     def total(self) -> int:

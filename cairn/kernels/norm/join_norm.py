@@ -46,6 +46,28 @@ def join_add_rmsnorm_reference(
     return add_rmsnorm_reference(total.to(residual.dtype), residual, weight, eps, plus_one)
 
 
+@triton.jit
+def add_and_norm(
+    x, before, w, y, total, scale, inside, eps,
+    PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A row of float32 values and its residual -> their sum, its rmsnorm, and with `scale` that in float8."""
+    kind = before.dtype
+    v = (x + before.to(tl.float32)).to(kind)
+    tl.store(total, v, mask=inside)
+    v = v.to(tl.float32)
+    n = v * tl.rsqrt(tl.sum(v * v, axis=0) / COLUMNS + eps)
+    if PLUS_ONE:
+        n = n * (tl.cast(w, tl.float32) + 1.0)
+    else:
+        n = n.to(kind) * w
+    if scale is not None:
+        quantized, row_scale = fp8_rows(n.to(kind).to(tl.float32)[None, :])
+        n = tl.reshape(quantized, [WIDTH])
+        tl.store(scale, tl.sum(row_scale, axis=0))  # of one row
+    tl.store(y, n.to(y.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _join_norm_kernel(
     parts, residual, weight, y, total, scale, rows, residual_stride, y_stride, total_stride, eps,
@@ -63,20 +85,9 @@ def _join_norm_kernel(
         sums += tl.load(parts + (part * rows + row) * COLUMNS + column, mask=inside, other=0.0)
     x = sums.to(residual.dtype.element_ty).to(tl.float32)
     before = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
-    v = (x + before.to(tl.float32)).to(residual.dtype.element_ty)
-    tl.store(total + row * total_stride + column, v, mask=inside)
-    v = v.to(tl.float32)
-    n = v * tl.rsqrt(tl.sum(v * v, axis=0) / COLUMNS + eps)
-    if PLUS_ONE:
-        n = n * (tl.cast(w, tl.float32) + 1.0)
-    else:
-        n = n.to(residual.dtype.element_ty) * w
-    if scale is not None:
-        rounded = n.to(residual.dtype.element_ty).to(tl.float32)
-        quantized, row_scale = fp8_rows(rounded[None, :])
-        n = tl.reshape(quantized, [WIDTH])
-        tl.store(scale + row, tl.sum(row_scale, axis=0))  # of one row
-    tl.store(y + row * y_stride + column, n.to(y.dtype.element_ty), mask=inside)
+    y_row, total_row = y + row * y_stride + column, total + row * total_stride + column
+    scale_row = None if scale is None else scale + row
+    add_and_norm(x, before, w, y_row, total_row, scale_row, inside, eps, PLUS_ONE, COLUMNS, WIDTH)
 
 
 def join_add_rmsnorm(
