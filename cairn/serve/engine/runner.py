@@ -314,9 +314,13 @@ class Runner:
         n, found = request.params.prompt_logprobs or 0, []
         for start in range(0, len(following), PROMPT_ROWS):
             rows = slice(start, min(start + PROMPT_ROWS, len(following)))
-            part = self.sampler.logprobs(self.model.logits(hidden_TD[rows]), next_T[rows], n)
+            part = self.sampler.logprobs(self.scores(hidden_TD[rows]), next_T[rows], n)
             found.append(LogProbs(*map(self._to_host, part)))
         return found
+
+    def scores(self, hidden_TD: Tensor) -> Tensor:
+        """Logits of any rows, as the steps of this runner compute them."""
+        return self.model.logits(hidden_TD)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu":
