@@ -189,7 +189,12 @@ class _NormLoraProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
         total, rstd, norm, y, *kept = ctx.saved_tensors
-        dy, dbs, of_y = _walk_back(ctx, grads[0].contiguous(), kept)
+        # Below the first layer nobody learns.
+        wanted = any(ctx.needs_input_grad[:3]) or y is None
+        dy, dbs, of_y = _walk_back(ctx, grads[0].contiguous(), kept, wanted)
+        if dy is None:
+            dw, da = of_y(y, ctx.needs_input_grad[3])
+            return None, None, None, dw, da, None, *dbs
         again = torch.empty_like(dy) if y is None else None
         dx, dn = rmsnorm_backward(
             dy,
@@ -276,14 +281,18 @@ def _apart(
 _OfX = Callable[[Tensor, bool], tuple[Tensor | None, Tensor]]
 
 
-def _walk_back(ctx: Any, g: Tensor, kept: list[Any]) -> tuple[Tensor, list[Tensor], _OfX]:
-    """dx, dB of each part, and how the others come from x."""
+def _walk_back(
+    ctx: Any, g: Tensor, kept: list[Any], wanted: bool = True
+) -> tuple[Any, list[Tensor], _OfX]:
+    """dx, dB of each part, and how the others come from x. Unless `wanted`, dx may be None."""
     weight, a, h, *rest = kept
     spans, products = ctx.spans, ctx.settings.products
     bs, more = rest[: len(spans)], tuple(rest[len(spans) :])
-    weight = _dense(ctx.form or weight, g)
     dh, dbs = _slopes(g, h, bs, spans)
     of_weight: OfWeight = lambda x: g.T @ x  # noqa: E731
+    if not wanted and products is PLAIN_PRODUCTS:
+        return None, dbs, lambda x, wanted: (of_weight(x) if wanted else None, dh.T @ x)
+    weight = _dense(ctx.form or weight, g)
     if products is PLAIN_PRODUCTS and len(weight) <= LONGEST:
         dx = (dh @ a).addmm_(g, weight)
     else:
