@@ -4,6 +4,7 @@
     backward   dh = s dy B   dx = dh A     dx += dy W     dA = dh' x   dB = s dy' h
 
     of many tokens   h = x A'      y = [x h] [W sB]'      where x is made here, with room for h beside it
+                     dx = dy (W + s B A)                  with the sum in the type of W; forward is not rounded so
 
 The small product comes first and the large one adds to it: a large product hides what it reads of its result, and a
 small one that adds takes two to three times as long as one that writes. Composed of torch's operations the same takes a
@@ -37,6 +38,7 @@ from cairn.train.products import OfWeight
 
 MANY = 4  # tokens for each column of x from which a copy of the weight costs less than a second pass over y
 ALIGNED = 8  # columns that a tensor core wants rows of 16 bits to begin at
+MERGED = 2  # tokens for each row of the weight from which W + s B A costs less than dh A and a second pass over dx
 LINE = 64  # values of 16 bits in a cache line
 LONGEST = 16384  # columns of a sum over which cuBLAS adds to a result as fast as it writes one
 
@@ -306,12 +308,21 @@ def _walk_back(
     if not wanted and products is PLAIN_PRODUCTS:
         return None, dbs, lambda x, wanted: (of_weight(x) if wanted else None, dh.T @ x)
     weight = _dense(ctx.form or weight, g)
-    if products is PLAIN_PRODUCTS and len(weight) <= LONGEST:
+    if products is PLAIN_PRODUCTS and len(g) >= MERGED * len(weight):
+        dx = g @ _merged(weight if ctx.form else weight.clone(), a, bs, spans)
+    elif products is PLAIN_PRODUCTS and len(weight) <= LONGEST:
         dx = (dh @ a).addmm_(g, weight)
     else:
         dx, of_weight = products.backward(g, weight, more)
         dx = dx.addmm_(dh, a)
     return dx, dbs, lambda x, wanted: (of_weight(x) if wanted else None, dh.T @ x)
+
+
+def _merged(weight: Tensor, a: Tensor, bs: list[Tensor], spans: list[Span]) -> Tensor:
+    """W + s B A, in place of W. In its type: what is lost is as small as what W itself has lost."""
+    for span, b in zip(spans, bs, strict=True):
+        weight[span.rows].addmm_(b, a[span.ranks], alpha=span.scale)
+    return weight
 
 
 def _slopes(

@@ -35,7 +35,9 @@ def down(build=BUILD):
 
 @pytest.mark.parametrize("make", [qkv, down])
 @pytest.mark.parametrize("frozen", ["yes", "no", "in 4 bits"])
-def test_result_and_gradients(make, frozen):
+@pytest.mark.parametrize("merged", [0, 100])
+def test_result_and_gradients(make, frozen, merged, monkeypatch):
+    monkeypatch.setattr(lora_product, "MERGED", merged)
     home, lora = make()
     for parameter in (*home.parameters(), *lora.parameters()):
         torch.nn.init.normal_(parameter)
@@ -128,3 +130,14 @@ def test_others_are_composed():
     lora.enabled = False
     x_MK = torch.randn(3, 12, dtype=torch.float64)
     assert torch.allclose(adapted_product(home, x_MK, HOW), x_MK @ home.matrix().T)
+
+
+def test_below_the_first_layer_nothing_is_computed():
+    """Where neither x nor the norm learns, the adapter's gradients are the same."""
+    home, lora = filled(qkv)
+    x_MK, norm_K = torch.randn(7, 12), torch.randn(12)
+    found = []
+    for learns in (False, True):
+        y_MN, _ = normed(home, x_MK.clone().requires_grad_(learns), None, norm_K, HOW)
+        found.append(torch.autograd.grad(y_MN.square().sum(), list(lora.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
