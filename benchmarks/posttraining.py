@@ -3,11 +3,13 @@
     python benchmarks/posttraining.py decode --model qwen3-8b --out benchmarks/h200/posttraining.json
     python benchmarks/posttraining.py train --model qwen3-8b qwen3-1.7b qwen3-0.6b --out ...
     python benchmarks/posttraining.py train --model qwen3-8b --microbatch 2 --base float nf4 --out ...
-    python benchmarks/posttraining.py grpo --model qwen3-0.6b --out ...           (--consistent: the same without mismatch)
+    python benchmarks/posttraining.py grpo --model qwen3-0.6b --out ...
+    python benchmarks/posttraining.py grpo --model qwen3-0.6b --consistent --out ...
 
     decode   a decode step with 1, 8, 32 and 64 adapters on all maps, in turns with one without; loading an adapter
     train    tokens per second of an adapter of rank 16, whole steps; --base nf4: over weights in 4 bits
-    grpo     one step: 128 prompts x 8 answers, 128 tokens in, 256 out; mismatch of trainer and engine
+    grpo     one step: 128 prompts x 8 answers, 128 tokens in, 256 out; mismatch of trainer and engine, which
+             --consistent makes 0 by the engine's own scores
 
 Weights are random. Each figure is written as soon as it is known, in its own part of the file; the others stay.
 `--layers 2` tries a part with fewer layers, and compiles the same kernels.
@@ -342,8 +344,9 @@ def _grpo_step(options: argparse.Namespace, state: Any, policy: Any, turn: int) 
     done = time.perf_counter()
     mean, largest = state.loss.watch.read()
     peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-    return {"fence_ms": 1e3 * (fenced - began), "rollouts_s": rolled - fenced, "score_s": scores - rolled, "train_s": done - scores,
-            "step_s": done - began, "mismatch": mean, "largest": largest, "peak_gib": peak}  # fmt: skip
+    return {"fence_ms": 1e3 * (fenced - began), "rollouts_s": rolled - fenced,
+            "score_s": scores - rolled, "train_s": done - scores, "step_s": done - began,
+            "mismatch": mean, "largest": largest, "peak_gib": peak}  # fmt: skip
 
 
 def main() -> None:
@@ -365,7 +368,9 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--unshared", action="store_true", help="prompts once for each answer")
     parser.add_argument("--lora", type=int, default=0)
-    parser.add_argument("--consistent", action="store_true", help="the engine scores what is learnt")
+    parser.add_argument(
+        "--consistent", action="store_true", help="the engine scores what is learnt"
+    )
     parser.add_argument("--base", nargs="+", default=["float"])
     parser.add_argument("--recompute", default="")
     parser.add_argument("--offload", action="store_true", help="activations may wait on the host")

@@ -137,7 +137,9 @@ def prepare(config: Align) -> Prepared:
     spec = _spec(config, start, tokenizer)
     if config.rollout.consistent:
         check_covered(spec, name, config.adapter.rank)
-    longest = spec.context - config.rollout.consistent  # one more: a token is drawn behind what is scored
+    longest = (
+        spec.context - config.rollout.consistent
+    )  # one more: a token is drawn behind what is scored
     if config.data.sequence > longest:
         raise ConfigError(
             f"data.sequence {config.data.sequence} is longer than the model's context {longest}",

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from cairn.kernels.adapter.lora_slopes import MANY as MANY_ROWS
 from cairn.kernels.adapter.lora_slopes import RANKS, lora_slopes

@@ -77,7 +77,9 @@ class Adapters:
         self._residency = Residency()
         self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
         self._prepared: dict[bytes, PreparedAdapter] = {}  # by spec
-        self._reading = threading.Lock()  # one reader at a time has the interpreter's turns to itself
+        self._reading = (
+            threading.Lock()
+        )  # one reader at a time has the interpreter's turns to itself
 
     @cached_property
     def _reader(self) -> FileReader:
