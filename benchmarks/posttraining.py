@@ -16,6 +16,7 @@ Weights are random. Each figure is written as soon as it is known, in its own pa
 """
 
 import argparse
+import gc
 import statistics
 import tempfile
 import threading
@@ -96,7 +97,9 @@ def _engine(options: argparse.Namespace) -> Any:
         lora_room=options.room,
     )
     engine = start_with(opened, runnable, config).engine
-    engine.runner.adapters.warm_up()  # as a server does before it listens
+    engine.runner.adapters.warm_up()  # as a server does before it listens, and the other two
+    gc.collect()
+    gc.freeze()
     return engine
 
 

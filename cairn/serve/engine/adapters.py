@@ -9,7 +9,6 @@ or on a GPU by kernels over slots (`engine.adapter_slots`), which graphs hold. A
 last of its requests has ended.
 """
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -39,7 +38,6 @@ from cairn.serve.engine.step import Chunk
 if TYPE_CHECKING:
     from cairn.serve.engine.adapter_slots import AdapterSlots
 
-TURN_S = 2e-4  # that a thread which reads may keep the interpreter while another one wants to launch a step
 USUAL_RANK = 16  # of adapters on all maps: as much memory is taken before the first one comes
 PREPARED = 16  # specs whose shapes are kept, so that the next adapter of each is read fast
 VARIES = "with batch_invariant, an adapter's products would depend on who else is in the batch"
@@ -77,9 +75,7 @@ class Adapters:
         self._residency = Residency()
         self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
         self._prepared: dict[bytes, PreparedAdapter] = {}  # by spec
-        self._reading = (
-            threading.Lock()
-        )  # one reader at a time has the interpreter's turns to itself
+        self._reading = threading.Lock()  # a reader has one set of pinned memory
 
     @cached_property
     def _reader(self) -> FileReader:
@@ -94,7 +90,7 @@ class Adapters:
         """Checked against the model, and on its device. Changes nothing, so any thread may call it."""
         if self.obstacle is not None:
             raise ConfigError(f"no adapter can be served: {self.obstacle}")
-        with self._reading, short_turns():
+        with self._reading:
             spec, made, flat = self._read(Path(folder))
         found: dict[Linear, LoRA] = {}
         for path, (home, lora) in made.items():
@@ -255,17 +251,6 @@ class Adapters:
             self._bring([number])
             for lora in adapter.addends.values():
                 lora.settle()
-
-
-@contextmanager
-def short_turns() -> Iterator[None]:
-    """A step beside a reader would wait 5 ms each time that it has let go of the interpreter."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(TURN_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def segments_of(chunks: Sequence[Chunk], device: torch.device | str) -> list[Segment]:
