@@ -136,7 +136,7 @@ def prepare(config: Align) -> Prepared:
     tokenizer = _tokenizer(config, start)
     spec = _spec(config, start, tokenizer)
     if config.rollout.consistent:
-        check_covered(spec, name, config.adapter.rank)
+        check_covered(spec, name)
     longest = (
         spec.context - config.rollout.consistent
     )  # one more: a token is drawn behind what is scored
