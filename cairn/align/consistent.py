@@ -25,7 +25,7 @@ def check_covered(spec: ModelSpec, device: str) -> None:
     """Refuses what the engine does not compute in the same bits for one token and for many."""
     if device != "cpu":
         raise ConfigError(
-            f"rollout.consistent on {device}: a whole sequence has other bits there than its tokens one by one",
+            f"rollout.consistent on {device}: in a large step the mismatch there was not 0, for a reason not yet known",
             hint="use --device cpu, or leave it out: the mismatch is printed every round",
         )
     mixers = {spec.mixer_of(layer) for layer in range(spec.layers)} - {"attention"}
