@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from cairn.align.config import Align
-from cairn.align.consistent import fixed_log_probs
+from cairn.align.consistent import NOW
 from cairn.align.value_head import RETURN, ValueHead
-from cairn.kernels.loss.token_rule import applied, with_slope
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
-from cairn.models.transformer import Transformer
 from cairn.train.data.batch import IGNORED, Batch
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import Objective, Rule, Streams
@@ -42,8 +40,6 @@ class PolicyObjective:
         self.kind, self.kl = config.algorithm.kind, config.algorithm.kl
         clip = Clip(low, high)
         self.watch = Mismatch()
-        # The engine's model, where both compute the same bits.
-        self.consistent: Transformer | None = None
         rule: Rule = PolicyGradient(clip, self.kl)
         if self.kind == "cispo":
             rule = CISPO(1 + high, self.kl)
@@ -60,37 +56,28 @@ class PolicyObjective:
     def __call__(
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch, valid: Tensor
     ) -> Tensor:
-        if self.consistent is not None and not bool(batch.extra["old"].isnan().any()):
-            return self._consistent(self.consistent, hidden_TD, vocabulary, batch, valid)
-        if self.kind != "gspo":
+        if self.kind == "gspo":
+            return self._of_answers(hidden_TD, vocabulary, batch, valid)
+        if NOW in batch.extra:
+            loss_T, slope_T = self.tokens.rule(batch.extra[NOW], batch.extra)
+            streams = batch.extra | {LOSS: loss_T, SLOPE: slope_T}
+            loss = self.given(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
+        else:
             loss = self.tokens(hidden_TD, vocabulary, batch, valid)
-            if self.value is not None and RETURN in batch.extra:  # not while it warms up
-                loss = loss + self.value.loss(hidden_TD, vocabulary, batch) / valid
-            return loss
-        with torch.no_grad():
-            logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
+        if self.value is not None and RETURN in batch.extra:  # not while it warms up
+            loss = loss + self.value.loss(hidden_TD, vocabulary, batch) / valid
+        return loss
+
+    def _of_answers(
+        self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch, valid: Tensor
+    ) -> Tensor:
+        """Of GSPO, whose ratio is known when all tokens of an answer are."""
+        logp_T = batch.extra.get(NOW)
+        if logp_T is None:
+            with torch.no_grad():
+                logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
         streams = batch.extra | gspo_streams(self.gspo, logp_T, batch, self.watch, self.kl)
         return self.given(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
-
-    def _consistent(
-        self,
-        model: Transformer,
-        hidden_TD: Tensor,
-        vocabulary: Vocabulary,
-        batch: Batch,
-        valid: Tensor,
-    ) -> Tensor:
-        """The same loss of log-probabilities that are the engine's to the bit."""
-        logp_T, streams, rule = fixed_log_probs(model, batch), batch.extra, self.tokens.rule
-        if self.kind == "gspo":
-            found = gspo_streams(self.gspo, logp_T.detach(), batch, self.watch, self.kl)
-            streams, rule = batch.extra | found, self.given.rule
-        counts_T = batch.targets_T != IGNORED
-        loss_T, slope_T = applied(lambda x_T, _: rule(x_T, streams), logp_T, counts_T, slice(None))
-        loss = with_slope(logp_T, loss_T, slope_T).sum()
-        if self.value is not None:
-            loss = loss + self.value.loss(hidden_TD, vocabulary, batch)
-        return loss / valid
 
 
 class Mismatch:

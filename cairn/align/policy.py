@@ -73,7 +73,7 @@ class Policy:
             model="policy",
             device=str(state.device),
             max_num_seqs=rows,
-            max_model_len=tokens,
+            max_model_len=tokens + consistent,  # what is scored gets one token more
             num_gpu_blocks_override=rows * (-(-tokens // page) + 1) + SPARE_PAGES,
             plain=not on_gpu,
             batch_invariant=consistent,

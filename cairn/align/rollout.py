@@ -187,11 +187,9 @@ def shares_prompts(config: Align, spec: ModelSpec) -> bool:
     """Whether answers are computed behind one copy of their prompt.
 
     A state of a recurrent layer is not handed on to several documents, dynamic rotations of a prompt depend on how long
-    its answer is, values of PPO are read document by document, and the passes of the consistent mode are those of the
-    engine, one sequence after another.
+    its answer is, and values of PPO are read document by document.
     """
     layers = range(spec.layers)
     covered = {spec.mixer_of(layer) for layer in layers} == {"attention"}
     covered = covered and all(rope.kind != "dynamic" for rope in spec.ropes(layers))
-    other = config.rollout.consistent or config.algorithm.kind == "ppo"
-    return config.rollout.shared_prompts and covered and not other
+    return config.rollout.shared_prompts and covered and config.algorithm.kind != "ppo"

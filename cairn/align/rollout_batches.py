@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from cairn.align.config import Align
+from cairn.align.consistent import scored
 from cairn.align.objective import PolicyObjective
 from cairn.align.policy import Policy
 from cairn.align.rollout import (
@@ -121,6 +122,9 @@ class RolloutBatches:
                 self._roll_out(state)
                 self.objective.watch.on = True
             documents = self._left.pop(0) if self._left else []
+            if config.rollout.consistent and documents:
+                self.policy.updated(state.step)  # steps before may have learnt from this round, too
+                documents = scored(self.policy, documents)
         if not documents:  # the loop takes no step then
             state.samples += config.data.sequences
             return []

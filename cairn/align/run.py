@@ -96,7 +96,6 @@ def _align(
     state = prepared.state
     objective = PolicyObjective(state.spec, config, prepared.fused, state.device)
     state.loss = objective
-    objective.consistent = policy.model if config.rollout.consistent else None
     talk = _talk(config, policy, log_line) if config.talk else None
     between = talk.answer if talk is not None else lambda step: None
     rollouts = RolloutBatches(config, policy, objective, log_line, between)
@@ -131,22 +130,19 @@ def prepare(config: Align) -> Prepared:
     """The model, on its device, and the tokenizer that its tasks are written with."""
     name = default_device() if config.device == "auto" else config.device
     check_device(name)
-    if config.rollout.consistent and name != "cpu":
-        raise ConfigError(
-            f"rollout.consistent on {name}: the trainer's kernels there are not the engine's",
-            hint="use --device cpu, or leave it out: the mismatch is printed every round",
-        )
     start = None
     if config.model.checkpoint is not None:
         start = open_checkpoint(resolve(str(config.model.checkpoint)))
     tokenizer = _tokenizer(config, start)
     spec = _spec(config, start, tokenizer)
     if config.rollout.consistent:
-        check_covered(spec)
-    if config.data.sequence > spec.context:
+        check_covered(spec, name)
+    # A token is drawn behind what is scored.
+    longest = spec.context - config.rollout.consistent
+    if config.data.sequence > longest:
         raise ConfigError(
-            f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}",
-            hint=f"use data.sequence {spec.context} at most",
+            f"data.sequence {config.data.sequence} is longer than the model's context {longest}",
+            hint=f"use data.sequence {longest} at most",
         )
     unused = RandomTokens(spec.vocab, config.data.sequence, config.seed)
     corpus = Corpus(unused, tokenizer, id_limit(tokenizer))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from cairn.kernels.adapter.lora_slopes import MANY as MANY_ROWS
 from cairn.kernels.adapter.lora_slopes import RANKS, lora_slopes
@@ -36,6 +37,7 @@ from cairn.train.products import OfWeight
 
 MANY = 4  # tokens for each column of x from which a copy of the weight costs less than a second pass over y
 ALIGNED = 8  # columns that a tensor core wants rows of 16 bits to begin at
+LINE = 64  # values of 16 bits in a cache line
 LONGEST = 16384  # columns of a sum over which cuBLAS adds to a result as fast as it writes one
 
 
@@ -55,6 +57,12 @@ class _Map(NamedTuple):
     bs: list[Tensor]
     spans: list[Span]
 
+    def shrink(self, x: Tensor, out: Tensor) -> Tensor:
+        """h, written to `out` with the zeros behind it."""
+        ranks, spare = len(self.a_RK), self._spare()
+        _times(x, F.pad(self.a_RK, (0, 0, 0, spare)).T if spare else self.a_RK.T, 1.0, out)
+        return out[:, :ranks]
+
     def covers(self, rows: int) -> bool:
         return sum(span.rows.stop - span.rows.start for span in self.spans) == rows
 
@@ -64,7 +72,11 @@ class _Map(NamedTuple):
         plain = settings.products is PLAIN_PRODUCTS and isinstance(self.weight, Tensor)
         if not plain or len(like) < MANY * width or ranks % ALIGNED or width % ALIGNED:
             return None
-        return like.new_empty(len(like), width + ranks)
+        return like.new_empty(len(like), width + ranks + self._spare())
+
+    def _spare(self) -> int:
+        """Columns of zeros behind h, so that every row begins at a cache line."""
+        return -sum(self.a_RK.shape) % LINE
 
     def of_x(self, room: Tensor | None) -> Tensor | None:
         return None if room is None else room[:, : self.a_RK.shape[1]]
@@ -72,10 +84,11 @@ class _Map(NamedTuple):
     def beside(self) -> Tensor:
         """W and s B side by side: what x and h side by side are multiplied with."""
         weight = cast(Tensor, self.weight)
-        (rows, width), ranks = weight.shape, len(self.a_RK)
-        alone = len(self.spans) == 1 and self.covers(rows)
-        both = (weight.new_empty if alone else weight.new_zeros)(rows, width + ranks)
+        (rows, width), ranks = weight.shape, len(self.a_RK) + self._spare()
+        both = weight.new_empty(rows, width + ranks)
         both[:, :width] = weight
+        if ranks > len(self.bs[0].T) or not self.covers(rows):
+            both[:, width:] = 0
         for span, b in zip(self.spans, self.bs, strict=True):
             into = both[span.rows, width + span.ranks.start : width + span.ranks.stop]
             torch.mul(b, span.scale, out=into)
@@ -189,7 +202,12 @@ class _NormLoraProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
         total, rstd, norm, y, *kept = ctx.saved_tensors
-        dy, dbs, of_y = _walk_back(ctx, grads[0].contiguous(), kept)
+        # Below the first layer nobody learns.
+        wanted = any(ctx.needs_input_grad[:3]) or y is None
+        dy, dbs, of_y = _walk_back(ctx, grads[0].contiguous(), kept, wanted)
+        if dy is None:
+            dw, da = of_y(y, ctx.needs_input_grad[3])
+            return None, None, None, dw, da, None, *dbs
         again = torch.empty_like(dy) if y is None else None
         dx, dn = rmsnorm_backward(
             dy,
@@ -248,7 +266,7 @@ def _multiply(
     ctx.spans, ctx.settings = spans, settings
     more: tuple[Tensor, ...] = ()
     if room is not None:
-        h = _times(x, a.T, 1.0, room[:, x.shape[1] :])
+        h = part.shrink(x, room[:, x.shape[1] :])
         y = room @ part.beside().T
         h = h if keep else h.contiguous()
     else:
@@ -276,14 +294,18 @@ def _apart(
 _OfX = Callable[[Tensor, bool], tuple[Tensor | None, Tensor]]
 
 
-def _walk_back(ctx: Any, g: Tensor, kept: list[Any]) -> tuple[Tensor, list[Tensor], _OfX]:
-    """dx, dB of each part, and how the others come from x."""
+def _walk_back(
+    ctx: Any, g: Tensor, kept: list[Any], wanted: bool = True
+) -> tuple[Any, list[Tensor], _OfX]:
+    """dx, dB of each part, and how the others come from x. Unless `wanted`, dx may be None."""
     weight, a, h, *rest = kept
     spans, products = ctx.spans, ctx.settings.products
     bs, more = rest[: len(spans)], tuple(rest[len(spans) :])
-    weight = _dense(ctx.form or weight, g)
     dh, dbs = _slopes(g, h, bs, spans)
     of_weight: OfWeight = lambda x: g.T @ x  # noqa: E731
+    if not wanted and products is PLAIN_PRODUCTS:
+        return None, dbs, lambda x, wanted: (of_weight(x) if wanted else None, dh.T @ x)
+    weight = _dense(ctx.form or weight, g)
     if products is PLAIN_PRODUCTS and len(weight) <= LONGEST:
         dx = (dh @ a).addmm_(g, weight)
     else:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_align import tiny
 
 from cairn.align.config import Algorithm, Align, Rollout, Task
-from cairn.align.consistent import check_covered
+from cairn.align.consistent import check_covered, scored
 from cairn.align.objective import Mismatch, PolicyObjective, Watched, gspo_streams
 from cairn.align.policy import Policy, Sampled, engine_view
 from cairn.align.recipes import RECIPES, recipe
@@ -150,9 +150,11 @@ def test_the_same_bits_are_refused_where_they_are_not_computed(tmp_path, preset)
 
 def test_the_same_bits_are_refused_for_rotations_by_length():
     stretched = Rope(kind="dynamic", factor=2.0, original_context=32)
-    check_covered(shape_of(tiny(None).model))
+    check_covered(shape_of(tiny(None).model), "cpu")
     with pytest.raises(ConfigError, match="dynamic rotations"):
-        check_covered(msgspec.structs.replace(shape_of(tiny(None).model), rope=stretched))
+        check_covered(msgspec.structs.replace(shape_of(tiny(None).model), rope=stretched), "cpu")
+    with pytest.raises(ConfigError, match="consistent on cuda"):
+        check_covered(shape_of(tiny(None).model), "cuda")
 
 
 def test_prompts_are_shared_where_an_answer_does_not_change_them():
@@ -187,15 +189,14 @@ def test_trainer_and_engine_compute_the_same_bits(tmp_path, kind, monkeypatch):
     assert seen == [(0.0, 0.0)] * 2
 
 
-def test_gradients_of_consistent_passes_and_of_shared_prompts_are_the_usual_ones(lively):
+def test_gradients_of_scored_answers_and_of_shared_prompts_are_the_usual_ones(lively):
     config, state, policy = lively
     groups = roll_out(policy, config, 0, 2)
     flat = [[one._replace(reward=float(at)) for at, one in enumerate(group)] for group in groups]
     documents = documents_of(flat, config)
     found = []
-    for model, shared in ((None, False), (policy.model, False), (None, True)):
-        state.loss.consistent = model
-        batches = batches_of(documents, 4, 0, 0, shared)
+    for own, shared in ((documents, False), (scored(policy, documents), False), (documents, True)):
+        batches = batches_of(own, 4, 0, 0, shared)
         assert all(bool(batch.prefixes) == shared for batch in batches)
         state.parallel.forward_backward(batches, state.loss, torch.tensor(8.0), 1.0)
         found.append({name: g.clone() for name, g in state.parallel.gradients().items()})

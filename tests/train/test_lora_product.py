@@ -128,3 +128,14 @@ def test_others_are_composed():
     lora.enabled = False
     x_MK = torch.randn(3, 12, dtype=torch.float64)
     assert torch.allclose(adapted_product(home, x_MK, HOW), x_MK @ home.matrix().T)
+
+
+def test_below_the_first_layer_nothing_is_computed():
+    """Where neither x nor the norm learns, the adapter's gradients are the same."""
+    home, lora = filled(qkv)
+    x_MK, norm_K = torch.randn(7, 12), torch.randn(12)
+    found = []
+    for learns in (False, True):
+        y_MN, _ = normed(home, x_MK.clone().requires_grad_(learns), None, norm_K, HOW)
+        found.append(torch.autograd.grad(y_MN.square().sum(), list(lora.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

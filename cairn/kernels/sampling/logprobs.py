@@ -40,10 +40,24 @@ class LogProbs(NamedTuple):
     ids_Bn: Tensor  # int32: whose they are
 
 
+def packed_size(batch: int, n: int) -> int:
+    """How many float32 `views_of` needs."""
+    return _whole(batch) + _whole(batch * n) + batch * n
+
+
 def views_of(packed: Tensor, batch: int, n: int) -> LogProbs:
-    """Room for results, one behind the other in float32 [batch * (1 + 2 n)], so that one copy sends them."""
-    token_B, top, ids = packed.split([batch, batch * n, batch * n])
-    return LogProbs(token_B, top.view(batch, n), ids.view(torch.int32).view(batch, n))
+    """Room for results, one behind the other in `packed`, so that one copy sends them."""
+    top, ids = _whole(batch), _whole(batch) + _whole(batch * n)
+    return LogProbs(
+        packed[:batch],
+        packed[top : top + batch * n].view(batch, n),
+        packed[ids : ids + batch * n].view(torch.int32).view(batch, n),
+    )
+
+
+def _whole(count: int) -> int:
+    """Up to a multiple of 16 bytes: for an address that is none a kernel is compiled once more, while a user waits."""
+    return -(-count // 4) * 4
 
 
 def logprobs_reference(logits_BV: Tensor, tokens_B: Tensor, n: int) -> LogProbs:

@@ -8,6 +8,7 @@ Knows what the file's header says, and no model: `prepared` says where each tens
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -37,11 +38,13 @@ class FileBytes(NamedTuple):
 
 
 class FileReader:
-    """Reads files onto one device. `stream`: where what it reads may be used until it is synchronised."""
+    """Reads files onto one device, one at a time. `stream`: where a file may be used until that is synchronised."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream: torch.cuda.Stream | None = None
+        self._pieces: list[Tensor] = []  # pinned: of each thread of `_pool`
+        self._pool = ThreadPoolExecutor(READERS)
 
     @property
     def stream(self) -> torch.cuda.Stream:
@@ -66,13 +69,17 @@ class FileReader:
         """
         if self.device.type != "cuda":
             return
-        pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(READERS)]
-        with torch.cuda.stream(self.stream):
+        with TemporaryFile() as file, torch.cuda.stream(self.stream):
+            # Threads and copies that have run once: the first to do so take several times as long.
+            file.truncate(READERS * PIECE)
+            there = torch.empty(READERS * PIECE, dtype=torch.uint8, device=self.device)
+            self._upload(file.fileno(), Path("a blank file"), 0, there)
+            del there
             # A file in float32, and what it is cast to.
             both = (torch.float32, dtype)
             room = [torch.empty(numbers, dtype=kind, device=self.device) for kind in both]
             for kind in TYPES.values():
-                raw = pieces[0][:256].to(self.device, non_blocking=True).view(kind)
+                raw = self._pieces[0][:256].to(self.device, non_blocking=True).view(kind)
                 cast_to = torch.empty_like(raw, dtype=dtype)
                 torch._foreach_copy_([cast_to, cast_to], [raw, raw])
         self.stream.synchronize()
@@ -86,8 +93,27 @@ class FileReader:
             return raw
         with torch.cuda.stream(self.stream):
             raw = torch.empty(size, dtype=torch.uint8, device=self.device)
-            _upload(file, start, raw, self.stream)
+            with file.open("rb") as opened:
+                self._upload(opened.fileno(), file, start, raw)
         return raw
+
+    def _upload(self, descriptor: int, file: Path, start: int, there: Tensor) -> None:
+        """Reads a file behind `start`; each thread copies its pieces from memory that the device can read."""
+        if not self._pieces:
+            self._pieces = [
+                torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(READERS)
+            ]
+
+        def move(first: int) -> None:
+            piece = self._pieces[first]
+            for begin in range(first * PIECE, len(there), READERS * PIECE):
+                count = min(PIECE, len(there) - begin)
+                _read_into(piece[:count], descriptor, start + begin, file)
+                with torch.cuda.stream(self.stream):
+                    there[begin : begin + count].copy_(piece[:count], non_blocking=True)
+                    self.stream.record_event().synchronize()
+
+        list(self._pool.map(move, range(READERS)))
 
 
 def read_header(file: Path) -> tuple[int, dict[str, Stored]]:
@@ -100,22 +126,6 @@ def read_header(file: Path) -> tuple[int, dict[str, Stored]]:
         raise unreadable(file, error) from None
     fields.pop("__metadata__", None)
     return LENGTH + length, msgspec.convert(fields, dict[str, Stored])
-
-
-def _upload(file: Path, start: int, there: Tensor, stream: torch.cuda.Stream) -> None:
-    """Reads a file behind `start` by several threads; each copies its pieces from memory that the device can read."""
-
-    def move(first: int) -> None:
-        piece = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
-        for begin in range(first * PIECE, len(there), READERS * PIECE):
-            count = min(PIECE, len(there) - begin)
-            _read_into(piece[:count], opened.fileno(), start + begin, file)
-            with torch.cuda.stream(stream):
-                there[begin : begin + count].copy_(piece[:count], non_blocking=True)
-                stream.record_event().synchronize()
-
-    with file.open("rb") as opened, ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(move, range(READERS)))
 
 
 def _read_into(there: Tensor, descriptor: int, start: int, file: Path) -> None:

@@ -9,6 +9,7 @@ or on a GPU by kernels over slots (`engine.adapter_slots`), which graphs hold. A
 last of its requests has ended.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -74,6 +75,7 @@ class Adapters:
         self._residency = Residency()
         self._hosts: dict[int, HostCopy] = {}  # of all adapters, where not all stay on the device
         self._prepared: dict[bytes, PreparedAdapter] = {}  # by spec
+        self._reading = threading.Lock()  # a reader has one set of pinned memory
 
     @cached_property
     def _reader(self) -> FileReader:
@@ -88,7 +90,8 @@ class Adapters:
         """Checked against the model, and on its device. Changes nothing, so any thread may call it."""
         if self.obstacle is not None:
             raise ConfigError(f"no adapter can be served: {self.obstacle}")
-        spec, made, flat = self._read(Path(folder))
+        with self._reading:
+            spec, made, flat = self._read(Path(folder))
         found: dict[Linear, LoRA] = {}
         for path, (home, lora) in made.items():
             if not isinstance(lora, LoRA) or not isinstance(home, Columns | Rows):

@@ -266,6 +266,9 @@ class GPURunner(Runner):
         self._step(shape, None if whole else self._first_layers)
         self._all_layers_ran = True
 
+    def scores(self, hidden_TD: Tensor) -> Tensor:
+        return (self.fused or self.model).logits(hidden_TD)
+
     def attend_rows(
         self, slots_GB: Tensor, positions_B: Tensor, lengths_B: Tensor, tables_GBP: Tensor
     ) -> Paged:

@@ -150,7 +150,7 @@ def _attend(
 def attend_fixed(
     q_GHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, seen_GN: Tensor, rule: Rule
 ) -> Tensor:
-    """ROWS queries against the keys of one sequence; also with gradients (`align.consistent`)."""
+    """ROWS queries against the keys of one sequence."""
     heads, kv_heads = q_GHC.shape[1], k_NKC.shape[1]
     q_KMC = q_GHC.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3).flatten(1, 2)
     scores_KMN = matmul(q_KMC, k_NKC.permute(1, 2, 0)).float() * rule.scale

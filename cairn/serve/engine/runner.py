@@ -317,8 +317,12 @@ class Runner:
         n, found = request.params.prompt_logprobs or 0, []
         for start in range(0, len(following), PROMPT_ROWS):
             rows = slice(start, min(start + PROMPT_ROWS, len(following)))
-            found.append(self._logprobs(self.model.logits(hidden_TD[rows]), next_T[rows], n))
+            found.append(self._logprobs(self.scores(hidden_TD[rows]), next_T[rows], n))
         return found
+
+    def scores(self, hidden_TD: Tensor) -> Tensor:
+        """Logits of any rows, as the steps of this runner compute them."""
+        return self.model.logits(hidden_TD)
 
     def _logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
         """On their way to the host in one copy: each one more is a pause of the device between two steps."""

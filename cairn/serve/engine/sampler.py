@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.kernels.sampling.logprobs import logprobs, views_of
+from cairn.kernels.sampling.logprobs import logprobs, packed_size, views_of
 from cairn.kernels.sampling.penalties import Penalties, count, penalize, words
 from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.serve.engine.constraint import Constraint
@@ -217,7 +217,7 @@ class Sampler:
 
     def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> Tensor:
         """As `views_of` reads them."""
-        packed = torch.empty(len(tokens_S) * (1 + 2 * n), device=self.device)
+        packed = torch.empty(packed_size(len(tokens_S), n), device=self.device)
         logprobs(logits_SV, tokens_S, n, out=views_of(packed, len(tokens_S), n))
         return packed
 
