@@ -206,6 +206,11 @@ def _kernel_of(blocks: Blocks) -> str:
     return "UNPACKED" if blocks.kind in (*UNPACKED_FIRST, *LEVELS) else blocks.kind
 
 
+def has_tiles() -> bool:
+    """Whether the tile instructions of AMX multiply: eight rows of x take as long as one, and prompts stay in integers."""
+    return bool(library().cairn_has_tiles())
+
+
 def cost_in_rows(rows: int) -> int:
     """What a product of so many rows of x costs beside others: rows of zeros that fill it up count as well."""
     return library().cairn_cost_in_rows(rows)

@@ -13,6 +13,7 @@
 #include "dot512.h"
 #include "dot_neon.h"
 #include "encoder.h"
+#include "tiles_amx.h"
 
 typedef struct {
     const uint8_t *data;
@@ -91,7 +92,14 @@ static void multiply_rows(const Product *p, int part_number, int row, int count,
     Weights w = {packed, room, part->group};
     dots_of_rows(part->type, w, part->row_bytes, count, p->x, p->rows_of_x, m->columns, y);
 #else
-    for (int r = 0; r < count; r++, packed += part->row_bytes) {
+#if defined(HAS_TILES)
+    const int by_tiles = tiles_are_used();
+    if (by_tiles)
+        tiles_dot(part->type, packed, part->row_bytes, part->group, count, (const Octet *)p->x, p->rows_of_x, m->columns, y);
+#else
+    const int by_tiles = 0;
+#endif
+    for (int r = 0; !by_tiles && r < count; r++, packed += part->row_bytes) {
         float *found = y + (int64_t)r * p->rows_of_x;
 #if defined(HAS_DOT512)
         if (packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, found)) continue;
@@ -158,20 +166,34 @@ static void round_chunk(void *given, int t) {
     const float *x = r->x + (int64_t)t * r->columns;
     float normed[r->norm->weight ? r->columns : 1];
     if (r->norm->weight) norm_row(x, r->columns, r->norm, normed), x = normed;
+#if defined(HAS_TILES)
+    if (tiles_are_used()) {
+        round_octet_row(x, r->columns, r->rows, t, (Octet *)r->out);
+        return;
+    }
+#endif
     round_row(x, r->columns, r->rows, t, r->out);
 }
 
+static size_t rounded_bytes(int columns, int rows) {
+#if defined(HAS_TILES)
+    if (tiles_are_used()) return octet_bytes(columns, rows);
+#endif
+    return activation_bytes(columns, rows);
+}
+
 static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads) {
-    int64_t fine = 262144 / ((int64_t)columns * (rows_of_x + 1)) + 1; /* tens of microseconds of work */
+    const int together = tiles_are_used() ? 16 : 4, work = tiles_are_used() ? (rows_of_x + 7) / 8 : rows_of_x;
+    int64_t fine = 262144 / ((int64_t)columns * (work + 1)) + 1; /* tens of microseconds of work */
     int64_t even = outputs / (threads * 4) + 1;
     int64_t rows = fine < even ? fine : even;
-    return (int)(rows + 3) / 4 * 4;
+    return (int)(rows + together - 1) / together * together;
 }
 
 static int product_of(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
     int columns = matrix->columns, outputs = 0;
     Activations *rounded = NULL;
-    if (posix_memalign((void **)&rounded, 64, activation_bytes(columns, rows_of_x))) return -1;
+    if (posix_memalign((void **)&rounded, 64, rounded_bytes(columns, rows_of_x))) return -1;
     Rounding rounding = {x, columns, rows_of_x, norm, rounded};
     if (rows_of_x < 4) for (int t = 0; t < rows_of_x; t++) round_chunk(&rounding, t);
     else run(pool, round_chunk, &rounding, rows_of_x);
@@ -317,9 +339,13 @@ void cairn_join_digits(float *products, const float *step, const float *x, int c
     }
 }
 
+/* Whether prompts of any length are multiplied in integers: by tiles that is faster than in float32. */
+int cairn_has_tiles(void) { return tiles_are_used(); }
+
 /* What a product of so many rows of x costs beside others, in rows. Four are multiplied together, zeros included; for one
  * that is left over the weights are unpacked again, which makes two of it. */
 int cairn_cost_in_rows(int rows) {
+    if (tiles_are_used()) return (rows + 7) / 8;
 #if defined(HAS_DOT_NEON)
     if (rows > 1 && rows % 4 == 1) return rows + 1;
     return rows == 1 ? 1 : (rows + 3) / 4 * 4;
