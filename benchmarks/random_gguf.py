@@ -4,8 +4,9 @@
     python benchmarks/cpu_gguf.py LARGE.gguf ...
 
 Its text means nothing; memory, time to ready and speed are those of a real file of that shape. Matrices have one type;
-the embedding, which is the output projection as well, is Q8_0; norms are ones. Q4_K_M is the mixture of that name: Q4_K, and
-Q6_K for the embedding and half of the values and of what leads back to the residual. The small file is one of a Llama.
+the embedding, which is the output projection as well, is Q8_0; norms are ones. Q4_K_M is the mix of that name: Q4_K,
+and Q6_K for the embedding and every second matrix of values and of those that lead back to the residual. The small file
+is one of a Llama.
 """
 
 import argparse

@@ -207,7 +207,7 @@ def _kernel_of(blocks: Blocks) -> str:
 
 
 def has_tiles() -> bool:
-    """Whether the tile instructions of AMX multiply: eight rows of x take as long as one, and prompts stay in integers."""
+    """Whether tile instructions (AMX) multiply: eight rows of x take as long as one, prompts stay in integers."""
     return bool(library().cairn_has_tiles())
 
 
