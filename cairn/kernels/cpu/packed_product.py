@@ -206,9 +206,9 @@ def _kernel_of(blocks: Blocks) -> str:
     return "UNPACKED" if blocks.kind in (*UNPACKED_FIRST, *LEVELS) else blocks.kind
 
 
-def has_tiles() -> bool:
-    """Whether tile instructions (AMX) multiply: eight rows of x take as long as one, prompts stay in integers."""
-    return bool(library().cairn_has_tiles())
+def has_tiles(kind: str) -> bool:
+    """Whether tile instructions (AMX) multiply many rows of x with such a matrix, faster than torch in float32."""
+    return bool(library().cairn_has_tiles(TYPES.get(kind, 0)))
 
 
 def cost_in_rows(rows: int) -> int:

@@ -39,7 +39,8 @@ class BlocksForm:
     def __init__(self, blocks: Sequence[Blocks]) -> None:
         self.matrix = PackedMatrix(blocks)
         long = all(one.kind in LEVELS and one.group > COLUMNS for one in blocks)
-        self.float_rows = NEVER if has_tiles() or (ON_ARM and long) else FLOAT_ROWS
+        tiled = all(has_tiles(one.kind) for one in blocks)
+        self.float_rows = NEVER if tiled or (ON_ARM and long) else FLOAT_ROWS
 
     @property
     def nbytes(self) -> int:
