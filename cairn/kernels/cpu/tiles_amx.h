@@ -4,15 +4,14 @@
  *     y += high . high + high . low + low . high        three instructions for 16 rows of w, 16 of x and 32 columns
  *
  * Weights are dequantised some rows and TILES_DEPTH columns at a time, as they lie in the file; x is transposed, once for all
- * weights. A product errs by about 1/100,000, and takes a fifth of the time of one in float32 with 64 rows or more. With few
- * rows the dequantising is most of it: they go through `dot512.h`.
+ * weights. A product errs by about 1/100,000. With few rows the dequantising is most of it: they go through `dot512.h`.
  */
 #ifndef CAIRN_TILES_AMX_H
 #define CAIRN_TILES_AMX_H
 
 #include "dot512.h"
 
-#define TILES_FROM 16 /* rows of x */
+#define TILES_FROM 32 /* rows of x: 16 took as long in `dot512.h` */
 
 #if defined(__AMX_BF16__) && defined(__AVX512VNNI__) && defined(__linux__)
 #define HAS_TILES 1
