@@ -1,6 +1,6 @@
 """How fast does a GGUF file serve on a CPU beside llama.cpp: one stream, eight, a prompt, memory, time to ready?
 
-    python benchmarks/cpu_gguf.py FILE.gguf ... --out benchmarks/cpu/gguf.json
+    python benchmarks/cpu_gguf.py FILE.gguf ... --out benchmarks/cpu/gguf_x86.json
 
 Each side is a process of its own that answers commands; they take turns on the same file with the same random prompts,
 and a ratio is taken within a round, because on a shared machine only that means something; on a very busy one, the

@@ -28,24 +28,25 @@ ROUND_S, ROUNDS = 0.05, 7
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8])
     add_arguments(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for kind in options.kinds:
-        found[kind] = measured(kind)
+        found[kind] = measured(kind, options.tokens)
         print(kind, found[kind], flush=True)
     record({"columns": COLUMNS, "kinds": found}, options)
 
 
-def measured(kind: str) -> dict[str, dict[str, float]]:
+def measured(kind: str, tokens_of_steps: list[int]) -> dict[str, dict[str, float]]:
     """By tokens; the masked bytes make scales that are finite."""
     size_of_block, values = KINDS[kind]
     row_bytes = COLUMNS // values * size_of_block
     bytes_NB = torch.randint(0, 256, (SIZE // row_bytes // 4 * 4, row_bytes), dtype=torch.uint8)
     matrix = PackedMatrix([Blocks(kind, bytes_NB & 0x3B, COLUMNS)])
     found = {}
-    for tokens in (1, 8):
+    for tokens in tokens_of_steps:
         seconds = best_seconds(matrix, torch.randn(tokens, COLUMNS))
         per_ns = tokens * matrix.outputs * COLUMNS / seconds / 1e9
         found[str(tokens)] = {

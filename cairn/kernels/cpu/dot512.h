@@ -18,6 +18,7 @@
 #else
 #define SIGNED(type) ((type) == Q8_0)
 #endif
+#define LIFTED(type) ((type) == IQ4_NL || ((type) == Q8_0 && !SIGNED(type))) /* by 128 */
 
 typedef struct {
     __m512i level[4]; /* 64 values each */
@@ -45,7 +46,13 @@ INLINE __m512 each_twice(__m256 values) {
     return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(values));
 }
 
-/* Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: up to eight blocks of 32. */
+/* Levels of IQ4_NL, which are no multiples of a step, above their least. */
+INLINE __m512i iq4_levels(__m512i nibbles) {
+    const __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)IQ4_LEVELS), _mm_set1_epi8(-128));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles);
+}
+
+/* Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL: up to eight blocks of 32. */
 INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
     const int wide = type == Q5_0 || type == Q5_1, shifted = type == Q4_1 || type == Q5_1, whole = type == Q8_0;
     const int front = (shifted ? 4 : 2) + (wide ? 4 : 0), size = front + (whole ? 32 : 16);
@@ -54,7 +61,7 @@ INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
     __m256 scale = _mm256_cvtph_ps(_mm256_cvtepi32_epi16(heads));
     out->scale = each_twice(scale);
     if (shifted) out->offset = each_twice(_mm256_cvtph_ps(_mm256_cvtepi32_epi16(_mm256_srli_epi32(heads, 16))));
-    else out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(whole ? -128.f : wide ? -16.f : -8.f));
+    else out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(LIFTED(type) ? -128.f : wide ? -16.f : -8.f));
     for (int c = 0; c < 4; c++, at += 2 * size) {
         int both = 2 * c + 1 < blocks;
         if (2 * c >= blocks) {
@@ -72,6 +79,7 @@ INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
         if (both) pair = _mm256_inserti128_si256(pair, _mm_loadu_si128((const __m128i *)(at + size + front)), 1);
         __m512i twice = _mm512_permutexvar_epi64(_mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0), _mm512_castsi256_si512(pair));
         out->level[c] = low_then_high_nibbles(twice, shifts_by_16(0, 4));
+        if (type == IQ4_NL) out->level[c] = iq4_levels(out->level[c]);
         if (wide) {
             uint32_t bits[2] = {0, 0};
             memcpy(bits, at + front - 4, 4);
@@ -129,7 +137,8 @@ INLINE void piece_of(int type, const uint8_t *at, int left, Piece *out) {
 
 INLINE int piece_bytes(int type) {
     switch (type) {
-    case Q4_0: return 8 * 18;
+    case Q4_0:
+    case IQ4_NL: return 8 * 18;
     case Q4_1: return 8 * 20;
     case Q5_0: return 8 * 22;
     case Q5_1: return 8 * 24;
@@ -170,7 +179,7 @@ INLINE void packed_dot_of(int type, const uint8_t *at, const Rounded *x, int row
         piece_of(type, at, STRIDE, &w);
         piece_dots(type, &w, 4, x, count, sum);
     }
-    if (left && type < Q2_K) { /* others have blocks of STRIDE values */
+    if (left && (type < Q2_K || type == IQ4_NL)) { /* others have blocks of STRIDE values */
         piece_of(type, at, left, &w);
         if (left > STRIDE / 2) piece_dots(type, &w, 4, x, count, sum);
         else piece_dots(type, &w, 2, x, count, sum);
@@ -198,6 +207,9 @@ static int packed_dots(int type, const uint8_t *at, const Rounded *x, int rows, 
     case Q4_K: packed_dot(Q4_K, at, x, rows, columns, y); return 1;
     case Q5_K: packed_dot(Q5_K, at, x, rows, columns, y); return 1;
     case Q6_K: packed_dot(Q6_K, at, x, rows, columns, y); return 1;
+#if defined(__AVX512VNNI__) /* others add products in 16 bits, which these levels may exceed */
+    case IQ4_NL: packed_dot(IQ4_NL, at, x, rows, columns, y); return 1;
+#endif
     default: return 0;
     }
 }
@@ -210,10 +222,11 @@ INLINE void floats_of(int type, const uint8_t *at, int columns, float *out) {
         for (int group = 0; group < STRIDE / GROUP && GROUP * group < left; group++) {
             __m512i lane = _mm512_set1_epi32(group);
             __m128i level = _mm_load_si128((const __m128i *)w.level + group);
-            if (type == Q8_0 && !SIGNED(type)) level = _mm_xor_si128(level, _mm_set1_epi8(-128));
-            __m512i wide = type == Q8_0 ? _mm512_cvtepi8_epi32(level) : _mm512_cvtepu8_epi32(level);
+            const int has_sign = type == Q8_0 || type == IQ4_NL;
+            if (LIFTED(type)) level = _mm_xor_si128(level, _mm_set1_epi8(-128));
+            __m512i wide = has_sign ? _mm512_cvtepi8_epi32(level) : _mm512_cvtepu8_epi32(level);
             __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_permutexvar_ps(lane, w.scale));
-            if (type != Q8_0) value = _mm512_add_ps(value, _mm512_permutexvar_ps(lane, w.offset));
+            if (!has_sign) value = _mm512_add_ps(value, _mm512_permutexvar_ps(lane, w.offset));
             _mm512_storeu_ps(out + GROUP * group, value);
         }
     }
@@ -230,6 +243,7 @@ static int packed_floats(int type, const uint8_t *at, int columns, float *out) {
     case Q4_K: floats_of(Q4_K, at, columns, out); return 1;
     case Q5_K: floats_of(Q5_K, at, columns, out); return 1;
     case Q6_K: floats_of(Q6_K, at, columns, out); return 1;
+    case IQ4_NL: floats_of(IQ4_NL, at, columns, out); return 1;
     default: return 0;
     }
 }

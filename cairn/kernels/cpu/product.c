@@ -13,6 +13,7 @@
 #include "dot512.h"
 #include "dot_neon.h"
 #include "encoder.h"
+#include "tiles_amx.h"
 
 typedef struct {
     const uint8_t *data;
@@ -41,7 +42,7 @@ typedef struct {
 typedef struct {
     const Matrix *matrix;
     const Activations *x;
-    int rows_of_x, rows_of_chunk, outputs;
+    int rows_of_x, rows_of_chunk, outputs, by_tiles;
     float *y;
 } Product;
 
@@ -91,7 +92,11 @@ static void multiply_rows(const Product *p, int part_number, int row, int count,
     Weights w = {packed, room, part->group};
     dots_of_rows(part->type, w, part->row_bytes, count, p->x, p->rows_of_x, m->columns, y);
 #else
-    for (int r = 0; r < count; r++, packed += part->row_bytes) {
+#if defined(HAS_TILES)
+    if (p->by_tiles)
+        tiles_dot(part->type, packed, part->row_bytes, count, (const TileOfX *)p->x, p->rows_of_x, m->columns, y);
+#endif
+    for (int r = 0; !p->by_tiles && r < count; r++, packed += part->row_bytes) {
         float *found = y + (int64_t)r * p->rows_of_x;
 #if defined(HAS_DOT512)
         if (packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, found)) continue;
@@ -151,6 +156,7 @@ typedef struct {
     int columns, rows;
     const Norm *norm;
     Activations *out;
+    int by_tiles;
 } Rounding;
 
 static void round_chunk(void *given, int t) {
@@ -158,27 +164,47 @@ static void round_chunk(void *given, int t) {
     const float *x = r->x + (int64_t)t * r->columns;
     float normed[r->norm->weight ? r->columns : 1];
     if (r->norm->weight) norm_row(x, r->columns, r->norm, normed), x = normed;
+#if defined(HAS_TILES)
+    if (r->by_tiles) {
+        split_row(x, r->columns, r->rows, t, (TileOfX *)r->out);
+        return;
+    }
+#endif
     round_row(x, r->columns, r->rows, t, r->out);
 }
 
-static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads) {
-    int64_t fine = 262144 / ((int64_t)columns * (rows_of_x + 1)) + 1; /* tens of microseconds of work */
+static size_t bytes_of_x(int columns, int rows, int by_tiles) {
+#if defined(HAS_TILES)
+    if (by_tiles) return tile_bytes(columns, rows);
+#endif
+    return by_tiles ? 0 : activation_bytes(columns, rows);
+}
+
+static int goes_by_tiles(const Matrix *matrix, int rows_of_x) {
+    int all = rows_of_x >= TILES_FROM && tiles_are_used();
+    for (int i = 0; all && i < matrix->count; i++) all = has_tile_form(matrix->parts[i].type);
+    return all;
+}
+
+static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads, int by_tiles) {
+    const int together = by_tiles ? 32 : 4, work = by_tiles ? rows_of_x / 8 + 2 : rows_of_x;
+    int64_t fine = 262144 / ((int64_t)columns * (work + 1)) + 1; /* tens of microseconds of work */
     int64_t even = outputs / (threads * 4) + 1;
     int64_t rows = fine < even ? fine : even;
-    return (int)(rows + 3) / 4 * 4;
+    return (int)(rows + together - 1) / together * together;
 }
 
 static int product_of(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
-    int columns = matrix->columns, outputs = 0;
+    int columns = matrix->columns, outputs = 0, by_tiles = goes_by_tiles(matrix, rows_of_x);
     Activations *rounded = NULL;
-    if (posix_memalign((void **)&rounded, 64, activation_bytes(columns, rows_of_x))) return -1;
-    Rounding rounding = {x, columns, rows_of_x, norm, rounded};
+    if (posix_memalign((void **)&rounded, 64, bytes_of_x(columns, rows_of_x, by_tiles))) return -1;
+    Rounding rounding = {x, columns, rows_of_x, norm, rounded, by_tiles};
     if (rows_of_x < 4) for (int t = 0; t < rows_of_x; t++) round_chunk(&rounding, t);
     else run(pool, round_chunk, &rounding, rows_of_x);
     for (int i = 0; i < matrix->count; i++) outputs += matrix->parts[i].rows;
     if (matrix->gate) outputs = matrix->parts[0].rows;
-    Product product = {matrix, rounded, rows_of_x, 0, outputs, y};
-    product.rows_of_chunk = rows_of_chunk(outputs, columns, rows_of_x, pool->threads);
+    Product product = {matrix, rounded, rows_of_x, 0, outputs, by_tiles, y};
+    product.rows_of_chunk = rows_of_chunk(outputs, columns, rows_of_x, pool->threads, by_tiles);
     run(pool, multiply_chunk, &product, (outputs + product.rows_of_chunk - 1) / product.rows_of_chunk);
     free(rounded);
     return 0;
@@ -316,6 +342,9 @@ void cairn_join_digits(float *products, const float *step, const float *x, int c
         }
     }
 }
+
+/* Whether many rows of x are multiplied by tiles, with matrices of this type. */
+int cairn_has_tiles(int type) { return tiles_are_used() && has_tile_form(type); }
 
 /* What a product of so many rows of x costs beside others, in rows. Four are multiplied together, zeros included; for one
  * that is left over the weights are unpacked again, which makes two of it. */

@@ -11,11 +11,11 @@ about who owns which page.
 """
 
 import math
+import mmap
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -153,14 +153,18 @@ class PagePool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Of a CPU, from memory that the system hands out as zeros: a page that nobody used yet takes none."""
+    """Of a CPU, from memory that the system hands out as zeros: a page that nobody used yet takes none.
+
+    Not from numpy, which asks for huge pages: the first token would take 2 MB of keys and 2 MB of values of each layer.
+    """
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
     try:
-        room = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    except MemoryError as error:
+        room = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
         raise RuntimeError(str(error)) from error
-    return torch.from_numpy(room).view(dtype).view(shape)
+    return torch.frombuffer(room, dtype=torch.uint8)[:size].view(dtype).view(shape)
 
 
 def _shape_of_planes(groups: Sequence[CacheGroup], dtype: torch.dtype) -> tuple[int, int]:
