@@ -2,11 +2,12 @@
 
     python benchmarks/fleet_kills.py --seconds 300 --every 5 --servers 4 --out benchmarks/cpu/fleet_kills_arm.json
 
-`cairn fleet serve` starts the servers and a router, as a user would. Every prompt is answered once before the first
-kill; from then on clients ask for the same ones, greedy, half of them as streams, and each answer has to be the same
-to the letter. A kill takes one of the servers that are up, however few they are; it is started again by the fleet.
-With `--batch-invariant`, the default, an answer does not depend on who else is in its steps, so a difference can only
-be a fault. Needs no GPU.
+Every prompt is answered once before the first kill; from then on clients ask for the same ones, greedy, half of them as
+streams, and each answer has to be the same to the letter. A kill takes one of the servers that are up, however few they
+are. With `--batch-invariant`, the default, an answer does not depend on who else is in its steps, so a difference can
+only be a fault. Servers are forked from a process that has imported everything, because a start of `cairn serve` takes
+seconds of both cores of a small machine, and then there is no load; `--cold` lets `cairn fleet serve` start them, as a
+user would. Needs no GPU.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,12 +31,17 @@ import httpx
 from cairn.bench.record import add_arguments, record
 
 PATIENCE_S = 180.0
-FILE = """[router]
+COLD = """[router]
 port = 0
 [[servers]]
 model = "{model}"
 count = {servers}
 args = {args}
+"""
+WARM = """[router]
+port = 0
+[[servers]]
+urls = {urls}
 """
 
 
@@ -49,10 +56,43 @@ def main() -> None:
     parser.add_argument("--model", default="cairn-tiny")
     parser.add_argument("--serve-args", default="--dtype float32 --batch-invariant")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cold", action="store_true", help="servers that the fleet starts")
+    parser.add_argument(
+        "--host", nargs="*", type=int, help="be the parent of servers on these ports"
+    )
     add_arguments(parser)
     given = parser.parse_args()
+    if given.host:
+        host(given)
+        return
     with fleet(given) as (url, log):
         record(asyncio.run(measure(given, url, log)), given)
+
+
+def host(given: argparse.Namespace) -> None:
+    """Fork a server for each port, and again whenever one of them ends."""
+    import torch  # noqa: F401  so that children have it
+
+    from cairn.cli.serve import run
+    from cairn.models.runnable import open_model
+
+    open_model(given.model)
+    running: dict[int, int] = {}  # port by process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        while True:
+            for number, port in enumerate(given.host):
+                if port not in running.values():
+                    place = ["--host", "127.0.0.1", "--port", str(port)]
+                    if (pid := os.fork()) == 0:
+                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                        os._exit(run([given.model, *given.serve_args.split(), *place]))
+                    running[pid] = port
+                    print(f"server-{number} (process {pid})", flush=True)
+            running.pop(os.wait()[0], None)
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -60,17 +100,34 @@ def fleet(given: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """Its address, and the file that it writes to."""
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "fleet.toml", Path(folder) / "fleet.log"
-        args = json.dumps(given.serve_args.split())
-        file.write_text(FILE.format(model=given.model, servers=given.servers, args=args))
-        command = [sys.executable, "-m", "cairn", "fleet", "serve", str(file)]
-        with log.open("w") as out:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment, hosts = {**os.environ, "OMP_NUM_THREADS": "1"}, []
+        with log.open("a") as out:
+            if given.cold:
+                args = json.dumps(given.serve_args.split())
+                file.write_text(COLD.format(model=given.model, servers=given.servers, args=args))
+            else:
+                ports = free_ports(given.servers)
+                urls = json.dumps([f"http://127.0.0.1:{port}" for port in ports])
+                file.write_text(WARM.format(urls=urls))
+                own = ["--model", given.model, f"--serve-args={given.serve_args}"]
+                parent = [sys.executable, __file__, *own, "--host", *map(str, ports)]
+                hosts = [subprocess.Popen(parent, stdout=out, stderr=out, env=environment)]
+            command = [sys.executable, "-m", "cairn", "fleet", "serve", str(file)]
             process = subprocess.Popen(command, stderr=out, env=environment)
         try:
             yield ready(process, log), log
         finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
+            for one in (process, *hosts):
+                one.terminate()
+                one.wait(PATIENCE_S)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
