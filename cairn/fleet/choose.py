@@ -20,7 +20,7 @@ from math import inf
 
 import msgspec
 
-from cairn.fleet.answers import MOST_WAIT, Answers
+from cairn.fleet.answers import MOST_WAIT, MOST_WAITED, Answers
 
 BLOCK_TOKENS = 64  # of Dynamo's and llm-d's rules
 OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
@@ -123,7 +123,7 @@ def _beside(ask: Ask, one: Candidate) -> tuple[float, float]:
     def cost_of(waits_s: float) -> float:
         return waits_s + behind_s(prompt_s + waits_s) - behind_s(prompt_s)
 
-    most_s = MOST_WAIT * prompt_s if ask.waited_s < prompt_s else 0.0
+    most_s = MOST_WAIT * prompt_s if ask.waited_s < MOST_WAITED * prompt_s else 0.0
     waits_s, cost_s = one.answers.wait(prompt_s, chunk_s, one.step_s, most_s, cost_of)
     others = max(one.requests - len(one.answers.lefts), 0)  # of which only the number is known
     return waits_s, cost_s + others * prompt_s / 2
