@@ -20,6 +20,8 @@ from math import inf
 
 import msgspec
 
+from cairn.fleet.answers import MOST_WAIT, MOST_WAITED, Answers
+
 BLOCK_TOKENS = 64  # of Dynamo's and llm-d's rules
 OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
 LAST_ARRIVALS = 64  # that a rate is counted over
@@ -35,6 +37,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     arrivals_per_s: float = 0.0  # requests that come to one server, on average
     busy_share: float = 0.0  # of a server's time that they take
     seen_s: float = inf  # over which both were counted
+    waited_s: float = inf  # in the router, since it came; inf: it is sent now, wherever
 
 
 class Candidate(msgspec.Struct, gc=False):
@@ -49,6 +52,8 @@ class Candidate(msgspec.Struct, gc=False):
     step_s: float = 0.02  # of a step that only decodes
     token_s: float = 25e-6  # what a prompt token adds to a step
     row_s: float = 1e-4  # what a request adds to a step
+    step_tokens: int = 0  # of prompts, in a step beside answers; 0: it has not told
+    answers: Answers | None = None  # of all requests there; None: only their number is known
 
     @property
     def requests(self) -> int:
@@ -69,7 +74,8 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
                rush is believed to go on only for as long again as it was seen: who counts on one that never ends
                keeps all queues alike, and then everybody waits too long, where some could have been served in time
     answering  everybody who is there gets the tokens behind this moment later, by its prompt once and by its row in
-               every step, and it gets its own later by theirs. They are in the middle of their answers on average: half
+               every step, and it gets its own later by theirs. They are in the middle of answers on average: half.
+               Where they are known each one counts for itself, and the prompt may wait until short ones have ended
     """
     costs: Costs = []
     busy = ask.busy_share if ask.busy_share < MOST_BUSY else MOST_BUSY
@@ -88,9 +94,39 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
         more_s = lasts_s * grows
         lasts_s += more_s if more_s < seen_s else seen_s
         behind_s = per_s * prompt_s * lasts_s
-        answering_s = requests * (prompt_s + output_tokens * one.row_s) / 2
+        if one.answers is not None and one.step_tokens:
+            answering_s = requests * output_tokens * one.row_s / 2 + _beside(ask, one)[1]
+        else:
+            answering_s = requests * (prompt_s + output_tokens * one.row_s) / 2
         costs.append(first_s + behind_s + answering_s)
     return costs
+
+
+def wait_for_answers_s(ask: Ask, one: Candidate) -> float:
+    """For how long this prompt should wait at this server, for short answers to end; 0: it is sent."""
+    return _beside(ask, one)[0] if one.step_tokens else 0.0
+
+
+def _beside(ask: Ask, one: Candidate) -> tuple[float, float]:
+    """How long a prompt waits at this server at best; what that and the delay of answers cost."""
+    if one.answers is None:
+        return 0.0, 0.0
+    prompt_s = max(ask.prompt_tokens - one.cached_tokens, 1) * one.token_s
+    queued_s, chunk_s = one.queued_tokens * one.token_s, one.step_tokens * one.token_s
+    busy = min(ask.busy_share, MOST_BUSY)
+
+    def behind_s(taken_s: float) -> float:
+        lasts_s = queued_s + taken_s / 2
+        more_s = min(lasts_s * busy / (1 - busy), ask.seen_s)
+        return ask.arrivals_per_s * taken_s * (lasts_s + more_s)
+
+    def cost_of(waits_s: float) -> float:
+        return waits_s + behind_s(prompt_s + waits_s) - behind_s(prompt_s)
+
+    most_s = MOST_WAIT * prompt_s if ask.waited_s < MOST_WAITED * prompt_s else 0.0
+    waits_s, cost_s = one.answers.wait(prompt_s, chunk_s, one.step_s, most_s, cost_of)
+    others = max(one.requests - len(one.answers.lefts), 0)  # of which only the number is known
+    return waits_s, cost_s + others * prompt_s / 2
 
 
 class Arrivals:
@@ -101,14 +137,22 @@ class Arrivals:
         self._work = deque[float]([0.0], maxlen=LAST_ARRIVALS)  # seconds, of as many
         self._work_s = 0.0  # of all of them
 
-    def ask(self, number: int, prompt: int, output: int, now_s: float, share: float) -> Ask:
+    def ask(
+        self,
+        number: int,
+        prompt: int,
+        output: int,
+        now_s: float,
+        share: float,
+        waited_s: float = inf,
+    ) -> Ask:
         """One has come. `share`: of these arrivals, on average, that go to one server."""
         times = self._times
         times.append(now_s)
         took_s = now_s - times[0]
         per_s = share * (len(times) - 1) / took_s if took_s > 0 else 0.0
         busy = per_s * self._work_s / len(self._work)
-        return Ask(number, prompt, output, per_s, busy, took_s)
+        return Ask(number, prompt, output, per_s, busy, took_s, waited_s)
 
     def sent(self, ask: Ask, chosen: Candidate) -> None:
         """It keeps this server busy, with its prompt, and with its row in every step."""

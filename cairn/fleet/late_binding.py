@@ -7,18 +7,20 @@ Where queues are at the servers, a prompt waits behind a long one while another 
 with a queue has prompts in every step, which slows all its answers. Here the choice is made as late as it can be
 without a server standing still, and again for everybody who waits. Short prompts go before long ones that have not
 waited for long, and nobody starves: the order is between that of arrival and that of the highest response ratio. Those
-who go before a request count as if they were at the servers that they would go to. Only of streams a router sees when
+who go before a request count as if they were at the servers that they would go to. A long prompt also waits for short
+answers to end beside which it would be computed (`answers`). Only of streams a router sees when
 their prompts are computed, so only these wait. Pure: the clock is handed in.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import sqrt
+from math import inf, sqrt
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from cairn.fleet.choose import Ask, Candidate, Policy, best
+from cairn.fleet.answers import Answers
+from cairn.fleet.choose import Ask, Candidate, Policy, best, wait_for_answers_s
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.worker import Worker, candidates
 from cairn.serve.text_keys import PromptKeys
@@ -64,6 +66,13 @@ def runs_dry(worker: Worker) -> bool:
     return not worker.step_tokens or worker.stream_tokens < AHEAD_STEPS * worker.step_tokens
 
 
+def answers_beside(ask: Ask, workers: Sequence[Worker]) -> list[Answers]:
+    """Of each server, where this prompt could take several steps; otherwise their number says enough, and none."""
+    if ask.waited_s < inf and any(0 < one.step_tokens < ask.prompt_tokens for one in workers):
+        return [one.answers for one in workers]
+    return []
+
+
 def in_order(waiting: Iterable[W], now_s: float) -> list[W]:
     """Of the oldest, those first that have waited longest, for the square root of the tokens of their prompts."""
     oldest = islice(waiting, OLDEST)
@@ -80,18 +89,23 @@ def bind(
     """The first of these requests, in their order, whose best server is about to run dry."""
     dry = [runs_dry(one) for one in workers]
     tokens, requests = [0] * len(workers), [0] * len(workers)  # of those before it
+    answers = [one.answers for one in workers]
     for looked, one in enumerate(waiting):
         if looked == LOOKED_AT or not any(dry):
             return None
         keys = one.keys
         found = index.match(keys.keys, keys.tokens, now_s) if keys.keys else {}
-        seen = candidates(workers, found)
+        seen = candidates(workers, found, answers)
         for at, candidate in enumerate(seen):
             candidate.queued_tokens += tokens[at]
             candidate.waiting += requests[at]
-        place, costs = best(policy, one.ask, seen)
-        if dry[place]:
+        ask = one.ask
+        if ask.waited_s < inf:
+            ask = msgspec.structs.replace(ask, waited_s=now_s - one.arrived_s)
+        place, costs = best(policy, ask, seen)
+        if dry[place] and not wait_for_answers_s(ask, seen[place]):
             return Binding(one, place, seen, costs)
-        tokens[place] += max(one.ask.prompt_tokens - seen[place].cached_tokens, 1)
+        tokens[place] += max(ask.prompt_tokens - seen[place].cached_tokens, 1)
         requests[place] += 1
+        answers[place] = answers[place].plus(ask.output_tokens)
     return None

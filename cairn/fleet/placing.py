@@ -9,6 +9,7 @@ Functions over a router, as `failing_servers` are.
 
 from typing import TYPE_CHECKING
 
+from cairn.fleet.choose import wait_for_answers_s
 from cairn.fleet.late_binding import LATE, bind, in_order, runs_dry
 from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.views import Choice
@@ -37,7 +38,7 @@ def place(router: "Router", exchange: "Exchange", now: float, placed: bool = Fal
     choice, new = router.choose(exchange.ask, exchange.keys, fresh, now)
     may_wait = exchange.computes and not placed and not attempts
     if may_wait and (
-        model in router.held.models or (exchange.streams and _binds_later(router, choice))
+        model in router.held.models or (exchange.streams and _binds_later(router, exchange, choice))
     ):
         exchange.new_tokens = new
         if router.scaled:
@@ -48,10 +49,12 @@ def place(router: "Router", exchange: "Exchange", now: float, placed: bool = Fal
         router.send(exchange, choice, new, now)
 
 
-def _binds_later(router: "Router", choice: Choice) -> bool:
-    """Does the best server of a stream compute other prompts for a while? After that the best may be another one."""
-    late = router.config.policy in LATE and len(choice.able) > 1
-    return late and not runs_dry(choice.chosen)
+def _binds_later(router: "Router", exchange: "Exchange", choice: Choice) -> bool:
+    """Does the best server of a stream compute other prompts, or end short answers? Later another one may be best."""
+    if router.config.policy not in LATE or len(choice.able) < 2:
+        return False
+    chosen = choice.candidates[choice.place]
+    return not runs_dry(choice.chosen) or wait_for_answers_s(exchange.ask, chosen) > 0
 
 
 def _hold(router: "Router", exchange: "Exchange", now: float) -> None:

@@ -89,6 +89,15 @@ class Exchange(msgspec.Struct, eq=False):
         return self.asked.priority or 0
 
     @property
+    def answer_tokens(self) -> int:
+        return self.ask.output_tokens
+
+    @property
+    def tokens_so_far(self) -> int:
+        """Pieces, to be exact; nearly all of them have one token."""
+        return len(self._marks)
+
+    @property
     def waits_since_s(self) -> float:
         """It has been without a server since then, if it has none."""
         return max(self.arrived_s, self.lost_s)
@@ -108,6 +117,8 @@ class Exchange(msgspec.Struct, eq=False):
         self.worker, self.new_tokens, self._first = worker, new_tokens, True
         self.attempts += 1
         worker.takes(new_tokens, self.streams)
+        if self.streams:
+            worker.requests.add(self)
         if self._begun:
             worker.continued += 1
 
@@ -135,6 +146,8 @@ class Exchange(msgspec.Struct, eq=False):
         self.worker, self.new_tokens, self._first, self.hedge = worker, new_tokens, True, None
         self.attempts += 1
         self.upstream = upstream
+        if self.streams:
+            worker.requests.add(self)
         if upstream is not None:
             upstream.reader = self
 
@@ -191,6 +204,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.hedge.cancel()
         worker, self.worker, self.upstream = self.worker, None, None
         if worker is not None:
+            worker.requests.discard(self)
             if self._first:
                 worker.computed(self.new_tokens, self.streams)
             else:

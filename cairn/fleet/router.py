@@ -14,6 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cairn.fleet.failing_servers import follow, leave_wedged
 from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
+from cairn.fleet.late_binding import LATE, answers_beside
 from cairn.fleet.listen import cannot_listen, drop_who_does_not_read
 from cairn.fleet.placing import place, place_held, place_next
 from cairn.fleet.pulse_client import PulseClient
@@ -198,8 +200,8 @@ class Router:
         keys = prompt_keys(asked) if request.body else NO_KEYS
         now, given, computes = time.monotonic(), request.id, head.computes
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
-        ask = self.ask(number, keys, asked.wanted_tokens, now, computes)
         streams = head.generates and bool(asked.stream)
+        ask = self.ask(number, keys, asked.wanted_tokens, now, computes, streams)
         front.asker = exchange = Exchange(
             self, front, request, id, ask, keys, model, asked, now, head.holder, computes, streams
         )
@@ -241,21 +243,30 @@ class Router:
         return next(self._numbers)
 
     def ask(
-        self, number: int, keys: PromptKeys, wanted: int | None, now: float, computes: bool = True
+        self,
+        number: int,
+        keys: PromptKeys,
+        wanted: int | None,
+        now: float,
+        computes: bool = True,
+        streams: bool = False,
     ) -> Ask:
         """What computes nothing delays nobody. Of several processes each one sees its share of the arrivals."""
         if not computes:
             return Ask(number, keys.length, 0)
         share = (len(self.processes) or 1) / (len(self.workers) or 1)
         output = wanted or OUTPUT_TOKENS
-        return self._arrivals.ask(number, keys.length, output if output > 1 else 1, now, share)
+        waited_s = 0.0 if streams and self.config.policy in LATE else inf
+        return self._arrivals.ask(
+            number, keys.length, output if output > 1 else 1, now, share, waited_s
+        )
 
     def choose(
         self, ask: Ask, keys: PromptKeys, able: list[Worker], now: float
     ) -> tuple[Choice, int]:
         """The best of these servers, and the tokens of the prompt that it has to compute."""
         found = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
-        seen = candidates(able, found)
+        seen = candidates(able, found, answers_beside(ask, able))
         place, costs = best(self.policy, ask, seen)
         new = ask.prompt_tokens - seen[place].cached_tokens
         choice = Choice(self.config.policy, able[place], place, able, seen, costs)

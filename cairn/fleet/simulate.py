@@ -13,9 +13,9 @@ from typing import Protocol
 
 import msgspec
 
-from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best
+from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, wait_for_answers_s
 from cairn.fleet.index import KeyIndex
-from cairn.fleet.late_binding import LATE, bind, in_order, runs_dry
+from cairn.fleet.late_binding import LATE, answers_beside, bind, in_order, runs_dry
 from cairn.fleet.simulate_prompts import Prompt
 from cairn.fleet.worker import Worker, candidates
 from cairn.serve.engine.request import Limits, Request
@@ -82,6 +82,7 @@ class Replica:
         self._book = KeyBook(limits.page_size)
         self._pages = self.scheduler.blocks.prefix.follow()
         self._prompts: dict[int, tuple[Prompt, int]] = {}  # by request: and its new tokens
+        self._answers: dict[int, _Answer] = {}
         self._outbox = Outbox()
 
     def add(self, request: Request, prompt: Prompt, cached: int, at_s: float) -> None:
@@ -90,6 +91,8 @@ class Replica:
         new = max(prompt.traced.input_tokens - cached, 1)
         self._prompts[int(request.id)] = prompt, new
         self.worker.takes(new, streams=True)
+        self._answers[int(request.id)] = answer = _Answer(request)
+        self.worker.requests.add(answer)
         request.ledger.arrived = at_s
         self.scheduler.add(request)
 
@@ -114,6 +117,8 @@ class Replica:
         step, ends = self._flying
         self._flying = None
         self.busy += ends - self.now
+        if step.tokens == len(step.chunks):  # as servers tell it of their last steps
+            self.worker.step_s = ends - self.now
         self.now = ends
         for advance in self.scheduler.update(step, [0] * len(step.sampling)):
             request = advance.request
@@ -139,6 +144,22 @@ class Replica:
     def _end(self, request: Request) -> None:
         self.worker.decoding -= 1
         del self._prompts[int(request.id)]
+        self.worker.requests.discard(self._answers.pop(int(request.id)))
+
+
+class _Answer:
+    """A request at a replica, as a policy sees its answer."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @property
+    def answer_tokens(self) -> int:
+        return self._request.params.max_tokens or 1
+
+    @property
+    def tokens_so_far(self) -> int:
+        return len(self._request.outputs)
 
 
 def run_policy(
@@ -225,16 +246,20 @@ class Simulated:
     def place(self, prompt: Prompt, arrived_s: float, now_s: float) -> int:
         """Returns how many tokens of the prompt have to be computed."""
         found = self.index.match(prompt.keys, prompt.tokens, now_s)
-        seen = candidates([one.worker for one in self.replicas], found)
+        workers = [one.worker for one in self.replicas]
         traced, share = prompt.traced, 1 / len(self.replicas)
         number, self._placed = self._placed, self._placed + 1
-        ask = self.arrivals.ask(number, traced.input_tokens, traced.output_tokens, now_s, share)
+        waited_s = 0.0 if self.late and len(workers) > 1 else inf
+        ask = self.arrivals.ask(
+            number, traced.input_tokens, traced.output_tokens, now_s, share, waited_s
+        )
+        seen = candidates(workers, found, answers_beside(ask, workers))
         place, _ = best(self.rule, ask, seen)
         new = max(traced.input_tokens - seen[place].cached_tokens, 1)
         keys = PromptKeys(prompt.keys, prompt.tokens, [], traced.input_tokens)
         one = Waiting(prompt, ask, keys, arrived_s, new)
-        waits = self.waiting or not runs_dry(self.replicas[place].worker)
-        if self.late and len(seen) > 1 and waits:
+        waits = self.waiting or not runs_dry(workers[place]) or wait_for_answers_s(ask, seen[place])
+        if self.late and len(workers) > 1 and waits:
             self.waiting.append(one)
             self._send_waiting(now_s)
         else:

@@ -8,10 +8,11 @@ What the router has sent itself is counted at once; what the server tells (`Load
 a moment later. The larger of the two counts. No socket, no clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
+from cairn.fleet.answers import Answers, UnderWay, answers_of
 from cairn.fleet.choose import Candidate
 from cairn.serve.pulse import Hello, Load
 
@@ -46,6 +47,7 @@ class Worker:
         self.waiting = 0  # requests of ours before their first token
         self.decoding = 0  # requests of ours after it
         self.stream_tokens = 0  # of prompts of streams among them
+        self.requests = set[UnderWay]()  # of ours, before and after their first tokens
         self.failures = 0  # in a row
         self.rests_until_s, self.rest_reason = 0.0, LOST
         self.capacity = NO_LIMIT  # requests from here at a time
@@ -126,6 +128,11 @@ class Worker:
             self.stream_tokens -= new_tokens
 
     @property
+    def answers(self) -> Answers:
+        """Of the requests that are there now."""
+        return answers_of(self.requests)
+
+    @property
     def full(self) -> bool:
         """It has as much from here as it runs at a time, and a little that waits, so that it never runs dry."""
         return self.waiting + self.decoding >= self.capacity
@@ -150,10 +157,14 @@ def eligible(
     return found
 
 
-def candidates(workers: Iterable[Worker], cached: Mapping[int, int]) -> list[Candidate]:
-    """As a policy sees them now. `cached`: tokens of the prompt, by the server's number."""
+def candidates(
+    workers: Iterable[Worker],
+    cached: Mapping[int, int],
+    answers: Sequence[Answers] = (),
+) -> list[Candidate]:
+    """As a policy sees them now. `cached`: tokens of the prompt, by the server's number; `answers`: by its place."""
     seen: list[Candidate] = []
-    for one in workers:
+    for at, one in enumerate(workers):
         load, decoding, waiting = one.load, one.decoding, one.waiting
         others = load.running - waiting
         seen.append(
@@ -167,6 +178,8 @@ def candidates(workers: Iterable[Worker], cached: Mapping[int, int]) -> list[Can
                 one.step_s,
                 one.token_s,
                 one.row_s,
+                one.step_tokens,
+                answers[at] if answers else None,
             )
         )
     return seen

@@ -1,7 +1,10 @@
-"""A server without a model, for measuring what stands in front of it: `python -m cairn.fleet.measure.upstream PORT`.
+"""A server without a model, for measuring what stands in front of it.
+
+    python -m cairn.fleet.measure.upstream PORT [EVENTS]
 
     POST with "stream": true    64 events of about 170 bytes, one every 10 ms      POST without    one JSON document
-    GET /cairn/pulse            as a server of ours, so that our router does all of its work
+    GET /cairn/pulse            as a server of ours, so that our router does all of its work; with EVENTS, of a stream,
+                                also the keys of every prompt that it got: all of it is cached from then on
 
 One event loop, raw protocols: it has to cost less than what is measured.
 """
@@ -13,8 +16,9 @@ from typing import cast
 import httptools
 
 from cairn.serve.pulse import Events, Hello, Load, framed
+from cairn.serve.text_keys import prompt_keys, read_asked
 
-FRAMES, PERIOD_S = 64, 0.01
+FRAMES, PERIOD_S, PULSE_S = 64, 0.01, 0.05
 EVENT = (
     b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","model":"mock","choices":'
     b'[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
@@ -27,8 +31,31 @@ WHOLE = (
 MODELS = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
 
 
+class Told:
+    """What all connections of a server share: events of a stream, and keys that are to be told."""
+
+    def __init__(self, events: int) -> None:
+        self.events = events or FRAMES
+        self.keys: list[tuple[int, int]] | None = [] if events else None
+        self.number = 0
+
+    def got(self, body: bytes) -> None:
+        if self.keys is not None:
+            found = prompt_keys(read_asked(body))
+            self.keys += zip(found.keys, found.tokens, strict=True)
+
+    def take(self) -> bytes:
+        """Once in a while."""
+        load = framed(Load(step_s=PERIOD_S, token_s=25e-6))
+        if not self.keys:
+            return load
+        self.number, stored, self.keys = self.number + 1, self.keys, []
+        return framed(Events(self.number, stored)) + load
+
+
 class MockServer(asyncio.Protocol):
-    def __init__(self) -> None:
+    def __init__(self, told: Told) -> None:
+        self._told = told
         self._parser = httptools.HttpRequestParser(self)
         self._target, self._body, self._routed = b"", b"", False
         self._transport: asyncio.Transport | None = None
@@ -62,6 +89,7 @@ class MockServer(asyncio.Protocol):
             )
             self._pulse()
         elif self._body and b'"stream":true' in self._body.replace(b" ", b""):
+            self._told.got(self._body)
             self._begin(b"text/event-stream")
             self._stream(0)
         else:
@@ -85,21 +113,24 @@ class MockServer(asyncio.Protocol):
 
     def _pulse(self) -> None:
         if self._transport is not None:
-            self._chunk(framed(Load(step_s=PERIOD_S, token_s=25e-6)))
-            asyncio.get_running_loop().call_later(0.4, self._pulse)
+            self._chunk(self._told.take())
+            period_s = 0.4 if self._told.keys is None else PULSE_S
+            asyncio.get_running_loop().call_later(period_s, self._pulse)
 
     def _stream(self, at: int) -> None:
         if self._transport is None:
             return
-        if at == FRAMES:
+        if at == self._told.events:
             self._chunk(b"data: [DONE]\n\n" + (b":e\n\n" if self._routed else b""), b"0\r\n\r\n")
             return
         self._chunk(EVENT + (b":t %d\n\n" % at if self._routed else b""))
         asyncio.get_running_loop().call_later(PERIOD_S, self._stream, at + 1)
 
 
-async def main(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(MockServer, "127.0.0.1", port)
+async def main(port: int, events: int = 0) -> None:
+    told = Told(events)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: MockServer(told), "127.0.0.1", port)
     print("ready", flush=True)
     await server.serve_forever()
 
@@ -107,4 +138,4 @@ async def main(port: int) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(main(int(sys.argv[1])))
+    uvloop.run(main(*map(int, sys.argv[1:])))
