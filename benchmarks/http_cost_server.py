@@ -22,13 +22,13 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from cairn.bench.paced_engine import paced_engine
 from cairn.bench.paced_server import PacedServer, ServerThread, paced_apart
 from cairn.bench.paced_worker import Pace, held_until
+from cairn.core.collector import keep_what_is_loaded
 from cairn.models.runnable import OpenModel, open_model
 from cairn.serve.answer import Answer
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import EngineThread
 from cairn.serve.http.server.api import Application
-from cairn.serve.http.server.lifecycle import keep_what_is_loaded
 from cairn.serve.job import Job
 
 PATHS = {

@@ -199,7 +199,8 @@ def run_explain(args: list[str]) -> int:
     elif options.stage is not None:
         print(compiled.stages.get(options.stage, ""))
     elif options.html is None:
-        print(summary(compiled, findings))
+        for line in summary(compiled, findings).splitlines():
+            print(in_terminal(line, " " * 24))
         _name_others(job, jobs)
     return 1 if compiled.error else 0
 
@@ -228,7 +229,7 @@ def _name_others(job: "Job", jobs: list["Job"]) -> None:
         print(f"\nother variants of {job.kernel} (--variant NUMBER)")
     for number, other in enumerate(jobs, start=1):
         if other != job:
-            print(f"  {number:3}  {other.variant}")
+            print(in_terminal(f"  {number:3}  {other.variant}", " " * 7))
 
 
 def _write(path: Path, text: str) -> None:

@@ -71,8 +71,8 @@ def load(
 ) -> Loaded[T]:
     """The configuration that the four layers add up to.
 
-    `--help` prints the help and exits with 0; `--explain` prints where each value was written and
-    does the same.
+    `--help` prints the help, with the values of `file` as defaults, and exits with 0; `--explain` prints where each
+    value was written and does the same.
 
     file_field names the field (`config`, `recipe`) whose value is the path of the TOML file, for a
     command that takes the file as a flag or an argument. prog is the command in messages; "cairn
@@ -80,7 +80,10 @@ def load(
     """
     prog = prog or env_prefix.rstrip("_").replace("_", " ").lower()
     if asks_for(args, "--help", "-h"):
-        _print_help(schema, prog)
+        others = [arg for arg in args if arg not in ("--help", "-h")]
+        settings = {"env_prefix": env_prefix, "file": file, "env": env, "prog": prog}
+        values = None if file is None else load(schema, args=others, **settings).value
+        _print_help(schema, prog, values)
     if asks_for(args, "--explain"):
         args = [arg for arg in args if arg != "--explain"]
         loaded = load(
@@ -249,9 +252,10 @@ def _missing(leaf: Leaf, env_prefix: str, prog: str) -> UsageError:
     )
 
 
-def _print_help(schema: type[msgspec.Struct], prog: str) -> NoReturn:
+def _print_help(schema: type[T], prog: str, values: T | None) -> NoReturn:
     import tyro  # only a reader of the help waits for it
 
     print(folded(cleandoc(schema.__doc__ or "")) + "\n")  # tyro would not fold it
-    tyro.cli(schema, args=["--help"], prog=prog, description=" ")
+    defaults: dict[str, Any] = {} if values is None else {"default": values}
+    tyro.cli(schema, args=["--help"], prog=prog, description=" ", **defaults)
     raise SystemExit(0)  # tyro has left already

@@ -28,7 +28,6 @@ KINDS: dict[int, Kind] = {
     7: "response_trailers",
 }
 ANSWERS: dict[Kind, int] = {kind: number - 1 for number, kind in KINDS.items()}
-WITH_COMMON = ("request_headers", "response_headers", "request_body", "response_body")
 ENDPOINT = b"x-gateway-destination-endpoint"
 
 

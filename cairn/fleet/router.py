@@ -60,6 +60,7 @@ class Router:
         self._writes = WriteQueue()
         self.index, self.pool, self._arrivals = KeyIndex(), Pool(self._writes), Arrivals()
         self.open: set[Exchange] = set()
+        self.starting = False  # models are still being loaded for the first time
         self.held = WaitingQueue[Exchange]()  # while no server can take them
         self.aliases, self.quotas = Aliases(), _quotas(config)
         # Models that the endpoint picker waits for.

@@ -46,8 +46,12 @@ async def serve_models(config: HostConfig, say: Callable[[str], None], stop: asy
         secret=secret,
         environment=environment,
     )
+    router.starting = True
     address = await router.start()
-    running = [asyncio.create_task(stop.wait()), asyncio.create_task(_run(host, address, say))]
+    running = [
+        asyncio.create_task(stop.wait()),
+        asyncio.create_task(_run(host, router, address, say)),
+    ]
     gc.freeze()
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -61,8 +65,9 @@ async def serve_models(config: HostConfig, say: Callable[[str], None], stop: asy
         await host.stop()
 
 
-async def _run(host: ModelHost, address: str, say: Callable[[str], None]) -> None:
+async def _run(host: ModelHost, router: Router, address: str, say: Callable[[str], None]) -> None:
     await host.start()
+    router.starting = False
     say(f"ready: {', '.join(model.name for model in host.models)} at {address}")
     await host.run()
 

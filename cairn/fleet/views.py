@@ -103,9 +103,10 @@ class Views:
         """None: the path is not the router's own."""
         if path == b"/health":
             up = sum(one.state in ("up", "asleep") for one in self._router.workers)
-            status = "ok" if up else "no server is up"
+            starting = self._router.starting
+            status = "starting" if starting else "ok" if up else "no server is up"
             body = {"status": status, "servers": up, "waiting": len(self._router.held)}
-            return 200 if up else 503, JSON, msgspec.json.encode(body)
+            return 200 if status == "ok" else 503, JSON, msgspec.json.encode(body)
         if path == b"/v1/models" and (names := self._models()):
             return 200, JSON, msgspec.json.encode(_openai_list(names))
         if path == b"/api/tags" and (names := self._models()):

@@ -340,6 +340,8 @@ class Loop:
         samples, streak = self.state.samples, self.state.watch.in_a_row
         self._load(found, with_source=False)  # it goes on behind the bad samples
         self.state.samples, self.state.watch.in_a_row = samples, streak
+        for sink in self.sinks:
+            sink.rewind(self.state.step)
         self.log_line(f"back at step {self.state.step}, going on with the samples from {samples}")
 
     def _log(

@@ -3,15 +3,16 @@
     log.jsonl          {"step":10,"loss":3.21,"norm":0.8,"lr":0.0003,"tokens":20480,"tokens_per_s":51200.0,...}
     validation.jsonl   {"step":80,"loss":3.05,"bits_per_byte":1.21,"tokens":16384,"seconds":0.4,"texts":[...]}
 
-One line per logged step, and one per measurement on held-out data. A resumed run first drops the lines of steps that it
-will do again, so that the files read like those of an unbroken run. TensorBoard and Weights & Biases get the same
-numbers where they are asked for and installed.
+One line per logged step, and one per measurement on held-out data. A run that is resumed or goes back to a checkpoint
+drops the lines of steps that it will do again, so that the files read like those of an unbroken run. TensorBoard and
+Weights & Biases get the same numbers where they are asked for and installed.
 """
 
 import errno
 import importlib.util
 import os
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -63,6 +64,10 @@ Kind = TypeVar("Kind", bound=Line)
 class Sink(Protocol):
     def put(self, record: Line) -> None: ...
 
+    def rewind(self, step: int) -> None:
+        """The run goes back to where `step` updates are done."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -79,6 +84,10 @@ class JsonLines:
     def put(self, record: Line) -> None:
         self.files[type(record)].put(record)
 
+    def rewind(self, step: int) -> None:
+        for file in self.files.values():
+            file.rewind(step)
+
     def close(self) -> None:
         for file in self.files.values():
             file.close()
@@ -86,12 +95,20 @@ class JsonLines:
 
 class _LinesFile:
     def __init__(self, path: Path, kind: type[Line], from_step: int) -> None:
-        self.path = path
-        kept = [record for record in _read(path, kind) if record.step <= from_step]
-        fresh = path.with_name(f".{path.name}")
+        self.path, self.kind = path, kind
+        self.file = self._cut(from_step)
+
+    def rewind(self, step: int) -> None:
+        self.file.close()
+        self.file = self._cut(step)
+
+    def _cut(self, step: int) -> FileIO:
+        """The file, open at its end, with the lines up to this step."""
+        kept = [record for record in _read(self.path, self.kind) if record.step <= step]
+        fresh = self.path.with_name(f".{self.path.name}")
         fresh.write_bytes(b"".join(_line(record) for record in kept))
-        fresh.replace(path)
-        self.file = path.open("ab", buffering=0)
+        fresh.replace(self.path)
+        return self.path.open("ab", buffering=0)
 
     def put(self, record: Line) -> None:
         line, end = _line(record), self.path.stat().st_size
@@ -111,13 +128,19 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        self.folder, self.writer_of = str(folder / "tensorboard"), SummaryWriter
+        self.writer: Any = SummaryWriter(self.folder)
 
     def put(self, record: Line) -> None:
         for name, value in numbers(record).items():
             self.writer.add_scalar(name, value, record.step)
         for place, text in enumerate(getattr(record, "texts", [])):
             self.writer.add_text(f"validation/text {place}", text, record.step)
+
+    def rewind(self, step: int) -> None:
+        """TensorBoard hides what a writer before said about later steps."""
+        self.writer.close()
+        self.writer = self.writer_of(self.folder, purge_step=step + 1)
 
     def close(self) -> None:
         self.writer.close()
@@ -131,6 +154,9 @@ class WeightsAndBiases:
 
     def put(self, record: Line) -> None:
         self.run.log(numbers(record), step=record.step)
+
+    def rewind(self, step: int) -> None:
+        """W&B takes no step twice: it warns, and keeps the numbers that it has."""
 
     def close(self) -> None:
         self.run.finish()

@@ -59,11 +59,6 @@ def squared(a: Roots, b: Roots) -> float:
     return math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / 2
 
 
-def place_distance(observed: Row, expected: Row) -> float:
-    tokens = common(observed, expected)
-    return squared(roots(observed, tokens), roots(expected, tokens))
-
-
 def agreement(observed: Sequence[Observation], expected: Sequence[Observation]) -> Agreement:
     pairs = list(matched(observed, expected))
     if not pairs:

@@ -18,7 +18,6 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.llm import LLM
 from cairn.verify.evidence import Evidence, Observation, Row
 from cairn.verify.probes import (
-    ANSWER,
     CHAT,
     CHAT_PROBE,
     LONG,
@@ -39,7 +38,7 @@ def probes_of(spec: ModelSpec, tokenizer: Tokenizer, context: int = 0) -> list[P
     room = min(context or spec.context, spec.context)
     made = [_text_probe(name, text, tokenizer) for name, text in TEXTS.items()]
     window = max(spec.windows, default=0)
-    if window and window + LONG_TAIL + ANSWER <= min(room, LONGEST):
+    if window and window + LONG_TAIL <= min(room, LONGEST):
         made.append(_long_probe(window, tokenizer))
     if tokenizer.templates:
         text = tokenizer.chat(CHAT)

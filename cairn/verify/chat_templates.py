@@ -57,7 +57,10 @@ def _texts(tokenizer: Tokenizer, own: str) -> Iterator[tuple[str, str | None]]:
     yield "the system message of the template is missing", _without_system(own)
     yield "the message alone, without any template", str(CHAT[-1]["content"])
     for name, source in OTHERS.items():
-        yield f"the template {name}", _rendered(tokenizer, CHAT, source=source)
+        text = _rendered(tokenizer, CHAT, source=source) or ""
+        yield f"the template {name}", text
+        if text != text.rstrip():  # Jinja drops a line break at the end of a template's file
+            yield f"the template {name} without the line break at its end", text.rstrip()
 
 
 def _without_system(own: str) -> str | None:

@@ -32,6 +32,11 @@ from cairn.verify.probes import CHAT_PROBE, LONG
 
 Watch = Callable[[str], None]
 Status = Literal["agrees", "differs"]
+PLACES = 32  # of a text, on which a hypothesis is tried first
+UNLIKELY = (
+    -0.5
+)  # explained there: the right cause brings what is expected closer, never further away
+CLEAR = 0.9  # explained of a whole text, after which no other cause is looked for
 SIZES = Hypothesis("rounding", "computed in bfloat16", "weights", bits="bfloat16")
 
 
@@ -77,7 +82,7 @@ class Check:
         watch: Watch = lambda said: None,
     ) -> None:
         self.path, self.spec, self.tokenizer, self.watch = path, spec, tokenizer, watch
-        self.tried = 0
+        self._known: dict[tuple[str, int, str], Observation] = {}  # by probe, length and hypothesis
         self._sizes: dict[Level, float] = {}
 
     def verdict(self, evidence: Evidence, expected: Level) -> Verdict:
@@ -90,7 +95,7 @@ class Check:
             part, cause = self._texts(texts, expected)
             parts.append(part)
         if chat:
-            parts.append(self._chat(chat, cause, expected, alone=not texts))
+            parts.append(self._chat(chat, parts[0] if parts else None, cause, expected))
         return _judged(parts, expected, self.tried)
 
     # -- texts -----------------------------------------------------------------------------------
@@ -127,12 +132,11 @@ class Check:
         """
         first, base = texts[:1], plain[:1]
         for one in (SIZES, *of_weights()):
-            under = self._expected(first, one)
             level: Level = one.bits or "bfloat16"
-            self._sizes[level] = fit(one, first, base, under).size
+            size = self._fit(one, first, base).size
+            self._sizes[level] = max(size, self._sizes.get(level, 0.0))
         if expected in ("int8", "int4"):
-            under = self._expected(first, EIGHT_BIT_PRODUCTS)
-            both = fit(EIGHT_BIT_PRODUCTS, first, base, under).size
+            both = self._fit(EIGHT_BIT_PRODUCTS, first, base).size
             self._sizes["int8"] = max(self._sizes["int8"], both)
         self._sizes["int8"] = max(self._sizes["int8"], self._sizes["bfloat16"])
         self._sizes["int4"] = max(self._sizes["int4"], self._sizes["int8"])
@@ -144,21 +148,42 @@ class Check:
         plain: list[Observation],
         hypotheses: Sequence[Hypothesis],
     ) -> Fit | None:
-        """Each is tried on one text; the best then has to explain all of them."""
+        """The likeliest are tried on one text until one is clear; the best then has to explain all texts."""
         fits = []
+        for one, at in self._likeliest(texts, plain, hypotheses):
+            fits.append(self._fit(one, texts[at : at + 1], plain[at : at + 1]))
+            if fits[-1].named and fits[-1].explained > CLEAR:
+                break
+        for candidate in sorted((f for f in fits if f.named), key=lambda f: -f.explained)[:2]:
+            if candidate.hypothesis.probe:
+                return candidate  # it changes no other text
+            whole = self._fit(candidate.hypothesis, texts, plain)
+            if whole.named:
+                return whole
+        return None
+
+    def _likeliest(
+        self,
+        texts: list[Observation],
+        plain: list[Observation],
+        hypotheses: Sequence[Hypothesis],
+    ) -> list[tuple[Hypothesis, int]]:
+        """Each with the text that it is tried on, best first, without those that the start of it speaks against."""
+        found: list[tuple[float, Hypothesis, int]] = []
         for one in hypotheses:
             at = _screened(texts, one)
             if at is None:
                 continue
-            tried = [texts[at]]
-            fits.append(fit(one, tried, [plain[at]], self._expected(tried, one)))
-        for candidate in sorted((f for f in fits if f.named), key=lambda f: -f.explained)[:2]:
-            whole = fit(
-                candidate.hypothesis, texts, plain, self._expected(texts, candidate.hypothesis)
-            )
-            if whole.named:
-                return whole
-        return None
+            # Rounded weights were computed when sizes were measured, and a long text is scored at its end alone.
+            whole = one.bits is not None or bool(one.probe)
+            start = [texts[at] if whole else _start(texts[at])]
+            known = [plain[at] if whole else _start(plain[at])]
+            found.append((self._fit(one, start, known).explained, one, at))
+        found.sort(key=lambda entry: -entry[0])
+        return [(one, at) for explained, one, at in found if explained > UNLIKELY]
+
+    def _fit(self, one: Hypothesis, observed: list[Observation], plain: list[Observation]) -> Fit:
+        return fit(one, observed, plain, self._expected(observed, one))
 
     def _unexplained(self, level: Level | None, expected: Level) -> Finding:
         if level is not None:
@@ -173,28 +198,35 @@ class Check:
     # -- chat ------------------------------------------------------------------------------------
 
     def _chat(
-        self, chat: list[Observation], cause: Hypothesis | None, expected: Level, alone: bool
+        self,
+        chat: list[Observation],
+        texts: Part | None,
+        cause: Hypothesis | None,
+        expected: Level,
     ) -> Part:
-        """`cause`: what the texts have named already, which holds here, too. `alone`: there were no texts."""
+        """`cause`: what the texts have named already, which holds here, too."""
+        alone, texts_agree = texts is None, texts is not None and texts.finding is None
         known = cause if cause is not None and cause.concern in ("spec", "weights") else None
         plain = self.path.expected(chat, known)
         distance = mean_distance(chat, plain)
         agreed = agreement(chat, plain)
-        if distance <= SAME:
+        # Few places, so one of them may be ten times the mean; another template is further off by far.
+        if distance <= (SAME if alone else 10 * SAME):
             return _part("chat", agreed, distance, "float32", None)
         if not self._sizes:
             self._measure_sizes(chat, plain, expected)
         level = level_of(distance, self._sizes)
-        if within(level, expected) and not alone:
+        allowed = expected if known is None else known.bits or expected
+        if within(level, allowed) and not alone:
             return _part("chat", agreed, distance, level, None)
         hypotheses = [] if self.tokenizer is None else list(of_template(self.tokenizer))
         if alone:
             hypotheses += [one for one in self._about_texts() if not one.probe]
-        found = best([fit(one, chat, plain, self._expected(chat, one)) for one in hypotheses])
+        found = best([self._fit(one, chat, plain) for one in hypotheses])
         finding = None if found is None else _finding(found)
         if finding is None and not within(level, expected):
             finding = self._unexplained(level, expected)
-            if not alone and cause is None:
+            if texts_agree:
                 says = "the texts agree and the chat does not: a template that is not known here"
                 finding = Finding("chat template", says, 0.0)
         return _part("chat", agreed, distance, level, finding)
@@ -202,9 +234,25 @@ class Check:
     def _expected(
         self, observed: Iterable[Observation], hypothesis: Hypothesis
     ) -> list[Observation]:
-        self.tried += 1
-        self.watch(hypothesis.says)
-        return self.path.expected(observed, hypothesis)
+        """Under a hypothesis; each text is computed once."""
+        return [self._computed(one, hypothesis) for one in observed]
+
+    def _computed(self, observed: Observation, hypothesis: Hypothesis) -> Observation:
+        key = (observed.probe, len(observed.ids), hypothesis.says)
+        if key not in self._known:
+            self.watch(hypothesis.says)
+            [self._known[key]] = self.path.expected([observed], hypothesis)
+        return self._known[key]
+
+    @property
+    def tried(self) -> int:
+        """How many hypotheses were computed."""
+        return len({says for _, _, says in self._known})
+
+
+def _start(one: Observation) -> Observation:
+    """The same observation, up to its first scored places."""
+    return Observation(one.probe, one.ids[: one.first + PLACES], one.first, one.rows[:PLACES])
 
 
 def _screened(texts: list[Observation], hypothesis: Hypothesis) -> int | None:
@@ -231,7 +279,10 @@ def _part(
 
 
 def _finding(found: Fit) -> Finding:
-    return Finding(found.hypothesis.name, found.hypothesis.says, found.explained)
+    says = found.hypothesis.says
+    if found.hypothesis.concern == "template" and found.explained < CLEAR:
+        says = f"not one that is known here; the closest is: {says}"
+    return Finding(found.hypothesis.name, says, found.explained)
 
 
 def _weights_of(level: Level) -> str:

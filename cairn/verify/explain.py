@@ -18,7 +18,7 @@ from cairn.verify.hypotheses import Hypothesis
 Level = Literal["float32", "bfloat16", "int8", "int4"]
 LEVELS: tuple[Level, ...] = ("float32", "bfloat16", "int8", "int4")
 # Mean distance up to which two float32 computations are the same: sums in another order.
-SAME = 1e-9
+SAME = 4e-9
 MARGIN = 6.0  # times the size that a level predicts: activations are rounded, too, and texts differ
 NAMED = 0.5  # of the difference, above which a cause is named
 FEWEST = 6  # places that a cause has to be seen at

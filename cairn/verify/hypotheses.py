@@ -26,6 +26,7 @@ class Hypothesis(NamedTuple):
     concern: Concern
     spec: ModelSpec | None = None
     bits: Literal["int8", "int4", "bfloat16"] | None = None
+    wide: bool = False  # groups of 128 around zero, as GPTQ and AWQ write them, in place of 32 with a minimum
     rounds_inputs: bool = False  # what enters a product has as few bits as this CPU multiplies
     probe: str = ""  # it shows only there; empty: in every text
     ids: Callable[[list[int]], list[int]] | None = None  # the tokens in place of those of the text
@@ -43,6 +44,10 @@ def of_weights() -> Iterator[Hypothesis]:
     yield Hypothesis("quantisation", "weights rounded to 8 bits a row", "weights", bits="int8")
     yield Hypothesis(
         "quantisation", "weights rounded to 4 bits in groups of 32", "weights", bits="int4"
+    )
+    # On another grid: weights that were made from a 4-bit file lie on one of the grids already.
+    yield Hypothesis(
+        "quantisation", "weights rounded to 4 bits, wide groups", "weights", bits="int4", wide=True
     )
 
 

@@ -1,16 +1,19 @@
 """The plain float32 path of a model, as it is and under a hypothesis: what the log-probabilities should be.
 
 The model is loaded once. A hypothesis about the spec builds the model again around the same parameters, which costs no
-memory; one about the weights rounds a copy of the matrices.
+memory; one about the weights rounds a copy of the matrices. A text that is longer than a window is read once up to the
+first token that the window hides from anybody: all that hypotheses about windows change comes behind it.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
-from cairn.models.attend import Packed
+from cairn.models.attend import Cached, KVCache, Packed
 from cairn.models.build import Build
 from cairn.models.linear.form import Epilogue, Product
 from cairn.models.linear.maps import Linear, linears
@@ -21,6 +24,8 @@ from cairn.verify.evidence import Observation, Row
 from cairn.verify.hypotheses import Hypothesis
 from cairn.verify.probes import TOP
 
+SHORTEST_PREFIX = 64  # tokens that are worth being kept for the next hypothesis
+INT4_MOST, WIDE_GROUP = 7, 128
 OUTLIERS = 8  # columns of what enters a product that CPU engines do not round
 
 
@@ -36,6 +41,7 @@ class PlainPath:
     def __init__(self, model: Transformer) -> None:
         """`model`: in float32, not fused."""
         self.model = model
+        self._prefix: tuple[list[int], KVCache] | None = None  # the tokens, and what they left
 
     def expected(
         self, observed: Iterable[Observation], hypothesis: Hypothesis | None = None
@@ -47,17 +53,44 @@ class PlainPath:
     def _under(self, hypothesis: Hypothesis) -> Transformer:
         if hypothesis.spec is not None:
             return with_spec(self.model, hypothesis.spec)
-        made = self.model if hypothesis.bits is None else rounded(self.model, hypothesis.bits)
+        made = self._rounded(hypothesis)
         return with_rounded_inputs(made) if hypothesis.rounds_inputs else made
+
+    def _rounded(self, hypothesis: Hypothesis) -> Transformer:
+        if hypothesis.bits is None:
+            return self.model
+        return rounded(self.model, hypothesis.bits, hypothesis.wide)
 
     def _one(
         self, model: Transformer, observed: Observation, hypothesis: Hypothesis | None
     ) -> Observation:
         ids, first = observed.ids, observed.first
         prompt = prompt_of(observed, hypothesis)
-        logprobs_RV = score(model, prompt.ids, prompt.first)
+        keeps_weights = hypothesis is None or hypothesis.spec is not None
+        shared = seen_by_all(self.model.spec, model.spec) if keeps_weights else 0
+        logprobs_RV = self._score(model, prompt, min(shared, prompt.first - 1))
         rows = [*[{}] * prompt.unseen, *_rows(logprobs_RV, observed.rows[prompt.unseen :])]
         return Observation(observed.probe, ids, first, rows)
+
+    def _score(self, model: Transformer, prompt: Prompted, shared: int) -> Tensor:
+        """As `score`; `shared` tokens at the start are the same as without a hypothesis, and computed once."""
+        if shared < SHORTEST_PREFIX:
+            return score(model, prompt.ids, prompt.first)
+        ids = prompt.ids[:shared]
+        if self._prefix is None or self._prefix[0] != ids:
+            self._prefix = ids, read(self.model, ids, len(prompt.ids))
+        return score_behind(model, self._prefix[1], prompt.ids, prompt.first)
+
+
+def seen_by_all(spec: ModelSpec, other: ModelSpec) -> int:
+    """How many tokens at the start of a text both compute alike, because every window reaches back to its first one.
+
+    0 if the two differ in more than their windows, or if there is no window.
+    """
+    if msgspec.structs.replace(other, windows=spec.windows) != spec:
+        return 0
+    # One less: the next hypothesis may have a window that is too narrow.
+    return max(min((w for w in (*spec.windows, *other.windows) if w), default=0) - 2, 0)
 
 
 def prompt_of(observed: Observation, hypothesis: Hypothesis | None) -> Prompted:
@@ -81,6 +114,28 @@ def score(model: Transformer, ids: Sequence[int], first: int) -> Tensor:
     attend = Packed([len(tokens_T)], device)
     hidden_TD = model(tokens_T, attend.positions_T(), attend)
     return model.logits(hidden_TD[first - 1 :]).float().log_softmax(-1).cpu()
+
+
+@torch.inference_mode()
+def read(model: Transformer, ids: Sequence[int], capacity: int) -> KVCache:
+    """The cache of a model that has read these tokens, with room for more."""
+    weight = model.embedding.weight
+    cache = KVCache(model.spec, capacity, model.build.dtype, weight.device)
+    attend = Cached([cache], [len(ids)])
+    model(torch.tensor(ids, device=weight.device), attend.positions_T(), attend)
+    attend.commit()
+    return cache
+
+
+@torch.inference_mode()
+def score_behind(model: Transformer, cache: KVCache, ids: Sequence[int], first: int) -> Tensor:
+    """As `score`, of a text whose beginning is in the cache; the cache stays at that beginning."""
+    rest = ids[cache.length : -1]
+    attend = Cached([cache], [len(rest)])
+    tokens_T = torch.tensor(rest, device=attend.device)
+    hidden_TD = model(tokens_T, attend.positions_T(), attend)
+    rows_RD = hidden_TD[first - 1 - cache.length :]
+    return model.logits(rows_RD).float().log_softmax(-1).cpu()
 
 
 def _rows(logprobs_RV: Tensor, observed: Sequence[Row]) -> list[Row]:
@@ -109,7 +164,7 @@ def with_spec(model: Transformer, spec: ModelSpec) -> Transformer:
 
 
 @torch.inference_mode()
-def rounded(model: Transformer, bits: str) -> Transformer:
+def rounded(model: Transformer, bits: str, wide: bool = False) -> Transformer:
     """A copy whose matrices are rounded to so many bits; in bfloat16 the whole model computes."""
     made = with_spec(model, model.spec)
     if bits == "bfloat16":
@@ -119,7 +174,7 @@ def rounded(model: Transformer, bits: str) -> Transformer:
             continue
         for owner in part.owners():
             weight_NK = cast(Tensor, owner.weight)
-            owner.weight = nn.Parameter(_rounded(weight_NK, bits, part), requires_grad=False)
+            owner.weight = nn.Parameter(_rounded(weight_NK, bits, wide), requires_grad=False)
     return made
 
 
@@ -164,8 +219,13 @@ def in_few_bits(x_MK: Tensor) -> Tensor:
     return kept_MK + (rest_MK / step_M1).round() * step_M1
 
 
-def _rounded(weight_NK: Tensor, bits: str, part: Linear) -> Tensor:
-    if bits == "int4" and weight_NK.shape[1] % GROUP == 0:
+def _rounded(weight_NK: Tensor, bits: str, wide: bool) -> Tensor:
+    rows, columns = weight_NK.shape
+    if bits == "int4" and not wide and columns % GROUP == 0:
         return Levels(weight_NK).weight_NK()
-    step_N1 = weight_NK.abs().amax(1, keepdim=True).clamp(min=1e-12) / INT8_MOST
-    return (weight_NK / step_N1).round() * step_N1
+    # A row is one group, or for 4 bits several of up to 128.
+    group = math.gcd(columns, WIDE_GROUP) if bits == "int4" else columns
+    most = INT4_MOST if bits == "int4" else INT8_MOST
+    w_NGE = weight_NK.view(rows, columns // group, group)
+    step_NG1 = w_NGE.abs().amax(2, keepdim=True).clamp(min=1e-12) / most
+    return ((w_NGE / step_NG1).round() * step_NG1).view(rows, columns)

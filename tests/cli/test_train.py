@@ -8,8 +8,11 @@ import torch
 
 from cairn.cli.main import main
 from cairn.cli.train.display import Display, curve
+from cairn.cli.train.train import DEFAULTS, TrainVerb, read
+from cairn.cli.train.tune import TuneVerb
 from cairn.models.runnable import open_model
 from cairn.train.metrics_log import Record
+from cairn.train.recipes import recipe
 
 SMALL = ["--model.layers", "1", "--model.hidden", "32", "--data.sequence", "64", "--data.sequences", "4",
          "--data.microbatch", "4", "--data.vocab", "400"]  # fmt: skip
@@ -170,3 +173,13 @@ def test_a_terminal_has_a_bar_and_words_stand_above_it(capsys):
 def test_the_help_has_a_sentence_for_every_table(capsys):
     assert main(["train", "--help"]) == 0
     assert "Initialize self" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("prog", "kind"), [("cairn train", TrainVerb), ("cairn tune", TuneVerb)])
+def test_help_shows_what_runs_without_flags(prog, kind, capsys):
+    with pytest.raises(SystemExit):
+        read(["--help"], kind, prog)
+    default = recipe(DEFAULTS[prog])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"updates of the weights (default: {default.steps})" in shown
+    assert f"(default: {default.optim.lr})" in shown

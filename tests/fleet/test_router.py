@@ -288,6 +288,18 @@ def test_many_requests_sent_before_the_answer_to_the_first_are_answered_in_order
     fleet(check, count=1)
 
 
+def test_it_is_not_healthy_while_models_are_loaded_for_the_first_time():
+    async def check(url, servers, router):
+        router.starting = True
+        early = await exchange(url, ("GET /health", b""))
+        router.starting = False
+        ready = await exchange(url, ("GET /health", b""))
+        assert (early[9:12], ready[9:12]) == (b"503", b"200")
+        assert b'"status":"starting"' in early
+
+    fleet(check, count=1)
+
+
 def test_a_request_that_is_refused_goes_nowhere():
     async def check(url, servers, router):
         small, large = (b'{"prompt": "x", "max_tokens": 1}'.ljust(size) for size in (40, 90))

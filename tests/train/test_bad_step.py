@@ -112,6 +112,9 @@ def test_a_run_rewinds_and_goes_on_behind_the_bad_samples(tmp_path):
     # Steps 0..3 and the bad one took 20 samples; 9 more steps after the rewind to step 3 took 36.
     assert one.state.samples == 20 + 36
     assert any("back at step 3" in text for text in said)
+    # One history: the lines of steps that were done again are gone, and the bad one has a file of its own.
+    assert [record.step for record in read_log(tmp_path)] == list(range(1, 13))
+    assert [line["step"] for line in bad_lines(tmp_path)] == [5]
 
 
 def test_a_rewind_leaves_the_checkpoint_that_it_went_back_to_alone(tmp_path, monkeypatch):

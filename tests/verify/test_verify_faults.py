@@ -16,6 +16,7 @@ from cairn.verify import plain_path
 from cairn.verify.ask import from_engine, probes_of
 from cairn.verify.check import Check
 from cairn.verify.evidence import Evidence, Observation
+from cairn.verify.hypotheses import of_spec, of_weights
 from cairn.verify.plain_path import PlainPath, rounded, score, with_rounded_inputs
 from cairn.verify.probes import CHAT
 
@@ -93,6 +94,22 @@ def test_a_window_that_is_off_by_one_is_named(tmp_path):
     assert "too narrow" in verdict.says
 
 
+def test_what_no_window_hides_is_read_once_and_changes_nothing(tmp_path):
+    """The text behind a kept beginning scores as the whole text does, under each window and rounding."""
+    claimed = windowed(tmp_path / "claimed", 80)
+    model, path = opened(claimed)
+    long = next(one for one in observed(claimed, claimed).observations if one.probe == "long")
+    told = [one for one in of_spec(model.spec) if one.name == "window"]
+    assert len(told) == 4
+    for one in [*told, *of_weights()]:
+        [found] = path.expected([long], one)
+        scored = score(path._under(one), long.ids, long.first)
+        for row, scored_V in zip(found.rows, scored, strict=True):
+            for token, value in row.items():
+                assert abs(value - float(scored_V[token])) < 1e-4, one.says
+    assert path._prefix is not None
+
+
 def test_another_chat_template_is_named_and_the_model_is_not_blamed(tmp_path):
     served = copy(tmp_path / "served", template=ALPACA)
     verdict = judged(TINY, observed(served, TINY))
@@ -100,14 +117,15 @@ def test_another_chat_template_is_named_and_the_model_is_not_blamed(tmp_path):
     assert texts.finding is None
     assert chat.finding.name == "chat template"
     assert "Alpaca" in chat.finding.says
+    assert "closest" not in chat.finding.says
 
 
 def test_four_bits_for_sixteen_are_named(tmp_path):
     served = quantised(tmp_path / "served", 4)
     evidence = observed(served, TINY)
     verdict = judged(TINY, evidence)
-    assert [one.name for one in verdict.findings][:1] == ["quantisation"]
-    assert "4-bit weights" in verdict.says
+    assert [one.name for one in verdict.findings] == ["quantisation"]
+    assert "4 bits" in verdict.says
     assert judged(TINY, evidence, "int4").status == "agrees"
 
 

@@ -4,8 +4,10 @@ import os
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import tyro
@@ -84,7 +86,7 @@ def read(
     """Recipe < environment < flags. A name is a file too: the recipe as TOML."""
     args = [_long(arg) for arg in args]
     if asks_for(args, "--help", "-h"):
-        load(kind, args=args, env_prefix=PREFIX, prog=prog)  # prints it and leaves
+        _print_help(kind, prog)
     from cairn.train.recipes import is_data, recipe
 
     given = _given(args, kind, prog)
@@ -92,12 +94,28 @@ def read(
     if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
         verb = load(kind, args=args, env_prefix=PREFIX, file=Path(named), prog=prog).value
         return msgspec.structs.replace(verb, recipe=named)
-    text = to_toml(_fitting(recipe(named), given["objective.kind"]))
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{named}.toml"
-        file.write_text(text, encoding="utf-8")
+    fitting = _fitting(recipe(named), given["objective.kind"])
+    with _as_file(fitting, named) as file:
         verb = load(kind, args=args, env_prefix=PREFIX, file=file, prog=prog).value
         return msgspec.structs.replace(verb, recipe=named)
+
+
+@contextmanager
+def _as_file(config: Train, name: str) -> Iterator[Path]:
+    """A recipe as a TOML file, for as long as it is read: messages then name it like any other."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{name}.toml"
+        file.write_text(to_toml(config), encoding="utf-8")
+        yield file
+
+
+def _print_help(kind: type[TrainVerb], prog: str) -> NoReturn:
+    """With the values of the default recipe, because they are what runs without any flag."""
+    from cairn.train.recipes import recipe
+
+    with _as_file(recipe(DEFAULTS[prog]), DEFAULTS[prog]) as file:
+        load(kind, args=["--help"], env_prefix=PREFIX, env={}, file=file, prog=prog)
+    raise SystemExit(0)  # `load` has left already
 
 
 def _given(args: list[str], kind: type[TrainVerb], prog: str) -> dict[str, str]:

@@ -100,15 +100,6 @@ class Owner:
                 freed.append(Freed(request, lease.pages, why))
         return freed
 
-    def next_end(self) -> float | None:
-        """When `expire` may have something to do."""
-        ends = [
-            end
-            for lease in self._leases.values()
-            for end in (*lease.until.values(), lease.unclaimed_until)
-        ]
-        return min(ends, default=None)
-
     def held(self) -> set[str]:
         return set(self._leases)
 

@@ -8,7 +8,7 @@
 They run on the host, on vectors that the engine has pooled: a thousandth of the model's own work.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,11 +120,6 @@ def probabilities(classifier: Classifier, logits_BL: Tensor) -> Tensor:
     if classifier.problem == "single_label_classification":
         return logits_BL.softmax(-1)
     return logits_BL.sigmoid() if classifier.problem != "regression" else logits_BL
-
-
-def labels_of(config: Mapping[str, object]) -> int:
-    labels = config.get("id2label")
-    return len(labels) if isinstance(labels, Mapping) else 2
 
 
 class _Taker:

@@ -92,10 +92,6 @@ class BlockManager:
     def free_pages(self) -> int:
         return self.pool.free.length
 
-    def can_allocate(self, request: Request, upto_tokens: int) -> bool:
-        found = None if request.blocks else self.prefix.find(request)
-        return self._fits(request, upto_tokens, found)
-
     def allocate(self, request: Request, upto_tokens: int) -> list[int] | None:
         """Pages until the tables hold `upto_tokens`; None if they are not there, and nothing was touched.
 

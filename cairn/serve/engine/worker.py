@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from cairn.core.collector import keep_what_is_loaded
 from cairn.core.errors import CairnError, RequestError
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.adapters import LoadedAdapter
@@ -380,6 +381,7 @@ def main() -> int:
         else:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when
         pulse.worker = worker
+        keep_what_is_loaded()
         worker.ready(started.notes)
         worker.serve() if boot.rank == 0 else worker.follow()
     except BaseException as problem:  # noqa: BLE001  whatever it was, the client has to hear it

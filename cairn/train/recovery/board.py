@@ -98,15 +98,6 @@ class Board:
     def order(self, what: int) -> None:
         self.head["order"][0] = what
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Forgets the ranks of the life before; what lies in memory is not forgotten."""
-        self.head["epoch"][0] = epoch
-        if not self.stopping():
-            self.order(GO_ON)
-        for name in RANK.names or ():
-            if name not in ("copied", "replicated", "settled", "saved", "saving_ns"):
-                self.ranks[name] = 0
-
     def committed(self, world: int) -> int:
         """The newest step of which every rank's copy is settled: the older ones may be overwritten."""
         return int(self.ranks["settled"][:world].min())

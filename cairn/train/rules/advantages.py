@@ -44,11 +44,6 @@ def informative(rewards_GN: Tensor) -> Tensor:
     return high_G > low_G
 
 
-def overlong_penalty(tokens_S: Tensor, longest: int, buffer: int) -> Tensor:
-    """DAPO's soft punishment: 0, then falling to -1 over the last `buffer` tokens before `longest`."""
-    return ((longest - buffer - tokens_S) / buffer).clamp(-1.0, 0.0)
-
-
 def gae(
     rewards_T: Tensor, values_T: Tensor, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:

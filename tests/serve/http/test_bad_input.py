@@ -267,3 +267,6 @@ def test_a_path_without_its_prefix_is_told_the_right_one(server):
         said = server.http.post(path, json={"messages": USER}).json()["error"]["message"]
         assert said == f"there is no {path}; did you mean /v1/chat/completions?"
     assert server.http.get("/nothing").json()["error"]["message"] == "there is no /nothing"
+    pulled = server.http.post("/api/pull", json={"model": "llama3"})
+    assert pulled.status_code == 404
+    assert "cairn serve MODEL" in pulled.json()["error"]

@@ -45,6 +45,20 @@ def test_completion_is_the_text_of_completions(server):
     assert [(event["content"], event["tokens_predicted"]) for event in events(none)] == [("", 0)]
 
 
+def test_tokens_with_their_pieces_add_up_to_the_text(server):
+    text = "A stone 漢 🙂 <x>"
+    asked = {"content": text, "with_pieces": True}
+    found = server.http.post("/tokenize", json=asked).json()["tokens"]
+    plain = server.http.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert [one["id"] for one in found] == plain
+    pieces = [one["piece"] for one in found]
+    assert any(
+        isinstance(piece, list) for piece in pieces
+    )  # of a character that several tokens make
+    joined = b"".join(bytes(p) if isinstance(p, list) else p.encode() for p in pieces)
+    assert joined.decode() == text
+
+
 def test_completion_stops_follows_a_schema_and_reads_ids(server):
     text = expected(server, prompt="Once", max_tokens=20).text
     stop = text[6:8]

@@ -256,6 +256,26 @@ def test_a_thought_is_apart_from_the_answer(agent):
     assert found == ("", "I call.", [("weather", ARGUMENTS)], "tool_calls")
 
 
+def test_tokens_of_a_thought_are_counted(agent):
+    """Whole, streamed and in /v1/responses: as many as stand between the marks."""
+    thought, tokenizer = "Hm, well, 漢字 and more.", agent.service.tokenizer
+    expected = len(tokenizer.encode(thought, special=False))
+    plain = dict(model="tiny", messages=MESSAGES)
+    create = agent.client.chat.completions.create
+    with scripted(agent, f"<think>{thought}</think>Yes."):
+        found = [create(**plain).usage]
+        found.append(
+            list(create(**plain, stream=True, stream_options={"include_usage": True}))[-1].usage
+        )
+        answered = agent.client.responses.create(model="tiny", input="Weather?").usage
+    counted = [usage.completion_tokens_details.reasoning_tokens for usage in found]
+    assert counted == [expected, expected]
+    assert found[0].completion_tokens > expected
+    assert answered.output_tokens_details.reasoning_tokens == expected
+    with scripted(agent, "Yes."):
+        assert create(**plain).usage.completion_tokens_details.reasoning_tokens == 0
+
+
 def test_a_shape_begins_behind_the_thought(agent):
     close = agent.service.tokenizer.id("</think>")
     body = {

@@ -139,5 +139,3 @@ def test_the_board_remembers_when_steps_ended():
     board.set(1, settled=30)
     board.set(0, settled=20)
     assert board.committed(2) == 20
-    board.begin_epoch(3)
-    assert (board.ends(1, 0), board.committed(2)) == ([], 20)

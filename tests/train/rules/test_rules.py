@@ -249,16 +249,6 @@ def test_weights_make_the_named_means():
     torch.testing.assert_close(total("constant"), torch.cat(losses).sum() / 30)
 
 
-def test_overlong_answers_are_punished_softly():
-    assert adv.overlong_penalty(torch.tensor([10, 80, 90, 100, 120]), 100, 20).tolist() == [
-        0,
-        0,
-        -0.5,
-        -1,
-        -1,
-    ]
-
-
 def test_on_policy_the_slope_is_the_advantage():
     a = torch.randn(20)
     _, slope = clipped(torch.zeros(20), torch.zeros(20), a, Clip())

@@ -57,6 +57,11 @@ class Blocks:
             return self.all
         return [*self.all[:-1], Block(index=len(self.all) - 1, kind="text", text=unfinished.text)]
 
+    @property
+    def thought(self) -> str:
+        """All that the model thought."""
+        return "".join(block.text for block in self.all if block.kind == "thought")
+
     def reason(self, delta: CompletionOutput) -> Reason | None:
         return self._reader.reason(reason_of(delta))
 

@@ -19,6 +19,7 @@ from cairn.serve.http.protocol.answers import (
     ChatMessage,
     FunctionCall,
     Reason,
+    ReasoningTokens,
     ToolCall,
 )
 from cairn.serve.http.tools.tool_parser import (
@@ -145,6 +146,12 @@ def keeps_marks(
     marks = {tokenizer.backend.token_to_id(mark) for mark in (OPEN, CLOSE)}
     looks = not guided or thinking != "no"
     return looks and not marks.isdisjoint(tokenizer.special_ids)
+
+
+def reasoning_tokens(thought: str, tokenizer: Tokenizer, made: int) -> ReasoningTokens:
+    """Of `made` tokens those that are thoughts, as the tokenizer reads them; the marks around them are not counted."""
+    count = len(tokenizer.encode(thought, special=False)) if thought else 0
+    return ReasoningTokens(min(count, made))
 
 
 def joined(parts: Sequence[ChatDelta], unfinished: Unfinished | None = None) -> ChatMessage:

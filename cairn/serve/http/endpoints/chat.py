@@ -9,7 +9,7 @@ import msgspec
 
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
-from cairn.serve.http.chat.reader import joined
+from cairn.serve.http.chat.reader import joined, reasoning_tokens
 from cairn.serve.http.chat.structure import guide_of
 from cairn.serve.http.endpoints.logprobs import chat_logprobs
 from cairn.serve.http.protocol.answers import (
@@ -72,13 +72,14 @@ class ChatReply:
         self.service, self.asked = service, asked
         self.prompt, self.readers = prepared.prompt, prepared.readers
         self.id, self.model, self.created = f"chatcmpl-{call.id}", model, int(time.time())
+        self._thoughts: list[str] = []
 
     def whole(self, exchange: Exchange) -> ChatCompletion:
         choices = []
         for job in exchange.jobs:
             done = job.answer.result()
             reader = self.readers[done.index]
-            parts = reader.push(done.text, True)
+            parts = self._read(done)
             choice = ChatChoice(
                 index=done.index,
                 message=joined(parts, reader.unfinished),
@@ -106,14 +107,23 @@ class ChatReply:
         top, tokenizer = self.asked.top_logprobs or 0, self.service.serving.opened.tokenizer
         return ChatLogprobs(chat_logprobs(output.token_ids, output.logprobs, top, tokenizer))
 
-    def usage(self, exchange: Exchange) -> Usage:
+    def _read(self, delta: CompletionOutput) -> list[ChatDelta]:
+        parts = self.readers[delta.index].push(delta.text, delta.finished)
+        self._thoughts += [part.reasoning_content for part in parts if part.reasoning_content]
+        return parts
+
+    def usage(self, exchange: Exchange, ended: bool = True) -> Usage:
         made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
         asked = len(self.prompt.token_ids)
+        # Not while an answer grows: its thoughts would be read again for each of its tokens.
+        thought = "".join(self._thoughts) if ended else ""
+        tokenizer = self.service.tokenizer
         return Usage(
             prompt_tokens=asked,
             completion_tokens=made,
             total_tokens=asked + made,
             prompt_tokens_details=exchange.prompt_details,
+            completion_tokens_details=reasoning_tokens(thought, tokenizer, made),
         )
 
     def chunk(
@@ -128,7 +138,7 @@ class ChatReply:
     def chunks_of(self, delta: CompletionOutput) -> list[ChatChunkChoice]:
         """What a client sees of a delta; the end is in the last of them."""
         reader, index = self.readers[delta.index], delta.index
-        parts = reader.push(delta.text, delta.finished)
+        parts = self._read(delta)
         reason = reader.reason(reason_of(delta))
         if not parts and (reason is not None or delta.logprobs or self.asked.return_token_ids):
             parts = [ChatDelta()]
@@ -172,7 +182,7 @@ class ChunkWriter:
             more = ChatChunkChoice(index=index, delta=ChatDelta(content=HOLE))
             self._plain[index] = Template(reply.chunk([more], self._usage))
         running = reply.asked.wants_running_usage
-        usage = reply.usage(self.exchange) if running else self._usage
+        usage = reply.usage(self.exchange, ended=False) if running else self._usage
         return [reply.chunk([choice], usage) for choice in choices]
 
     def last(self) -> bytes:

@@ -20,6 +20,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.conversation import without_oldest
 from cairn.serve.http.chat.prepare import prepare_chat
+from cairn.serve.http.chat.reader import reasoning_tokens
 from cairn.serve.http.endpoints.pages import page_of
 from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of, listed_items
 from cairn.serve.http.protocol.body import decode
@@ -186,6 +187,7 @@ def _complete(
         input_tokens=asked,
         input_tokens_details=exchange.prompt_details,
         output_tokens=given,
+        output_tokens_details=reasoning_tokens(blocks.thought, exchange.tokenizer, given),
         total_tokens=asked + given,
     )
 

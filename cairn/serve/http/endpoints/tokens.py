@@ -1,11 +1,12 @@
 """POST /tokenize and /detokenize: how this model cuts a text or a conversation into tokens, and back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from cairn.models.tokenizer import Tokenizer
 from cairn.serve.http.chat.conversation import read_conversation
-from cairn.serve.http.protocol.answers import Detokenized, Tokenized
+from cairn.serve.http.protocol.answers import Detokenized, Piece, Tokenized
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.requests import DetokenizeRequest, TokenizeRequest
@@ -30,8 +31,25 @@ async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     names = None
     if asked.return_token_strs:
         names = await _computed(len(ids), lambda: [service.tokenizer.token(id) for id in ids])
+    tokens: list[int | Piece] = [*ids]
+    if asked.with_pieces:
+        tokens = await _computed(len(ids), lambda: _pieces(service.tokenizer, ids))
     context = service.serving.limits.context
-    return JSON(Tokenized(count=len(ids), max_model_len=context, tokens=ids, token_strs=names))
+    return JSON(Tokenized(count=len(ids), max_model_len=context, tokens=tokens, token_strs=names))
+
+
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | Piece]:
+    return [_piece(tokenizer, id) for id in ids]
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> Piece:
+    found = tokenizer.piece(id)
+    if isinstance(found, bytes):
+        try:
+            return Piece(id, found.decode())
+        except UnicodeDecodeError:
+            return Piece(id, list(found))
+    return Piece(id, tokenizer.decode([id], skip_special=False) if found is None else found)
 
 
 async def detokenize(service: Service, call: Call, body: bytes) -> JSON:

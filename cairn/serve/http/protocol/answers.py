@@ -19,11 +19,16 @@ class CachedTokens(msgspec.Struct, frozen=True):
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET  # where the prompt has pictures
 
 
+class ReasoningTokens(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens = CachedTokens()
+    completion_tokens_details: ReasoningTokens | msgspec.UnsetType = msgspec.UNSET  # of a chat
 
 
 # -- chat -----------------------------------------------------------------------------------------
@@ -162,10 +167,17 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[ModelCard]
 
 
+class Piece(msgspec.Struct):
+    """A token as llama.cpp writes it; part of a character is a list of its bytes."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokenized(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | Piece]
     token_strs: list[str] | None = None
 
 

@@ -59,6 +59,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     return_token_strs: bool | None = None
+    with_pieces: bool | None = None  # llama.cpp's: each token with its text
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

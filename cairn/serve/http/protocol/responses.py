@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from cairn.serve.engine.sampling_params import SHARE_ABOVE_0
-from cairn.serve.http.protocol.answers import CachedTokens
+from cairn.serve.http.protocol.answers import CachedTokens, ReasoningTokens
 from cairn.serve.http.protocol.sampling import AtLeastOne, Priority, Temperature
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -103,10 +103,6 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
 
 
 Item = OutputMessage | FunctionCallItem | ReasoningItem
-
-
-class ReasoningTokens(msgspec.Struct, frozen=True):
-    reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):

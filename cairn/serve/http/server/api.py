@@ -430,14 +430,21 @@ def _middleware(service: Service) -> list[Middleware]:
     return found
 
 
+# With which clients of Ollama fetch and remove models.
+MANAGES_MODELS = {f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete", "blobs")}
+
+
 async def _outside(request: Request, error: Exception) -> Response:
     """Paths and methods that do not exist."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     path = request.url.path[:200]
     meant = _meant(path) if status == 404 else None
+    way_out = f"; did you mean {meant}?" if meant else ""
+    if path in MANAGES_MODELS:
+        way_out = ": a server has the models that it was started with (cairn serve MODEL ...)"
     said = {
-        404: f"there is no {path}" + (f"; did you mean {meant}?" if meant else ""),
+        404: f"there is no {path}{way_out}",
         405: f"{request.method} is not for {path}",
     }
     refusal = Refusal(status, said.get(status, str(error)))

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from cairn.core.errors import CairnError
+from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import UNREADABLE, CompletionOutput
 from cairn.serve.answer_reader import AnswerReader, Push
 from cairn.serve.capture import digest_of, seeded
@@ -99,6 +100,10 @@ class Exchange:
     @property
     def finished(self) -> bool:
         return self._left == 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._service.tokenizer
 
     @property
     def cached(self) -> int:

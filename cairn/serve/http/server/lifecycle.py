@@ -11,7 +11,6 @@ A second SIGINT ends the waiting. Knows nothing about endpoints.
 
 import asyncio
 import errno
-import gc
 import logging
 import signal
 import socket
@@ -21,6 +20,7 @@ from types import FrameType
 
 import uvicorn
 
+from cairn.core.collector import keep_what_is_loaded
 from cairn.core.errors import ConfigError
 from cairn.models.chat_template import read_template
 from cairn.serve.engine.process import WorkerGroup
@@ -108,13 +108,6 @@ def bind(config: ServerConfig) -> socket.socket:
 def address_of(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def keep_what_is_loaded() -> None:
-    """Modules and the model stay for as long as the process does: the garbage collector need not look at them again,
-    which would hold up every answer for a tenth of a second now and then."""
-    gc.collect()
-    gc.freeze()
 
 
 def open_server(config: ServerConfig, early: WorkerGroup | None = None) -> Serving:
