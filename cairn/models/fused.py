@@ -99,10 +99,10 @@ class Fused:
         twin.most_layers = FIRST_LAYERS if len(kinds) == 1 else None
         return twin
 
-    def sharing_the_chip(self) -> "Fused":
-        """The same, in kernels that leave room for attention of other rows in another stream."""
+    def sharing_the_chip(self, ring: int) -> "Fused":
+        """The same, in kernels that fit beside attention of other rows in another stream (`Kernels.ring`)."""
         twin = copy.copy(self)
-        twin.kernels = self.kernels._replace(shares_chip=True)
+        twin.kernels = self.kernels._replace(shares_chip=True, ring=ring)
         return twin
 
     def small(self, rows: int) -> bool:

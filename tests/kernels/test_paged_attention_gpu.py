@@ -69,6 +69,22 @@ def test_decode_without_a_pause(rest, prefetch):
     assert not workspace.arrivals.any()
 
 
+@pytest.mark.parametrize("shares_chip", [False, True])
+@pytest.mark.parametrize(("page", "heads"), [(64, 16), (16, 16), (64, 128)])
+def test_decode_of_float8_without_a_pause(page, heads, shares_chip):
+    """With the whole chip and beside another stream's work: plans of other tiles."""
+    lengths = [0, 1, 2, 63, 64, 65, 127, 128, 129, 9000, 0, 1000, 16, 17, 0] * 20
+    call = random_call(Shape([1] * len(lengths), lengths, heads=heads, page=page, fp8=True))
+    workspace = lasting_workspace(call.q_THC.device)
+    plan = paged_decode_gluon.plan_of(call, shares_chip)
+    exact = paged_attention_reference(call)[0]
+    for _ in range(2):
+        poison(call.out_THC)
+        paged_decode_gluon.decode(call, workspace, True, plan)
+        assert relative_error(call.out_THC, exact) < 1e-2
+        assert not workspace.arrivals.any()
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("heads", [8, 16, 32])
@@ -86,6 +102,28 @@ def test_few_queries_without_a_pause(heads, prefetch, fp8):
         paged_decode_gluon.decode(call, workspace, prefetch)
         assert relative_error(call.out_THC, exact) < 1e-2
         assert not workspace.arrivals.any()
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_single_queries_among_others(fp8):
+    """The decode kernel takes sequences with one query and touches no row of the others."""
+    lengths = [0, 1, 63, 64, 65, 300, 128, 129, 2500, 0, 1000, 130, 700] * 10
+    queries = [1, 1, 1, 40, 1, 300, 1, 129, 1, 0, 1, 3, 0] * 10
+    call = random_call(Shape(queries, lengths, heads=16, page=64, fp8=fp8))
+    workspace = lasting_workspace(call.q_THC.device)
+    assert paged_decode_gluon.obstacle(call, workspace, singles=True) is None
+    exact = paged_attention_reference(call)[0]
+    single_T = torch.tensor([q == 1 for q in queries for _ in range(q)], device="cuda")
+    for _ in range(2):
+        call.out_THC.fill_(7.0)
+        paged_decode_gluon.decode(call, workspace, True, singles=True)
+        rows = len(single_T)
+        assert relative_error(call.out_THC[:rows][single_T], exact[:rows][single_T]) < 1e-2
+        assert (call.out_THC[:rows][~single_T] == 7.0).all()
+        assert not workspace.arrivals.any()
+    given = dict(max_query=300, k_scale=call.k_scale, v_scale=call.v_scale, workspace=workspace)
+    whole = paged_attention(*call[:6], **given, prefetch=True)
+    assert relative_error(whole[:rows], exact[:rows]) < 1e-2
 
 
 def decode_shape(**rest) -> Shape:

@@ -31,7 +31,9 @@ def test_large_products_and_the_switch(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_steps():
-    assert [Halves.worth(n) for n in (1, FEWEST - 1, FEWEST, 2 * MOST_HALF, 2 * MOST_HALF + 1)] == [
+    halves = Halves.__new__(Halves)
+    halves.fewest = FEWEST
+    assert [halves.worth(n) for n in (1, FEWEST - 1, FEWEST, 2 * MOST_HALF, 2 * MOST_HALF + 1)] == [
         False,
         False,
         True,

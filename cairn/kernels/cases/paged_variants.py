@@ -9,13 +9,14 @@ from cairn.kernels.kernel import Expect, Variant
 from cairn.kernels.paged.paged_decode import CANDIDATES as DECODE_PLANS
 from cairn.kernels.paged.paged_decode import Plan as DecodePlan
 from cairn.kernels.paged.paged_decode import _decode_kernel
-from cairn.kernels.paged.paged_decode_gluon import PLAN_8_BITS, SWIZZLED
+from cairn.kernels.paged.paged_decode_gluon import BESIDE_8_BITS, PLAN_8_BITS, SWIZZLED
 from cairn.kernels.paged.paged_decode_gluon import Plan as StreamPlan
 from cairn.kernels.paged.paged_decode_gluon import constants as stream_constants
 from cairn.kernels.paged.paged_decode_gluon_kernel import decode_kernel
 from cairn.kernels.paged.paged_gluon_kernel import prefill_kernel
 from cairn.kernels.paged.paged_parts import add_up_kernel
 from cairn.kernels.paged.paged_prefill import CANDIDATES as PREFILL_PLANS
+from cairn.kernels.paged.paged_prefill import PLAN_8_BITS as PREFILL_8_BITS
 from cairn.kernels.paged.paged_prefill import Plan as PrefillPlan
 from cairn.kernels.paged.paged_prefill import _prefill_kernel
 from cairn.kernels.paged.paged_prefill_gluon import AVERAGE_REGISTERS, constants
@@ -136,9 +137,10 @@ def decode_gluon(
     columns: int = 128,
     page: int = 64,
     fp8: bool = False,
-    starts: bool = False,
+    starts: int = 0,
+    beside: bool = False,
 ) -> Variant:
-    plan = PLAN_8_BITS if fp8 else StreamPlan()
+    plan = (BESIDE_8_BITS if beside else PLAN_8_BITS) if fp8 else StreamPlan()
     dtype = float8_e4m3fn if fp8 else bfloat16
     box = [plan.box, min(columns, SWIZZLED // dtype.itemsize)]
     described = f"tensordesc<{'fp8e4nv' if fp8 else 'bf16'}{box},{shared_layout(box, dtype)!r}>"
@@ -196,9 +198,11 @@ VARIANTS = [
     add_up(),
     decode_gluon("128 page 64"),
     decode_gluon("128 page 16, groups of 2", group=2, page=16),
-    decode_gluon("128 page 64, several queries", starts=True),
-    decode_gluon("128 page 64, several queries, fp8", fp8=True, starts=True),
+    decode_gluon("128 page 64, several queries", starts=1),
+    decode_gluon("128 page 64, several queries, fp8", fp8=True, starts=1),
+    decode_gluon("128 page 64, single queries among others, fp8", fp8=True, starts=2),
     decode_gluon("128 page 64, fp8", fp8=True),
+    decode_gluon("128 page 64, fp8, beside", group=2, fp8=True, beside=True),
     decode_gluon("64 page 128, fp8", columns=64, page=128, fp8=True),
     decode_gluon("64 page 128, groups of 16", group=16, columns=64, page=128),
     *(
@@ -207,7 +211,7 @@ VARIANTS = [
     ),
     prefill("128 behind all keys", PrefillPlan(64, 64, 4, 3), ALL=True, LSE=True),
     prefill("128 fp8", PrefillPlan(tma=False), "fp8e4nv", SCALES=2),
-    prefill("128 fp8 tma", PrefillPlan(), "fp8e4nv", SCALES=1),
+    prefill("128 fp8 tma", PREFILL_8_BITS, "fp8e4nv", SCALES=1),
     prefill("64 everything", PrefillPlan(tma=False), **EVERYTHING),
     prefill("96", PrefillPlan(tma=False), C=96),
     prefill("256", PrefillPlan(128, 32, 8, 2, False), C=256, WIDTH=256),

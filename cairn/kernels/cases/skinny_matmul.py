@@ -16,6 +16,8 @@ from cairn.kernels.matmul.projections import QWEN3_06B, QWEN3_8B
 from cairn.kernels.matmul.skinny_kernels import join_kernel
 from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS, _default, cost, skinny_matmul
 from cairn.kernels.matmul.skinny_plans import (
+    BESIDE_8_BITS,
+    BESIDE_RING,
     PIECE,
     Plan,
     beside_plan,
@@ -107,7 +109,8 @@ _SHIPPED = [
         if skinny_is_faster(256, p.n, p.k)
     ),
     *(
-        _variant(beside_plan(m, p.n, p.k), m, p.k)
+        _variant(beside_plan(m, p.n, p.k, ring), m, p.k)
+        for ring in (BESIDE_RING, BESIDE_8_BITS)
         for p in QWEN3_06B
         for m in (32, 64, 128)
         if skinny_is_faster(128, p.n, p.k)

@@ -34,6 +34,7 @@ from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference, with_epilogue
 from cairn.kernels.matmul.skinny_kernels import join_kernel, row_kernel
 from cairn.kernels.matmul.skinny_plans import (
+    BESIDE_RING,
     PIECE,
     Plan,
     beside_plan,
@@ -58,11 +59,13 @@ def skinny_matmul(
     out: Tensor | None = None,
     prefetch: bool = False,
     shares_chip: bool = False,
+    ring: int = BESIDE_RING,
     impl: Impl = "auto",
 ) -> Tensor:
     """x @ w.T and what follows; x has at most 256 rows. See the head of this file, also for `prefetch`.
 
-    `shares_chip`: attention runs at the same time in another stream, and this should fit beside it.
+    `shares_chip`: attention runs at the same time in another stream, and this should fit into the bytes of shared
+    memory that it leaves (`ring`).
     """
     x = _checked(x_MK, w_NK)
     m, k = x.shape
@@ -73,7 +76,9 @@ def skinny_matmul(
     shape = (*x_MK.shape[:-1], epilogue.columns(n))
     if out is not None:
         output("out", out, shape, x.dtype, x)
-    plan, wins = (beside_plan(m, n, k), "triton") if shares_chip else _config(m, n, k, x.dtype)
+    plan, wins = (
+        (beside_plan(m, n, k, ring), "triton") if shares_chip else _config(m, n, k, x.dtype)
+    )
     offers = {"triton": _obstacle(x, w_NK, epilogue, plan), "torch": None, "reference": None}
     if wins == "torch":
         offers = {"torch": None, **offers}
@@ -90,12 +95,19 @@ def skinny_matmul(
 
 
 def skinny_parts(
-    x_MK: Tensor, w_NK: Tensor, *, prefetch: bool = False, shares_chip: bool = False
+    x_MK: Tensor,
+    w_NK: Tensor,
+    *,
+    prefetch: bool = False,
+    shares_chip: bool = False,
+    ring: int = BESIDE_RING,
 ) -> Tensor | None:
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
     x, n = _checked(x_MK, w_NK), w_NK.shape[0]
     m, k = x.shape
-    plan, wins = (beside_plan(m, n, k), "triton") if shares_chip else _config(m, n, k, x.dtype)
+    plan, wins = (
+        (beside_plan(m, n, k, ring), "triton") if shares_chip else _config(m, n, k, x.dtype)
+    )
     split = plan.parts(k)
     cut = plan.kernel == "stream" and split > 1 and wins == "triton" and m > 0
     if not cut or _obstacle(x, w_NK, Epilogue(), plan) is not None:

@@ -35,6 +35,7 @@ LARGE_RING = 226 << 10  # bytes of shared memory
 HALF_RING = 110 << 10  # of two programs that share a multiprocessor
 SMALL_RING = 72 << 10
 BESIDE_RING = 120 << 10  # what the decode kernel of attention leaves when it runs at the same time
+BESIDE_8_BITS = 116 << 10  # the same with keys and values in float8
 SHORTEST_PART = 512  # columns
 HELD = 64  # registers of a thread for weights
 PAIRED = 180  # programs from which two on a multiprocessor are ahead of cuBLAS's tiles
@@ -131,13 +132,13 @@ def _fp8_stream_plan(m: int, k: int, pieces: int, split: int, block_k: int, ring
     return half._replace(block_k=block_k)
 
 
-def beside_plan(m: int, n: int, k: int) -> Plan:
+def beside_plan(m: int, n: int, k: int, ring: int = BESIDE_RING) -> Plan:
     """Where attention of other rows runs at the same time: hidden behind it, this need not be fast, but has to fit."""
     usual = default_plan(m, n, k)
     if usual.kernel == "row":
         return usual
     block_k = 64 if row_block(m) == TILE_ROWS else 128
-    return stream_plan(m, k, split=usual.split, block_k=block_k, ring=BESIDE_RING)
+    return stream_plan(m, k, split=usual.split, block_k=block_k, ring=ring)
 
 
 def candidates(m: int, n: int, k: int) -> list[Plan]:

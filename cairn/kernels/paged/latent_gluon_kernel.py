@@ -49,10 +49,10 @@ class Part:
 def _copy(view, latents, rotated, tables, part, table_stride, page_rows, RANK: gl.constexpr, ROTATED: gl.constexpr,
           PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
     table = tables + part.sequence.to(gl.int64) * table_stride
-    pages = pages_of_tile(table, part.first, part.length, PAGE, BOX, BLOCK)
+    pages = pages_of_tile(table, part.first, part.length, PAGE, BLOCK)
     for tile in range(part.first, part.last):
         # A tile before they are needed.
-        next_pages = pages_of_tile(table, tile + 1, part.length, PAGE, BOX, BLOCK)
+        next_pages = pages_of_tile(table, tile + 1, part.length, PAGE, BLOCK)
         step = tile - part.first
         copy_tile(view, rotated, step, pages, tile, part.length, 0, RANK, page_rows, ROTATED, PAGE, BOX,
                   BLOCK)  # fmt: skip

@@ -134,7 +134,8 @@ def paged_attention(
     if chosen == "reference":
         _fill_by_reference(call)
     elif q_THC.shape[0] and call.sequences:
-        _launch(call, workspace, prefetch, shares_chip, gluon=chosen == "gluon")
+        singles_by = workspace if call.k_scale is not None and impl != "triton" else None
+        _launch(call, workspace, singles_by, prefetch, shares_chip, gluon=chosen == "gluon")
     return call.out_THC
 
 
@@ -155,8 +156,10 @@ def _is_decode(call: Paged) -> bool:
 
 
 def _launch(
-    call: Paged, workspace: Workspace | None, prefetch: bool, shares_chip: bool, gluon: bool
-) -> None:
+    call: Paged, workspace: Workspace | None, singles_by: Workspace | None, prefetch: bool, shares_chip: bool,
+    gluon: bool,
+) -> None:  # fmt: skip
+    """`singles_by`: what the Gluon kernel may use for single queries among others."""
     if _is_decode(call):
         if gluon and workspace is not None:
             plan = paged_decode_gluon.plan_of(call, shares_chip)
@@ -166,7 +169,10 @@ def _launch(
         return
     # With max_query rows for every sequence there is none with a single query.
     singles = call.q_THC.shape[0] < call.sequences * call.max_query and paged_decode.fits(call, 1)
-    if singles:
+    if singles and singles_by and not paged_decode_gluon.obstacle(call, singles_by, singles):
+        plan = paged_decode_gluon.plan_of(call, shares_chip)
+        paged_decode_gluon.decode(call, singles_by, prefetch, plan, singles)
+    elif singles:
         paged_decode.decode(call, 1, workspace, prefetch)
     if gluon:
         plan = paged_prefill.plan_of(call)

@@ -27,36 +27,42 @@ class Plan(NamedTuple):
 
 
 PLAN = Plan()
-PLAN_8_BITS = Plan(box=64, block=128)  # as many bytes in a tile
+PLAN_8_BITS = Plan(box=32, block=128)  # as many bytes in a tile
 # Leaves half of a multiprocessor to another stream: to its kernels, not to a successor that would only wait there.
 BESIDE = Plan(per_sm=1, early=False)
+# The arithmetic of float8 keeps one program busy for longer than the memory does: 128 sequences of 1,100 tokens took
+# 110 us on an H200, and 87 with two that have fewer registers (81 with the plan for the whole chip).
+BESIDE_8_BITS = Plan(registers=32, most=80, early=False)
 SWIZZLED = 128  # bytes of a copied row, the widest swizzle
 
 
 def plan_of(call: Paged, shares_chip: bool) -> Plan:
-    plan = PLAN if call.k_scale is None else PLAN_8_BITS
-    plan = plan._replace(box=min(plan.box, call.page_size))  # a copy is of one page
-    return plan._replace(per_sm=BESIDE.per_sm, early=BESIDE.early) if shares_chip else plan
+    if call.k_scale is None:
+        plan = BESIDE if shares_chip else PLAN
+    else:
+        plan = BESIDE_8_BITS if shares_chip else PLAN_8_BITS
+    return plan._replace(box=min(plan.box, call.page_size))  # a copy is of one page
 
 
-def obstacle(call: Paged, workspace: Workspace | None) -> str | None:
-    """Why this kernel cannot run these arguments, or None."""
+def obstacle(call: Paged, workspace: Workspace | None, singles: bool = False) -> str | None:
+    """Why this kernel cannot run these arguments, or None. `singles`: of sequences with one query alone."""
     not_hopper = needs_hopper(call.q_THC)
     if not_hopper is not None:
         return not_hopper
     if workspace is None:
         return "it needs a workspace that lasts"
-    return unfit(call, PLAN.per_sm * multiprocessors(call.q_THC.device))
+    return unfit(call, PLAN.per_sm * multiprocessors(call.q_THC.device), singles)
 
 
-def unfit(call: Paged, programs: int) -> str | None:
+def unfit(call: Paged, programs: int, singles: bool = False) -> str | None:
     """The same, whatever the device."""
     if call.window or call.softcap or call.sinks_H is not None or call.lse_TH is not None:
         return "it has no window, soft-cap, sinks or log-sum-exp"
     if call.q_THC.element_size() != 2:
         return "it takes queries of 16 bits only"
-    if call.columns not in (64, 128) or call.max_query * call.group > ROWS.value:
-        rows = f"{call.max_query} queries of groups of {call.group} heads"
+    queries = 1 if singles else call.max_query
+    if call.columns not in (64, 128) or queries * call.group > ROWS.value:
+        rows = f"{queries} queries of groups of {call.group} heads"
         return f"heads have {call.columns} columns, and there are {rows}"
     if not has_few_parts(call.sequences * call.kv_heads, programs):
         return "there are few sequences, each is cut into many parts, and those want a kernel of their own"
@@ -65,8 +71,17 @@ def unfit(call: Paged, programs: int) -> str | None:
     return None
 
 
-def decode(call: Paged, workspace: Workspace, prefetch: bool, plan: Plan | None = None) -> None:
-    """Fill all rows. `prefetch`: lengths, tables and the tokens before the newest are not being written any more."""
+def decode(
+    call: Paged,
+    workspace: Workspace,
+    prefetch: bool,
+    plan: Plan | None = None,
+    singles: bool = False,
+) -> None:
+    """Fill all rows, or those of sequences with one query (`singles`) and leave the others alone.
+
+    `prefetch`: lengths, tables and the tokens before the newest are not being written any more.
+    """
     view = matrix_view(call.cache_k)
     if view is None:
         raise ValueError("call: wanted what the kernel takes, got pages that have no matrix view")
@@ -86,7 +101,7 @@ def decode(call: Paged, workspace: Workspace, prefetch: bool, plan: Plan | None 
         *(numbers[name] for name in ("table_stride", "q_token", "q_head", "out_token", "out_head")),
         view.page_rows, view.head_rows, view.head_columns,
         **constants(call.kv_heads, call.group, call.columns, call.page_size, bucket(call.sequences), plan, prefetch,
-                    call.constants()["SCALES"], call.starts is not None),
+                    call.constants()["SCALES"], 0 if call.starts is None else 1 + singles),
         num_warps=4, maxnreg=plan.most, **pdl(call.q_THC.device),
     )  # fmt: skip
 
@@ -100,7 +115,7 @@ def constants(
     plan: Plan,
     prefetch: bool,
     scales: int = 0,
-    starts: bool = False,
+    starts: int = 0,
 ) -> dict[str, Any]:
     return dict(
         KV_HEADS=kv_heads, GROUP=group, D=columns, PAGE=page_size, SEQUENCES=max(sequences, 128),

@@ -8,7 +8,8 @@ The line of tiles, its equal pieces and the parts of pairs that are cut are thos
 starts a pipeline of its own and lets the memory rest meanwhile. Here it never rests. With PREFETCH the old pages are
 asked for before the predecessor has ended: only the tile that has a sequence's newest token waits for it.
 
-With STARTS a sequence may have several queries, which read its keys once: rows of a tile are queries x heads.
+With STARTS a sequence may have several queries, which read its keys once: rows of a tile are queries x heads. With
+STARTS = 2 sequences that have several are left to another kernel.
 
 A copy is BOX rows of a page. What a last tile has no tokens for is not read from memory: those rows are filled with
 ones that were just read (a weight of 0 meets something finite). Tiles are cut as whole ones all the same.
@@ -65,12 +66,21 @@ def _plus(a, b):
 
 
 @gluon.jit
+def _ours(queries, STARTS: gl.constexpr):
+    """Those of a sequence that this kernel computes."""
+    if STARTS == 2:
+        return gl.where(queries == 1, 1, 0)
+    else:
+        return queries
+
+
+@gluon.jit
 def _of_sequence(lengths, starts, sequence, STARTS: gl.constexpr):
     """Its keys, none where it has no query; its first row, and how many queries it has."""
     length = gl.load(lengths + sequence)
     if STARTS:
         first = gl.load(starts + sequence)
-        queries = gl.load(starts + sequence + 1) - first
+        queries = _ours(gl.load(starts + sequence + 1) - first, STARTS)
         return gl.where(queries > 0, length, 0), first, queries
     else:
         return length, sequence, 1
@@ -88,7 +98,7 @@ def _cut(
     if STARTS:
         first = gl.load(starts + every, mask=there, other=0)
         queries = gl.load(starts + every + 1, mask=there, other=0) - first
-        tiles = gl.where(queries > 0, tiles, 0)
+        tiles = gl.where(_ours(queries, STARTS) > 0, tiles, 0)
     ends = gl.associative_scan(tiles, 0, _plus) * KV_HEADS
     line = gl.sum(tiles, 0) * KV_HEADS
     piece = gl.cdiv(line, gl.num_programs(0))
@@ -99,9 +109,9 @@ def _cut(
 
 
 @gluon.jit
-def pages_of_tile(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr):
-    """The page of a tile, or that of each box where pages are smaller than a tile. Behind the end: page 0."""
-    EACH: gl.constexpr = BLOCK if PAGE >= BLOCK else BOX
+def pages_of_tile(table, tile, length, PAGE: gl.constexpr, BLOCK: gl.constexpr):
+    """The pages of a tile. Behind the end: page 0."""
+    EACH: gl.constexpr = min(PAGE, BLOCK)
     found = ()
     for piece in gl.static_range(BLOCK // EACH):
         token = tile * BLOCK + piece * EACH
@@ -125,7 +135,7 @@ def copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D: 
         if PAGE >= BLOCK:
             at = first + piece * BOX
         else:
-            at = pages[piece] * page_rows + row + token % PAGE
+            at = pages[piece * BOX // PAGE] * page_rows + row + token % PAGE
         at = gl.where(token < length, at, first)
         for part in gl.static_range(D // COLUMNS):
             tma.async_copy_global_to_shared(
@@ -156,11 +166,11 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, starts, line, table_s
         table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
         row = head * head_rows
         column = head * head_columns
-        pages = pages_of_tile(table, done, length, PAGE, BOX, BLOCK)
+        pages = pages_of_tile(table, done, length, PAGE, BLOCK)
         for tile in range(done, done + count):
             next_pages = pages_of_tile(
-                table, tile + 1, length, PAGE, BOX, BLOCK
-            )  # a tile before they are needed
+                table, tile + 1, length, PAGE, BLOCK
+            )  # before they are needed
             if OVERLAP and PREFETCH:  # noqa: SIM102  (known to the compiler)
                 if tile >= newest:  # the keys of new tokens are the predecessor's work
                     gdc_wait()
@@ -219,9 +229,26 @@ def _column_pairs(memory, layout: gl.constexpr, BLOCK: gl.constexpr, D: gl.const
 
 
 @gluon.jit
+def _upper(values, other, UPPER: gl.constexpr):
+    """Rows 0 to 7, and a constant below them where there are no other rows (UPPER).
+
+    A thread has rows r and r + 8, so that the compiler drops the second: half of the registers and of the arithmetic.
+    """
+    if UPPER:
+        layout: gl.constexpr = values.type.layout
+        if len(values.shape) == 2:
+            there = (gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) < ROWS // 2)[:, None]
+        else:
+            there = gl.arange(0, ROWS, layout=layout) < ROWS // 2
+        return gl.where(there, values, other)
+    else:
+        return values
+
+
+@gluon.jit
 def _tile(
     q, acc, sums, top, k_ring, v_ring, step, key0, seen, scale_log2, BLOCK: gl.constexpr, D: gl.constexpr,
-    PAIRS: gl.constexpr, STARTS: gl.constexpr,
+    PAIRS: gl.constexpr, STARTS: gl.constexpr, UPPER: gl.constexpr,
 ):  # fmt: skip
     """Scores, softmax and values of one tile. `acc` is one tensor, or two of the even and the odd columns (PAIRS).
 
@@ -243,20 +270,21 @@ def _tile(
     if STARTS:
         scores = gl.where(key[None, :] < seen[:, None], scores, NOTHING)
     else:
-        scores = gl.where((key < seen)[None, :], scores, NOTHING)
-    new_top = gl.maximum(top, gl.max(scores, 1))
-    weights = gl.exp2(scores - new_top[:, None])
+        scores = _upper(gl.where((key < seen)[None, :], scores, NOTHING), NOTHING, UPPER)
+    new_top = _upper(gl.maximum(top, gl.max(scores, 1)), 0.0, UPPER)
+    weights = _upper(gl.exp2(scores - new_top[:, None]), 0.0, UPPER)
     shrink = gl.exp2(top - new_top)[:, None]
-    sums = (
-        sums * shrink + weights
-    )  # added up at the end of the pair, which spares a meeting of the warps
-    weights = gl.convert_layout(weights.to(q.dtype), left)
+    # Added up at the end of the pair, which spares a meeting of the warps.
+    sums = _upper(sums * shrink + weights, 0.0, UPPER)
+    weights = _upper(gl.convert_layout(weights.to(q.dtype), left), 0.0, UPPER)
     v_ring.wait(step)
     if PAIRS:
         even, odd = _column_pairs(v_ring.at(step), right, BLOCK, D)
-        acc = (mma_v2(weights, even, acc[0] * shrink), mma_v2(weights, odd, acc[1] * shrink))
+        first = mma_v2(weights, even, _upper(acc[0] * shrink, 0.0, UPPER))
+        acc = (first, mma_v2(weights, odd, _upper(acc[1] * shrink, 0.0, UPPER)))
     else:
-        acc = (mma_v2(weights, v_ring.at(step).load(right), acc[0] * shrink),)
+        before = _upper(acc[0] * shrink, 0.0, UPPER)
+        acc = (mma_v2(weights, v_ring.at(step).load(right), before),)
     gl.thread_barrier()  # all warps have read the buffers
     k_ring.release(step)
     v_ring.release(step)
@@ -322,6 +350,7 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, starts, k_ring, v_
              D: gl.constexpr, BLOCK: gl.constexpr, OVERLAP: gl.constexpr, SCALES: gl.constexpr,
              STARTS: gl.constexpr):  # fmt: skip
     PAIRS: gl.constexpr = SCALES > 0
+    UPPER: gl.constexpr = STARTS != 1 and GROUP <= ROWS // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     # A thread takes 4 bytes of a key at once: with float8 these are four columns of both operands.
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 4 if SCALES else 2)
@@ -351,14 +380,16 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, starts, k_ring, v_
                 growth = gl.load(v_scale + head * (SCALES - 1))
             else:
                 sharpness = scale_log2
-            tile_q = gl.convert_layout(rows_q, left)
+            tile_q = _upper(gl.convert_layout(rows_q, left), 0.0, UPPER)
             going = _nothing(D, layout, PAIRS)
             sums = gl.zeros([ROWS, BLOCK], gl.float32, layout)
-            top = gl.full([ROWS], NOTHING, gl.float32, gl.SliceLayout(1, layout))
+            top = _upper(
+                gl.full([ROWS], NOTHING, gl.float32, gl.SliceLayout(1, layout)), 0.0, UPPER
+            )
             for tile in range(done, done + count):
                 going, sums, top = _tile(
                     tile_q, going, sums, top, k_ring, v_ring, step, tile * BLOCK, seen, sharpness, BLOCK, D, PAIRS,
-                    STARTS,
+                    STARTS, UPPER,
                 )  # fmt: skip
                 step += 1
             total = gl.sum(sums, 1)

@@ -46,6 +46,12 @@ class Plan(NamedTuple):
     ping_pong: bool = True  # of that kernel
 
 
+# Rows of float8 become float16 in registers and go back to shared memory before they are multiplied; with 4 warps two
+# programs share a multiprocessor, and one multiplies meanwhile. On an H200: 29 prompts of 15,600 tokens in 253 us in
+# place of 286, two chunks of 4096 tokens behind as many in 2.85 ms in place of 2.98.
+PLAN_8_BITS = Plan(warps=4)
+
+
 @triton.jit
 def _walk(
     acc, total, top, tile_q, k, v, k_view, v_view, table, first, last, seen, limit, strength, view_row, view_column,
@@ -223,7 +229,8 @@ def key(columns: int, page_size: int, cache: torch.dtype) -> str:
 
 def plan_of(call: Paged) -> Plan:
     wide = call.columns > 128 or call.q_THC.dtype == torch.float32
-    default = Plan(block=32, stages=2) if wide else Plan()
+    usual = Plan() if call.k_scale is None else PLAN_8_BITS
+    default = Plan(block=32, stages=2) if wide else usual
     place = key(call.columns, call.page_size, call.cache_k.dtype)
     plan = Plan(**tuned("paged_attention", place, default._asdict()))
     return plan._replace(rows=max(plan.rows, power_of_2(call.group)))

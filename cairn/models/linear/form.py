@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_check
 
 from torch import Tensor
 
+from cairn.kernels.matmul.skinny_plans import BESIDE_RING
 from cairn.models.activation import Gate
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Kernels(NamedTuple):
     # One tile for any number of rows, so that a row's result depends on it alone.
     invariant: bool = False
     shares_chip: bool = False  # attention of other rows runs at the same time in another stream
+    ring: int = BESIDE_RING  # bytes of shared memory that it leaves on a multiprocessor
 
 
 class Epilogue(NamedTuple):

@@ -33,7 +33,9 @@ def gpu_product(
     if epilogue.onto_MN is not None and bias_N is None and not kernels.invariant:
         rows = len(x_MK)
         if skinny_is_faster(rows, *w_NK.shape):
-            sums_SMN = skinny_parts(x_MK, w_NK, prefetch=True, shares_chip=kernels.shares_chip)
+            sums_SMN = skinny_parts(
+                x_MK, w_NK, prefetch=True, shares_chip=kernels.shares_chip, ring=kernels.ring
+            )
             if sums_SMN is not None:
                 return Parts(sums_SMN)
         elif rows >= MANY_ROWS and w_NK.shape[1] <= LONGEST:
@@ -90,6 +92,7 @@ def _by_kernel(
             activation=activation,
             prefetch=True,
             shares_chip=kernels.shares_chip,
+            ring=kernels.ring,
         )
     if swiglu:
         return matmul(x_MK, w_NK, bias_N=bias_N, activation=activation)

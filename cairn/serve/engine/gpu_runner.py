@@ -126,7 +126,7 @@ class GPURunner(Runner):
         whole = head is not None or spec.is_recurrent
         if self.fused is not None and not whole and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
-            self.halves = Halves(self.fused, (self.workspace, other))
+            self.halves = Halves(self.fused, (self.workspace, other), self.pool.scales is not None)
         self._first_layers: Forms | None = None  # of both, for `_warm`
         self._all_layers_ran = False
         if self.fused is not None and not whole:

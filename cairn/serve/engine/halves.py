@@ -20,6 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from cairn.kernels.matmul.skinny_plans import BESIDE_8_BITS, BESIDE_RING
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.models.fused import Fused
 from cairn.models.spec import ModelSpec
@@ -27,6 +28,7 @@ from cairn.serve.engine.gpu_pages import PagedOnGPU
 from cairn.serve.engine.pages import Paged
 
 FEWEST = 96  # rows of a step that is worth two halves
+FEWEST_8_BITS = 64  # the same with a float8 cache
 MOST_HALF = 128  # rows of a half: what the kernels that share the chip take
 STEP = 8  # rows that a half is a multiple of: addresses stay multiples of 16 bytes
 
@@ -74,8 +76,12 @@ class Second:
 class Halves:
     """Called as the model, with the attend of all rows."""
 
-    def __init__(self, fused: Fused, workspaces: tuple[Workspace, Workspace]) -> None:
-        self.model, self.workspaces = fused.sharing_the_chip(), workspaces
+    def __init__(
+        self, fused: Fused, workspaces: tuple[Workspace, Workspace], float8: bool = False
+    ) -> None:
+        """`float8`: the cache, whose attention is short and leaves other room."""
+        self.model = fused.sharing_the_chip(BESIDE_8_BITS if float8 else BESIDE_RING)
+        self.workspaces, self.fewest = workspaces, FEWEST_8_BITS if float8 else FEWEST
         self.side = torch.cuda.Stream()
 
     def warming(self) -> "Halves":
@@ -84,9 +90,8 @@ class Halves:
         twin.model = self.model.warming()
         return twin
 
-    @staticmethod
-    def worth(rows: int) -> bool:
-        return FEWEST <= rows <= 2 * MOST_HALF
+    def worth(self, rows: int) -> bool:
+        return self.fewest <= rows <= 2 * MOST_HALF
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Paged) -> Tensor:
         whole, rows = cast(PagedOnGPU, attend), len(tokens_T)
