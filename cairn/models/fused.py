@@ -25,7 +25,7 @@ from cairn.kernels.experts.combine_norm import (
     combine_add_rmsnorm_fp8,
 )
 from cairn.kernels.layer.rope import Heads, rope_table
-from cairn.kernels.matmul.skinny_plans import skinny_is_faster
+from cairn.kernels.matmul.skinny_plans import BESIDE_RING, skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
 from cairn.kernels.norm.layernorm import add_layernorm, layernorm
 from cairn.kernels.norm.rmsnorm import (
@@ -99,7 +99,7 @@ class Fused:
         twin.most_layers = FIRST_LAYERS if len(kinds) == 1 else None
         return twin
 
-    def sharing_the_chip(self, ring: int) -> "Fused":
+    def sharing_the_chip(self, ring: int = BESIDE_RING) -> "Fused":
         """The same, in kernels that fit beside attention of other rows in another stream (`Kernels.ring`)."""
         twin = copy.copy(self)
         twin.kernels = self.kernels._replace(shares_chip=True, ring=ring)

@@ -72,12 +72,12 @@ def kernels(monkeypatch):
         y, total = join_add_rmsnorm_reference(parts, residual, w, eps, plus_one)
         return y, residual_out.copy_(total)
 
-    def skinny_matmul(x, w, *, bias_N, activation, prefetch, shares_chip):
+    def skinny_matmul(x, w, *, bias_N, activation, prefetch, shares_chip, ring):
         launched.append(f"skinny {activation or 'product'}{' beside' * shares_chip}")
         y = x @ w.T if bias_N is None else x @ w.T + bias_N
         return swiglu(y) if activation else y
 
-    def skinny_parts(x, w, *, prefetch, shares_chip):
+    def skinny_parts(x, w, *, prefetch, shares_chip, ring):
         launched.append(f"skinny parts{' beside' * shares_chip}")
         return torch.stack((x @ w.T * 0.25, x @ w.T * 0.75))
 
