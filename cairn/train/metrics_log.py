@@ -99,8 +99,8 @@ class _LinesFile:
         self.file = self._cut(from_step)
 
     def rewind(self, step: int) -> None:
-        self.file.close()
-        self.file = self._cut(step)
+        before, self.file = self.file, self._cut(step)
+        before.close()
 
     def _cut(self, step: int) -> FileIO:
         """The file, open at its end, with the lines up to this step."""

@@ -38,6 +38,17 @@ def test_lines_come_back_and_a_resumed_run_drops_the_lost_ones(tmp_path):
     assert read_log(tmp_path / "absent") == []
 
 
+def test_a_log_that_cannot_be_cut_says_why_and_keeps_its_lines(tmp_path):
+    sink = JsonLines(tmp_path, 0)
+    sink.put(record(1))
+    (tmp_path / f".{FILE}").mkdir()  # where the shorter log would be written
+    with pytest.raises(IsADirectoryError):
+        sink.rewind(0)
+    sink.put(record(2))
+    sink.close()
+    assert [r.step for r in read_log(tmp_path)] == [1, 2]
+
+
 def test_a_line_cut_off_at_the_end_is_forgiven_and_one_in_the_middle_is_not(tmp_path):
     sink = JsonLines(tmp_path, 0)
     sink.put(record(1))
