@@ -6,7 +6,7 @@ Knows what the file's header says, and no model: `prepared` says where each tens
 """
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, cast
@@ -113,7 +113,10 @@ class FileReader:
                     there[begin : begin + count].copy_(piece[:count], non_blocking=True)
                     self.stream.record_event().synchronize()
 
-        list(self._pool.map(move, range(READERS)))
+        moving = [self._pool.submit(move, first) for first in range(READERS)]
+        wait(moving)  # for all, also if one has failed: file and pieces are not theirs any more
+        for one in moving:
+            one.result()
 
 
 def read_header(file: Path) -> tuple[int, dict[str, Stored]]:

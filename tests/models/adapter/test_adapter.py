@@ -1,14 +1,21 @@
 """Adapters against PEFT, the oracle, and against few-line formulas where PEFT is absent."""
 
 import json
+import threading
+import time
 import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_checkpoints import folder as checkpoint
 
 from cairn.core.errors import CairnError, ConfigError, UnsupportedModel, WeightsError
+from cairn.models.adapter import file_bytes
 from cairn.models.adapter.attach import adapter_off, attach
+from cairn.models.adapter.file_bytes import READERS, FileReader
 from cairn.models.adapter.folder import adapter_slots, read_adapter, read_tensors, write_adapter
 from cairn.models.adapter.merge import merge
 from cairn.models.adapter.prepared import PreparedAdapter
@@ -213,3 +220,21 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "a" / "adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(WeightsError, match="cannot be read"):
         read_adapter(loaded("qwen3"), tmp_path / "a")
+
+
+def test_a_file_that_cannot_be_read_is_left_by_all_threads_before_its_error_is_told(monkeypatch):
+    reader, left = FileReader(torch.device("cpu")), threading.Event()
+    reader._pieces = [torch.empty(1, dtype=torch.uint8)] * READERS
+    reader._stream = SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=left.set))
+
+    def read(there, descriptor, start, file):
+        if start == 0:
+            raise OSError("unreadable")
+        time.sleep(0.05)
+
+    monkeypatch.setattr(file_bytes, "PIECE", 1)
+    monkeypatch.setattr(file_bytes, "_read_into", read)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    with pytest.raises(OSError, match="unreadable"):
+        reader._upload(0, Path("a"), 0, torch.empty(2, dtype=torch.uint8))
+    assert left.is_set()  # the other thread has copied its piece
