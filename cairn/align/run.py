@@ -141,7 +141,8 @@ def prepare(config: Align) -> Prepared:
     longest = spec.context - config.rollout.consistent
     if config.data.sequence > longest:
         raise ConfigError(
-            f"data.sequence {config.data.sequence} is longer than the model's context {longest}",
+            f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}"
+            + (" less the token behind what is scored" if config.rollout.consistent else ""),
             hint=f"use data.sequence {longest} at most",
         )
     unused = RandomTokens(spec.vocab, config.data.sequence, config.seed)

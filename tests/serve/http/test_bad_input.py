@@ -267,6 +267,7 @@ def test_a_path_without_its_prefix_is_told_the_right_one(server):
         said = server.http.post(path, json={"messages": USER}).json()["error"]["message"]
         assert said == f"there is no {path}; did you mean /v1/chat/completions?"
     assert server.http.get("/nothing").json()["error"]["message"] == "there is no /nothing"
-    pulled = server.http.post("/api/pull", json={"model": "llama3"})
-    assert pulled.status_code == 404
-    assert "cairn serve MODEL" in pulled.json()["error"]
+    for path in ("/api/pull", "/api/blobs/sha256:29fdb92e57cf0827"):
+        managed = server.http.post(path, json={"model": "llama3"})
+        assert managed.status_code == 404
+        assert "cairn serve MODEL" in managed.json()["error"]

@@ -431,7 +431,7 @@ def _middleware(service: Service) -> list[Middleware]:
 
 
 # With which clients of Ollama fetch and remove models.
-MANAGES_MODELS = {f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete", "blobs")}
+MANAGES_MODELS = {f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete")}
 
 
 async def _outside(request: Request, error: Exception) -> Response:
@@ -441,7 +441,7 @@ async def _outside(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     meant = _meant(path) if status == 404 else None
     way_out = f"; did you mean {meant}?" if meant else ""
-    if path in MANAGES_MODELS:
+    if path in MANAGES_MODELS or path.startswith("/api/blobs/"):
         way_out = ": a server has the models that it was started with (cairn serve MODEL ...)"
     said = {
         404: f"there is no {path}{way_out}",
