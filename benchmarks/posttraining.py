@@ -8,15 +8,14 @@
 
     decode   a decode step with 1, 8, 32 and 64 adapters on all maps, in turns with one without; loading an adapter
     train    tokens per second of an adapter of rank 16, whole steps; --base nf4: over weights in 4 bits
-    grpo     one step: 128 prompts x 8 answers, 128 tokens in, 256 out; mismatch of trainer and engine, which
-             --consistent makes 0 by the engine's own scores
+    grpo     one step: 128 prompts x 8 answers, 128 tokens in, 256 out; mismatch of trainer and engine; with
+             --consistent of the engine's own scores, which is 0 on a CPU and was not on a GPU
 
 Weights are random. Each figure is written as soon as it is known, in its own part of the file; the others stay.
 `--layers 2` tries a part with fewer layers, and compiles the same kernels.
 """
 
 import argparse
-import gc
 import statistics
 import tempfile
 import threading
@@ -32,6 +31,7 @@ import torch
 
 from cairn.bench.record import add_arguments, record, require_commit
 from cairn.bench.train import Setup, measure
+from cairn.core.collector import keep_what_is_loaded
 
 RANK = 16
 FROM_FOLDERS = 4  # adapters that are read from a folder; the others are made on the device
@@ -97,9 +97,9 @@ def _engine(options: argparse.Namespace) -> Any:
         lora_room=options.room,
     )
     engine = start_with(opened, runnable, config).engine
-    engine.runner.adapters.warm_up()  # as a server does before it listens, and the other two
-    gc.collect()
-    gc.freeze()
+    # As a server does before it listens.
+    engine.runner.adapters.warm_up()
+    keep_what_is_loaded()
     return engine
 
 
