@@ -16,9 +16,8 @@ from itertools import accumulate
 from typing import Protocol
 
 MOST_WAIT = 0.5  # of the time of a prompt, for an answer to end
-MOST_WAITED = (
-    2.0  # times as long as its prompt takes, for whatever; then it waits for no answer any more
-)
+# Times as long as its prompt takes, for whatever; then it waits for no answer any more.
+MOST_WAITED = 2.0
 
 
 class UnderWay(Protocol):

@@ -33,9 +33,8 @@ from cairn.verify.probes import CHAT_PROBE, LONG
 Watch = Callable[[str], None]
 Status = Literal["agrees", "differs"]
 PLACES = 32  # of a text, on which a hypothesis is tried first
-UNLIKELY = (
-    -0.5
-)  # explained there: the right cause brings what is expected closer, never further away
+# Explained there: the right cause brings what is expected closer, never further away.
+UNLIKELY = -0.5
 CLEAR = 0.9  # explained of a whole text, after which no other cause is looked for
 SIZES = Hypothesis("rounding", "computed in bfloat16", "weights", bits="bfloat16")
 

@@ -98,10 +98,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 def test_a_long_prompt_waits_for_a_short_answer_but_not_for_a_long_one_nor_for_ever():
     long, short = Ask(0, 20_000, 100, waited_s=0.0), Ask(0, 200, 100, waited_s=0.0)
-    soon, never = (
-        [server(at, One(20)) for at in range(2)],
-        [server(at, One(900)) for at in range(2)],
-    )
+    soon, never = ([server(at, One(tokens)) for at in range(2)] for tokens in (20, 900))
 
     def bound(ask, workers, now_s=0.0):
         return bind([Waits(ask)], workers, KeyIndex(), seconds, now_s)
@@ -110,9 +107,8 @@ def test_a_long_prompt_waits_for_a_short_answer_but_not_for_a_long_one_nor_for_e
     assert bound(short, soon) is not None
     assert bound(long, never) is not None
     assert bound(long, [soon[0], server(1)]).place == 1  # one where nobody answers
-    assert (
-        bound(long, soon, 1.01) is not None
-    )  # it has waited for twice as long as its prompt takes
+    # It has waited for twice as long as its prompt takes.
+    assert bound(long, soon, 1.01) is not None
     at_once = msgspec.structs.replace(long, waited_s=float("inf"))
     assert bound(at_once, soon) is not None
 

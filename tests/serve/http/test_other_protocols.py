@@ -52,9 +52,8 @@ def test_tokens_with_their_pieces_add_up_to_the_text(server):
     plain = server.http.post("/tokenize", json={"content": text}).json()["tokens"]
     assert [one["id"] for one in found] == plain
     pieces = [one["piece"] for one in found]
-    assert any(
-        isinstance(piece, list) for piece in pieces
-    )  # of a character that several tokens make
+    # Of a character that several tokens make.
+    assert any(isinstance(piece, list) for piece in pieces)
     joined = b"".join(bytes(p) if isinstance(p, list) else p.encode() for p in pieces)
     assert joined.decode() == text
 
