@@ -8,7 +8,6 @@ Knows what the file's header says, and no model: `prepared` says where each tens
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -69,7 +68,8 @@ class FileReader:
         """
         if self.device.type != "cuda":
             return
-        with TemporaryFile() as file, torch.cuda.stream(self.stream):
+        # In memory: a container may have no place for files.
+        with open(os.memfd_create("blank adapter"), "r+b") as file, torch.cuda.stream(self.stream):
             # Threads and copies that have run once: the first to do so take several times as long.
             file.truncate(READERS * PIECE)
             there = torch.empty(READERS * PIECE, dtype=torch.uint8, device=self.device)
