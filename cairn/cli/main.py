@@ -50,7 +50,7 @@ VERBS = {
     "verify": Verb("cairn.cli.verify", "does a deployment compute its model? what differs?"),
     "replay": Verb("cairn.cli.replay", "run a captured request again: which token, which layer?"),
     "quantize": Verb("cairn.cli.compress.quantize", "a model in 8 or 4 bits, and what it lost"),
-    "prune": Verb("cairn.cli.compress.prune", "zeros in place of weights, or fewer experts"),
+    "prune": Verb("cairn.cli.compress.prune", "set weights to zero, or remove experts"),
     "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
     "operator": Verb("cairn.cli.cluster.operator", "Kubernetes: services and jobs as its objects"),
     "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
@@ -79,7 +79,7 @@ VERBS = {
         "cairn.cli.profile.trace", "merge recorded events into one timeline for Perfetto"
     ),
     "metrics": Verb("cairn.cli.metrics", "what the server counts, and a Grafana dashboard of it"),
-    "completion": Verb("cairn.cli.completion", "what the Tab key offers in bash, zsh or fish"),
+    "completion": Verb("cairn.cli.completion", "Tab completion for bash, zsh or fish"),
 }
 
 # Where the package on PyPI has another name than the module.

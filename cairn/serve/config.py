@@ -71,11 +71,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """form of the weights: float (exact), fp8, w4a16 (dense models), mxfp4 (experts), on a CPU int8, int4 or packed;
     auto: as few bits as the file has"""
     quantization: str | None = None
-    """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 and w4a16 make
-    one of floating point so. Default: what its config.json says"""
+    """format that the checkpoint has to have: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; a checkpoint
+    in floating point is quantised by fp8 and w4a16. Default: what its config.json says"""
     generation_config: str = "auto"
-    """how requests that do not say are sampled: auto (as the generation_config.json of the model says) or vllm (by the
-    API's own defaults)"""
+    """default sampling parameters of requests: auto (those in the model's generation_config.json) or vllm (the API's
+    own defaults)"""
     head: str = "auto"
     """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
     kv_cache_dtype: Annotated[str, tyro.conf.arg(aliases=["--kv-cache"])] = "auto"
@@ -91,13 +91,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """adapters that stay on the device; more may be loaded, those used last stay, the others wait on the host; 0: all
     of them"""
     lora_room: int = 0
-    """adapters of rank 16 or less that have room behind the weights of a GPU, about half of their size each, rounded
-    up to 1, 8, 32 or 64: one product computes both in steps of many requests with at most so many; 0: none"""
+    """on a GPU, reserve room behind the weights for so many adapters of rank 16 or less (1, 8, 32 or 64, rounded up;
+    about half of an adapter's size each), so that steps of many requests need one kernel less for each map; 0: none"""
     max_num_batched_tokens: int | None = None
     """most tokens computed in one step"""
     step_ms: float = 0.0
-    """a step in which somebody decodes takes about so long: prompts wait rather than answers; 0: any time. On a CPU
-    any step does, and a quarter of a second is the least"""
+    """milliseconds that a step should take while requests decode: long prompts are spread over more steps instead of
+    delaying answers; 0: no limit. On a CPU all steps are limited, and the limit is at least 250"""
     gpu_memory_utilization: float = 0.9
     """share of the GPU's memory to use; on a CPU, a tenth of that share of the machine's"""
     num_gpu_blocks_override: int | None = None
@@ -119,7 +119,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache_groups: bool = True
     """layers with a window free the pages behind it; off: every layer keeps every token"""
     scheduling_policy: str = "fcfs"
-    """fcfs; priority, which is the same, because priorities always count; or shortest: short prompts go first"""
+    """fcfs: in order of arrival; shortest: short prompts first; priority: the same as fcfs, because the priority of a
+    request always counts"""
     long_prefill_token_threshold: int = 0
     """most prompt tokens of one request in a step; 0: only the budget of the step counts"""
     enforce_eager: bool = False

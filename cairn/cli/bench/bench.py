@@ -24,7 +24,7 @@ from cairn.report.progress import progress
 if TYPE_CHECKING:
     from cairn.kernels.tooling.measure import Ceiling
 
-ABOUT = "Measurements, each beside its ceiling and beside the best there is elsewhere."
+ABOUT = "Measurements, each beside the limit of this machine and the best known alternative."
 
 
 class BenchKernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from cairn.core.units import format_duration
 
 
 class Chaos(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Run a job, break it by a plan, and report what that has cost.
+    """Run a training job, inject the faults of a plan, and report what they cost.
 
     Faults: kill, stop, slow, partition, fill-disk, corrupt-checkpoint, flip-bit.
 

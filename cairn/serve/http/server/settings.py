@@ -20,7 +20,8 @@ POSITIVE = ("first_token_deadline", "request_timeout", "drain_timeout", "body_ti
 
 class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step_ms: float = 25.0
-    """on a GPU, a step in which somebody decodes takes about so long: prompts wait rather than answers; 0: any time"""
+    """milliseconds that a step should take while requests decode: long prompts are spread over more steps instead of
+    delaying answers; 0: no limit. On a CPU all steps are limited, and the limit is at least 250"""
     load_in_advance: bool = True
     """capture all graphs before the first request, instead of when each is first needed"""
     host: str = "127.0.0.1"
@@ -39,7 +40,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     prefill_min_tokens: int = 128
     """of a decode server: shorter prompts are computed here"""
     prefill_when: Literal["pays", "always"] = "pays"
-    """of a decode server: ask for a prompt only where that spares the others more than it costs, or always"""
+    """of a decode server: send long prompts to a prefill server where that saves time (pays), or always"""
     kv_transport: Literal["tcp", "shm", "nixl"] = "tcp"
     """how pages travel between prefill and decode servers"""
     kv_host: str = "127.0.0.1"
@@ -86,8 +87,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     max_waiting: int = 1024
     """most requests that wait for the engine; more are refused with 429"""
     first_token_deadline: float = 60.0
-    """a request whose first token cannot come within so many seconds is refused with 503; one that waits already is so
-    when the engine takes no step for as long"""
+    """a request whose first token cannot come within so many seconds is refused with 503; so is a waiting request when
+    the engine finishes no step for as long"""
     request_timeout: float = 600.0
     """a request ends after so many seconds, with what it has"""
     max_body_bytes: int = 32 * 1024 * 1024
