@@ -448,7 +448,11 @@ async def _outside(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not for {path}",
     }
     refusal = Refusal(status, said.get(status, str(error)))
-    response = ollama_error(refusal) if path.startswith("/api/") else refusal.response()
+    response: Response = refusal.response()
+    if path.startswith("/api/"):
+        response = ollama_error(refusal)
+    elif path.startswith("/v1/messages"):
+        response = anthropic_error(refusal)
     response.headers.update(headers)
     return response
 
