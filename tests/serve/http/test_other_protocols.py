@@ -154,6 +154,8 @@ def test_the_text_between_two_others_is_asked_for_in_one_form_everywhere(agent):
         assert agent.last_prompt() == f"<|file_sep|>two.py\nx = 2\n{wanted} "
     assert middle["content"] == done.choices[0].text == filled["response"] == " 1"
     assert last["stop"] is True
+    found = agent.http.post("/api/generate", json=ollama | {"system": "Be kind."})
+    assert (found.status_code, "system and suffix" in found.json()["error"]) == (400, True)
     for body in ({"echo": True, "prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a", "b"]}):
         found = agent.http.post("/v1/completions", json={"suffix": "b", **body})
         assert found.status_code == 400, body
@@ -268,6 +270,9 @@ def test_models_and_mistakes(server):
         ("/api/chat", {"model": "tiny", "messages": SAID, "options": {"num_predict": "many"}}, 400),
         ("/api/chat", {"model": "tiny", "messages": [SAID[0] | {"images": ["x"]}]}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "suffix": "y"}, 400),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "raw": True, "system": "y"}, 400),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "logprobs": True}, 400),
+        ("/api/chat", {"model": "tiny", "messages": SAID, "top_logprobs": 2}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "format": {"type": "objekt"}}, 400),
     ):
         found = server.http.post(path, json=body)

@@ -52,6 +52,10 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = (
+        None  # refused: an answer without them would look like one that has none
+    )
+    top_logprobs: int | None = None
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
@@ -86,6 +90,7 @@ def ollama_error(refusal: Refusal) -> JSON:
 async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaChat)
     model = _model(service, asked.model)
+    _check(asked)
     if not asked.messages:
         return _loaded(model, "message")
     if service.serving.sight is None:
@@ -127,8 +132,13 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaGenerate)
     model = _model(service, asked.model)
+    _check(asked)
     if asked.template:
         raise Refusal(400, "template is not supported", param="template", code="unsupported")
+    if asked.system and (asked.raw or asked.suffix):
+        beside = "raw" if asked.raw else "suffix"
+        said = f"system and {beside} are given; such a prompt has no place for a system message"
+        raise Refusal(400, said, param="system")
     if asked.images and (asked.raw or service.serving.sight is None):
         said = (
             "images is given; "
@@ -187,6 +197,13 @@ def _model(service: Service, name: str) -> str:
     """Their clients name a tag, and `latest` where nobody gave one."""
     service.check_model(served_name(service, name))
     return name
+
+
+def _check(asked: OllamaRequest) -> None:
+    for name in ("logprobs", "top_logprobs"):
+        if getattr(asked, name):
+            said = f"{name} is given; send it to /v1/chat/completions"
+            raise Refusal(400, said, param=name, code="unsupported")
 
 
 def served_name(service: Service, name: str) -> str:
