@@ -187,6 +187,10 @@ def test_chat_whole_and_streamed(server):
     assert "".join(piece["message"]["content"] for piece in pieces) == wanted
     assert not any(piece["done"] for piece in pieces)
     assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 20)
+    for ended in (whole, last):  # in nanoseconds, as whole numbers; the parts are within the whole
+        parts = [ended[f"{name}_duration"] for name in ("load", "prompt_eval", "eval")]
+        assert all(type(part) is int for part in [*parts, ended["total_duration"]])
+        assert sum(parts) <= ended["total_duration"] + 1
 
 
 def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer(server):

@@ -6,7 +6,6 @@
 Streams unless `stream` is false. `num_ctx` and `keep_alive` change nothing: the model is loaded, with its context.
 """
 
-import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -254,7 +253,6 @@ class LineWriter:
 
     def __init__(self, kind: Kind, model: str) -> None:
         self._kind, self._model = kind, model
-        self._began = time.monotonic()
         self._calls: list[ChatDelta] = []
         self._reason = "stop"
 
@@ -303,7 +301,7 @@ class LineWriter:
         return {
             "done": True,
             "done_reason": self._reason,
-            "total_duration": int((time.monotonic() - self._began) * 1e9),
+            "total_duration": int((prompt_s + self._exchange.since_first_s) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": len(job.request.prompt),
             "prompt_eval_duration": int(prompt_s * 1e9),
