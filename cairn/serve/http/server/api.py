@@ -422,7 +422,7 @@ def _middleware(service: Service) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
             )
