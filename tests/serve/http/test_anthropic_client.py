@@ -39,6 +39,19 @@ def test_a_stream(server, client):
     assert last.usage.output_tokens == whole.usage.output_tokens
 
 
+def test_a_stream_begins_with_the_prompt_as_it_ends_counting_it(server, client):
+    """What the cache had is known by the first event: clients show these numbers, and budgets count them."""
+    said = [{"role": "user", "content": "A stone lay on a stone that lay on a stone."}]
+    for _ in range(2):  # the second one finds the first one's prompt
+        events = list(client.messages.create(**ASKED | {"messages": said, "stream": True}))
+        first = next(event.message.usage for event in events if event.type == "message_start")
+        last = next(event.usage for event in events if event.type == "message_delta")
+        found = (first.input_tokens, first.cache_read_input_tokens)
+        assert found == (last.input_tokens, last.cache_read_input_tokens)
+        assert first.output_tokens == 0
+    assert first.cache_read_input_tokens > 0
+
+
 def test_system_parts_and_stop_sequences(server, client):
     text = client.messages.create(**ASKED).content[0].text
     stopped = client.messages.create(**ASKED, stop_sequences=[text[6:9]])
@@ -61,3 +74,12 @@ def test_mistakes_are_told_in_its_own_form(server, client):
         client.messages.create(**ASKED | {"max_tokens": 0})
     with pytest.raises(anthropic.BadRequestError, match="160"):
         client.messages.create(**ASKED | {"max_tokens": 5000})
+
+
+def test_paths_that_do_not_exist_are_told_in_its_own_form(server):
+    for method, path, kind in (
+        ("GET", "/v1/messages", "invalid_request_error"),
+        ("POST", "/v1/messages/batches", "not_found_error"),
+    ):
+        found = server.http.request(method, path).json()
+        assert (found["type"], found["error"]["type"]) == ("error", kind)

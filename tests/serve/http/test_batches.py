@@ -85,6 +85,11 @@ def test_every_line_is_answered_like_a_request_of_its_own(tiny_folder, tmp_path)
         assert [one.id for one in client.batches.list()] == [batch.id]
         names = {file.filename for file in client.files.list(limit=2)}  # more than one page
         assert names == {"lines.jsonl", f"{batch.id}_output.jsonl", f"{batch.id}_errors.jsonl"}
+        made = [file.id for file in client.files.list(purpose="batch_output")]
+        assert sorted(made) == sorted([batch.output_file_id, batch.error_file_id])
+        everything = [file.id for file in client.files.list()]
+        assert [file.id for file in client.files.list(order="asc")] == everything[::-1]
+        assert server.http.get("/v1/files?order=up").status_code == 400
         assert client.files.delete(batch.output_file_id).deleted
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(batch.output_file_id)
@@ -141,6 +146,9 @@ def test_mistakes_are_said_and_keys_see_only_their_own(tiny_folder, tmp_path):
         with server.held():
             batch = created(client, *[line(f"{at}") for at in range(40)])
             live_server.wait_until(lambda: client.batches.retrieve(batch.id).status != "validating")
+            behind = created(client, line("a"))  # waits for the other one
+            assert client.batches.cancel(behind.id).status == "cancelled"
+            assert client.files.delete(behind.input_file_id).deleted
             assert client.batches.cancel(batch.id).status == "cancelling"
             with pytest.raises(openai.BadRequestError, match="not over"):
                 client.files.delete(batch.input_file_id)

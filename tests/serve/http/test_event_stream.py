@@ -235,6 +235,9 @@ def test_straight_to_the_socket_or_through_other_layers_is_the_same(tiny_folder,
     )
     with live_server.live(tiny_folder, cors_origins=["http://page"]) as other:
         said = [_texts(each.http, path, body) for each in (server, other)]
+        for method in ("GET", "POST", "DELETE"):  # all that the server has
+            preflight = {"origin": "http://page", "access-control-request-method": method}
+            assert other.http.options("/v1/responses/x", headers=preflight).status_code == 200
     assert said[0] == said[1]
     assert [end for _, end in said[0].values()] == ["length", "length"]
 

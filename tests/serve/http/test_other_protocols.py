@@ -35,6 +35,7 @@ def test_completion_is_the_text_of_completions(server):
         found["tokens_predicted"] == len(found["tokens"]) == found["timings"]["predicted_n"] == 20
     )
     assert found["tokens_evaluated"] == found["timings"]["prompt_n"] > 0
+    assert found["timings"]["cache_n"] == found["tokens_cached"] == 0
     assert found["timings"]["predicted_ms"] >= 0
 
     *pieces, last = events(server.http.post("/completion", json=body | {"stream": True}).text)
@@ -42,7 +43,34 @@ def test_completion_is_the_text_of_completions(server):
     assert not any(piece["stop"] for piece in pieces)
     assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 20)
     none = server.http.post("/completion", json=body | {"n_predict": 0, "stream": True}).text
-    assert [(event["content"], event["tokens_predicted"]) for event in events(none)] == [("", 0)]
+    [only] = events(none)
+    assert (only["content"], only["tokens_predicted"], only["timings"]["predicted_n"]) == ("", 0, 0)
+
+
+def test_timings_count_what_was_computed_and_null_is_the_default(server):
+    unset = dict.fromkeys(("seed", "stop", "stream", "presence_penalty", "t_max_predict_ms"))
+    body = {"prompt": "A stone lay on a stone that lay on a stone.", "n_predict": 1, **unset}
+    first, again = (server.http.post("/completion", json=body).json() for _ in range(2))
+    assert again["tokens_cached"] > 0
+    for found in (first, again):
+        timed = found["timings"]
+        assert timed["cache_n"] == found["tokens_cached"]
+        assert timed["prompt_n"] == found["tokens_evaluated"] - found["tokens_cached"]
+
+
+def test_a_time_limit_ends_an_answer_behind_a_whole_line(server):
+    body = {"prompt": "Once", "t_max_predict_ms": 0.001}
+    with live_server.scripted(server, "z\n" + "z" * 120):
+        found = server.http.post("/completion", json=body).json()
+        *pieces, last = events(server.http.post("/completion", json=body | {"stream": True}).text)
+    for ended in (found, last):
+        assert (ended["stop"], ended["stop_type"]) == (True, "limit")
+        assert 2 <= ended["tokens_predicted"] < 100
+    assert found["content"].startswith("z\n")
+    assert "".join(piece["content"] for piece in pieces).startswith("z\n")
+    with live_server.scripted(server, "z" * 20):  # no line is whole
+        whole = server.http.post("/completion", json=body).json()
+    assert (whole["content"], whole["stop_type"]) == ("z" * 20, "eos")
 
 
 def test_tokens_with_their_pieces_add_up_to_the_text(server):
@@ -126,6 +154,8 @@ def test_the_text_between_two_others_is_asked_for_in_one_form_everywhere(agent):
         assert agent.last_prompt() == f"<|file_sep|>two.py\nx = 2\n{wanted} "
     assert middle["content"] == done.choices[0].text == filled["response"] == " 1"
     assert last["stop"] is True
+    found = agent.http.post("/api/generate", json=ollama | {"system": "Be kind."})
+    assert (found.status_code, "system and suffix" in found.json()["error"]) == (400, True)
     for body in ({"echo": True, "prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a", "b"]}):
         found = agent.http.post("/v1/completions", json={"suffix": "b", **body})
         assert found.status_code == 400, body
@@ -157,6 +187,10 @@ def test_chat_whole_and_streamed(server):
     assert "".join(piece["message"]["content"] for piece in pieces) == wanted
     assert not any(piece["done"] for piece in pieces)
     assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 20)
+    for ended in (whole, last):  # in nanoseconds, as whole numbers; the parts are within the whole
+        parts = [ended[f"{name}_duration"] for name in ("load", "prompt_eval", "eval")]
+        assert all(type(part) is int for part in [*parts, ended["total_duration"]])
+        assert sum(parts) <= ended["total_duration"] + 1
 
 
 def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer(server):
@@ -240,6 +274,9 @@ def test_models_and_mistakes(server):
         ("/api/chat", {"model": "tiny", "messages": SAID, "options": {"num_predict": "many"}}, 400),
         ("/api/chat", {"model": "tiny", "messages": [SAID[0] | {"images": ["x"]}]}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "suffix": "y"}, 400),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "raw": True, "system": "y"}, 400),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "logprobs": True}, 400),
+        ("/api/chat", {"model": "tiny", "messages": SAID, "top_logprobs": 2}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "format": {"type": "objekt"}}, 400),
     ):
         found = server.http.post(path, json=body)

@@ -184,6 +184,7 @@ def test_shapes(agent):
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "reasoning.effort is"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
         ({"background": True}, "background", "not supported"),
+        ({"include": ["message.output_text.logprobs"]}, "include", "send logprobs to"),
         ({"max_output_tokens": 0}, "max_output_tokens", "between 1 and"),
         ({"input": "x " * 3000}, "input", "the context is 768"),
     ],

@@ -57,6 +57,7 @@ class BatchRunner:
         self.store, self._perform, self._room, self._clock = store, perform, room, clock
         self._work: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
+        self._current: BatchRecord | None = None  # the batch that is being run
 
     def start(self) -> None:
         self._work = asyncio.create_task(self._run())
@@ -73,9 +74,13 @@ class BatchRunner:
         self._woken.set()
 
     def cancel(self, record: BatchRecord) -> None:
-        """Its lines end soon; what they have given so far is kept."""
-        if not record.batch.is_over and record.batch.status != "cancelling":
-            self._enter(record, "cancelling")
+        """Its lines end soon; what they have given so far is kept. One that has to wait for others is over at once."""
+        if record.batch.is_over or record.batch.status == "cancelling":
+            return
+        self._enter(record, "cancelling")
+        if record is not self._current:
+            self.store.publish(record)
+            self._enter(record, "cancelled")
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -84,7 +89,7 @@ class BatchRunner:
             await self._woken.wait()
             self._woken.clear()
             while unfinished := self.store.unfinished():
-                record = unfinished[0]
+                record = self._current = unfinished[0]
                 try:
                     await self._run_batch(record)
                 except OSError as error:  # a full disk, a folder that is gone: the server goes on
@@ -93,6 +98,8 @@ class BatchRunner:
                 except Exception as error:  # such as results that are no JSON: others go on
                     log.exception("batch %s failed", record.batch.id)
                     self._fail(record, BatchError(code="server_error", message=str(error)))
+                finally:
+                    self._current = None
 
     async def _run_batch(self, record: BatchRecord) -> None:
         batch = record.batch

@@ -10,7 +10,7 @@ from typing import TypeVar
 from starlette.responses import FileResponse
 
 from cairn.serve.http.batches.runner import BatchRunner
-from cairn.serve.http.endpoints.pages import page_of
+from cairn.serve.http.endpoints.pages import in_order, page_of, query_of
 from cairn.serve.http.protocol.batches import Batch, BatchList, BatchRequest, FileList, FileObject
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.multipart import read_parts
@@ -44,7 +44,10 @@ async def create_file(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def list_files(service: Service, call: Call, body: bytes) -> JSON:
-    found, more = _page(call, _runner(service).store.files.of(call.holder))
+    files = _runner(service).store.files.of(call.holder)
+    if (purpose := query_of(call).get("purpose")) is not None:
+        files = [file for file in files if file.purpose == purpose]
+    found, more = _page(call, in_order(call, files))
     first, last = _ends(found)
     return JSON(FileList(data=found, has_more=more, first_id=first, last_id=last))
 

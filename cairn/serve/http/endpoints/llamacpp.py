@@ -5,6 +5,9 @@
 Names and defaults are llama.cpp's. `grammar` is GBNF or Lark; what is not supported is refused by name.
 """
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -44,10 +47,11 @@ LLAMA_DEFAULTS = {
     "min_p": 0.05,
     "repetition_penalty": 1.0,
 }
+LOOK_S = 0.005  # between two looks at an answer that has a limit on its time
 
 
 class LlamaFields(msgspec.Struct, kw_only=True):
-    """What /completion and /infill share."""
+    """What /completion and /infill share. null is the default, as in llama.cpp."""
 
     # Below 0, or without it and `max_tokens`: what the context leaves. 0: the prompt is read, nothing is said.
     n_predict: int | None = None
@@ -57,13 +61,14 @@ class LlamaFields(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = -1
-    stop: list[str] = []
-    ignore_eos: bool = False
-    stream: bool = False
-    return_tokens: bool = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = -1
+    stop: list[str] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    return_tokens: bool | None = None
+    t_max_predict_ms: float | None = None  # ends the answer, once a line of it is whole
     json_schema: dict[str, Any] | None = None
     model: str | None = None
     grammar: str | None = None
@@ -118,11 +123,32 @@ async def _answer(service: Service, call: Call, asked: LlamaFields, prompt: Prom
     exchange = Exchange(service, call, [request], model, stream=asked.stream)
     writer = LlamaWriter(asked, model, prompt.text or "", exchange)
     async with exchange:
-        if asked.stream:
-            await exchange.stream(writer)
-            return None
-        await exchange.finish()
+        with _time_limit(exchange, asked.t_max_predict_ms or 0.0):
+            if asked.stream:
+                await exchange.stream(writer)
+                return None
+            await exchange.finish()
         return JSON(writer.whole(exchange.jobs[0].answer.result()))
+
+
+@contextmanager
+def _time_limit(exchange: Exchange, most_ms: float) -> Iterator[None]:
+    if most_ms <= 0:
+        yield
+        return
+    watching = asyncio.create_task(_end_late(exchange, most_ms / 1e3))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _end_late(exchange: Exchange, most_s: float) -> None:
+    """Counts from the first token, and waits for the end of a line: editors show whole lines."""
+    answer = exchange.jobs[0].answer
+    while exchange.since_first_s <= most_s or "\n" not in answer.result().text:
+        await asyncio.sleep(LOOK_S)
+    exchange.abort()
 
 
 def _guide_of(asked: LlamaFields) -> Guide | None:
@@ -157,11 +183,11 @@ def _params(service: Service, asked: LlamaFields, most: int | None) -> SamplingP
     return SamplingParams(
         **sampling,
         max_tokens=most,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        seed=asked.seed if asked.seed >= 0 else None,
-        stop=asked.stop,
-        ignore_eos=asked.ignore_eos,
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        seed=asked.seed if asked.seed is not None and asked.seed >= 0 else None,
+        stop=asked.stop or [],
+        ignore_eos=bool(asked.ignore_eos),
     )
 
 
@@ -194,7 +220,8 @@ class LlamaWriter:
         if self._silent:
             made, output = 0, msgspec.structs.replace(output, text="", token_ids=[])
         word = output.stop_reason if isinstance(output.stop_reason, str) else ""
-        ends = {"length": "limit", "stop": "word" if word else "eos"}
+        # An answer that is cut off where it is has met a limit, too: one on its time.
+        ends = {"length": "limit", "abort": "limit", "stop": "word" if word else "eos"}
         return {
             "index": 0,
             "content": output.text,
@@ -209,16 +236,16 @@ class LlamaWriter:
             "truncated": False,
             "stop_type": ends.get(output.finish_reason or "", "none"),
             "stopping_word": word,
-            "timings": timings(self._exchange),
+            "timings": timings(self._exchange, made),
         }
 
 
-def timings(exchange: Exchange) -> dict[str, float]:
-    """Of the first answer: reading the prompt, and what came after."""
+def timings(exchange: Exchange, made: int) -> dict[str, float]:
+    """Of the first answer: reading the part of the prompt that no cache had, and the `made` tokens that came after."""
     prompt_s, decode_s = exchange.seconds
-    job = exchange.jobs[0]
-    read, made = len(job.request.prompt), len(job.answer.whole.token_ids)
+    read = len(exchange.jobs[0].request.prompt) - exchange.cached
     return {
+        "cache_n": exchange.cached,
         "prompt_n": read,
         "prompt_ms": prompt_s * 1e3,
         "prompt_per_second": read / prompt_s if prompt_s else 0.0,

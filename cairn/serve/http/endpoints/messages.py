@@ -146,12 +146,18 @@ class EventWriter:
         self._end: tuple[StopReason, str | None] = "end_turn", None
 
     def write(self, delta: CompletionOutput) -> bytes:
-        body = b"" if self._begun else _event("message_start", message=self._message)
+        body = b"" if self._begun else self._start()
         self._begun = True
         body += b"".join(map(self._change, self._blocks.push(delta)))
         if delta.finished:
             self._end = _ended(self._blocks, delta)
         return body
+
+    def _start(self) -> bytes:
+        """By the first token it is known what the cache had; nothing that is shown has been said yet."""
+        usage = _usage(self._message, self._exchange)
+        usage.output_tokens = 0
+        return _event("message_start", message=msgspec.structs.replace(self._message, usage=usage))
 
     def last(self) -> bytes:
         reason, sequence = self._end

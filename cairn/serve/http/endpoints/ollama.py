@@ -6,7 +6,6 @@
 Streams unless `stream` is false. `num_ctx` and `keep_alive` change nothing: the model is loaded, with its context.
 """
 
-import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -52,6 +51,10 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = (
+        None  # refused: an answer without them would look like one that has none
+    )
+    top_logprobs: int | None = None
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
@@ -86,6 +89,7 @@ def ollama_error(refusal: Refusal) -> JSON:
 async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaChat)
     model = _model(service, asked.model)
+    _check(asked)
     if not asked.messages:
         return _loaded(model, "message")
     if service.serving.sight is None:
@@ -127,8 +131,13 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaGenerate)
     model = _model(service, asked.model)
+    _check(asked)
     if asked.template:
         raise Refusal(400, "template is not supported", param="template", code="unsupported")
+    if asked.system and (asked.raw or asked.suffix):
+        beside = "raw" if asked.raw else "suffix"
+        said = f"system and {beside} are given; such a prompt has no place for a system message"
+        raise Refusal(400, said, param="system")
     if asked.images and (asked.raw or service.serving.sight is None):
         said = (
             "images is given; "
@@ -189,6 +198,13 @@ def _model(service: Service, name: str) -> str:
     return name
 
 
+def _check(asked: OllamaRequest) -> None:
+    for name in ("logprobs", "top_logprobs"):
+        if getattr(asked, name):
+            said = f"{name} is given; send it to /v1/chat/completions"
+            raise Refusal(400, said, param=name, code="unsupported")
+
+
 def served_name(service: Service, name: str) -> str:
     return name if name in service.serving.models else name.removesuffix(":latest")
 
@@ -237,7 +253,6 @@ class LineWriter:
 
     def __init__(self, kind: Kind, model: str) -> None:
         self._kind, self._model = kind, model
-        self._began = time.monotonic()
         self._calls: list[ChatDelta] = []
         self._reason = "stop"
 
@@ -286,7 +301,7 @@ class LineWriter:
         return {
             "done": True,
             "done_reason": self._reason,
-            "total_duration": int((time.monotonic() - self._began) * 1e9),
+            "total_duration": int((prompt_s + self._exchange.since_first_s) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": len(job.request.prompt),
             "prompt_eval_duration": int(prompt_s * 1e9),

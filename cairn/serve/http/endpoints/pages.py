@@ -11,12 +11,26 @@ T = TypeVar("T")
 MOST_DIGITS = 9
 
 
+def query_of(call: Call) -> dict[str, str]:
+    """The parameters behind the path; of one that is given several times, the first."""
+    found = parse_qs(call.scope["query_string"].decode("latin-1"))
+    return {name: values[0] for name, values in found.items()}
+
+
+def in_order(call: Call, newest_first: list[T]) -> list[T]:
+    """As `order` says; newest first where it does not."""
+    order = query_of(call).get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise Refusal(400, f"order is {order[:40]!r}; it has to be asc or desc", param="order")
+    return newest_first if order == "desc" else newest_first[::-1]
+
+
 def page_of(
     call: Call, items: Sequence[T], ids: Sequence[str], usual: int, most: int
 ) -> tuple[list[T], bool]:
     """What a request asks for, `usual` of them where it does not say; and is there more?"""
-    query = parse_qs(call.scope["query_string"].decode("latin-1"))
-    limit, after = query.get("limit", [str(usual)])[0], query.get("after", [""])[0]
+    query = query_of(call)
+    limit, after = query.get("limit", str(usual)), query.get("after", "")
     is_number = limit.isascii() and limit.isdigit() and len(limit) <= MOST_DIGITS
     if not (is_number and 1 <= int(limit) <= most):
         said = f"limit is {limit[:40]!r}; it has to be a whole number from 1 to {most}"

@@ -11,7 +11,6 @@ import itertools
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -21,7 +20,7 @@ from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.conversation import without_oldest
 from cairn.serve.http.chat.prepare import prepare_chat
 from cairn.serve.http.chat.reader import reasoning_tokens
-from cairn.serve.http.endpoints.pages import page_of
+from cairn.serve.http.endpoints.pages import in_order, page_of
 from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of, listed_items
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
@@ -89,12 +88,7 @@ async def response(service: Service, call: Call, body: bytes) -> JSON:
 async def input_items(service: Service, call: Call, body: bytes) -> JSON:
     """GET /v1/responses/{id}/input_items: what it was asked with, the conversation before it included."""
     found = _stored(service, call, call.scope["path_params"]["id"], "id")
-    query = parse_qs(call.scope["query_string"].decode("latin-1"))
-    order = query.get("order", ["desc"])[0]
-    if order not in ("asc", "desc"):
-        raise Refusal(400, f"order is {order[:40]!r}; it has to be asc or desc", param="order")
-    items = listed_items(found.inputs, found.response.id)
-    items = items[::-1] if order == "desc" else items
+    items = in_order(call, listed_items(found.inputs, found.response.id)[::-1])
     data, more = page_of(call, items, [item["id"] for item in items], LISTED, MOST_LISTED)
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return JSON(ItemList(data=data, first_id=ends[0], last_id=ends[1], has_more=more))

@@ -19,6 +19,7 @@ from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest
 from cairn.serve.http.protocol.responses import FunctionTool, ResponsesRequest
 
+LOGPROBS = "message.output_text.logprobs"
 UNSUPPORTED = ("conversation", "background", "prompt", "top_logprobs")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
@@ -34,6 +35,9 @@ def as_chat(
         if getattr(asked, name):
             said = f"{name} is not supported by this server"
             raise Refusal(400, said, param=name, code="unsupported")
+    if LOGPROBS in (asked.include or ()):
+        said = f"include has {LOGPROBS!r}; send logprobs to /v1/chat/completions"
+        raise Refusal(400, said, param="include", code="unsupported")
     items = items_of(asked)
     if not items:
         raise RequestError("input is empty", hint="it has to be text, or a list of items")

@@ -65,6 +65,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     background: bool | None = None
     prompt: dict[str, Any] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None  # only log-probabilities are refused
 
 
 # -- answers --------------------------------------------------------------------------------------

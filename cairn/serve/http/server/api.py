@@ -422,7 +422,7 @@ def _middleware(service: Service) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
             )
@@ -448,7 +448,11 @@ async def _outside(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not for {path}",
     }
     refusal = Refusal(status, said.get(status, str(error)))
-    response = ollama_error(refusal) if path.startswith("/api/") else refusal.response()
+    response: Response = refusal.response()
+    if path.startswith("/api/"):
+        response = ollama_error(refusal)
+    elif path.startswith("/v1/messages"):
+        response = anthropic_error(refusal)
     response.headers.update(headers)
     return response
 

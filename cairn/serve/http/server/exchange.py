@@ -124,6 +124,11 @@ class Exchange:
         entry = self._entry
         return max(entry.first - entry.arrived, 0.0), max(entry.last - entry.first, 0.0)
 
+    @property
+    def since_first_s(self) -> float:
+        """Seconds since the first token; 0 before it."""
+        return time.monotonic() - self._first if self._first else 0.0
+
     async def _wait_for_role(self, service: Service) -> None:
         """While the role changes; a request that came for the one before it is refused."""
         if service.switching.locked():
