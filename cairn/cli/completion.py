@@ -37,12 +37,16 @@ class Command(NamedTuple):
 
 def run(args: list[str]) -> int:
     match args:
-        case ["-h" | "--help"]:
+        case ["-h" | "--help"] | [_, "-h" | "--help"]:
             print(folded(__doc__), end="")
             return 0
         case [shell] if shell in SHELLS:
             print(script(shell, read_commands()), end="")
             return 0
+        case [shell, extra, *_] if shell in SHELLS:
+            raise UsageError(
+                f"unexpected argument '{extra}'", hint=f"`cairn completion {shell}` takes none"
+            )
         case [shell, *_] if not shell.startswith("-"):
             hint = did_you_mean(shell, SHELLS, otherwise=f"there are: {', '.join(SHELLS)}")
             raise UsageError(f"`cairn completion` has no '{shell}'", hint=hint)

@@ -60,12 +60,12 @@ def test_timings_count_what_was_computed_and_null_is_the_default(server):
 
 def test_a_time_limit_ends_an_answer_behind_a_whole_line(server):
     body = {"prompt": "Once", "t_max_predict_ms": 0.001}
-    with live_server.scripted(server, "z\n" + "z" * 120):
+    with live_server.scripted(server, "z\n" + "z" * 400):
         found = server.http.post("/completion", json=body).json()
         *pieces, last = events(server.http.post("/completion", json=body | {"stream": True}).text)
     for ended in (found, last):
         assert (ended["stop"], ended["stop_type"]) == (True, "limit")
-        assert 2 <= ended["tokens_predicted"] < 100
+        assert 2 <= ended["tokens_predicted"] < 400
     assert found["content"].startswith("z\n")
     assert "".join(piece["content"] for piece in pieces).startswith("z\n")
     with live_server.scripted(server, "z" * 20):  # no line is whole
