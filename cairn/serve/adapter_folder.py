@@ -69,7 +69,7 @@ class AdapterFolder:
 
     def _unload(self, name: str) -> None:
         self._served.discard(name)
-        with suppress(CairnError):  # somebody has unloaded it by hand
+        with suppress(CairnError):  # it was unloaded by hand
             self.serving.unload_adapter(name)
 
 

@@ -86,7 +86,7 @@ NOTHING: Certain = (0, 0, None, False)
 class Answer:
     """One answer while it grows. `take` gives what is new since it was last called.
 
-    One thread pushes, another one may take: it sees a push whole or not at all, and waits for nobody.
+    One thread pushes, another one may take: it sees a push whole or not at all, and takes no lock.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class Answer:
         self._stops = StopStrings(stops, params.include_stop_str_in_output)
         wants = params.logprobs is not None
         self.whole = CompletionOutput(index=index, logprobs=[] if wants else None)
-        self._pieces: list[str] = []  # of the text; joined when somebody asks
+        self._pieces: list[str] = []  # of the text; joined when it is read
         if wants:
             self.whole.cumulative_logprob = 0.0
         self._certain = self._taken = NOTHING  # what may be given out as deltas, and what was

@@ -5,7 +5,7 @@ r"""From the engine's thread to an event loop: what is new in the answers to one
 
 The updates of one step wake the loop once, however many requests they belong to: waking a loop is what costs. The text
 stays in the answers until the reader takes it: a slow reader gets one larger delta for each answer, so it needs no more
-memory than the answer itself and delays nobody.
+memory than the answer itself and delays no other.
 
 Nothing here takes a lock, because there is one call for every token of every answer. Instead each side writes its mark
 before it reads the other's: the engine's thread marks an answer as fresh and then checks whether the loop has been
@@ -38,7 +38,7 @@ class LoopWaker:
         self._woken = True
         try:
             self._loop.call_soon_threadsafe(self._run)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed: nothing is read any more
             return
 
     def _run(self) -> None:

@@ -56,7 +56,7 @@ def digest_of(tokens: Sequence[int]) -> str:
 
 
 def seeded(request: GenerateRequest) -> GenerateRequest:
-    """With a seed, where the request has none: a draw that nobody wrote down could not be repeated."""
+    """With a seed, where the request has none: a draw without a recorded seed could not be repeated."""
     if request.params.seed is not None:
         return request
     params = msgspec.structs.replace(request.params, seed=secrets.randbits(SEED_BITS))

@@ -16,7 +16,7 @@ from cairn.serve.engine.request import MOST_DRAFTS
 DEFAULT_SEQUENCES = 256
 MOST_RANKS = 8  # that share a model: GPUs of one machine
 SPECULATE = "ngram, suffix, grammar, mtp, auto, off, a model or the folder of an EAGLE-3 head"
-# What an engine does not need that serves nobody itself, such as one for drafts: tiers of the cache, adapters, sleep.
+# What an engine without clients of its own, such as one for drafts, does not need: tiers of the cache, adapters, sleep.
 NOT_SERVING: dict[str, Any] = {
     "kv_offload_host": None,
     "kv_offload_disk": None,

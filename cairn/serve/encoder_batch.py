@@ -4,7 +4,7 @@ Pure: no torch, no clock. Texts need no pages and are computed whole, so a batch
 
     waiting  a(300) b(20) c(5000) d(40)  --budget 512-->  [a b]  then  [c]  then  [d]
 
-In the order of priority, then of arrival: nobody is passed by a later text of the same priority, so nobody starves.
+In the order of priority, then of arrival: no text is passed by a later one of the same priority, so none starves.
 """
 
 from collections import deque

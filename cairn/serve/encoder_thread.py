@@ -54,7 +54,7 @@ class EncoderThread(JobThread):
 
     @torch.inference_mode()
     def warm(self, context: int) -> None:
-        """Compute a few tokens and many, so that the kernels of both are compiled before somebody waits for them."""
+        """Compute a few tokens and many, so that the kernels of both are compiled before a request waits for them."""
         for lengths in warm_batches(self.budget_tokens, context):
             attend = Bidirectional(lengths, self.device, self.plain)
             tokens_T = torch.zeros(sum(lengths), dtype=torch.int64, device=self.device)
@@ -74,7 +74,7 @@ class EncoderThread(JobThread):
         began = time.monotonic()
         try:
             vectors_BD = self._vectors(texts)
-        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+        except Exception as problem:  # noqa: BLE001  reported to the caller, and logged
             self._fail(texts, problem)
             return
         self._in_flight.append(Launched(texts, vectors_BD, began, time.monotonic()))

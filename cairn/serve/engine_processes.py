@@ -185,7 +185,7 @@ class RemoteJob:
                 answer.push_all(tokens, None, None, scored)
             else:
                 answer.push_all(tokens, ended.finish, ended.stop_reason, scored)
-        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+        except Exception as problem:  # noqa: BLE001  reported to the caller, and logged
             self._unreadable(problem)
         if ended is not None:
             self.end(ended)

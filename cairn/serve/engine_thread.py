@@ -4,7 +4,7 @@
 
 Text is made here, between two steps, where the device's work hides it, and not in a second thread that would fight for
 the interpreter. A request that fails ends alone. If the loop itself breaks, every request ends with the reason, and so
-does whatever is submitted later: nobody is left waiting.
+does whatever is submitted later: no caller is left waiting.
 """
 
 import asyncio
@@ -201,7 +201,7 @@ class EngineThread:
                     try:
                         act()
                         done.set_result(None)
-                    except Exception as problem:  # noqa: BLE001  of whoever called
+                    except Exception as problem:  # noqa: BLE001  the caller's
                         done.set_exception(problem)
                 case _Close():
                     return False
@@ -272,14 +272,14 @@ class EngineThread:
                 self.engine.abort(request.id, "stop", answer.whole.stop_reason)
             if finish is not None and not answer.finished:  # without a token, or by an error
                 answer.end(finish, error=request.error)
-        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+        except Exception as problem:  # noqa: BLE001  reported to the caller, and logged
             self._fail(job, problem)
             self.engine.abort(request.id, "error")
 
     def _finish(self, job: Job, finish: Finish, error: str | None = None) -> None:
         try:
             job.answer.end(finish, error=error)
-        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+        except Exception as problem:  # noqa: BLE001  reported to the caller, and logged
             self._fail(job, problem)
 
     def _fail(self, job: Job, problem: Exception) -> None:

@@ -212,7 +212,7 @@ class JobThread:
         return batch
 
     def _fail(self, batch: Sequence[WaitingJob], problem: Exception) -> None:
-        """Of this batch: told to whoever asked, and logged."""
+        """Of this batch: reported to its callers, and logged."""
         log.error("a batch of %s jobs failed", len(batch), exc_info=problem)
         for one in batch:
             self._finish_job(one.job, "error", described(problem))

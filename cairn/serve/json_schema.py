@@ -1,6 +1,6 @@
 """A JSON schema as the grammar compiler takes it: bounded in depth, without formats that are annotations only.
 
-JSON Schema says that a `format` nobody knows is a remark for readers, so it is left out; the compiler would refuse it.
+JSON Schema says that an unknown `format` is a remark for readers, so it is left out; the compiler would refuse it.
 Values in `const`, `enum`, `default` and `examples` are data, and stay as they are. Knows no grammars.
 """
 

@@ -304,7 +304,7 @@ class LLM:
                 while not countdown.over.wait(REDRAW_S):
                     tokens, skipped = _progress_of(jobs)
                     draw(len(jobs) - countdown.left, tokens, tokens + skipped)
-        except BaseException:  # Ctrl-C: nobody will read these answers, and the engine stays usable
+        except BaseException:  # Ctrl-C: these answers will not be read, and the engine stays usable
             self.serving.abort(jobs)
             raise
 

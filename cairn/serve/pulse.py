@@ -30,7 +30,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     exact: bool  # are events sent? Without them a router knows only what it has sent here itself
     rows: int
     role: str = "both"
-    step_tokens: int = 0  # of prompts, at most, in a step where somebody decodes
+    step_tokens: int = 0  # of prompts, at most, in a step that also decodes
 
 
 class Events(msgspec.Struct, frozen=True, array_like=True, tag="events"):

@@ -26,8 +26,8 @@ def checked_defaults(opened: "OpenModel", generation_config: str = "auto") -> De
 
 
 def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request gives, over the defaults. Several answers at temperature 0 would be equal, so nobody gets that
-    who has not asked for it."""
+    """What a request gives, over the defaults. Several answers at temperature 0 would be equal, so a
+    request gets that only if it asks for it."""
     found = {**defaults}
     if given.get("n", 1) > 1 and not found.get("temperature", 1):
         del found["temperature"]

@@ -109,7 +109,7 @@ class Serving:
         self._adapters = itertools.count(1)
         self._loading = threading.Lock()
         self.asleep = False  # the engine has given its memory back
-        self._sleeping = threading.RLock()  # nobody submits while it falls asleep
+        self._sleeping = threading.RLock()  # nothing is submitted while it falls asleep
         self._reported: str | None = None
         self.sight = sight_of(opened)  # how it takes pictures; None: it reads text alone
 
@@ -327,7 +327,7 @@ def open_serving(
 
     `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
     prefill and decode pair. `early`: processes of this configuration, where they have been started already. `opened`:
-    the model as `open_model` gives it, where somebody has opened it: a tokenizer takes seconds to build.
+    the model as `open_model` gives it, where it is open already: a tokenizer takes seconds to build.
     """
     if (other := _open_other(config, names)) is not None:
         return other
@@ -365,7 +365,7 @@ def _open_other(config: EngineConfig, names: Sequence[str]) -> Serving | None:
     try:
         encoder = open_encoder(config.model)
     except PermissionError:
-        return None  # whoever opens it next says what is forbidden
+        return None  # opening it next says what is forbidden
     if encoder is not None:
         from cairn.serve.encoder_serving import open_encoder_serving
 

@@ -112,7 +112,7 @@ class _Run:
         self.busy = 0.0
 
     def arrive(self) -> None:
-        """Let in whoever has arrived by now; with nothing to do, wait for the next one."""
+        """Add the requests that have arrived by now; with nothing to do, wait for the next one."""
         if not self.scheduler.has_work and self.coming:
             self.now = max(self.now, self.coming[-1].seconds)
         while self.coming and self.coming[-1].seconds <= self.now:
@@ -242,7 +242,7 @@ class StepCosts:
         self._layers = [(_one_layer(spec, window), window, n) for window, n in windows.items()]
 
     def of(self, step: Step) -> tuple[float, float]:
-        """(flops, bytes): weights once, keys and values as often as somebody looks at them."""
+        """(flops, bytes): weights once, keys and values as often as they are read."""
         attention, seen = 0, 0
         for layer, window, count in self._layers:
             for chunk in step.chunks:

@@ -76,7 +76,7 @@ class SpeechThread(JobThread):
         return msgspec.structs.replace(super().stats(), steps=self.transcriber.passes)
 
     def _abort(self, ids: Sequence[RequestId]) -> None:
-        """Also those that are being heard: the windows of a long sound would keep others waiting for nobody."""
+        """Also those that are being transcribed: the windows of a long recording would keep others waiting."""
         super()._abort(ids)
         for one in [one for one in self._listening if one.job.request.id in ids]:
             self._listening.remove(one)
@@ -96,7 +96,7 @@ class SpeechThread(JobThread):
         given = [(window, one.wanted) for one, window in batch]
         try:
             heard = self.transcriber.transcribe(given)
-        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+        except Exception as problem:  # noqa: BLE001  reported to the caller, and logged
             failed = {id(one): one for one, _ in batch}.values()
             self._fail([self._running[one.job.request.id] for one in failed], problem)
             for one in failed:

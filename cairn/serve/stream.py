@@ -3,8 +3,8 @@
     AnswerReader --deltas--> Stream.known --snapshot--> RequestOutput, as far as it has come
 
 Every output holds everything so far, and in `new_text` what is new. A slow reader gets several tokens at once and
-delays nobody. A stream that is left (break, an exception, a cancelled task, aclose) aborts its requests in the engine.
-When an answer has failed, the stream raises its error after everything before it was given out.
+delays no other. A stream that is left (break, an exception, a cancelled task, aclose) aborts its requests in the
+engine. When an answer has failed, the stream raises its error after everything before it was given out.
 """
 
 from array import array
@@ -24,7 +24,7 @@ class Stream:
     """An asynchronous iterator. Its first use binds it to the event loop that is running then."""
 
     def __init__(self, serving: Serving, prompt: Prompt, request: GenerateRequest) -> None:
-        # The jobs know the reader and not the stream, so that a stream that nobody holds is collected, and aborts.
+        # The jobs know the reader and not the stream, so that a stream without references is collected, and aborts.
         self._reader = AnswerReader()
         self._serving = serving
         self._closed = False
@@ -54,7 +54,7 @@ class Stream:
             raise StopAsyncIteration if failed is None else CairnError(failed)
         try:
             deltas = await self._reader.next()
-        except BaseException:  # cancelled: nobody will read the rest
+        except BaseException:  # cancelled: the rest will not be read
             self._leave()
             raise
         self._add(deltas)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 
-from cairn.serve.engine.invariant import NOBODY, ROWS, fixed_groups
+from cairn.serve.engine.invariant import EMPTY, ROWS, fixed_groups
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step import Chunk
@@ -72,7 +72,7 @@ def test_groups_hold_every_token_once_at_its_row_and_never_before_what_it_reads(
         for i, (start, count, admitted) in enumerate(rows)
     ]
     groups = fixed_groups(chunks)
-    group_of = {token: g for g, group in enumerate(groups) for token in group if token != NOBODY}
+    group_of = {token: g for g, group in enumerate(groups) for token in group if token != EMPTY}
     assert sorted(group_of) == list(range(sum(chunk.count for chunk in chunks)))
     at, last = 0, 0
     for chunk in chunks:

@@ -26,7 +26,7 @@ from cairn.serve.engine.step import Chunk
 TURNS = 4  # pinned arrays: more than there are steps in flight
 SAMPLED_LAST = -1  # a token that only the device knows
 LENGTH_ON_DEVICE = -1  # a start that only the device knows
-NOBODY = -1  # a row of padding
+PADDING_ROW = -1  # a row of padding
 ALIGNED = 4  # words
 NO_BOUNDS: tuple[int, ...] = ()
 
@@ -104,7 +104,7 @@ class Staged(NamedTuple):
     decided: Decided
     sample_at_S: Tensor  # which tokens of the step are followed by one that is sampled
     sample_rows_S: Tensor
-    shared_1: Tensor  # tokens that all sequences begin with, as far as somebody has counted them
+    shared_1: Tensor  # tokens that all sequences begin with, as far as they were counted
     sample_bounds_B1: (
         Tensor  # which samples belong to which sequence; empty in a step that verifies nothing
     )
@@ -215,7 +215,7 @@ def _write(
     tokens = [token for chunk in chunks for token in known(chunk)]
     padding = layout.padding(len(chunks), len(tokens))
     blank = [0] * len(padding)
-    rows = [chunk.request.row for chunk in chunks] + [NOBODY] * len(padding)
+    rows = [chunk.request.row for chunk in chunks] + [PADDING_ROW] * len(padding)
     starts = [chunk.start for chunk in chunks]
     sample_bounds: Sequence[int] | np.ndarray = NO_BOUNDS
     if layout.one_each and layout.samples == layout.sequences:  # every row decodes a token
@@ -254,7 +254,7 @@ def _samples(
     bounds: np.ndarray, rows: Sequence[int], counts: Sequence[int], layout: Layout
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which tokens are followed by one that is drawn, the last `counts` of each sequence, and in which rows."""
-    at_S, rows_S = np.zeros(layout.samples, int), np.full(layout.samples, NOBODY)
+    at_S, rows_S = np.zeros(layout.samples, int), np.full(layout.samples, PADDING_ROW)
     counts_B = np.array(counts, int)
     ends_B = np.cumsum(counts_B)
     total = int(ends_B[-1]) if len(ends_B) else 0

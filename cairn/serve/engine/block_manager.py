@@ -1,8 +1,9 @@
 """Who holds which page of the KV cache.
 
 Pages are numbers from 1 to N - 1; what they hold is on the device, and this file has never seen it. Page 0 is the null
-page: padding points at it and nobody owns it. A request has a page table for each cache group, all equally long. A
-table only grows at its end, and shared pages are full ones, which nobody writes again, so that no page is ever copied.
+page: padding points at it and no request owns it. A request has a page table for each cache group, all equally long. A
+table only grows at its end, and shared pages are full ones, which are never written again, so that no page is ever
+copied.
 
     free --allocate--> held by one --found as a prefix--> held by several
       ^------------------free----------------------------------'    (a full page stays findable while it is free)

@@ -132,7 +132,7 @@ def memory_for_pages(device: torch.device, fraction: float) -> tuple[Memory, flo
 
 
 def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
-    """As many as somebody asked for, if there is room for them at all."""
+    """As many as were asked for, if there is room for them at all."""
     free = free_bytes(str(device))
     if free is not None and pages * of_page > free:
         raise HardwareError(

@@ -100,7 +100,7 @@ class EngineClient:
         self.config, self.options, self._spawn, self._role = config, options, spawn, role
         self.stats = Stats()
         self.recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # steps, as beats bring them
-        self.pages = PageMap()  # while somebody watches
+        self.pages = PageMap()  # while the engine is watched
         self._followed: PageEvents | None = None
         self.restarted = 0  # since the start
         self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
@@ -278,7 +278,7 @@ class EngineClient:
                 if report is None or now - looked > POLL_S:  # not for every token
                     looked = now
                     self._look_at(group)
-            except Exception as problem:  # noqa: BLE001  nobody may wait for a thread that is gone
+            except Exception as problem:  # noqa: BLE001  no caller may wait for a dead thread
                 if self._over is None:
                     self._give_up(group, EngineFailed(f"the client failed: {problem!r}"))
 
@@ -365,7 +365,7 @@ class EngineClient:
             self._fail_all(problem)
             self._loading, self.restarting = True, problem.message
             idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0, groups_used=())
-            self.stats = msgspec.structs.replace(self.stats, **idle)  # nobody is there to run
+            self.stats = msgspec.structs.replace(self.stats, **idle)  # no request can run
             self._group = self._start()
             for number, folder in list(self._adapters.items()):  # others may add one meanwhile
                 self._group.send(LoadAdapter(self.new_number(), number, folder, beside=False))
@@ -429,7 +429,7 @@ def _at_once(act: Callable[[], None]) -> None:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+    with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
         loop.call_soon_threadsafe(act)
 
 

@@ -42,7 +42,7 @@ class Constraint(Protocol):
         ...
 
     def copy(self) -> "Constraint":
-        """Another one in the same state: it follows drafts, of which nobody knows yet whether they hold."""
+        """Another one in the same state: it follows drafts that are not verified yet."""
         ...
 
 

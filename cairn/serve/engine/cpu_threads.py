@@ -1,6 +1,6 @@
 """How many threads compute on a CPU: as many as the container may use, which torch does not ask for.
 
-A quota of two CPUs on a machine of 64 stops all 64 threads of a product for most of every period. Whoever sets
+A quota of two CPUs on a machine of 64 stops all 64 threads of a product for most of every period. A user who sets
 OMP_NUM_THREADS has decided for himself.
 
 Small products run on one thread. Others hardly make them faster, and on a machine that others use each product waits

@@ -96,7 +96,7 @@ def pack_weights(
     """Give the matrices of a model their form; says which, and why.
 
     `bits`: of a layer's weight in the file; `head_bits`: of the output projection's, if they are others. `release`:
-    nobody else uses the model, so what is packed is not kept as it was.
+    nothing else uses the model, so what is packed is not kept as it was.
     """
     of_planes = choice in ("auto", "packed") and _has_planes(model)
     rounded = pack_planes(model) if of_planes else []

@@ -12,7 +12,7 @@ there are is pure arithmetic (`shape_of`): close together, so that little is com
 
 Decode and mixed graphs are captured in advance, or when first needed; a large one when its shape comes up for the
 second time, because most never do. What takes the device longer than its launches take the host (`largest`) has no
-graph, which would not make it faster: whoever waits for such a step never waits for a capture. The same is true where
+graph, which would not make it faster, so such a step never waits for a capture. The same is true where
 steps that share the device with decoding have a budget of time.
 
 All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.

@@ -1,4 +1,4 @@
-"""The pages nobody uses, in the order in which they will be taken.
+"""The pages that no request uses, in the order in which they will be taken.
 
 A doubly linked list that lives in two arrays: a page is its own node, so that any page, also one in the middle that
 was just found in the prefix cache, leaves in constant time. Page 0 is never given out; it closes the circle. A second

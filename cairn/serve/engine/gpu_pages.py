@@ -144,7 +144,7 @@ class PagedOnGPU(Paged):
         return rule.in_slots(inputs, planes, Sequences(slots_B, self.bounds_B1, len(inputs[0])))
 
     def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
-        # Padding has slot -1; it goes to the null page, which nobody reads.
+        # Padding has slot -1; it goes to the null page, which is never read.
         size, slots_T = cache.shape[1], self._slots_of(rule).clamp(min=0)
         new_TKC = new_TKC.to(cache.dtype)
         if cache.itemsize == 1:  # 8-bit floats cannot be indexed everywhere

@@ -1,7 +1,7 @@
 """The runner on a GPU: fused kernels, and CUDA graphs of whole steps.
 
-A step replays the graph of the next shape above its own; the rest is padding, which writes nothing and is attended to
-by nobody. Graphs hold everything from the inputs to the sampled token. A step that has no graph runs kernel by kernel.
+A step replays the graph of the next shape above its own; the rest is padding, which writes nothing and is never
+attended to. Graphs hold everything from the inputs to the sampled token. A step that has no graph runs kernel by kernel.
 """
 
 from collections.abc import Sequence
@@ -160,7 +160,7 @@ class GPURunner(Runner):
             self.memory.wake()
 
     def warm_up(self) -> None:
-        """Capture the graphs of all common steps, and launch once what runs without one: nobody waits for it later."""
+        """Capture the graphs of all common steps and launch once what runs without one, before requests come."""
         with torch.inference_mode():
             if self.graphs is not None:
                 self.graphs.capture_common()
@@ -177,7 +177,7 @@ class GPURunner(Runner):
                 torch.cuda.synchronize()  # the next is staged in memory that this one is still copied from
             draw_special(self.sampler, self.model.embedding.weight.dtype, self.limits.rows)
             torch.cuda.synchronize()
-        except torch.OutOfMemoryError as problem:  # whoever needs it first waits for it
+        except torch.OutOfMemoryError as problem:  # the first step that needs it waits for it
             instant("no warm-up", why=str(problem).splitlines()[0])
 
     def _run(self, step: Step) -> tuple[Staged, Forward]:

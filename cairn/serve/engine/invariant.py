@@ -5,7 +5,7 @@ takes another kernel than one of sixteen, a vector loop ends in scalars, threads
 here no shape depends on the batch. The model only ever sees ROWS rows, and a token's row is its position modulo ROWS:
 
     position     0 1 .. 15 | 16 17 .. 31 |      one pass through the model = one group
-    row          0 1 .. 15 |  0  1 .. 15 |      of different requests, with holes where nobody stands
+    row          0 1 .. 15 |  0  1 .. 15 |      of different requests, with empty rows
 
 A token attends to whole blocks of ROWS keys up to its own, and what lies behind it is masked: shapes follow from its
 position alone. How a prompt was cut into chunks, what was found in the prefix cache and what was computed again after
@@ -42,15 +42,15 @@ from cairn.serve.engine.state_slots import step_states
 from cairn.serve.engine.step import Chunk
 
 ROWS = 16  # every page size is a multiple of it
-NOBODY = -1
+EMPTY = -1
 
-Group = list[int]  # for each row the token of the step that stands there, or NOBODY
+Group = list[int]  # for each row the token of the step that it holds, or EMPTY
 
 
 def fixed_groups(chunks: Sequence[Chunk]) -> list[Group]:
     """Each token at the row of its position; no token in an earlier group than one that it attends to."""
     groups: list[Group] = []
-    used = [0] * ROWS  # groups before this one have somebody at the row, or are skipped
+    used = [0] * ROWS  # groups before this one have a token in the row, or are skipped
     at = 0
     for chunk in chunks:
         # A request admitted with a prefix may read pages that chunks before it fill in this step.
@@ -61,7 +61,7 @@ def fixed_groups(chunks: Sequence[Chunk]) -> list[Group]:
             earliest = max(earliest, used[row])
             used[row] = earliest + 1
             if earliest == len(groups):
-                groups.append([NOBODY] * ROWS)
+                groups.append([EMPTY] * ROWS)
             groups[earliest][row] = at + token
         at += chunk.count
     return groups
@@ -99,7 +99,7 @@ class FixedPages(Paged):
         blocks: list[Block],
         owners: dict[int, int],
     ) -> None:
-        """`owners`: of each row where somebody stands, the sequence of the step; rows of one are in its order."""
+        """`owners`: of each row that is not empty, the sequence of the step; rows of one are in its order."""
         super().__init__(pool, slots_CG, positions_G, lengths_G, tables_CBP, None)
         self.blocks, self.owners = blocks, owners
 
@@ -232,7 +232,7 @@ class InvariantRunner(Runner):
         rows, tokens = _there(group)
         tokens_G = torch.zeros(ROWS, dtype=torch.int32)
         positions_G = torch.arange(ROWS, dtype=torch.int32)
-        slots_CG = torch.full((len(inputs.slots_GT), ROWS), NOBODY, dtype=torch.int32)
+        slots_CG = torch.full((len(inputs.slots_GT), ROWS), EMPTY, dtype=torch.int32)
         slots_CG[:, rows] = inputs.slots_GT[:, tokens]
         lengths_G = torch.arange(1, ROWS + 1, dtype=torch.int32)
         for filled, given in ((tokens_G, inputs.tokens_T), (positions_G, inputs.positions_T)):
@@ -253,7 +253,7 @@ class InvariantRunner(Runner):
         rows_of: dict[tuple[int, int], list[int]] = {}
         owners = [b for b, chunk in enumerate(chunks) for _ in range(chunk.count)]
         for row, token in enumerate(group):
-            if token != NOBODY:
+            if token != EMPTY:
                 block = int(inputs.positions_T[token]) // ROWS
                 rows_of.setdefault((owners[token], block), []).append(row)
         blocks, size = [], self.limits.page_size
@@ -297,6 +297,6 @@ def _where_they_begin(chunks: Sequence[Chunk], positions: Sequence[int]) -> list
 
 
 def _there(group: Group) -> tuple[list[int], list[int]]:
-    """Rows where somebody stands, and who."""
-    rows = [row for row, token in enumerate(group) if token != NOBODY]
+    """Rows that are not empty, and their tokens."""
+    rows = [row for row, token in enumerate(group) if token != EMPTY]
     return rows, [group[row] for row in rows]

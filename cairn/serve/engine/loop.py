@@ -58,7 +58,7 @@ class Engine:
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
         self.overlap, self.clock = overlap, clock
-        # With other ranks: they wait for this one, so its failure is everybody's.
+        # With other ranks: they wait for this one, so its failure ends all of them.
         self.together = together
         self.pace = pace  # limits the time of a step
         self.media = media  # where requests with pictures wait for their rows
@@ -67,7 +67,7 @@ class Engine:
         self.spent = NOTHING  # what has landed so far, and the time that it took
         self._updating = 0.0  # seconds of the last update: the next turn counts them
         self.prompt_logprobs: dict[Request, list[TokenLogprobs]] = {}
-        self.pools = Pools()  # prompts as vectors; whoever reads the outputs takes them
+        self.pools = Pools()  # prompts as vectors; the reader of the outputs takes them
         self.tiers: PageTiers | None = None  # of the cache, beyond the device
         self._landed = 0.0  # when the last step did
         self._flying: Flight | None = None
@@ -215,7 +215,7 @@ class Engine:
         self.asleep = True
 
     def check_sleep(self, level: int = 1) -> None:
-        """A CairnError: this engine cannot sleep at this level, whoever uses it. Changes nothing."""
+        """A CairnError: this engine cannot sleep at this level. Changes nothing."""
         if not self.asleep:
             self.runner.check_sleep(level)
 
@@ -228,7 +228,7 @@ class Engine:
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with other weights from the next step on. A CairnError: the old ones go on serving.
 
-        Requests under way go on with the keys and values that they have. Nobody finds pages of another version.
+        Requests under way go on with the keys and values that they have. Pages of another version are never found.
         """
         self.wake()
         if version < 1:
@@ -247,7 +247,7 @@ class Engine:
         return [*self.scheduler.requests.values(), *(self.media.waiting if self.media else ())]
 
     def weights_changed(self, version: int, loaded_before: int = 0) -> None:
-        """The weights are others, which somebody has written where they lie; nobody finds pages of another version.
+        """The weights were overwritten in place; pages of another version are never found.
 
         `loaded_before`: as `identity_of` takes it; 0 where the same number always means the same weights.
         """
@@ -266,7 +266,7 @@ class Engine:
             return self.runner.adapters.read(folder)
         except CairnError:
             raise
-        except Exception as problem:  # whatever is in the folder, everybody else is served on
+        except Exception as problem:  # whatever is in the folder, all other requests go on
             raise WeightsError(
                 f"the adapter in {folder} cannot be read: {described(problem)}",
                 hint="is its adapter_config.json as PEFT has written it?",

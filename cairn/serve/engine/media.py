@@ -3,7 +3,7 @@
     add --> waiting for rows --admit: hold rows, run the tower for those that are new--> scheduler
 
 Pictures of all requests that are admitted together go through the tower in one call, up to `most_patches` in a step, so
-that answers under way are not held up for longer. First come, first served: a request that finds no rows lets nobody
+that answers under way are not held up for longer. First come, first served: a request that finds no rows lets no other
 pass. Pure Python: how rows are computed and written is handed in.
 """
 

@@ -84,7 +84,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Somebody looks: for so many seconds, beat often, and with a map of the pages."""
+    """The engine is watched: for so many seconds, send heartbeats often, with a map of the pages."""
 
     seconds: float
 
@@ -230,7 +230,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
-    """With its first token: so that it is known also of a request whose end nobody waits for."""
+    """With its first token: so that it is known even if the request's end is never read."""
 
     cached: int
     ledger: Ledger
@@ -287,7 +287,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     stats: Stats
     steps: list[StepTimes] = []  # since the last beat, as far as they are remembered
-    pages: PageMap = PageMap()  # while somebody watches
+    pages: PageMap = PageMap()  # while the engine is watched
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):

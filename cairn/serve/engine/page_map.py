@@ -1,9 +1,9 @@
-"""The pages of a cache as a line of characters, for somebody who watches.
+"""The pages of a cache as a line of characters, for the engine page.
 
     holders   0 2 1 0 0 0 | 0 0 0 0 0 0 | ...        cells of equal size, in the order of the pages' ids
     cell      '4'           'c' or '.'
 
-A digit says how much of a cell requests hold: '0' up to a tenth, '9' more than nine tenths. Of a cell that nobody
+A digit says how much of a cell requests hold: '0' up to a tenth, '9' more than nine tenths. Of a cell that no request
 holds, 'c' says that at least half of it still has a prefix that may be found, '.' that it does not. Where layers keep
 their keys in several cache groups, a second line has the number of the group that most of a cell's held pages are of.
 Pure; reads lists that another thread changes, so a character may be a step old.
@@ -23,7 +23,7 @@ TENTHS = 10
 
 class PageMap(msgspec.Struct, frozen=True, array_like=True):
     held: str = ""  # one character for each cell
-    groups: str = ""  # equally long, '.' where nobody holds a page; empty: there is one cache group
+    groups: str = ""  # equally long, '.' where no page is held; empty: there is one cache group
 
 
 def map_of(blocks: BlockManager, cells: int = MOST_CELLS) -> PageMap:

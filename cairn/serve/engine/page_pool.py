@@ -24,7 +24,7 @@ class PagePool:
     def __init__(
         self, pages: int, states: int, groups: int, paged: int, prefix: PrefixCache
     ) -> None:
-        """Page 0 belongs to nobody. `paged`: how many groups have pages; the others have slots of states."""
+        """Page 0 belongs to no request. `paged`: how many groups have pages; the others have slots of states."""
         self.pages, self.prefix = pages, prefix
         self.free = FreeList(pages)
         self.free_states = FreeList(pages + states, first=pages)
@@ -83,7 +83,7 @@ class PagePool:
         self.prefix, self.free, self.cached = other.prefix, other.free, other.cached
 
     def _free_list(self, page: int) -> FreeList:
-        """Where this page, or slot of a state, stands while nobody holds it."""
+        """Where this page, or slot of a state, stands while no request holds it."""
         return self.free if page < self.pages else self.free_states
 
     def check_integrity(self, listed: Sequence[tuple[int, int]]) -> None:

@@ -3,11 +3,11 @@
     pool     [place of the layer in its group, key or value, page, place in the page, head, column]
     Paged    one step: where each token's key goes, which pages each sequence has, how long it is
 
-A page belongs to a cache group for as long as somebody holds it, and has room for as many layers as a group has; page 0
-belongs to nobody. All keys of a layer are written before any query of that layer attends, so a sequence may use pages
-that another fills in the same step. This is the plain form, in torch: sequences with one token attend all at once, the
-others one after another, and what lies behind a window is not read. `gpu_pages` has the form for a GPU. Knows nothing
-about who owns which page.
+A page belongs to a cache group for as long as a request holds it, and has room for as many layers as a group has; page
+0 belongs to no request. All keys of a layer are written before any query of that layer attends, so a sequence may use
+pages that another fills in the same step. This is the plain form, in torch: sequences with one token attend all at
+once, the others one after another, and what lies behind a window is not read. `gpu_pages` has the form for a GPU. Knows
+nothing about who owns which page.
 """
 
 import math
@@ -87,12 +87,12 @@ class PagePool:
             ) from error
 
     def release(self) -> None:
-        """Give the memory back; whoever wants pages again makes another pool."""
+        """Give the memory back. Further pages need a new pool."""
         self.cache, self._room, self.states = self.cache.new_empty(0), None, None
         self._forget_views()
 
     def move(self, cache: Tensor) -> None:
-        """Go on in other memory. Whoever keeps addresses of the old one has to be told."""
+        """Go on in other memory. Addresses of the old one are invalid."""
         cache.copy_(self.cache)
         self.cache = cache
         self._forget_views()
@@ -153,7 +153,7 @@ class PagePool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Of a CPU, from memory that the system hands out as zeros: a page that nobody used yet takes none.
+    """Of a CPU, from memory that the system hands out as zeros: a page that was never used takes none.
 
     Not from numpy, which asks for huge pages: the first token would take 2 MB of keys and 2 MB of values of each layer.
     """
@@ -328,7 +328,7 @@ class Paged:
 
     @cached_property
     def _slots(self) -> tuple[Tensor, ...]:
-        """Of each group; padding goes where nobody reads."""
+        """Of each group; padding goes where no query reads."""
         return self.slots_GT.clamp(min=NULL_PAGE).long().unbind()
 
     def _slots_of(self, rule: Rule) -> Tensor:

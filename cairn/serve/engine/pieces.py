@@ -3,7 +3,7 @@
     prompt   t t t [i i i i] t t        placeholders i stand for a piece; in the token words they are -2 - row
     arena    rows of embeddings         written by an encoder, read by the chunk that computes the piece
 
-A request holds its rows until it ends, so one that was preempted is computed again from them. Rows that nobody holds
+A request holds its rows until it ends, so one that was preempted is computed again from them. Rows that none holds
 stay findable by their digest until another piece needs the room; equal pieces share rows.
 """
 
@@ -46,7 +46,7 @@ class Span(msgspec.Struct):
 
 
 class ArenaRows:
-    """Which rows of the arena hold which piece. Rows that nobody holds are taken again, the oldest first."""
+    """Which rows of the arena hold which piece. Rows that no request holds are taken again, the oldest first."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

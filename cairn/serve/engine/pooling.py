@@ -4,7 +4,7 @@
     last   the state of the last token, which has seen all the others
 
 The states are those behind the model's last norm, before its head. A request that is pooled runs like any other and
-samples one token that nobody reads: so it is batched, chunked, preempted and aborted as generation is, on one device
+samples one token that is thrown away: so it is batched, chunked, preempted and aborted as generation is, on one device
 or on many. A chunk adds one vector of float32, however long it is. Vectors are not normalised here.
 """
 

@@ -2,7 +2,7 @@
 
 A full page is known by a hash of its tokens and of the page before it, so that one hash stands for the whole prefix;
 the salt and the identity (weights, adapter) go into the first. Requests with the same prefix, salt and identity find
-each other's pages, and nobody else's.
+each other's pages and no others.
 
     tokens   [ 5 8 2 9 ] [ 5 8 2 9 ] [ 7 7
     hash      h(root,..)  h(h1, ..)   -- not full: has no hash, is never shared
@@ -13,7 +13,7 @@ Each cache group has pages of its own for the same hashes. A hit is the longest 
     window    the pages that the next token sees; the null page stands for those before
     state     a snapshot at exactly that length
 
-The cache holds no page and frees none: a page that nobody uses stays findable until the block manager takes it for
+The cache holds no page and frees none: a page that no request uses stays findable until the block manager takes it for
 something else and calls `drop`. Pages are published when the step that fills them is scheduled, because later readers
 run later on the same stream, and readers of the same step read a layer's keys after all of them have been written.
 """
@@ -73,7 +73,7 @@ class PrefixCache:
         self.enabled = enabled
         self.groups = tuple(groups)
         self.statistics = HitStatistics()
-        self.events: PageEvents | None = None  # while somebody follows
+        self.events: PageEvents | None = None  # while events are followed
         self._entry_of: list[Entry | None] = [None] * pages
         # Of each group. Mostly one page; more when two requests have filled the same prefix side by side.
         self._pages_of: list[dict[bytes, list[int]]] = [{} for _ in self.groups]

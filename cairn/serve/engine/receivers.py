@@ -1,6 +1,6 @@
-"""From one report of the engine's process to everybody whose tokens are in it.
+"""From one report of the engine's process to all requests whose tokens are in it.
 
-    Tokens: ids, tokens, ended --deliver--> put, wake | end, wake        the engine is gone --fail--> everybody
+    Tokens: ids, tokens, ended --deliver--> put, wake | end, wake        the engine died --fail--> all
 
 A receiver gets its token and is woken before the next one gets its own: what belongs to one request is looked at
 once in a step. Knows neither threads nor processes.

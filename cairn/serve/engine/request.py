@@ -53,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     groups: tuple[CacheGroup, ...] = ONE_GROUP  # of layers, by what they keep in the cache
     states: int = 0  # slots for states of running requests and for snapshots of them
     prefill_chunk: int = 0  # most prompt tokens of one request in a step; 0: only the budget counts
-    # Most tokens of a step in which somebody decodes; 0: as in any other.
+    # Most tokens of a step that also decodes; 0: as in any other.
     mixed_step_tokens: int = 0
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
     axes: bool = False  # rotary positions know rows and columns of pictures

@@ -395,7 +395,7 @@ class Flight:
 def computed(
     model: Any, inputs: Inputs, attend: Paged, taps: Sequence[int]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Hidden states behind the last norm, and behind the layers that somebody taps."""
+    """Hidden states behind the last norm, and behind the layers that are tapped."""
     if not taps:
         return model(inputs.tokens_T, inputs.positions_T, attend), []
     return model.tapped(inputs.tokens_T, inputs.positions_T, attend, taps)

@@ -222,7 +222,7 @@ class Sampler:
         return packed
 
     def _allowed(self, draws: "Sequence[Draw]") -> Tensor | None:
-        """What the requests' grammars allow, [S, W]; None: nobody has one. The device computes logits meanwhile."""
+        """What the requests' grammars allow, [S, W]; None: none has one. The device computes logits meanwhile."""
         if all(draw.mask_W is None for draw in draws):
             return None
         shape, pinned = (len(draws), words(self.vocabulary)), self.device.type == "cuda"

@@ -6,7 +6,7 @@ tensor-parallel group call it in lock step: the same calls give the same decisio
     add --> waiting --admit--> running --update--> finished
                ^----preempt-------'
 
-One budget of tokens per step, a smaller one where somebody decodes and would wait for the prompts of others. Running
+One budget of tokens per step, a smaller one where a request decodes and would wait for the prompts of others. Running
 requests come first, oldest of the most urgent first, decode and prefill alike; what is left admits waiting ones. Pages
 for a whole prompt are taken at admission, so that only decoding can run out of them: then the last of the running
 gives its pages back and is computed again later.
@@ -115,7 +115,7 @@ class Scheduler:
     ) -> Request | None:
         """End a request wherever it is; None when there is none of this id.
 
-        Tokens of it that are in flight are dropped when they arrive. Whoever finds a stop string in the text ends
+        Tokens of it that are in flight are dropped when they arrive. A reader that finds a stop string in the text ends
         the request here with the reason "stop".
         """
         request = self.requests.get(id)
@@ -314,7 +314,7 @@ class Scheduler:
         room = first_page * self.limits.page_size
         if drafts and total + len(drafts) > room:
             pages = self.blocks.allocate(request, total + len(drafts))
-            if pages is None:  # nobody loses pages for drafts
+            if pages is None:  # no request loses pages for drafts
                 drafts, pages = drafts[: max(room - total, 0)], NO_PAGES
         if not pages and total > room:
             pages = self._grow(request, total, step)
@@ -458,7 +458,7 @@ class Scheduler:
             if later.number < step.number:
                 continue
             filled = dict(later.filled)
-            for chunk in later.chunks:  # whoever finds a page comes after the one who fills it
+            for chunk in later.chunks:  # who finds a page comes after the one that fills it
                 found = chunk.start // self.limits.page_size if chunk.first_page == 0 else 0
                 found *= tables
                 if chunk.request in lost or not unwritten.isdisjoint(chunk.pages[:found]):

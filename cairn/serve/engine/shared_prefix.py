@@ -37,7 +37,7 @@ class SharedPrefix:
         return self._count([c.request for c in chunks], min(chunk.start for chunk in chunks))
 
     def forget(self) -> None:
-        """Call it when somebody was admitted: a request that comes back has other pages than before."""
+        """Call it after an admission: a request that comes back has other pages than before."""
         self._requests = []
 
     def _count(self, requests: list[Request], known: int) -> int:

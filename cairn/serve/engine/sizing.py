@@ -2,7 +2,7 @@
 
     memory of the device * fraction - weights - what a step needs besides = pages
 
-Pure arithmetic: whoever calls it has measured. A model that does not fit is refused with what it needs and what would.
+Pure arithmetic: the caller has measured. A model that does not fit is refused with what it needs and what would.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
 
     total: int
     free: int  # after the weights have been loaded
-    spare: int = SPARE  # for nobody's pages; a CPU has no graphs, and needs none
+    spare: int = SPARE  # outside of the pages; a CPU has no graphs, and needs none
 
 
 class Sizes(NamedTuple):

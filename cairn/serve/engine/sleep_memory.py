@@ -79,7 +79,7 @@ class SleepMemory:
             if block.kept:
                 block.host = block.host or driver.pin(block.size)
                 driver.save(block.host, address, block.size)
-        driver.synchronize()  # only now does nobody need the memory
+        driver.synchronize()  # until then the device may still use the memory
         for address, block in awake:
             assert block.handle is not None
             driver.unmap(address, block.size, block.handle)

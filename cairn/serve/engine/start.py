@@ -158,7 +158,7 @@ def start_with(
     arena_rows: int = 0,
     memory: GpuMemory | None = None,
 ) -> Started:
-    """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
+    """With a model that is loaded; `sole`: this engine alone uses it, so it may lose what this engine does not read.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
     verify; with `device_drafts` only where the device cannot. `arena_rows`: of embeddings, for prompts with pieces.
@@ -278,7 +278,7 @@ def _limit_notes(
         yield f"requests of up to {limits.context} tokens: {AT_ONCE} fit at once; {made_for}"
     if limits.mixed_step_tokens:
         most = limits.mixed_step_tokens
-        yield f"at most {most} tokens where somebody decodes: about {config.step_ms:g} ms"
+        yield f"at most {most} tokens in steps that decode: about {config.step_ms:g} ms"
 
 
 def _form_notes(

@@ -20,7 +20,7 @@ from cairn.models.recurrence import Planes, Recurrence, plane_type
 from cairn.serve.engine.step import Chunk, Step
 
 TURNS = 4  # pinned arrays: more than there are steps in flight
-NOBODY = -1  # the slot of padding
+PADDING_SLOT = -1  # the slot of padding
 
 
 class StateSlots:
@@ -61,7 +61,7 @@ class StateSlots:
         # For kernels: of each group, the slots of the step's sequences; -1 behind them.
         on_gpu = self.device.type == "cuda"
         self._host = [
-            torch.full((len(groups), most), NOBODY, dtype=torch.int32, pin_memory=on_gpu)
+            torch.full((len(groups), most), PADDING_SLOT, dtype=torch.int32, pin_memory=on_gpu)
             for _ in range(TURNS)
         ]
         self._turn = 0
@@ -93,7 +93,7 @@ class StateSlots:
     def stage(self, chunks: Sequence[Chunk]) -> None:
         """Put the slots of these chunks on the device; sequences behind them are padding."""
         self._turn = (self._turn + 1) % TURNS
-        host_GB = self._host[self._turn].fill_(NOBODY)
+        host_GB = self._host[self._turn].fill_(PADDING_SLOT)
         if chunks:
             slots_BG = [self._slots_of(chunk) for chunk in chunks]
             host_GB[:, : len(chunks)] = torch.tensor(slots_BG, dtype=torch.int32).T

@@ -23,7 +23,7 @@ class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     first_page: int  # where `pages` go in the request's table; 0 only right after admission
     pages: Sequence[int]  # added to the tables since the row's last chunk; by place, then group
     samples: int  # its last tokens that are followed by one that is drawn: 1, and 1 for each draft
-    drafts: Sequence[int] = ()  # its last tokens, which nobody has drawn yet
+    drafts: Sequence[int] = ()  # its last tokens, which are guesses: not sampled yet
     ahead: bool = False  # drafts are in flight: `start` is right if all hold, and the device knows
 
 
@@ -37,7 +37,7 @@ class Step(msgspec.Struct, eq=False):
     number: int
     chunks: list[Chunk] = []
     sampling: list[Request] = []  # the requests of the chunks that sample, in the order of chunks
-    drafts: list[Sequence[int]] = []  # of each of those; empty where nobody has any
+    drafts: list[Sequence[int]] = []  # of each of those; empty where none has any
     tokens: int = 0  # of all chunks together
     prefill: int = 0  # of those, known before
     read: int = 0  # entries of the cache that attention looks at, summed over the chunks

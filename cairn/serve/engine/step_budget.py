@@ -1,13 +1,13 @@
-"""How many tokens may a step have in which somebody decodes, if it is to take about so many milliseconds?
+"""How many tokens may a step that also decodes have, if it is to take about so many milliseconds?
 
     tokens = milliseconds * rate of products / FLOPs of a token, in whole tiles
 
-Whoever decodes gets a token for each step, so a step that also computes long prompts is a pause in every answer. The
+A decoding request gets a token for each step, so a step that also computes long prompts is a pause in every answer. The
 rate is the measured one of this machine, or a usual share of the vendor's; where neither is known there is no limit.
 What attention adds is left out: the step may take a little longer than asked. Imported without torch, by who plans.
 
 How fast a CPU is depends on the form of the weights and on who else computes there, so it is measured (`Pace`) by the
-steps so far, and any step is limited: a prompt of thousands of tokens in one piece would keep everybody waiting.
+steps so far, and any step is limited: a prompt of thousands of tokens in one piece would keep all others waiting.
 """
 
 from typing import TYPE_CHECKING
@@ -68,7 +68,7 @@ def mixed_step_tokens(
 
 
 def tokens_within(seconds: float, rate: float, spec: ModelSpec, rows: int, step_tokens: int) -> int:
-    """In whole tiles; enough for every row and a tile of somebody's prompt, or prompts would never come."""
+    """In whole tiles; enough for every row and one tile of a prompt, or prompts would never be computed."""
     of_token = 2 * (spec.matmul_parameters() - spec.vocab * spec.hidden)
     fitting = int(seconds * rate * OF_LARGE / of_token) // TILE * TILE
     least = max(LEAST, -(-rows // TILE) * TILE + TILE)

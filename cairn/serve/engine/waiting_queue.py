@@ -4,7 +4,7 @@
     shortest   (priority, prompt length, arrival)
 
 A preempted request keeps its arrival, and so returns to the place that it had. The line is strict: when its first
-request does not fit, nobody overtakes it. It knows nothing about pages or rows.
+request does not fit, none overtakes it. It knows nothing about pages or rows.
 """
 
 from bisect import bisect_left, insort

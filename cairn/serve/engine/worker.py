@@ -4,7 +4,7 @@
 
 While there is work, inputs are taken without waiting; without work it sleeps on the socket. SIGTERM and `Stop` end it
 in good order, an exception with its traceback as the last message, and the end of its parent at once. SIGUSR1 writes
-the stacks of all threads to a file, for whoever finds that nothing moves.
+the stacks of all threads to a file, to find out why nothing moves.
 
 With several ranks each runs this file. Rank 0 hears the client and passes every command on, in the same order and
 before the same step; schedulers are deterministic, so all ranks take the same steps, row by row. That is less to send
@@ -82,9 +82,9 @@ class Worker:
     def __init__(self, boot: Boot, started: Started, context: zmq.Context) -> None:
         self.boot, self.engine, self.eos_ids = boot, started.engine, started.opened.eos_ids
         self._grammars = grammars_for(started.opened, self.engine.scheduler.limits.vocabulary)
-        self.watched_until = 0.0  # somebody looks until then, on time.monotonic
-        self._pages: PageEvents | None = None  # while somebody follows the prefix cache
-        self.stop_at: float | None = None  # when the grace ends; None: nobody has asked to stop
+        self.watched_until = 0.0  # the engine is watched until then, on time.monotonic
+        self._pages: PageEvents | None = None  # while the prefix cache's events are followed
+        self.stop_at: float | None = None  # when the grace period ends; None: not stopping
         self._open: dict[int, None] = {}  # requests in the engine, in the order they came
         self._compiling: dict[
             int, tuple[Request, Future[Grammar]]
@@ -276,7 +276,7 @@ class Worker:
                 self.engine.add(request)
             elif self._grammars is None:
                 raise RequestError(f"{command.guide.field} is given, and there is no tokenizer")
-            else:  # beside the loop: everybody else's tokens would wait for it
+            else:  # beside the loop: the tokens of all others would wait for it
                 request.ledger.arrived = self.engine.clock()
                 self._compiling[command.id] = request, self._grammars.compile_later(command.guide)
             self._open[command.id] = None

@@ -27,7 +27,7 @@ from cairn.serve.engine.page_map import PageMap, map_of
 if TYPE_CHECKING:
     from cairn.serve.engine.worker import Worker
 
-WATCHED_BEAT_S = 0.25  # while somebody looks
+WATCHED_BEAT_S = 0.25  # while the engine is watched
 MOST_STEPS = 512  # of one beat
 
 
@@ -69,7 +69,7 @@ class Pulse(threading.Thread):
 
 def connect(context: zmq.Context, kind: int, folder: str, name: str) -> zmq.Socket:
     socket = context.socket(kind)
-    socket.setsockopt(zmq.RCVHWM, 0)  # nothing is ever dropped, and nobody waits for a slow reader
+    socket.setsockopt(zmq.RCVHWM, 0)  # nothing is ever dropped, and a slow reader delays no sender
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.connect(f"ipc://{folder}/{name}")
     return socket

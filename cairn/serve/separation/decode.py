@@ -1,7 +1,7 @@
 """The side that goes on: reads the pages of a prompt that another engine has computed, then decodes.
 
     add(Handoff) --reserve pages--> take --bytes--> the scheduler admits it as if it had computed the prompt
-                       |              '- not taken: it computes the prompt itself, and nobody notices but the clock
+                       |              '- not taken: it computes the prompt itself: the same answer, later
                        '- no room yet: waits its turn
     expect(request) .. Begun --reserve pages--> take, chunk by chunk .. add(Handoff): it may be here already
                          '- no room: nothing is lost, it comes with the hand-over
@@ -143,11 +143,11 @@ class DecodeSide:
             self.blocks.give_up(stream.request.id)
         else:
             self._take.cancel(stream.offer.request)
-            stream.end = 0  # nobody wants it any more
+            stream.end = 0  # it is not wanted any more
         return stream.request
 
     def decline(self, offer: Offer) -> None:
-        """Nobody wants it any more: its pages may be freed."""
+        """It is not wanted any more: its pages may be freed."""
         with contextlib.suppress(TransferError):  # a giver that is gone needs no word
             self._take.decline(offer, self._clock())
 
@@ -163,7 +163,7 @@ class DecodeSide:
         for offer, one in self._coming.items():
             if one.request.id == id:
                 self._take.cancel(offer)
-                one.end = 0  # nobody wants it any more
+                one.end = 0  # it is not wanted any more
                 found = one.request
         if (request := self.engine.abort(id, reason, stop_reason)) is not None:
             self.blocks.give_up(id)

@@ -1,7 +1,7 @@
 """Where readers are answered while the engine computes: a thread around `Give`.
 
     main thread   grant, ready, withdraw --lock-- Give ------lock------ thread: events -> answers
-                  freed() <------------------------------------- queue, what nobody reads any more
+                  freed() <------------------------------------- queue, what is not read any more
 
 A reader that gets no answer for the length of a lease gives up, and a step of the engine may take longer than that.
 """
@@ -35,7 +35,7 @@ class Desk:
         self._thread.start()
 
     def grant(self, request: str, table: Sequence[int], tokens: int) -> Offer:
-        """From now on these pages belong to whoever takes the offer."""
+        """From now on these pages belong to the reader that takes the offer."""
         with self._lock:
             self._give.grant(request, table, self._clock())
         return offer_of([self._give], [self.address], request, table, tokens)
@@ -65,7 +65,7 @@ class Desk:
     def freed(self, wait_s: float = 0.0) -> list[Freed]:
         """What has come free since; waits for the first up to `wait_s`."""
         if self._broken is not None:
-            raise CairnError(f"nobody answers readers any more: {self._broken}")
+            raise CairnError(f"readers are not answered any more: {self._broken}")
         found: list[Freed] = []
         try:
             found.append(self._freed.get(timeout=wait_s) if wait_s else self._freed.get_nowait())
@@ -87,5 +87,5 @@ class Desk:
                     freed = self._give.handle(events, self._clock())
                 for one in freed:
                     self._freed.put(one)
-        except Exception as problem:  # noqa: BLE001  whoever owns the side has to hear of it
+        except Exception as problem:  # noqa: BLE001  the owner of this side raises it
             self._broken = f"{type(problem).__name__}: {problem}"

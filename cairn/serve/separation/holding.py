@@ -98,7 +98,7 @@ class HoldingBlocks(TimedBlocks):
         self._arrived[id] = self._landing.pop(id)
 
     def give_up(self, id: RequestId) -> None:
-        """They did not come, or nobody wants them any more; nothing may land after this."""
+        """They did not come, or are not wanted any more; nothing may land after this."""
         stand_in = self._landing.pop(id, None) or self._arrived.pop(id, None)
         if stand_in is not None:
             super().free(stand_in)

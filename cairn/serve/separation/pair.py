@@ -5,7 +5,8 @@
             print(answer.tokens, answer.ttft_s, answer.gaps_s, answer.arrival)
 
 One thread drives it. `at` says when each request comes, in seconds from the start, so that a prompt can be thrown into
-the middle of somebody else's answer: that is what separation is for. `timed.generate_alone` is the same on one engine.
+the middle of another request's answer: that is what separation is for. `timed.generate_alone` is the same on one
+engine.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The side that computes prompts: one token of each, and its pages on offer until somebody has read them.
+"""The side that computes prompts: one token of each, and its pages on offer until they were read.
 
     add(Ask) --engine, one token--> Handoff(offer, first token)        the answer goes on elsewhere
                 |               '-> Ended: it is over with that token, or was refused
@@ -111,7 +111,7 @@ class PrefillSide:
 
     @property
     def holding(self) -> int:
-        """Sequences that nobody has read yet."""
+        """Sequences that were not read yet."""
         return len(self._offers)
 
     def add(self, ask: Ask) -> None:
@@ -220,7 +220,7 @@ class PrefillSide:
         return f"{self.transport.name}/{self._count}"
 
     def _withdraw(self, id: str) -> None:
-        """Nobody goes on with it. Whoever reads its pages may finish."""
+        """It is not continued. A reader of its pages may finish."""
         self._streams.end(id)
         for name in [name for name, one in self._offers.items() if one.id == id]:
             self._free(self._desk.withdraw(name))

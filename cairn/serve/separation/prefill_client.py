@@ -60,7 +60,7 @@ class PrefillClient:
             return Reply(ask.id, None, "no prefill server answers")
         try:
             return Reply(ask.id, self._post(url, msgspec.msgpack.encode(ask)))
-        except Exception as error:  # noqa: BLE001  whoever asked waits for a reply, whatever it was
+        except Exception as error:  # noqa: BLE001  the caller waits for a reply, whatever it was
             if not isinstance(error, _Refused):
                 with self._lock:
                     self._failed[url] = time.monotonic() + LEFT_ALONE_S

@@ -3,7 +3,7 @@
     add, abort --Command--> pipe --> PrefillSide.step, again and again --Handoff | Ended--> step
 
 The process ends with its parent, whose end of the pipe closes. If it ends before, every request that it had ends with
-the reason, and what is added later is refused: nobody waits for it.
+the reason, and what is added later is refused instead of waiting.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Is a prompt computed elsewhere rather than here? Only where that spares everybody here more than it costs.
+"""Is a prompt computed elsewhere rather than here? Only where that saves the requests here more than it costs.
 
     computed here    the others that decode here wait for it: seconds of the prompt x requests that decode, of which
                      half counts, as they are in the middle of their answers; and it waits for the prompts before it

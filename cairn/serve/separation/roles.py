@@ -27,7 +27,7 @@ from cairn.serve.separation.prefill import Ask, Ended, Handoff, PrefillSide
 from cairn.serve.separation.prefill_client import PrefillClient, Reply
 from cairn.serve.separation.remote_pays import Pending, RemoteCosts, pays_elsewhere
 
-HELD_S = 0.005  # between two looks at pages that somebody may have read
+HELD_S = 0.005  # between two looks at pages that may have been read
 REPLY_S = 0.02  # the longest wait for a prefill server when there is nothing to decode
 
 
@@ -109,7 +109,7 @@ class RoleEngine:
 
 
 def client_of(config: RoleConfig) -> PrefillClient | None:
-    """Of a decode server; one that does both asks nobody."""
+    """Of a decode server; one that does both asks no other."""
     if config.role != "decode":
         return None
     key = os.environ.get("CAIRN_PREFILL_KEY")
@@ -172,7 +172,7 @@ class DecodeEngine:
     """Asks another server for the pages of long prompts, and computes them itself where that fails."""
 
     def __init__(self, side: DecodeSide, client: PrefillClient | None, config: RoleConfig) -> None:
-        """`client`: None asks nobody."""
+        """`client`: with None no other server is asked."""
         self.side, self._client, self._config = side, client, config
         self.costs = RemoteCosts()
         side.on_arrival = self._note_arrival
@@ -180,7 +180,7 @@ class DecodeEngine:
             str, tuple[float, int]
         ] = {}  # and the tokens that were asked for before
         self.remote_prefills = 0  # prompts that came from elsewhere
-        self._unanswered = 0  # prompts that nobody else computed
+        self._unanswered = 0  # prompts that no prefill server computed
         self._asked: dict[str, Request] = {}
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
 

@@ -60,7 +60,7 @@ class Streams:
         return stream
 
     def publish(self, stream: Stream, request: Request, tokens: int) -> bool:
-        """These tokens can be read. False: the request has other pages now, and nobody may go on with these."""
+        """These tokens can be read. False: the request has other pages now, and these must not be used."""
         if stream.live and request.blocks[: len(stream.pages)] != stream.pages:
             stream.live = False
             return False
@@ -77,7 +77,7 @@ class Streams:
         return stream.offer
 
     def freed(self, id: str, name: str) -> None:
-        """Nobody reads this offer any more."""
+        """This offer is not read any more."""
         stream = self._streams.get(id)
         if stream is not None and stream.offer.request == name:
             stream.live = False

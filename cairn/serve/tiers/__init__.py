@@ -8,7 +8,7 @@
 2. The key is the digest of the prefix cache and the group: salt, adapter and version of the weights are in it.
 3. At admission the scheduler asks `PageTiers.begin`. `load_plan` decides in seconds: load, compute, or both ends (the
    front is computed while the tail arrives). Pages are loaded into the request's own table.
-4. A request that waits holds its row and pages, computes nothing, and keeps nobody else from computing.
+4. A request that waits holds its row and pages, computes nothing, and keeps no other from computing.
 5. When the last byte is there, `computed` jumps over the loaded pages, and others find them in the prefix cache.
 6. A load that fails gives the pages back and puts the request in line again; the damaged page is forgotten first.
 7. A page that is freed while a copy reads or writes it makes the device's next step wait for that copy, not the host.

@@ -37,7 +37,7 @@ class Damaged(Exception):
 
 
 class Unreachable(Exception):
-    """Nobody knows what a slot holds: the store does not answer now."""
+    """It is unknown what a slot holds: the store does not answer now."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
@@ -106,7 +106,7 @@ class DiskSegments:
         file, at = self._open(slot)
         header = Header(self.model, key, parent, seconds, zlib.crc32(page_B.data))
         written = msgspec.msgpack.encode(header)
-        _write(file, bytes(BLOCK), at)  # whoever stops here has left an empty slot
+        _write(file, bytes(BLOCK), at)  # a process that dies here leaves an empty slot
         _write(file, page_B.data, at + BLOCK)
         _write(file, MAGIC + len(written).to_bytes(2, "little") + written, at)
 
@@ -126,7 +126,7 @@ class DiskSegments:
             raise Damaged("its checksum is another")
 
     def clear(self) -> None:
-        """Delete every segment; nobody reads or writes meanwhile. An OSError: some are left."""
+        """Delete every segment; nothing reads or writes meanwhile. An OSError: some are left."""
         self._close_files()
         for path in self.folder.glob("segment-*"):
             path.unlink()

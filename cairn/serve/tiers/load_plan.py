@@ -7,7 +7,7 @@
 
 "load" is first == found, "compute" is first == last, "both ends" is between: a page needs those before it to be
 computed, but not to be loaded, so the front is computed while the tail arrives. Pure: seconds and bytes per second are
-handed in, and whoever measures them hands in better ones later.
+handed in; later calls hand in what was measured.
 """
 
 from bisect import bisect_left

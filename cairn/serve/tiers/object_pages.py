@@ -2,12 +2,12 @@
 
     URL/<model>/<key>.<parent>        [ checksum | page ]
 
-A key has one parent, so equal pages have one name, whoever writes them. One listing at the start finds what this server
-or others have left; how long such a page takes to compute is not known, and taken to be as long as it takes to read.
-Objects that others write later are not seen before the next start. Several servers of one model may share a store: an
-object that somebody else has deleted is computed again. Each keeps to its own room; what no server of now has found
-room for is never deleted here, so the store wants a lifecycle rule. Has the methods of `disk_segments`, and believes
-nothing either: a length or a checksum that does not fit is a damaged page.
+A key has one parent, so equal pages have one name, whichever server writes them. One listing at the start finds what
+this server or others have left; how long such a page takes to compute is not known, and taken to be as long as it takes
+to read. Objects that others write later are not seen before the next start. Several servers of one model may share a
+store: an object that was deleted meanwhile is computed again. Each keeps to its own room; what no server of now has
+found room for is never deleted here, so the store wants a lifecycle rule. Has the methods of `disk_segments`, and
+believes nothing either: a length or a checksum that does not fit is a damaged page.
 """
 
 import hashlib
@@ -116,7 +116,7 @@ class ObjectPages:
         try:
             data = self._files.cat_file(f"{self.folder}/{name}")
         except FileNotFoundError as error:
-            raise Damaged(f"somebody has deleted it: {error}") from None
+            raise Damaged(f"it was deleted: {error}") from None
         except Exception as error:  # noqa: BLE001 (of whichever library speaks to the store)
             raise Unreachable(f"{type(error).__name__}: {error}") from None
         if len(data) != CHECKSUM_BYTES + self.page_bytes:
@@ -132,7 +132,7 @@ class ObjectPages:
         try:
             if names:
                 self._files.rm(names)
-        except FileNotFoundError:  # somebody else was faster: not every store passes over that
+        except FileNotFoundError:  # another server was faster: not every store passes over that
             for name in self._users:
                 self._delete(name)
         except Exception as error:  # of whichever library speaks to the store
@@ -147,5 +147,5 @@ class ObjectPages:
     def _delete(self, name: str) -> None:
         try:
             self._files.rm_file(f"{self.folder}/{name}")
-        except FileNotFoundError:  # somebody else was faster
+        except FileNotFoundError:  # another server was faster
             return

@@ -60,7 +60,7 @@ class PageCopies:
         return self._copy(pages, slots, to_host=False)
 
     def measure(self) -> float:
-        """Bytes per second from slots into pages that nobody has used yet; they are zero again behind it."""
+        """Bytes per second from slots into pages that were never used; they are zero again behind it."""
         self._check()
         count = min(TRIED_PAGES, len(self.memory_SB), self.runner.pool.pages - 1)
         self.memory_SB[:count] = 0  # what is beyond a sequence in its page has to be finite

@@ -163,7 +163,7 @@ class PageTiers:
         """Pages of the next copy to the host: as many as take a share of the step in flight.
 
         The tokens that a step draws come to the host by the same engine of the device, and would wait behind a longer
-        copy. Without a step there is nobody to wait.
+        copy. Without a step nothing would wait.
         """
         if self._flying is None:
             return len(self._unstored)
@@ -279,7 +279,7 @@ class PageTiers:
         """Slots of the host that pages of the disk pass through; which of them have got one."""
         made: list[Key] = []
         for key in keys:
-            if self.disk is None or key in self.host:  # it is on its way here for somebody else
+            if self.disk is None or key in self.host:  # it is on its way here for another request
                 break
             known = self.disk.origin(key)  # None: it has left since the plan was made
             if known is None or self.host.put(key, known.parent, known.seconds) is None:

@@ -152,7 +152,7 @@ class PeerPages:
         into = [np.empty(self.page_bytes, np.uint8) for _ in keys]
         self.read([], [])
         began = time.perf_counter()
-        self.read([b""], into[:1])  # a page that nobody has
+        self.read([b""], into[:1])  # a page that does not exist
         empty = time.perf_counter()
         came = len(keys) - len(self.read(keys, into))
         took_s = max(time.perf_counter() - empty, 1e-9)
@@ -162,7 +162,7 @@ class PeerPages:
 
 
 def _is_quiet(link: socket) -> bool:
-    """Nothing waits to be read there, not even the end: a server closes what nobody has asked over for a minute."""
+    """Nothing waits to be read there, not even the end: a server closes a connection that was idle for a minute."""
     link.setblocking(False)
     try:
         link.recv(1, MSG_PEEK)

@@ -82,7 +82,7 @@ class SharedPages:
     def offer(self, key: Key) -> None:
         """In the engine's thread: this page of the book can be read, by anybody."""
         self._pages[key] = self._book.get(key)
-        if len(self._pages) > 2 * self._book.slots:  # nobody has asked what is there
+        if len(self._pages) > 2 * self._book.slots:  # it was not asked what is there
             self.present()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Which page of a tier lies in which slot, and which one leaves when there is no room.
 
 Every slot has the same bytes, so seconds to compute a page again stand for seconds per byte. GreedyDual: a page that is
-stored or used ranks at `clock + seconds`; the lowest rank leaves, and the clock moves up to it, so that what nobody
+stored or used ranks at `clock + seconds`; the lowest rank leaves, and the clock moves up to it, so that what no request
 asks for sinks below what comes later, the cheap first. A page whose successor is here stays: without its head a tail
 cannot be used. Pinned pages, which a copy reads or writes, stay too. Pure.
 """
@@ -93,7 +93,7 @@ class SlotBook:
         self.unpin(key)
 
     def use(self, key: Key) -> None:
-        """Somebody has asked for it."""
+        """It was asked for."""
         kept = self._kept[key]
         self._turn += 1
         kept.rank, kept.turn = self._clock + kept.seconds, self._turn
@@ -109,7 +109,7 @@ class SlotBook:
             self._enter(key)
 
     def drop(self, key: Key) -> None:
-        """Forget it, whoever pins it: its bytes are wrong, or did not come."""
+        """Forget it, even if it is pinned: its bytes are wrong, or did not come."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._free.append(kept.slot)

@@ -4,7 +4,7 @@
     a step of so many tokens                takes seconds(tokens)
     chosen                                  what gives most expected tokens per second, over all requests together
 
-The n-th draft of a request is expected to bring a^n tokens, whoever it belongs to. Where a step costs what its tokens
+The n-th draft of a request is expected to bring a^n tokens, in every request. Where a step costs what its tokens
 cost, the best set of so many drafts is that of the largest gains, so one pass over the sorted gains finds the optimum.
 Where steps are padded to uniform rows (CUDA graphs), a width is chosen for all, and drafts within it are free.
 """

@@ -26,7 +26,7 @@ class Ask(NamedTuple):
 
 
 class Drafts(list[int]):
-    """Tokens that somebody proposes, and what they rest on; a plain sequence rests on anything."""
+    """Proposed tokens, and what they rest on; a plain sequence rests on anything."""
 
     __slots__ = ("kind",)
 

@@ -126,7 +126,7 @@ class HeadDrafts:
         sequences_B = self._sequences[: len(lengths_B)]
         pages_GKB = tables_GBP[:, sequences_B, positions_KB // size]
         slots_GKB = torch.add(positions_KB % size, pages_GKB, alpha=size)
-        # Whoever does not fit writes to the null page.
+        # Rows that do not fit write to the null page.
         slots_KGB = torch.where(fits_KB, slots_GKB, 0).transpose(0, 1).contiguous()
         return Places(positions_KB, torch.minimum(next_KB + 1, room_B), slots_KGB)
 

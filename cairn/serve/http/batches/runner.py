@@ -2,7 +2,7 @@
 
     for each batch, oldest first:   validating -> in_progress -> finalizing -> completed
                                              \\-> failed     \\-> expired | cancelled: with what there is
-    for each line without a result: a request like any other, when the engine has a row that nobody else uses
+    for each line without a result: a request like any other, when the engine has a row that no other request uses
 
 A line that finds no place (429, 503) is tried again later. When the server stops, lines that run are dropped; the next
 server starts them again. Belongs to the thread of the event loop; how a line is performed is handed in.
@@ -109,7 +109,7 @@ class BatchRunner:
             except Mistakes as mistakes:
                 self._fail(record, *mistakes.errors.data)
                 return
-            if batch.status == "validating":  # nobody has cancelled it meanwhile
+            if batch.status == "validating":  # it was not cancelled meanwhile
                 self._enter(record, "in_progress")
             await self._run_lines(record, deque(lines))
         counts = batch.request_counts

@@ -51,7 +51,7 @@ class Blocks:
         return changes
 
     def whole(self) -> list[Block]:
-        """All blocks of an answer that has ended. A call that was cut off with it is text: nobody could make it."""
+        """All blocks of an answer that has ended. A call that was cut off is text: its arguments are incomplete."""
         unfinished = self._reader.unfinished
         if unfinished is None or self.all[-1].kind != "call":
             return self.all

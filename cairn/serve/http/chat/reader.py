@@ -90,7 +90,7 @@ class Calls:
         return said + [
             ChatDelta(tool_calls=[self._call(call)])
             for call in parsed.calls
-            if self._offer.plan.parallel or call.index == 0  # whoever asked for one gets the first
+            if self._offer.plan.parallel or call.index == 0  # one was asked for: the first
         ]
 
     def _call(self, call: CallDelta) -> ToolCall:
@@ -155,7 +155,7 @@ def reasoning_tokens(thought: str, tokenizer: Tokenizer, made: int) -> Reasoning
 
 
 def joined(parts: Sequence[ChatDelta], unfinished: Unfinished | None = None) -> ChatMessage:
-    """The parts of an answer that is whole, as one message. A call that was cut off is text: nobody could make it."""
+    """The parts of a whole answer as one message. A call that was cut off is text: its arguments are incomplete."""
     message = ChatMessage(content="".join(part.content or "" for part in parts))
     reasoning = "".join(part.reasoning_content or "" for part in parts)
     if reasoning:

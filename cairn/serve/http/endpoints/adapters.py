@@ -2,8 +2,8 @@
 
     {"lora_name": "legal", "lora_path": "runs/legal/adapter"}    ->    requests with "model": "legal"
 
-Only with `--admin-endpoints`, because a path of the server's disk is read. Nobody waits: the files are read beside the
-engine, and the adapter is taken in between two steps. Requests of an adapter that is unloaded finish with it.
+Only with `--admin-endpoints`, because a path of the server's disk is read. No request waits: the files are read beside
+the engine, and the adapter is taken in between two steps. Requests of an adapter that is unloaded finish with it.
 """
 
 import asyncio

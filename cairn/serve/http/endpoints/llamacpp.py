@@ -197,7 +197,7 @@ class LlamaWriter:
     def __init__(self, asked: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
         self._asked, self._model, self._prompt, self._exchange = asked, model, prompt, exchange
         self._ended: CompletionOutput | None = None
-        self._silent = _wanted(asked) == 0  # the engine draws one token, which nobody gets
+        self._silent = _wanted(asked) == 0  # the engine samples one token, which is thrown away
 
     def write(self, delta: CompletionOutput) -> bytes:
         if delta.finished:

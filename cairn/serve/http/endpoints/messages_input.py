@@ -101,7 +101,7 @@ def _assistant_message(blocks: list[tuple[dict[str, Any], str]]) -> dict[str, An
             case "thinking":
                 thoughts.append(_text_field(block, "thinking", where))
             case "redacted_thinking":
-                continue  # nobody can read it
+                continue  # it is encrypted
             case _:
                 texts.append(_text(block, where))
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}

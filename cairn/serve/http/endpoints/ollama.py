@@ -193,7 +193,7 @@ async def _answer(
 
 
 def _model(service: Service, name: str) -> str:
-    """Their clients name a tag, and `latest` where nobody gave one."""
+    """Their clients name a tag, and `latest` where the user gave none."""
     service.check_model(served_name(service, name))
     return name
 

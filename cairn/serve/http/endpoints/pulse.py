@@ -2,7 +2,7 @@
 
     Hello, Events 0 (everything), Load | Events, Load ...     see `serve.pulse`
 
-The engine notes its pages only while somebody follows.
+The engine notes its pages only while there is a follower.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A server that gives its memory back while nobody asks: POST /sleep, /wake_up, GET /is_sleeping, as vLLM has them.
+"""A server that gives its memory back while it is idle: POST /sleep, /wake_up, GET /is_sleeping, as vLLM has them.
 
     /sleep?level=1   on a GPU weights go to pinned host memory; on a CPU they stay; the cache is dropped
     /sleep?level=2   on a CPU the weights are dropped, too, and read again by waking up

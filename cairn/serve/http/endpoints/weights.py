@@ -2,7 +2,7 @@
 
     pause (requests stay, or are aborted) -> update_weights {version, source} -> resume
 
-Only with `--admin-endpoints`: whoever may call these decides what everybody else is answered with. Each returns when
+Only with `--admin-endpoints`: a client that may call these decides what all others are answered with. Each returns when
 the engine has done it, between two steps; when weights cannot be loaded, the old ones go on serving.
 """
 

@@ -1,4 +1,4 @@
-"""GET /cairn/*: the inside of the server, for its page and for whoever wants to know.
+"""GET /cairn/*: the inside of the server, for its page and for other tools.
 
     /cairn/engine             what the engine does now              /cairn/requests?order=slowest&limit=20
     /cairn/engine/events      the same, twice a second, as a        /cairn/requests/{id}

@@ -2,7 +2,7 @@
 
     stats, steps, pages  (of the engine, wherever it runs)  +  the book  +  the floor  -->  EngineView
 
-One document serves everybody who looks within a quarter of a second, so many open pages cost as much as one. The rates
+One document serves all who ask within a quarter of a second, so many open pages cost as much as one. The rates
 are differences of totals that are kept for a few seconds. Belongs to the thread of the event loop.
 """
 
@@ -34,7 +34,7 @@ from cairn.serve.http.server.admission import Admission
 from cairn.serve.http.server.counts import Gaps
 from cairn.serve.serving import Serving
 
-FRESH_S = 0.25  # how long a document serves whoever asks
+FRESH_S = 0.25  # how long a document is served again
 WATCH_S = 3.0  # how long the engine is asked to keep itself visible
 RATE_S = 5.0
 SHOWN = 120  # steps
@@ -48,7 +48,7 @@ class Totals(NamedTuple):
 
 
 class Rates:
-    """Tokens per second, from totals that somebody reads now and then."""
+    """Tokens per second, from totals that are read now and then."""
 
     def __init__(self, over_s: float = RATE_S) -> None:
         self._over_s = over_s
@@ -91,7 +91,7 @@ class EngineLook:
         self._made_at = 0.0
 
     def sample(self, stats: Stats) -> None:
-        """Now and then, so that a rate is known when somebody begins to look."""
+        """Now and then, so that a rate is known when a page is opened."""
         self._rates.see(Totals(stats.at, stats.prompt_tokens, stats.output_tokens))
 
     def view(self) -> EngineView:

@@ -1,4 +1,4 @@
-"""Where the time of one request went: stamps while it runs, and what they mean when somebody asks.
+"""Where the time of one request went: stamps while it runs, and what they mean when it is read.
 
     arrived  submitted  admitting  scheduled  first_token       finished  ended
        |tokenize |  queue   | schedule |  prefill  |     decode    | respond |        add up to end-to-end
@@ -83,7 +83,7 @@ class Entry:
         self.metered = 0  # tokens that have been counted for that
         self.miss: Cause | None = None  # why the prefix cache had no more of its prompt
         self.miss_text = ""
-        self.digest: str | None = None  # of the answers' tokens, if somebody asked for the ledger
+        self.digest: str | None = None  # of the answers' tokens, if the ledger was asked for
         self.ledger = Ledger()
         self.parent: str | None = None  # the trace that it belongs to, as W3C writes it
 

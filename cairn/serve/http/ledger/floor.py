@@ -63,7 +63,7 @@ class Floors:
         self._value_bytes = facts.kv_bytes_per_token * facts.ranks / cache_bytes_per_token(spec, 1)
 
     async def look(self, idle: bool) -> None:
-        """Take a quick measurement beside the event loop, if there is no better knowledge and nobody waits.
+        """Take a quick measurement beside the event loop, if there is no better knowledge and no request waits.
 
         A few times, some seconds apart: other programs slow one down, so the best of them is nearest to the ceiling.
         """
@@ -152,13 +152,13 @@ def quick_look(facts: Facts) -> Known:
         (known for known in DTYPES if known == own and why_not("cpu", known) is None), "fp32"
     )
     rates: dict[str, Measured] = {dtype: _best(matmul_rate("cpu", dtype, QUICK_MS))}
-    nobody = Identity(cpu=None, threads=None, gpus=[], driver=None, torch=None)
+    unknown = Identity(cpu=None, threads=None, gpus=[], driver=None, torch=None)
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
     return Known(
         Ceilings(
             measured_at=at,
             quick=True,
-            identity=nobody,
+            identity=unknown,
             device="cpu",
             device_name=facts.device_name,
             copy=_best(copy_rate("cpu", QUICK_BYTES, QUICK_MS)),

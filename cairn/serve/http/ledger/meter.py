@@ -1,7 +1,7 @@
 """Who used what: tokens, device-seconds and joules of each request and key. Pure: totals come in, shares go out.
 
     tick    the engine computed for 0.83 s and the device took 412 J since the last tick; these requests advanced:
-            a 120 tokens, b 40 tokens   -->   a gets 3/4 of both, b 1/4; with nobody there, it is idle
+            a 120 tokens, b 40 tokens   -->   a gets 3/4 of both, b 1/4; without requests, it is idle
             a is there, and no token has come yet (a long prompt)   -->   kept for the next tick that brings some
 
 Nothing is estimated twice: the shares of a tick add up to what was measured in it, so requests, keys and the idle rest
@@ -42,7 +42,7 @@ class Meter:
         self.keys: dict[str, Usage] = {}
         self.idle_s = self.idle_joules = 0.0  # that no request was there for
         self._kept_s = self._kept_joules = (
-            0.0  # of ticks in which somebody was there without a token
+            0.0  # of ticks in which there were requests, but no token came
         )
         self._day = 0
 
@@ -91,7 +91,7 @@ class Meter:
         return DAY_S - now % DAY_S
 
     def _turn(self, now: float) -> None:
-        """A new day begins for everybody at midnight, UTC."""
+        """A new day begins for all keys at midnight, UTC."""
         day = int(now // DAY_S)
         if day != self._day:
             self._day = day

@@ -1,4 +1,4 @@
-"""The ledger of a request in its own answer, for whoever asks for it.
+"""The ledger of a request in its own answer, for clients that ask for it.
 
     x-cairn-ledger: 1   (a header of the request)     x-cairn-ledger: {...}   in the headers of a whole answer
     "ledger": true      (a field of its body)         the same header, and "cairn_ledger": {...} in the document
@@ -6,7 +6,7 @@
 
 A comment is a line of a stream of server-sent events that begins with a colon: every client has to skip it, so it
 breaks none, whichever protocol the events follow. The document is a `RequestView`, as of the moment before the answer
-leaves; `/cairn/requests/{id}` has it with the last byte included. Whoever does not ask pays nothing.
+leaves; `/cairn/requests/{id}` has it with the last byte included. Requests that do not ask for it cost nothing more.
 """
 
 from collections.abc import Callable

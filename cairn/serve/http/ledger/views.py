@@ -33,7 +33,7 @@ class PagesView(msgspec.Struct, frozen=True, kw_only=True):
 
     total: int
     used: int  # held by requests
-    cached: int  # free to be taken, and still holding a prefix that somebody may ask for again
+    cached: int  # free to be taken, and still holding a prefix that may be asked for again
     free: int  # free and of no use to anybody
     size_tokens: int
     map: str  # '0'..'9': tenths held by requests; 'c': mostly cached; '.': free

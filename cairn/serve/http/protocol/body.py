@@ -27,7 +27,7 @@ _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
 class Gone(Exception):
-    """The client has left: there is nobody to answer."""
+    """The client has left: no answer can be sent."""
 
 
 async def read_bytes(scope: Scope, receive: Receive, most_bytes: int, patience_s: float) -> bytes:

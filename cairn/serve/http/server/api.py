@@ -237,7 +237,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
 )
 OPEN_TO_ALL = (api_version, health, live, version, openapi)  # without a key
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
-CLIENT_LEFT = 499  # nobody sees this status but the metrics
+CLIENT_LEFT = 499  # only the metrics see this status
 LONGEST_ID = 128
 log = logging.getLogger("cairn")
 

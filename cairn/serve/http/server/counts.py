@@ -234,7 +234,7 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
     ),
     Gauge(
         name="cairn_cache_findable_pages",
-        help="Pages of the cache that nobody holds, and that may still be found as a prefix.",
+        help="Pages of the cache that no request holds, and that may still be found as a prefix.",
         unit="pages",
         labels=("model",),
     ),

@@ -4,7 +4,7 @@
     workers            `-----------> torch, kernels, weights, graphs ------------------------> ready
 
 Both sides import torch, which takes seconds, at the same time instead of one after the other. Whether the model
-generates and torch sees the GPU is known only later: workers that nobody takes are ended. Needs no torch.
+generates and torch sees the GPU is known only later: workers that are not taken are ended. Needs no torch.
 """
 
 import os
@@ -18,7 +18,7 @@ from cairn.serve.engine.client import ProcessOptions
 from cairn.serve.engine.process import WorkerGroup
 from cairn.serve.http.server.settings import ServerConfig
 
-# Fewer than offline: every step then has a graph, and nobody waits long for the prompts of others.
+# Fewer than offline: every step then has a graph, and no request waits long for the prompts of others.
 GPU_STEP_TOKENS = 4096
 
 

@@ -174,7 +174,7 @@ class Exchange:
         self._close(self._status(error))
 
     async def finish(self) -> None:
-        """Until all answers have ended. Raises Gone when nobody reads, Refusal when the engine failed."""
+        """Until all answers have ended. Raises Gone when the client has left, Refusal when the engine failed."""
         while not self.finished:
             await self._next()
 
@@ -339,7 +339,7 @@ class Exchange:
             metrics.observe("cairn_time_per_output_token_seconds", each, model=model)
 
     def _count_left(self) -> None:
-        """Answers that nobody waited for were computed as far as they came."""
+        """Answers whose client left count as far as they were computed."""
         metrics, model = self._service.metrics, self._service.model
         for job in self.jobs:
             tokens = len(job.answer.whole.token_ids)

@@ -3,7 +3,7 @@
     request ends --bind--> keys of its text, at the pages that hold it --Events--> every follower
     pages dropped by the engine --------------------------------------^
 
-Binding happens after an answer, off its path, and only while somebody follows. Belongs to the event loop's thread.
+Binding happens after an answer, off its path, and only while there is a follower. Belongs to the event loop's thread.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Followers:
         self.epoch = secrets.randbits(48)  # of this process
         self.book = KeyBook(serving.limits.page_size)
         self._pages: PageEvents | None = None
-        self._noting = asyncio.Lock()  # an engine tells its pages to whoever has asked last
+        self._noting = asyncio.Lock()  # an engine reports its pages to the last one that asked
         self._followers: list[Follower] = []
         self._watched_s = 0.0
         self.publisher: KvPublisher | None = None  # for routers of other kinds
@@ -114,7 +114,7 @@ class Followers:
         return Load(self._status(), stats.running, stats.waiting, round(free, 2), *speed)
 
     def collect(self) -> None:
-        """What the engine has dropped since. Called at least once a second, also while nobody follows any more."""
+        """What the engine has dropped since. Called at least once a second, also when no follower is left."""
         if self._pages is None:
             return
         pages = self._pages.take()
@@ -160,7 +160,7 @@ class Followers:
             follower.outbox.store(fresh)
 
     def _identity(self) -> bytes:
-        """Of the weights; pages of others are found by nobody. An engine that was started again has its first ones."""
+        """Of the weights; pages of others are never found. An engine that was started again has its first ones."""
         return identity_of(self.serving.engine.weights_version())
 
     def _spell(self, id: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Is the engine getting anywhere? A server that answers "ok" while its engine hangs helps nobody.
+"""Is the engine getting anywhere? A server that answers "ok" while its engine hangs misleads its load balancer.
 
                                                status    /health  /live
     work and no step for longer than allowed   stalled   503      503

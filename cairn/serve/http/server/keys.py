@@ -26,7 +26,7 @@ ANYBODY = "anybody"
 
 
 class Keys:
-    """No keys: everybody is let in."""
+    """No keys: every client is let in."""
 
     def __init__(self, named: Iterable[tuple[str, str]] = ()) -> None:
         self._digests = [(name, _digest(key.encode())) for name, key in named]
@@ -67,10 +67,10 @@ def read_keys(file: Path | None, env: Mapping[str, str] = os.environ) -> Keys:
 
 def _from_variable(text: str) -> list[tuple[str | None, str]]:
     entries = [_entry(part, VARIABLE) for part in text.split(",") if part.strip()]
-    if not entries:  # whoever sets it wants the server closed
+    if not entries:  # a list without keys is meant to close the server
         raise ConfigError(
             f"{VARIABLE} is set, and holds no API key",
-            hint="write keys in it, separated by commas, or unset it to let everybody in",
+            hint="write keys in it, separated by commas, or unset it to let every client in",
         )
     return entries
 

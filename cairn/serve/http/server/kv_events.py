@@ -8,7 +8,7 @@
 
 Pages are told when the request that filled them ends, because its tokens are needed for that. Those of requests with a
 cache salt, an adapter or pictures are not told: a router that compares tokens alone would find them for others. When
-the weights change, everything is cleared: pages of those before are found by nobody.
+the weights change, everything is cleared: pages of those before are never found.
 """
 
 import threading
@@ -98,7 +98,7 @@ def _number(digest: bytes) -> int:
 
 
 class KvPublisher:
-    """Sends them, and again to whoever asks. Its methods belong to one thread; the answers have one of their own."""
+    """Sends them, and again on request. Its methods belong to one thread; the answers have one of their own."""
 
     def __init__(self, page_size: int, endpoint: str, replay: str | None, topic: str = "") -> None:
         self.events = KvEvents(page_size)

@@ -85,7 +85,7 @@ HINTS = {
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A socket that does not listen yet: until the model is ready, clients are told that nobody is here."""
+    """A socket that does not listen yet: until the model is ready, connections are refused."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,7 +141,7 @@ def serve(
     """
     keys = read_keys(config.api_key_file) if keys is None else keys
     if not keys and config.host not in ("127.0.0.1", "localhost", "::1"):
-        log.warning("listening on %s without API keys: whoever reaches it may use it", config.host)
+        log.warning("listening on %s without API keys: any client may use it", config.host)
     bound = bind(config)
     try:
         serving = open_server(config, early)

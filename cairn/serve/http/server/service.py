@@ -159,7 +159,7 @@ class Service:
         self.book.on_settled.append(traces.tell)
 
     def drain(self) -> None:
-        """Admit nobody any more; open requests have the grace to finish, and then end with what they have."""
+        """Admit no requests any more; open ones have the grace period to finish, and then end with what they have."""
         if not self.admission.draining:
             self.admission.draining = True
             loop = asyncio.get_running_loop()
@@ -212,7 +212,7 @@ class Service:
                 raise Refusal(503, said, code="still_asleep", retry_after_s=5) from None
 
     def has_free_row(self) -> bool:
-        """Is there a row of the engine that nobody uses or waits for?"""
+        """Is there a row of the engine that no request uses or waits for?"""
         return self.admission.inside < self.serving.limits.rows
 
     def idle_s(self) -> float:

@@ -62,7 +62,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """adapters as NAME=PATH, each served under its name"""
     admin_endpoints: bool = False
     """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /sleep, /wake_up, /cairn/role,
-    /v1/load_lora_adapter and /v1/unload_lora_adapter to whoever may generate"""
+    /v1/load_lora_adapter and /v1/unload_lora_adapter to every client that may generate"""
     exercises: bool = False
     """grade the code of exercises that is written on the learn page: it runs on this machine, so only for yourself,
     on 127.0.0.1 and with no proxy in front"""
@@ -181,7 +181,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def names(self) -> list[str]:
-        """What the model is called; a path goes by its last part, because where it lies is nobody's business."""
+        """What the model is called; of a path only the last part: clients need not know the server's folders."""
         if self.served_model_name:
             return self.served_model_name
         return [Path(self.model).name if Path(self.model).exists() else self.model]

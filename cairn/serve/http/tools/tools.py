@@ -66,7 +66,7 @@ def read_tools(tools: object, tool_choice: object = None, parallel: bool | None 
 
 
 def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guide | None:
-    """The grammar of an answer that is nothing but calls; None: nobody demands one."""
+    """The grammar of an answer that is nothing but calls; None: none is demanded."""
     if plan.choice != "required":
         return None
     if format == "harmony":
