@@ -54,7 +54,7 @@ def prompt_of(tokenizer: Tokenizer, problem: Problem) -> list[int]:
 
 
 def written(tokenizer: Tokenizer, answer: str) -> tuple[list[int], list[bool]]:
-    """An answer that somebody has written, and its end; and which tokens are to be learnt: not what a tool says."""
+    """A written answer, and its end; and which tokens are to be learnt: not what a tool says."""
     tokens: list[int] = []
     own: list[bool] = []
     for part, ours in turns_of(answer):

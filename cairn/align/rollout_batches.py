@@ -81,7 +81,7 @@ class RolloutBatches:
         log_line: Callable[[str], None],
         between_steps: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`between_steps`: called with the step that comes, while nobody uses the engine."""
+        """`between_steps`: called with the step that comes, while the engine is idle."""
         self.between_steps = between_steps
         self.config, self.policy, self.objective, self.log_line = (
             config,

@@ -5,7 +5,7 @@
     POST /v1/chat/completions, /v1/completions      as OpenAI has them, without streaming
 
 Requests wait until the trainer is between two steps; the engine then answers all of them in one batch, with the weights
-of that step. So nobody reads weights that are half updated, and a request waits for one step at most. Listens on this
+of that step. So weights that are half updated are never read, and a request waits for one step at most. Listens on this
 machine only. `cairn serve` serves what the run leaves behind, with everything that a server has.
 """
 
@@ -82,7 +82,7 @@ class Talk:
         return asked.answer.result()
 
     def answer(self, step: int) -> None:
-        """Between two steps of the trainer: everybody who waits, in one batch."""
+        """Between two steps of the trainer: all waiting requests, in one batch."""
         waiting = self._take_all()
         if not waiting:
             return
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_near():
             self._refuse_host()
             return
-        # A page of another site cannot send JSON without asking first, and nobody answers that.
+        # A page of another site cannot send JSON without a preflight, which is not answered.
         if not self.headers.get("Content-Type", "").startswith("application/json"):
             self._json(415, _problem("send content-type: application/json"))
             return
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (CairnError, msgspec.DecodeError) as problem:
             self._json(400, _problem(str(problem)))
             return
-        except Exception as problem:  # noqa: BLE001  of the engine: whoever waits is told
+        except Exception as problem:  # noqa: BLE001  of the engine: the waiting clients get it
             self._json(500, _problem(f"{type(problem).__name__}: {problem}", "server_error"))
             return
         self._json(200, self._completion(sampled, chat=self.path.endswith("chat/completions")))

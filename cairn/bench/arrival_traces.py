@@ -110,7 +110,7 @@ def _checked(
         _refuse(where, number, f"{read} tokens in and {written} out")
     if blocks and len(blocks) != -(-read // BLOCK_TOKENS):
         _refuse(where, number, f"{len(blocks)} blocks of {BLOCK_TOKENS} tokens for {read} tokens")
-    # Nobody can ask a server for an answer of no tokens.
+    # A server cannot be asked for an answer of no tokens.
     return Traced(at_s, read, max(written, 1), blocks)
 
 

@@ -3,7 +3,7 @@
     constant   |   |   |   |   |   |      every 1/rate seconds
     poisson    | |     ||    |      |     independent people: exponential gaps
     gamma      |||          ||  |||       bursts: the same rate, gaps that vary more (or, above shape 1, less)
-    trace      as somebody's service saw them (see `arrival_traces`), at its own speed or at another rate
+    trace      as a real service saw them (see `arrival_traces`), at its own speed or at another rate
 
 A closed loop has no times: a request comes when another has ended, see `load_drive`. All draws come from a generator
 that the caller seeds, so a run can be repeated. Pure: no clock, no socket.

@@ -6,9 +6,9 @@
             and for every token the keys and values that it attends to, and the states of layers that keep one
     flops   of every token of every request
 
-Requests wait for nobody, and while one reads another computes: prefill hides behind decode. What several requests
-share is computed once, and read once in a step. Launches, norms, logits and sampling cost nothing. What is measured can
-come near this limit and does not pass it, except where weights or keys stay in a cache.
+Requests do not wait for each other, and while one reads another computes: prefill hides behind decode. What several
+requests share is computed once, and read once in a step. Launches, norms, logits and sampling cost nothing. What is
+measured can come near this limit and does not pass it, except where weights or keys stay in a cache.
 """
 
 import math

@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._clock()
         if self._finished is None or self._finished.done():
-            self.close()  # bytes that nobody asked for
+            self.close()  # bytes that were not asked for
             return
         response = self.response
         try:

@@ -23,7 +23,7 @@ from cairn.serve.engine_thread import EngineThread
 from cairn.serve.serving import Serving
 
 TEXT = (
-    "A cairn is a pile of stones that marks a path: each traveller adds one, and whoever comes later finds the way. "
+    "A cairn is a pile of stones that marks a path: each traveller adds one, and those who come later find the way. "
     "The café at its foot serves „Brötchen“, 日本茶 and \\backslashes\\ with 1,234 kinds of jam 🎉.\n\n"
 )
 

@@ -68,7 +68,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(Scheduler):
-    """A scheduler that remembers what it decided; what that costs is worked out when nobody waits."""
+    """A scheduler that remembers what it decided; what that costs is worked out when the run is over."""
 
     def __init__(self, of: Scheduler) -> None:
         super().__init__(of.limits, prefix_caching=of.blocks.prefix.enabled)
@@ -191,7 +191,7 @@ def floor_s(bench: Bench, chunks: Sequence[Chunk]) -> float:
 
 
 def _kernel_windows(engine: Engine, chosen: Sequence[Prompted], window: int) -> dict[str, Window]:
-    """The first steps, which prefill, and some later ones in which everybody decodes."""
+    """The first steps, which prefill, and some later ones in which all requests decode."""
     engine.scheduler.blocks.reset()
     added = submit(engine, chosen)
     windows: dict[str, Window] = {}

@@ -26,7 +26,7 @@ class Prompted(NamedTuple):
 
     @property
     def known(self) -> int:
-        """Tokens that go in and have been computed for somebody."""
+        """Prompt tokens that were computed."""
         return max(self.shared, self.before)
 
 

@@ -107,7 +107,7 @@ async def warm_up_under(
     if setup.warmup_s <= 0:
         return
     shorter = msgspec.structs.replace(setup, duration_s=setup.warmup_s, count=None)
-    if due_times(shorter, load) != []:  # at a low rate nobody may come in so short a time
+    if due_times(shorter, load) != []:  # at a low rate there may be no arrival in so short a time
         await measure(client, shorter, load, WARM_PLACE, watch)
 
 

@@ -79,7 +79,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: str = ""
     head: str = ""
     weight_bytes: float | None = None  # of one weight on average: the limit counts these
-    speculate: str = ""  # who drafts; "": nobody
+    speculate: str = ""  # the drafter; "": none
     draft_tokens: int = 0  # most of a request in a step
     synthetic_acceptance: list[float] = []  # by position, where drafts hold by chance
     acceptance_length: float | None = None  # tokens of a step that verifies, of a request
@@ -380,7 +380,7 @@ def _key(row: Row) -> tuple[object, ...]:
 
 
 def release() -> None:
-    """Give back the memory of what nobody refers to any more: before the next model is loaded."""
+    """Give back the memory of what is not referred to any more: before the next model is loaded."""
     import torch
 
     gc.collect()

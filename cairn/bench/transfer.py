@@ -276,7 +276,7 @@ def _seen(kind: str, how: signal.Signals) -> float:
         began = time.perf_counter()
         while not any(isinstance(event, Lost) for event in end.events(0.01)):
             if time.perf_counter() - began > PATIENCE_S:
-                raise TransferError(f"{kind}: nobody has noticed {how.name} for {PATIENCE_S:g} s")
+                raise TransferError(f"{kind}: {how.name} was not noticed within {PATIENCE_S:g} s")
         return time.perf_counter() - began
 
 

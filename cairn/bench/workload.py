@@ -1,7 +1,7 @@
 """The five sets of requests that a serving engine is measured on, the same for every engine.
 
     nano      256 requests, prompts and answers of 100 to 1024 tokens: nano-vllm's benchmark, token for token
-    latency   one request, 128 in, 256 out: the time of a token when nobody else is there
+    latency   one request, 128 in, 256 out: the time of a token without other requests
     prefill   64 prompts of 2048 tokens, 1 out: prompt tokens per second
     decode    256 requests, 1024 in, 256 out
     shared    256 requests that begin with the same 1792 tokens, 256 of their own, 64 out

@@ -24,7 +24,7 @@ def lines(
     left: Collection[int] | None = None,
     width: int | None = None,
 ) -> list[str]:
-    """`left`: the columns of words; None: the first, and those in which somebody wrote a sentence.
+    """`left`: the columns of words; None: the first, and those with sentences.
 
     `width`: how many cells there are; None: those of the terminal, and any number where there is none.
     """

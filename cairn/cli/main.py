@@ -242,7 +242,7 @@ def _refused_path(error: OSError, args: Sequence[str]) -> CairnError | None:
     if error.errno not in REFUSED or not isinstance(path, str):
         return None
     said = (error.strerror or str(error)).lower()
-    if error.errno in FORBIDDEN:  # by whoever owns the place, wherever its name comes from
+    if error.errno in FORBIDDEN:  # by the owner of the place, wherever its name comes from
         hint = "run it in a folder where you may write, or name another one; HOME and CAIRN_CACHE count too"
         return CairnError(f"cannot use {path}: {said}", hint=hint)
     given = [arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg for arg in args]

@@ -35,11 +35,11 @@ class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True)
         list[str], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL ...]")
     ] = msgspec.field(default_factory=list)
     """further models behind the same address, each a server of its own: those that do not fit into the memory together
-    sleep, and wake up when somebody asks for them"""
+    sleep, and wake up when they are asked for"""
     pin: list[str] = msgspec.field(default_factory=list)
     """of several models: names of those that never sleep"""
     model_idle_s: float = 300.0
-    """of several models: one that nobody has asked for so long sleeps"""
+    """of several models: one that was not asked for so long sleeps"""
     models_memory: str | None = None
     """of several models: what they may have together, such as 16GiB; default: the GPU's memory, or 0.8 of the host's"""
     slo: str | None = None

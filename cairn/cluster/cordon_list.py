@@ -54,7 +54,7 @@ def learned(known: Cordons, failures: Iterable[RankFailure], now: float) -> Cord
 
 
 def _counted(known: Cordons, failure: RankFailure) -> bool:
-    """Or forgiven: it was before somebody lifted the cordon."""
+    """Or forgiven: it was before the cordon was lifted."""
     if failure.at <= known.lifted.get(failure.blamed, 0.0):
         return True
     return any(s.node == failure.blamed and s.at == failure.at for s in known.strikes)

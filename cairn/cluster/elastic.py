@@ -21,7 +21,7 @@ from cairn.cluster.resolve import Group
 from cairn.cluster.spec import Job
 from cairn.core.units import parse_duration
 
-# Runs until its standard input ends, that is, until whoever started it has gone.
+# Runs until its standard input ends, that is, until its parent has ended.
 STORE_PROGRAM = """
 import sys
 from torch.distributed import TCPStore

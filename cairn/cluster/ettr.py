@@ -2,7 +2,7 @@
 
     RUN/recovery/ledger.json  --read_ledger-->  one line for `cairn jobs why`, a table, Prometheus text
 
-Whoever keeps the ledger (the supervisor of a training run) writes that file; see `core/job_ledger` for what each part
+The supervisor of a training run keeps the ledger and writes that file; see `core/job_ledger` for what each part
 means. A job without one has nothing to tell, and that is said.
 """
 
@@ -16,7 +16,7 @@ MEANING = {
     "productive": "steps that stayed",
     "lost": "steps that had to be done again",
     "checkpoint": "training waited for a copy",
-    "detect": "something had failed and nobody knew yet",
+    "detect": "something had failed and was not detected yet",
     "restart": "processes started, state was read",
     "queue": "waiting for a place",
 }

@@ -22,4 +22,4 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[str] | None = None  # None: this engine has none
     needs_image: bool = False
     shares_nodes: bool = False  # several nodes of a job may lie on one machine, as on `local`
-    checked: bool = True  # False: nobody looked (a dry run), so nothing is refused for its size
+    checked: bool = True  # False: not checked (a dry run), so nothing is refused for its size

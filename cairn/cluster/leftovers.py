@@ -3,8 +3,8 @@
     agent -- rank -- program -- what the program has started       the kernel ends the first three with their parent
 
 Only the last ones can outlive their node: a shell's background jobs, a daemon. Every process inherits the variables
-of the node that it belongs to, however it was started. Same user, same machine; knows no engine. Where nobody is left
-to call this, `orphan_reaper` does.
+of the node that it belongs to, however it was started. Same user, same machine; knows no engine. Where no process is
+left to call this, `orphan_reaper` does.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ from cairn.cluster.spec import Job
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at a job; its nodes meet nobody of another one."""
+    """One attempt at a job; its nodes meet no node of another attempt."""
 
     job: Job
     record: Record

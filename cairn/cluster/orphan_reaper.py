@@ -50,7 +50,7 @@ class OrphanReaper:
 def main(pipe: IO[bytes]) -> int:
     mark = msgspec.json.decode(pipe.readline(), type=dict[str, str])
     if os.fork():
-        return 0  # and the other one belongs to nobody
+        return 0  # and the other one has no owner
     pipe.read()
     end_leftovers(mark)
     return 0

@@ -129,7 +129,7 @@ def run(program: list[str], values: Mapping[str, str]) -> int:
 
 
 def _environment(values: Mapping[str, str]) -> dict[str, str]:
-    """The job's own variables are filled in; nobody else's."""
+    """The job's own variables are filled in; no others."""
     named = os.environ.get("CAIRN_JOB_ENV", "").split()
     own = {name: filled(os.environ[name], values) for name in named if name in os.environ}
     ours = {
@@ -152,7 +152,7 @@ def _write(line: str) -> None:
     """In one call, so that the lines of two ranks do not mix."""
     data = line.encode()
     data = data if len(data) <= LINE or line.startswith("::") else data[:LINE] + b" ..."
-    with contextlib.suppress(OSError):  # nobody reads any more
+    with contextlib.suppress(OSError):  # the reader has ended
         os.write(1, data + b"\n")
 
 

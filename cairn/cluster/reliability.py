@@ -33,7 +33,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     about: str
     write: float  # seconds of training lost to one checkpoint
-    detect: float  # from the failure until somebody knows
+    detect: float  # from the failure until it is detected
     restart: float  # from then until the next step: new node, processes, load
 
     @property

@@ -195,7 +195,7 @@ class Job(Part, frozen=True, kw_only=True):
     """all nodes at once or none"""
     topology: Topology = Topology()
     time_limit: str = "24h"
-    """without one nobody could be let past a waiting job"""
+    """without one no job could pass a waiting one"""
     deadline: datetime.datetime | None = None
     """to be finished by then; a job that cannot be is dropped"""
     after: list[str] = []

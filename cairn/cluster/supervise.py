@@ -4,7 +4,7 @@
 
       store ----+---- agent worker-0 ---- ranks          node lost      replaced, or the others go on without it
                 +---- agent worker-1 ---- ranks          agent gives up the job has failed: the others are ended
-                                                         store lost     everybody again, with a fresh one
+                                                         store lost     all ranks again, with a fresh one
 
 Restarts of single ranks are torch elastic's work. When this process is killed, its nodes end with it, and what it held
 on an engine is given back. Where nodes come from is decided by `seats`, what they are started with by `node_start`;
@@ -191,7 +191,7 @@ class Supervisor:
         if self.job.deadline is not None and time.time() >= self.job.deadline.timestamp():
             raise Ended("failed", f"deadline {self.job.deadline.isoformat()} reached")
         if self.job.kind == "serve" or self.began is None:
-            return  # a server is there until somebody stops it
+            return  # a server runs until it is stopped
         if time.monotonic() - self.began >= self.job.seconds:
             raise Ended("failed", f"time limit of {self.job.time_limit} reached")
 

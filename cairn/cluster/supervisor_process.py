@@ -1,4 +1,4 @@
-"""The process that looks after a job: started in a session of its own, so that it outlives whoever launches; and ended.
+"""The process that looks after a job: started in a session of its own, so that it outlives the launcher; and ended.
 
 What it does is in `supervise`; this file only knows that it is a process of this machine, with a record.
 """
@@ -20,7 +20,7 @@ from cairn.core.units import format_duration
 
 
 def begin(record: Record) -> Record:
-    """Starts the program that looks after a job, in a session of its own: it outlives whoever launches."""
+    """Starts the program that looks after a job, in a session of its own: it outlives the launcher."""
     argv = [sys.executable, "-m", "cairn.cluster.supervise", str(record.folder)]
     env = inherited({"CAIRN_JOBS": str(records.state_folder().resolve())})
     null = os.open(os.devnull, os.O_RDONLY)

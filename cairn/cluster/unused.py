@@ -1,4 +1,4 @@
-"""What a job asks for and will not get where it goes: said before it starts, so that nobody finds out later. Pure.
+"""What a job asks for and will not get where it goes: said before it starts. Pure.
 
 Nothing in here is a reason to refuse the job; those are in `resolve`.
 """

@@ -21,16 +21,16 @@ def main(given: Path, rows: Path) -> None:
         sys.stdout.write(f"{PROGRESS}{size}\n")
         sys.stdout.flush()
 
-    everybody = MPI.COMM_WORLD
+    world = MPI.COMM_WORLD
     try:
         specs = msgspec.json.decode(given.read_bytes(), type=list[Spec])
-        found = measure(everybody.Get_rank(), everybody.Get_size(), tell, specs)
-        if everybody.Get_rank() == 0:
+        found = measure(world.Get_rank(), world.Get_size(), tell, specs)
+        if world.Get_rank() == 0:
             rows.write_bytes(msgspec.json.encode(found))
     except BaseException as error:
-        sys.stderr.write(f"rank {everybody.Get_rank()}: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"rank {world.Get_rank()}: {type(error).__name__}: {error}\n")
         sys.stderr.flush()
-        everybody.Abort(1)
+        world.Abort(1)
         raise
 
 

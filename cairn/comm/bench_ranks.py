@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from cairn.core.errors import CairnError
 
-Tell = Callable[[object], None]  # from a rank to whoever started it
+Tell = Callable[[object], None]  # from a rank to its parent
 Enter = Callable[[int], None]  # called by each rank first: goes to the rank's host
 
 

@@ -27,7 +27,7 @@ NETEM = "netem limit 100000 delay"  # packets that are under way at most, and fo
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 HOLD = (
     "import ctypes, signal, sys;"
-    "ctypes.CDLL(None).prctl(1, signal.SIGKILL);"  # PR_SET_PDEATHSIG: it dies with whoever made it
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL);"  # PR_SET_PDEATHSIG: it dies with its parent
     "sys.stdout.write('.'); sys.stdout.flush(); signal.pause()"
 )
 

@@ -92,7 +92,7 @@ def _sweep(
 def _groups(rank: int, world: int, spec: Spec) -> dict[str, Any]:
     """A gloo group for the measurement itself, and one for each backend."""
     timeout = timedelta(seconds=spec.timeout_s)
-    store = dist.FileStore(spec.store, world)  # no port that somebody else may have
+    store = dist.FileStore(spec.store, world)  # no port, which another program may have
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     if "cairn" in spec.backends:
         import cairn.comm.backend  # noqa: F401  registers it

@@ -118,7 +118,7 @@ def _more(words: list[str]) -> int:
 
 
 def _wrong_of(words: list[str]) -> int:
-    """Of both forms; `N/A` where nobody looked."""
+    """Of both forms; `N/A` where it was not checked."""
     places = (WRONG, WRONG + 4 + _more(words))
     cells = [words[place] for place in places if place < len(words)]
     return sum(int(cell) for cell in cells if cell.isdigit())

@@ -30,7 +30,7 @@ from cairn.comm.doctor.findings import Trace, ranked
 from cairn.comm.doctor.flight_recorder import trace_of
 from cairn.comm.doctor.traces import examine
 
-PATIENCE_S = 60.0  # nothing moved for so long, and somebody waits
+PATIENCE_S = 60.0  # nothing moved for so long, and a rank waits
 EARLY = 1 / 4  # of the patience, after which a process that writes no notes is named
 EVERY_S = 3.0  # between two notes, at most
 CALLS = 8  # of each group, in the note of a rank that stands still
@@ -98,7 +98,7 @@ class Watch:
         return f"watchdog: no sign of life from {who} for {late[stopped[0]]:.0f} s: stopped, or swapped out?"
 
     def _still_to_hear(self, notes: dict[int, Note], silent: list[int]) -> bool:
-        """Somebody writes notes, and has not said yet where it stands: on a busy machine it may only be slow."""
+        """A rank writes notes, and has not written yet where it stands: on a busy machine it may only be slow."""
         here = [rank for rank in range(self.world) if rank not in silent]
         return any(rank not in notes or notes[rank].trace is None for rank in here)
 

@@ -1,4 +1,4 @@
-"""Nodes that are not used until somebody has looked at them: who, why, since when, for how long.
+"""Nodes that are not used until they were inspected: who, why, since when, for how long.
 
     strike, strike, strike within a day  ->  cordoned  --time is over, or a person lifts it-->  free again
 

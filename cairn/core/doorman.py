@@ -1,8 +1,8 @@
-"""Stands at a listening socket: whoever does not know the secret is refused with the reason, and counted.
+"""Stands at a listening socket: a client that does not know the secret is refused with the reason, and counted.
 
     accept --> a thread for each --> lets_in? --yes--> the service          no: closed, an event, one more in `refused`
 
-A connection that says nothing costs its own thread and nobody else's; of those only so many are kept waiting, and the
+A connection that says nothing costs its own thread and no other; of those only so many are kept waiting, and the
 oldest makes room, so that there is always room for one that does say who it is. What is asked is in `shared_secret`.
 """
 
@@ -28,7 +28,7 @@ class Doorman:
         patience_s: float = PATIENCE_S,
         waiting: int = WAITING,
     ) -> None:
-        """`door`: what is behind it, for events. `log_line` gets a line for everybody who is refused."""
+        """`door`: what is behind it, for events. `log_line` gets a line for each client that is refused."""
         self.secret, self.door, self.log_line = secret, door, log_line
         self.patience_s, self.most = patience_s, waiting
         self.refused: Counter[str] = Counter()  # connections, by reason

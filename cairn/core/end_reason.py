@@ -1,4 +1,4 @@
-"""Why a process was ended on purpose: written by whoever ends it, read by whoever waits for it.
+"""Why a process was ended on purpose: written by the process that ends it, read by the one that waits for it.
 
     watcher --write (cause, why)--> $CAIRN_RANK_END_REASON of the process, SIGKILL
     wrapper (`cluster.rank`) --wait: signal 9--> read --> one line in the log that says "hang", not "killed"
@@ -27,7 +27,7 @@ class EndReason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_end_reason(pid: int, reason: EndReason) -> bool:
-    """Before the process is ended; False where nobody will ask."""
+    """Before the process is ended; False where it will not be read."""
     path = path_of(pid)
     if path is None:
         return False

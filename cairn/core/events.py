@@ -27,7 +27,7 @@ from cairn.core.sink import QUEUE_LIMIT, Sink, reason
 
 
 class SilentSpan:
-    """A span while nobody listens: one shared object that forgets everything."""
+    """A span without a listener: one shared object that forgets everything."""
 
     __slots__ = ()
 
@@ -143,7 +143,7 @@ def close() -> None:
 def _number(value: object) -> float | None:
     try:
         return float(value)  # type: ignore[arg-type]  # a tensor and a NumPy scalar have __float__
-    except Exception:  # noqa: BLE001  somebody else's __float__
+    except Exception:  # noqa: BLE001  the __float__ of another library
         return None
 
 
@@ -158,7 +158,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def benchmark(spans: int = 200_000) -> tuple[float, float]:
-    """Seconds per span while nobody listens, and while somebody does."""
+    """Seconds per span without a listener, and with one."""
     import tempfile
 
     def seconds_per_span() -> float:
@@ -180,5 +180,5 @@ if __name__ == "__main__":
     from cairn.core.units import format_duration
 
     off, on = benchmark()
-    print(f"span, nobody listening  {format_duration(off):>10}   (limit 2 us)")
+    print(f"span, no listener       {format_duration(off):>10}   (limit 2 us)")
     print(f"span, recorded          {format_duration(on):>10}")

@@ -6,7 +6,7 @@
     oom          memory ran out                   preemption   the machine was taken away, politely
     user         an error in what was asked       hang         alive, but nothing moved
     hardware     the device or the disk failed    corruption   replicas disagree
-    killed       SIGKILL, and nobody says why     straggler    far slower than the others, and taken out for that
+    killed       SIGKILL, the cause is unknown    straggler    far slower than the others, and taken out for that
     unknown      none of these
 
 Pure and table-driven: the first row that matches decides, so the rows stand in order of trust. What is done about a
@@ -156,7 +156,7 @@ def _by_signal(evidence: Evidence) -> Verdict:
     if status is None:
         return Verdict("unknown", "nothing is known about its end")
     if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return Verdict("killed", "ended by SIGKILL, and nobody says why")
+        return Verdict("killed", "ended by SIGKILL, cause unknown")
     if status in (-signal.SIGBUS, 128 + signal.SIGBUS):
         return Verdict("hardware", "SIGBUS: memory or a mapped file could not be read")
     if status in (-signal.SIGSEGV, -signal.SIGILL, -signal.SIGFPE, -signal.SIGABRT):

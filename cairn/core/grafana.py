@@ -1,4 +1,4 @@
-"""A Grafana dashboard made from the catalogue of metrics, so that no panel asks for what nobody counts.
+"""A Grafana dashboard made from the catalogue of metrics, so that no panel asks for what is not counted.
 
     Histogram   p50, p90 and p99 over time       Counter   per second       Gauge   as it is
 
@@ -33,7 +33,7 @@ def dashboard(
     named = {name for row in rows for name in row.metrics}
     unknown = sorted(named - known.keys())
     if unknown:
-        raise ValueError(f"the dashboard names metrics that nobody counts: {', '.join(unknown)}")
+        raise ValueError(f"the dashboard names metrics that are not counted: {', '.join(unknown)}")
     rest = tuple(name for name in known if name not in named)
     chosen = [*rows, Row("Everything else", rest)] if rest else [*rows]
     return {

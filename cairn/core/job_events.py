@@ -2,7 +2,7 @@
 
     Submitted  Started  Trained  Stepped ... Failed  Started  Trained  Stepped ... Ended
 
-Whoever looks after a run appends them; `core/job_ledger` makes sums of them. Data only: no clock, no files.
+The supervisor of a run appends them; `core/job_ledger` makes sums of them. Data only: no clock, no files.
 """
 
 import msgspec
@@ -29,7 +29,7 @@ class Trained(Event, frozen=True):
 class Stepped(Event, frozen=True):
     """The step that ended now; `blocked`: seconds since the step before that training waited for checkpoints.
 
-    `dragged`: seconds by which a slow rank has made steps longer, as far as nobody has said it before.
+    `dragged`: seconds by which a slow rank has made steps longer, as far as it was not reported before.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Paused(Event, frozen=True):
 
 
 class Noticed(Event, frozen=True):
-    """Something to know that stops nobody: a rank that is far slower than the others."""
+    """Something to know that stops no rank: one that is far slower than the others."""
 
     what: str  # "straggler"; "straggler over" when it keeps up again
     rank: int

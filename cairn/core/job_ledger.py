@@ -2,7 +2,7 @@
 
     wall = productive + lost + checkpoint + detect + restart + queue          ETTR = productive / wall
 
-    queue        submitted, not started            detect       something has failed and nobody knows yet
+    queue        submitted, not started            detect       something has failed, not detected yet
     restart      processes start, state is read    lost         steps that had to be done again
     checkpoint   training waited for a copy        productive   steps that stayed
 
@@ -396,7 +396,7 @@ def read_events(run: Path) -> list[AnyEvent]:
 
 
 def read_ledger(run: Path) -> Ledger | None:
-    """Of a run's folder; None if nobody has kept one."""
+    """Of a run's folder; None if none was kept."""
     path = run / FOLDER / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ledger)

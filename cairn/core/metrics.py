@@ -4,7 +4,7 @@
     Metrics     the counts of one process, kept by prometheus_client:  .add / .set / .observe  --> .render()
 
 A name or a label that the catalogue does not have is a mistake in the program, and a ValueError.
-There is no global registry: whoever counts is handed a Metrics. Knows no HTTP and no clock.
+There is no global registry: code that counts is handed a Metrics. Knows no HTTP and no clock.
 """
 
 import math

@@ -12,7 +12,7 @@ OWN = Path("/proc/self/cgroup")
 
 
 def oom_kills(own: Path = OWN, root: Path = ROOT) -> int:
-    """So far. Whoever wants to know about one process asks before and after."""
+    """So far. For one process, compare before and after."""
     for path in counters(own, root):
         try:
             found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)

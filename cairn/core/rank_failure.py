@@ -43,7 +43,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""  # its traceback, or the last lines that it wrote
     cause: Cause | None = None  # where it was ended on purpose (`core/end_reason`): for what ...
     why: str = ""  # ... in one line
-    step: int | None = None  # that it had done, where whoever ended it knew
+    step: int | None = None  # that it had done, where that is known
     oom_kills: int = 0  # of the kernel around it, while it ran
     machine: str = ""  # what the engine calls the host, where that is another name
 
@@ -105,7 +105,7 @@ def failures_in(logs: Path) -> list[RankFailure]:
 
 
 def first_of(failures: Iterable[RankFailure]) -> RankFailure | None:
-    """The first failure of the last attempt that was nobody else's fault. A program alone meets nobody."""
+    """The first failure of the last attempt that no other caused. A program of one rank has no peers."""
     every = list(failures)
     if not every:
         return None

@@ -128,7 +128,7 @@ def _open(path: Path):  # noqa: ANN202  typing's name for a binary file says les
 def _printable(value: object) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
-    except Exception as error:  # noqa: BLE001  somebody else's __repr__
+    except Exception as error:  # noqa: BLE001  the __repr__ of another library
         text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     return text.encode(errors="backslashreplace").decode()
 

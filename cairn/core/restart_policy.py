@@ -6,7 +6,7 @@
     user         never again: it would fail the same way
     hardware     again, elsewhere, and the node is looked at
     network      again, here, after a pause that grows
-    preemption   again, back in the queue; nobody's fault, so it does not count
+    preemption   again, back in the queue; no failure, so it does not count
     hang         again; the node gets a strike
     straggler    again, elsewhere; the node gets a strike
     corruption   again from the last state that all agreed on; the node gets a strike
@@ -72,7 +72,7 @@ def decide(evidence: Evidence, history: History) -> tuple[Action, History]:
 
 
 def answer(verdict: Verdict, history: History) -> tuple[Action, History]:
-    """The same, where somebody has found out already why."""
+    """The same, where the cause is known already."""
     policy = POLICIES[verdict.cause]
     times = history.in_a_row.get(verdict.cause, 0) + 1
     after = History(history.counted + policy.counts, {verdict.cause: times}, history.limit)

@@ -157,7 +157,7 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 def _leaf(key: str, type_: Any, default: object) -> Leaf:
     notes = get_args(type_)[1:] if get_origin(type_) is Annotated else ()
-    # tyro.conf.Positional and tyro.conf.arg: whoever wrote them has imported tyro already, and a
+    # tyro.conf.Positional and tyro.conf.arg: a module with them has imported tyro already, and a
     # schema without them should not pay for it.
     conf = sys.modules.get("tyro.conf")
     positional = conf is not None and any(note is conf.Positional for note in notes)

@@ -5,7 +5,7 @@
                                                           <------  have I one?, nonce b, HMAC("caller", a, b)
        fine or the reason, HMAC("listener", b, a)         ------>
 
-Both nonces are new for each connection, so an answer that somebody has overheard opens no other one. It says who opened
+Both nonces are new for each connection, so an answer that was overheard opens no other one. It says who opened
 a connection; what travels on it afterwards is neither hidden nor signed. Each side has an end to its patience, so a
 caller that says nothing costs one thread for a few seconds. Knows sockets and bytes; nothing about what is protected.
 """
@@ -39,7 +39,7 @@ TO_CALLER = {
 
 
 class Secret:
-    """Bytes that nobody prints: neither a log nor a traceback shows them."""
+    """Bytes that are never printed: neither a log nor a traceback shows them."""
 
     __slots__ = ("_value",)
 

@@ -30,7 +30,7 @@ class Sink:
         self.root = path  # the path that was asked for; a child's path is made from it
         self.name = name
         self.limit = limit
-        self.queue: deque[Record] = deque()  # append and popleft are atomic: nobody needs a lock
+        self.queue: deque[Record] = deque()  # append and popleft are atomic: no lock is needed
         self.drops: dict[int, int] = {}  # by thread, so that counting needs no lock either
         self.reported = 0
         self.threads: dict[int, str] = {}

@@ -70,7 +70,7 @@ class Track(msgspec.Struct, frozen=True):
 
 
 def timeline(tracks: Sequence[Track], name: str) -> dict[str, Any]:
-    """What `write_trace` writes, of spans that somebody holds; time zero is where the first of them begins."""
+    """What `write_trace` writes, of spans from elsewhere; time zero is where the first of them begins."""
     zero = min((span.start_ns for track in tracks for span in track.spans), default=0)
     numbers: dict[str, int] = {}
     events: list[dict[str, Any]] = []
@@ -156,7 +156,7 @@ def align(files: Iterable[Path]) -> list[Source]:
             assert isinstance(first, Process)  # read has checked it
             found.append((path, first))
     # One clock per boot: the first process to start says what time it is there. Two processes of
-    # one boot then stay together even if somebody sets the wall clock between their starts.
+    # one boot then stay together even if the wall clock is set between their starts.
     clocks: dict[str, Process] = {}
     for path, process in sorted(found, key=lambda item: item[1].monotonic_ns):
         clocks.setdefault(process.boot or str(path), process)

@@ -60,4 +60,4 @@ class Model(Protocol):
 
 
 def silent(count: float = 1) -> None:
-    """An `Advance` that nobody watches."""
+    """An `Advance` that is not shown."""

@@ -30,7 +30,7 @@ def test_a_schedule_by_hand_is_proved():
     ("ops", "problem"),
     [
         ([Op(0, 0, SEND, 0, 1)], "`send 0 -> 1` of rank 0 is never received"),
-        ([Op(1, 0, RECV, 0, 0)], "`recv 0 <- 0` of rank 1, which nobody sends"),
+        ([Op(1, 0, RECV, 0, 0)], "`recv 0 <- 0` of rank 1, which no rank sends"),
         ([Op(0, 0, SEND, 1, 1), Op(1, 0, RECV, 0, 0)], "reads a slot that holds nothing"),
         (
             [Op(0, 0, SEND, 0, 1), Op(1, 0, ADD, 0, 0)],
@@ -195,7 +195,7 @@ def test_the_verdict_on_a_damaged_schedule_is_that_of_real_numbers(name, ranks, 
     runs = [is_right(broken, seed) for seed in range(3)]
     if proof.ok:
         assert all(runs)
-    elif any(word in (proof.problem or "") for word in ("ends with", "hangs", "nobody sends")):
+    elif any(word in (proof.problem or "") for word in ("ends with", "hangs", "no rank sends")):
         assert not any(runs)
 
 

@@ -149,7 +149,7 @@ def test_other_views(home, capsys, words):
         (["quiz", "--course", "SYS-6"], "SYS-60"),
         (["next", "--count", "0"], "at least 1"),
         (["--html", "/nowhere/at/all.html"], "no folder"),
-        (["quiz"], "nobody is at this terminal"),
+        (["quiz"], "standard input is no terminal"),
     ],
 )
 def test_mistakes_are_answered(home, capsys, monkeypatch, words, said):

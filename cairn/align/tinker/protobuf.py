@@ -1,4 +1,4 @@
-"""Fields of a protobuf message by number. What is wrong with a message is said to whoever has sent it.
+"""Fields of a protobuf message by number. What is wrong with a message is reported to its sender.
 
 A field may occur several times; a map is a repeated message of key and value. Knows no message.
 """

@@ -23,7 +23,7 @@ from cairn.align.tinker.wire import Sample, SampledTokens, Samples, write_sample
 from cairn.core.errors import CairnError, RequestError
 from cairn.serve.engine.sampling_params import MOST_SEQUENCES, SamplingParams
 
-KEPT_S = 3600.0  # how long an answer that nobody asks for is kept
+KEPT_S = 3600.0  # how long an answer that is not fetched is kept
 READ_S = 120.0  # and one that was read: its reader may not have got it
 PURGE_S = 10.0
 Answer = bytes | dict  # protobuf, or what becomes JSON

@@ -143,7 +143,7 @@ def _setups(options: BenchThroughput) -> "list[Setup]":
     from cairn.models.presets import preset
     from cairn.models.runnable import RANDOM
 
-    # A folder goes by its own name: where it lies is nobody's business but this machine's.
+    # A folder goes by its own name: its path belongs to this machine and not into a record.
     models = {Path(options.model).name: options.model} if options.model is not None else {}
     for shape in options.shape or ([] if models else [default_shape(options.device)]):
         preset(shape)  # refused before the first model is measured

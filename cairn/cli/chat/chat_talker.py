@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Why an answer is over, and what was counted; None: nobody said."""
+    """Why an answer is over, and what was counted; None: unknown."""
 
     finish: str | None = None
     prompt_tokens: int | None = None

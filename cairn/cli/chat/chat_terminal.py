@@ -134,7 +134,7 @@ class Terminal:
         path = history_path()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)  # people tell a chat what they tell nobody else
+            path.touch(mode=0o600)  # chats may be private
             readline.read_history_file(path)
             readline.write_history_file(path)  # cut to its length
         except OSError as error:

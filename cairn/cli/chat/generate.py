@@ -394,7 +394,7 @@ def prompt_text(options: Generate) -> str:
 
 
 def _stdin() -> str:
-    if sys.stdin is None:  # closed by whoever started us
+    if sys.stdin is None:  # closed by the parent process
         raise UsageError(
             "--prompt - is given, but stdin is closed", hint="send the prompt to stdin"
         )

@@ -112,7 +112,7 @@ def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Rec
 
     _refuse_second(job)
     for name in job.after:
-        records.find(name)  # a job that nobody launched would be waited for in vain
+        records.find(name)  # a job that was never launched would be waited for in vain
     if options.on != "kubernetes":  # there the folder lies on a volume, maybe not seen from here
         records.claim_checkpoints(job, options.adopt)
     record = records.create(job, engine.name, options.target, options.address)

@@ -113,7 +113,7 @@ def run_verify(args: list[str]) -> int:
 
 
 def _verify_file(options: Verify, path: Path) -> int:
-    """One schedule that somebody wrote; it has its own number of ranks."""
+    """One schedule from a file; it has its own number of ranks."""
     from cairn.comm.schedule.export import schedule_from
     from cairn.comm.schedule.verify import verify
 

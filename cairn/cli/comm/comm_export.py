@@ -22,7 +22,7 @@ MOST_RANKS = 512
 class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Write a schedule for other programs, after proving it: GOAL (LogGOPSim, ATLAHS), or JSON with every operation.
 
-    What JSON says, `cairn comm verify --file` proves again, whoever wrote it.
+    What JSON says, `cairn comm verify --file` proves again, as any other such file.
     """
 
     name: Name

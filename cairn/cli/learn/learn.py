@@ -151,7 +151,7 @@ def run_quiz(learner: "Learner", options: Learn) -> int:
         return 0
     if not sys.stdin.isatty():
         raise UsageError(
-            "the quiz asks and waits for answers, and nobody is at this terminal",
+            "the quiz asks and waits for answers, and standard input is no terminal",
             hint="`cairn learn quiz --json` prints questions, answers and evidence",
         )
     right = 0

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cairn.plan.published import Compared
     from cairn.plan.serve_plan import Asked, ServePlan
 
-RATE = 10.0  # requests a second, where nobody says
-TRACED = 500  # requests of a trace, where nobody says
-LENGTHS = 1024, 256  # tokens in and out, where nobody says and the model has room for them
+RATE = 10.0  # requests a second, by default
+TRACED = 500  # requests of a trace, by default
+LENGTHS = 1024, 256  # tokens in and out, by default, if the model has room for them
 SPREAD = 1.25  # the longest are so many times the usual
 ARENA_ROWS = 16384  # as the engine has them on a GPU
 LEAST_REQUESTS, MOST_REQUESTS = 20, 100_000
@@ -40,7 +40,7 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: float | None = None
     """requests a second: 10, Poisson; of a trace its own, or the same pattern at this rate"""
     trace: Path | None = None
-    """lengths and times of somebody's service: Mooncake's JSONL or Azure's CSV, as for `cairn bench serve`"""
+    """lengths and times of a real service: Mooncake's JSONL or Azure's CSV, as for `cairn bench serve`"""
     requests: int | None = None
     """how many are simulated: 200, fewer if they are long; of a trace the first 500"""
     gpus: int = 64
@@ -156,7 +156,7 @@ def _with_images(
 def _with_lengths(
     options: PlanServe, context: int, pictures: int = 0
 ) -> tuple[PlanServe, list[str]]:
-    """The lengths that nobody gave, in the usual proportion where the usual ones do not fit; and that in words."""
+    """The lengths that were not given, in the usual proportion where the usual ones do not fit; and that in words."""
     given = (options.input_tokens, options.output_tokens)
     room = int(context / SPREAD) - pictures - sum(length or 0 for length in given)
     wanted = sum(usual for usual, length in zip(LENGTHS, given, strict=True) if length is None)

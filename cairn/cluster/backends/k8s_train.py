@@ -149,7 +149,7 @@ def _pod_failures(group: Group) -> list[Object]:
         {
             "action": "Ignore",
             "onPodConditions": taken,
-        },  # a node that is drained is nobody's failure
+        },  # a drained node is no failure of the job
     ]
 
 

@@ -224,7 +224,7 @@ def to_yaml(made: list[Object]) -> str:
     import yaml
 
     class Plain(yaml.SafeDumper):
-        """Without anchors: nobody reads `&id001`."""
+        """Without anchors: `&id001` is hard to read."""
 
         def ignore_aliases(self, data: object) -> bool:
             return True

@@ -267,7 +267,7 @@ def _check_installed() -> None:
 
 
 def _asked(command: list[str], nothing: str | None = None) -> str:
-    """What the command says; "" where it fails with `nothing`, a pattern. Else nobody answers: EngineUnreachable."""
+    """What the command says; "" where it fails with `nothing`, a pattern. EngineUnreachable: no answer."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE_S

@@ -85,7 +85,7 @@ fi
 def _again(job: Job, logs: str, python: str) -> str:
     """A node whose hardware failed is left out, like one that Slurm finds down; other failures are for the policy.
 
-    A mistake of the program would be made again. Where nobody can say (no Cairn on this host), the policy decides.
+    A mistake of the program would be made again. Where that is unknown (no Cairn on this host), the policy decides.
     """
     if job.restart.policy == "fail":
         return ""

@@ -129,7 +129,8 @@ def _rules(definitions: Sequence[Definition]) -> list[Object]:
     rules: list[Object] = [
         {"apiGroups": [GROUP], "resources": own, "verbs": [*READ, "patch"]},
         {"apiGroups": [GROUP], "resources": [f"{one}/status" for one in own], "verbs": ["patch"]},
-        # With OwnerReferencesPermissionEnforcement, whoever blocks a deletion may write finalizers.
+        # With OwnerReferencesPermissionEnforcement, an object that blocks a deletion needs the right to write
+        # finalizers.
         {
             "apiGroups": [GROUP],
             "resources": [f"{one}/finalizers" for one in own],

@@ -101,7 +101,7 @@ def as_known(made: list[Object], apis: Collection[str]) -> list[Object]:
 
 
 def is_current(live: Object, wanted: Object) -> bool:
-    """Nothing has to be written: the same was applied before, and nobody has changed it since."""
+    """Nothing has to be written: the same was applied before, and it was not changed since."""
     applied = live["metadata"].get("annotations", {}).get(DIGEST)
     if applied != wanted["metadata"]["annotations"][DIGEST]:
         return False

@@ -3,7 +3,7 @@
     list + watch -> Cache -> keys -> WorkQueue -> reconcile(Seen) -> actions -> API
                                         ^---- later, after an error ----'
 
-Only the holder of the Lease acts. Whoever loses it stops at once; whoever gets it begins with fresh lists.
+Only the holder of the Lease acts. A process that loses it stops at once; one that gets it begins with fresh lists.
 """
 
 import asyncio

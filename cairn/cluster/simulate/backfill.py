@@ -32,8 +32,8 @@ def backfill(
     """The first of the others that fits beside what the head is promised (nodes, from some time on).
 
     What is too large for the free GPUs, or for those off the promised nodes, is so for every larger job too. Most
-    often nobody fits anyway: the promise is only worked out when somebody does. `newcomers` says that the others are
-    those, and that whoever else waits may not start.
+    often none fits anyway: the promise is only worked out when one does. `newcomers` says that the others are
+    those, and that the other waiting jobs may not start.
     """
     free, now = view.free, view.now
     # GPUs that do not fit, anywhere or off the promised nodes
@@ -67,7 +67,7 @@ def backfill(
 
 
 def who_came(view: View) -> list[Job]:
-    """Those who came since everybody was looked at, as far as backfill looks; in order of arrival they are the last."""
+    """Those that came since all were looked at, as far as backfill looks; in order of arrival they are the last."""
     return view.fresh[: max(0, 1 + LOOK - len(view.waiting) + len(view.fresh))]
 
 

@@ -18,7 +18,7 @@ NEVER = float("inf")
 
 
 def decide_deadline(view: View) -> Action | None:
-    """While nobody starts or ends, only newcomers and those whose time has come may start."""
+    """While no job starts or ends, only newcomers and those whose time has come may start."""
     if view.fresh:
         return _admit(view, view.fresh[0])
     if not view.waiting or not view.free.idle:
@@ -40,7 +40,7 @@ def decide_deadline(view: View) -> Action | None:
 
 
 class _Scan:
-    """How low the free GPUs fall from now on, looked at only as far as somebody asks."""
+    """How low the free GPUs fall from now on, looked at only as far as it is asked."""
 
     def __init__(self, levels: Iterator[Level]) -> None:
         self._ahead, self._seen = levels, -NEVER

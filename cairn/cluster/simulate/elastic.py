@@ -1,8 +1,8 @@
-"""Elastic jobs: start with what there is, shrink for those who wait, grow when nobody does.
+"""Elastic jobs: start with what there is, shrink for those that wait, grow when none does.
 
 An elastic job may run with `gpus`, half of that, a quarter, ... down to `least`. When the first in the queue does not
 fit, running jobs above their least size are halved, the largest first, until it could start; only if halving all of
-them would not help, nobody is disturbed. With nobody waiting, the smallest relative to its full size doubles. Each
+them would not help, none is disturbed. With none waiting, the smallest relative to its full size doubles. Each
 change costs a restart, so a job that is nearly done is left alone. Pure.
 """
 
@@ -19,7 +19,7 @@ WORTH = 600.0  # seconds that have to be left (by the limit) for a change of siz
 
 
 def decide_elastic(view: View) -> Action | None:
-    """While nobody starts or ends, what was not possible still is not: then only newcomers may pass the first."""
+    """While no job starts or ends, what was not possible still is not: then only newcomers may pass the first."""
     if view.settled and not view.fresh:
         return None
     if not view.waiting:

@@ -43,7 +43,7 @@ class Costs(dict[State, float]):
 class Free:
     def __init__(self, cluster: Cluster) -> None:
         self.gpus = cluster.gpus
-        self.idle = cluster.total  # GPUs that nobody uses, not even in part
+        self.idle = cluster.total  # GPUs that no job uses, not even in part
         self.sharing = 0  # GPUs that are used in part
         self._all = (1 << cluster.gpus) - 1
         self.masks = [self._all] * cluster.nodes  # of idle GPUs
@@ -169,7 +169,7 @@ class Free:
             self._changed(node)
 
     def _give_share(self, node: int, mask: int, milli: int) -> int:
-        """The GPU if nobody shares it any more, otherwise 0."""
+        """The GPU if no job shares it any more, otherwise 0."""
         gpu, shared = mask.bit_length() - 1, self.shared[node]
         shared[gpu] += milli
         if shared[gpu] < MILLI:

@@ -66,7 +66,7 @@ class Running(msgspec.Struct, gc=False):
     pieces: Pieces
     gpus: int
     start: float
-    end: float  # nobody but the replay may look at it
+    end: float  # for the replay only: policies must not look at it
     believed: float  # when it ends at the latest, as far as anyone can know
     overhead: float  # seconds at the begin of the stint that do no work
     version: int = 0
@@ -78,7 +78,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     pieces: Pieces
     gpus: int
     beside: bool = False  # a promise to another job, which stays true
-    newcomer: bool = False  # then: nobody who waited longer may start
+    newcomer: bool = False  # then: no job that waited longer may start
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):

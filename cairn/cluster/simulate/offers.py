@@ -1,9 +1,9 @@
-"""What elastic jobs could give back or take, kept while they run, so that nobody has to look through all of them.
+"""What elastic jobs could give back or take, kept while they run, so that not all of them have to be looked through.
 
     a gang of 4 nodes, halved      leaves 2 nodes whole: they are free for another gang
     a job of 8 GPUs on one node    gives 4, and keeps the node: no gang gains by it
 
-`emptied` counts the nodes that nobody would use if every job halved that can. Knows no time and no queue.
+`emptied` counts the nodes that would be idle if every job halved that can. Knows no time and no queue.
 """
 
 from cairn.cluster.simulate.free import Free, lowest_bits

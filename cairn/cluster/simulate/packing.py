@@ -64,7 +64,7 @@ Score = Callable[[Room, Pod, Ints], Ints]
 
 
 def score_random(room: Room, pod: Pod, nodes: Ints) -> Ints:
-    return np.zeros(len(nodes), int)  # whoever places breaks the tie by a draw
+    return np.zeros(len(nodes), int)  # the caller breaks the tie by a draw
 
 
 def score_dotprod(room: Room, pod: Pod, nodes: Ints) -> Ints:

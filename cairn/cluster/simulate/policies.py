@@ -3,12 +3,12 @@
     fifo        in the order of arrival; a job that does not fit blocks all behind it
     sjf         the shortest limit first
     easy        FIFO, and others may pass if they do not delay the first (backfill with one reservation)
-    fair        EASY over users: whoever used least lately is first (half-life)
-    drf         EASY over users: whoever holds the smallest dominant share now is first
+    fair        EASY over users: the one who used least lately is first (half-life)
+    drf         EASY over users: the one with the smallest dominant share now is first
     priority    a more important job takes whole gangs from less important ones
     topology    EASY, and gangs stay in few racks
     fgd         EASY, and jobs go where they break up the least for those that will come
-    elastic     EASY, and elastic jobs shrink when someone waits and grow when nobody does
+    elastic     EASY, and elastic jobs shrink when a job waits and grow when none does
     deadline    a job is admitted only if it will be done in time
 
 Order is a sort key where it never changes, and a search over users where it does. No clock and no state here.
@@ -45,7 +45,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_in_order(view: View) -> Action | None:
-    """The first that waits, if it fits; nobody passes it."""
+    """The first that waits, if it fits; no other passes it."""
     if not view.waiting:
         return None
     head = view.waiting[0]
@@ -74,10 +74,10 @@ def decide_drf(view: View) -> Action | None:
 
 
 def _by_user(view: View, ranked: Callable[[Collection[str], float], list[str]]) -> Action | None:
-    """Each user's first job, in the order of users; then everybody's others, user by user.
+    """Each user's first job, in the order of users; then all others, user by user.
 
-    While nobody ends, whoever did not fit still does not, and whoever was held back still is, unless another one
-    is first now: time passes, and whoever starts beside the first has a larger share.
+    While no job ends, one that did not fit still does not, and one that was held back still is, unless another one
+    is first now: time passes, and a user whose job starts beside the first has a larger share.
     """
     if not view.waiting or not view.somebody_may_fit():
         return None

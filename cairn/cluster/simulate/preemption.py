@@ -1,4 +1,4 @@
-"""Priority with preemption of whole gangs: who has to give way, and nobody more than needed.
+"""Priority with preemption of whole gangs: which have to give way, and no more than needed.
 
 A job that does not fit may take the GPUs of running jobs of lower priority. Victims are gathered from the least
 important and youngest on, until it fits; then each one that turns out not to be needed is let go. A gang is taken whole

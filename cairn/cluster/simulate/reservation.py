@@ -2,7 +2,7 @@
 
 Running jobs are given up one by one in the order of their limits, on a sketch of the nodes they touch, until the gang
 fits. Nodes that become free late are promised first, so that what is free now stays free for others. The promise holds:
-nobody runs beyond its limit, and whoever starts meanwhile ends before or stays off the nodes. Pure.
+no job runs beyond its limit, and one that starts meanwhile ends before or stays off the nodes. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -18,7 +18,7 @@ ROUNDED = 1 + 1e-9  # sums of tenths that came and went are not what they were
 
 class Shares:
     def __init__(self, cluster: Cluster, half_life: float, track: bool = True) -> None:
-        """Without `track` nobody asks about users, and only what limits the cluster is counted."""
+        """Without `track` users are not counted, only what limits the cluster."""
         self._capacity = (float(cluster.total), cluster.cpus, cluster.memory_gib)
         self.limited = bool(cluster.cpus or cluster.memory_gib)  # by more than GPUs
         self._held: dict[str, list[float]] = {}
@@ -64,20 +64,20 @@ class Shares:
         return self._usages((user,), now)[user]
 
     def by_usage(self, users: Collection[str], now: float) -> list[str]:
-        """Whoever has used least first; of equal ones by name."""
+        """The user who has used least first; equal ones by name."""
         if len(users) == 1:
             return list(users)
         return sorted(sorted(users), key=self._usages(users, now).__getitem__)
 
     def by_dominant(self, users: Collection[str], now: float) -> list[str]:
-        """Whoever holds the smallest dominant share first; of equal ones whoever has used less."""
+        """The user with the smallest dominant share first; of equal ones the one who has used less."""
         dominant = self._dominant
         if len({dominant[user] for user in users}) == len(users):
             return sorted(users, key=dominant.__getitem__)
         return sorted(self.by_usage(users, now), key=dominant.__getitem__)
 
     def _usages(self, users: Collection[str], now: float) -> Mapping[str, float]:
-        """Of these users at least. Kept for one moment: whoever starts or ends has used nothing in it."""
+        """Of these users at least. Kept for one moment: jobs that start or end have used nothing in it."""
         if now != self._now:
             self._now, self._known = now, {}
         known = self._known

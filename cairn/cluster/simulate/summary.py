@@ -4,7 +4,7 @@ wait         from submission to the first start
 jct          from submission to the end
 slowdown     jct over the duration, where short jobs count as ten minutes (so that seconds do not rule)
 utilisation  GPU time used between the first submission and the last
-stranded     GPU time idle while somebody waited: fragmentation, order and reservations
+stranded     GPU time idle while a job waited: fragmentation, order and reservations
 """
 
 import statistics
@@ -96,7 +96,7 @@ def _in_time(story: Story) -> bool:
 
 
 def _areas(history: History, since: float, until: float) -> tuple[float, float]:
-    """Share of GPU time used from the first submission to the last, and GPU hours idle while somebody waited."""
+    """Share of GPU time used from the first submission to the last, and GPU hours idle while a job waited."""
     used = stranded = 0.0
     total = history.cluster.total
     for now, after in zip(history.samples, history.samples[1:], strict=False):

@@ -60,7 +60,7 @@ class Timeline:
             at, identity, job = self._slots.pop(0)
             self._take_back(job, at)
             self._late[identity] = job
-        behind = bisect_left(self._times, now)  # nobody runs beyond its limit: they cancel out
+        behind = bisect_left(self._times, now)  # no job runs beyond its limit: they cancel out
         del self._times[:behind], self._changes[:behind]
 
     def _take_back(self, job: Job, at: float) -> None:

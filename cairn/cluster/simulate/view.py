@@ -35,9 +35,9 @@ class View:
         self.awake: list[tuple[float, int, Job]] = []
         self.timeline = Timeline()
         self.fresh: list[Job] = []  # came since the policy last had nothing to do
-        # Since then nobody ended, and only newcomers started, beside a promise.
+        # Since then no job ended, and only newcomers started, beside a promise.
         self.settled = False
-        self.beside = False  # somebody started beside a promise since then
+        self.beside = False  # a job started beside a promise since then
         self.looked = 0  # while not settled: how many behind the first may not start
         self.shares = Shares(cluster, half_life, track)
         self.rule: Rule = tightest
@@ -57,7 +57,7 @@ class View:
     def reservation(self, job: Job) -> Reservation:
         """When a job that does not fit now will fit at the latest; remembered until a job gives GPUs back.
 
-        Whoever starts beside the promise ends before or keeps off the nodes, so it stays true; whoever starts
+        A job that starts beside the promise ends before or keeps off the nodes, so it stays true; a job that starts
         otherwise makes it void.
         """
         known = self.known_promise(job)
@@ -75,12 +75,12 @@ class View:
         return None
 
     def held_back_for(self) -> int | None:
-        """Whose promise kept others from starting, if somebody could have; None: nobody else fitted either."""
+        """Whose promise kept others from starting, if one could have; None: no other fitted either."""
         memo = self._memo
         return memo[0] if memo is not None and memo[1] == self.ended else None
 
     def started(self, action: Start, place: int) -> None:
-        """Whoever starts beside the promise leaves everything else as it was; otherwise all has to be thought anew."""
+        """A job that starts beside the promise changes nothing for others; else all has to be worked out again."""
         self.beside = action.beside
         if not action.beside:
             self.settled, self.looked, self._memo = False, 0, None

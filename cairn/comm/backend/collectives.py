@@ -215,7 +215,7 @@ class Collectives:
         timeout_s: float,
         combine: reduction.Combine | None = None,
     ) -> None:
-        """Whatever goes wrong, everybody is told, and the group ends."""
+        """Whatever goes wrong is reported to all ranks, and the group ends."""
         record = self._flight.begin(call)
         self._guard.begin(call)
         record.admitted = True

@@ -3,7 +3,7 @@
     send(x, 1, tag)  -->  [queue to 1]  -->  link  -->  [waiting for 0]  -->  recv(y, 0, tag)
 
 So a send to one peer never waits for another, nor for a receive, in whatever order they are called.
-Messages of a pair come in order; one whose tag nobody waits for yet is kept aside. The threads start
+Messages of a pair come in order; one whose tag is not waited for yet is kept aside. The threads start
 with the first message. Runs over links of their own: collectives are not disturbed.
 """
 
@@ -123,7 +123,7 @@ class Receiver:
         stream.take(payload)
 
     def _next_message(self, call: Call) -> None:
-        """Takes one message: for whoever waits for its tag, or aside."""
+        """Takes one message: for the call that waits for its tag, or aside."""
         if call.total == 0:
             self._finish(self._waiting[0], None)  # nothing travels for nothing
             return
@@ -168,7 +168,7 @@ class Receiver:
         posted[2].finish(error)
 
     def _fail(self, error: BaseException) -> None:
-        """A connection that failed serves nobody any more."""
+        """A connection that failed is not used any more."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         for _, _, operation in waiting:
@@ -184,7 +184,7 @@ def _attempt(guard: Guard, job: Any, *args: Any) -> BaseException | None:
         if guard.reason is not None:
             raise GroupStopped(f"{args[0].operation} on rank {guard.name}: {guard.reason}")
         job(*args)
-    except Exception as error:  # noqa: BLE001  whoever waits has to see it
+    except Exception as error:  # noqa: BLE001  the waiting thread raises it
         guard.stop(str(error))
         return error
     return None

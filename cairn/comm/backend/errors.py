@@ -4,7 +4,7 @@ CommError
 ├── RankMismatch   ranks do not agree on what they do together: operation, size, type, order
 ├── RankLost       a rank died, left, or never came
 ├── CommTimeout    nothing moved for longer than the group's timeout
-└── GroupStopped   another rank met one of the above and stopped everybody
+└── GroupStopped   another rank met one of the above and stopped the group
 """
 
 from cairn.core.errors import CairnError

@@ -43,7 +43,7 @@ class Executor:
     ) -> None:
         self._links, self._names, self._order, self._guard = links, names, order, guard
         self._own_name = guard.name
-        # Where ranks share processors, whoever looks keeps another from working.
+        # Where ranks share processors, one that polls keeps another from working.
         crowded = len(links) + 1 > len(os.sched_getaffinity(0))
         self._spin_s = 0.0 if crowded else spin_us / 1e6
         self._queues: dict[int, deque[Outgoing]] = {peer: deque() for peer in links}

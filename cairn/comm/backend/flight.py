@@ -5,7 +5,7 @@
 
 torch records the collectives of gloo and NCCL in C++, where no Python backend can write; so ours keeps
 its own book, and the watchdog and `cairn comm doctor` read both alike. A record is a few numbers: what it
-says in words, and the line of the program that waits, is worked out when somebody asks.
+says in words, and the line of the program that waits, is worked out when it is asked for.
 """
 
 import sys

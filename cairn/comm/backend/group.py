@@ -345,7 +345,7 @@ class CairnGroup(Base):
         self._guard.leave()
 
     def abort(self) -> None:
-        """Leaves at once; whoever waits for this rank gets an error."""
+        """Leaves at once; ranks that wait for this one get an error."""
         self._guard.stop(f"rank {self._names[self._me]} aborted the group")
         self.shutdown()
 

@@ -1,7 +1,7 @@
-"""Why a wait will never end, and how everybody learns of it.
+"""Why a wait will never end, and how all ranks learn of it.
 
-A rank that waits looks up every few milliseconds: has the peer died, has somebody stopped the group,
-is the time over? Whoever finds something stops the group: the reason goes into shared memory for its
+A rank that waits looks up every few milliseconds: has the peer died, was the group stopped,
+is the time over? A rank that finds something stops the group: the reason goes into shared memory for its
 own host and into the store for the others, whose sockets it then closes. So every rank raises, each
 in its own operation, and all with the first reason. A stopped group stays stopped.
 """
@@ -80,7 +80,7 @@ class Guard:
             )
 
     def stop(self, reason: str) -> None:
-        """Tells everybody, once; closes what others wait on."""
+        """Tells all ranks, once; closes what others wait on."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -93,7 +93,7 @@ class Guard:
         self._close_sockets()
 
     def leave(self) -> None:
-        """This rank is done with the group; whoever still waits for it may know."""
+        """This rank is done with the group; those that still wait for it may know."""
         if self._mesh.segment is not None:
             self._mesh.segment.write_state(self._place, 0, self._done, left=True)
         self._close_sockets()

@@ -37,7 +37,7 @@ def rendezvous(
     port = parts.port or _number("port", os.environ.get("MASTER_PORT"), "MASTER_PORT")
     if not host:
         raise CommError(
-            "init: nobody says where rank 0 is", hint="set MASTER_ADDR, or cairn://HOST:PORT"
+            "init: the address of rank 0 is unknown", hint="set MASTER_ADDR, or cairn://HOST:PORT"
         )
     if not 0 <= rank < world:
         raise CommError(f"init: rank {rank} of a world of {world}", hint="ranks begin with 0")
@@ -58,7 +58,7 @@ def open_store(host: str, port: int, rank: int, world: int, timeout: timedelta) 
                     host, port, world, serves, timeout, wait_for_workers=False, multi_tenant=True
                 )
             )
-        except Exception as error:  # noqa: BLE001  told below, by whoever waits
+        except Exception as error:  # noqa: BLE001  raised below, by the waiting thread
             found.append(error)
 
     thread = threading.Thread(target=make, name="cairn-store", daemon=True)

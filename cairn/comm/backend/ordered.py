@@ -1,8 +1,8 @@
 """Sums in the order of the ranks, whatever the size: the same bits for every bucket and schedule.
 
-    owner of chunk c: rank c        1  everybody sends chunk c to its owner, into a place of its own
+    owner of chunk c: rank c        1  each rank sends chunk c to its owner, into a place of its own
     places: one for each rank       2  the owner adds them up: ((0 + 1) + 2) + ...
-                                    3  and sends the sum to everybody (not in a reduce-scatter)
+                                    3  and sends the sum to all (not in a reduce-scatter)
 
 Every schedule gives the same bits in every run; but which order it adds in depends on the chunk, and
 so on the size of the vector. Here an element's sum is the same wherever it lies, and the same as in

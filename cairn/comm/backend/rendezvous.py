@@ -1,9 +1,9 @@
 """How ranks find each other: they say in the store who they are, and connect.
 
     say: world, host, process, settings    -->    same host: one segment of shared memory
-    read what everybody said               -->    other host: two sockets, for collectives and for sends
+    read what all ranks said               -->    other host: two sockets, for collectives and for sends
 
-Nobody listens unless a peer is on another host, and then only to those who know a secret that rank 0 has put into the
+No rank listens unless a peer is on another host, and then only to those that know a secret that rank 0 has put into the
 store. A rank that disagrees (another world size, other settings, a rank that is taken) and one that never comes are
 named, on every rank that waits.
 """
@@ -111,11 +111,11 @@ def meet(
 
 def _meet(room: Room, options: Options) -> Mesh:
     rank, world = room.rank, room.world
-    everybody = _introduce(room, options)
-    hosts = [hello.host for hello in everybody]
+    hellos = _introduce(room, options)
+    hosts = [hello.host for hello in hellos]
     local = [r for r in range(world) if hosts[r] == hosts[rank]]
     remote = [r for r in range(world) if hosts[r] != hosts[rank]]
-    segment, fd = _share(room, local, everybody, options) if len(local) > 1 else (None, None)
+    segment, fd = _share(room, local, hellos, options) if len(local) > 1 else (None, None)
     peers: dict[int, Peer] = {}
     links: list[dict[int, Link]] = [{} for _ in range(PURPOSES)]
     if segment is not None:
@@ -123,7 +123,7 @@ def _meet(room: Room, options: Options) -> Mesh:
         for there, other in enumerate(local):
             if other == rank:
                 continue
-            peers[other] = Peer(everybody[other].pid, segment, there)
+            peers[other] = Peer(hellos[other].pid, segment, there)
             for purpose in range(PURPOSES):
                 out, back = segment.ring(here, there, purpose), segment.ring(there, here, purpose)
                 links[purpose][other] = SharedLink(out, back, peers[other])
@@ -134,7 +134,7 @@ def _meet(room: Room, options: Options) -> Mesh:
     for other in range(world):
         room.receive(f"ready/{other}", other, "connect to its peers")
     if fd is not None:
-        os.close(fd)  # mapped by everybody by now; the memory goes with the last of them
+        os.close(fd)  # mapped by all by now; the memory goes with the last of them
     return Mesh(rank, hosts, room.names, links, segment, local, peers)
 
 
@@ -149,7 +149,7 @@ def _introduce(room: Room, options: Options) -> list[Hello]:
             hint="give every process a rank of its own",
         )
     room.publish(f"hello/{room.rank}", msgspec.json.encode(mine))
-    everybody = []
+    hellos = []
     for other in range(room.world):
         theirs = msgspec.json.decode(room.receive(f"hello/{other}", other, "join"), type=Hello)
         for what, there, here in (
@@ -161,8 +161,8 @@ def _introduce(room: Room, options: Options) -> list[Hello]:
                     f"rank {room.names[other]} has {what} {there}, rank {room.names[room.rank]} {here}",
                     hint="start every rank with the same world size and CAIRN_COMM_* settings",
                 )
-        everybody.append(theirs)
-    return everybody
+        hellos.append(theirs)
+    return hellos
 
 
 def host_identity() -> str:
@@ -174,7 +174,7 @@ def host_identity() -> str:
 
 
 def _share(
-    room: Room, local: list[int], everybody: list[Hello], options: Options
+    room: Room, local: list[int], hellos: list[Hello], options: Options
 ) -> tuple[Segment, int]:
     """The segment of this host, and its file, to be closed when all have it."""
     leader = local[0]
@@ -187,7 +187,7 @@ def _share(
         room.publish(key, str(fd))
         return segment, fd
     theirs = int(room.receive(key, leader, "share its memory"))
-    fd = Segment.open_file(everybody[leader].pid, theirs)
+    fd = Segment.open_file(hellos[leader].pid, theirs)
     return Segment(*shape, fd), fd
 
 
@@ -262,7 +262,7 @@ def _call(room: Room, where: tuple[str, int], purpose: int, secret: Secret) -> s
 
 
 class Entrance:
-    """Peers that have come; each is asked by a thread of its own, so that a stranger keeps nobody waiting."""
+    """Peers that have come; each is asked by a thread of its own, so that a stranger does not keep others waiting."""
 
     def __init__(self, server: socket.socket, doorman: Doorman) -> None:
         self.server, self.doorman = server, doorman

@@ -1,6 +1,6 @@
 """The memory that the ranks of one host share.
 
-    | state of each rank | the reason, when somebody stops the group | rings of every ordered pair |
+    | state of each rank | the reason, when the group is stopped    | rings of every ordered pair |
     ring = | items | room | header of each place | places |
 
 It is an anonymous file (memfd) that the first rank of the host makes and the others open through
@@ -114,7 +114,7 @@ class Segment:
         self._stopped.post()
 
     def stopped(self) -> str | None:
-        """The reason, if somebody stopped the group."""
+        """The reason, if the group was stopped."""
         if not self._stopped.try_wait():
             return None
         self._stopped.post()  # for the next who looks

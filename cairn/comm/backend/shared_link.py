@@ -5,7 +5,7 @@
                post room <- combine   out
 
 A chunk that is larger than a place goes piece by piece, and a piece is small enough to stay in the
-cache between the two. A peer that has died is seen by its pidfd, also when nobody has reaped it.
+cache between the two. A peer that has died is seen by its pidfd, also before it is reaped.
 """
 
 import os

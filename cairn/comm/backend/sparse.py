@@ -1,9 +1,9 @@
 """All-reduce that does not send blocks of zeros, and the hook that gives it DDP's gradients.
 
-    1  everybody tells everybody which of its blocks are not zero: one bit for each block
+    1  each rank tells all others which of its blocks are not zero: one bit for each block
     2  too many of them: a dense all-reduce, and no more questions for a while
     3  each block has an owner; blocks go to their owners, which add them up in the order of the ranks
-    4  the owners give the sums to everybody
+    4  the owners send the sums to all
 
 That is the schedule `all_reduce/sparse` (OmniReduce), with the blocks between two ranks as one message.
 At density d on n ranks a rank sends d + 1 - (1-d)^n of the vector's blocks instead of two.
@@ -77,7 +77,7 @@ def sparse_all_reduce(
     decided: Callable[[float | None], None],
     timeout_s: float,
 ) -> None:
-    """Sums in place. `decided` is called with the share of bytes it takes; None when nobody asked."""
+    """Sums in place. `decided` is called with the share of bytes it takes; None when it is not needed."""
     blocks = flat.numel() // block
     if most_share is None or blocks < collectives.ranks:
         decided(None if most_share is None else 1.0)

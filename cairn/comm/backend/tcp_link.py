@@ -72,7 +72,7 @@ class TcpLink:
         return moved
 
     def pull(self, stream: Incoming) -> bool:
-        """A piece at most: whoever has much to read must not forget to send meanwhile."""
+        """A piece at most: a rank with much to read has to send meanwhile."""
         if self._payload_at == 0:
             header = self.peek()
             if header is None:

@@ -3,7 +3,7 @@
     | sequence | operation | type | reduction | root or tag | bytes of all | bytes of this |
 
 The first 24 bytes are the same on every rank that calls the same thing (`Call.header`), so that a
-comparison of bytes is the whole check. Only when it fails somebody reads the fields.
+comparison of bytes is the whole check. Only when it fails the fields are read.
 """
 
 import struct

@@ -174,7 +174,7 @@ class Worker:
             try:
                 with self._running:
                     job()
-            except BaseException as caught:  # noqa: BLE001  whoever waits has to see it
+            except BaseException as caught:  # noqa: BLE001  the waiting thread raises it
                 error = caught
             with self._lock:
                 self._left -= 1

@@ -7,7 +7,7 @@
     size, time, busbw               nccl-tests
     a timeout, a lost connection    what the job itself printed
 
-A file that nobody can read is an error that says so, never an empty list of findings.
+A file that cannot be read is an error that says so, never an empty list of findings.
 """
 
 from pathlib import Path

@@ -108,7 +108,7 @@ def _slow_links(best: np.ndarray, without: set[int]) -> list[Finding]:
                 where=f"ranks {one} and {other}",
                 evidence=[
                     f"{best[one, other]:.0f} us between them at best, {usual:.0f} us between others",
-                    f"both are quick with everybody else: {_elsewhere(best, one, other):.0f} us",
+                    f"both are quick with all others: {_elsewhere(best, one, other):.0f} us",
                 ],
                 advice="the path between these two: a bad cable, a full uplink, two flows hashed onto one link",
             )

@@ -145,7 +145,7 @@ def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
                     evidence=[
                         f"{op} of {format_bytes(size)} takes {us:.0f} us in communicator {group}, "
                         f"{middle:.0f} us in {len(times) - 1} others alike",
-                        "all its ranks take equally long: the transfer is slow, nobody is late",
+                        "all its ranks take equally long: the transfer is slow, no rank is late",
                     ],
                     advice="look at the links and NICs of these hosts; "
                     "`cairn comm doctor --probe` between them finds the one",

@@ -81,7 +81,7 @@ def _mismatch(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | 
 
 
 def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]) -> Finding | None:
-    """Somebody waits in a collective that somebody else has not entered, or only when all was over."""
+    """A rank waits in a collective that another has not entered, or only when all was over."""
     calls = {
         rank: {number: call for number, call in mine.items() if not call.refused}
         for rank, mine in calls.items()
@@ -133,7 +133,7 @@ def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
 
 
 def _gone(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]) -> Finding | None:
-    """Nobody waits any more, because the connection broke; but a few ranks of many left no dump."""
+    """No rank waits any more, because the connection broke; but a few ranks of many left no dump."""
     if not absent or 2 * len(absent) >= len(calls):
         return None
     last = max((number, rank) for rank, mine in calls.items() for number in mine)

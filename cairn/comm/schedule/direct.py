@@ -1,4 +1,4 @@
-"""Straight to everybody: one wait for the wire, or two.
+"""Straight to all ranks: one wait for the wire, or two.
 
     one-shot   everyone sends all of its vector to everyone, and adds up what arrives:
                (n-1) vectors on the wire, one wait. For a few KiB between GPUs that see each other.

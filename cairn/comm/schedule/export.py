@@ -1,4 +1,4 @@
-"""A proved schedule for other programs: GOAL for network simulators, JSON for everybody else.
+"""A proved schedule for other programs: GOAL for network simulators, JSON for all others.
 
     Schedule --goal--> rank 0 {                                LogGOPSim, ATLAHS
                          l1: send 262144b to 1 tag 0 cpu 0
@@ -9,7 +9,7 @@
 
 In GOAL the chunks between two ranks in one step are one message, as in a proof: a simulator that counts waits counts
 as many. A send lets its thread go on at once, since a proof holds for connections that have room for it (`irequires`:
-begun is enough); a channel is a cpu of its rank; sums and copies take time only if somebody says how fast they are.
+begun is enough); a channel is a cpu of its rank; sums and copies take time only if their speed is given.
 A teaching proof for those who have such a simulator (`cairn comm export`); nothing else reads it. Pure: knows no file
 and no simulator.
 """
@@ -33,7 +33,7 @@ from cairn.comm.schedule.ops import (
 
 VERSION = 1
 MOST_PLACES = 1 << 30  # slots of all nodes, times ranks: a bit each in a proof
-MOST_NUMBER = 1 << 24  # a channel, a slot or a step that somebody wrote
+MOST_NUMBER = 1 << 24  # a channel, a slot or a step in a file
 MOST_SEEN = 1 << 27  # operations times channels: a number each in a proof
 MOST_CPUS = 256  # GOAL keeps a byte for it
 
@@ -93,7 +93,7 @@ def document(schedule: Schedule, size: int) -> Document:
 
 
 def schedule_from(text: bytes | str) -> Schedule:
-    """The schedule of a document, ready to be proved: somebody else may have written it."""
+    """The schedule of a document, ready to be proved: it may come from elsewhere."""
     try:
         read = msgspec.json.decode(text, type=Document)
         ops = [

@@ -1,7 +1,7 @@
 """Block-sparse all-reduce: blocks that are all zeros are not sent.
 
 The vector is cut into blocks; `present[rank, block]` says who has anything in it. Every block has an
-owner, blocks are dealt out in turn. Whoever has something sends it to the owner, which adds it up
+owner, blocks are dealt out in turn. A rank that has something sends it to the owner, which adds it up
 and sends the sum to everyone. A block that is zero everywhere costs nothing.
 
     present      block 0 1 2 3        block 0, owner 0:  1 -> 0,  then 0 -> 1, 2

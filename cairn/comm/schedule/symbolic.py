@@ -135,7 +135,7 @@ class SymbolicRun:
             lonely = mine[self.partner[mine] == mine]
             if len(lonely):
                 self.problems.setdefault(
-                    int(index), f"{self._name(int(lonely[0]))}, which nobody sends"
+                    int(index), f"{self._name(int(lonely[0]))}, which no rank sends"
                 )
                 continue
             self.stuck.add(int(index))

@@ -3,7 +3,7 @@
 A chunk is the set of ranks that are summed in it (`contract`). A send carries a set, a reduction
 joins two. Then:
 
-    every contribution once       a reduction of sets that overlap counts somebody twice: refused
+    every contribution once       a reduction of sets that overlap counts a rank twice: refused
     the right result              at the end every slot that matters has exactly the set it must have
     nothing invented              a slot that holds nothing is never read
     no hang                       under connections that hold `capacity` chunks: the graph of waits

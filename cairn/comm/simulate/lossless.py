@@ -2,10 +2,10 @@
 
     sender -> [queue] link -> [queue] link -> [queue] -> receiver
 
-Every link has a queue at its far end. When the queue is filled to `pause`, whoever feeds it must
+Every link has a queue at its far end. When the queue is filled to `pause`, the sender that feeds it must
 stop (PFC pauses a whole port, whatever the flow); below `resume` it may go on. So a receiver that is
 overloaded stops the links that lead to it, then those that lead there, and flows that only share a
-link with the crowd suffer with it. If the paused links form a cycle, nobody can ever go on.
+link with the crowd suffer with it. If the paused links form a cycle, no sender can ever go on.
 
 Time goes in ticks; in each a link moves at most its capacity, shared by the flows in its queue as
 they fill it. Fluid, not packets: good for who is stopped by whom and for how long, to within a tick.

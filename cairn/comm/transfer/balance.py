@@ -40,7 +40,7 @@ def _whole(pieces: Sequence[Piece]) -> list[Share]:
     load: dict[int, int] = defaultdict(int)
     shares = []
     for target, box, holders in pieces:
-        # On a tie, target i takes from holder i: with equal numbers on both sides everybody has a partner.
+        # On a tie, target i takes from holder i: with equal numbers on both sides each has a partner.
         turn = target.rank % len(holders)
         in_turn = [*holders[turn:], *holders[:turn]]
         source = min(in_turn, key=lambda shard: load[shard.rank])

@@ -248,7 +248,7 @@ class Endpoint:
             raise
         connection.settimeout(None)
         with self._lock:
-            closed = self._closed.is_set()  # while it introduced itself: nobody would look after it
+            closed = self._closed.is_set()  # while it introduced itself: it would never be closed
             kept = None if closed else self.peers.setdefault(hello.name, peer)
         if kept is not peer:  # or both ends have called each other at the same time
             connection.close()

@@ -3,7 +3,7 @@
 TransferError
 ├── Refused      the two sides do not hold the same thing: both descriptions are in the message
 ├── PeerLost     the other side is gone, or has said nothing for too long
-└── LeaseLost    the pages may have been given to somebody else: what was read is not to be used
+└── LeaseLost    the pages may have been given to another request: what was read is not to be used
 """
 
 from cairn.core.errors import CairnError

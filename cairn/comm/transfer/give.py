@@ -28,7 +28,7 @@ class Give:
         return self.transport.listen(say_hello(self.side))
 
     def grant(self, request: str, table: Sequence[int], now: float, ready: bool = True) -> None:
-        """From now on the pages belong to whoever takes the offer. `ready`: all layers are computed."""
+        """From now on the pages belong to the taker of the offer. `ready`: all layers are computed."""
         self.owner.grant(request, table, now)
         self._ready[request] = self.side.layout.contents.layers if ready else 0
         self._subscribers[request] = set()
@@ -37,7 +37,7 @@ class Give:
         return taker in self._takers
 
     def announce(self, taker: str, reader: str, offer: Offer) -> None:
-        """Tell a taker of an offer before whoever asked for it hears that it is computed; `reader`: its name there."""
+        """Tell a taker of an offer before the requester hears that it is computed; `reader`: its name there."""
         self.transport.notify(taker, encode(Begun(reader, offer)))
 
     def ready(self, request: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Until when may somebody else read our pages? Leases, on a clock that is passed in.
+"""Until when may another process read our pages? Leases, on a clock that is passed in.
 
     owner   grant -> [claimed by holders, renewed by their beats] -> released | expired | lost -> pages free, once
     holder  beat(n) sent at t -> answered -> may read until t + lease
@@ -38,7 +38,7 @@ class Lease:
         self.unclaimed_until = unclaimed_until
         self.until: dict[str, float] = {}  # holder -> end of its claim
         self.gone: dict[str, str] = {}  # holder -> why it holds no more
-        self.expected = 0  # holders that there will be; 0: nobody has come yet
+        self.expected = 0  # holders that there will be; 0: none has come yet
         self.withdrawn = False
 
 
@@ -91,7 +91,7 @@ class Owner:
         return self.expire(now)
 
     def expire(self, now: float) -> list[Freed]:
-        """Everything that nobody may read any more."""
+        """Everything that may not be read any more."""
         freed = []
         for request, lease in list(self._leases.items()):
             why = self._over(lease, now)

@@ -135,9 +135,7 @@ class NixlMover:
 
     def forget(self, peer: Peer) -> None:
         self._ask(lambda: self._abandon(peer))
-        self._tasks.put(
-            lambda: self._remove(peer)
-        )  # takes UCX a while, and nobody has to wait for it
+        self._tasks.put(lambda: self._remove(peer))  # takes UCX a while, and needs no waiting
 
     def close(self) -> None:
         if not self._worker.is_alive():

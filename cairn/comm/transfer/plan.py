@@ -85,7 +85,7 @@ def _pieces(held: list[Shard], target: Shard, same_ranks: bool) -> Iterable[Piec
         holders = [shard for shard, both in near if overlap(both, box) == box]
         if not holders:
             raise TransferError(
-                f"nobody holds {target.tensor}{_words(box)}, which rank {target.rank} wants",
+                f"no rank holds {target.tensor}{_words(box)}, which rank {target.rank} wants",
                 hint="the source layout has to cover the whole tensor: check layers and tokens",
             )
         own = [shard for shard in holders if same_ranks and shard.rank == target.rank]

@@ -1,4 +1,4 @@
-"""Bytes through shared pages, between processes of one machine: one copy, made by whoever asks.
+"""Bytes through shared pages, between processes of one machine: one copy, made by the reader.
 
     allocate  -> a memory file without a name         its descriptor goes to each peer through a Unix socket
     read      -> copy from their pages into ours      by our own thread; the owner does nothing
@@ -49,7 +49,7 @@ class ShmMover:
             raise TransferError("this system has no memfd_create", hint="use tcp")
         file = os.memfd_create("cairn-transfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(file, max(1, nbytes))
-        # Nobody can cut it off under a reader, who would die of it.
+        # It cannot be truncated under a reader, which would die of SIGBUS.
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         memory = _mapped(file, nbytes)
         self._files[memory.ctypes.data] = file

@@ -69,7 +69,7 @@ def tune_for_bulk(link: socket.socket, host: str) -> None:
         # A short answer must not wait for the acknowledgement of the one before.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel makes room for as much as one says one waits for, and still finds the best size by itself, which
-        # asking for a size (SO_RCVBUF) would end. Nobody waits for that much: the room stays, the mark goes.
+        # asking for a size (SO_RCVBUF) would end. No read waits for that much: the room stays, the mark goes.
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, AT_ONCE)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         if is_loopback(

@@ -4,7 +4,7 @@
 
 Each source's bytes count only if our lease on its pages was good when they had arrived. Either outcome is told when
 nothing of the request is under way any more, so the pages that it was read into are ours to use, or to give to
-somebody else. `step` returns at once. After NotTaken the engine computes the sequence itself.
+another request. `step` returns at once. After NotTaken the engine computes the sequence itself.
 """
 
 from collections.abc import Sequence

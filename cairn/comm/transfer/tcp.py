@@ -6,7 +6,7 @@
     WROTE                          <------
 
 An owner checks every range that it is asked for: a peer cannot reach beyond a region. Memory has to be the host's; a
-GPU's pages are staged by whoever owns them, or go through NIXL.
+GPU's pages are staged by their owner, or go through NIXL.
 """
 
 import socket
@@ -109,7 +109,7 @@ class TcpMover:
         with self._lock:
             place = self._expected.pop(frame.ticket, None)
         if place is None or place.nbytes != frame.payload:
-            raise Gone(f"it sends {frame.payload:,} bytes that nobody has asked for")
+            raise Gone(f"it sends {frame.payload:,} bytes that were not asked for")
         peer.wire.receive_into(place)
         self._end.settle(peer, frame.ticket)
 

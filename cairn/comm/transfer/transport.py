@@ -79,7 +79,7 @@ class Transport(Protocol):
         ...
 
     def connect(self, address: str) -> str:
-        """The peer's name. Raises TransferError when nobody answers there."""
+        """The peer's name. Raises TransferError when there is no answer."""
         ...
 
     def read(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:

@@ -7,7 +7,7 @@
     source.until_taken(7, 2)    <-- note: 7 --     sink.memory: these are the weights of step 7
 
 Who reads what is `make_plan`'s: every byte once, in the longest runs, ranks that hold the same share the work. The
-trainer may change its memory when `until_taken` has returned, so nobody ever reads half of a step. A side that is cut
+trainer may change its memory when `until_taken` has returned, so half of a step is never read. A side that is cut
 otherwise than the other believes is refused before a byte moves; one that dies or stays away is named. Each end has a
 thread or a process of its own, since it answers only while it waits. The bytes go where the transport goes: shared
 memory, TCP, or NIXL.
@@ -86,7 +86,7 @@ class WeightSource:
                 peer, why = next(iter(gone.items()))
                 raise PeerLost(f"weights {version}: reader {peer} is gone: {why}")
             if time.monotonic() > deadline:
-                late = sorted(self._readers - set(have)) or ["nobody else has connected"]
+                late = sorted(self._readers - set(have)) or ["no other has connected"]
                 raise TransferError(
                     f"weights {version}: {len(have)} of {readers} readers have them after {timeout_s:g} s",
                     hint=f"waiting for {', '.join(late)}",

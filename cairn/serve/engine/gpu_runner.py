@@ -1,7 +1,8 @@
 """The runner on a GPU: fused kernels, and CUDA graphs of whole steps.
 
 A step replays the graph of the next shape above its own; the rest is padding, which writes nothing and is never
-attended to. Graphs hold everything from the inputs to the sampled token. A step that has no graph runs kernel by kernel.
+attended to. Graphs hold everything from the inputs to the sampled token. A step that has no graph runs kernel by
+kernel.
 """
 
 from collections.abc import Sequence

@@ -191,7 +191,7 @@ def test_bad_tables_and_shapes_are_refused():
         plan_kv(layout, [0, 1], layout, [2, 2], (0, 8))
     with pytest.raises(ConfigError, match="tensor parallel 4 neither divides 6 KV heads"):
         KVLayout(contents=of, page_size=4, pages=4, tp=4)
-    with pytest.raises(TransferError, match="nobody holds kv"):
+    with pytest.raises(TransferError, match="no rank holds kv"):
         make_plan(kv_shards(layout, [0], (0, 2)), kv_shards(layout, [0], (0, 4)))
 
 

@@ -159,7 +159,7 @@ def test_an_end_that_closes_while_somebody_comes_in_leaves_nobody_waiting():
 
 def test_what_nobody_holds_is_refused():
     reader = make_end("tcp", "b")
-    with closing(reader), pytest.raises(TransferError, match="nobody holds"):
+    with closing(reader), pytest.raises(TransferError, match="no rank holds"):
         WeightSink(reader, server(1)[0], [pack(0, [])], ["127.0.0.1:1"])
 
 
@@ -188,7 +188,7 @@ def test_tensors_are_found_where_safetensors_put_them(files):
 
 
 def test_files_that_cannot_serve_are_refused(files, tmp_path):
-    with pytest.raises(TransferError, match="nobody holds down"):
+    with pytest.raises(TransferError, match="no rank holds down"):
         read_from(files[:1], server(1)[0])
     with pytest.raises(TransferError, match="4 bytes for each element in the files, 2 are wanted"):
         read_from(files, pack(0, [Held("up", 2, cut_of((48, 16), None))]))
