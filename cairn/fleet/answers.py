@@ -6,7 +6,7 @@
 An answer with `left` tokens to come ends later by a chunk for each of them, or by the whole prompt if it lasts longer.
 A prompt of half a second beside an answer of twenty tokens delays it by all of that, while the answer alone would have
 been over in a tenth of a second. So a prompt may wait until answers have ended: what they save is known, and what the
-wait costs is too. Nobody waits for an answer that takes longer than half of its own prompt, nor for any after it has
+wait costs is too. No prompt waits for an answer that takes longer than half of its own prompt, nor for any after it has
 waited in the router for twice as long as its prompt takes.
 """
 

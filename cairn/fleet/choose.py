@@ -2,7 +2,7 @@
 
     Ask (prompt tokens, ...) + Candidate (what is cached there, queued, running, how fast) -> order of preference
 
-    seconds      how much later tokens come: its own first one, and those of everybody else there. No weights
+    seconds      how much later tokens come: its own first one, and those of all others there. No weights
     lmetric      new prompt tokens x requests there (arXiv 2603.15202)
     dynamo       blocks to prefill + blocks that decode (NVIDIA Dynamo's KV router, default weights)
     llmd         queue 2, cache use 2, prefix 3, each scaled to 0..1 (llm-d's default profile)
@@ -23,7 +23,7 @@ import msgspec
 from cairn.fleet.answers import MOST_WAIT, MOST_WAITED, Answers
 
 BLOCK_TOKENS = 64  # of Dynamo's and llm-d's rules
-OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
+OUTPUT_TOKENS = 256  # of an answer of unknown length
 LAST_ARRIVALS = 64  # that a rate is counted over
 MOST_BUSY = 0.95  # with more work than that a queue would never be empty
 
@@ -72,8 +72,8 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
                arrivals in B wait for all of it (p), and arrivals in p for half of it. They bring work themselves, so
                a server that is busy for a share of its time needs 1 / (1 - share) times as long to be empty. But a
                rush is believed to go on only for as long again as it was seen: who counts on one that never ends
-               keeps all queues alike, and then everybody waits too long, where some could have been served in time
-    answering  everybody who is there gets the tokens behind this moment later, by its prompt once and by its row in
+               keeps all queues alike, and then all wait too long, where some could have been served in time
+    answering  each request there gets the tokens behind this moment later, by its prompt once and by its row in
                every step, and it gets its own later by theirs. They are in the middle of answers on average: half.
                Where they are known each one counts for itself, and the prompt may wait until short ones have ended
     """

@@ -5,7 +5,7 @@
     policy = "seconds"              count = 2
 
                                     [[servers]]
-                                    urls = ["http://10.0.0.5:8000"]     # somebody else's
+                                    urls = ["http://10.0.0.5:8000"]     # started elsewhere
 
 A typo is an error with the name that was meant. Nothing here starts anything.
 """

@@ -1,4 +1,4 @@
-"""Requests leave a server that hangs: one that is silent, or that says it is healthy and gives nobody a token.
+"""Requests leave a server that hangs: one that is silent, or that reports itself healthy and sends no token.
 
 Connections of a server that died break by themselves, and one that is stopped finishes what it has.
 """
@@ -26,7 +26,7 @@ async def follow(router: "Router", pulse: PulseClient) -> None:
 
 
 def leave_wedged(router: "Router", now_s: float) -> None:
-    """Requests of a server that gives no tokens go elsewhere, where somebody else could answer them."""
+    """Requests of a server that gives no tokens go elsewhere, where another one could answer them."""
     streaming = {one.worker for one in router.open if one.expects_tokens}
     limit_s = router.config.wedge_s
     reason = f"it has given no token for {limit_s:g} s or more"

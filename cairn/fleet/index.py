@@ -4,8 +4,8 @@
     match(keys) -> {server: cached tokens}
 
 A key holds a bit for each server. `match` goes along the prompt and keeps the bits that all keys so far have, so it
-ends where nobody has more. Decisions that were just made count as if the server had stored the keys already, until its
-events come or they expire: siblings of a burst go to the same place. Pure; the clock is handed in.
+ends where no server has more. Decisions that were just made count as if the server had stored the keys already, until
+its events come or they expire: siblings of a burst go to the same place. Pure; the clock is handed in.
 """
 
 from collections.abc import Iterable, Sequence
@@ -79,12 +79,12 @@ class KeyIndex:
     def match(
         self, keys: Sequence[int], estimates: Sequence[int], now_s: float = 0.0
     ) -> dict[int, int]:
-        """Cached tokens by server. `estimates[i]`: tokens up to key i, for keys that nobody has counted yet."""
+        """Cached tokens by server. `estimates[i]`: tokens up to key i, for keys that were not counted yet."""
         if now_s >= self._half_ends_s:
             self._expire(now_s)
         holders, expected, before = self._holders, self._expected, self._expected_before
         found: dict[int, int] = {}
-        bits, tokens = -1, 0  # -1: everybody, until somebody has a key
+        bits, tokens = -1, 0  # -1: all, until one has a key
         for at, key in enumerate(keys):
             here = holders.get(key, 0) | expected.get(key, 0) | before.get(key, 0)
             if not here and bits == -1:

@@ -5,8 +5,8 @@
 
 Where queues are at the servers, a prompt waits behind a long one while another server has become free, and a server
 with a queue has prompts in every step, which slows all its answers. Here the choice is made as late as it can be
-without a server standing still, and again for everybody who waits. Short prompts go before long ones that have not
-waited for long, and nobody starves: the order is between that of arrival and that of the highest response ratio. Those
+without a server standing still, and again for all that wait. Short prompts go before long ones that have not
+waited for long, and none starves: the order is between that of arrival and that of the highest response ratio. Those
 who go before a request count as if they were at the servers that they would go to. A long prompt also waits for short
 answers to end beside which it would be computed (`answers`). Only of streams a router sees when their prompts are
 computed, so only these wait. Pure: the clock is handed in.

@@ -21,7 +21,7 @@ HINTS = {
 def drop_who_does_not_read(listening: asyncio.Server) -> None:
     """Ends connections that were accepted here whose client takes nothing for so long (Linux).
 
-    A server would end its own one after a minute, and the request would be computed again elsewhere, for nobody.
+    A server would end its own one after a minute, and the request would be computed again elsewhere, in vain.
     """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         for one in listening.sockets:

@@ -2,8 +2,8 @@
 
     request for A --router--> A is awake: sent        A sleeps: it waits; `residency.plan` --> POST /sleep, /wake_up
 
-Servers start one after the other, each with the machine's memory to itself, and then sleep until somebody asks. The
-host proves itself to them with a secret of its own, so that clients cannot put them to sleep.
+Servers start one after the other, each with the machine's memory to itself, and then sleep until they are asked for.
+The host proves itself to them with a secret of its own, so that clients cannot put them to sleep.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Where a request goes now, or for what it waits in the router.
 
     place --> the best server of those that are up and have room
-        |---> waits: nobody is up, or full (`hold_s`); or its best server computes other prompts (`late_binding`)
+        |---> waits: none is up, or full (`hold_s`); or its best server computes other prompts (`late_binding`)
     place_next --> those that wait, by priority and key; whenever a server has answered or ended
 
 Functions over a router, as `failing_servers` are.

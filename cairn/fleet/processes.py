@@ -42,7 +42,7 @@ class ServerProcess:
         self._variables = dict(environment or {})
         self.name, self._say, self._group = name, say, group
         self.gpus = list(gpus)
-        self._reserved = socket.socket()  # so that nobody else gets the port before it starts
+        self._reserved = socket.socket()  # so that no other program gets the port before it starts
         self._reserved.bind(("127.0.0.1", 0))
         weakref.finalize(self, self._reserved.close)
         self.port = self._reserved.getsockname()[1]

@@ -53,7 +53,7 @@ class PulseClient:
             await asyncio.sleep(AGAIN_S)
 
     def _down(self, reason: str, answers: bool = False) -> None:
-        """`answers`: somebody is there, who is not understood."""
+        """`answers`: a server is there, but not one of ours."""
         self.index.forget(self.worker.number)
         if self.worker.state != "starting":
             self.worker.down(reason)

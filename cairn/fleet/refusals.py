@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def unknown_model(router: "Router", model: str | None, aliases: bool = True) -> str | None:
     """Of a name that no server has; None as long as one of them has not told its names.
 
-    `aliases`: they are told to whoever asks for another name. A request for one has its model's name already.
+    `aliases`: they are named to clients that ask for another name. A request for one has its model's name already.
     """
     names = {name for one in router.scaled for name in one.names}
     if model is None or model in names or not (names or router.workers):

@@ -6,7 +6,7 @@
       '---------'-- lost in the middle of a stream ----------> the request with the tokens so far, elsewhere
 
 A stream of ours carries its token ids in comments (`serve.http.server.continuation`), which are taken out here. From
-another kind of server a broken stream ends with an error event, because nobody knows its tokens.
+another kind of server a broken stream ends with an error event, because its tokens are not known.
 """
 
 import re
@@ -36,7 +36,7 @@ USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"toke
 _COUNT = re.compile(rb"\s*(\d{1,12})")
 LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
 BUSY = (429, 503)  # another server may have room
-# Unless it is the client's key that has no more: nobody else is asked then.
+# Unless it is the client's key that has no more: no other server is asked then.
 OF_KEY = b'"code":"key_'
 
 
@@ -187,7 +187,7 @@ class Exchange(msgspec.Struct, eq=False):
     def charged_tokens(self) -> int | None:
         """Of its answer, that its holder is charged with; None: what computed nothing and errors are free.
 
-        An answer that nobody has counted costs as much as it may have.
+        An answer that was not counted costs as much as it may have.
         """
         if not (self.computes and (self._complete or self._begun or self._left)):
             return None
@@ -261,7 +261,7 @@ class Exchange(msgspec.Struct, eq=False):
         return body
 
     def end(self, body: bytes) -> None:
-        if self.paused:  # its connection is somebody else's now, who wants to read
+        if self.paused:  # its connection belongs to another request now, which wants to read
             self.slow(False)
         worker, status, body = self._leave(), self._status, body or self._error
         assert worker is not None

@@ -1,6 +1,6 @@
-"""Which models of one machine are awake? Those that somebody asks for, as far as they fit into its memory together.
+"""Which models of one machine are awake? Those that are asked for, as far as they fit into its memory together.
 
-    asleep --somebody asks, and there is room--> awake --idle, or another one needs the room--> asleep
+    asleep --asked for, and there is room--> awake --idle, or another one needs the room--> asleep
 
 Room is made by those that were used longest ago, idle ones first. One that is busy finishes what it has, and takes
 nothing new, once another has waited for a turn. Pinned models never sleep. Pure: no process, no clock.
@@ -66,7 +66,7 @@ def plan(models: Sequence[Resident], memory: int, now_s: float, idle_s: float) -
             continue
         if busy and now_s - (one.waiting_since_s or now_s) < TURN_S:
             continue
-        free += room - one.given_back  # promised, so that nobody else takes it
+        free += room - one.given_back  # promised, so that no other takes it
         moves.sleep.extend(other.name for other in victims if not other.busy)
         moves.yielding.extend(busy)
         moves.wake.extend([] if busy else [one.name])

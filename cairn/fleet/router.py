@@ -1,7 +1,7 @@
 """The router: one address in front of many servers. Every request goes where its answer begins soonest.
 
     Front --request--> keys, Ask --choose--> Worker --Upstream--> answer
-                          |                     ^ down, busy, silent: the next best one; nobody: it waits
+                          |                     ^ down, busy, silent: the next best one; none: it waits
                           '-- KeyIndex <-- PulseClient: what each server has cached, and its load
 
     GET /health   /metrics   /cairn/fleet   /cairn/fleet/requests/{id}      are the router's own; all else is passed on
@@ -252,7 +252,7 @@ class Router:
         computes: bool = True,
         streams: bool = False,
     ) -> Ask:
-        """What computes nothing delays nobody. Of several processes each one sees its share of the arrivals."""
+        """What computes nothing delays no other. Of several processes each one sees its share of the arrivals."""
         if not computes:
             return Ask(number, keys.length, 0)
         share = (len(self.processes) or 1) / (len(self.workers) or 1)

@@ -3,7 +3,7 @@
     floor     prompts that arrive, in servers' worth of work, and requests that decode; ahead by the time a start takes
     fast      one more when the next request would wait for longer than the SLO allows
     down      one less when the others would carry it with room to spare, for long enough
-    zero      none after so long without a request; one as soon as somebody waits
+    zero      none after so long without a request; one as soon as a request waits
 
 `LoadMeter` turns what a router sees into `Seen`; `decide` is the policy. Simulator and `cairn fleet serve` use both.
 """

@@ -146,7 +146,7 @@ def _scaled(config: FleetConfig) -> list[ServerGroup]:
 
 
 async def _say_ready(router: Router, address: str, say: Say) -> None:
-    """The same words as of a single server, so that whoever waits for one finds them."""
+    """The same words as of a single server, so that scripts that wait for one find them."""
     while not router.workers or any(worker.state != "up" for worker in router.workers):
         await asyncio.sleep(0.05)
     say(f"ready: {len(router.workers)} servers are up at {address}")

@@ -4,7 +4,7 @@
                   ^------ KeyBook: what its prefix cache stored and dropped ------'
 
 Only the devices and the network are replaced: a step takes what the planner's cost model says, and events of the cache
-are known at the next arrival, or when somebody who waits is sent.
+are known at the next arrival, or when one that waits is sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -291,7 +291,7 @@ def _request(number: int, prompt: Prompt, limits: Limits) -> Request:
     params = SamplingParams(max_tokens=traced.output_tokens, ignore_eos=True)
     made = Request(number, [1] * traced.input_tokens, params)
     made.hashes = list(prompt.hashes)
-    made.salt = str(number)  # pages behind the prompt are nobody else's
+    made.salt = str(number)  # pages behind the prompt are shared with no other
     made.checked = traced.input_tokens + traced.output_tokens <= limits.context
     return made
 

@@ -57,8 +57,8 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader = self.reader
-        if reader is None:  # whoever asks next would take it for the answer
-            self._lose("it sends what nobody has asked for")
+        if reader is None:  # the next request would take it for its answer
+            self._lose("it sends what was not asked for")
             return
         if self._between:
             # The parser would call thrice for it.
@@ -108,7 +108,7 @@ class Upstream(asyncio.Protocol):
             self._pool.writes.write(self.transport, request)
 
     def drop(self) -> None:
-        """Nobody reads the answer any more: the server sees that, and stops."""
+        """The answer is not read any more: the server sees that, and stops."""
         self.reader = None
         if self.transport is not None:
             self.transport.abort()
@@ -169,7 +169,7 @@ class Pool:
         self._idle: dict[str, list[Upstream]] = {}  # by url: numbers are given again
 
     def take(self, worker: Worker) -> Upstream | None:
-        """An open connection that nobody uses."""
+        """An open connection that is not in use."""
         idle = self._idle.get(worker.url, ())
         while idle:
             found = idle.pop()

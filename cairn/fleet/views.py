@@ -45,7 +45,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, gc=False):
-    """A decision as it was made; its view is only written when somebody asks."""
+    """A decision as it was made; its view is only written when it is asked for."""
 
     policy: str
     chosen: "Worker"

@@ -4,8 +4,8 @@
 
 Virtual token counters (VTC, arXiv 2401.00588): each key counts what was computed for it, the tokens of prompts that
 were cached nowhere and twice the tokens of answers. The lowest goes first, whichever model it wants. A key that comes
-back after a pause starts at the lowest of those that wait, or where nobody waits at the key that was served last, so
-that nobody saves up and nobody pays later for what an idle fleet gave. Pure: no clock, no sockets.
+back after a pause starts at the lowest of those that wait, or where none waits at the key that was served last, so
+that no key saves up, and none is charged later for what an idle fleet gave. Pure: no clock, no sockets.
 """
 
 from collections import deque

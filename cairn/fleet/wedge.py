@@ -1,10 +1,10 @@
-"""Which server says that it is healthy, and gives nobody a token? Pure; the clock is handed in.
+"""Which server reports itself healthy, and sends no token? Pure; the clock is handed in.
 
     streams there, nothing comes for `limit_s` and twice the time of the prompts that wait --> wedged: it rests
     something comes --> forgotten                                                   wedged again --> a longer rest
 
 Whole answers come at their end, however long they take, so they prove progress and never its absence. Nor is a server
-judged while requests of others wait there: nobody here knows how long their prompts take.
+judged while requests of others wait there: it is not known here how long their prompts take.
 """
 
 from typing import NamedTuple

@@ -121,7 +121,7 @@ class Worker:
             self.stream_tokens += new_tokens
 
     def computed(self, new_tokens: int, streams: bool) -> None:
-        """Its first token has come, or nobody waits for it any more."""
+        """Its first token has come, or it was aborted."""
         self.waiting -= 1
         self.queued_tokens -= new_tokens
         if streams:

@@ -22,7 +22,7 @@ def cpu_quota(root: Path) -> float | None:
 def memory_limit(root: Path) -> tuple[int | None, int | None]:
     """The tightest memory limit in bytes and how much of it is used; None when there is none.
 
-    Files that the kernel keeps in memory are counted by the group, and given back when somebody needs the room: a
+    Files that the kernel keeps in memory are counted by the group, and given back when the room is needed: a
     checkpoint that was just read is not used memory.
     """
     found: list[tuple[int, int | None]] = []

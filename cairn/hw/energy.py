@@ -1,7 +1,7 @@
 """How much energy a GPU has taken, by the counter of the card itself: joules since the driver was loaded.
 
 `EnergyCounter.joules` is the sum over the cards it was made for. A card without a counter is integrated from its power
-whenever somebody asks. Without NVML there is nothing to read, and None is the answer.
+on every call. Without NVML there is nothing to read, and None is the answer.
 """
 
 import time

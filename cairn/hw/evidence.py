@@ -58,7 +58,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(environment: Mapping[str, str] | None = None) -> Evidence:
-    """Probe first: once torch holds a GPU, its own memory would count as somebody's."""
+    """Probe first: once torch holds a GPU, its own memory would count as that of others."""
     machine = probe(environment=environment)
     torch_problem = try_import("torch")
     gpus = 0 if torch_problem else _torch_gpus()

@@ -50,7 +50,7 @@ class Lookups:
         self.missed: list[str] = []
 
     def note(self) -> str:
-        """One line for whoever starts an engine."""
+        """One line for the log of an engine that starts."""
         if not self.missed:
             return f"kernels: {self.found} found compiled in {self.folder}, none compiled here"
         why = self._why()
@@ -99,7 +99,7 @@ def triton_files() -> str:
 
 
 def use_configured(folder: str | None) -> Lookups | None:
-    """The folder that somebody asked for, or that the environment names; None: neither, or one that has nothing."""
+    """The folder that was asked for, or that the environment names; None: neither, or one that has nothing."""
     if folder:
         return use(Path(folder).expanduser())
     named = os.environ.get(ENVIRONMENT)

@@ -66,7 +66,7 @@ def _named(operation: str, wanted: str, who: str, offers: Mapping[str, str | Non
 
 @functools.lru_cache(maxsize=4096)
 def _noted(operation: str, choice: Choice) -> Choice:
-    """Each choice is said once, to whoever listens."""
+    """Each choice is said once, to the event sink."""
     instant("kernel choice", operation=operation, impl=choice.impl, why=choice.why)
     return choice
 

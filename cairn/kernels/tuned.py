@@ -115,7 +115,7 @@ def forget() -> None:
 
 def _current_device() -> str | None:
     """The name of the GPU that a launch would use; None without one, and in the interpreter."""
-    torch = sys.modules.get("torch")  # whoever launches a kernel has imported it
+    torch = sys.modules.get("torch")  # launching a kernel has imported it
     if torch is None or not torch.cuda.is_initialized():
         return None
     return _device_name(torch.cuda.current_device())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """How one layer attends, whoever holds the keys."""
+    """How one layer attends, wherever the keys are."""
 
     layer: int
     scale: float

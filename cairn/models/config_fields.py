@@ -104,7 +104,7 @@ class Fields:
         )
 
     def finish(self) -> None:
-        """Refuse what nobody has read."""
+        """Refuse what was not read."""
         for name, value in self.config.items():
             if name in self.seen or name in HARMLESS or value in NEUTRAL.get(name, ()):
                 continue

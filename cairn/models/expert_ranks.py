@@ -50,8 +50,8 @@ class RankExperts(ExpertLayer):
         entered_TD = self.shards.enter(x_TD)
         weights_TN, chosen_TN = self.router(entered_TD)
         weights_TN, slots_TN = self.visits_here(weights_TN, chosen_TN)
-        nobody = len(self.here)
-        order_M, ends_E = sort_by_expert(torch.where(slots_TN < 0, nobody, slots_TN), nobody)
+        elsewhere = len(self.here)
+        order_M, ends_E = sort_by_expert(torch.where(slots_TN < 0, elsewhere, slots_TN), elsewhere)
         found_MD = self.visit(entered_TD[order_M // slots_TN.shape[1]], ends_E)
         out_MD = found_MD.new_zeros(len(order_M), self.hidden)
         out_MD[: len(found_MD)] = found_MD
@@ -61,7 +61,7 @@ class RankExperts(ExpertLayer):
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
     def visits_here(self, weights_TN: Tensor, chosen_TN: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and slots of this rank; 0 and -1 for what another rank or nobody treats."""
+        """Weights and slots of this rank; 0 and -1 for what another rank or none treats."""
         slot_EC, copies_E = self._table(chosen_TN.device)
         token_T1 = torch.arange(len(chosen_TN), device=chosen_TN.device)[:, None]
         known_TN = chosen_TN.clamp(min=0).long()

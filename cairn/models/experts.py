@@ -3,7 +3,7 @@
     route -> sort by expert -> one grouped product for all experts -> back in the tokens' order -> weigh and sum
 
 No shape depends on what was chosen and nothing waits for the device, so a CUDA graph can hold a step; padding rows are
-routed like any other and read by nobody. Experts are split over tensor-parallel shards inside, like a dense
+routed like any other and never read. Experts are split over tensor-parallel shards inside, like a dense
 feed-forward; `expert_ranks` spreads whole experts over ranks. `models.fused_experts` computes the
 same through our kernels.
 """

@@ -2,7 +2,7 @@
 
     from_hf(config) -> ModelSpec
 
-A family is a function that reads the fields it understands; `config_fields` refuses what nobody has read, because a
+A family is a function that reads the fields it understands; `config_fields` refuses what was not read, because a
 model that is computed almost right is worse than none. Defaults are those of `transformers`, which in old checkpoints
 writes only what differs from them. No torch, and no tensor names: those are in `checkpoint_names`.
 """

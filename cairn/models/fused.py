@@ -280,7 +280,7 @@ class FusedInput:
         return self.x_TD if self.post_norm is None else None
 
     def add(self, y: Product) -> FusedResidual:
-        if not self._read:  # what was pending belongs to the residual, whoever read it
+        if not self._read:  # what was pending belongs to the residual, even if it was read
             _ = self.tensor
         if self.post_norm is not None:
             y = normed(cast(Tensor, y), self.post_norm)

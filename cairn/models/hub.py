@@ -91,7 +91,7 @@ class Default(NamedTuple):
 
 
 def default_model() -> Default:
-    """What runs where nobody named a model: the better of those that are on this machine."""
+    """What runs where no model is named: the better of those that are on this machine."""
     try:
         _packaged(BETTER)
     except ModelNotFound:

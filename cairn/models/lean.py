@@ -62,7 +62,7 @@ class LeanNorm:
     def __init__(self, norm: Norm, weight: Tensor | None = None) -> None:
         weight = (norm.weight if weight is None else weight).detach()
         width = weight.shape[-1]
-        # None: whoever takes the result multiplies with it
+        # None: the caller multiplies the result with it
         self.weight: Tensor | None = (weight + 1.0 if norm.plus_one else weight) * math.sqrt(width)
         self.floor = torch.tensor(math.sqrt(width * norm.eps))
 

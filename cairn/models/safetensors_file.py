@@ -149,9 +149,9 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """One file, which whoever may read a new file of this process may read; a full disk is an OSError as elsewhere."""
+    """One file, with the permissions of any new file of this process; a full disk is an OSError as elsewhere."""
     path.touch()
-    mode = path.stat().st_mode  # safetensors makes files that nobody but their owner may read
+    mode = path.stat().st_mode  # safetensors makes files that only their owner may read
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:

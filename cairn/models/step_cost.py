@@ -24,7 +24,7 @@ class SequenceWork(NamedTuple):
     tokens: int  # new ones
     cached: int  # before them
     logits: int = 1  # rows of them
-    shared: int = 0  # so many of the cached tokens are read for somebody else anyway
+    shared: int = 0  # so many of the cached tokens are read for another request anyway
 
 
 class Total(NamedTuple):

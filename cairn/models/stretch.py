@@ -2,7 +2,8 @@
 
     stretched(spec, 131_072) -> the same model with YaRN (arXiv:2309.00071), or with its own longrope
 
-Without training, answers get a little worse at every length, so nobody's context is stretched unasked. No torch.
+Without training, answers get a little worse at every length, so no context is stretched unless it is asked for. No
+torch.
 """
 
 import msgspec

@@ -88,7 +88,7 @@ class Transformer(nn.Module):
         """From the embedded tokens to the last norm, whatever form the residual and the step have.
 
         `deep`: what is added to the residual behind the first layers, one after another. `most_layers`: the first so
-        many alone, for whoever wants their kernels and not their result.
+        many alone, where their kernels are wanted and not their result.
         """
         layers = islice(enumerate(self.layers), most_layers)
         residual, tapped = run_layers(layers, residual, step, taps, deep)

@@ -56,7 +56,7 @@ KNOWN = {
 
 
 def device(name: str, **changes: float) -> Device:
-    """A device by its name; `changes` are fields of it that somebody knows better."""
+    """A device by its name; `changes` are fields of it that the caller knows better."""
     known = KNOWN.get(name.lower())
     if known is None:
         hint = did_you_mean(name, KNOWN, f"there are: {', '.join(KNOWN)}")

@@ -5,7 +5,7 @@
 
 Reads the records where the checkout has them and says nothing where not. The constants of the cost functions were
 chosen with most of these records in view, so an error here is how well one set of constants explains all of them, not
-a forecast of a machine nobody has seen.
+a forecast of a machine that was not measured.
 """
 
 import itertools

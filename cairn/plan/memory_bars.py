@@ -3,7 +3,7 @@
     fsdp 64, microbatch 4   [weights|gradients|states|activations          ]   |   114.4 of 131.3 GiB
                                                                            limit
 
-Draws only: names, sizes and a limit come from whoever asks.
+Draws only: names, sizes and a limit come from the caller.
 """
 
 from collections.abc import Mapping, Sequence

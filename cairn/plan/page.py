@@ -193,7 +193,7 @@ def serve_page(
 
 
 def _memory(options: Sequence[Option]) -> dict[str, dict[str, int]]:
-    """By size of tp, without what nobody uses: the bar leaves it free."""
+    """By size of tp, without what is unused: the bar leaves it free."""
     return {
         f"tp {option.tp}": {
             name: size for name, size in option.room.table().items() if name != UNUSED

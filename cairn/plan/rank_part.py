@@ -1,7 +1,7 @@
 """Which part of a model does one rank of a layout hold, and with whom does it share it? As `train.parallel` cuts it.
 
     tp, pp     heads, feed-forward and vocabulary of one rank; layers of one stage
-    ep         some of the experts, whole: nobody cuts them further, `expert_replicas` ranks hold the same ones
+    ep         some of the experts, whole: they are not cut further, `expert_replicas` ranks hold the same ones
     fsdp       everything else is cut over fsdp x cp ranks, and copied over dp
     no fsdp    everything else is copied over dp x cp ranks
 

@@ -3,7 +3,7 @@
     seconds = host + launches + max(weights, products) + attention + between (+ collectives of tp)
 
     weights    bytes of the weights once, at SHARE of the copy rate      products   FLOPs at the sustained rate
-    attention  pages that somebody looks at, or pairs of a prompt        between    norms, rotations, activations
+    attention  pages that are read, or pairs of a prompt        between    norms, rotations, activations
                (pages that several look at come from memory once, then from the chip)
 
 Unlike a floor (`serve.simulate.roofline_step_seconds`) it adds what does not overlap in our engine. Constants are the

@@ -2,7 +2,7 @@
 
     Workload (lengths, how many, at which rate)  ->  requests  ->  serve.simulate with serve_cost  ->  Load
 
-Arrivals are Poisson and drawn from a seed, or those of a trace; prompts are made of numbers that nobody shares, except
+Arrivals are Poisson and drawn from a seed, or those of a trace; prompts are made of numbers that no other has, except
 where a workload or a trace says so. The scheduler, the block manager and the prefix cache are the engine's own. No
 clock, no device.
 """
@@ -30,11 +30,11 @@ from cairn.serve.simulate import Arrival, simulate
 FRACTION = 0.9  # of the device's memory that the engine uses
 UNUSED = "not used"
 TOKENS = 10_000
-STEP_MS = 25.0  # of a server, where somebody decodes
+STEP_MS = 25.0  # of a server, in steps that also decode
 
 
 class Traced(msgspec.Struct, frozen=True):
-    """A request of somebody's service."""
+    """A request of a real service."""
 
     at_s: float
     prompt: list[int]
@@ -183,7 +183,7 @@ def _nobody_elses(number: int, count: int) -> list[int]:
 
 
 def run(served: Served, workload: Workload, rows: int = ROWS, step_ms: float = 0.0) -> Load:
-    """`step_ms`: what a server gives a step in which somebody decodes; 0 where only throughput counts."""
+    """`step_ms`: what a server gives a step that also decodes; 0 where only throughput counts."""
     space = room(served, rows)
     context = min(workload.input_most + workload.output_most, served.spec.context)
     result = simulate(

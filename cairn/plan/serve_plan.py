@@ -29,7 +29,7 @@ WATTS_IDLE = 0.25  # of the watts of a busy GPU
 
 
 def usual_requests(input_tokens: int, output_tokens: int) -> int:
-    """How many are simulated where nobody says."""
+    """How many are simulated by default."""
     return min(REQUESTS, max(FEW, MOST_TOKENS // (input_tokens + output_tokens)))
 
 

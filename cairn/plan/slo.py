@@ -3,7 +3,7 @@
 ttft=500ms,tpot=25ms  -->  rows, step_ms, max_waiting  and the rate at which the promise holds, each with its reason
 
 rows         as many requests as decode together within the time per token, pages included
-step_ms      the time of a step in which somebody decodes: of several candidates the one that holds the highest rate
+step_ms      the time of a step that also decodes: of several candidates the one that holds the highest rate
 max_waiting  as many as reach their first token in time at that rate; more are refused at once, and not let down
 """
 

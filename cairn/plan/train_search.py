@@ -268,7 +268,7 @@ def train_flags(job: Job, choice: Choice) -> str:
 
 
 def _complexity(choice: Choice) -> tuple[int, int, int]:
-    """How many things somebody has to understand to run it."""
+    """How many things a reader has to understand to run it."""
     layout = choice.layout
     axes = sum(
         size > 1 for size in (layout.dp, layout.fsdp, layout.pp, layout.cp, layout.tp, layout.ep)

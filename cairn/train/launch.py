@@ -214,7 +214,7 @@ def _collect(pipes: list[Connection], processes: list[Any], stopping: threading.
         raise first_failure(failures)
     for pipe, process in zip(pipes, processes, strict=True):
         with contextlib.suppress(BrokenPipeError):
-            pipe.send(None)  # everybody is done: it may leave
+            pipe.send(None)  # all ranks are done: it may leave
         process.join(LEAVE_S)
     return results[0]
 

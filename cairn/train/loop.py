@@ -243,11 +243,11 @@ class Loop:
         if not isinstance(self.batches, StatefulBatches):
             return []
         mine = (self.state.parallel.data_rank, self.batches.state_dict())
-        everybody: list[Any] = [mine]
+        gathered: list[Any] = [mine]
         if self.control is not None:
-            everybody = [None] * self.world
-            dist.all_gather_object(everybody, mine, group=self.control)
-        return [state for _, state in sorted(dict(everybody).items())]
+            gathered = [None] * self.world
+            dist.all_gather_object(gathered, mine, group=self.control)
+        return [state for _, state in sorted(dict(gathered).items())]
 
     def _restore_source(self, about: About) -> None:
         if isinstance(self.batches, StatefulBatches) and about.source:

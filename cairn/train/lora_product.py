@@ -202,7 +202,7 @@ class _NormLoraProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
         total, rstd, norm, y, *kept = ctx.saved_tensors
-        # Below the first layer nobody learns.
+        # Below the first layer nothing is trained.
         wanted = any(ctx.needs_input_grad[:3]) or y is None
         dy, dbs, of_y = _walk_back(ctx, grads[0].contiguous(), kept, wanted)
         if dy is None:

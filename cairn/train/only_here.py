@@ -29,7 +29,7 @@ def check_free(folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _taken(folder, file) from None
-    except OSError:  # nobody has been here, or `only_here` will say what is wrong
+    except OSError:  # no run was here, or `only_here` will say what is wrong
         return
 
 

@@ -6,7 +6,7 @@
     float16    as bfloat16 with masters; the loss is multiplied, or small gradients would become zero
 
 The factor of float16 halves when gradients overflow and doubles after many steps in which they did not. It lives on the
-device, like the decision: nobody waits. fp8 is a matter of products, not of storage: see `products`.
+device, like the decision: the host does not wait. fp8 is a matter of products, not of storage: see `products`.
 """
 
 from typing import TYPE_CHECKING

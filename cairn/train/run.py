@@ -59,7 +59,7 @@ def run(
     make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
     """`make_loop`: another loop around the same steps; a run with recovery has its own."""
-    # With recovery the folder is held by whoever starts the ranks again (`local_driver`, `launched`).
+    # With recovery the folder is held by the process that starts the ranks again (`local_driver`, `launched`).
     locked = rank == 0 and not config.recovery.on
     if locked:
         check_free(config.folder)
@@ -152,7 +152,7 @@ def make_validation(prepared: Prepared) -> Validation | None:
 
 
 def keep_tokenizer(corpus: Corpus, config: Train, folder: Path) -> None:
-    """The tokenizer beside the checkpoints: without it nobody could use them."""
+    """The tokenizer beside the checkpoints: without it they could not be used."""
     if corpus.tokenizer is None:
         return
     if folder.is_dir():

@@ -46,7 +46,7 @@ class TrainState:
         self.step = 0  # updates done, skipped ones included
         self.samples = 0  # consumed by all ranks
         self.tokens = 0  # seen by all ranks
-        self.lr_scale = 1.0  # of the next step; whoever makes its batches may ask for another one
+        self.lr_scale = 1.0  # of the next step; the source of its batches may ask for another one
 
     def units(self, batches: Sequence[Batch]) -> torch.Tensor:
         """How many losses this data rank has to add up: of tokens, or of what its loss counts instead."""

@@ -5,7 +5,7 @@
     a second Ctrl-C    ends at once; the newest complete checkpoint stays
 
 Schedulers often signal a whole process group, so a rank may get SIGTERM from them and from its parent: the second one
-changes nothing. Signals that whoever started the process ignores (nohup) stay ignored. Knows nothing about training.
+changes nothing. Signals that the parent ignores (nohup) stay ignored. Knows nothing about training.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
     model.frozen = ["embedding.*", "layers.0.*"]    ->    Trainable(name) -> bool
 
 One predicate over the names of a checkpoint, which no layout changes. `freeze` carries it over to parameters; from then
-on everybody looks at `requires_grad`: frozen weights get no gradient, no bucket, no optimizer state, and a checkpoint
+on all code looks at `requires_grad`: frozen weights get no gradient, no bucket, no optimizer state, and a checkpoint
 does not repeat them but refers to the weights that the run began with (`Base`).
 """
 

@@ -143,7 +143,7 @@ def plain_of(config: EngineConfig) -> EngineConfig:
 
 
 def run_alone(engine: Engine, answer: CapturedAnswer, grammar: Grammar | None = None) -> list[int]:
-    """The tokens that the engine gives to this request with nobody beside it."""
+    """The tokens that the engine gives to this request when it runs alone."""
     count = len(answer.tokens)
     if not count:
         return []

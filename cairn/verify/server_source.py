@@ -134,7 +134,7 @@ class TokenIds:
     def row(self, spelled: Spelled | None, known: Mapping[bytes, int] = {}) -> Row:
         """`known`: ids of tokens that need not be told by their bytes.
 
-        Empty where the likeliest token cannot be told: nobody could say whether it is the expected one.
+        Empty where the likeliest token cannot be told: it is unknown whether it is the expected one.
         """
         if not spelled:
             return {}

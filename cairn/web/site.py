@@ -5,7 +5,7 @@
     the OpenAPI document       /docs
 
 All files are read once, at the start; a path is looked up in that table and never reaches the file system, so no path
-leads out of the folder. Browsers keep a copy and ask whether it is still good (ETag): nobody sees yesterday's page.
+leads out of the folder. Browsers keep a copy and ask whether it is still good (ETag): no stale page is shown.
 Knows nothing of the API but its document; the page itself calls it.
 """
 

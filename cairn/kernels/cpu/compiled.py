@@ -64,7 +64,7 @@ def obstacle() -> str | None:
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """Loaded into this process; compiled before if nobody has done it yet."""
+    """Loaded into this process; compiled before if that was not done yet."""
     if platform.system() not in ("Linux", "Darwin"):
         raise HardwareError(f"no compiled CPU kernels for {platform.system()}")
     return _library("product")

@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
     kind: str  # a key of TYPES or LEVELS
     bytes_NB: Tensor  # uint8, contiguous
     columns: int
-    mapped: bool = False  # a view of a mapped file, which nobody has written to
+    mapped: bool = False  # a view of a mapped file, which was not written to
     group: int = 0  # values that share a scale, of LEVELS
 
 

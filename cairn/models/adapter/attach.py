@@ -1,7 +1,7 @@
 """Puts an adapter onto a model, a stage of one, or takes it out of the sum for a while.
 
     attach(model, spec)         every map that the spec covers gets an addend, with blank parameters
-    addends(model, spec)        the same addends, which nobody adds yet: an engine chooses among several of them
+    addends(model, spec)        the same addends, which are not added yet: an engine chooses among several of them
     with adapter_off(model):    the base model: what a reference says in preference training
 
 The maps find their names in a checkpoint by `checkpoint_names`, so that patterns mean what they mean to PEFT.

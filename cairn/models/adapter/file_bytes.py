@@ -1,6 +1,6 @@
 """The bytes of an adapter's file on the device: read by several threads, on a stream where no model runs.
 
-    file -> pinned pieces -> the device        nobody's step waits for it
+    file -> pinned pieces -> the device        no step waits for it
 
 Knows what the file's header says, and no model: `prepared` says where each tensor belongs.
 """

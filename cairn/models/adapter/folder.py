@@ -46,7 +46,7 @@ def read_adapter(model: Transformer, folder: Path, dtype: torch.dtype | None = N
 def read_addends(
     model: Transformer, folder: Path, dtype: torch.dtype | None = None
 ) -> tuple[AdapterSpec, dict[str, Addend]]:
-    """The adapter in a folder, checked against this model and loaded, which nobody adds yet."""
+    """The adapter in a folder, checked against this model and loaded, but not added to its products yet."""
     spec, _ = read_config(folder)
     stored = read_tensors(folder)
     device = str(model.embedding.weight.device)

@@ -1,6 +1,6 @@
 """The encoders of Hugging Face's format: from config.json to an `EncoderSpec`.
 
-A field that nobody reads is an error, as for decoders: a config that is half understood gives wrong vectors silently.
+A field that is not read is an error, as for decoders: a config that is half understood gives wrong vectors silently.
 """
 
 from collections.abc import Callable, Mapping

@@ -143,7 +143,7 @@ class Encoder(nn.Module):
 def packed_step(
     x_TD: Tensor, attend: Attend, shape: ModelSpec, rotations: dict[Rope, Rotation]
 ) -> Step:
-    """By our kernels where they run and nobody wants gradients; else by torch."""
+    """By our kernels where they run and no gradients are needed; else by torch."""
     if not x_TD.is_cuda or x_TD.dtype == torch.float32 or torch.is_grad_enabled():
         return PlainStep(attend, rotations)
     from cairn.models.encoder.gpu_form import PackedStep

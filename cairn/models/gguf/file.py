@@ -174,7 +174,7 @@ class GGUFFile:
         return self._bytes[source.start : source.start + source.size_bytes]
 
     def _let_go(self, source: Source) -> None:
-        """Whole pages of a tensor that was copied leave this process; they are read again if somebody asks."""
+        """Whole pages of a tensor that was copied leave this process; they are read again when they are needed."""
         first = -(-source.start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = source.start + source.size_bytes - first
         if self._mapping is not None and size > 0 and hasattr(mmap, "MADV_DONTNEED"):

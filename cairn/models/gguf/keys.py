@@ -1,6 +1,6 @@
 """What does a GGUF file say about its architecture, and has all of it been understood?
 
-Reading a key is understanding it: a key of the architecture that nobody read is an error, because
+Reading a key is understanding it: a key of the architecture that was not read is an error, because
 it could change the computation. Keys of other namespaces (general, tokenizer, quantize, a
 publisher's own) describe the file, not the model. This module does not know what a key is good for.
 """

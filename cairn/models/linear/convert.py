@@ -20,7 +20,7 @@ from cairn.models.transformer import Transformer
 
 @torch.inference_mode()
 def convert_weights(model: Transformer, name: str, *, release: bool = False) -> str:
-    """Says what was done. `release`: nobody else uses the model, so the numbers as they were are not kept."""
+    """Says what was done. `release`: nothing else uses the model, so the numbers as they were are not kept."""
     layers = [part for part in model.modules() if isinstance(part, ExpertLayer)]
     parts = [p for p in linears(model) if not isinstance(p, Vocabulary)] if name in FORMS else []
     _check(model, name, parts, layers)

@@ -89,7 +89,7 @@ class Fp8Form(Protocol):
 
 
 def finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
-    """Bias and activation behind a product that has neither; the residual is added by whoever asked."""
+    """Bias and activation behind a product that has neither; the residual is added by the caller."""
     if bias_N is not None:
         y_MN = y_MN + bias_N
     if epilogue.gate is None:

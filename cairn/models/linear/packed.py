@@ -238,7 +238,7 @@ def row_scales(weight_NK: Tensor, in_pairs: bool) -> Tensor:
 
 
 def _finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
-    """In place: the result belongs to nobody else yet."""
+    """In place: the result is not shared yet."""
     if bias_N is not None:
         y_MN.add_(bias_N)
     return y_MN if epilogue.gate is None else epilogue.gate.in_place(y_MN)

@@ -1,7 +1,7 @@
 """The tensors of a quantised checkpoint under the names of an unquantised one.
 
     files --rules of quantization_config--> names() has P.weight, whichever tensors store it
-                                            tensor(P.weight)          dequantised, for whoever wants floats
+                                            tensor(P.weight)          dequantised, where floats are needed
                                             planes(P.weight, device)  as it is, for a form that multiplies with it
 
 Opening reads headers only, and refuses planes that are missing, truncated or of another group size.

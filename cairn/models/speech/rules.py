@@ -4,7 +4,7 @@
 
 Timestamps come in pairs and never decrease; a text begins with one. The rules are those Whisper was trained with
 (arXiv:2212.04356, and `decoding.py` of its release). A window whose text looks wrong is decoded again at a higher
-temperature; one in which nobody speaks has no text at all.
+temperature; one without speech has no text at all.
 """
 
 import zlib

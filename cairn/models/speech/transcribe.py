@@ -115,7 +115,7 @@ class Transcriber:
     def _hear(
         self, sound: Sounds, wanted: Sequence[Wanted]
     ) -> tuple[list[str | None], list[float]]:
-        """Which language is spoken, and how likely it is that nobody speaks."""
+        """Which language is spoken, and how likely it is that there is no speech."""
         tokens, rows = self.tokens, len(wanted)
         first_B1 = torch.full((rows, 1), tokens.start, device=self.device)
         texts = self.model.texts(rows)

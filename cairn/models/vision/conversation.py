@@ -8,7 +8,7 @@
     {"type": "video", "video": frames or bytes, "fps": 2}          Python
 
 A template sees {"type": "image"} or {"type": "video"} in their place. What a picture's source is worth is judged by
-whoever loads it.
+its loader.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from cairn.core.errors import RequestError
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil")
 VIDEO_PARTS = ("video_url", "video")
-FPS = 2.0  # frames a second, where nobody says so
+FPS = 2.0  # frames a second, by default
 DATA_URL = "data:{};base64,{}"
 
 

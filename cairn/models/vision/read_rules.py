@@ -1,6 +1,6 @@
 """How pictures are prepared for a model, out of the files beside its weights.
 
-A field of preprocessor_config.json that nobody reads is refused by name, as in `models.families`. No torch is needed
+A field of preprocessor_config.json that is not read is refused by name, as in `models.families`. No torch is needed
 to follow the rules, only to read what stands beside tensors.
 """
 

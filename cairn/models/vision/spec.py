@@ -86,7 +86,7 @@ class VisionSpec(msgspec.Struct, frozen=True):
 
     @property
     def varies(self) -> str | None:
-        """Why an answer may depend on who else is in a step; None: on nobody."""
+        """Why an answer may depend on the other requests of a step; None: it does not."""
         if self.axes:
             return "its rotary positions have three axes"
         return None if self.sees == "before" else "tokens of a picture see each other both ways"

@@ -59,9 +59,9 @@ def choose_newest(
 
 def gathered(mine: Any, group: Any) -> list[Any]:
     """What every rank has passed, by rank."""
-    everybody: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everybody, mine, group=group)
-    return everybody
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, mine, group=group)
+    return gathered
 
 
 def _seen_by_all(root: Path, group: Any, visible_s: float) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A checkpoint of any layout as Hugging Face safetensors, which `cairn serve` and everybody else can load.
+"""A checkpoint of any layout as Hugging Face safetensors, which `cairn serve` and other programs can load.
 
 Reads only the weights, into a model on the host, and writes the folder whole or not at all. The tokenizer's files come
 along, so the folder is all that a server needs.

@@ -119,7 +119,7 @@ def complaint(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         for (name, number), check in zip(mine, found, strict=True):
             if check != files[name].checks[number]:
                 return f"{name} is damaged: its checksum differs"
-    except OSError as error:  # a bad disk, or a run that makes room while somebody else looks
+    except OSError as error:  # a bad disk, or a run that makes room at the same time
         return f"{error.filename or folder} cannot be read: {error.strerror}"
     return None
 

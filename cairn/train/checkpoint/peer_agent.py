@@ -79,7 +79,7 @@ class Agent:
         secret: Secret | None = None,
         log_line: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`peer`: the address of the node that keeps copies of this one's ranks; None: nobody does."""
+        """`peer`: the address of the node that keeps copies of this one's ranks; None: none does."""
         check_open(doors.address.rpartition(":")[0], secret, "the memory of copies")
         self.node, self.doors, self.peer, self.board = node, doors, peer, board
         self.secret, self.log_line = secret, log_line

@@ -106,7 +106,7 @@ class PeerMemory:
         inspect: Inspect,
         hurry: bool,
     ) -> Written | None:
-        """The copy lies in the memory that the agent sees; None: nobody has given us any."""
+        """The copy lies in the memory that the agent sees; None: there is none."""
         home = self._home(pieces, about)
         if home is None:
             inspect(pieces)
@@ -147,7 +147,7 @@ class PeerMemory:
         return self.data + last.at + last.size()
 
     def _free(self, home: Home, hurry: bool) -> int:
-        """The older copy's place if the newer one is safe; otherwise the newer one's, which nobody can go back to."""
+        """The older copy's place if the newer one is safe; otherwise the newer one's, which cannot be gone back to."""
         older = 0 if home.step(0) <= home.step(1) else 1
         newer = home.step(1 - older)
         safe = newer < 0 or self.wait_until_safe(newer, 0.0 if hurry else self.patience_s)

@@ -58,8 +58,8 @@ class Held(msgspec.Struct, frozen=True):
     rank: int
     step: int
     used: int
-    check: int  # sum of all its 64-bit words; 0: nobody has summed it yet
-    world: int = 0  # of how many ranks it is one; 0: nobody said
+    check: int  # sum of all its 64-bit words; 0: not summed yet
+    world: int = 0  # of how many ranks it is one; 0: unknown
 
 
 class Holdings(Message, frozen=True):
@@ -104,7 +104,7 @@ class Forget(Message, frozen=True):
 
 
 class Keep(Message, frozen=True):
-    """To an agent: from now on this one keeps copies of your ranks; empty: nobody does."""
+    """To an agent: from now on this one keeps copies of your ranks; empty: none does."""
 
     address: str
 

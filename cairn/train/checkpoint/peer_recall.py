@@ -178,7 +178,7 @@ class Copy:
     def _carried(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
         """Tensors in one stretch of this machine's memory are filled in place, by all lanes; others by way of it."""
         reader = self._reader()
-        wanted, copied, homes = [], [], []  # homes: kept, because nobody else holds their memory
+        wanted, copied, homes = [], [], []  # homes: kept, because nothing else holds their memory
         for entry, room in rooms:
             direct = room.is_contiguous() and not room.is_cuda
             if not direct and reader.in_place:
@@ -263,6 +263,6 @@ def forget(address: str, generation: int, after: int, secret: Secret | None = No
 
 
 def keep_at(address: str, keeper: str, secret: Secret | None = None) -> None:
-    """Tells the agent at `address` who keeps copies of its ranks from now on; empty: nobody."""
+    """Tells the agent at `address` who keeps copies of its ranks from now on; empty: none."""
     with connect(address, ANSWER_S, secret) as link:
         link.ask(Keep(keeper))

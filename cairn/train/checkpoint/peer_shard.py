@@ -46,7 +46,7 @@ class Shard:
         return 0 if self.step(0) <= self.step(1) else 1
 
     def view(self, slot: int, length: int) -> memoryview:
-        """Stays valid while somebody holds it, also where the shard is closed meanwhile; ValueError afterwards."""
+        """Stays valid while it is referred to, also where the shard is closed meanwhile; ValueError afterwards."""
         return memoryview(self.memory)[slot * self.size : slot * self.size + length]
 
     def close(self) -> None:

@@ -4,7 +4,7 @@
     piece  tensor [8, 2], offsets (0, 2)              the right half, on one of two tensor-parallel ranks
 
 Everything that is saved is a piece. Because each says where it belongs, a checkpoint can be read by any other layout:
-a reader asks for its own rectangles, whoever wrote them. Knows no parallelism and no file.
+a reader asks for its own rectangles, whichever rank wrote them. Knows no parallelism and no file.
 """
 
 from collections.abc import Mapping

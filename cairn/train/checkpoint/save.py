@@ -126,15 +126,15 @@ class Saver:
             result = work()
         except Exception as error:  # noqa: BLE001  raised below, once the other ranks know of it
             failure = error
-        everybody: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(everybody, (_portable(failure), result), group=self.group)
+        gathered: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(gathered, (_portable(failure), result), group=self.group)
         if failure is not None:
             raise failure
-        for rank, (other, _) in enumerate(everybody):
+        for rank, (other, _) in enumerate(gathered):
             if other is not None:
                 number, words = other
                 raise OSError(number, f"on rank {rank}: {words}")
-        return [result for _, result in everybody]
+        return [result for _, result in gathered]
 
     def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Into memory of an earlier save: the one before has been written, so it is free again."""

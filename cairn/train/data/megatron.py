@@ -3,7 +3,7 @@
     NAME.idx    9 bytes "MMIDIDX\\0\\0"; version u64 = 1; dtype code u8; sequences u64; document ends u64;
                 int32 lengths [sequences]; int64 byte pointers [sequences]; int64 first sequence [document ends]
 
-A document is a run of sequences. The format does not name its tokenizer, so nobody can check that it is right.
+A document is a run of sequences. The format does not name its tokenizer, so it cannot be checked.
 """
 
 import struct

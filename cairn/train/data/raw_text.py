@@ -116,4 +116,4 @@ def _chat_texts(path: Path) -> Iterator[str]:
 
 
 def _unwatched(count: int) -> None:
-    """An `Advance` that nobody watches."""
+    """An `Advance` that is not shown."""

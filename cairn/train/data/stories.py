@@ -3,7 +3,7 @@
 For training without any download: the language is simple, the people keep their names and pronouns, and what is
 lost at the beginning is found at the end, so that there is something to learn beyond single words.
 
-    opening -> wish or trouble -> somebody tries -> somebody helps -> ending, sometimes a moral
+    opening -> wish or trouble -> an attempt -> help -> ending, sometimes a moral
 """
 
 from typing import NamedTuple

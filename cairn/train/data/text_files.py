@@ -152,7 +152,7 @@ class _Counted:
         return self._file.tell()
 
     def close(self) -> None:
-        pass  # whoever opened it closes it
+        pass  # the caller that opened it closes it
 
     @property
     def closed(self) -> bool:

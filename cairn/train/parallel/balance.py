@@ -36,9 +36,9 @@ class BalancedRouter(Router):
         """`context`: ranks that have other tokens of the same microbatch."""
         super().__init__(build, spec, experts)
         self.loss, self.rate, self.context = loss, rate, context
-        # Of the step that a microbatch is, times the scale of the loss; whoever runs the step says so.
+        # Of the step that a microbatch is, times the scale of the loss; the step hands it in.
         self.share: Tensor | float = 1.0
-        # Not a buffer: whoever gives the weights a place must not touch it.
+        # Not a buffer: code that places the weights must not touch it.
         self.load_E = torch.zeros(experts.count)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Data parallel: every rank the whole model and other samples; gradients are summed over the ranks.
 
 Sums, not means: the loss is divided by the valid tokens of all ranks already. Buckets leave during the last backward.
-With nobody else in the group it is the plain single process. `zero` and `fsdp` offer the same (`Sync`), and differ in
+With one rank in the group it is the plain single process. `zero` and `fsdp` offer the same (`Sync`), and differ in
 what each rank keeps.
 """
 

@@ -69,7 +69,7 @@ class Fsdp:
         pass
 
     def after_forward(self) -> None:
-        """Without a backward nobody frees weights that stay gathered, and an update would not reach them."""
+        """Without a backward, weights that stay gathered are not freed, and an update would not reach them."""
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):

@@ -5,7 +5,7 @@
 
 `model.ParallelModel` offers it in every layout, of which one process is the smallest, so neither the step nor the loop
 nor a checkpoint knows a layout. Gradients are those of the global batch: the loss is
-divided by the valid tokens of all data ranks, and whoever splits the batch sums over the ranks, never averages.
+divided by the valid tokens of all data ranks, and the code that splits the batch sums over the ranks, never averages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ class Parallel(Protocol):
     def grad_norm(self) -> Tensor:
         """Length of the gradients of all ranks together, each element once: float32 scalar on the device.
 
-        Nobody scales the gradients: the optimizer multiplies by the factor that the step makes of this norm.
+        The gradients are not scaled: the optimizer multiplies by the factor that the step makes of this norm.
         """
         ...
 

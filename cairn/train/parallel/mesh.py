@@ -25,7 +25,7 @@ from cairn.train.parallel.layout import Layout, check
 
 ORDER = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first
 JOINED = {"data": ("dp", "fsdp"), "replica": ("dp", "fsdp", "cp")}
-Group = Any  # a torch.distributed.ProcessGroup; None where there is nobody to talk to
+Group = Any  # a torch.distributed.ProcessGroup; None for a single rank
 Place = dict[str, int]  # rank along each axis
 
 
@@ -135,7 +135,7 @@ def members(layout: Layout, axis: str, rank: int) -> list[int]:
 
 
 def _key(layout: Layout, axis: str, rank: int) -> tuple[int, ...]:
-    """What all members of a group have in common, and nobody else."""
+    """What all members of a group have in common, and no other rank."""
     where = place(layout, rank)
     data = where["dp"] * layout.fsdp + where["fsdp"]
     if axis == "ep":

@@ -114,7 +114,7 @@ class GatherRows(torch.autograd.Function):
 
 
 class ScatterRows(torch.autograd.Function):
-    """Forward: my rows of the sum over all ranks; backward: everybody's gradients."""
+    """Forward: my rows of the sum over all ranks; backward: the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:

@@ -4,7 +4,7 @@
     rank 1   ...
     node 0   agent's pid, when it began
 
-Each rank writes its own line and nobody else's; the driver reads all of them, ten times a second, without asking
+Each rank writes its own line and no other; the driver reads all of them, ten times a second, without asking
 anybody. The memory has no name: it is inherited by fork and goes with the last process; where ranks are started one by
 one (`launched`), each node has its own, in a file. Knows no policy.
 """
@@ -87,7 +87,7 @@ class Board:
         self.head: Any = np.frombuffer(whole, HEAD, 1, 0)
         self.ranks: Any = np.frombuffer(whole, RANK, ranks, sizes[0])
         self.nodes: Any = np.frombuffer(whole, NODE, nodes, sizes[0] + sizes[1])
-        # Apart from the lines, so that whoever looks through these reads a few pages.
+        # Apart from the lines, so that a reader of these reads a few pages.
         both: Any = np.frombuffer(whole, "i8", 2 * ranks * RING, sum(sizes[:3]))
         ended, busy = both.reshape(2, ranks, RING)
         self.ended_ns: Any = ended  # when step n of a rank ended, at n % RING
@@ -151,7 +151,7 @@ class Board:
 
 
 def _mapped(file: Path, size: int) -> mmap.mmap:
-    """Sparse: only the lines that somebody writes take room."""
+    """Sparse: only the lines that are written take room."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(descriptor, size)

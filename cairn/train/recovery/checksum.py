@@ -2,7 +2,7 @@
 
     rank 0   pieces abc   sum 91        rank 1   pieces abc   sum 91
     rank 2   pieces abc   sum 93  <-- one of three disagrees: it is named
-    rank 3   pieces xyz   sum 17        nobody has the same pieces: nothing to compare
+    rank 3   pieces xyz   sum 17        no other rank has these pieces: nothing to compare
 
 Every flipped bit changes the sum of the words. With two replicas one knows that something is wrong, not who; then both
 go back. Only the sum costs anything: one reading of the state.
@@ -100,6 +100,6 @@ def complaint(marks: Sequence[Mark], step: int) -> Corrupted | None:
             certain=True,
         )
     return Corrupted(
-        f"{who} should hold the same numbers after step {step} and do not; nobody knows who is right",
+        f"{who} should hold the same numbers after step {step} and do not; which one is right is unknown",
         ranks=tuple(wrong),
     )

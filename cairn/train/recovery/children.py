@@ -1,4 +1,4 @@
-"""Processes that outlive whoever started them become this process's children, and are waited for here."""
+"""Processes that outlive their parents become this process's children, and are waited for here."""
 
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ def adopt_orphans(adopt: bool) -> None:
 
 
 def end_process(pid: int) -> None:
-    """Kills it and waits until it is gone, whoever its parent is; 0 is nobody."""
+    """Kills it and waits until it is gone, also if it has another parent; 0 is none."""
     if pid <= 0 or process_state(pid) == "":
         return
     with contextlib.suppress(ProcessLookupError):

@@ -139,7 +139,7 @@ class Slow(NamedTuple):
 
 
 class Slowness:
-    """Who was far slower than the others, step after step; a single slow step is nobody's fault.
+    """Who was far slower than the others, step after step; a single slow step names no rank.
 
     Steps are looked at one by one, once every rank has reported them: nodes report at different moments.
     """

@@ -111,4 +111,4 @@ class FarCopies:
             if folder.parent.name == SENDING:
                 shutil.rmtree(
                     folder.parent, ignore_errors=True
-                )  # one at a time: nobody else's is in it
+                )  # one at a time: no other one's is in it

@@ -88,7 +88,7 @@ class GuardedLoop(Loop):
         finally:
             now = time.monotonic_ns()
             self.board.set(self.rank, resumed=self.state.step, restore_ns=now - began)
-            self.board.set(self.rank, step=self.state.step)  # after it, for whoever reads steps
+            self.board.set(self.rank, step=self.state.step)  # after it, for readers of steps
             self.board.set(self.rank, phase=TRAINING, trained_ns=now)
 
     def _from_disk(self) -> bool:
@@ -158,8 +158,8 @@ class GuardedLoop(Loop):
                     f"{failures} failures so far"
                 )
         if self.control is not None:
-            agreed, everybody = torch.tensor(every), cast(Any, self.control)
-            dist.broadcast(agreed, 0, group=everybody)
+            agreed, group = torch.tensor(every), cast(Any, self.control)
+            dist.broadcast(agreed, 0, group=group)
             every = int(agreed)
         saving = msgspec.structs.replace(self.config.checkpoint, every=every)
         self.config = msgspec.structs.replace(self.config, checkpoint=saving)

@@ -1,7 +1,7 @@
 """What to do about a failure: the cheapest rung that can work, and the next one if it did not.
 
     tell       a rank is slow: named, nothing else
-    redo       all processes start again where they were; nobody is to blame
+    redo       all processes start again where they were; no node is bad
     heal       a lost process starts again in its place, its state from a neighbour's memory
     spare      a node is gone: another one that waits takes its place
     shrink     no spare: fewer replicas, the same batch
@@ -104,7 +104,7 @@ def condemned(incident: Incident, left: Left, settings: Recovery) -> int | None:
 
 
 def _in_place(incident: Incident, left: Left) -> Response:
-    """Nobody's node is bad: the same places."""
+    """No node is bad: the same places."""
     if incident.cause in ("network", "corruption") or incident.rank is None:
         return Response(rung="redo", why="nothing is lost but the last steps", nodes=left.nodes)
     return Response(

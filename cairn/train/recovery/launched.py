@@ -170,7 +170,7 @@ class LaunchedLoop(GuardedLoop):
         return found
 
     def _recall(self) -> bool:
-        """What one rank cannot read from memory nobody goes on from; the disk is next."""
+        """If one rank cannot read a copy from memory, no rank goes on from it; the disk is next."""
         trouble, found = "", False
         try:
             found = super()._recall()
@@ -231,7 +231,9 @@ class LaunchedLoop(GuardedLoop):
             reach = self.assignment.reach
             forget(reach.addresses[0], self.assignment.generation, -1, reach.secret)
         self.board.forget_copies(self.rank)
-        super(GuardedLoop, self)._anybody(False)  # nobody copies before all have forgotten
+        super(GuardedLoop, self)._anybody(
+            False
+        )  # no rank copies before all have dropped the old ones
         self.copy_soon = True
 
     def _await_settled(self, patience_s: float) -> None:

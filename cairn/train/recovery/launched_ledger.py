@@ -182,5 +182,5 @@ def written_failures() -> list[RankFailure]:
 
 
 def _moment(name: str, otherwise: float) -> float:
-    """A moment by the wall clock, where whoever looks after the job has said it."""
+    """A moment by the wall clock, where the job's supervisor has written it."""
     return float(os.environ.get(name) or otherwise)

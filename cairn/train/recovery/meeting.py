@@ -1,7 +1,7 @@
 """Ranks that were started one by one agree from where they go on. Each says what its node has; all decide alike.
 
     rank 0 (node a) --.                                  holdings of a and b, and what the disk has
-    rank 1 (node a) ---+-- everybody hears everybody --> decide (pure): Agreement, the same on every rank
+    rank 1 (node a) ---+-- all-gather of Present --> decide (pure): Agreement, the same on every rank
     rank 2 (node b) --'                                  keepers of the copies to come, what is forgotten
 
 Every node is number 0 for its own ranks: that is how `Reach` and the board name it. No sockets, no clock.
@@ -25,7 +25,7 @@ class Arrived(msgspec.Struct, frozen=True):
     known: (
         Secret | None
     )  # of the environment, or of a memory on its node that has outlived its ranks
-    fresh: Secret  # that of rank 0 counts, where nobody knows one
+    fresh: Secret  # that of rank 0 counts, where none is known
 
 
 class Present(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Agreement(msgspec.Struct, frozen=True):
     """From where, and who keeps copies of whom from now on."""
 
     addresses: tuple[str, ...]  # of all nodes, this rank's first
-    keeper: str  # of this node's copies; empty: nobody
+    keeper: str  # of this node's copies; empty: none
     recall: Recall | None  # None: from disk, or from nothing
     generation: int
     back_to: int
@@ -67,38 +67,38 @@ def secret_of(arrived: Sequence[Arrived]) -> Secret:
     return next((one.known for one in known if one.known is not None), arrived[0].fresh)
 
 
-def decide(everybody: Sequence[Present], rank: int) -> Agreement:
-    nodes = list(dict.fromkeys(one.address for one in everybody))
-    mine = everybody[rank].address
+def decide(present: Sequence[Present], rank: int) -> Agreement:
+    nodes = list(dict.fromkeys(one.address for one in present))
+    mine = present[rank].address
     addresses = (mine, *(address for address in nodes if address != mine))
     held = {
-        addresses.index(one.address): one.holdings for one in everybody if one.holdings
+        addresses.index(one.address): one.holdings for one in present if one.holdings
     }  # the first rank of each node has said it
     newest = newest_point(held)
-    disk = everybody[0].disk
+    disk = present[0].disk
     recall, before = newest if newest is not None else (None, 0)
     if recall is not None and recall.step < disk:
         recall = None
     known = max((h.generation for copies in held.values() for h in copies), default=0)
-    same = recall is not None and before == len(everybody)
+    same = recall is not None and before == len(present)
     return Agreement(
         addresses=addresses,
-        keeper=_keeper(everybody, nodes, mine),
+        keeper=_keeper(present, nodes, mine),
         recall=recall,
         generation=recall.generation if recall is not None and same else known + 1,
         back_to=recall.step if recall is not None else disk,
         before=before,
-        youngest=max(one.began for one in everybody),
-        leads=min(n for n, one in enumerate(everybody) if one.address == mine) == rank,
-        watch=everybody[0].watch,
-        life=everybody[0].life,
+        youngest=max(one.began for one in present),
+        leads=min(n for n, one in enumerate(present) if one.address == mine) == rank,
+        watch=present[0].watch,
+        life=present[0].life,
     )
 
 
-def _keeper(everybody: Sequence[Present], nodes: list[str], mine: str) -> str:
+def _keeper(present: Sequence[Present], nodes: list[str], mine: str) -> str:
     """Another node, on another machine where there is one."""
-    hosts = list(dict.fromkeys(one.host for one in everybody))
-    host_of = {one.address: hosts.index(one.host) for one in everybody}
+    hosts = list(dict.fromkeys(one.host for one in present))
+    host_of = {one.address: hosts.index(one.host) for one in present}
     several = len(hosts) > 1
     domains = [host_of[address] if several else n for n, address in enumerate(nodes)]
     keeper = keepers(domains)[nodes.index(mine)]

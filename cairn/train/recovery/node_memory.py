@@ -122,7 +122,7 @@ def secret_in(folder: Path) -> Secret | None:
 def find(
     node: Node, first: bool, host: str, settings: Recovery, run: Path, serves: bool, secret: Secret
 ) -> None:
-    """Until the node's memory answers; the `first` rank of the node starts it if nobody has."""
+    """Until the node's memory answers; the `first` rank of the node starts it if it does not run yet."""
     if first and not node.answers():
         start(node, host, settings, run if serves else None, secret)
     deadline = time.monotonic() + START_S
@@ -159,7 +159,7 @@ def start(node: Node, host: str, settings: Recovery, run: Path | None, secret: S
     _keep_descriptors()
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(node.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:  # not the rank's output: whoever reads that waits for its end
+    try:  # not the rank's output: its reader waits for the end
         files = [(os.POSIX_SPAWN_DUP2, file, n) for n, file in enumerate((null, null, log))]
         os.posix_spawn(argv[0], argv, dict(os.environ), file_actions=files, setsid=True)
     finally:
@@ -180,7 +180,7 @@ def _keep_descriptors() -> None:
 
 
 def _check_ours(folder: Path) -> None:
-    """Its name can be guessed: somebody else may have made it first, to read what is written there."""
+    """Its name can be guessed: another user may have made it first, to read what is written there."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise NodeMemoryMissing(
@@ -237,7 +237,7 @@ def _live(given: argparse.Namespace, launcher: int) -> None:
     fresh.write_text(doors.address)
     fresh.replace(folder / ADDRESS)
     if given.metrics:
-        with contextlib.suppress(OSError):  # somebody took the port; copies matter more
+        with contextlib.suppress(OSError):  # the port was taken; copies matter more
             serve_metrics(given.run / FOLDER / METRICS, given.metrics)
     poll = select.poll()
     poll.register(launcher, select.POLLIN)

@@ -3,7 +3,7 @@
     board of the node + stall notes  --sight_of-->  NodeSight  --a line of JSON-->  the leader's watch
     the leader                       ------------Order: end this rank, for this reason------------->
 
-`Duty` is what the ranks agreed on after they met: who leads, and how patient everybody is. `life` is a number that only
+`Duty` is what the ranks agreed on after they met: who leads, and how long each one waits. `life` is a number that only
 this start of the ranks has: what comes from another life is not listened to.
 """
 
@@ -30,7 +30,7 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     world: int
     run: str  # the folder of the run, where findings are written down
     settings: Recovery
-    replaced: bool = False  # whether somebody gives a new node for one that leaves
+    replaced: bool = False  # whether a new node comes for one that leaves
     least: int = 1  # ranks without which the job cannot go on
 
 

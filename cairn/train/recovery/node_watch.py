@@ -5,7 +5,7 @@
 
 Part of the process that keeps the node's copies (`node_memory`), which calls `tick` a few times a second. A rank that
 is stopped is ended by its own node; for the rest each node tells the leader what it sees, over a connection that it
-made itself, and ends whom the leader names. Both ends of it prove that they know the job's secret: nobody else can give
+made itself, and ends whom the leader names. Both ends of it prove that they know the job's secret: no other can give
 orders, or tell of ranks. Ends only ranks of its own board.
 """
 
@@ -139,7 +139,7 @@ class NodeWatch:
             try:
                 lines = link.lines()
                 sights = [msgspec.json.decode(line, type=NodeSight) for line in lines or ()]
-            except msgspec.DecodeError:  # somebody who knocked at the wrong door
+            except msgspec.DecodeError:  # a stranger's bytes
                 lines, sights = None, []
             if lines is None or any(sight.life != oversight.duty.life for sight in sights):
                 link.close()
@@ -237,7 +237,7 @@ def end_silent(
         pid, beat = int(line["pid"]), int(line["beat_ns"])
         state = process_state(pid)
         if state in ("", "Z"):
-            board.ranks["pid"][rank] = 0  # its number may be given to somebody else
+            board.ranks["pid"][rank] = 0  # its number may be given to another process
             continue
         silent = (now - beat) / 1e9
         if not beat or line["phase"] == DONE or silent <= patience(state, silent_s):
@@ -253,7 +253,7 @@ def end_silent(
 
 
 def end_rank(board: Board, rank: int, reason: EndReason) -> bool:
-    """With the reason for whoever waits for it; once."""
+    """With the reason for the process that waits for it; once."""
     pid = int(board.ranks["pid"][rank])
     board.ranks["pid"][rank] = 0
     with contextlib.suppress(ProcessLookupError, PermissionError):

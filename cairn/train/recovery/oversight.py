@@ -125,7 +125,7 @@ class Oversight:
         collectives = {number: one.collective for number, (one, _) in sorted(self.ranks.items())}
         why = f"{verdict.why}{where(collectives, rank)}"
         since = wall - (now - finding.since)
-        if self.ordered_at is not None:  # nobody heard the order: what can be ended is here
+        if self.ordered_at is not None:  # the order reached no node: what can be ended is here
             why = f"{why}; its node does not follow orders"
             return [self._begin_again(verdict.cause, rank, now, wall, since, why)]
         self.ordered_at = now
@@ -134,7 +134,7 @@ class Oversight:
         return [Decision(found, self._order(rank, verdict.cause, why, response.rung), found.node)]
 
     def _unreachable(self, place: str, now: float, wall: float) -> list[Decision]:
-        """A node that is gone is its launcher's business; one that only cannot be reached holds everybody up."""
+        """A node that is gone is its launcher's business; one that only cannot be reached holds all others up."""
         silent_s, stuck_s = now - self.received_at[place], self.duty.settings.stuck_s
         if min(silent_s, now - self.progress.at) <= stuck_s or self.ordered_at is not None:
             return []
@@ -199,7 +199,7 @@ def answer(
     if not duty.replaced:  # a node that leaves would end the job
         settings = msgspec.structs.replace(settings, same_place=NEVER, slow_action="tell")
     ended = [one for one in known if one.ends]
-    fixed = duty.least >= duty.world  # then whoever started the nodes gives another one
+    fixed = duty.least >= duty.world  # then the starter of the nodes gives another one
     left = Left(
         layout=Layout(dp=duty.world),
         nodes=tuple(range(nodes)),

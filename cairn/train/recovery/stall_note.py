@@ -1,4 +1,4 @@
-"""Where a rank stood when nothing moved any more: what it wrote about that, for whoever ends it.
+"""Where a rank stood when nothing moved any more: what it wrote about that, for the process that ends it.
 
     rank: `stall_writer` --> NODE/stall-3.json --read_note--> node watch, leader, driver
 

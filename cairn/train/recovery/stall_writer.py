@@ -28,7 +28,7 @@ class StallWriter:
 
     def __init__(self, path: Path, stuck_s: float) -> None:
         self.path = path
-        self.after_s = min(MOST_S, max(LEAST_S, stuck_s / 4))  # well before somebody asks
+        self.after_s = min(MOST_S, max(LEAST_S, stuck_s / 4))  # well before it is asked for
         self.at: tuple[int, int] = (-1, -1)
         self.since = time.monotonic()
         self.written = False

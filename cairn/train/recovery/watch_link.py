@@ -58,7 +58,7 @@ class Link:
 
 
 class Door:
-    """Where other nodes reach a watch. Whoever does not know the secret keeps a thread busy, and never the watch."""
+    """Where other nodes reach a watch. A client without the secret keeps a thread busy, and never the watch."""
 
     def __init__(self, folder: Path, host: str, doorman: Doorman) -> None:
         self.doorman, self.admitted = doorman, queue.SimpleQueue[socket.socket]()

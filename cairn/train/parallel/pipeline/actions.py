@@ -3,7 +3,7 @@
     F  forward of one microbatch through one stage
     B  its whole backward, or in two parts:
     I  gradients of the inputs, which the stage before is waiting for
-    W  gradients of the weights, which nobody waits for until the end of the step
+    W  gradients of the weights, which are not needed until the end of the step
 
 A rank holds one stage, or several `chunks` of the model. Which stage a chunk is depends on the `placement`:
 

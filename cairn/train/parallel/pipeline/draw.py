@@ -3,7 +3,7 @@
     rank 0  F0 F1 .  .  B0 B0 .  B1 B1        as wide as it lasts; a dot is idle; F0' is the second chunk
     rank 1  .  F0 B0 B0 F1 B1 B1 .  .
 
-Knows nothing about schedules but their timeline; whoever asks decides where it goes.
+Knows nothing about schedules but their timeline; the caller decides where it goes.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Zero-bubble orders: the backward in two parts, and the part nobody waits for fills the gaps (arXiv:2401.10241).
+"""Zero-bubble orders: the backward in two parts, and the part that no stage waits for fills the gaps
+(arXiv:2401.10241).
 
 Inputs' gradients (I) go up the pipeline at once; weights' gradients (W) are computed where a rank would idle.
 
