@@ -86,7 +86,7 @@ def examine(cordons: Cordons, vitals: Vitals, now: float, limits: Limits = Limit
 
 
 def fitness(env: Mapping[str, str], folder: Path) -> tuple[list[str], bool]:
-    """What is wrong with this machine, as a rank that starts here is told to look; and whether it must not start."""
+    """What is wrong with this machine, as a rank that starts here has to look; and whether it must not start."""
     how = env.get("CAIRN_JOB_HEALTH", "warn")
     first = env.get("LOCAL_RANK", "0") == "0"  # one for all ranks of a node
     if how == "off" or not first:

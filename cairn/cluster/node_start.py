@@ -2,7 +2,7 @@
 
     Run (this job, this attempt, where to meet)  +  Seat (which node)   -->   argv_of, env_of
 
-How torch elastic is told all that is in `elastic`; which engine starts it, in `seats`.
+How torch elastic gets all that is in `elastic`; which engine starts it, in `seats`.
 """
 
 from pathlib import Path

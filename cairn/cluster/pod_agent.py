@@ -30,7 +30,7 @@ def run(argv: list[str], failures: Path) -> int:
         signal.signal(number, lambda got, frame: agent.send_signal(got))
     reports = FailureReports(failures)
     while True:
-        status = agent.poll()  # first: what it wrote before it left is heard below
+        status = agent.poll()  # first: what it wrote before it left is read below
         over = next((report.over for report in reports.new() if report.over), None)
         if over is not None:
             _end(agent)

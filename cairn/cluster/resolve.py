@@ -1,4 +1,5 @@
-"""Whether a job can run on a cluster, and as what: refused with the reason, or planned. Pure: told the time, no I/O.
+"""Whether a job can run on a cluster, and as what: refused with the reason, or planned. Pure: the time is handed in, no
+I/O.
 
     resolve(Job, Cluster) -> Plan        backend.render(Plan) -> text or objects        backend.submit
 
@@ -42,7 +43,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend is told."""
+    """What a backend gets."""
 
     job: Job
     engine: str

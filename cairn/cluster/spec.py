@@ -1,4 +1,4 @@
-"""What a job asks for, in words that every engine can be told: one versioned value, the same on all of them.
+"""What a job asks for, in words that every engine understands: one versioned value, the same on all of them.
 
     version = 1                                [[roles]]                     a job has one role or more
     name = "train-tiny"                        name = "worker"

@@ -27,7 +27,7 @@ class Scorer:
         self.device = model.embedding.weight.device
 
     def score(self, spans: Sequence[Span], advance: Advance = silent) -> list[Likelihood]:
-        """In the order of `spans`. `advance` is told how many spans are done."""
+        """In the order of `spans`. `advance` is called with how many spans are done."""
         found: list[Likelihood | None] = [None] * len(spans)
         for part in passes(spans, self.batch_tokens):
             for place, result in zip(part, self._one_pass([spans[i] for i in part]), strict=True):

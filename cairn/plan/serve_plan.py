@@ -78,7 +78,7 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(
     served: Served, asked: Asked, most_gpus: int, done: Callable[[str], None] = lambda what: None
 ) -> ServePlan:
-    """`done` hears of every size of tp that has been simulated."""
+    """`done` is called with every size of tp that was simulated."""
     _check(asked, most_gpus)
     options = []
     for tp in sizes(served, most_gpus):

@@ -79,7 +79,7 @@ def search(
     pins: Pins = {},  # noqa: B006  read only
     done: Callable[[str], None] = lambda what: None,
 ) -> TrainPlan:
-    """`pins`: axes that are decided already. `done` hears of every layout when it comes up."""
+    """`pins`: axes that are decided already. `done` is called with every layout that comes up."""
     if gpus < 1:
         raise ConfigError(f"{gpus} GPUs", hint="at least 1")
     if next(layouts(job.spec, gpus, pins), None) is None:

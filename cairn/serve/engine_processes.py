@@ -175,7 +175,7 @@ class RemoteJob:
             self.job.prompt_logprobs = prompt
 
     def put(self, tokens: list[int], scored: list[Scored] | None, ended: Ended | None) -> None:
-        """The last token is told that it is the last, because it may have no text."""
+        """The last token is marked as the last, because it may have no text."""
         job, answer = self.job, self.job.answer
         if self._left:  # by a stop string, and this came behind it
             return

@@ -1,4 +1,4 @@
-"""One thread that owns an engine in this process; other threads submit jobs and are told about updates.
+"""One thread that owns an engine in this process; other threads submit jobs and are notified of updates.
 
     any thread --submit, abort--> inbox --> [ read commands | step | deliver ] --on_update--> reader
 

@@ -1,4 +1,4 @@
-"""One request of the engine, the answer that its tokens become, and the reader that is told about it."""
+"""One request of the engine, the answer that its tokens become, and the reader that is notified of it."""
 
 from collections.abc import Callable, Sequence
 

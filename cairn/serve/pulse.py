@@ -159,7 +159,7 @@ class KeyBook:
 
 
 class Outbox:
-    """Events that one follower has not been told yet."""
+    """Events that were not reported to one follower yet."""
 
     def __init__(self) -> None:
         self._number = 1  # 0 is what there was when it came

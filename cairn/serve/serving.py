@@ -76,7 +76,7 @@ class GenerateRequest(NamedTuple):
     served: ServedModel = ServedModel("")  # its pages are found by no other
     outputs: Sequence[int] = ()  # the beginning of its one answer, made elsewhere
     segment: int = 0  # where the second text of a pair begins; 0: there is one text
-    media: object = None  # sound, for a model that hears
+    media: object = None  # audio, for a speech model
     pictures: Sequence[Picture] = ()  # for a model that sees
     reader: str = ""  # as `Ask.reader`: a decode server that goes on with it
 
@@ -359,7 +359,7 @@ def open_serving(
 
 
 def _open_other(config: EngineConfig, names: Sequence[str]) -> Serving | None:
-    """A model that does not generate: a text encoder, or one that hears. They build on this file."""
+    """A model that does not generate: a text encoder, or a speech model. They build on this file."""
     if config.model.startswith(RANDOM):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A Whisper that takes requests: the `Serving` of a model that hears and writes."""
+"""A Whisper that takes requests: the `Serving` of a speech-to-text model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.serving import Serving
 from cairn.serve.speech_thread import SpeechThread
 
-ROWS = {"cpu": 4, "cuda": 64}  # windows that are heard together
+ROWS = {"cpu": 4, "cuda": 64}  # windows that are transcribed together
 
 
 class OpenSpeech(OpenModel):

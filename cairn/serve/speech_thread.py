@@ -1,9 +1,9 @@
-"""One thread that owns a transcriber: windows of several requests are heard and written together.
+"""One thread that owns a transcriber: windows of several requests are transcribed together.
 
     jobs --windows--> a batch of at most `rows` windows --Transcriber--> segments with true times --> jobs end
 
 The windows of one job come in order and share batches with those of others, so that a short clip does not wait for the
-end of a long one. A job that is aborted ends behind the windows that are being heard.
+end of a long one. A job that is aborted ends behind the windows that are being transcribed.
 """
 
 import time
@@ -72,7 +72,7 @@ class SpeechThread(JobThread):
         self.start()
 
     def stats(self) -> Stats:
-        """Its steps are passes through the model: windows that are heard together take minutes on a slow CPU."""
+        """Its steps are passes through the model: windows that are transcribed together take minutes on a slow CPU."""
         return msgspec.structs.replace(super().stats(), steps=self.transcriber.passes)
 
     def _abort(self, ids: Sequence[RequestId]) -> None:

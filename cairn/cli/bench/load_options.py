@@ -1,4 +1,4 @@
-"""What `cairn bench serve` can be told, and how that becomes the setting of a load test.
+"""The options of `cairn bench serve`, and how they become the setting of a load test.
 
 Refuses what makes no sense before anything is sent. Knows nothing about running the test.
 """

@@ -46,7 +46,7 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str | None = None
     """answer this one question, and leave"""
     system: str | None = None
-    """what the model is told first"""
+    """the system prompt"""
     temperature: float | None = None
     """0 always takes the most likely token; by default 0.6 (0 for the small models), or as the server has it"""
     top_p: float | None = None

@@ -25,7 +25,7 @@ from cairn.core.units import parse_duration
 
 PROMETHEUS = "http://prometheus.monitoring.svc:9090"
 LOADING_S = 1800  # a large model may take that long before it answers
-DRAIN_S = 30  # how long `cairn serve` lets requests finish, unless told otherwise
+DRAIN_S = 30  # how long `cairn serve` lets requests finish, by default
 SLOW_DOWN_S = 300  # copies are taken away only after so long a calm
 
 
@@ -130,7 +130,7 @@ def _leader_worker_set(plan: Plan, group: Group) -> Object:
 
 
 def _grace(job: Job) -> int:
-    """A server that is told to end finishes what it answers first."""
+    """A server that is stopped finishes what it answers first."""
     return max(DRAIN_S, math.ceil(parse_duration(job.restart.grace))) + 15
 
 

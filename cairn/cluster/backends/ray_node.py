@@ -1,7 +1,7 @@
 """The actor that is one node of a job on Ray: starts the agent as a process, and answers how it is and what it wrote.
 
 Runs inside Ray's workers. When its actor is killed or its node is lost, the agent and its ranks die with it. Knows
-nothing about the job: it is told an argv.
+nothing about the job: it gets an argv.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class NodeAgent:
         return self.process.pid
 
     def look(self, offset: int) -> tuple[int | None, bytes]:
-        """How it ended, if it has, and the log from there on; the end is told only with the last of the log."""
+        """How it ended, if it has, and the log from there on; the end is reported only with the last of the log."""
         status = self.process.poll() if self.process is not None else None
         if status is not None:
             end_leftovers(self.mark)

@@ -1,4 +1,4 @@
-"""The objects that the operator knows of, as lists and watches told, and which of its own a change concerns. No I/O."""
+"""The objects that the operator knows of, from lists and watches, and which of its own a change concerns. No I/O."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Admission by deadline: a job that cannot be done in time is told so at once, and one that was admitted has a slot.
+"""Admission by deadline: a job that cannot be done in time is refused at once, and one that was admitted has a slot.
 
     free GPUs over time, by limits:   running jobs give back, promised ones take
     earliest slot of the new job      its whole limit with enough GPUs

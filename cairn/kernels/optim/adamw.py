@@ -3,7 +3,7 @@
     m += (1 - beta1) (g - m);  v += (1 - beta2) (g^2 - v)
     w  = w (1 - lr decay) - lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)
 
-Three ways to keep a model, told by the types of the tensors:
+Three ways to keep a model, distinguished by the types of the tensors:
     float32 weights                                   28 bytes per parameter with float32 gradients
     bfloat16 weights, float32 masters and states      28 with bfloat16 gradients
     bfloat16 weights and states, no masters           14: what is stored is rounded up or down at random, with

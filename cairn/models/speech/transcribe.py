@@ -21,7 +21,7 @@ class Wanted(NamedTuple):
     """How one window is to be written."""
 
     task: Task = "transcribe"
-    language: str | None = None  # None: whichever is heard
+    language: str | None = None  # None: the one that is detected
     prompt: tuple[int, ...] = ()  # tokens of text that came before
     temperature: float | None = None  # None: 0, and higher ones where that fails
 
@@ -47,7 +47,7 @@ class Transcriber:
 
     @torch.inference_mode()
     def transcribe(self, given: Sequence[tuple[Window, Wanted]]) -> list[Heard]:
-        """In order. A window in which nothing is to be heard costs nothing."""
+        """In order. A window of silence costs nothing."""
         loud = [at for at, (window, _) in enumerate(given) if not window.is_silent]
         silent = Heard(Decoded([], 0.0, 1.0, 0.0), None)
         found = [silent] * len(given)

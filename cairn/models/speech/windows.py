@@ -14,7 +14,7 @@ from cairn.models.speech.mel import RATE, SAMPLES
 
 QUIET = RATE // 10  # samples
 LEAST = SAMPLES * 2 // 3  # of a window that is cut
-SILENCE = 1e-4  # the loudest sample of a window in which nothing is to be heard
+SILENCE = 1e-4  # the loudest sample of a window of silence
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 

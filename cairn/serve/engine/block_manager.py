@@ -51,7 +51,7 @@ class Holding(msgspec.Struct, eq=False):
 
 
 class Tiers(Protocol):
-    """What tiers beyond the device are told about pages."""
+    """What happens to pages, for tiers beyond the device."""
 
     def filled(self, request: Request, group: int, place: int, page: int) -> None: ...
     def first_missing(self, request: Request, place: int) -> int: ...

@@ -161,7 +161,7 @@ class EngineClient:
             self._group.send(asked)
 
     def abort(self, id: int) -> None:
-        """End a request, unless it has ended already; its receiver hears of it."""
+        """End a request, unless it has ended already; its receiver is called."""
         with self._lock:
             if id in self._receivers and self._over is None:
                 self._group.send(Abort(id))

@@ -465,7 +465,7 @@ class Engine:
 
 
 def described(problem: BaseException) -> str:
-    """An exception in a line, as its request is told."""
+    """An exception in one line, for the request that fails with it."""
     if isinstance(problem, CairnError):
         return str(problem)
     text = str(problem).strip().splitlines()

@@ -1,9 +1,10 @@
-"""Which pages can be found as a prefix, told as it changes: for routers that have to know what each server has cached.
+"""Which pages can be found as a prefix, reported as it changes: for routers that have to know what each server has
+cached.
 
     PrefixCache --stored, dropped, cleared--> PageEvents --take--> followers
 
 The engine's thread writes, another one takes; neither waits. A page is known by the digest of its whole prefix. Only
-the first cache group is told: a prefix that another group has lost is found shorter than it seems here.
+the first cache group is reported: a prefix that another group has lost is found shorter than it seems here.
 """
 
 from collections import deque

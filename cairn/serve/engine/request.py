@@ -217,7 +217,7 @@ class Request:
         self.salt = salt  # requests of different salts share no page
         # Of the weights and adapter that compute it; others' pages are not found.
         self.identity = identity
-        self.media = media  # sound, for a model that hears
+        self.media = media  # audio, for a speech model
         self.reader = reader  # of a prefill server: who may read its pages while it is computed
         self.segment = segment  # where the second text of a pair begins; 0: there is one text
         self.adapter = adapter  # its number in `engine.adapters`; 0: the model itself

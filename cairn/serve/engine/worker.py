@@ -6,7 +6,7 @@ While there is work, inputs are taken without waiting; without work it sleeps on
 in good order, an exception with its traceback as the last message, and the end of its parent at once. SIGUSR1 writes
 the stacks of all threads to a file, to find out why nothing moves.
 
-With several ranks each runs this file. Rank 0 hears the client and passes every command on, in the same order and
+With several ranks each runs this file. Rank 0 reads the client's commands and passes each on, in the same order and
 before the same step; schedulers are deterministic, so all ranks take the same steps, row by row. That is less to send
 than decisions are, and nothing about a step needs a form on the wire.
 """
@@ -71,7 +71,7 @@ from cairn.serve.engine.start import Started, start
 from cairn.serve.engine.worker_life import Pulse, connect, leave, leave_with_parent, report_failure
 from cairn.serve.grammar import Grammar, grammars_for
 
-IDLE_MS = 200  # how often an idle worker looks whether it has been told to stop
+IDLE_MS = 200  # how often an idle worker looks whether it has to stop
 COMPILE_MS = 2  # the same while it waits for nothing but a grammar or an adapter
 STACKS = "stacks"
 

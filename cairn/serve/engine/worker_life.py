@@ -39,7 +39,7 @@ class Pulse(threading.Thread):
         self.boot, self.context = boot, context
         self.worker: Worker | None = None
         self.stopped = threading.Event()
-        self._told = -1  # the newest step that the client has heard of
+        self._told = -1  # the newest step that was reported to the client
 
     def run(self) -> None:
         parent, due = os.getppid(), 0.0

@@ -213,7 +213,7 @@ class DecodeSide:
             request = self._expected.pop(begun.reader, None)
             if request is None or self._line:
                 continue
-            with contextlib.suppress(RequestError):  # told with the hand-over
+            with contextlib.suppress(RequestError):  # reported with the hand-over
                 check_request(request, self.engine.scheduler.limits)
                 one = Coming(begun.offer, request, self._end_of(request), now, streamed=True)
                 if self._reserve(one, now):

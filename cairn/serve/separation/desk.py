@@ -41,7 +41,7 @@ class Desk:
         return offer_of([self._give], [self.address], request, table, tokens)
 
     def begin(self, reader: str, request: str, table: Sequence[int], tokens: int) -> Offer | None:
-        """As `grant`, of tokens that become `ready` chunk by chunk; the reader is told. None: it is not connected.
+        """As `grant`, of tokens that become `ready` chunk by chunk, which the reader learns. None: it is not connected.
 
         `reader`: the name of its transport, and behind a slash what it calls the request.
         """

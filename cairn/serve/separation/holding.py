@@ -85,7 +85,7 @@ class HoldingBlocks(TimedBlocks):
         if self._most(request) + most_pages(self.groups, longest, self.page_size) > room:
             return None
         stand_in, prompt = _stand_in(request), len(request.prompt)
-        if self.windowed:  # what was found of a window would have to be told to the other side
+        if self.windowed:  # what was found of a window would have to be sent to the other side
             if not super().adopt(stand_in, prompt):
                 return None
         elif super().allocate(stand_in, prompt) is None:

@@ -91,7 +91,7 @@ class KVMemory:
             self._free += table
 
     def copy_out(self, pages: Sequence[int], table: Sequence[int]) -> None:
-        """Before they are ready to be read. Behind everything that the device was told to do so far."""
+        """Before they are ready to be read. Behind everything that was launched on the device so far."""
         if self._stage is not None:
             self._stage[:, :, list(table)] = self._pool.cache[:, :, list(pages)].cpu()
 

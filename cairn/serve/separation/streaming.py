@@ -4,7 +4,7 @@
     reader        Begun, reads 1 .. reads 2 .. reads 3 .. goes on          what is left behind the end is one chunk
 
 Chunks and not layers, because a step of the engine computes all layers of its chunks, on a GPU in one graph, and the
-host hears of its end alone. So a prompt that fits into one step is handed over whole, and so is one of a model with
+host learns of its end alone. So a prompt that fits into one step is handed over whole, and so is one of a model with
 windows, whose pages are given back while it is computed. Knows neither leases nor who holds the pages.
 """
 

@@ -125,7 +125,7 @@ class PeerPages:
             self._stopped.wait(AGAIN_S)
 
     def _listen(self, link: socket) -> None:
-        """Until it is gone, or a read has failed: then everything is told from the beginning."""
+        """Until it is gone, or a read has failed: then everything is listed from the beginning."""
         self._lost = False
         while not self._stopped.is_set() and not self._lost:
             write_frame(link, self._known)

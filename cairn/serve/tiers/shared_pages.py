@@ -36,7 +36,7 @@ FULL_S = 1.0  # before the next try, where this process has no room for a connec
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Which pages are there that this connection has not been told of?"""
+    """Which pages are there that were not listed to this connection yet?"""
 
     model: str  # as `fingerprint` has it
     page_bytes: int

@@ -103,7 +103,7 @@ def _check_package(file: TextFile) -> None:
 
 @contextmanager
 def opened(file: TextFile, advance: Advance) -> Iterator[BinaryIO]:
-    """The unpacked bytes; `advance` hears of the packed ones as they are read."""
+    """The unpacked bytes; `advance` is called with the packed ones as they are read."""
     try:
         with file.path.open("rb") as raw:
             counted = cast(BinaryIO, _Counted(raw, advance))

@@ -97,7 +97,7 @@ class FileStore:
 
 @contextmanager
 def kept_on_disk(*unfinished: Path) -> Iterator[None]:
-    """A full disk is no bug of the server: the client is told, and nothing that is `unfinished` stays."""
+    """A full disk is no bug of the server: the client gets an error, and nothing that is `unfinished` stays."""
     try:
         yield
     except OSError as error:

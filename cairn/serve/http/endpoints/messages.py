@@ -3,7 +3,8 @@
     message_start, for each block: content_block_start, content_block_delta ..., content_block_stop,
     then message_delta with the reason and the usage, message_stop
 
-Blocks are thinking, text and tool_use. Mistakes are told in Anthropic's form, with the same words as everywhere else.
+Blocks are thinking, text and tool_use. Mistakes are reported in Anthropic's form, with the same words as everywhere
+else.
 """
 
 from typing import Any

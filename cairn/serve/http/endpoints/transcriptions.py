@@ -74,7 +74,7 @@ async def _answer(service: Service, call: Call, body: bytes, task: Task) -> Resp
 
 
 class TranscriptEvents:
-    """The text of each window as it is heard, then all of it."""
+    """The text of each window as it is transcribed, then all of it."""
 
     def __init__(self) -> None:
         self._text = ""

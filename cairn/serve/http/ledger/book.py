@@ -68,7 +68,7 @@ class Book:
         for tell in self.on_settled:
             try:
                 tell(entry)
-            except Exception:  # the answer has been given; what is told about it must not undo that
+            except Exception:  # the answer was sent; a fault of its ledger must not undo that
                 log.exception("the ledger of request %s could not be told", entry.id)
 
     def find(self, id: str) -> Entry | None:

@@ -136,7 +136,11 @@ def _value_at(body: bytes, where: str) -> str:
     for name, at in _steps(where):
         try:
             value = value[name] if name else value[int(at)]
-        except (LookupError, TypeError, ValueError):  # of a map's entries no name is told: show all
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+        ):  # the names of a map's entries are not known: show all
             break
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

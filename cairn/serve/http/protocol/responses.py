@@ -35,7 +35,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: Effort | None = None  # told to the chat template; "none" asks it for no thought
+    effort: Effort | None = None  # for the chat template; "none" asks it for no thought
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):

@@ -31,11 +31,11 @@ from cairn.serve.text_keys import (
 )
 
 WATCH_S = 4.0
-QUIET = 8  # looks after which the load is told, changed or not
+QUIET = 8  # looks after which the load is reported, changed or not
 
 
 class Follower:
-    """One router: what it has not been told yet."""
+    """One router: what was not reported to it yet."""
 
     def __init__(self, owner: "Followers") -> None:
         self._owner, self.outbox = owner, Outbox()

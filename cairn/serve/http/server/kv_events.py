@@ -6,9 +6,9 @@
     BlockStored{block_hashes, parent_block_hash, token_ids, block_size, ...}
     BlockRemoved{block_hashes}      AllBlocksCleared{}
 
-Pages are told when the request that filled them ends, because its tokens are needed for that. Those of requests with a
-cache salt, an adapter or pictures are not told: a router that compares tokens alone would find them for others. When
-the weights change, everything is cleared: pages of those before are never found.
+Pages are published when the request that filled them ends, because its tokens are needed for that. Those of requests
+with a cache salt, an adapter or pictures are not published: a router that compares tokens alone would find them for
+others. When the weights change, everything is cleared: pages of those before are never found.
 """
 
 import threading

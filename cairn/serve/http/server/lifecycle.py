@@ -135,7 +135,7 @@ def serve(
     more: More = (),
     early: WorkerGroup | None = None,
 ) -> None:
-    """Until it is told to stop. `on_ready` gets the address once it answers; `more` is served beside the API.
+    """Until it is stopped. `on_ready` gets the address once it answers; `more` is served beside the API.
 
     `early`: the engine's processes, where they have been started already; their end is the caller's to make sure.
     """

@@ -46,7 +46,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     kv_host: str = "127.0.0.1"
     """address on which pages are offered; off loopback CAIRN_JOB_SECRET has to be set on both sides"""
     kv_events: str | None = None
-    """where cached pages are told by ZMQ in vLLM's events, such as tcp://*:5557, for routers that follow vLLM"""
+    """where cached pages are published by ZMQ as vLLM's events, such as tcp://*:5557, for routers that follow vLLM"""
     kv_events_replay: str | None = None
     """where these events can be asked for again, such as tcp://*:5558"""
     kv_events_topic: str = ""
@@ -187,7 +187,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         return [Path(self.model).name if Path(self.model).exists() else self.model]
 
     def engine(self) -> EngineConfig:
-        """The engine's part, which is all that its process is told."""
+        """The engine's part, which is all that its process gets."""
         names = EngineConfig.__struct_fields__
         return EngineConfig(**{name: getattr(self, name) for name in names})
 
