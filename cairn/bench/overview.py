@@ -30,6 +30,7 @@ VLLM = {
     ("qwen3-8b", "books"): 96,
     ("qwen3-30b-a3b", "nano"): 5_725,
     ("qwen3-30b-a3b", "streams"): 1_148,
+    ("qwen3-30b-a3b", "conversations"): 5_131,
     ("qwen3-30b-a3b", "document"): 194,
 }
 VLLM_FP8 = {  # weights in fp8, cache and head in bf16
