@@ -6,9 +6,10 @@
     layers     kept  MOVED  kept  MOVED  kept          spread, so that copies in both directions have time
 
 A copy is hidden as long as the layers between two moved ones compute for longer than it takes; if they do not, they
-wait, and the memory stays bounded. What comes back is what left, bit by bit. A tensor that several operations save is
-moved once, and so is one that is a part of another; parameters and small tensors stay where they are. Works on any
-device; for one that computes in the host's memory it is a way to test. Knows no model: a layer is something to call.
+wait, and the memory stays bounded. What comes back is what left, bit by bit, with its strides and alignment: a product
+may round otherwise with others. A tensor that several operations save is moved once, and so is one that is a part of
+another; parameters and small tensors stay where they are. Works on any device; for one that computes in the host's
+memory it is a way to test. Knows no model: a layer is something to call.
 """
 
 import weakref
@@ -27,6 +28,8 @@ from cairn.train.recompute_kinds import MOVING
 
 SMALL = 1 << 20  # bytes up to which a tensor stays: its copy would cost more than its place
 SLAB = 1 << 28  # bytes that are pinned at a time
+LINE = 64  # bytes: what torch's allocators align to, at least
+MOST_GAPS = 4  # times its own size may be moved with a tensor that has gaps
 
 
 class Plan(NamedTuple):
@@ -98,11 +101,12 @@ def _pinned(size: int, hint: str) -> Tensor:
 
 
 class _Moved:
-    """One tensor of a layer as bytes without gaps: on the device, on the host, or back."""
+    """A piece of a layer's memory: on the device, on the host, or back."""
 
     def __init__(self, source: Tensor, memory: HostMemory) -> None:
         self.here: Tensor | None = source  # None: it is on the host alone
         self.device, self.size = source.device, len(source)
+        self.phase = source.data_ptr() % LINE
         self.parts = memory.take(self.size)
         weakref.finalize(self, memory.release)
 
@@ -113,6 +117,11 @@ class _Moved:
     def fetch(self) -> None:
         for part, mine in self._pairs():
             mine.copy_(part, non_blocking=True)
+
+    def room(self) -> Tensor:
+        """Where it comes back to: aligned as it was, because products of some libraries round by alignment."""
+        room = torch.empty(self.phase + self.size, dtype=torch.uint8, device=self.device)
+        return room[self.phase :]
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         assert self.here is not None
@@ -158,14 +167,21 @@ class _Layer:
             if first <= begin and end <= last:
                 where = begin - first
                 return _Saved(moved, where, tensor.dtype, tensor.shape, tensor.stride())
-        packed = tensor.contiguous()
-        moved = _Moved(packed.view(-1).view(torch.uint8), self.owner.memory)
+        source = _bytes_around(tensor)
+        stride = tensor.stride()
+        if source is None:
+            packed = tensor.contiguous()
+            source, stride = packed.view(-1).view(torch.uint8), packed.stride()
+            first = begin
+        else:
+            first = source.data_ptr()
+        moved = _Moved(source, self.owner.memory)
         with self.owner.beside():
             moved.send()
         self.moved.append(weakref.ref(moved))
-        if packed is tensor:
-            self.spans.append((begin, end, moved))
-        return _Saved(moved, 0, tensor.dtype, tensor.shape, packed.stride())
+        if stride == tensor.stride():
+            self.spans.append((first, first + len(source), moved))
+        return _Saved(moved, begin - first, tensor.dtype, tensor.shape, stride)
 
     def unpack(self, saved: _Saved | Tensor) -> Tensor:
         if isinstance(saved, _Saved):
@@ -192,7 +208,7 @@ class _Layer:
             return
         self.on_host, coming = False, list(self._alive())
         for moved in coming:
-            moved.here = torch.empty(moved.size, dtype=torch.uint8, device=moved.device)
+            moved.here = moved.room()
         with self.owner.beside():
             for moved in coming:
                 moved.fetch()
@@ -279,6 +295,21 @@ class Offload:
     def event(self) -> Any:
         """Behind the last copy."""
         return None if self.stream is None else self.stream.record_event()
+
+
+def _bytes_around(tensor: Tensor) -> Tensor | None:
+    """The memory that it lies in, so that it comes back with its strides: products round by their layout.
+
+    Of a tensor with gaps, all of its storage, in which its neighbours lie, too; None where that is much larger.
+    """
+    storage, size = tensor.untyped_storage(), tensor.numel() * tensor.itemsize
+    begin, count = tensor.storage_offset() * tensor.itemsize, _reach(tensor) * tensor.itemsize
+    if count != size:
+        begin, count = 0, storage.nbytes()
+        if count > MOST_GAPS * size:
+            return None
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(storage, begin, (count,), (1,))
 
 
 def _reach(tensor: Tensor) -> int:
