@@ -120,7 +120,8 @@ def _of_windows(spec: ModelSpec) -> Iterator[Hypothesis]:
         windows = tuple(window + change if window else 0 for window in spec.windows)
         says = f"window off by one: {own + change} instead of {own}, {said}"
         yield _changed(spec, "window", says, "long", windows=windows)
-    none = tuple(0 for _ in spec.windows)
+    # As wide as the context, not 0: layers with a window go on rotating as such layers do (`ModelSpec.rope_of`).
+    none = tuple(spec.context if window else 0 for window in spec.windows)
     yield _changed(spec, "window", f"the window of {own} is left out", "long", windows=none)
     if 0 in spec.windows:
         every = tuple(own for _ in spec.windows)

@@ -85,9 +85,11 @@ class PlainPath:
 def seen_by_all(spec: ModelSpec, other: ModelSpec) -> int:
     """How many tokens at the start of a text both compute alike, because every window reaches back to its first one.
 
-    0 if the two differ in more than their windows, or if there is no window.
+    0 if the two differ in more than their windows, if a layer rotates otherwise because of its window, or if there is
+    no window.
     """
-    if msgspec.structs.replace(other, windows=spec.windows) != spec:
+    rotate_alike = all(spec.rope_of(at) == other.rope_of(at) for at in range(spec.layers))
+    if not rotate_alike or msgspec.structs.replace(other, windows=spec.windows) != spec:
         return 0
     # One less: the next hypothesis may have a window that is too narrow.
     return max(min((w for w in (*spec.windows, *other.windows) if w), default=0) - 2, 0)

@@ -71,6 +71,11 @@ def test_more_steps_than_bits_in_a_word(how, plan):
     check(random_batch(2, 1000, torch.float32, device="cpu", **how))
 
 
+def test_top_k_of_more_tokens_than_columns_of_a_step(plan):
+    plan |= {"lanes": 16, "programs": 1}
+    check(random_batch(8, 300, torch.float32, device="cpu", temperature=50.0, top_k=290))
+
+
 @pytest.mark.parametrize("programs", [1, 99])
 @pytest.mark.parametrize(
     "how", [{}, {"top_k": 50}, {"top_k": 999, "top_p": 0.9}, {"top_p": 0.9}], ids=str

@@ -3,6 +3,7 @@
 import functools
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from planted import TINY, WINDOW, copy, quantised, windowed
@@ -17,7 +18,7 @@ from cairn.verify.ask import from_engine, probes_of
 from cairn.verify.check import Check
 from cairn.verify.evidence import Evidence, Observation
 from cairn.verify.hypotheses import of_spec, of_weights
-from cairn.verify.plain_path import PlainPath, rounded, score, with_rounded_inputs
+from cairn.verify.plain_path import PlainPath, rounded, score, with_rounded_inputs, with_spec
 from cairn.verify.probes import CHAT
 
 ALPACA = "{% for m in messages %}### Instruction:\n{{ m.content }}\n\n{% endfor %}### Response:\n"
@@ -94,12 +95,16 @@ def test_a_window_that_is_off_by_one_is_named(tmp_path):
     assert "too narrow" in verdict.says
 
 
-def test_what_no_window_hides_is_read_once_and_changes_nothing(tmp_path):
+@pytest.mark.parametrize("rotates_apart", [False, True])
+def test_what_no_window_hides_is_read_once_and_changes_nothing(rotates_apart, tmp_path):
     """The text behind a kept beginning scores as the whole text does, under each window and rounding."""
     claimed = windowed(tmp_path / "claimed", 80)
     model, path = opened(claimed)
+    if rotates_apart:  # layers with a window, as those of Gemma 3
+        own = msgspec.structs.replace(model.spec, rope_local=Rope(theta=1000.0))
+        path = PlainPath(with_spec(path.model, own))
     long = next(one for one in observed(claimed, claimed).observations if one.probe == "long")
-    told = [one for one in of_spec(model.spec) if one.name == "window"]
+    told = [one for one in of_spec(path.model.spec) if one.name == "window"]
     assert len(told) == 4
     for one in [*told, *of_weights()]:
         [found] = path.expected([long], one)

@@ -158,7 +158,7 @@ def _bound(
             if top_k <= LANES // GROUP // 8:  # fewer maxima will do
                 maxima_of = tl.max(tl.reshape(maxima, [LANES // GROUP, GROUP]), 1)
                 bound = _kth(maxima_of, top_k, top)
-            else:
+            elif top_k <= LANES:  # of more than there are maxima the least is too high a bound
                 bound = _kth(maxima, top_k, top)
         if (min_p > 0.0) & (not by_mass):
             least = top + tl.log(min_p) * (LOG2_E / sharpness) * 1.00001 - tl.abs(top) * 1.0e-6

@@ -267,9 +267,11 @@ def test_tokens_of_a_thought_are_counted(agent):
         found.append(
             list(create(**plain, stream=True, stream_options={"include_usage": True}))[-1].usage
         )
+        two = list(create(**plain, n=2, stream=True, stream_options={"include_usage": True}))
         answered = agent.client.responses.create(model="tiny", input="Weather?").usage
     counted = [usage.completion_tokens_details.reasoning_tokens for usage in found]
     assert counted == [expected, expected]
+    assert two[-1].usage.completion_tokens_details.reasoning_tokens == 2 * expected
     assert found[0].completion_tokens > expected
     assert answered.output_tokens_details.reasoning_tokens == expected
     with scripted(agent, "Yes."):

@@ -7,7 +7,7 @@ Works on pieces, and the pieces that come out add up to the same message whereve
 follows a grammar without a thought in it begins with its content, whatever that looks like.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from cairn.models.tokenizer import Tokenizer
@@ -148,9 +148,9 @@ def keeps_marks(
     return looks and not marks.isdisjoint(tokenizer.special_ids)
 
 
-def reasoning_tokens(thought: str, tokenizer: Tokenizer, made: int) -> ReasoningTokens:
+def reasoning_tokens(thoughts: Iterable[str], tokenizer: Tokenizer, made: int) -> ReasoningTokens:
     """Of `made` tokens those that are thoughts, as the tokenizer reads them; the marks around them are not counted."""
-    count = len(tokenizer.encode(thought, special=False)) if thought else 0
+    count = sum(len(tokenizer.encode(thought, special=False)) for thought in thoughts if thought)
     return ReasoningTokens(min(count, made))
 
 

@@ -72,7 +72,7 @@ class ChatReply:
         self.service, self.asked = service, asked
         self.prompt, self.readers = prepared.prompt, prepared.readers
         self.id, self.model, self.created = f"chatcmpl-{call.id}", model, int(time.time())
-        self._thoughts: list[str] = []
+        self._thoughts: dict[int, list[str]] = {}  # by answer: of several the parts come mixed
 
     def whole(self, exchange: Exchange) -> ChatCompletion:
         choices = []
@@ -109,21 +109,23 @@ class ChatReply:
 
     def _read(self, delta: CompletionOutput) -> list[ChatDelta]:
         parts = self.readers[delta.index].push(delta.text, delta.finished)
-        self._thoughts += [part.reasoning_content for part in parts if part.reasoning_content]
+        thoughts = [part.reasoning_content for part in parts if part.reasoning_content]
+        if thoughts:
+            self._thoughts.setdefault(delta.index, []).extend(thoughts)
         return parts
 
     def usage(self, exchange: Exchange, ended: bool = True) -> Usage:
         made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
         asked = len(self.prompt.token_ids)
         # Not while an answer grows: its thoughts would be read again for each of its tokens.
-        thought = "".join(self._thoughts) if ended else ""
+        thoughts = map("".join, self._thoughts.values()) if ended else ()
         tokenizer = self.service.tokenizer
         return Usage(
             prompt_tokens=asked,
             completion_tokens=made,
             total_tokens=asked + made,
             prompt_tokens_details=exchange.prompt_details,
-            completion_tokens_details=reasoning_tokens(thought, tokenizer, made),
+            completion_tokens_details=reasoning_tokens(thoughts, tokenizer, made),
         )
 
     def chunk(

@@ -181,7 +181,7 @@ def _complete(
         input_tokens=asked,
         input_tokens_details=exchange.prompt_details,
         output_tokens=given,
-        output_tokens_details=reasoning_tokens(blocks.thought, exchange.tokenizer, given),
+        output_tokens_details=reasoning_tokens([blocks.thought], exchange.tokenizer, given),
         total_tokens=asked + given,
     )
 
