@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import HardwareError
 from cairn.kernels.cpu import compiled
-from cairn.kernels.cpu.packed_product import TYPES, Blocks, NormWeight, cost_in_rows
+from cairn.kernels.cpu.packed_product import TYPES, Blocks, NormWeight
 from cairn.models.activation import Gate
 from cairn.models.linear.blocks import FLOAT_ROWS, BlocksForm
 from cairn.models.linear.form import Epilogue
@@ -122,13 +122,6 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(kind):
         alone = torch.cat([form.product(row_K[None]) for row_K in x_MK])
         for rows in (2, 3, 4, 5, 6, 8, 9, 15):
             assert torch.equal(form.product(x_MK[:rows]), alone[:rows])
-
-
-def test_rows_of_zeros_fill_up_a_product_or_not():
-    found = [cost_in_rows(rows) for rows in range(1, 18)]
-    assert found[0] == 1
-    assert all(0 <= more - rows < 3 for rows, more in enumerate(found, 1))
-    assert found == sorted(found)
 
 
 def test_without_a_compiler_one_line_says_so(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from cairn.serve.engine.speculate.drafter import Ask
 from cairn.serve.engine.speculate.grammar_tokens import GrammarDrafter
 from cairn.serve.engine.speculate.ngram import NgramDrafter
 from cairn.serve.engine.speculate.occurrences import LONGEST, Occurrences
+from cairn.serve.engine.speculate.row_costs import continued
 from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds, modelled_seconds
 from cairn.serve.engine.speculate.suffix import LEAST_PROBABILITY, SuffixDrafter
@@ -276,41 +278,48 @@ def test_counts_have_the_meanings_of_vllm():
 
 
 def test_measured_seconds_find_the_line():
-    seconds = MeasuredSeconds()
+    """Four tenths of a step of one row are no products, where a tenth is believed."""
+    seconds = MeasuredSeconds(lambda n: 0.6 + 0.4 * n)
     chance = random.Random(1)
-    assert seconds(8) < 2 * seconds(1)
     for _ in range(300):
         tokens = chance.choice([1, 2, 4, 8])
-        seconds.note(tokens, 0.02 + 0.005 * tokens)
-    assert seconds(8) / seconds(1) == pytest.approx(0.06 / 0.025, rel=0.08)
+        seconds.note(tokens, 0.01 + 0.015 * (0.6 + 0.4 * tokens))
+    assert seconds(8) / seconds(1) == pytest.approx(0.067 / 0.025, rel=0.08)
     seconds.note(4, 0.0)  # a clock that did not move says nothing
 
 
 def test_measured_seconds_hold_against_a_busy_machine():
     """Some steps take ten times as long as others, whatever their tokens; a step of 8 takes 1.7 times that of one."""
-    seconds, chance = MeasuredSeconds(), random.Random(2)
+    seconds, chance = MeasuredSeconds(lambda n: 0.9 + 0.1 * n), random.Random(2)
+    assert 1.5 < seconds(8) / seconds(1) < 1.8  # as its products do, before any step has been timed
     for _ in range(60):
         tokens = chance.choice([1, 1, 1, 8])
         seconds.note(tokens, (0.9 + 0.1 * tokens) * chance.choice([1, 1, 1, 2, 4, 10]))
         assert 1.2 < seconds(8) / seconds(1) < 3.2
 
 
-def test_measured_seconds_know_that_products_are_filled_up():
-    """Steps of 1, 4 and 8 rows were seen; one of 6 tokens costs what one of 8 does, and one of 5 less."""
-    seconds, costs = (
-        MeasuredSeconds(lambda n: n if n % 4 < 2 else -(-n // 4) * 4),
-        {1: 1, 4: 2, 8: 3},
-    )
+def test_drafts_fill_the_rows_that_products_multiply_together():
+    """Steps of 1, 4 and 8 rows were seen; their products cost what those of a CPU with AVX-512 do."""
+    costs = (1, 1.1, 1.8, 1.4, 2.1, 2.4, 3.2, 2.1, 2.9, 3.1, 3.9, 3.3, 4.2, 4.5, 5.3, 4.1)
+    seconds = MeasuredSeconds(partial(continued, costs))
     for _ in range(100):
-        for rows, cost in costs.items():
-            seconds.note(rows, cost)
-    assert seconds(6) == seconds(7) == seconds(8) == pytest.approx(3, rel=0.05)
-    assert seconds(2) == seconds(4) < seconds(5) < seconds(6)
-    sure = Prospect(chance=0.9, proposed=15)
-    (count,) = choose_drafts([sure], seconds)
-    assert (
-        1 + count
-    ) % 4 == 0  # a draft more would cost as much as four, one less would save nothing
+        for rows in (1, 4, 8):
+            seconds.note(rows, 0.004 + 0.02 * costs[rows - 1])
+    assert seconds(3) == pytest.approx(0.004 + 0.02 * 1.8, rel=0.03)
+    for chance, proposed, best in (
+        (0.9, 15, 7),
+        (0.9, 6, 3),
+        (0.5, 15, 3),
+        (0.3, 15, 1),
+        (0.1, 9, 0),
+    ):
+        assert choose_drafts([Prospect(chance, proposed)], seconds) == [best]
+
+
+def test_costs_go_on_behind_the_rows_that_were_timed():
+    costs = [1.0, *(1 + 0.25 * n + (n % 8 == 3) for n in range(2, 17))]
+    found = [continued(costs, rows) for rows in (1, 16, 17, 19, 24, 160)]
+    assert found == pytest.approx([1.0, 5.0, 5.25, 6.75, 7.0, 41.0])
 
 
 def test_modelled_seconds_of_a_gpu():

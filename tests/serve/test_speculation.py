@@ -28,6 +28,8 @@ from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.speculate.drafter import accepted
+from cairn.serve.engine.speculate.row_costs import row_costs
+from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds
 
 FAMILY = "qwen3"
 SHARED = prompt_of(37, seed=1)
@@ -187,6 +189,16 @@ def test_drafters_that_are_served_change_no_token(speculate, drafts, how):
         assert 0 < counts.accepted < counts.drafted
     assert not engine.scheduler.speculation._acceptance
     at_rest(engine)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_products_are_timed_when_an_engine_on_a_cpu_starts(family):
+    cost_of = row_costs(model(family))
+    assert cost_of(1) == 1
+    assert all(0 < cost_of(rows) < 200 for rows in range(2, 50))
+    seconds = tiny_engine(family, speculate="ngram").scheduler.speculation.seconds
+    assert isinstance(seconds, MeasuredSeconds)
+    assert seconds(1) == 1 < seconds(200)
 
 
 @pytest.mark.parametrize("accuracy", [0.5, 1.0])

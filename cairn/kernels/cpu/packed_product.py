@@ -209,8 +209,3 @@ def _kernel_of(blocks: Blocks) -> str:
 def has_tiles(kind: str) -> bool:
     """Whether tile instructions (AMX) multiply many rows of x with such a matrix, faster than torch in float32."""
     return bool(library().cairn_has_tiles(TYPES.get(kind, 0)))
-
-
-def cost_in_rows(rows: int) -> int:
-    """What a product of so many rows of x costs beside others: rows of zeros that fill it up count as well."""
-    return library().cairn_cost_in_rows(rows)

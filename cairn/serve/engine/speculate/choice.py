@@ -157,7 +157,7 @@ def make_speculation(
     model = runnable.model
     ranks, on_gpu = model.build.shards.size, model.embedding.weight.is_cuda
     chooses = config.draft_tokens == "auto" and chosen.head is None
-    seconds = _seconds(runnable, ranks) if chooses else None
+    seconds = _seconds(runnable, ranks, config.batch_invariant) if chooses else None
     wait_s = 0.0
     if on_gpu and seconds is not None:
         wait_s = VERIFY_LAYER_S * model.spec.layers + VERIFY_SHARE * seconds(1)
@@ -174,10 +174,12 @@ def make_speculation(
     )
 
 
-def _seconds(runnable: "Runnable", ranks: int) -> "Seconds":
+def _seconds(runnable: "Runnable", ranks: int, invariant: bool) -> "Seconds":
     model, weight = runnable.model, runnable.model.embedding.weight
+    if not weight.is_cuda and ranks == 1:
+        return _measured(model, invariant)
     if not weight.is_cuda:
-        return _measured(model) if ranks == 1 else modelled_seconds(model.spec, 1.0, ranks, "", "")
+        return modelled_seconds(model.spec, 1.0, ranks, "", "")
     import torch
 
     from cairn.models.linear.maps import held_bytes
@@ -188,14 +190,17 @@ def _seconds(runnable: "Runnable", ranks: int) -> "Seconds":
     return modelled_seconds(model.spec, each, ranks, name, NAMES.get(str(weight.dtype), ""))
 
 
-def _measured(model: "Transformer") -> MeasuredSeconds:
-    """Packed products may fill up the rows of a step, and then a further draft is free or costs as much as several."""
-    from cairn.kernels.cpu.packed_product import cost_in_rows
-    from cairn.models.linear.blocks import BlocksForm
-    from cairn.models.linear.maps import linears
+def _measured(model: "Transformer", invariant: bool) -> MeasuredSeconds:
+    from cairn.serve.engine.speculate.row_costs import row_costs
 
-    packed = any(isinstance(part.form, BlocksForm) for part in linears(model))
-    return MeasuredSeconds(cost_in_rows) if packed else MeasuredSeconds()
+    return MeasuredSeconds(_passes if invariant else row_costs(model))
+
+
+def _passes(tokens: int) -> float:
+    """Through the model with `batch_invariant`, which always has 16 rows: neighbouring tokens are mostly in one."""
+    from cairn.serve.engine.invariant import ROWS
+
+    return 1 + (tokens - 1) / ROWS
 
 
 def _say_failed(problem: Exception) -> None:

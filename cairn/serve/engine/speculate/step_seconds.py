@@ -1,7 +1,7 @@
 """How long does a step of so many tokens take? By measuring, or by what a GPU moves and multiplies.
 
-measured    a + b * rows, fitted to the steps so far; the newest count most. For a CPU, where the form of the weights
-            decides. Rows are what its products cost: tokens, and zeros that fill them up
+measured    a + b * cost, fitted to the steps so far; the newest count most. The cost is that of its products, which
+            an engine on a CPU measures when it starts (`row_costs.py`)
 modelled    weights through memory or products, whichever is longer, and each layer's kernels one behind another.
             The same in every rank, so that all of them choose the same drafts
 """
@@ -21,54 +21,50 @@ if TYPE_CHECKING:
     from cairn.serve.engine.speculate.controller import Seconds
 
 FORGET = 0.995  # what an earlier step counts for
-FIRST_SLOPE = (
-    0.1  # of the time of one row: what another one is believed to add, until steps have been timed
+FIRST_SHARE = (
+    0.9  # of a step of one row, that its products are believed to take until steps have been timed
 )
-# What this belief counts for: sum of squares of rows around their mean, to which a step of 8 rows adds about 30.
-# With less of it the line follows others' load on a shared machine, and a request loses half of what drafts save.
-FIRST_WEIGHT = 200.0
+# Steps of 8 rows that this belief counts as. With fewer of them the line follows others' load on a shared machine, and
+# a request loses half of what drafts save.
+FIRST_STEPS = 4
 LAYER_S = 14.5e-6  # of the dependent kernels of a layer inside a CUDA graph
 UNKNOWN_FLAT = 64  # tokens up to which products cost the same, on a GPU of which nothing is known
 
 
-def as_many(tokens: int) -> int:
-    """Rows of products that are not filled up."""
-    return tokens
-
-
 class MeasuredSeconds:
-    """A line through (rows, seconds) of the steps without prompts, by weighted least squares."""
+    """A line through (cost, seconds) of the steps without prompts, by weighted least squares."""
 
-    def __init__(self, rows_of: Callable[[int], int] = as_many) -> None:
-        """`rows_of`: what a step of so many tokens costs, in rows of its products."""
-        self._rows_of = functools.cache(rows_of)
+    def __init__(self, cost_of: Callable[[int], float]) -> None:
+        """`cost_of`: what the products of so many tokens cost, in those of one."""
+        self._cost_of = functools.cache(cost_of)
+        self._belief = max(FIRST_STEPS * (cost_of(8) - cost_of(1)) ** 2, 1e-3)
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def note(self, tokens: int, seconds: float) -> None:
         if tokens <= 0 or seconds <= 0:
             return
-        rows = self._rows_of(tokens)
+        cost = self._cost_of(tokens)
         for name, value in (
             ("_weight", 1.0),
-            ("_x", rows),
+            ("_x", cost),
             ("_y", seconds),
-            ("_xx", rows * rows),
-            ("_xy", rows * seconds),
+            ("_xx", cost * cost),
+            ("_xy", cost * seconds),
         ):
             setattr(self, name, FORGET * getattr(self, name) + value)
 
     def __call__(self, tokens: int) -> float:
-        rows = self._rows_of(tokens)
+        cost = self._cost_of(tokens)
         if not self._weight:
-            return 1 + FIRST_SLOPE * (rows - 1)  # only ratios count
+            return 1 + FIRST_SHARE * (cost - 1)  # only ratios count
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         spread = self._xx - self._x * mean_x
         shared = self._xy - self._x * mean_y
-        believed = FIRST_SLOPE * mean_y / (1 + FIRST_SLOPE * (mean_x - 1))
-        slope = (shared + FIRST_WEIGHT * believed) / (spread + FIRST_WEIGHT)
+        believed = FIRST_SHARE * mean_y / (1 + FIRST_SHARE * (mean_x - 1))
+        slope = (shared + self._belief * believed) / (spread + self._belief)
         slope = max(slope, 0.0)
         least = 0.1 * mean_y  # a line through noise must not reach zero
-        return max(mean_y + slope * (rows - mean_x), least)
+        return max(mean_y + slope * (cost - mean_x), least)
 
 
 def modelled_seconds(
