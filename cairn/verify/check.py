@@ -26,7 +26,14 @@ from cairn.verify.explain import (
     mean_distance,
     within,
 )
-from cairn.verify.hypotheses import EIGHT_BIT_PRODUCTS, Hypothesis, of_prompt, of_spec, of_weights
+from cairn.verify.hypotheses import (
+    EIGHT_BIT_PRODUCTS,
+    Hypothesis,
+    of_places,
+    of_prompt,
+    of_spec,
+    of_weights,
+)
 from cairn.verify.plain_path import PlainPath
 from cairn.verify.probes import CHAT_PROBE, LONG
 
@@ -115,7 +122,7 @@ class Check:
         return _part("texts", agreed, distance, level, finding), cause
 
     def _about_texts(self) -> list[Hypothesis]:
-        hypotheses = list(of_spec(self.spec))
+        hypotheses = [*of_spec(self.spec), *of_places(self.spec)]
         if self.tokenizer is not None:
             bos = self.tokenizer.bos_id
             starts = bos is not None and self.tokenizer.encode("a")[:1] == [bos]
@@ -186,7 +193,8 @@ class Check:
 
     def _unexplained(self, level: Level | None, expected: Level) -> Finding:
         if level is not None:
-            says = f"as far off as {_weights_of(level)} make it, where {_weights_of(expected)} were expected"
+            says = f"as far off as {_weights_of(level)} make it, where {_weights_of(expected)} were expected; "
+            says += f"it may be something else, which none of {self.tried} causes explains"
             return Finding("quantisation", says, 0.0)
         return Finding(
             "unknown",

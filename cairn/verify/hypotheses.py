@@ -1,7 +1,7 @@
 """What a server may compute differently, each as a change that the plain path can be computed under. No torch.
 
     spec       another norm epsilon, rope base or factor, window, scale: the model's shape with one field changed
-    weights    fewer bits: rounded to nearest, as most quantisers begin
+    weights    fewer bits: rounded to nearest, as most quantisers begin; or in places where they do not belong
     prompt     other tokens in front or around a text: begin-of-text, chat template
 
 The list holds what goes wrong in practice; each entry says in a sentence what it would mean.
@@ -15,9 +15,11 @@ import msgspec
 from cairn.models.spec import ModelSpec, Rope
 
 Concern = Literal["spec", "weights", "prompt", "template"]
-EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3)
-BASES = (10_000.0, 500_000.0, 1_000_000.0, 100_000.0)
-FACTORS = (2.0, 4.0, 8.0)
+Misplaced = Literal["rope pairs", "rope halves", "shared heads", "gate and up", "last norm", "head"]
+# So close that a value between two of them is explained by one: what is named then is the nearest.
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7)
+BASES = (1e4, 5e5, 1e6, 1e5, 2e4, 5e4, 1.5e5, 3e5, 2e6, 5e6, 1e7)
+FACTORS = (2.0, 4.0, 8.0, 1.5, 16.0, 32.0)
 
 
 class Hypothesis(NamedTuple):
@@ -26,6 +28,7 @@ class Hypothesis(NamedTuple):
     concern: Concern
     spec: ModelSpec | None = None
     bits: Literal["int8", "int4", "bfloat16"] | None = None
+    misplaced: Misplaced | None = None
     wide: bool = False  # groups of 128 around zero, as GPTQ and AWQ write them, in place of 32 with a minimum
     rounds_inputs: bool = False  # what enters a product has as few bits as this CPU multiplies
     probe: str = ""  # it shows only there; empty: in every text
@@ -38,6 +41,30 @@ def of_spec(spec: ModelSpec) -> Iterator[Hypothesis]:
         yield from _of_rope(spec)
     yield from _of_windows(spec)
     yield from _of_scales(spec)
+    yield from _of_experts(spec)
+
+
+def of_places(spec: ModelSpec) -> Iterator[Hypothesis]:
+    """Weights where they do not belong, as far as a model of this spec has such places."""
+    plain = spec.mixer == "attention" and not spec.mixers
+    norms_heads = not spec.qk_norm or spec.qk_norm_over == "head"
+    whole = not (spec.rope.rotated or spec.rope.sections or spec.rope_local)
+    if plain and spec.positions == "rope" and whole and norms_heads:
+        yield _misplaced("rope pairs", "neighbouring columns of a head are rotated together")
+        yield _misplaced("rope halves", "columns of a head lie as rotated neighbours would")
+    shared = 1 < spec.kv_heads < spec.heads and not (spec.sinks or spec.output_gate)
+    if plain and shared and norms_heads:
+        yield _misplaced("shared heads", f"query head h reads key head h mod {spec.kv_heads}")
+    if spec.gated and spec.experts is None:
+        yield _misplaced("gate and up", "the two products of a feed-forward layer are swapped")
+    if spec.norm == "rms":
+        yield _misplaced("last norm", "the weight of the last norm is left out")
+    if not spec.tied:
+        yield _misplaced("head", "the embedding stands where the output projection belongs")
+
+
+def _misplaced(name: Misplaced, says: str) -> Hypothesis:
+    return Hypothesis(name, says, "weights", misplaced=name)
 
 
 def of_weights() -> Iterator[Hypothesis]:
@@ -144,3 +171,19 @@ def _of_scales(spec: ModelSpec) -> Iterator[Hypothesis]:
         yield _changed(
             spec, "activation", f"{other} instead of {spec.activation}", activation=other
         )
+
+
+def _of_experts(spec: ModelSpec) -> Iterator[Hypothesis]:
+    if spec.experts is None:
+        return
+    own, replace = spec.experts, msgspec.structs.replace
+    other = replace(own, renormalize=not own.renormalize)
+    says = f"the weights of a token's experts are {'not ' if own.renormalize else ''}made to sum to one"
+    yield _changed(spec, "weights of experts", says, experts=other)
+    if own.scale != 1.0:
+        says = f"the result of the experts is not scaled by {own.scale:g}"
+        yield _changed(spec, "weights of experts", says, experts=replace(own, scale=1.0))
+    for count in (own.per_token - 1, own.per_token + 1):
+        if 1 <= count <= own.count:
+            says = f"a token visits {count} experts instead of {own.per_token}"
+            yield _changed(spec, "experts of a token", says, experts=replace(own, per_token=count))

@@ -23,6 +23,7 @@ from cairn.models.transformer import Transformer
 from cairn.verify.evidence import Observation, Row
 from cairn.verify.hypotheses import Hypothesis
 from cairn.verify.probes import TOP
+from cairn.verify.rearranged import rearranged
 
 SHORTEST_PREFIX = 64  # tokens that are worth being kept for the next hypothesis
 INT4_MOST, WIDE_GROUP = 7, 128
@@ -53,6 +54,10 @@ class PlainPath:
     def _under(self, hypothesis: Hypothesis) -> Transformer:
         if hypothesis.spec is not None:
             return with_spec(self.model, hypothesis.spec)
+        if hypothesis.misplaced is not None:
+            model = self.model
+            state = rearranged(model.state_dict(), model.spec, hypothesis.misplaced)
+            return with_spec(model, model.spec, state)
         made = self._rounded(hypothesis)
         return with_rounded_inputs(made) if hypothesis.rounds_inputs else made
 
@@ -157,11 +162,13 @@ def _rows(logprobs_RV: Tensor, observed: Sequence[Row]) -> list[Row]:
     return made
 
 
-def with_spec(model: Transformer, spec: ModelSpec) -> Transformer:
-    """The same parameters in a model of another spec."""
+def with_spec(
+    model: Transformer, spec: ModelSpec, state: dict[str, Tensor] | None = None
+) -> Transformer:
+    """The same parameters, or those of `state`, in a model of another spec."""
     build = Build("meta", model.build.dtype, model.build.shards, model.build.fused)
     made = Transformer(spec, build)
-    made.load_state_dict(model.state_dict(), assign=True)
+    made.load_state_dict(model.state_dict() if state is None else state, assign=True)
     return made.eval()
 
 

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from msgspec import structs
 from planted import TINY, WINDOW, copy, quantised, windowed
 
 from cairn.models.build import Build
+from cairn.models.rope import Rotation
 from cairn.models.runnable import open_model
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.weights import random_model
@@ -85,6 +87,68 @@ def test_a_changed_config_is_named(config, name, says, tmp_path):
     assert [one.name for one in verdict.findings] == [name]
     assert says in verdict.findings[0].says
     assert verdict.findings[0].explained > 0.9
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "says"),
+    [
+        ({"rms_norm_eps": 1e-4}, "norm epsilon", "0.0001"),
+        ({"rope_theta": 8e6}, "rope base", "1e+07"),
+    ],
+)
+def test_a_value_that_nobody_listed_is_named_by_the_nearest(config, name, says, tmp_path):
+    verdict = judged(TINY, observed(copy(tmp_path / "served", config), TINY))
+    assert [one.name for one in verdict.findings] == [name]
+    assert says in verdict.findings[0].says
+
+
+@pytest.mark.parametrize(
+    "name", ["rope pairs", "rope halves", "shared heads", "gate and up", "last norm", "head"]
+)
+def test_weights_where_they_do_not_belong_are_named(name, monkeypatch):
+    """Each mistake is made by other means than the one that verification computes it with."""
+    model, path = opened(TINY)
+    spec, tokenizer, run = model.spec, model.tokenizer, path.model
+    state = dict(run.state_dict())
+    if name == "rope pairs":
+        monkeypatch.setattr(Rotation, "__call__", rotated_neighbours)
+    elif name == "rope halves":  # as llama.cpp's converter orders them for its own rotation
+        for key in [key for key in state if ".qkv.q." in key or ".qkv.k." in key]:
+            rows, columns = state[key].shape
+            w_KHCD = state[key].view(rows // spec.head_dim, 2, spec.head_dim // 2, columns)
+            state[key] = w_KHCD.swapaxes(1, 2).reshape(rows, columns)
+        for key in [key for key in state if "q_norm" in key or "k_norm" in key]:
+            state[key] = state[key].view(2, -1).t().flatten()
+        run = with_spec(run, spec, state)
+    elif name == "shared heads":  # a model in which every head has keys of its own, tiled
+        for key in [key for key in state if ".qkv.k." in key or ".qkv.v." in key]:
+            state[key] = state[key].repeat(spec.heads // spec.kv_heads, 1)
+        run = with_spec(run, structs.replace(spec, kv_heads=spec.heads), state)
+    elif name == "gate and up":
+        run = with_spec(run, spec)
+        for layer in run.layers:
+            inner = layer.feed_forward.inner
+            inner.gate, inner.up = inner.up, inner.gate
+    elif name == "last norm":
+        run = with_spec(run, spec)
+        run.norm.weight = torch.nn.Parameter(torch.ones(spec.hidden))
+    else:
+        noise = torch.randn(spec.vocab, spec.hidden, generator=torch.Generator().manual_seed(0))
+        state["head.weight"] = state["embedding.weight"] + 0.05 * noise
+        path = PlainPath(with_spec(run, structs.replace(spec, tied=False), state))
+    ids = probes_of(spec, tokenizer)[0].ids[:48]
+    rows = rows_of(score(run, ids, 1))
+    monkeypatch.undo()
+    seen = Evidence(model="m", source="s", observations=[Observation("prose", ids, 1, rows)])
+    verdict = Check(path, path.model.spec, tokenizer).verdict(seen, "bfloat16")
+    assert [(one.name, round(one.explained, 2)) for one in verdict.findings] == [(name, 1.0)]
+
+
+def rotated_neighbours(rotation, x_THC):
+    cos_T1c, sin_T1c = (table.chunk(2, dim=-1)[0] for table in (rotation.cos_T1C, rotation.sin_T1C))
+    even, odd = x_THC[..., 0::2], x_THC[..., 1::2]
+    pairs = (even * cos_T1c - odd * sin_T1c, odd * cos_T1c + even * sin_T1c)
+    return torch.stack(pairs, dim=-1).flatten(-2)
 
 
 def test_a_window_that_is_off_by_one_is_named(tmp_path):
