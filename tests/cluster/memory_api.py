@@ -36,6 +36,8 @@ class MemoryApi(httpx2.AsyncBaseTransport):
         self.crash_in: int | None = None  # dies in so many writes, before or after the last
         self.crash_before = False
         self.down = self.silent = False  # silent: it takes requests and never answers
+        self.trouble: list[int] = []  # codes of the next answers, such as 503
+        self.network = 0  # watches that were opened before this changed hear nothing more
         self.changed = asyncio.Condition()
 
     # ------------------------------------------------------------------ HTTP
@@ -45,6 +47,9 @@ class MemoryApi(httpx2.AsyncBaseTransport):
             await asyncio.sleep(0.01)
         if self.down:
             raise httpx2.ConnectError("connection refused", request=request)
+        if self.trouble:
+            code = self.trouble.pop()
+            return _answer(request, code, _status(code, "in trouble"))
         words = request.url.path.strip("/").split("/")
         params = dict(parse_qsl(request.url.query.decode()))
         kind, namespace, rest = _route(words)
@@ -85,8 +90,10 @@ class MemoryApi(httpx2.AsyncBaseTransport):
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
     async def _watch(self, kind, namespace, params):
-        last = int(params.get("resourceVersion") or self.version)
+        last, network = int(params.get("resourceVersion") or self.version), self.network
         while True:
+            if self.network != network:
+                await asyncio.Event().wait()
             if last < self.oldest:
                 yield {"type": "ERROR", "object": _status(410, "too old resource version")}
                 return

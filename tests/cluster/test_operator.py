@@ -26,6 +26,7 @@ from operator_rig import (
     settle,
 )
 
+from cairn.cluster.operator import api as api_module
 from cairn.cluster.operator.election import DURATION_S, LeaseView
 from cairn.cluster.operator.lead import lead
 from cairn.cluster.operator.objects import API, Ref, covers
@@ -385,6 +386,74 @@ def test_a_running_operator_follows_watches_through_a_gap(store, api):
         await cancelled(task)
 
     run(scenario())
+
+
+def test_a_watch_whose_server_has_gone_without_a_word_is_begun_again(store, api, monkeypatch):
+    """As after a machine that lost its power: the connection is never closed, and no event comes."""
+    monkeypatch.setattr(api_module, "WATCH_S", 0)
+    monkeypatch.setattr(api_module, "SILENT_S", 0.2)
+
+    async def scenario():
+        task = asyncio.create_task(Operator(api, KINDS).run())
+        put(store, "InferenceService", "one", SERVICE)
+        await until(lambda: "one-servers-0" in store.named(DEPLOYMENTS))
+        store.network += 1
+        put(store, "InferenceService", "two", SERVICE)
+        async with store.changed:
+            store.changed.notify_all()
+        await until(lambda: "two-servers-0" in store.named(DEPLOYMENTS))
+        await cancelled(task)
+
+    run(scenario())
+
+
+def test_a_cluster_without_the_kind_or_with_another_version_of_it_is_said_once(store, api):
+    store.absent |= {PLURALS["TrainJob"], "policy/v1/poddisruptionbudgets"}
+
+    async def scenario():
+        said = []
+        task = asyncio.create_task(Operator(api, KINDS, said.append).run())
+        put(store, "InferenceService", "one", SERVICE)
+        await asyncio.sleep(1.2)
+        assert [text.partition(",")[0] for text in said] == [
+            f"this cluster does not serve TrainJob of {API}"
+        ]
+        store.absent -= {PLURALS["TrainJob"], "policy/v1/poddisruptionbudgets"}  # CRDs, all at once
+        await until(lambda: "one-servers-0" in store.named("policy/v1/poddisruptionbudgets"))
+        await cancelled(task)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("code", [404, 429, 500, 503])
+def test_an_api_server_in_trouble_is_asked_again_and_blamed_on_no_object(store, api, code):
+    """404: it has just started, and does not serve CRDs yet."""
+    ref = put(store, "InferenceService", "chat", SERVICE)
+    operator = new_operator(api)
+    run(settle(store, operator))
+    control(store)
+    store.set_status((DEPLOYMENTS, "default", "chat-router"), {})  # so a condition is to be written
+    look(store, operator)
+    before = store.writes
+    store.trouble = [code]
+    assert run(operator.handle(ref)) is False
+    assert store.writes == before
+    assert run(operator.handle(ref)) is True
+    assert conditions(store, ref)["RouterReady"][0] == "False"
+    assert "Applied" not in conditions(store, ref)
+
+
+def test_a_fresh_list_that_tells_nothing_new_gives_nobody_work(store, api):
+    put(store, "InferenceService", "chat", SERVICE)
+    operator = new_operator(api)
+    run(settle(store, operator))
+    for kind in (*PLURALS, "Deployment"):
+        group = "apps/v1" if kind == "Deployment" else API
+        there = store.named(f"{group}/{kind.lower()}s").values()
+        found = [{**one, "apiVersion": group, "kind": kind} for one in there]
+        operator.cache.replace(group, kind, found)
+        assert operator.cache.replace(group, kind, found) == []
+        assert operator.cache.replace(group, kind, []) == found
 
 
 def test_a_bug_with_one_object_does_not_end_the_work_for_others(store, api):

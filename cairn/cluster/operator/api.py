@@ -3,6 +3,7 @@
 Any object is addressed by its apiVersion and kind; nothing here knows what the objects mean.
 """
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from cairn.cluster.operator.reconcile import Action, Apply, Delete, Merge, SetSt
 from cairn.core.errors import CairnError
 
 WATCH_S = 240  # after which the server ends a watch and it is begun again where it was
-CONFLICT, GONE, MISSING = 409, 410, 404
+SILENT_S = 30  # after that time: the other end of the connection has gone without a word
+MISSING, CONFLICT, TOO_MANY, SERVER_ERROR = 404, 409, 429, 500
 
 
 class ApiRefused(CairnError):
@@ -60,16 +62,19 @@ class Api:
         self, api: str, kind: str, children: bool, version: str
     ) -> AsyncIterator[tuple[str, Object]]:
         """Changes since `version`; raises ApiRefused 410 where that is too long ago."""
-        events = self._client.watch(
-            _resource(api, kind),
-            namespace=self.namespace,
-            labels=_labels(children),
-            resource_version=version,
-            server_timeout=WATCH_S,
-        )
-        with _translated():
-            async for change, made in events:
-                yield change, _plain(made, api, kind)
+        while True:
+            events = self._client.watch(
+                _resource(api, kind),
+                namespace=self.namespace,
+                labels=_labels(children),
+                resource_version=version,
+                server_timeout=WATCH_S,
+            )
+            until_s = asyncio.get_running_loop().time() + WATCH_S + SILENT_S
+            while (event := await _next(events, until_s)) is not None:
+                change, made = event[0], _plain(event[1], api, kind)
+                version = made["metadata"]["resourceVersion"]
+                yield change, made
 
     async def get(self, ref: Ref) -> Object | None:
         resource = _resource(ref.api, ref.kind)
@@ -177,6 +182,16 @@ def connect(namespace: str = "*", context: str = "", transport: Any = None) -> A
         ) from None
     more = {"transport": transport} if transport is not None else {}
     return Api(AsyncClient(config=config, **more), namespace)
+
+
+async def _next(events: AsyncIterator[Any], until_s: float) -> Any:
+    """The next event; None when none has come by then."""
+    with _translated():
+        try:
+            async with asyncio.timeout_at(until_s):
+                return await anext(events, None)
+        except TimeoutError:
+            return None
 
 
 @functools.cache

@@ -25,11 +25,12 @@ class Cache:
         """A fresh list: what it does not have is gone. The objects that changed, those that went included."""
         fresh = {ref_of(one) for one in found}
         gone = [self._objects[ref] for ref in self._kinds[api, kind] if ref not in fresh]
+        changed = [one for one in found if one != self.get(ref_of(one))]
         for made in gone:
             self._drop(ref_of(made))
-        for made in found:
+        for made in changed:
             self._put(made)
-        return [*found, *gone]
+        return [*changed, *gone]
 
     def take(self, made: Object, gone: bool) -> bool:
         """False: it was known already, or is older than what is known."""

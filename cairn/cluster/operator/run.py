@@ -11,7 +11,15 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 
-from cairn.cluster.operator.api import CONFLICT, MISSING, Api, ApiRefused, Unreachable
+from cairn.cluster.operator.api import (
+    CONFLICT,
+    MISSING,
+    SERVER_ERROR,
+    TOO_MANY,
+    Api,
+    ApiRefused,
+    Unreachable,
+)
 from cairn.cluster.operator.cache import Cache
 from cairn.cluster.operator.conditions import Condition, written
 from cairn.cluster.operator.objects import API, POOL_API, Object, Ref, ref_of
@@ -51,10 +59,14 @@ class Operator:
         self.queue: WorkQueue[Ref] = WorkQueue()
         self.apis: frozenset[str] = frozenset()
         self._wake = asyncio.Event()
+        self._last_said: dict[str, str] = {}
         self.writes = 0
 
     async def run(self) -> None:
         """While this operator leads."""
+        for kind in self._kinds:
+            await self._until_known(kind)
+        # CRDs are served all at once: now a kind that is not there is not installed.
         found = [pair for pair in OPTIONAL if await self._api.has(*pair)]
         self.apis = frozenset(f"{api}/{kind}" for api, kind in found)
         own = [(API, name, False) for name in self._kinds]
@@ -68,6 +80,16 @@ class Operator:
             for _ in range(WORKERS):
                 tasks.create_task(self._work())
 
+    async def _until_known(self, kind: str) -> None:
+        """A server that has just started does not serve CRDs yet; an old CRD may serve other versions only."""
+        while not await self._api.has(API, kind):
+            self._say_once(
+                kind,
+                f"this cluster does not serve {kind} of {API}, and the operator waits for it; "
+                "`cairn operator manifests FOLDER` writes its CRD",
+            )
+            await asyncio.sleep(AGAIN_S)
+
     async def _follow(self, api: str, kind: str, children: bool, synced: asyncio.Event) -> None:
         """Keeps the cache as the cluster is, for one kind."""
         while True:
@@ -76,12 +98,19 @@ class Operator:
                 for changed in self.cache.replace(api, kind, found):
                     self._changed(changed)
                 synced.set()
+                self._last_said.pop(kind, None)
                 async for change, made in self._api.watch(api, kind, children, version):
                     if self.cache.take(made, gone=change == "DELETED"):
                         self._changed(made)
             except (ApiRefused, Unreachable) as error:
-                self._say(f"watching {kind}: {error.message}")
+                self._say_once(kind, f"watching {kind}: {error.message}")
                 await asyncio.sleep(AGAIN_S)
+
+    def _say_once(self, about: str, text: str) -> None:
+        """What is tried each second says why it fails when the reason is a new one."""
+        if self._last_said.get(about) != text:
+            self._say(text)
+        self._last_said[about] = text
 
     def _changed(self, made: Object) -> None:
         for ref in self.cache.concerned(made, list(self._kinds.values())):
@@ -125,7 +154,7 @@ class Operator:
                 return False
             except ApiRefused as error:
                 if error.code == MISSING and isinstance(action, SetStatus):
-                    return True  # it has gone
+                    return False  # it has gone, or CRDs are not served yet: its event or the next try will tell
                 self._say(f"{key}: {error.message}")
                 await self._report(seen, error)
                 return False
@@ -138,8 +167,10 @@ class Operator:
             self._changed(made)  # its event will be no news any more
 
     async def _report(self, seen: Seen, error: ApiRefused) -> None:
-        """What the API refused stands in the status; a version that was too old is no news."""
+        """What the API refused stands in the status; a version that was too old or a server in trouble is no news."""
         if error.code == CONFLICT and "exists already" not in error.message:
+            return
+        if error.code == TOO_MANY or error.code >= SERVER_ERROR:
             return
         meta, before = seen.resource["metadata"], seen.status.get("conditions", [])
         refused = Condition(type="Applied", ok=False, reason="Refused", message=error.message)
