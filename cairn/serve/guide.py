@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from cairn.core.errors import RequestError, did_you_mean
-from cairn.serve.json_schema import check_depth, without_annotations
+from cairn.serve.json_schema import check_depth, closed_objects, without_annotations
 
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 FORMATS = ("text", "json_object", "json_schema")
@@ -78,7 +78,7 @@ def read_guide(
 
 def schema_guide(schema: Mapping[str, Any] | bool, field: str) -> Guide:
     check_depth(schema, field)
-    text = msgspec.json.encode(without_annotations(schema)).decode()
+    text = msgspec.json.encode(closed_objects(without_annotations(schema))).decode()
     return Guide("json_schema", _bounded(text, field), field)
 
 

@@ -506,6 +506,38 @@ def test_an_unknown_format_is_an_annotation_and_known_ones_hold():
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
+def fits(text, **guide):
+    rule = constraint(**guide)
+    return all(
+        rule.accept(token) is None for token in [*tokenizer().encode(text, special=False), EOS]
+    )
+
+
+def test_objects_have_the_properties_that_are_listed_and_no_others():
+    within = {"$defs": {"x": OBJECT}, "type": "array", "items": {"$ref": "#/$defs/x"}}
+    told = {"additionalProperties": {"type": "string"}}
+    for schema, text, fine in (
+        (OBJECT, '{"a":1}', True),
+        (OBJECT, '{"a":1,"b":"x"}', False),
+        (OBJECT | told, '{"a":1,"b":"x"}', True),
+        (OBJECT | {"required": ["a", "b"]}, '{"a":1,"b":"x"}', True),  # one that is not listed
+        (within, '[{"a":1}]', True),
+        (within, '[{"a":1,"b":"x"}]', False),
+        ({"anyOf": [OBJECT, {"type": "null"}]}, '{"a":1,"b":"x"}', False),
+        ({"type": "object"}, '{"b":"x"}', True),
+        ({"const": {"properties": {"a": 1}}}, '{"properties":{"a":1}}', True),
+        ({"properties": {"properties": OBJECT}}, '{"properties":{"a":1}}', True),
+        # Of two schemas for one object, each would forbid what the other lists.
+        ({"allOf": [OBJECT, {"properties": {"b": {}}}]}, '{"a":1,"b":"x"}', True),
+        (
+            OBJECT | {"anyOf": [{"properties": {"b": {}}, "required": ["b"]}]},
+            '{"a":1,"b":"x"}',
+            True,
+        ),
+    ):
+        assert fits(text, guided_json=schema) == fine, (schema, text)
+
+
 @pytest.mark.parametrize("guide", [
     {"guided_json": OBJECT}, {"guided_grammar": "start: %json " + json.dumps(OBJECT)},
     {"guided_grammar": 'start: "" %json ' + json.dumps(OBJECT | {"description": "%json {}"}) + " x\nx: \"\""},

@@ -32,7 +32,7 @@ INSTEAD = {
     "best_of": "n answers all come back; choose among them",
     "use_beam_search": "there is no beam search; n answers all come back",
     "bad_words": "logit_bias of -100 keeps a token out",
-    "allowed_token_ids": "logit_bias changes the chances of single tokens",
+    "allowed_token_ids": "logit_bias of 100 for each of them keeps all others out",
     "truncate_prompt_tokens": "nothing is truncated: cut the prompt as you want it",
     "guided_decoding": "structured_outputs takes json, regex, choice or grammar",
 }

@@ -76,6 +76,24 @@ def test_mistakes_are_told_in_its_own_form(server, client):
         client.messages.create(**ASKED | {"max_tokens": 5000})
 
 
+def test_models_are_listed_in_its_own_form(server, client):
+    [listed] = client.models.list()
+    assert (listed.id, listed.type, listed.display_name) == ("tiny", "model", "tiny")
+    assert listed.created_at.year >= 2024
+    assert listed.max_input_tokens == 160
+    assert client.models.retrieve("tiny") == listed
+    assert server.http.get("/v1/models").json()["object"] == "list"  # of everybody else, OpenAI's
+
+
+def test_a_shape_is_asked_for_in_two_places(server):
+    """Older clients have it beside the messages."""
+    shape = {"type": "json_schema", "schema": {"const": "yes"}}
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12}
+    for asked in ({"output_config": {"format": shape}}, {"output_format": shape}):
+        found = server.http.post("/v1/messages", json=body | asked).json()
+        assert found["content"][0]["text"].strip() == '"yes"'
+
+
 def test_paths_that_do_not_exist_are_told_in_its_own_form(server):
     for method, path, kind in (
         ("GET", "/v1/messages", "invalid_request_error"),

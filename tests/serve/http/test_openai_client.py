@@ -164,6 +164,67 @@ def test_echo_of_one_token_has_it_in_front(server, oracle, most):
     assert "".join(found.tokens) == answer.choices[0].text
 
 
+def test_log_probabilities_of_a_prompt_in_the_form_of_vllm(server, oracle):
+    ids = oracle.tokenizer.encode(FORMS)
+    chosen, best = oracle.logprobs(ids)
+    asked = {"prompt": [ids, ids[:1]], "n": 2, "max_tokens": 1, "prompt_logprobs": 1}
+    for more in ({}, {"echo": True, "logprobs": 5}):  # which scores the prompt as well
+        found = server.http.post("/v1/completions", json=asked | more).json()["choices"]
+        first, *rest = found[0]["prompt_logprobs"]
+        assert first is None
+        assert [row[str(id)]["logprob"] for id, row in zip(ids[1:], rest, strict=True)] == (
+            pytest.approx(chosen, abs=1e-4)
+        )
+        assert [max(one["logprob"] for one in row.values()) for row in rest] == (
+            pytest.approx(best, abs=1e-4)
+        )
+        assert all(len(row) <= 2 for row in rest)
+        assert any(one["rank"] == 1 and one["decoded_token"] for one in rest[0].values())
+        assert found[1]["prompt_logprobs"] == found[0]["prompt_logprobs"]
+        assert found[2]["prompt_logprobs"] == [None]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    scored = server.http.post("/v1/chat/completions", json=body | {"prompt_logprobs": 0}).json()
+    assert len(scored["prompt_logprobs"]) == scored["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in server.http.post("/v1/chat/completions", json=body).json()
+
+
+def test_log_probabilities_name_tokens_by_their_ids_where_that_is_asked_for(server):
+    """Two tokens may have the same text; evaluation tools then ask vLLM for ids."""
+    asked = dict(temperature=0, max_tokens=6, return_token_ids=True)
+    for path, body in (
+        ("/v1/completions", {"prompt": FORMS, "logprobs": 2, "echo": True}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2},
+        ),
+    ):
+        plain, named = (
+            server.http.post(path, json=asked | body | more).json()["choices"][0]
+            for more in ({}, {"return_tokens_as_token_ids": True})
+        )
+        if "text" in plain:
+            ids = named["prompt_token_ids"] + named["token_ids"]
+            assert named["logprobs"]["tokens"] == [f"token_id:{id}" for id in ids]
+            assert named["logprobs"]["text_offset"] == plain["logprobs"]["text_offset"]
+            assert all(
+                token in row
+                for token, row in zip(
+                    named["logprobs"]["tokens"][1:],
+                    named["logprobs"]["top_logprobs"][1:],
+                    strict=True,
+                )
+            )
+        else:
+            rows = named["logprobs"]["content"]
+            assert [row["token"] for row in rows] == [f"token_id:{id}" for id in named["token_ids"]]
+            assert all(
+                one["token"].startswith("token_id:") for row in rows for one in row["top_logprobs"]
+            )
+            assert [row["bytes"] for row in rows] == [
+                row["bytes"] for row in plain["logprobs"]["content"]
+            ]
+
+
 def test_echo_in_a_stream_comes_once(server):
     asked = dict(model="tiny", prompt=FORMS, echo=True, logprobs=2, max_tokens=6, temperature=0)
     whole = server.client.completions.create(**asked).choices[0]

@@ -4,7 +4,8 @@ import json
 import re
 
 import live_server
-import pytest
+
+from cairn.serve.http.endpoints.llamacpp import NEUTRAL
 
 SAID = [{"role": "user", "content": "Once"}]
 GREEDY = {"temperature": 0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -112,11 +113,13 @@ def test_completion_follows_a_grammar_of_llama_cpp(server):
     assert (both.status_code, both.json()["error"]["param"]) == (400, "grammar")
 
 
-@pytest.mark.parametrize("field", ["n_probs", "logit_bias", "image_data"])
-def test_what_is_not_supported_is_refused_by_name(server, field):
-    body = {"prompt": "Once", field: 3}
-    found = server.http.post("/completion", json=body)
-    assert (found.status_code, found.json()["error"]["param"]) == (400, field)
+def test_what_is_not_supported_is_refused_by_name(server):
+    for field in ("n_probs", "logit_bias", "image_data", "lora", *NEUTRAL):
+        found = server.http.post("/completion", json={"prompt": "Once", field: 3})
+        assert (found.status_code, found.json()["error"]["param"]) == (400, field)
+    off = NEUTRAL | {"top_n_sigma": -1.0, "typical_p": 1.0, "mirostat": None, "lora": []}
+    body = {"prompt": "Once", "n_predict": 3} | off
+    assert server.http.post("/completion", json=body).status_code == 200
 
 
 def test_templates_props_and_slots(server):

@@ -2,15 +2,18 @@
 
     FOLDER/files/file-4f9c....json      what it is: FileRecord
     FOLDER/files/file-4f9c....data      its content
+    FOLDER/lock                         held by the server that uses the folder
 
 All records are read at the start; a file is looked up in that table, so that no request chooses a path.
 """
 
+import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,8 +69,13 @@ class FileStore:
             filename=filename,
             purpose="batch_output",
         )
-        shutil.copyfile(path, self.data_path(file.id))
-        self._keep(FileRecord(holder=holder, file=file))
+        try:
+            shutil.copyfile(path, self.data_path(file.id))
+            self._keep(FileRecord(holder=holder, file=file))
+        except OSError:  # a full disk: half of a copy would only make it fuller
+            for suffix in ("data", "tmp"):
+                (self._folder / f"{file.id}.{suffix}").unlink(missing_ok=True)
+            raise
         return file
 
     def get(self, holder: str, id: str) -> FileObject:
@@ -93,6 +101,23 @@ class FileStore:
     def _keep(self, record: FileRecord) -> None:
         write_record(self._folder / f"{record.file.id}.json", record)
         self._records[record.file.id] = record
+
+
+def hold_folder(folder: Path) -> Callable[[], None]:
+    """Refuses a folder that another server uses: both would run its batches. The call that comes back lets it go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(
+            f"another server runs the batches in {folder}",
+            hint="give each server a batch_folder of its own, or wait until that one has ended",
+        ) from None
+    except OSError:  # a file system that knows no locks is taken as it is
+        pass
+    return partial(os.close, lock)
 
 
 @contextmanager

@@ -59,7 +59,9 @@ async def prepare_chat(
     guided = grammar is not None
     most = service.most_tokens(max_tokens, len(prompt.token_ids))
     sampling = sampling_of(chat, service.serving.sampling)
-    params = SamplingParams(**sampling, max_tokens=most, logprobs=logprobs)
+    params = SamplingParams(
+        **sampling, max_tokens=most, logprobs=logprobs, prompt_logprobs=chat.prompt_logprobs
+    )
     if keeps_marks(service.tokenizer, offer, thinking, guided):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     request = GenerateRequest(

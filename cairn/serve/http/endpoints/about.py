@@ -1,5 +1,6 @@
 """What a server says about itself: its models, health, version, metrics and the description of its interface."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from starlette.responses import Response
@@ -7,6 +8,7 @@ from starlette.responses import Response
 from cairn import __version__
 from cairn.core.metrics import CONTENT_TYPE
 from cairn.serve.http.protocol.answers import ModelCard, ModelList, Version
+from cairn.serve.http.protocol.messages import ModelInfo, ModelPage
 from cairn.serve.http.protocol.openapi import document
 from cairn.serve.http.protocol.refusal import JSON
 from cairn.serve.http.server.call import Call
@@ -16,11 +18,29 @@ from cairn.serve.serving import ServedModel
 
 
 async def models(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(ModelList(data=[_card(service, one) for one in [*service.serving.models.values()]]))
+    served = [*service.serving.models.values()]
+    if not _asks_as_anthropic(call):
+        return JSON(ModelList(data=[_card(service, one) for one in served]))
+    data = [_info(service, one) for one in served]
+    return JSON(ModelPage(data=data, first_id=data[0].id, last_id=data[-1].id))
 
 
 async def model(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(_card(service, service.served(call.scope["path_params"]["name"])))
+    served = service.served(call.scope["path_params"]["name"])
+    return JSON((_info if _asks_as_anthropic(call) else _card)(service, served))
+
+
+def _asks_as_anthropic(call: Call) -> bool:
+    """Both interfaces list models under one path; only Anthropic's clients name a version of theirs."""
+    return any(name == b"anthropic-version" for name, _ in call.scope["headers"])
+
+
+def _info(service: Service, served: ServedModel) -> ModelInfo:
+    created = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
+    context = service.serving.limits.context
+    return ModelInfo(
+        id=served.name, display_name=served.name, created_at=created, max_input_tokens=context
+    )
 
 
 def _card(service: Service, served: ServedModel) -> ModelCard:

@@ -11,7 +11,7 @@ from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
 from cairn.serve.http.chat.reader import joined, reasoning_tokens
 from cairn.serve.http.chat.structure import guide_of
-from cairn.serve.http.endpoints.logprobs import chat_logprobs
+from cairn.serve.http.endpoints.logprobs import chat_logprobs, prompt_rows
 from cairn.serve.http.protocol.answers import (
     ChatChoice,
     ChatChunk,
@@ -57,6 +57,9 @@ def _check_offered(asked: ChatRequest) -> None:
     """An answer without what these ask for would look as if the model had not wanted it."""
     if asked.functions:
         raise Refusal(400, "functions is given; use tools", param="functions", code="unsupported")
+    if asked.web_search_options is not None:
+        said = "web_search_options is given; this server runs no tools itself"
+        raise Refusal(400, said, param="web_search_options", code="unsupported")
     other = [kind for kind in asked.modalities or () if kind != "text"]
     if other:
         said = f"modalities has {other[0][:40]!r}; this server answers with text"
@@ -99,13 +102,18 @@ class ChatReply:
         )
         if self.asked.return_token_ids:
             whole.prompt_token_ids = self.prompt.token_ids
+        if (most := self.asked.prompt_logprobs) is not None:
+            tokenizer = self.service.serving.opened.tokenizer
+            whole.prompt_logprobs = prompt_rows(exchange.jobs[0], most, tokenizer)
         return whole
 
     def logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if output.logprobs is None:
             return None
         top, tokenizer = self.asked.top_logprobs or 0, self.service.serving.opened.tokenizer
-        return ChatLogprobs(chat_logprobs(output.token_ids, output.logprobs, top, tokenizer))
+        as_ids = self.asked.return_tokens_as_token_ids is True
+        rows = chat_logprobs(output.token_ids, output.logprobs, top, tokenizer, as_ids)
+        return ChatLogprobs(rows)
 
     def _read(self, delta: CompletionOutput) -> list[ChatDelta]:
         parts = self.readers[delta.index].push(delta.text, delta.finished)

@@ -14,7 +14,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.chat.structure import grammar_for, guide_of
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
-from cairn.serve.http.endpoints.logprobs import TextOffsets, completion_logprobs
+from cairn.serve.http.endpoints.logprobs import TextOffsets, completion_logprobs, prompt_rows
 from cairn.serve.http.endpoints.prompt_inputs import count_inputs, cut_inputs, read_inputs
 from cairn.serve.http.protocol.answers import (
     CachedTokens,
@@ -32,6 +32,7 @@ from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes, last_events
+from cairn.serve.job import Job
 from cairn.serve.prompts import Prompt
 from cairn.serve.serving import GenerateRequest
 
@@ -103,6 +104,7 @@ class CompletionReply:
         self.tokenizer = service.serving.opened.tokenizer
         self.n = asked.n or 1
         self.top = asked.logprobs
+        self.as_ids = asked.return_tokens_as_token_ids is True
         self.silent = asked.max_tokens == 0  # only the prompt is wanted
         self._texts: dict[int, str] = {}  # of prompts that were given as ids
         self._begun: set[int] = set()  # answers of a stream
@@ -123,12 +125,12 @@ class CompletionReply:
             most = min(DEFAULT_TOKENS, max(1, context - len(prompt.token_ids)))
         most = min(most, self.service.config.max_request_tokens or most)
         # A prompt that fills the context can still be scored, but not continued.
-        echoed = self.top if asked.echo else None
+        scored = [asked.prompt_logprobs, self.top if asked.echo else None]
         return SamplingParams(
             **sampling_of(asked, self.service.serving.sampling),
             max_tokens=max(1, most),
             logprobs=self.top,
-            prompt_logprobs=echoed,
+            prompt_logprobs=max((one for one in scored if one is not None), default=None),
         )
 
     # -- writing ---------------------------------------------------------------------------------
@@ -141,6 +143,9 @@ class CompletionReply:
             choices.append(self.choice(done, text, self.logprobs(done), whole=True))
             if self.asked.echo:
                 self.echo(choices[-1], exchange)
+            if (top := self.asked.prompt_logprobs) is not None:
+                first = self._first(done.index, exchange)
+                choices[-1].prompt_logprobs = prompt_rows(first, top, self.tokenizer)
         made = self.document(choices, self.usage(exchange))
         if self.asked.return_token_ids:
             made.weights_version = self.service.serving.engine.weights_version()
@@ -188,7 +193,7 @@ class CompletionReply:
             return None
         offsets = self._answer_offsets(output.index)
         tokens, scores = ([], []) if self.silent else (output.token_ids, output.logprobs)
-        return completion_logprobs(tokens, scores, self.top, offsets, self.tokenizer)
+        return completion_logprobs(tokens, scores, self.top, offsets, self.tokenizer, self.as_ids)
 
     def _answer_offsets(self, index: int) -> TextOffsets:
         if index not in self._offsets:
@@ -213,15 +218,19 @@ class CompletionReply:
     def echo(self, choice: CompletionChoice, exchange: Exchange) -> None:
         """The prompt, in front of what the choice has."""
         choice.text = self.prompt_text(choice.index) + choice.text
-        first = exchange.jobs[choice.index // self.n * self.n]
+        first = self._first(choice.index, exchange)
         if choice.logprobs is None or first.prompt_logprobs is None or self.top is None:
             return
-        ids, tokenizer = first.request.prompt, self.tokenizer
-        found = readable_prompt(ids, first.prompt_logprobs, tokenizer)
+        ids = first.request.prompt
+        found = readable_prompt(ids, first.prompt_logprobs, self.tokenizer)
         offsets = self._prompt_offsets(choice.index)
-        before = completion_logprobs(ids, found, self.top, offsets, tokenizer)
+        before = completion_logprobs(ids, found, self.top, offsets, self.tokenizer, self.as_ids)
         for name in CompletionLogprobs.__struct_fields__:
             setattr(choice.logprobs, name, getattr(before, name) + getattr(choice.logprobs, name))
+
+    def _first(self, index: int, exchange: Exchange) -> Job:
+        """Of the answers to the same prompt, the one that has its log-probabilities."""
+        return exchange.jobs[index // self.n * self.n]
 
     def prompt_text(self, index: int) -> str:
         at = index // self.n

@@ -36,8 +36,18 @@ REFUSED = {
     "n_probs": "send logprobs to /v1/completions",
     "logit_bias": "send it to /v1/completions",
     "image_data": "this model reads text only",
+    "lora": "name the adapter as model",
 }
-
+# Samplers that are not here, each with the value with which it changes nothing: clients send all of them.
+NEUTRAL = {
+    "mirostat": 0,
+    "typical_p": 1,
+    "dry_multiplier": 0,
+    "xtc_probability": 0,
+    "dynatemp_range": 0,
+    "top_n_sigma": -1,
+    "n_indent": 0,
+}
 
 # What llama.cpp takes where neither the request nor the model says.
 LLAMA_DEFAULTS = {
@@ -75,6 +85,14 @@ class LlamaFields(msgspec.Struct, kw_only=True):
     n_probs: Count | None = None
     logit_bias: Any = None
     image_data: Any = None
+    lora: Any = None
+    mirostat: float | None = None
+    typical_p: float | None = None
+    dry_multiplier: float | None = None
+    xtc_probability: float | None = None
+    dynatemp_range: float | None = None
+    top_n_sigma: float | None = None
+    n_indent: float | None = None
 
 
 class LlamaRequest(LlamaFields, kw_only=True):
@@ -113,6 +131,12 @@ def _check(asked: LlamaFields) -> None:
     for name, instead in REFUSED.items():
         if getattr(asked, name):
             raise Refusal(400, f"{name} is given; {instead}", param=name, code="unsupported")
+    for name, neutral in NEUTRAL.items():
+        value = getattr(asked, name)
+        off = value is None or value == neutral or (name == "top_n_sigma" and value <= 0)
+        if not off:
+            said = f"{name} is {value:g}; this server does not have it: leave it out, or send {neutral}"
+            raise Refusal(400, said, param=name, code="unsupported")
 
 
 async def _answer(service: Service, call: Call, asked: LlamaFields, prompt: Prompt) -> JSON | None:

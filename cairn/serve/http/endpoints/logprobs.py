@@ -3,25 +3,38 @@
 import codecs
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from cairn.models.tokenizer import Tokenizer
-from cairn.serve.answer import CONTEXT_TOKENS, Logprob, spell
-from cairn.serve.http.protocol.answers import CompletionLogprobs, TokenLogprob, TopLogprob
+from cairn.serve.answer import CONTEXT_TOKENS, Logprob, readable_prompt, spell
+from cairn.serve.http.protocol.answers import (
+    CompletionLogprobs,
+    PromptLogprob,
+    TokenLogprob,
+    TopLogprob,
+)
+from cairn.serve.job import Job
 
 LEAST = -9999.0  # JSON has no infinity
 Found = Mapping[int, Logprob]
 
 
 def chat_logprobs(
-    tokens: Sequence[int], found: Sequence[Found], top: int, tokenizer: Tokenizer | None
+    tokens: Sequence[int],
+    found: Sequence[Found],
+    top: int,
+    tokenizer: Tokenizer | None,
+    as_ids: bool = False,
 ) -> list[TokenLogprob]:
+    """`as_ids`: tokens are named by their ids."""
     return [
         TokenLogprob(
-            token=text_of(token, by_id[token]),
+            token=text_of(token, by_id[token], as_ids),
             logprob=finite(by_id[token].logprob),
             bytes=bytes_of_token(token, by_id[token], tokenizer),
             top_logprobs=[
                 TopLogprob(
-                    token=text_of(id, one),
+                    token=text_of(id, one, as_ids),
                     logprob=finite(one.logprob),
                     bytes=bytes_of_token(id, one, tokenizer),
                 )
@@ -79,8 +92,9 @@ def completion_logprobs(
     top: int,
     offsets: TextOffsets,
     tokenizer: Tokenizer | None,
+    as_ids: bool = False,
 ) -> CompletionLogprobs:
-    """None in `found`: nothing comes before that token."""
+    """None in `found`: nothing comes before that token. `as_ids`: tokens are named by their ids."""
     made = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, by_id in zip(tokens, found, strict=True):
         chosen = by_id[token] if by_id is not None else None
@@ -88,24 +102,42 @@ def completion_logprobs(
         if chosen is None and tokenizer is not None:
             text = spell(tokenizer.piece(token))
         at, text = offsets.place(token, text)
-        made.tokens.append(text)
+        made.tokens.append(text_of(token, None) if as_ids else text)
         made.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
-        made.top_logprobs.append(None if by_id is None else _row(by_id, token, top))
+        made.top_logprobs.append(None if by_id is None else _row(by_id, token, top, as_ids))
         made.text_offset.append(at)
     return made
 
 
-def _row(by_id: Found, token: int, top: int) -> dict[str, float]:
+def _row(by_id: Found, token: int, top: int, as_ids: bool) -> dict[str, float]:
     """By text. Two ids may have the same one, such as bytes of characters: the likelier has it, the other its id."""
     row: dict[str, float] = {}
     for id, one in dict([*_likeliest(by_id, top), (token, by_id[token])]).items():
-        text = text_of(id, one)
+        text = text_of(id, one, as_ids)
         row[text if text not in row else f"token_id:{id}"] = finite(one.logprob)
     return row
 
 
-def text_of(token: int, one: Logprob | None) -> str:
-    text = None if one is None else one.decoded_token
+def prompt_rows(
+    job: Job, top: int, tokenizer: Tokenizer | None
+) -> list[dict[int, PromptLogprob] | None] | msgspec.UnsetType:
+    """Of each token of a prompt the likeliest ones and itself, by id; UNSET: it was not computed to its end."""
+    ids, found = job.request.prompt, job.prompt_logprobs
+    if found is None and len(ids) > 1:
+        return msgspec.UNSET
+    rows: list[dict[int, PromptLogprob] | None] = []
+    for token, by_id in zip(ids, readable_prompt(ids, found or (), tokenizer), strict=True):
+        named = {} if by_id is None else dict([*_likeliest(by_id, top), (token, by_id[token])])
+        row = {
+            id: PromptLogprob(finite(one.logprob), one.rank, one.decoded_token)
+            for id, one in named.items()
+        }
+        rows.append(None if by_id is None else row)  # nothing comes before the first
+    return rows
+
+
+def text_of(token: int, one: Logprob | None, as_ids: bool = False) -> str:
+    text = None if one is None or as_ids else one.decoded_token
     return f"token_id:{token}" if text is None else text
 
 

@@ -33,6 +33,8 @@ def as_chat(asked: CountRequest) -> ChatRequest:
         raise RequestError(
             "messages is empty", hint='send at least {"role": "user", "content": "..."}'
         )
+    if asked.mcp_servers:
+        raise RequestError("mcp_servers is given", hint="this server runs no tools itself")
     chat = ChatRequest(messages=messages)
     if asked.messages[-1].get("role") == "assistant":  # the beginning of the answer
         chat.continue_final_message = True
@@ -57,7 +59,10 @@ def as_chat(asked: CountRequest) -> ChatRequest:
 
 def guide_of(asked: CountRequest) -> Guide | None:
     shape = None if asked.output_config is None else asked.output_config.format
-    return None if shape is None else schema_guide(shape.schema, "output_config.format.schema")
+    if shape is not None:
+        return schema_guide(shape.schema, "output_config.format.schema")
+    older = asked.output_format
+    return None if older is None else schema_guide(older.schema, "output_format.schema")
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.conversation import without_oldest
 from cairn.serve.http.chat.prepare import prepare_chat
 from cairn.serve.http.chat.reader import reasoning_tokens
-from cairn.serve.http.endpoints.pages import in_order, page_of
+from cairn.serve.http.endpoints.pages import in_order, page_of, query_of
 from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of, listed_items
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
@@ -82,6 +82,9 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
 
 async def response(service: Service, call: Call, body: bytes) -> JSON:
     """GET /v1/responses/{id}"""
+    if query_of(call).get("stream") == "true":
+        said = "stream is true; a kept response is given whole"
+        raise Refusal(400, said, param="stream", code="unsupported")
     return JSON(_stored(service, call, call.scope["path_params"]["id"], "id").response)
 
 

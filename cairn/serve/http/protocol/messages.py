@@ -49,6 +49,8 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where older clients say it
+    mcp_servers: list[dict[str, Any]] | None = None  # refused: no tool is run here
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -61,6 +63,23 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     stop_sequences: list[str] | None = None
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+
+
+class ModelPage(msgspec.Struct, kw_only=True):
+    """GET /v1/models, for clients that name a version of Anthropic's interface."""
+
+    data: list[ModelInfo]
+    has_more: bool = False
+    first_id: str | None = None
+    last_id: str | None = None
 
 
 # -- answers --------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     functions: list[dict[str, Any]] | None = None  # refused: what came before tools
     modalities: list[str] | None = None  # text is what there is
+    web_search_options: dict[str, Any] | None = None  # refused: this server searches nothing
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

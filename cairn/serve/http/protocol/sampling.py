@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from cairn.serve.engine.sampling_params import (
     BIAS,
+    INSTEAD,
     LARGEST_SEED,
     MOST_LOGPROBS,
     MOST_TOKENS,
@@ -64,6 +65,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     # Cut a prompt to its last so many tokens; -1: to what leaves room for the answer.
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens token_id:17
+    prompt_logprobs: TopLogprobs | None = None  # of the prompt's tokens; not in a stream
     response_format: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
@@ -71,6 +74,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     structured_outputs: dict[str, Any] | None = None
     user: str | None = None
+    # Known, and refused: an answer without them would look like one with them.
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    use_beam_search: bool | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -84,11 +91,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 DIRECT = ("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
           "repetition_penalty", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos",
           "skip_special_tokens", "include_stop_str_in_output")  # fmt: skip
+REFUSED = ("allowed_token_ids", "bad_words", "use_beam_search")
 
 
 def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `SamplingParams` that have the same name here; absent ones are the model's `defaults`, or the
     engine's."""
+    _check_known(body)
     given = {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
     given = with_defaults(defaults, given)
     if body.logit_bias is not None:
@@ -98,6 +107,16 @@ def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, 
             400, "stream_options is given, and stream is not true", param="stream_options"
         )
     return given
+
+
+def _check_known(body: SamplingFields) -> None:
+    for name in REFUSED:
+        if getattr(body, name):
+            said = f"{name} is not supported: {INSTEAD[name]}"
+            raise Refusal(400, said, param=name, code="unsupported")
+    if body.prompt_logprobs is not None and body.stream:
+        said = "prompt_logprobs and stream are given; one of them is supported"
+        raise Refusal(400, said, param="prompt_logprobs", code="unsupported")
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

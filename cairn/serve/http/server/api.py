@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cairn.core.errors import CairnError
-from cairn.serve.http.batches.files import FileStore
+from cairn.serve.http.batches.files import FileStore, hold_folder
 from cairn.serve.http.batches.perform import HOLDER, performer
 from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.batches.store import BatchStore
@@ -408,6 +408,7 @@ def batch_runner(service: Service, folder: Path) -> BatchRunner:
     }
     applications = {url: Endpoint(service, handle, body=True) for url, handle in handles.items()}
     files = FileStore(folder, time.time)
+    service.at_end(hold_folder(folder))
     return BatchRunner(
         BatchStore(folder, files, time.time), performer(applications), service, time.time
     )

@@ -8,6 +8,7 @@ A request on its way is an `Exchange`, which this file does not know. Belongs to
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
@@ -147,6 +148,10 @@ class Service:
             await asyncio.to_thread(self._traces.close)
         if self.capture is not None:
             await asyncio.to_thread(self.capture.close)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """`call` is made when the service stops, once no batch runs any more."""
+        self._closing.callback(call)
 
     def take_role(self, config: ServerConfig) -> None:
         """The engine has changed its role; `config` differs in nothing else."""

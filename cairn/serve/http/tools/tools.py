@@ -19,7 +19,7 @@ from cairn.models.tokenizer import Tokenizer
 from cairn.serve.grammar import json_rule
 from cairn.serve.guide import Guide, lark_guide, literal
 from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, PYTHON_TAG, TOOL_CALLS, ToolFormat
-from cairn.serve.json_schema import check_depth
+from cairn.serve.json_schema import check_depth, closed_objects
 
 Choice = Literal["none", "auto", "required"]
 CHOICES = ("none", "auto", "required")
@@ -86,7 +86,7 @@ def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guid
     for i, name in enumerate(names):
         opening = f'{{"name": {literal(name)}, "{key}": '
         rules.append(f'call_{i}: {literal(opening)} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: {json_rule(dict(plan.allowed[name]))}")
+        rules.append(f"arguments_{i}: {json_rule(closed_objects(plan.allowed[name]))}")
     return lark_guide("\n".join(rules), "tools")
 
 
@@ -97,7 +97,7 @@ def _message_to_tool(plan: ToolPlan, tokenizer: Tokenizer) -> Guide:
     for i, (name, schema) in enumerate(plan.allowed.items()):
         header = literal(f"commentary to=functions.{name} ")
         rules.append(f'call_{i}: {channel} {header} {json} "json" {message} arguments_{i}')
-        rules.append(f"arguments_{i}: {json_rule(dict(schema))}")
+        rules.append(f"arguments_{i}: {json_rule(closed_objects(schema))}")
     return lark_guide("\n".join(rules), "tools")
 
 
