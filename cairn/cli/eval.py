@@ -10,6 +10,7 @@ import tyro
 
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.core.trace import make_place
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, default_model
 
@@ -77,6 +78,7 @@ def run(args: list[str]) -> int:
         default = default_model()
         name = default.name
         print(default.why, file=sys.stderr)
+    make_place(options.html, "--html")
     from cairn.eval.tasks.find import open_task
     from cairn.eval.tasks.task import Settings
 
@@ -91,9 +93,10 @@ def run(args: list[str]) -> int:
     tasks = [open_task(task, settings, options.data) for task in names]
     other = None
     if options.against is not None:
-        from cairn.eval.paired import read_evaluation
+        from cairn.eval.paired import check_tasks, read_evaluation
 
         other = read_evaluation(options.against)
+        check_tasks([task.name for task in tasks], other)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.eval.local_model import LocalModel
     from cairn.eval.run import evaluate
@@ -109,9 +112,11 @@ def run(args: list[str]) -> int:
         max_length=options.max_length,
     ) as model:
         evaluation = evaluate(model, tasks, show)
-    if other is not None:
-        evaluation = _held_against(evaluation, other, options.json)
-    _write(evaluation, options, shlex.join(["cairn", "eval", *args]))
+    try:
+        if other is not None:
+            evaluation = _held_against(evaluation, other, options.json)
+    finally:  # the scores are there, whether or not the other ones are of the same documents
+        _write(evaluation, options, shlex.join(["cairn", "eval", *args]))
     return 0
 
 

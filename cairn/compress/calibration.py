@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cairn.core.errors import DataError
+from cairn.core.errors import ConfigError, DataError
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.data.open_tokens import is_tokens, open_tokens
 from cairn.train.data.tokenizer_identity import check_same
@@ -48,6 +48,11 @@ def read_text(
     held_out: int,
 ) -> Text:
     """`judged`: a text of its own to judge with; by default the end of `data`."""
+    if length < 2:
+        raise ConfigError(
+            f"a window of {length} token predicts none",
+            hint="use --length 2 or more; usual: 512 to 2,048",
+        )
     ids = token_ids(data, tokenizer, vocab)
     whole = windows(ids, length, str(data or SHIPPED))
     notes = []
@@ -131,7 +136,7 @@ def _file_texts(path: Path, tokenizer: Tokenizer) -> Iterator[str]:
     if path.is_dir():
         raise DataError(f"{path} is a folder without tokens", hint="name a .txt or .jsonl file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",

@@ -104,8 +104,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def make_place(out: Path | None) -> None:
-    """The folder of a trace to come: who cannot write there hears it before the work, not after."""
+def make_place(out: Path | None, flag: str = "--out") -> None:
+    """The folder of a file to come: who cannot write there hears it before the work, not after."""
     if out is None:
         return
     try:
@@ -115,7 +115,7 @@ def make_place(out: Path | None) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     if reason is not None:
-        raise UsageError(f"cannot write {out}: {reason}", hint="choose another place with --out")
+        raise UsageError(f"cannot write {out}: {reason}", hint=f"choose another place with {flag}")
 
 
 def write_trace(files: Sequence[Path], out: Path, window: Window | None = None) -> Summary:

@@ -30,13 +30,20 @@ def read_evaluation(path: Path) -> Evaluation:
 
 def differences(evaluation: Evaluation, other: Evaluation) -> list[Difference]:
     """Of every score that both models have for each document."""
+    check_tasks([result.task for result in evaluation.tasks], other)
     known = {result.task: result for result in other.tasks}
     found = []
     for result in evaluation.tasks:
-        if result.task not in known:
-            raise DataError(f"{other.model} has no scores of {result.task}", hint=HINT)
         found += _of_task(result, known[result.task])
     return found
+
+
+def check_tasks(names: Sequence[str], other: Evaluation) -> None:
+    """Refuses tasks that the other model has no scores of, which needs no model."""
+    known = {result.task for result in other.tasks}
+    for name in names:
+        if name not in known:
+            raise DataError(f"{other.model} has no scores of {name}", hint=HINT)
 
 
 def _of_task(ours: TaskResult, theirs: TaskResult) -> list[Difference]:

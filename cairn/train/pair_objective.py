@@ -38,7 +38,7 @@ class PairObjective:
         self.tokens = Objective(spec, GivenSlope(), fused)
         self._preferred: list[
             Tensor
-        ] = []  # of each sample since `metrics`: is the better answer likelier?
+        ] = []  # of each sample since `metrics`: does the rule's reward prefer the better answer?
 
     def units(self, batches: "Sequence[Batch]") -> int:
         """What the loss is divided by, on this data rank."""
@@ -51,7 +51,8 @@ class PairObjective:
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
         sides = answers(logp_T, batch, self.rule.needs_reference)
         found = judged(self.rule, sides, batch)
-        self._preferred.append((sides[0].gain_P > sides[1].gain_P).float())
+        chosen_P, rejected_P = (side.reward_P(self.rule.per_token) for side in sides)
+        self._preferred.append((chosen_P > rejected_P).float())
         loss_T, slope_T = spread(found, sides, batch)
         streams = batch.extra | {LOSS: loss_T, SLOPE: slope_T}
         return self.tokens(hidden_TD, vocabulary, batch._replace(extra=streams), valid)

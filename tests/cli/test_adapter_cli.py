@@ -16,8 +16,9 @@ def test_lora_flag():
     assert with_adapter(["r.toml", "--lora"]) == ["r.toml", "--adapter.rank", "16"]
     assert with_adapter(["--lora", "8", "--lr", "1"]) == ["--adapter.rank", "8", "--lr", "1"]
     assert with_adapter(["--lora=4"]) == ["--adapter.rank", "4"]
-    with pytest.raises(UsageError, match="rank of 1 or more"):
-        with_adapter(["--lora", "0"])
+    for rank in ("0", "-4"):
+        with pytest.raises(UsageError, match="rank of 1 or more"):
+            with_adapter(["--lora", rank])
 
 
 def test_tune_info_merge(tmp_path, capsys):

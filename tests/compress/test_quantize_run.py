@@ -112,6 +112,7 @@ def test_a_gguf_file_becomes_a_smaller_one_that_reads_the_same(name: str, tmp_pa
         (["--scheme", "fp8", "--group", "64", "--method", "rtn"], "no groups of 64"),
         (["--scheme", "fp8", "--asymmetric", "--method", "rtn"], "has no zero points"),
         (["--scheme", "q8_0", "--method", "rtn"], "takes its metadata from the GGUF file"),
+        (["--length", "1"], "a window of 1 token predicts none"),
         (["--data", "nowhere.txt"], "there is no data at nowhere.txt"),
     ],
 )

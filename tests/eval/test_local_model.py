@@ -139,12 +139,25 @@ def test_the_verb_scores_files_of_every_kind(tmp_path, capsys):
     page = tmp_path / "page.html"
     common = ["eval", str(model_folder("stories15M")), "--device", "cpu", "--max-tokens", "4"]
     assert main([*common, "--tasks", tasks, "--json", "--html", str(page)]) == 0
-    found = {task["task"]: task for task in json.loads(capsys.readouterr().out)["tasks"]}
+    before = tmp_path / "before.json"
+    before.write_text(capsys.readouterr().out)
+    found = {task["task"]: task for task in json.loads(before.read_text())["tasks"]}
     assert 1 < found["a.txt"]["metrics"]["perplexity"]["value"] < 20
     assert found["b.jsonl"]["metrics"]["acc"]["value"] == 1.0
     assert found["c.jsonl"]["metrics"]["exact_match"]["value"] == 0.0
     assert "perplexity" in page.read_text()
-    assert main([*common, "--tasks", str(tmp_path / "b.jsonl")]) == 0
-    assert "acc_norm" in capsys.readouterr().out
+    # Scores are not lost where they cannot be compared, and what cannot work is refused before they are computed.
+    (tmp_path / "b.jsonl").write_text(2 * (json.dumps(choice) + "\n"))
+    against = [*common, "--against", str(before), "--tasks"]
+    assert main([*against, str(tmp_path / "b.jsonl"), "--html", str(page)]) == 2
+    out, err = capsys.readouterr()
+    assert "acc_norm" in out
+    assert "2 documents, and 1 before" in err
+    assert "a.txt" not in page.read_text()
+    (tmp_path / "d.txt").write_text("Lily")
+    assert main([*against, str(tmp_path / "d.txt")]) == 2
+    assert "no scores of d.txt" in capsys.readouterr().err
+    assert main([*common, "--tasks", tasks, "--html", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
     assert main(["eval"]) == 2
     assert "no task" in capsys.readouterr().err

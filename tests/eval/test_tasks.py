@@ -111,6 +111,16 @@ def test_multiple_choice_takes_the_likeliest_and_the_likeliest_per_character(tmp
     assert evaluate(model, [task]).tasks[0].samples[0].answer == "a very long answer"
 
 
+@pytest.mark.parametrize(("answer", "right"), [("2", 0), (2, 2), ("1", 1), ("C", 2)])
+def test_an_answer_in_quotes_that_is_a_choice_is_no_number_of_one(tmp_path, answer, right):
+    question = {"question": "1 + 1", "choices": ["2", "4", "8"], "answer": answer}
+    task = open_task(lines(tmp_path / "mc.jsonl", question), Settings())
+    model = Scripted(
+        loglikelihood=lambda r: Likelihood(-float(r.continuation != f" {2 << right}"), 1, False)
+    )
+    assert evaluate(model, [task]).tasks[0].metrics["acc"].value == 1.0
+
+
 def test_a_perplexity_counts_tokens_words_and_bytes(tmp_path):
     name = lines(tmp_path / "text.jsonl", {"text": "to be or"}, {"text": "not to be é"})
     task = open_task(name, Settings())
@@ -143,6 +153,7 @@ def test_examples_of_a_file_never_hold_the_question_itself(tmp_path):
         ("", DataError, "empty"),
         ('{"question": "q", "choices": ["a", "b"], "answer": "z"}', DataError, "none of 2 choices"),
         ('{"question": "q", "choices": ["a", ""], "answer": 0}', DataError, "empty choice"),
+        ('{"question": "q", "choices": "ab", "answer": 0}', DataError, "choices is 'ab'"),
     ],
 )
 def test_files_that_are_no_task_are_refused(tmp_path, content, error, words):

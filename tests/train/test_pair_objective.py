@@ -15,7 +15,10 @@ from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import IGNORED
 from cairn.train.pair_objective import PairObjective
 from cairn.train.rules.dpo import DPO
+from cairn.train.rules.ipo import IPO
+from cairn.train.rules.orpo import ORPO
 from cairn.train.rules.reward import Reward
+from cairn.train.rules.simpo import SimPO
 
 SPEC = preset("tiny-qwen3")
 
@@ -68,6 +71,26 @@ def test_loss_and_gradient_are_those_of_the_formula():
     found = PairObjective(SPEC, DPO(0.5))(hidden_TD, vocabulary, batch, torch.tensor(2.0))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, hidden_TD)[0], gradient)
+
+
+def test_an_answer_is_preferred_by_what_its_rule_compares():
+    """A longer answer is always the less likely one; IPO, ORPO and SimPO compare means over tokens, as TRL does."""
+    batch = batch_of(torch.Generator().manual_seed(0))
+    batch.extra["side"] = torch.where(batch.extra["side"] < 2, 1 - batch.extra["side"], 2)
+    batch.extra["reference"] = torch.zeros(len(batch.tokens_T))
+    model = random_model(SPEC, Build("cpu", torch.float32), 0)
+    hidden_TD = hidden_of(model, batch).detach()
+    logp_T = logp_of(model, hidden_TD, batch)
+    counts_T = batch.targets_T != IGNORED
+    logps = [part.sum() for part in (logp_T * counts_T).split(batch.lengths)]
+    means = [a / b.sum() for a, b in zip(logps, counts_T.split(batch.lengths), strict=True)]
+    of_sums, of_means = (sum(float(x[at + 1] > x[at]) for at in (0, 3)) / 2 for x in (logps, means))
+    assert of_sums != of_means
+    for rule in (DPO(), IPO(), ORPO(), SimPO()):
+        objective = PairObjective(SPEC, rule)
+        objective(hidden_TD, model.head or model.embedding, batch, torch.tensor(2.0))
+        expected = of_means if rule.per_token else of_sums
+        assert objective.metrics() == {"preferred": expected}, rule
 
 
 def test_a_reward_model_heeds_the_margin_of_each_pair():

@@ -110,7 +110,7 @@ def test_samples(base, tmp_path):
         "rejected": [{"role": "assistant", "content": "no no"}],
         "margin": 2.0,
     }
-    file.write_text(json.dumps(line) + "\n\n")
+    file.write_text("\ufeff" + json.dumps(line) + "\n\n", encoding="utf-8")
     source = Preferences([tmp_path], tokenizer, 96, 0, judged=False)
     batch = source.batch(3)
     assert len(batch.tokens_T) == 96

@@ -61,7 +61,12 @@ def run_sample(args: list[str]) -> int:
 
 def _recipe(run: Path) -> "Train":
     from cairn.cli.train.train import read, train_part
+    from cairn.train.recipes import RECIPES
 
+    if not run.exists() and str(run) not in RECIPES:
+        raise UsageError(
+            f"there is no run {run}", hint="name the folder that --out had, or a recipe"
+        )
     if not run.is_dir():
         return train_part(read([str(run)]))
     file = run / RECIPE

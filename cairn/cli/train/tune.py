@@ -44,11 +44,15 @@ def with_adapter(args: list[str]) -> list[str]:
             long.append(word)
             continue
         if not equals:
-            value = rest.pop(0) if rest and rest[0].isdigit() else DEFAULT_RANK
-        if value.isdigit() and int(value) == 0:
+            value = rest.pop(0) if rest and _is_number(rest[0]) else DEFAULT_RANK
+        if _is_number(value) and int(value) <= 0:
             raise UsageError(
                 f"--lora {value}: an adapter has a rank of 1 or more",
                 hint="leave --lora out, with --adapter.rank 0, to train the weights themselves",
             )
         long += ["--adapter.rank", value]
     return long
+
+
+def _is_number(word: str) -> bool:
+    return word.removeprefix("-").isdecimal()

@@ -68,7 +68,7 @@ def _bigbench_document(path: Path) -> Fields | None:
 def from_lines(name: str, lines: Sequence[Fields], settings: Settings) -> Task:
     """What the fields of the first line say that it is."""
     first, used = lines[0], lines[: settings.limit]
-    if isinstance(first.get("choices"), list):
+    if first.get("choices") is not None:
         return _multiple_choice(name, lines, used, settings)
     if any(key in first for key in QUESTION):
         return _exact_match(name, lines, used, settings)
@@ -112,7 +112,7 @@ def read_lines(path: Path) -> list[Fields]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read: {error}", hint="give a file of UTF-8 text"
@@ -132,10 +132,16 @@ def _multiple_choice(
 
 
 def _choice(line: Fields, where: str) -> Choice:
-    choices = [str(choice) for choice in line.get("choices") or []]
+    given = line.get("choices")
+    if not isinstance(given, list) or len(given) < 2:
+        raise DataError(f"{where}: choices is {given!r}", hint="give a list of two texts or more")
+    choices = [str(choice) for choice in given]
     answer = text_of(line, ANSWER, where)
     letters = [chr(ord("A") + at) for at in range(len(choices))]
-    if answer.isdigit() and int(answer) < len(choices):
+    is_text = any(isinstance(line.get(name), str) for name in ANSWER)
+    if is_text and answer in choices:  # "2" among numbers is a choice, not the place of one
+        right = choices.index(answer)
+    elif answer.isdecimal() and int(answer) < len(choices):
         right = int(answer)
     elif answer in choices:
         right = choices.index(answer)

@@ -47,7 +47,9 @@ def export_adapter(run: Path, out: Path) -> Path:
     """The adapter of a run's newest usable checkpoint as PEFT's folder; which checkpoint it was."""
     found = folders.newest(run / "checkpoints", [])
     if found is None:
-        raise DataError(f"{run} has no complete checkpoint", hint="train first: cairn tune --out")
+        raise DataError(
+            f"{run} has no complete checkpoint", hint=f"train first: cairn tune --out {run}"
+        )
     model, base = adapted_model(found)
     assert base.adapter is not None
     write_adapter(model, base.adapter, out, base.path)
@@ -87,7 +89,7 @@ def export_newest(run: Path, out: Path, tokenizer: Path | None) -> Path:
         found = folders.newest(run / "checkpoints", [])
         if found is None:
             raise DataError(
-                f"{run} has no complete checkpoint", hint="train first: cairn train --out"
+                f"{run} has no complete checkpoint", hint=f"train first: cairn train --out {run}"
             )
         try:
             export_checkpoint(found, out, tokenizer)

@@ -133,7 +133,7 @@ def check_column(path: Path, schema: object, column: str) -> None:
 
 
 def _text_pieces(file: TextFile, reading: Reading, advance: Advance) -> Iterator[Piece]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # without a byte order mark
     buffer, where, line, at = "", str(file.path), 1, 0
     with opened(file, advance) as stream:
         while content := stream.read(_BLOCK):

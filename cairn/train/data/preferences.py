@@ -13,6 +13,7 @@ their own. Texts are joined as they are; messages are written by the tokenizer's
 """
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class Preferences:
         self._samples: list[tuple[Encoded, Encoded, float]] = []  # and label or margin
         rows: list[Judged] = []
         for file in _files(files):
-            for number, line in enumerate(file.read_bytes().splitlines(), 1):
+            content = file.read_bytes().removeprefix(BOM_UTF8)
+            for number, line in enumerate(content.splitlines(), 1):
                 if not line.strip():
                     continue
                 digest.update(line)

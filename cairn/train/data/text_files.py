@@ -13,6 +13,7 @@ Knows nothing about documents within the files (`documents`, `chat_files`) or ab
 import gzip
 import importlib.util
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,6 +165,8 @@ def lines(file: TextFile, advance: Advance, block: int = 1 << 20) -> Iterator[tu
     with opened(file, advance) as stream:
         number, rest = 0, b""
         while content := stream.read(block):
+            if not number and not rest:  # the beginning of the file
+                content = content.removeprefix(BOM_UTF8)
             if not number and _may_be_list(file.path, rest + content):
                 yield from _entries(file.path, rest + content + stream.read())
                 return

@@ -7,6 +7,7 @@ from cairn.train.rules.pairs import Completions, PairLoss
 
 class DPO:
     needs_reference = True
+    per_token = False
 
     def __init__(self, beta: float = 0.1, label_smoothing: float = 0.0) -> None:
         """`label_smoothing`: the share of pairs whose label is taken to be wrong (conservative DPO)."""

@@ -5,6 +5,7 @@ from cairn.train.rules.pairs import Completions, PairLoss
 
 class IPO:
     needs_reference = True
+    per_token = True
 
     def __init__(self, beta: float = 0.1) -> None:
         self.beta = beta

@@ -19,6 +19,7 @@ class SequenceLoss(NamedTuple):
 
 class KTO:
     needs_reference = True
+    per_token = False
 
     def __init__(self, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0) -> None:
         self.beta, self.desirable, self.undesirable = beta, desirable, undesirable

@@ -13,6 +13,7 @@ LARGEST = -1e-6  # of a mean log-probability: at 0 the odds are infinite
 
 class ORPO:
     needs_reference = False
+    per_token = True
 
     def __init__(self, weight: float = 0.1) -> None:
         self.weight = weight

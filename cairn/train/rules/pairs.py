@@ -26,6 +26,10 @@ class Completions(NamedTuple):
         """How much likelier than under the reference."""
         return self.logp_P - self.reference_P
 
+    def reward_P(self, per_token: bool) -> Tensor:
+        """What a rule compares, up to its scale."""
+        return self.gain_P / self.tokens_P if per_token else self.gain_P
+
 
 class PairLoss(NamedTuple):
     loss_P: Tensor
@@ -36,5 +40,8 @@ class PairLoss(NamedTuple):
 class PairRule(Protocol):
     @property
     def needs_reference(self) -> bool: ...
+
+    @property
+    def per_token(self) -> bool: ...  # whether it compares means over tokens, in place of sums
 
     def __call__(self, chosen: Completions, rejected: Completions) -> PairLoss: ...

@@ -14,6 +14,7 @@ class Reward:
     """A `PairRule` over samples whose only target is the end token behind each answer."""
 
     needs_reference = False
+    per_token = False
 
     def __init__(self, center: float = 0.0) -> None:
         self.center = center

@@ -7,6 +7,7 @@ from cairn.train.rules.pairs import Completions, PairLoss
 
 class SimPO:
     needs_reference = False
+    per_token = True
 
     def __init__(self, beta: float = 2.0, gamma: float = 1.0) -> None:
         """`gamma`: by how much the chosen completion has to win, before `beta`'s scale is taken off it."""

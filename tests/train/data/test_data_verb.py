@@ -68,6 +68,7 @@ def test_chats_show_what_is_learnt(tmp_path, capsys, tokenizer):
         (["tokenizer", "stories", "--vocab", "10", "--out", "x"], "vocabulary of 10 tokens"),
         (["tokenise"], "did you mean 'tokenize'?"),
         (["sample", "."], ". has no recipe.toml"),
+        (["sample", "runs/no"], "there is no run runs/no"),
         (["make", "poems", "--out", "x"], "poems"),
         (["make", "stories", "--out", "no/such/folder/x"], "cannot write no/such/folder/x"),
         (["make", "stories", "--out", "file/x"], "cannot write file/x"),

@@ -1,5 +1,6 @@
 """Text files and chats to stores: the same whatever the workers, and bad input refused with its place."""
 
+import codecs
 import gzip
 import json
 import os
@@ -80,6 +81,15 @@ def test_every_kind_of_file_gives_its_documents(tmp_path):
     header = Store(tmp_path / "out").header
     assert header.sources == ["a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet", "e.jsonl.zst"]
     assert header.text_bytes == sum(len(text.encode()) for text in expected)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    line = '{"text": "one é"}\r\n'
+    put(tmp_path / "a.txt", codecs.BOM_UTF8 + b"plain")
+    put(tmp_path / "b.jsonl", codecs.BOM_UTF8 + line.encode() * 2)
+    put(tmp_path / "c.json", codecs.BOM_UTF8 + b'[{"text": "in a list"}]')
+    texts = ["plain", "one é", "one é", "in a list"]
+    assert run(tmp_path, tmp_path) == [text + END for text in texts]
 
 
 def test_the_store_does_not_depend_on_the_workers(tmp_path):
