@@ -27,9 +27,10 @@ MOST_HELD = 8192  # requests that wait; more are refused
 
 def place(router: "Router", exchange: "Exchange", now: float, placed: bool = False) -> None:
     """To the best server; while none has room it waits. `placed`: it is next of those that wait."""
-    model, attempts = exchange.model, exchange.attempts
-    if attempts and attempts >= router.config.attempts * max(len(router.workers), 1):
-        exchange.give_up(502, f"{attempts} attempts have failed", "no_server_answers")
+    model, attempts, fruitless = exchange.model, exchange.attempts, exchange.fruitless
+    if fruitless and fruitless >= router.config.attempts * max(len(router.workers), 1):
+        said = f"{fruitless} attempts in a row have brought no token"
+        exchange.give_up(502, said, "no_server_answers")
         return
     fresh = router.able(now, model, exchange.tried, exchange.computes)
     if not fresh:

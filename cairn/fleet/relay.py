@@ -2,11 +2,12 @@
 
     place --> sent --head, chunks--> the client                a whole answer is passed on when it is complete
       ^         |                                              a stream from its first chunk on
-      |         |-- lost before anything was passed on ------> the same request again, elsewhere
-      '---------'-- lost in the middle of a stream ----------> the request with the tokens so far, elsewhere
+      |         |-- lost before any token was told ----------> the same request again, elsewhere
+      '---------'-- lost in the middle of an answer ---------> the request with the tokens so far, elsewhere
 
-A stream of ours carries its token ids in comments (`serve.http.server.continuation`), which are taken out here. From
-another kind of server a broken stream ends with an error event, because its tokens are not known.
+A stream of ours carries its token ids in comments, and a whole answer that takes long tells them before it comes
+(`serve.http.server.continuation`): both are taken out here. From another kind of server a broken stream ends with an
+error event, because its tokens are not known.
 """
 
 import re
@@ -22,6 +23,7 @@ from cairn.fleet.quota import ANYBODY
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
+from cairn.serve.http.server.continuation import PROGRESS, TOKENS, read_answer
 from cairn.serve.text_keys import MOST_WANTED, Asked, PromptKeys
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 X_ID, CRLF_LENGTH = b"x-request-id: ", b"\r\ncontent-length: "
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
 _LAST = END[-3]  # where ids of tokens have a digit
+TOLD = b"content-type: %b\r\n" % PROGRESS
+TELLS = 0  # in place of the status of a whole answer that tells its tokens, and has no status yet
 USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"tokens_predicted":')
 _COUNT = re.compile(rb"\s*(\d{1,12})")
 LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
@@ -58,6 +62,7 @@ class Exchange(msgspec.Struct, eq=False):
     worker: Worker | None = None
     upstream: Upstream | None = None
     attempts: int = 0
+    fruitless: int = 0  # of them, since a token came
     new_tokens: int = (
         0  # of its prompt, to be computed where it was sent, or at the best server when it came
     )
@@ -78,8 +83,8 @@ class Exchange(msgspec.Struct, eq=False):
     _counted: int | None = None  # tokens of an answer without marks: its usage, or else its events
     _status: int = 0
     _lines: bytes = b""
-    _marks: list[bytes] = []  # ids of tokens that the client has, as they were written
-    _error: bytes = b""  # the body of an answer that is no success, as far as it came in chunks
+    _marks: list[bytes] = []  # ids of tokens that have come, as they were written
+    _whole: bytes = b""  # of an answer that is no stream, as far as it came in chunks
 
     # -- what it asks for ------------------------------------------------------------------------
 
@@ -116,10 +121,11 @@ class Exchange(msgspec.Struct, eq=False):
         """The router has chosen; a connection follows."""
         self.worker, self.new_tokens, self._first = worker, new_tokens, True
         self.attempts += 1
+        self.fruitless += 1
         worker.takes(new_tokens, self.streams)
         if self.streams:
             worker.requests.add(self)
-        if self._begun:
+        if self._begun or self._marks:
             worker.continued += 1
 
     def connected(self, upstream: Upstream | None, reason: str, attempt: int) -> None:
@@ -172,7 +178,7 @@ class Exchange(msgspec.Struct, eq=False):
         """What is sent to a server, in pieces."""
         request = self.request
         sent, body = request.head.sent, request.body
-        if not self._begun:
+        if not (self._begun or self._marks):
             return sent, self.id, CRLF_LENGTH, b"%d" % len(body), END_OF_HEAD, body
         more = msgspec.msgpack.encode(self.tokens)
         head = b"%b%b\r\nx-cairn-continue: %d\r\ncontent-length: %d\r\n\r\n"
@@ -180,7 +186,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     @property
     def tokens(self) -> list[int]:
-        """What the client has of the answer."""
+        """What has come of the answer; of a stream the client has it."""
         return [int(id) for marks in self._marks for id in marks.split()]
 
     @property
@@ -215,7 +221,7 @@ class Exchange(msgspec.Struct, eq=False):
         if self.worker is not None:
             if self.hedge is not None:
                 self.hedge.cancel()
-            self._first = False
+            self._first, self.fruitless = False, 0
             self.worker.computed(self.new_tokens, self.streams)
             self.worker.decoding += 1
             if self.router.held.models:
@@ -224,11 +230,13 @@ class Exchange(msgspec.Struct, eq=False):
     # -- from the server -------------------------------------------------------------------------
 
     def head(self, status: int, lines: bytes) -> None:
-        self._status, self._lines, self._error = status, lines, b""
+        self._status, self._lines, self._whole = status, lines, b""
+        if not self.streams and TOLD in lines:
+            self._status = TELLS
 
     def chunk(self, body: bytes) -> None:
-        if self._status != 200:  # an error in chunks: its end says what happens
-            self._error += body
+        if self._status != 200:
+            self._part(body)
             return
         if self._first:
             self._note_first()
@@ -247,6 +255,17 @@ class Exchange(msgspec.Struct, eq=False):
         line = worker.line if worker is not None else X_ID
         self.front.begin(200, b"%b%b%b\r\n" % (self._lines, line, self.id), body)
 
+    def _part(self, body: bytes) -> None:
+        """Of an error in chunks, whose end says what happens; or of a whole answer, and of the tokens before it."""
+        if self._status != TELLS or self._whole or not body.startswith(TOKENS):
+            self._whole += body
+            return
+        self._marks.append(body[len(TOKENS) : -2])
+        if self._first:
+            self._note_first()
+        if self.worker is not None:
+            self.worker.pieces += 1
+
     def _without_marks(self, body: bytes) -> bytes:
         """Of a chunk that is the last one, or has none."""
         if body.endswith(END):
@@ -263,10 +282,21 @@ class Exchange(msgspec.Struct, eq=False):
     def end(self, body: bytes) -> None:
         if self.paused:  # its connection belongs to another request now, which wants to read
             self.slow(False)
-        worker, status, body = self._leave(), self._status, body or self._error
+        body = body or self._whole
+        if self._status == TELLS:
+            if (answer := read_answer(body)) is None:
+                self.lost("the answer ended without its end")
+                return
+            self._status, lines, body = answer
+            self._lines = self._lines.replace(TOLD, lines)
+        worker, status = self._leave(), self._status
         assert worker is not None
         if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
             self.tried |= {worker.number}
+            place(self.router, self, time.monotonic())
+            return
+        if self._marks and not self._begun and status != 200:  # it cannot go on: all of it again
+            self._marks.clear()
             place(self.router, self, time.monotonic())
             return
         worker.failures = 0

@@ -198,6 +198,10 @@ class Answer:
         self.whole.text = "".join(self._pieces)
         return self.whole
 
+    def tokens_from(self, first: int) -> list[int]:
+        """Of those that can be given out."""
+        return self.whole.token_ids[first : self._certain[1]]
+
     @property
     def has_update(self) -> bool:
         """Would `take` bring anything?"""

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
+from cairn.serve.http.server.continuation import PROGRESS
 from cairn.serve.pulse import Events, Hello, Load, framed
 
 
@@ -28,6 +29,7 @@ class FakeServer:
         self.gap_s, self.marked, self.models = gap_s, marked, list(models)
         self.served: list[int] = []  # tokens that each request was continued from
         self.die_after: int | None = None  # tokens of the next answer
+        self.continues = True  # whole answers, too
         self.refuse: int | None = None  # a status instead of answers
         self.code, self.refused = "queue_full", 0
         self.frozen = False
@@ -49,6 +51,10 @@ class FakeServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def up(self) -> bool:
+        return self._listening is not None and self._listening.is_serving()
 
     def kill(self) -> None:
         """As kill -9: every connection breaks, and nobody listens any more."""
@@ -94,6 +100,9 @@ class FakeServer:
             )
         else:
             count = int(headers.get("x-cairn-continue", 0))
+            if count and not self.continues:
+                await self._whole(writer, 400, {"error": {"code": "bad_continuation"}})
+                return
             before = msgspec.msgpack.decode(body[-count:]) if count else []
             asked = json.loads(body[:-count] if count else body)
             self.served.append(len(before))
@@ -117,6 +126,35 @@ class FakeServer:
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
         await writer.drain()
 
+    async def _whole_answer(
+        self,
+        writer: asyncio.StreamWriter,
+        prompt: str,
+        count: int,
+        before: int,
+        die_after: int | None,
+    ) -> None:
+        """As `ProgressSend` writes it where it tells every token, if its server tells any."""
+        if self.marked:
+            head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: %b\r\n\r\n"
+            writer.write(head % PROGRESS)
+        for at in range(before, count):
+            if die_after is not None and at - before >= die_after:
+                self.kill()
+            if self.marked:
+                told = b":t %d\n\n" % token(prompt, at)
+                writer.write(b"%x\r\n%b\r\n" % (len(told), told))
+            await writer.drain()
+            await asyncio.sleep(self.gap_s)
+        document = {"text": text_of(prompt, count)}
+        if not self.marked:
+            await self._whole(writer, 200, document)
+            return
+        lines = b"content-type: application/json\r\n"
+        last = b":a 200 %d\n%b%b" % (len(lines), lines, json.dumps(document).encode())
+        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
+        await writer.drain()
+
     async def _answer(self, writer: asyncio.StreamWriter, asked: dict, before: list[int]) -> None:
         prompt, count = asked["prompt"], asked["max_tokens"]
         while self.frozen_answers:
@@ -124,10 +162,7 @@ class FakeServer:
         assert before == [token(prompt, at) for at in range(len(before))], "wrong tokens so far"
         die_after, self.die_after = self.die_after, None
         if not asked.get("stream"):
-            await asyncio.sleep(count * self.gap_s)
-            if die_after is not None:
-                self.kill()
-            await self._whole(writer, 200, {"text": text_of(prompt, count)})
+            await self._whole_answer(writer, prompt, count, len(before), die_after)
             return
         writer.write(
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"

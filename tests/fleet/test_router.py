@@ -100,6 +100,48 @@ def test_a_stream_goes_on_elsewhere_where_its_server_died(after):
     fleet(one_dies)
 
 
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_a_whole_answer_goes_on_elsewhere_where_its_server_died(after):
+    """With the tokens that were told. It begins again where none were told, or where nobody can go on with them."""
+
+    async def one_dies(url, servers, router):
+        for marked, continues in ((True, True), (False, True), (True, False)):
+            for server in servers:
+                server.marked, server.continues = marked, continues
+            servers[0].die_after, servers[1].served = after, []
+            answers = await asyncio.gather(*(ask(url, f"p {at}", 10, False) for at in range(6)))
+            assert [text for _, text, _ in answers] == [text_of(f"p {at}", 10) for at in range(6)]
+            assert servers[0].die_after is None, "nobody was sent to the victim"
+            assert (after if marked and continues else 0) in servers[1].served
+            assert b":a 200" not in b"".join(raw for _, _, raw in answers)
+            await servers[0].start()
+            while any(worker.state != "up" for worker in router.workers):
+                await asyncio.sleep(0.01)
+
+    fleet(one_dies)
+
+
+def test_only_attempts_without_a_token_count():
+    async def check(url, servers, router):
+        async def reviving(server) -> None:
+            while True:
+                if not server.up:
+                    await server.start()
+                    server.die_after = 2
+                await asyncio.sleep(0.01)
+
+        server = servers[0]
+        for prompt, stream in (("a stream", True), ("whole", False)):
+            server.die_after = 2  # tokens of each life
+            keeper = asyncio.create_task(reviving(server))
+            assert (await ask(url, prompt, 15, stream))[:2] == (200, text_of(prompt, 15))
+            keeper.cancel()
+            server.die_after = None
+        assert router.workers[0].lost > 4
+
+    fleet(check, count=1, attempts=2)
+
+
 def test_servers_killed_at_random_under_load_lose_nothing():
     async def check(url, servers, router):
         chance, killing = random.Random(5), True

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import httpx
 import msgspec
@@ -9,6 +10,8 @@ import pytest
 
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.router import Router
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.continuation import PROGRESS, TOKENS, ProgressSend, read_answer
 
 CHAT = {
     "model": "tiny",
@@ -86,11 +89,79 @@ def test_an_answer_continued_at_any_write_is_the_same_answer(server, case):
         assert ends == whole[1]
 
 
+WHOLE = {name: (path, body | {"stream": False}) for name, (path, body) in CASES.items() if name != "usage"} | {
+    "stop": ("/v1/completions", TEXT | {"stream": False, "stop": ["e"], "min_tokens": 6}),
+    "responses": ("/v1/responses", {"model": "tiny", "input": "tell me", "max_output_tokens": 14, "temperature": 0}),
+    "ollama": ("/api/generate", {"model": "tiny", "prompt": "tell me", "stream": False,
+                                 "options": {"num_predict": 14, "temperature": 0}}),
+    "llama.cpp": ("/completion", {"prompt": "tell me", "n_predict": 14, "temperature": 0}),
+}  # fmt: skip
+WHEN = re.compile(
+    r'"(created|created_at|input_tokens|cached_tokens|cache_read_input_tokens|[a-z_]*duration|[a-z_]*_(?:ms|second|at))":("[^"]*"|[\d.]+)|moved|[0-9a-f]{24}'
+)
+
+
+def whole(server, path, body, so_far=()):
+    """(answer, ids that were told before it), as the router's own reader sees them."""
+    sent, headers = json.dumps(body).encode(), {"x-cairn-router": "1", "x-request-id": "moved"}
+    if so_far:
+        more = msgspec.msgpack.encode(list(so_far))
+        sent, headers["x-cairn-continue"] = sent + more, str(len(more))
+    answer = server.http.post(path, content=sent, headers=headers)
+    assert answer.status_code == 200, answer.text
+    raw, ids = answer.content, []
+    if answer.headers["content-type"] != PROGRESS.decode():
+        return WHEN.sub("", answer.text), ids
+    while raw.startswith(TOKENS):
+        told, _, raw = raw.partition(b"\n\n")
+        ids += map(int, told.removeprefix(TOKENS).split())
+    status, lines, raw = read_answer(raw)
+    assert (status, lines) == (200, b"content-type: application/json\r\n")
+    return WHEN.sub("", raw.decode()), ids
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_whole_answer_continued_at_any_token_is_the_same_answer(server, case, monkeypatch):
+    path, body = WHOLE[case]
+    asked, _ = whole(server, path, body)  # too short for anything to be told
+    monkeypatch.setattr("cairn.serve.http.server.exchange.TOLD_EVERY_S", 0.0)
+    told, ids = whole(server, path, body)
+    assert told == asked
+    assert ids, "nothing was told"
+    for cut in {1, len(ids) // 2, len(ids)} - {0}:
+        assert whole(server, path, body, ids[:cut])[0] == asked
+
+
+def test_an_error_behind_the_tokens_of_a_whole_answer_keeps_its_status():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def answer():
+        progress = ProgressSend(send, [(b"x-request-id", b"a")])
+        await progress.tell([5, 6])
+        await Refusal(503, "it fell", retry_after_s=1).response()({"type": "http"}, None, progress)
+
+    asyncio.run(answer())
+    start, told, last = sent
+    assert (start["status"], told["body"], last.get("more_body", False)) == (
+        200,
+        b":t 5 6\n\n",
+        False,
+    )
+    status, lines, body = read_answer(last["body"])
+    assert (status, b"it fell" in body) == (503, True)
+    assert b"retry-after: 1\r\n" in lines
+    assert b"content-length" not in lines
+    assert read_answer(last["body"][:20]) is None
+
+
 @pytest.mark.parametrize(
     ("body", "tail", "length", "said"),
     [
         (TEXT | {"n": 2}, msgspec.msgpack.encode([5]), None, "one answer"),
-        (TEXT | {"stream": False}, msgspec.msgpack.encode([5]), None, "one answer"),
+        (TEXT | {"stream": False, "logprobs": 1}, msgspec.msgpack.encode([5]), None, "log-prob"),
         (TEXT, b"\xff", None, "no token ids"),
         (TEXT, msgspec.msgpack.encode([10**8]), None, "vocabulary"),
         (TEXT, b"", "99999", "x-cairn-continue"),

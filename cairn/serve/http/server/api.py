@@ -115,7 +115,7 @@ from cairn.serve.http.protocol.requests import (
 )
 from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.call import Call
-from cairn.serve.http.server.continuation import ROUTED, header, split_body
+from cairn.serve.http.server.continuation import ROUTED, ProgressSend, header, split_body
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.model_kinds import check_kind
 from cairn.serve.http.server.service import Service
@@ -271,7 +271,7 @@ class Endpoint:
             response = await self._answer(scope, receive, send, id)
             if response is not None:
                 response.headers["x-request-id"] = id
-                await response(scope, receive, send)
+                await response(scope, receive, _send_of(scope, send))
                 if (entry := _entry(scope)) is not None:
                     entry.sent(time.monotonic())
             status = 200 if response is None else response.status_code  # a stream that began is 200
@@ -301,6 +301,8 @@ class Endpoint:
             call = scope[CALL] = Call(scope, receive, send, holder, id)
             call.role = service.config.role
             call.continued, call.routed = continued, header(scope, ROUTED) is not None
+            if call.routed and self.admits:
+                call.progress = ProgressSend(send, call.headers)
             call.body = body if self.admits and service.pulse.followed else b""
             response = await self.handle(service, call, body)
             if response is not None and call.wants_ledger and call.entry is not None:
@@ -324,6 +326,12 @@ class Endpoint:
         if (self.handle is prefill) != (self.service.config.role == "prefill"):
             said = f"{self.name} is not for a server of the role {self.service.config.role}"
             raise Refusal(404, said, code="wrong_role")
+
+
+def _send_of(scope: Scope, send: Send) -> Send:
+    """Tokens of a whole answer may have been told to a router, and then the answer itself comes behind them."""
+    call = scope.get(CALL)
+    return send if call is None or call.progress is None else call.progress
 
 
 def _entry(scope: Scope) -> Entry | None:

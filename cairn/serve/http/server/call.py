@@ -5,6 +5,7 @@ import time
 from starlette.types import Receive, Scope, Send
 
 from cairn.serve.http.ledger.entry import Entry
+from cairn.serve.http.server.continuation import ProgressSend
 
 
 class Call:
@@ -20,6 +21,7 @@ class Call:
         self.wants_ledger = False  # in the headers of its answer, or as a comment
         self.wants_field = False  # in the body as well
         self.routed = False  # a router reads the answer: its tokens are marked
+        self.progress: ProgressSend | None = None  # how it learns the tokens of a whole answer
         self.continued: list[int] = []  # of an answer that began at another server
         self.role: str | None = None  # of the server, when the request came
         self.body = b""  # kept where a router follows the prefix cache

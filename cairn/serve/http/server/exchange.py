@@ -31,7 +31,7 @@ from cairn.serve.http.protocol.body import Gone
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Ticket
 from cairn.serve.http.server.call import Call
-from cairn.serve.http.server.continuation import END, TokenMarks, ends_already
+from cairn.serve.http.server.continuation import END, TOLD_EVERY_S, TokenMarks, ends_already
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import SSE, EventStream
 from cairn.serve.job import Job
@@ -88,6 +88,7 @@ class Exchange:
         self._ticket: Ticket | None = None
         self._watching: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
+        self._telling: asyncio.Task[None] | None = None
         self._first = 0.0
         self._first_of: dict[int, float] = {}  # when an answer had its first update
         self._ended: set[int] = set()  # answers that were counted
@@ -175,8 +176,16 @@ class Exchange:
 
     async def finish(self) -> None:
         """Until all answers have ended. Raises Gone when the client has left, Refusal when the engine failed."""
-        while not self.finished:
-            await self._next()
+        if self._call.progress is not None and len(self.jobs) == 1 and _can_move(self.jobs[0]):
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(TOLD_EVERY_S, self._begin_to_tell))
+        try:
+            while not self.finished:
+                await self._next()
+        finally:
+            if self._telling is not None:
+                self._telling.cancel()
+                await asyncio.wait([self._telling])  # in the middle of a write
 
     async def stream(self, writer: Writer, media_type: bytes = SSE) -> None:
         """As events, until all answers have ended. A refusal before the first event is raised."""
@@ -234,6 +243,21 @@ class Exchange:
 
         if not self.finished:
             await self._reader.forward(noted)
+
+    def _begin_to_tell(self) -> None:
+        if not self.finished:
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """The router learns the tokens so far, so that another server could go on with them."""
+        answer, progress = self.jobs[0].answer, self._call.progress
+        told = len(self._call.continued)
+        assert progress is not None
+        while True:
+            if tokens := answer.tokens_from(told):
+                told += len(tokens)
+                await progress.tell(tokens)
+            await asyncio.sleep(TOLD_EVERY_S)
 
     def _begin(self) -> Entry:
         call, book = self._call, self._service.book
@@ -382,7 +406,17 @@ class Exchange:
 
 def _continued(requests: Sequence[GenerateRequest], call: Call) -> GenerateRequest:
     """The one request, behind the beginning of its answer."""
-    if len(requests) != 1 or requests[0].params.n != 1 or not call.streams:
-        said = "x-cairn-continue is for a stream with one answer"
+    params = requests[0].params
+    if len(requests) != 1 or params.n != 1:
+        said = "x-cairn-continue is for a request with one answer"
+        raise Refusal(400, said, code="bad_continuation")
+    if not call.streams and params.logprobs is not None:
+        said = "x-cairn-continue is for whole answers without log-probabilities"
         raise Refusal(400, said, code="bad_continuation")
     return requests[0]._replace(outputs=call.continued)
+
+
+def _can_move(job: Job) -> bool:
+    """Would its tokens be enough for another server to go on with a whole answer?"""
+    params = job.request.params
+    return params.logprobs is None and params.pooling is None
