@@ -18,7 +18,7 @@
 #define MOST_STEPS 32512.f /* 127 * 256 */
 #define AHEAD_BYTES 8192   /* that weights are asked for before they are multiplied, on x86 */
 
-/* STRIDE columns of one row of activations; zeros behind the last. Pieces of the rows lie one behind the other, then
+/* STRIDE columns of one row of activations; zeros behind the last. `dot512.h` has another order of columns. Pieces of the rows lie one behind the other, then
  * those of the next columns, so that one address is enough for all rows. */
 typedef struct {
     _Alignas(64) int8_t high[STRIDE];
@@ -27,54 +27,8 @@ typedef struct {
     float scale;
 } Rounded;
 
-#if defined(__AVX512BW__) && defined(__AVX512DQ__)
-
-static inline __m512i add_products(__m512i sum, __m512i level, __m512i x) {
-#if defined(__AVX512VNNI__)
-    return _mm512_dpbusd_epi32(sum, level, x);
-#else
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1)));
-#endif
-}
-
-/* Both digits of 64 columns. */
-static inline __m512 digits_dot(__m512i level, __mmask64 negative, int is_signed, const Rounded *x, int column) {
-    __m512i high = _mm512_load_si512(x->high + column), low = _mm512_load_si512(x->low + column);
-    if (is_signed) high = _mm512_mask_sub_epi8(high, negative, _mm512_setzero_si512(), high);
-    if (is_signed) low = _mm512_mask_sub_epi8(low, negative, _mm512_setzero_si512(), low);
-    __m512i dot = _mm512_slli_epi32(add_products(_mm512_setzero_si512(), level, high), 8);
-    return _mm512_cvtepi32_ps(add_products(dot, level, low));
-}
-
-/* The scale of the group of each lane of the c-th 64 columns. */
-static inline __m512 factor_of(__m512 scale, int c) {
-    const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    return _mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(4 * c)), scale);
-}
-
-static inline __attribute__((always_inline)) void dot_of(Row w, const Rounded *x, int rows, int count, int columns,
-                                                         int is_signed, float *y) {
-    __m512 sum[MOST_TOGETHER];
-    for (int j = 0; j < count; j++) sum[j] = _mm512_setzero_ps();
-    for (int start = 0; start < columns; start += STRIDE, x += rows) {
-        __m512 scale_w = _mm512_loadu_ps(w.scale + start / GROUP), offset_w = _mm512_loadu_ps(w.offset + start / GROUP);
-        __m512 piece[MOST_TOGETHER];
-        for (int j = 0; j < count; j++) piece[j] = _mm512_setzero_ps();
-        for (int c = 0; c < 4; c++) {
-            __m512i level = _mm512_loadu_si512(w.level + start + 64 * c);
-            __mmask64 negative = is_signed ? _mm512_movepi8_mask(level) : 0;
-            if (is_signed) level = _mm512_abs_epi8(level);
-            __m512 factor = factor_of(scale_w, c);
-            for (int j = 0; j < count; j++)
-                piece[j] = _mm512_fmadd_ps(digits_dot(level, negative, is_signed, x + j, 64 * c), factor, piece[j]);
-        }
-        for (int j = 0; j < count; j++) {
-            if (!is_signed) sum[j] = _mm512_fmadd_ps(offset_w, _mm512_load_ps(x[j].sum), sum[j]);
-            sum[j] = _mm512_fmadd_ps(piece[j], _mm512_set1_ps(x[j].scale), sum[j]);
-        }
-    }
-    for (int j = 0; j < count; j++) y[j] = _mm512_reduce_add_ps(sum[j]);
-}
+#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define HAS_DOT512 1 /* `dot512.h` */
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
@@ -140,7 +94,7 @@ static inline void dot_of(Row w, const Rounded *x, int rows, int count, int colu
 
 #endif
 
-#ifndef HAS_DOT_NEON
+#if !defined(HAS_DOT_NEON) && !defined(HAS_DOT512)
 
 /* The counts are constants where they are used, so that sums stay in registers. `rows`: all that x has. */
 static void dot(Row w, const Rounded *x, int rows, int columns, int is_signed, float *y) {
@@ -180,17 +134,19 @@ static void round_piece(const float *restrict x, int columns, Rounded *restrict 
 }
 
 /* The caches of x86 look ahead to the end of a page. With one row of x a core would wait for its weights half of the time. */
-static inline __attribute__((always_inline)) void ask_ahead(const uint8_t *weights, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(weights + AHEAD_BYTES + line);
+static inline __attribute__((always_inline)) void ask_ahead(const uint8_t *weights, int64_t bytes, int64_t ahead) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(weights + ahead + line);
 }
 
 static inline int pieces_of(int columns) { return (columns + STRIDE - 1) / STRIDE; }
 
-#ifndef HAS_DOT_NEON
-#define MOST_ROWS_OF_W 1 /* that are multiplied together */
+#if !defined(HAS_DOT_NEON)
 typedef Rounded Activations;
 
 static size_t activation_bytes(int columns, int rows) { return sizeof(Rounded) * (size_t)pieces_of(columns) * rows; }
+#endif
+
+#if !defined(HAS_DOT_NEON) && !defined(HAS_DOT512)
 
 /* The t-th row of x; `rows` of them lie side by side. */
 static void round_row(const float *x, int columns, int rows, int t, Activations *out) {

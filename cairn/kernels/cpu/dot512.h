@@ -1,251 +1,282 @@
-/* The dot products of `dot.h` for CPUs with AVX-512, straight from the packed blocks: 256 values at a time in registers.
+/* The dot products of `dot.h` for CPUs with AVX-512: registers in which a lane stays within a group of 16 values.
  *
- * Two blocks of 32 values fill a register in the order in which their activations lie. Scales of eight blocks are
- * gathered at once. Types that are seldom met go through `dot.h`.
+ *     group   0       1       2       3          in the order of the columns a register has 64 of them: a scale for every
+ *             4       5       6       7          four lanes, so each register would be scaled by itself
+ *             8 ...
+ *
+ *     lanes   0 4 8 12 | 1 5 9 13 | 2 6 ...      transposed, four lanes at a time: each of the four registers has four values
+ *                                                of every group, and their products are added before they are scaled once
+ *
+ * The activations are transposed when they are rounded. The last piece of a row has fewer columns: two registers hold up to
+ * 128, one up to 64. One row of x takes the weights as they come out of a block. Several take four rows of weights that are
+ * unpacked into the first-level cache, two rows of x at a time; they add up the same numbers in the same order.
  */
 #ifndef CAIRN_DOT512_H
 #define CAIRN_DOT512_H
 
-#include "dot.h"
+#include "pieces512.h"
 
-#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#define HAS_DOT512 1
-#define MOST_AT_ONCE 8
+#ifdef HAS_DOT512
 
-/* Levels of Q8_0 have a sign. Where products are added in 32 bits they become 0..255, with an offset. */
-#if defined(__AVX512VNNI__)
-#define SIGNED(type) 0
-#else
-#define SIGNED(type) ((type) == Q8_0)
-#endif
-#define LIFTED(type) ((type) == IQ4_NL || ((type) == Q8_0 && !SIGNED(type))) /* by 128 */
+#define ROWS_OF_W 4     /* that are multiplied with two rows of x while their sums are in registers */
+#define PIECES_IN_CACHE 8 /* of four rows of weights and two of x: 22 KB */
 
+/* Registers of 64 columns that a piece has. */
+INLINE int registers_of(int columns) { return columns > 128 ? 4 : columns > 64 ? 2 : 1; }
+
+/* -- the order of lanes ------------------------------------------------------------------------------------------------- */
+
+/* In place; it is its own inverse for four registers. */
+INLINE void order_lanes(__m512i r[4], int registers) {
+    if (registers == 2) {
+        const __m512i low = _mm512_unpacklo_epi64(r[0], r[1]);
+        r[1] = _mm512_unpackhi_epi64(r[0], r[1]), r[0] = low;
+    }
+    if (registers != 4) return;
+    const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+    const __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+    r[0] = _mm512_unpacklo_epi64(a, c), r[1] = _mm512_unpackhi_epi64(a, c);
+    r[2] = _mm512_unpacklo_epi64(b, d), r[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+/* The scale of each lane's group. */
+INLINE __m512 order_scales(__m512 scale, int registers) {
+    const __m512i of_4 = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    const __m512i of_2 = _mm512_set_epi32(7, 7, 3, 3, 6, 6, 2, 2, 5, 5, 1, 1, 4, 4, 0, 0);
+    const __m512i of_1 = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    return _mm512_permutexvar_ps(registers == 4 ? of_4 : registers == 2 ? of_2 : of_1, scale);
+}
+
+/* The t-th row of x; `rows` of them lie side by side. */
+static void round_row(const float *x, int columns, int rows, int t, Activations *out) {
+    out += t;
+    for (int k = 0; k < columns; k += STRIDE, out += rows) {
+        const int some = columns - k < STRIDE ? columns - k : STRIDE, registers = registers_of(some);
+        round_piece(x + k, some, out);
+        for (int8_t *digit = out->high; digit <= out->low; digit += out->low - out->high) {
+            __m512i r[4];
+            for (int c = 0; c < 4; c++) r[c] = _mm512_load_si512(digit + 64 * c);
+            order_lanes(r, registers);
+            for (int c = 0; c < 4; c++) _mm512_store_si512(digit + 64 * c, r[c]);
+        }
+    }
+}
+
+/* -- weights ------------------------------------------------------------------------------------------------------------ */
+
+/* Rows of weights. `form` is their type, or for types without a form in `pieces512.h` one with levels like theirs; it is a
+ * constant wherever it is used. */
 typedef struct {
-    __m512i level[4]; /* 64 values each */
-    __m512 scale, offset;
-} Piece;
+    int form, type, group;
+    const uint8_t *packed;
+    int64_t row_bytes;
+    Row room; /* for one unpacked row */
+} Rows;
 
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE __m512i low_then_high_nibbles(__m512i packed, __m512i shifts) {
-    return _mm512_and_si512(_mm512_srlv_epi16(packed, shifts), _mm512_set1_epi8(15));
+INLINE void unpacked_piece(int form, Row row, int start, Piece *out) {
+    for (int c = 0; c < 4; c++) out->level[c] = _mm512_loadu_si512(row.level + start + 64 * c);
+    out->scale = _mm512_loadu_ps(row.scale + start / GROUP), out->offset = _mm512_loadu_ps(row.offset + start / GROUP);
+    if (!LIFTED(form)) return;
+    for (int c = 0; c < 4; c++) out->level[c] = _mm512_xor_si512(out->level[c], _mm512_set1_epi8(-128));
+    out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(-128.f));
 }
 
-/* Shifts of 16 bits that differ from one run of 16 or 32 bytes to the next. */
-INLINE __m512i shifts_by_16(int first, int second) {
-    __m512i all = _mm512_set1_epi16((short)first);
-    return _mm512_mask_set1_epi16(all, 0xff00ff00, (short)second);
+INLINE void unpack_if_needed(const Rows *w, const uint8_t *packed, int columns) {
+    if (!has_pieces(w->form)) unpack(w->type, packed, columns, w->group, w->room);
 }
 
-INLINE __m512i shifts_by_32(int first, int second) {
-    return _mm512_inserti64x4(_mm512_set1_epi16((short)first), _mm256_set1_epi16((short)second), 1);
+/* The piece of a row from column `start` on, with lanes in order. `whole`: it is not the last of its row. */
+INLINE void ordered_piece(const Rows *w, const uint8_t *packed, int start, int left, int whole, Piece *out) {
+    const int registers = whole ? 4 : registers_of(left);
+    Piece piece; /* in registers, which nothing else can point to */
+    if (!has_pieces(w->form)) unpacked_piece(w->form, w->room, start, &piece);
+    else piece_of(w->form, packed + (int64_t)(start / STRIDE) * piece_bytes(w->form), whole ? STRIDE : left, &piece);
+    order_lanes(piece.level, registers);
+    piece.scale = order_scales(piece.scale, registers);
+    *out = piece;
 }
 
-INLINE __m512 each_twice(__m256 values) {
-    const __m512i lanes = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(values));
-}
+/* -- products ------------------------------------------------------------------------------------------------------------ */
 
-/* Levels of IQ4_NL, which are no multiples of a step, above their least. */
-INLINE __m512i iq4_levels(__m512i nibbles) {
-    const __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)IQ4_LEVELS), _mm_set1_epi8(-128));
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles);
-}
-
-/* Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL: up to eight blocks of 32. */
-INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
-    const int wide = type == Q5_0 || type == Q5_1, shifted = type == Q4_1 || type == Q5_1, whole = type == Q8_0;
-    const int front = (shifted ? 4 : 2) + (wide ? 4 : 0), size = front + (whole ? 32 : 16);
-    const __m256i starts = _mm256_mullo_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), _mm256_set1_epi32(size));
-    __m256i heads = _mm256_mmask_i32gather_epi32(_mm256_setzero_si256(), (__mmask8)((1u << blocks) - 1), starts, at, 1);
-    __m256 scale = _mm256_cvtph_ps(_mm256_cvtepi32_epi16(heads));
-    out->scale = each_twice(scale);
-    if (shifted) out->offset = each_twice(_mm256_cvtph_ps(_mm256_cvtepi32_epi16(_mm256_srli_epi32(heads, 16))));
-    else out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(LIFTED(type) ? -128.f : wide ? -16.f : -8.f));
-    for (int c = 0; c < 4; c++, at += 2 * size) {
-        int both = 2 * c + 1 < blocks;
-        if (2 * c >= blocks) {
-            out->level[c] = _mm512_setzero_si512();
-            continue;
-        }
-        if (whole) {
-            __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(at + 2)));
-            __m256i next = both ? _mm256_loadu_si256((const __m256i *)(at + size + 2)) : _mm256_setzero_si256();
-            out->level[c] = _mm512_inserti64x4(first, next, 1);
-            if (!SIGNED(type)) out->level[c] = _mm512_xor_si512(out->level[c], _mm512_set1_epi8(-128));
-            continue;
-        }
-        __m256i pair = _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(at + front)));
-        if (both) pair = _mm256_inserti128_si256(pair, _mm_loadu_si128((const __m128i *)(at + size + front)), 1);
-        __m512i twice = _mm512_permutexvar_epi64(_mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0), _mm512_castsi256_si512(pair));
-        out->level[c] = low_then_high_nibbles(twice, shifts_by_16(0, 4));
-        if (type == IQ4_NL) out->level[c] = iq4_levels(out->level[c]);
-        if (wide) {
-            uint32_t bits[2] = {0, 0};
-            memcpy(bits, at + front - 4, 4);
-            if (both) memcpy(bits + 1, at + size + front - 4, 4);
-            __mmask64 fifth = (uint64_t)bits[1] << 32 | bits[0];
-            out->level[c] = _mm512_mask_add_epi8(out->level[c], fifth, out->level[c], _mm512_set1_epi8(16));
-        }
+INLINE __m512i add_products(__m512i sum, __m512i level, __m512i x, int is_signed) {
+    if (is_signed) { /* products of levels with a sign: |level| * (x with that sign) */
+        x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(level), _mm512_setzero_si512(), x);
+        level = _mm512_abs_epi8(level);
     }
-}
-
-/* Q4_K, Q5_K: eight scales and minima of 6 bits. */
-INLINE void block_of_q4_q5_k(int wide, const uint8_t *at, Piece *out) {
-    uint32_t a, b, c;
-    memcpy(&a, at + 4, 4), memcpy(&b, at + 8, 4), memcpy(&c, at + 12, 4);
-    uint64_t scales = (a & 0x3f3f3f3f) | (uint64_t)((c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)) << 32;
-    uint64_t minima = (b & 0x3f3f3f3f) | (uint64_t)((c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)) << 32;
-    __m256 scale = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)scales)));
-    __m256 minimum = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)minima)));
-    out->scale = each_twice(_mm256_mul_ps(scale, _mm256_set1_ps(half(at))));
-    out->offset = each_twice(_mm256_mul_ps(minimum, _mm256_set1_ps(-half(at + 2))));
-    const uint8_t *packed = at + (wide ? 48 : 16);
-    __m512i fifths = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(at + 16)));
-    for (int j = 0; j < 4; j++) {
-        __m512i both = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(packed + 32 * j)));
-        out->level[j] = low_then_high_nibbles(both, shifts_by_32(0, 4));
-        if (wide) {
-            __m512i bit = _mm512_inserti64x4(_mm512_set1_epi8((char)(1 << (2 * j))),
-                                             _mm256_set1_epi8((char)(2 << (2 * j))), 1);
-            __mmask64 there = _mm512_test_epi8_mask(fifths, bit);
-            out->level[j] = _mm512_mask_add_epi8(out->level[j], there, out->level[j], _mm512_set1_epi8(16));
-        }
-    }
-}
-
-INLINE void block_of_q6_k(const uint8_t *at, Piece *out) {
-    __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at + 192)));
-    out->scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), _mm512_set1_ps(half(at + 208)));
-    out->offset = _mm512_mul_ps(out->scale, _mm512_set1_ps(-32.f));
-    const __m512i fifteen = _mm512_set1_epi8(15), high_bits = _mm512_set1_epi8(48);
-    for (int n = 0; n < 2; n++) {
-        __m512i low = _mm512_loadu_si512(at + 64 * n);
-        __m512i high = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(at + 128 + 32 * n)));
-        __m512i first = _mm512_and_si512(_mm512_sllv_epi16(high, shifts_by_32(4, 2)), high_bits);
-        __m512i second = _mm512_and_si512(_mm512_srlv_epi16(high, shifts_by_32(0, 2)), high_bits);
-        out->level[2 * n] = _mm512_or_si512(_mm512_and_si512(low, fifteen), first);
-        out->level[2 * n + 1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(low, 4), fifteen), second);
-    }
-}
-
-INLINE void piece_of(int type, const uint8_t *at, int left, Piece *out) {
-    if (type == Q4_K || type == Q5_K) block_of_q4_q5_k(type == Q5_K, at, out);
-    else if (type == Q6_K) block_of_q6_k(at, out);
-    else blocks_of_32(type, at, left < 256 ? left / 32 : 8, out);
-}
-
-INLINE int piece_bytes(int type) {
-    switch (type) {
-    case Q4_0:
-    case IQ4_NL: return 8 * 18;
-    case Q4_1: return 8 * 20;
-    case Q5_0: return 8 * 22;
-    case Q5_1: return 8 * 24;
-    case Q8_0: return 8 * 34;
-    case Q4_K: return 144;
-    case Q5_K: return 176;
-    default: return 210;
-    }
-}
-
-/* One piece of a row of weights with `count` rows of x. Both counts are constants where this is used. */
-INLINE void piece_dots(int type, const Piece *w, int chunks, const Rounded *x, int count, __m512 *sum) {
-    const int is_signed = SIGNED(type);
-    __m512i level[4];
-    __mmask64 negative[4] = {0, 0, 0, 0};
-    __m512 factor[4];
-    for (int c = 0; c < chunks; c++) {
-        factor[c] = factor_of(w->scale, c);
-        level[c] = is_signed ? _mm512_abs_epi8(w->level[c]) : w->level[c];
-        if (is_signed) negative[c] = _mm512_movepi8_mask(w->level[c]);
-    }
-    for (int j = 0; j < count; j++) {
-        __m512 piece = _mm512_setzero_ps();
-        for (int c = 0; c < chunks; c++)
-            piece = _mm512_fmadd_ps(digits_dot(level[c], negative[c], is_signed, x + j, 64 * c), factor[c], piece);
-        if (!is_signed) sum[j] = _mm512_fmadd_ps(w->offset, _mm512_load_ps(x[j].sum), sum[j]);
-        sum[j] = _mm512_fmadd_ps(piece, _mm512_set1_ps(x[j].scale), sum[j]);
-    }
-}
-
-INLINE void packed_dot_of(int type, const uint8_t *at, const Rounded *x, int rows, int count, int columns, float *y) {
-    __m512 sum[MOST_AT_ONCE];
-    for (int j = 0; j < count; j++) sum[j] = _mm512_setzero_ps();
-    Piece w;
-    int left = columns;
-    for (; left >= STRIDE; left -= STRIDE, at += piece_bytes(type), x += rows) {
-        ask_ahead(at, piece_bytes(type));
-        piece_of(type, at, STRIDE, &w);
-        piece_dots(type, &w, 4, x, count, sum);
-    }
-    if (left && (type < Q2_K || type == IQ4_NL)) { /* others have blocks of STRIDE values */
-        piece_of(type, at, left, &w);
-        if (left > STRIDE / 2) piece_dots(type, &w, 4, x, count, sum);
-        else piece_dots(type, &w, 2, x, count, sum);
-    }
-    for (int j = 0; j < count; j++) y[j] = _mm512_reduce_add_ps(sum[j]);
-}
-
-/* Rows of x by eight, four, two or one. */
-INLINE void packed_dot(int type, const uint8_t *at, const Rounded *x, int rows, int columns, float *y) {
-    int j = 0;
-    for (; j + 8 <= rows; j += 8) packed_dot_of(type, at, x + j, rows, 8, columns, y + j);
-    if (j + 4 <= rows) packed_dot_of(type, at, x + j, rows, 4, columns, y + j), j += 4;
-    if (j + 2 <= rows) packed_dot_of(type, at, x + j, rows, 2, columns, y + j), j += 2;
-    if (j < rows) packed_dot_of(type, at, x + j, rows, 1, columns, y + j);
-}
-
-/* Returns 0 for types that have no such form. */
-static int packed_dots(int type, const uint8_t *at, const Rounded *x, int rows, int columns, float *y) {
-    switch (type) {
-    case Q4_0: packed_dot(Q4_0, at, x, rows, columns, y); return 1;
-    case Q4_1: packed_dot(Q4_1, at, x, rows, columns, y); return 1;
-    case Q5_0: packed_dot(Q5_0, at, x, rows, columns, y); return 1;
-    case Q5_1: packed_dot(Q5_1, at, x, rows, columns, y); return 1;
-    case Q8_0: packed_dot(Q8_0, at, x, rows, columns, y); return 1;
-    case Q4_K: packed_dot(Q4_K, at, x, rows, columns, y); return 1;
-    case Q5_K: packed_dot(Q5_K, at, x, rows, columns, y); return 1;
-    case Q6_K: packed_dot(Q6_K, at, x, rows, columns, y); return 1;
-#if defined(__AVX512VNNI__) /* others add products in 16 bits, which these levels may exceed */
-    case IQ4_NL: packed_dot(IQ4_NL, at, x, rows, columns, y); return 1;
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sum, level, x);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1)));
 #endif
-    default: return 0;
-    }
 }
 
-/* A row in float32. */
-INLINE void floats_of(int type, const uint8_t *at, int columns, float *out) {
-    for (int left = columns; left > 0; left -= STRIDE, at += piece_bytes(type), out += STRIDE) {
-        Piece w;
-        piece_of(type, at, left, &w);
-        for (int group = 0; group < STRIDE / GROUP && GROUP * group < left; group++) {
-            __m512i lane = _mm512_set1_epi32(group);
-            __m128i level = _mm_load_si128((const __m128i *)w.level + group);
-            const int has_sign = type == Q8_0 || type == IQ4_NL;
-            if (LIFTED(type)) level = _mm_xor_si128(level, _mm_set1_epi8(-128));
-            __m512i wide = has_sign ? _mm512_cvtepi8_epi32(level) : _mm512_cvtepu8_epi32(level);
-            __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_permutexvar_ps(lane, w.scale));
-            if (!has_sign) value = _mm512_add_ps(value, _mm512_permutexvar_ps(lane, w.offset));
-            _mm512_storeu_ps(out + GROUP * group, value);
+/* A piece of `count` rows of weights with `tokens` rows of x, onto their sums. */
+INLINE void add_piece(int is_signed, const Piece *w, int count, const Rounded *x, int tokens, int registers,
+                      __m512 sum[ROWS_OF_W][2]) {
+    __m512i dot[ROWS_OF_W][2];
+    for (int r = 0; r < count; r++)
+        for (int j = 0; j < tokens; j++) dot[r][j] = _mm512_setzero_si512();
+    for (int c = 0; c < registers; c++)
+        for (int j = 0; j < tokens; j++) {
+            const __m512i high = _mm512_load_si512(x[j].high + 64 * c);
+            for (int r = 0; r < count; r++) dot[r][j] = add_products(dot[r][j], w[r].level[c], high, is_signed);
+        }
+    for (int r = 0; r < count; r++)
+        for (int j = 0; j < tokens; j++) dot[r][j] = _mm512_slli_epi32(dot[r][j], 8);
+    for (int c = 0; c < registers; c++)
+        for (int j = 0; j < tokens; j++) {
+            const __m512i low = _mm512_load_si512(x[j].low + 64 * c);
+            for (int r = 0; r < count; r++) dot[r][j] = add_products(dot[r][j], w[r].level[c], low, is_signed);
+        }
+    for (int j = 0; j < tokens; j++) {
+        const __m512 of_groups = _mm512_load_ps(x[j].sum), scale = _mm512_set1_ps(x[j].scale);
+        for (int r = 0; r < count; r++) {
+            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r][j]), w[r].scale);
+            if (!is_signed) sum[r][j] = _mm512_fmadd_ps(w[r].offset, of_groups, sum[r][j]);
+            sum[r][j] = _mm512_fmadd_ps(scaled, scale, sum[r][j]);
         }
     }
 }
 
-/* Returns 0 for types that have no such form. */
-static int packed_floats(int type, const uint8_t *at, int columns, float *out) {
-    switch (type) {
-    case Q4_0: floats_of(Q4_0, at, columns, out); return 1;
-    case Q4_1: floats_of(Q4_1, at, columns, out); return 1;
-    case Q5_0: floats_of(Q5_0, at, columns, out); return 1;
-    case Q5_1: floats_of(Q5_1, at, columns, out); return 1;
-    case Q8_0: floats_of(Q8_0, at, columns, out); return 1;
-    case Q4_K: floats_of(Q4_K, at, columns, out); return 1;
-    case Q5_K: floats_of(Q5_K, at, columns, out); return 1;
-    case Q6_K: floats_of(Q6_K, at, columns, out); return 1;
-    case IQ4_NL: floats_of(IQ4_NL, at, columns, out); return 1;
-    default: return 0;
+/* The last piece of a row, of so many columns. */
+INLINE void add_last_piece(int is_signed, const Piece *w, int count, const Rounded *x, int tokens, int columns,
+                           __m512 sum[ROWS_OF_W][2]) {
+    switch (registers_of(columns)) {
+    case 1: add_piece(is_signed, w, count, x, tokens, 1, sum); break;
+    case 2: add_piece(is_signed, w, count, x, tokens, 2, sum); break;
+    default: add_piece(is_signed, w, count, x, tokens, 4, sum);
     }
+}
+
+/* The lanes of four sums, each in the same order. */
+INLINE __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all));
+}
+
+/* One row of weights with one of x. */
+INLINE float one_dot(const Rows *w, const uint8_t *packed, const Rounded *x, int columns) {
+    const int is_signed = SIGNED(w->form), size = piece_bytes(w->form);
+    __m512 sum[ROWS_OF_W][2] = {{_mm512_setzero_ps()}};
+    Piece piece;
+    int start = 0;
+    unpack_if_needed(w, packed, columns);
+    for (; start + STRIDE <= columns; start += STRIDE, x++) {
+        ask_ahead(packed + (int64_t)(start / STRIDE) * size, size, AHEAD_BYTES);
+        ordered_piece(w, packed, start, STRIDE, 1, &piece);
+        add_piece(is_signed, &piece, 1, x, 1, 4, sum);
+    }
+    if (start < columns) {
+        ordered_piece(w, packed, start, columns - start, 0, &piece);
+        add_last_piece(is_signed, &piece, 1, x, 1, columns - start, sum);
+    }
+    return _mm_cvtss_f32(four_sums(sum[0][0], sum[0][0], sum[0][0], sum[0][0]));
+}
+
+/* Some pieces of up to four rows of weights. */
+typedef struct {
+    Piece (*piece)[ROWS_OF_W];
+    int first, count, last_columns; /* of the last piece, if it is the last of the row and not whole */
+    int is_end;                     /* of the rows */
+    int rows_of_w;
+} Depth;
+
+/* Sums of four rows of weights with one or two of x, to y [count, rows]. */
+INLINE void write_sums(__m512 sum[ROWS_OF_W][2], int tokens, int count, int rows, float *y) {
+    const __m128 first = four_sums(sum[0][0], sum[1][0], sum[2][0], sum[3][0]);
+    if (tokens == 1) {
+        for (int r = 0; r < count; r++) y[(int64_t)r * rows] = first[r];
+        return;
+    }
+    const __m128 next = four_sums(sum[0][1], sum[1][1], sum[2][1], sum[3][1]);
+    const __m128 upper = _mm_unpacklo_ps(first, next), lower = _mm_unpackhi_ps(first, next);
+    _mm_storel_pi((__m64 *)y, upper);
+    if (count > 1) _mm_storeh_pi((__m64 *)(y + rows), upper);
+    if (count > 2) _mm_storel_pi((__m64 *)(y + 2 * (int64_t)rows), lower);
+    if (count > 3) _mm_storeh_pi((__m64 *)(y + 3 * (int64_t)rows), lower);
+}
+
+/* Four rows of weights with `tokens` rows of x, from piece `d->first` on; sums that are not at their end are kept. */
+INLINE void add_depth(int is_signed, const Depth *d, const Rounded *x, int rows, int tokens, float *kept, float *y) {
+    __m512 sum[ROWS_OF_W][2];
+    for (int r = 0; r < ROWS_OF_W; r++)
+        for (int j = 0; j < tokens; j++)
+            sum[r][j] = d->first ? _mm512_load_ps(kept + 16 * (ROWS_OF_W * j + r)) : _mm512_setzero_ps();
+    x += (int64_t)d->first * rows;
+    const int whole = d->count - (d->last_columns > 0);
+    for (int p = 0; p < whole; p++, x += rows) add_piece(is_signed, d->piece[p], ROWS_OF_W, x, tokens, 4, sum);
+    if (d->last_columns) add_last_piece(is_signed, d->piece[whole], ROWS_OF_W, x, tokens, d->last_columns, sum);
+    if (d->is_end) {
+        write_sums(sum, tokens, d->rows_of_w, rows, y);
+        return;
+    }
+    for (int r = 0; r < ROWS_OF_W; r++)
+        for (int j = 0; j < tokens; j++) _mm512_store_ps(kept + 16 * (ROWS_OF_W * j + r), sum[r][j]);
+}
+
+/* The pieces; those of the last row in place of rows that are missing. */
+INLINE void ordered_pieces(const Rows *w, int columns, const Depth *d) {
+    const int size = piece_bytes(w->form);
+    const int64_t ahead = ROWS_OF_W * w->row_bytes > AHEAD_BYTES ? ROWS_OF_W * w->row_bytes : AHEAD_BYTES;
+    for (int r = 0; r < ROWS_OF_W; r++) {
+        const uint8_t *packed = w->packed + w->row_bytes * (r < d->rows_of_w ? r : d->rows_of_w - 1);
+        unpack_if_needed(w, packed, columns);
+        for (int p = 0; p < d->count; p++) {
+            const int start = (d->first + p) * STRIDE;
+            ask_ahead(packed + (int64_t)(d->first + p) * size, size, ahead);
+            if (d->last_columns && p == d->count - 1) ordered_piece(w, packed, start, d->last_columns, 0, &d->piece[p][r]);
+            else ordered_piece(w, packed, start, STRIDE, 1, &d->piece[p][r]);
+        }
+    }
+}
+
+/* Up to four rows of weights with all rows of x: y [count, rows]. */
+INLINE void four_dots(const Rows *w, int count, const Rounded *x, int rows, int columns, float *y) {
+    const int pieces = pieces_of(columns), most = has_pieces(w->form) ? PIECES_IN_CACHE : pieces;
+    _Alignas(64) float kept[rows][ROWS_OF_W][16];
+    _Alignas(64) Piece room[most][ROWS_OF_W];
+    for (int first = 0; first < pieces; first += most) {
+        const int some = pieces - first < most ? pieces - first : most, is_end = first + some == pieces;
+        const Depth depth = {room, first, some, is_end ? columns % STRIDE : 0, is_end, count};
+        ordered_pieces(w, columns, &depth);
+        int t = 0;
+        for (; t + 2 <= rows; t += 2) add_depth(SIGNED(w->form), &depth, x + t, rows, 2, kept[t][0], y + t);
+        if (t < rows) add_depth(SIGNED(w->form), &depth, x + t, rows, 1, kept[t][0], y + t);
+    }
+}
+
+INLINE void dots_of_form(int form, Rows w, int count, const Rounded *x, int rows, int columns, float *y) {
+    const int together = rows == 1 ? 1 : ROWS_OF_W;
+    w.form = form;
+    for (int n = 0; n < count; n += together, w.packed += together * w.row_bytes) {
+        if (rows == 1) y[n] = one_dot(&w, w.packed, x, columns);
+        else four_dots(&w, count - n < ROWS_OF_W ? count - n : ROWS_OF_W, x, rows, columns, y + (int64_t)n * rows);
+    }
+}
+
+/* `count` rows of weights with all rows of x: y [count, rows]. */
+static void dots_of_rows(Rows w, int count, const Rounded *x, int rows, int columns, float *y) {
+#define DOTS_OF(form) \
+    case form: dots_of_form(form, w, count, x, rows, columns, y); break
+    switch (has_pieces(w.type) ? w.type : signed_levels(w.type) ? LEVELS_8 : LEVELS_4) {
+        DOTS_OF(Q4_0);
+        DOTS_OF(Q4_1);
+        DOTS_OF(Q5_0);
+        DOTS_OF(Q5_1);
+        DOTS_OF(Q8_0);
+        DOTS_OF(Q4_K);
+        DOTS_OF(Q5_K);
+        DOTS_OF(Q6_K);
+        DOTS_OF(IQ4_NL);
+        DOTS_OF(LEVELS_8);
+        DOTS_OF(LEVELS_4);
+    }
+#undef DOTS_OF
 }
 
 #endif

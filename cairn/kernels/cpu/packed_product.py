@@ -206,6 +206,6 @@ def _kernel_of(blocks: Blocks) -> str:
     return "UNPACKED" if blocks.kind in (*UNPACKED_FIRST, *LEVELS) else blocks.kind
 
 
-def has_tiles(kind: str) -> bool:
-    """Whether tile instructions (AMX) multiply many rows of x with such a matrix, faster than torch in float32."""
-    return bool(library().cairn_has_tiles(TYPES.get(kind, 0)))
+def suits_many_rows(kind: str) -> bool:
+    """Whether products of many rows of x with such a matrix are faster packed than by torch in float32."""
+    return bool(library().cairn_suits_many_rows(TYPES.get(kind, 0)))

@@ -22,7 +22,8 @@ typedef struct {
     int32_t group; /* values that share a scale, where the type does not say so */
 } Part;
 
-#define ROWS_IN_CACHE 128 /* of x: they are read once for every few rows of weights */
+#define ROWS_IN_CACHE 128   /* of x: they are read once for every few rows of weights */
+#define BYTES_IN_CACHE 655360 /* of them, where each row of weights goes through all of them: the second-level cache of x86 */
 
 enum { NO_GATE, SILU, GELU, GELU_TANH, RELU };
 
@@ -96,15 +97,16 @@ static void multiply_rows(const Product *p, int part_number, int row, int count,
     if (p->by_tiles)
         tiles_dot(part->type, packed, part->row_bytes, count, (const TileOfX *)p->x, p->rows_of_x, m->columns, y);
 #endif
-    for (int r = 0; !p->by_tiles && r < count; r++, packed += part->row_bytes) {
-        float *found = y + (int64_t)r * p->rows_of_x;
 #if defined(HAS_DOT512)
-        if (packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, found)) continue;
-#endif
-        ask_ahead(packed, part->row_bytes);
+    const Rows w = {0, part->type, part->group, packed, part->row_bytes, room};
+    if (!p->by_tiles) dots_of_rows(w, count, p->x, p->rows_of_x, m->columns, y);
+#else
+    for (int r = 0; r < count; r++, packed += part->row_bytes) {
+        ask_ahead(packed, part->row_bytes, AHEAD_BYTES);
         unpack(part->type, packed, m->columns, part->group, room);
-        dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), found);
+        dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), y + (int64_t)r * p->rows_of_x);
     }
+#endif
 #endif
     for (int r = 0; m->bias && r < count; r++)
         for (int t = 0; t < p->rows_of_x; t++) y[r * p->rows_of_x + t] += m->bias[first_of_part + row + r];
@@ -187,7 +189,7 @@ static int goes_by_tiles(const Matrix *matrix, int rows_of_x) {
 }
 
 static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads, int by_tiles) {
-    const int together = by_tiles ? 32 : 4, work = by_tiles ? rows_of_x / 8 + 2 : rows_of_x;
+    const int together = by_tiles ? 32 : rows_of_x >= 32 ? 16 : 4, work = by_tiles ? rows_of_x / 8 + 2 : rows_of_x;
     int64_t fine = 262144 / ((int64_t)columns * (work + 1)) + 1; /* tens of microseconds of work */
     int64_t even = outputs / (threads * 4) + 1;
     int64_t rows = fine < even ? fine : even;
@@ -210,13 +212,23 @@ static int product_of(Pool *pool, const Matrix *matrix, const Norm *norm, const 
     return 0;
 }
 
+static int rows_in_cache(const Matrix *matrix, int rows_of_x) {
+#if defined(HAS_DOT512)
+    const int fit = (int)(BYTES_IN_CACHE / activation_bytes(matrix->columns, 1)) / 8 * 8;
+    if (goes_by_tiles(matrix, rows_of_x) || fit > ROWS_IN_CACHE) return ROWS_IN_CACHE;
+    return fit < 8 ? 8 : fit;
+#else
+    return (void)matrix, (void)rows_of_x, ROWS_IN_CACHE;
+#endif
+}
+
 /* x [M, K] in rows without gaps, y [M, N] likewise. Returns 0, or -1 where memory is missing. */
 int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
-    const int parts = matrix->gate ? 1 : matrix->count;
+    const int parts = matrix->gate ? 1 : matrix->count, together = rows_in_cache(matrix, rows_of_x);
     int64_t outputs = 0;
     for (int i = 0; i < parts; i++) outputs += matrix->parts[i].rows;
-    for (int t = 0; t < rows_of_x; t += ROWS_IN_CACHE) {
-        const int rows = rows_of_x - t < ROWS_IN_CACHE ? rows_of_x - t : ROWS_IN_CACHE;
+    for (int t = 0; t < rows_of_x; t += together) {
+        const int rows = rows_of_x - t < together ? rows_of_x - t : together;
         if (product_of(pool, matrix, norm, x + (int64_t)t * matrix->columns, rows, y + t * outputs)) return -1;
     }
     return 0;
@@ -343,8 +355,13 @@ void cairn_join_digits(float *products, const float *step, const float *x, int c
     }
 }
 
-/* Whether many rows of x are multiplied by tiles, with matrices of this type. */
-int cairn_has_tiles(int type) { return tiles_are_used() && has_tile_form(type); }
+/* Whether products of many rows of x with matrices of this type are faster here than in float32. */
+int cairn_suits_many_rows(int type) {
+#if defined(HAS_DOT512) && defined(__AVX512VNNI__)
+    if (has_pieces(type)) return 1;
+#endif
+    return tiles_are_used() && has_tile_form(type);
+}
 
 /* What a product of so many rows of x costs beside others, in rows. Four are multiplied together, zeros included; for one
  * that is left over the weights are unpacked again, which makes two of it. */

@@ -9,7 +9,7 @@
 #ifndef CAIRN_TILES_AMX_H
 #define CAIRN_TILES_AMX_H
 
-#include "dot512.h"
+#include "pieces512.h"
 
 #define TILES_FROM 32 /* rows of x: 16 took as long in `dot512.h` */
 

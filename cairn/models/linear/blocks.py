@@ -23,13 +23,15 @@ from cairn.kernels.cpu.packed_product import (
     Blocks,
     NormWeight,
     PackedMatrix,
-    has_tiles,
+    suits_many_rows,
 )
 from cairn.models.activation import Gate
 from cairn.models.linear.form import PLAIN, Epilogue, finished
 
 FLOAT_ROWS = 1024 if ON_ARM else 48  # of x, from which on dequantised tiles are faster
-NEVER = 1 << 30  # rows: with tile instructions, or levels with a scale for 64 values or more on ARM
+NEVER = (
+    1 << 30
+)  # rows: with AVX-512 VNNI or AMX, or levels with a scale for 64 values or more on ARM
 TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 
 
@@ -39,8 +41,8 @@ class BlocksForm:
     def __init__(self, blocks: Sequence[Blocks]) -> None:
         self.matrix = PackedMatrix(blocks)
         long = all(one.kind in LEVELS and one.group > COLUMNS for one in blocks)
-        tiled = all(has_tiles(one.kind) for one in blocks)
-        self.float_rows = NEVER if tiled or (ON_ARM and long) else FLOAT_ROWS
+        packed = all(suits_many_rows(one.kind) for one in blocks)
+        self.float_rows = NEVER if packed or (ON_ARM and long) else FLOAT_ROWS
 
     @property
     def nbytes(self) -> int:
