@@ -122,6 +122,11 @@ def cpu_s(process: "subprocess.Popen[bytes]") -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def waited_s(process: "subprocess.Popen[bytes]") -> float:
+    """How long its first thread could have run so far, and others ran."""
+    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def peak_mb(process: "subprocess.Popen[bytes]") -> float:
     text = Path(f"/proc/{process.pid}/status").read_text()
     return round(int(re.search(r"VmHWM:\s+(\d+)", text)[1]) / 1024, 1)  # type: ignore[index]
@@ -286,7 +291,7 @@ async def measure(
         for task in working:
             task.cancel()
     log = operators.log.read_text()
-    made["said"] = Counter(re.sub(r"[\d.]+", "N", line)[:160] for line in log.splitlines())
+    made["said"] = Counter(re.sub(r"\(.*|-\d+", "", line) for line in log.splitlines())
     return made
 
 
@@ -328,9 +333,16 @@ async def converge(
     seen: Cluster, plane: ControlPlane, operators: Operators, names: list[str]
 ) -> dict[str, Any]:
     leader = operators.find(await seen.holder())
-    processes = {"operator": leader, "API server": plane.api, "etcd": plane.etcd}
+    standby = next(one for one in operators.processes if one is not leader)
+    processes = {
+        "operator": leader,
+        "standby": standby,
+        "API server": plane.api,
+        "etcd": plane.etcd,
+    }
     cpu = {name: cpu_s(one) for name, one in processes.items()}
-    own, before, began = time.process_time(), await seen.writes(), time.monotonic()
+    own, waited, before = time.process_time(), waited_s(leader), await seen.writes()
+    began = time.monotonic()
     await asyncio.gather(*(seen.make(name) for name in names))
     made_s = time.monotonic() - began
     say(f"{len(names)} services are made")
@@ -344,6 +356,7 @@ async def converge(
         "seconds until all are made": round(made_s, 1),
         "seconds until half are ready": round(ready[len(ready) // 2], 1),
         "cpu_s": cpu,
+        "operator waited for a CPU, s": round(waited_s(leader) - waited, 1),
         "operator cpu_ms per service": round(1e3 * cpu["operator"] / len(names), 2),
         "operator peak_mb": peak_mb(leader),
         "writes": dict(await seen.writes() - before),
@@ -413,7 +426,7 @@ async def faults(
     operators: Operators,
     names: list[str],
 ) -> dict[str, Any]:
-    """Each in the middle of making services; the time counts from its end."""
+    """Each while the first half of new services is handled and the second is made; times count from its end."""
 
     async def leader_killed() -> None:
         operators.find(await seen.holder()).kill()
@@ -445,23 +458,25 @@ async def faults(
 async def through(
     seen: Cluster, fresh: list[str], names: list[str], happen: Callable[[], Any]
 ) -> dict[str, Any]:
-    before = await seen.children()
-    making = asyncio.gather(*(seen.make(name) for name in fresh))
+    before, half = await seen.children(), len(fresh) // 2
+    first = asyncio.gather(*(seen.make(name) for name in fresh[:half]))
 
-    async def half() -> bool:
-        return sum(name in seen.ready for name in fresh) >= len(fresh) // 2
+    async def under_way() -> bool:
+        return sum(name in seen.ready for name in fresh[:half]) >= half // 4
 
-    await until(half)
+    await until(under_way)
     there = await seen.children()
+    second = asyncio.gather(*(seen.make(name) for name in fresh[half:]))
     await happen()
-    ended = time.monotonic()
-    await making
+    ended, waiting = time.monotonic(), sum(name not in seen.ready for name in fresh)
+    await asyncio.gather(first, second)
     await all_ready(seen, fresh)
     took_s = time.monotonic() - ended
     names += fresh
     after = await seen.children()
     return {
         "services": len(fresh),
+        "not ready when it ended": waiting,
         "seconds until all are ready": round(took_s, 1),
         "children made anew": made_anew(before | there, after),
         "wrong": await seen.wrong(names),
