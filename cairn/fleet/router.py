@@ -327,17 +327,19 @@ class Router:
         if exchange.remembered is not None:
             exchange.remembered.ended = True
 
-    def meter(self, model: str | None, now: float, prefill_s: float) -> None:
+    def meter(
+        self, model: str | None, now: float, prefill_s: float, came_s: float | None = None
+    ) -> None:
         """A request has come, with so much to compute."""
         for one in self.scaled:
             if one.serves(model):
-                one.meter.arrived(now, prefill_s)
+                one.meter.arrived(now, prefill_s, came_s)
 
     def meter_once(self, exchange: Exchange, prefill_s: float, now: float) -> None:
         """Its work counts when it comes, or when it is sent again."""
         if not exchange.metered or exchange.attempts > 1:
             exchange.metered = True
-            self.meter(exchange.model, now, prefill_s)
+            self.meter(exchange.model, now, prefill_s, exchange.waits_since_s)
 
     def place_held(self) -> None:
         """Something has changed: those that wait, and those that have waited for too long."""

@@ -102,7 +102,7 @@ class ScaledRun:
         while self.held and self.simulated.replicas:
             prompt, arrived_s = self.held.popleft()
             new = self.simulated.place(prompt, arrived_s, now_s)
-            self.meter.arrived(now_s, new * self.speed.token_s)
+            self.meter.arrived(now_s, new * self.speed.token_s, arrived_s)
 
     def _end_idle(self, now_s: float) -> None:
         for replica in [one for one in self.simulated.leaving if not one.scheduler.has_work]:

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.fleet.scale import BUSY, LoadMeter, Rules, Seen, decide
+from cairn.fleet.scale import BUSY, Arrived, LoadMeter, Rules, Seen, decide, late_share
 from cairn.fleet.simulate import span_s, speed_of
 from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
 from cairn.fleet.simulate_scale import run_scaled
@@ -27,6 +27,7 @@ seen = st.builds(
     Seen, now_s=st.just(1000.0), ready=st.integers(0, 8), starting=st.integers(0, 3), held=st.integers(0, 50),
     in_flight=st.integers(0, 2000), wait_s=st.floats(0, 20), prefill=st.floats(0, 10),
     prefill_before=st.floats(0, 10), idle_s=st.floats(0, 1000), calm_s=st.floats(0, 1000),
+    recent=st.lists(st.builds(Arrived, st.floats(0, 60), st.floats(0.01, 3)), max_size=12).map(sorted),
 )  # fmt: skip
 
 
@@ -69,6 +70,24 @@ def test_growing_load_is_met_before_it_is_there():
     assert decide(now, rule) == math.ceil((2 * now.prefill - now.prefill_before) / BUSY)
 
 
+def test_bursts_are_provided_for_and_a_held_request_counts_when_it_came():
+    """Nine at a time, a third of a second each, every four seconds: the average load is of less than one server."""
+    meter, rule = LoadMeter(), Rules(least=1, most=8, ttft_s=2.0)
+    for burst in range(30):
+        for _ in range(9):
+            meter.arrived(4.0 * burst, 0.3)
+    now = meter.seen(118.0, ready=3, starting=0, held=0, in_flight=0, wait_s=0.0)
+    assert late_share(now.recent, 2, 2.0) > 0.02 >= late_share(now.recent, 3, 2.0)
+    assert decide(now, rule) == 3
+    alone = msgspec.structs.replace(now, recent=now.recent[::9])
+    assert decide(alone, rule) == 2
+    late = LoadMeter()
+    for burst in range(30):  # known at once, when a server is up
+        late.arrived(120.0, 0.3, 4.0 * burst)
+    waited = late.seen(120.0, ready=1, starting=0, held=0, in_flight=0, wait_s=0.0)
+    assert late_share(waited.recent, 1, 2.0) == 0
+
+
 def test_a_trace_that_comes_and_goes_needs_fewer_server_hours_for_nearly_the_same_goodput():
     trace = []
     for wave in range(3):  # a minute of conversations, four minutes of calm
@@ -85,7 +104,7 @@ def test_a_trace_that_comes_and_goes_needs_fewer_server_hours_for_nearly_the_sam
 
     def run(**changes):
         rule = Rules(
-            **({"most": 4, "rows": 32, "ttft_s": 1.0, "start_s": 5.0, "idle_s": 40.0} | changes)
+            **({"most": 4, "rows": 32, "ttft_s": 4.0, "start_s": 5.0, "idle_s": 40.0} | changes)
         )
         return run_scaled(prompts, load, rule, limits, seconds, slo)
 

@@ -162,7 +162,7 @@ def _scaled(
             said += f"that is started answers ({options.start_s:g} s); use more --requests or a smaller --load"
             print(said, file=sys.stderr)
         for low in (int(most), int(least)):
-            rules = Rules(least=low, most=int(most), ttft_s=slo.ttft_s / 2, start_s=options.start_s)
+            rules = Rules(least=low, most=int(most), ttft_s=slo.ttft_s, start_s=options.start_s)
             one = run_scaled(prompts, share, rules, limit, step, slo)
             found.append({"least": low, "most": int(most), "scaled": one})
             shown = (
