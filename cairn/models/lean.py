@@ -113,12 +113,12 @@ class Lean:
         self.head_norms = {mixer: _head_norm(mixer) for mixer in mixers}
         # Where products are compiled, so is attention.
         self.compiled = any(isinstance(part.form, BlocksForm) for part in self.products)
-        heads = {mixer: _decode_heads(mixer) for mixer in mixers if self.compiled}
+        heads = {mixer: decode_heads(mixer) for mixer in mixers if self.compiled}
         self.decode_heads = {mixer: found for mixer, found in heads.items() if found is not None}
         self.norms_behind = self._norms_behind(layers)
         self.all_fused = len(mixers) == len(layers)
         kinds = dict.fromkeys(mixer.rope for mixer in mixers)
-        self.frequencies = {k: _frequencies(k, model.spec) for k in kinds if k is not None}
+        self.frequencies = {k: rope_frequencies(k, model.spec) for k in kinds if k is not None}
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         return self.tapped(tokens_T, positions_T, attend)[0]
@@ -142,18 +142,18 @@ class Lean:
         places_T11 = positions_T[:, None, None].float()
         axes_3T: Tensor | None = getattr(attend, "axes_3T", None)
         if axes_3T is None:
-            return {kind: _angles(found, places_T11) for kind, found in self.frequencies.items()}
+            return {kind: angles_at(found, places_T11) for kind, found in self.frequencies.items()}
         made = {}
         for kind, found in self.frequencies.items():
             axis_C = axis_of_columns(kind, len(found.frequency_C))
-            made[kind] = _angles(found, axes_3T[axis_C].t()[:, None].float())
+            made[kind] = angles_at(found, axes_3T[axis_C].t()[:, None].float())
         return made
 
     def _norms_behind(self, layers: list[Layer]) -> dict[Norm | Scaled, NormWeight]:
         """RMS norms of what is added to the residual, which are compiled with the sum."""
         norms = [n for x in layers for n in (x.attention_post_norm, x.feed_forward_post_norm)]
         return {
-            norm: _norm_weight(norm)
+            norm: norm_weight(norm)
             for norm in norms
             if self.compiled and isinstance(norm, Norm) and norm.is_rms
         }
@@ -170,7 +170,7 @@ class Lean:
         assert isinstance(norm, Norm)  # it has a lean form
         if isinstance(entry.form, BlocksForm) and entry.addend is None:
             self.norms[norm] = _unchanged
-            self.norm_of[entry] = _norm_weight(norm)
+            self.norm_of[entry] = norm_weight(norm)
             return
         if entry.form is None or entry.form_bias is not None or entry.addend is not None:
             return
@@ -294,18 +294,18 @@ def _head_norm(mixer: Attention) -> LeanNorm | None:
     return LeanNorm(norms[0], torch.stack([row.detach() for row in rows]))
 
 
-def _norm_weight(norm: Norm) -> NormWeight:
+def norm_weight(norm: Norm) -> NormWeight:
     weight = norm.weight.detach()
     return NormWeight(weight + 1.0 if norm.plus_one else weight, norm.eps)
 
 
-def _decode_heads(mixer: Attention) -> DecodeHeads | None:
+def decode_heads(mixer: Attention) -> DecodeHeads | None:
     """What the compiled attention has to know; None: it does not know this rule."""
     rule, norms, norm_EC = mixer.rule, mixer.head_norms, None
     if rule.by_scores:
         return None
     if norms is not None:
-        q_C, k_C = (_norm_weight(norm).weight_K for norm in norms)
+        q_C, k_C = (norm_weight(norm).weight_K for norm in norms)
         norm_EC = torch.stack([q_C] * mixer.heads + [k_C] * mixer.kv_heads)
     eps = 0.0 if norms is None else norms[0].eps
     return DecodeHeads(
@@ -313,14 +313,14 @@ def _decode_heads(mixer: Attention) -> DecodeHeads | None:
     )
 
 
-def _frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:
+def rope_frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:
     frequency, amplitude = frequencies(kind, spec, torch.device("cpu"))
     sign = torch.ones_like(frequency)
     signed_2c = torch.stack((-sign, sign)) * amplitude
     return Frequencies(torch.cat((frequency, frequency)), amplitude, signed_2c)
 
 
-def _angles(found: Frequencies, places_T1C: Tensor) -> Angles:
+def angles_at(found: Frequencies, places_T1C: Tensor) -> Angles:
     """`places_T1C`: positions of each column, or one for all of them."""
     angle_T12c = (places_T1C * found.frequency_C).unflatten(-1, (2, -1))
     cos_T12c = angle_T12c.cos()

@@ -10,10 +10,12 @@ from safetensors.torch import save_file
 from tiny_engines import VOCABULARY, at_rest, greedy, model, prompt_of, submit, tiny_engine
 
 from cairn.core.errors import ConfigError, UnsupportedModel
+from cairn.kernels.cpu import compiled
 from cairn.models import eagle
 from cairn.models.attend import Cached, KVCache
 from cairn.models.build import Build
 from cairn.models.family_config import config_of
+from cairn.models.lean_head import LeanHead
 from cairn.models.runnable import open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
@@ -184,7 +186,8 @@ def test_a_random_draft_model_is_no_head():
         tiny_engine(FAMILY, speculate="random:tiny")
 
 
-def test_the_head_that_comes_with_cairn_guesses_what_smollm2_says():
+def test_the_head_that_comes_with_cairn_guesses_what_smollm2_says(monkeypatch):
+    """Through compiled kernels; every pass is held against the plain form."""
     shared_data.packaged_chat_model()
     config = EngineConfig(
         model="smollm2-135m-instruct",
@@ -195,6 +198,19 @@ def test_the_head_that_comes_with_cairn_guesses_what_smollm2_says():
         draft_tokens=3,
     )
     started = start(config)
+    form, passes = started.engine.runner.head.form, []
+    assert isinstance(form, LeanHead) is (compiled.obstacle() is None)
+
+    def compared(x_TD, g_TD, *where, **how):
+        wanted = form.head.passed(x_TD.clone(), g_TD.clone(), *where, **how)
+        found = LeanHead.passed(form, x_TD, g_TD, *where, **how)
+        for own, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(own, other, rtol=2e-3, atol=2e-3)
+        passes.append(len(found.h_TD))
+        return found
+
+    if isinstance(form, LeanHead):
+        monkeypatch.setattr(form, "passed", compared)
     asked = [
         {"role": "user", "content": "What do you know about Ottawa? Answer in three sentences."}
     ]
@@ -204,6 +220,7 @@ def test_the_head_that_comes_with_cairn_guesses_what_smollm2_says():
         started.engine.step()
     counts = started.engine.scheduler.speculation.counts
     assert counts.length_since(0, 0) > 1.4  # 1.0: no guess held
+    assert len(passes) >= 3 * counts.runs or not isinstance(form, LeanHead)
 
 
 def test_a_head_is_no_model():

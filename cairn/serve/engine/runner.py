@@ -20,6 +20,8 @@ from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs, views_of
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
+from cairn.models.eagle import EagleHead
+from cairn.models.lean_head import LeanHead, obstacle
 from cairn.models.linear.maps import linears
 from cairn.models.linear.transposed import Transposed
 from cairn.models.mtp import DraftHead
@@ -102,6 +104,8 @@ class Runner:
         self._slept: int | None = None  # the level of its sleep
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
+        if self.head is not None and lean and isinstance(head, EagleHead) and not obstacle(head):
+            self.head.form = LeanHead(head)
         self.batch.made_NK = self.head.drafts_NK if self.head is not None else None
         self.head_runs = True  # behind this step
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
