@@ -162,6 +162,12 @@ def test_a_quantised_model_and_a_full_folder_are_refused(folder: Path, tmp_path:
     assert "exists and is not empty" in capsys.readouterr().err
 
 
+def test_the_folder_that_it_runs_in_is_refused(folder: Path, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert quantize(folder, Path()) == 2
+    assert "--out . is the folder that this runs in" in capsys.readouterr().err
+
+
 def test_no_room_on_the_disk_is_said_before_anything_is_written(
     folder: Path, tmp_path: Path, capsys, monkeypatch
 ):
