@@ -135,6 +135,7 @@ def test_bad_calibration_text_is_refused(folder: Path, tmp_path: Path, capsys):
     assert "is not UTF-8" in refused("binary.txt", b"\xff\xfe\x00")
     assert "line 2 has neither" in refused("a.jsonl", b'{"text": "a"}\n{"words": "b"}\n')
     assert "line 1 is not JSON" in refused("b.jsonl", b"{text}\n")
+    assert "fewer than one window" in refused("bom.jsonl", b'\xef\xbb\xbf{"text": "a"}\n')
 
 
 def test_tokens_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path, capsys):
