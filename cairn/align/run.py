@@ -39,9 +39,10 @@ from cairn.train.metrics_log import Record
 from cairn.train.next_batches import NextBatches
 from cairn.train.only_here import check_free, only_here
 from cairn.train.precision import dtype_of
-from cairn.train.prepare import TOKENIZER, Prepared, assemble, shape_of
+from cairn.train.prepare import Prepared, assemble, shape_of
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.reference import ReferredBatches
+from cairn.train.refuse import TOKENIZER, check_folder
 from cairn.train.run import Finished, carry_out
 
 TEXTS = 2000  # of the task, for the tokenizer of a model that begins with random weights
@@ -130,6 +131,7 @@ def prepare(config: Align) -> Prepared:
     """The model, on its device, and the tokenizer that its tasks are written with."""
     name = default_device() if config.device == "auto" else config.device
     check_device(name)
+    check_folder(config)
     start = None
     if config.model.checkpoint is not None:
         start = open_checkpoint(resolve(str(config.model.checkpoint)))

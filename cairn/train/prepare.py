@@ -53,6 +53,7 @@ from cairn.train.qat import grid_of, products_of
 from cairn.train.recompute_kinds import Recompute
 from cairn.train.refuse import (
     CHECKPOINTS,
+    TOKENIZER,
     check_balance,
     check_folder,
     check_goes_on,
@@ -64,7 +65,6 @@ from cairn.train.rules.choose import rule_of
 from cairn.train.state import TrainState
 from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
-TOKENIZER = "tokenizer"  # of a run, in its folder
 TEXT_CACHE = "data"  # of a run, in its folder
 OF_HOST = 0.5  # of the host's memory, for activations that wait there
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of

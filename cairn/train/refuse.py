@@ -19,7 +19,9 @@ from cairn.train.config import Train
 from cairn.train.memory import checkpoint_bytes, predict
 from cairn.train.parallel.layout import StepDemand, check
 
-CHECKPOINTS = "checkpoints"  # of a run, in its folder
+# Of a run, in its folder.
+CHECKPOINTS, RECIPE, TOKENIZER = "checkpoints", "recipe.toml", "tokenizer"
+MODEL, ADAPTER = "model", "adapter"
 # What a checkpoint holds depends on these.
 KEPT_AS = (
     ("optim", "kind"),
@@ -67,6 +69,29 @@ def check_folder(config: Train) -> None:
             f"the run cannot be written to {config.folder}: {existing} {what}",
             hint="name another folder with --out",
         )
+    _check_replaced(config)
+
+
+def _check_replaced(config: Train) -> None:
+    """A run replaces what an earlier one has left in its folder; what is not of a run would be lost."""
+    folder = config.folder
+    if not (folder / RECIPE).is_file():
+        for path in (folder / MODEL, folder / ADAPTER, folder / TOKENIZER):
+            if path.exists():
+                raise ConfigError(
+                    f"{path} would be replaced, and {folder} is no run: it has no {RECIPE}",
+                    hint="name another folder with --out",
+                )
+    written = ((folder / MODEL).resolve(), (folder / ADAPTER).resolve())
+    for key, given in (
+        ("model.checkpoint", config.model.checkpoint),
+        ("distill.teacher", config.distill.teacher),
+    ):
+        if given and Path(given).resolve() in written:
+            raise ConfigError(
+                f"{key} is {given}, which the run would replace at its end",
+                hint="name another folder with --out",
+            )
 
 
 def _existing(config: Train) -> Path:

@@ -33,13 +33,12 @@ from cairn.train.next_batches import NextBatches, SourceBatches
 from cairn.train.only_here import check_free, only_here
 from cairn.train.pair_objective import PairObjective
 from cairn.train.precision import dtype_of
-from cairn.train.prepare import TOKENIZER, Prepared, prepare
+from cairn.train.prepare import Prepared, prepare
 from cairn.train.qat import export_quantized, grid_of
 from cairn.train.reference import ReferredBatches
+from cairn.train.refuse import ADAPTER, MODEL, RECIPE, TOKENIZER
 from cairn.train.report import write_report
 from cairn.train.validation import Validation
-
-MODEL, ADAPTER, RECIPE = "model", "adapter", "recipe.toml"
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,3 +57,9 @@ microbatch = 2
     assert main(["adapter", "export", str(out), "--out", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "adapter_config.json").is_file()
     assert main(["adapter", "info", str(tmp_path / "m")]) == 2
+    # What is there already is not replaced, unless it is an older form of the same adapter.
+    (tmp_path / "again" / "notes.txt").write_text("mine")
+    for flags in (["export", str(out)], ["merge", str(out / "adapter")]):
+        assert main(["adapter", *flags, "--out", str(tmp_path / "again")]) == 2
+    assert (tmp_path / "again" / "notes.txt").read_text() == "mine"
+    assert main(["adapter", "export", str(out)]) == 0

@@ -135,6 +135,7 @@ def test_bad_calibration_text_is_refused(folder: Path, tmp_path: Path, capsys):
     assert "is not UTF-8" in refused("binary.txt", b"\xff\xfe\x00")
     assert "line 2 has neither" in refused("a.jsonl", b'{"text": "a"}\n{"words": "b"}\n')
     assert "line 1 is not JSON" in refused("b.jsonl", b"{text}\n")
+    assert "fewer than one window" in refused("bom.jsonl", b'\xef\xbb\xbf{"text": "a"}\n')
 
 
 def test_tokens_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path, capsys):
@@ -160,6 +161,12 @@ def test_a_quantised_model_and_a_full_folder_are_refused(folder: Path, tmp_path:
     assert "is quantised already (compressed-tensors)" in capsys.readouterr().err
     assert quantize(folder, tmp_path / "q") == 2
     assert "exists and is not empty" in capsys.readouterr().err
+
+
+def test_the_folder_that_it_runs_in_is_refused(folder: Path, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert quantize(folder, Path()) == 2
+    assert "--out . is the folder that this runs in" in capsys.readouterr().err
 
 
 def test_no_room_on_the_disk_is_said_before_anything_is_written(

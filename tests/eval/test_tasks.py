@@ -1,7 +1,9 @@
 """Tasks without a model: prompts out, answers in, scores."""
 
+import codecs
 import json
 import math
+from pathlib import Path
 
 import pytest
 from shared_data import shared
@@ -114,7 +116,9 @@ def test_multiple_choice_takes_the_likeliest_and_the_likeliest_per_character(tmp
 @pytest.mark.parametrize(("answer", "right"), [("2", 0), (2, 2), ("1", 1), ("C", 2)])
 def test_an_answer_in_quotes_that_is_a_choice_is_no_number_of_one(tmp_path, answer, right):
     question = {"question": "1 + 1", "choices": ["2", "4", "8"], "answer": answer}
-    task = open_task(lines(tmp_path / "mc.jsonl", question), Settings())
+    file = Path(lines(tmp_path / "mc.jsonl", question))
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())  # as some editors write it
+    task = open_task(str(file), Settings())
     model = Scripted(
         loglikelihood=lambda r: Likelihood(-float(r.continuation != f" {2 << right}"), 1, False)
     )

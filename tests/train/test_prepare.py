@@ -15,7 +15,7 @@ from cairn.train import prepare as preparing
 from cairn.train import refuse
 from cairn.train.checkpoint.folder import ABOUT, folder_of, mark_complete
 from cairn.train.checkpoint.load import About
-from cairn.train.config import Data, Log, Model, Optim, Train
+from cairn.train.config import Data, Distill, Log, Model, Optim, Train
 from cairn.train.data.store_writer import StoreWriter
 from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.tokenizer_trainer import byte_tokenizer, save_tokenizer
@@ -155,6 +155,27 @@ def test_a_folder_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
         with pytest.raises(ConfigError, match="is a file"):
             check_folder(Train(out=out))
     check_folder(Train(out=tmp_path / "new" / "run"))
+
+
+@pytest.mark.parametrize("name", ["model", "adapter", "tokenizer"])
+def test_what_is_not_of_a_run_is_not_replaced(tmp_path, name):
+    """A run writes these in its folder, in place of what is there: a base model beside it would be gone."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name} would be replaced, and .* is no run"):
+        check_folder(Train(out=tmp_path))
+    (tmp_path / "recipe.toml").write_text("")
+    check_folder(Train(out=tmp_path))
+
+
+def test_a_run_does_not_replace_the_model_that_it_begins_with(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    base = Model(checkpoint=tmp_path / "other" / ".." / "model")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="which the run would replace at its end"):
+        check_folder(Train(out=tmp_path, model=base))
+    with pytest.raises(ConfigError, match=r"distill\.teacher is"):
+        check_folder(Train(out=tmp_path, distill=Distill(teacher=str(tmp_path / "model"))))
+    check_folder(Train(out=tmp_path / "run", model=base))
 
 
 def test_a_run_that_is_there_is_looked_at_before_weights_are_made(tmp_path):

@@ -81,6 +81,8 @@ def _merge(args: list[str]) -> int:
     from cairn.models.export import export
     from cairn.models.hub import resolve
 
+    if not _is_free(options.out):
+        raise ConfigError(f"{options.out} exists and is not empty", hint="choose another --out")
     base = options.base or read_config(options.adapter)[1]
     if not base:
         raise ConfigError(f"{options.adapter} names no base model", hint="name it with --base")
@@ -104,12 +106,25 @@ def _export(args: list[str]) -> int:
     options = load(
         Export, args=args, env_prefix="CAIRN_ADAPTER_", prog="cairn adapter export"
     ).value
+    from cairn.models.adapter.folder import WEIGHTS
+    from cairn.models.adapter.peft_config import FILE
     from cairn.train.checkpoint.export import export_adapter
 
     out = options.out or options.run / "adapter"
+    if not _is_free(out, of=(FILE, WEIGHTS)):  # an older one of the run is replaced
+        raise ConfigError(
+            f"{out} exists and is not an adapter alone", hint="name a new folder with --out"
+        )
     found = export_adapter(options.run, out)
     print(f"{found.name} written to {out}")
     return 0
+
+
+def _is_free(out: Path, of: tuple[str, ...] = ()) -> bool:
+    """Whether a folder is new, or has nothing but the files named."""
+    if not out.exists():
+        return True
+    return bool(out.name) and out.is_dir() and {entry.name for entry in out.iterdir()} <= set(of)
 
 
 SUBVERBS = {

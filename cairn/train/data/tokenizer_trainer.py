@@ -91,6 +91,8 @@ def byte_tokenizer() -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files of a tokenizer folder; the folder appears when it is complete."""
+    if not folder.name:
+        raise ConfigError(f"{folder} is the folder that this runs in", hint="name a new folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty", hint="choose another folder")
     fresh = folder.with_name(f"{folder.name}.unfinished-{os.getpid()}")
