@@ -48,7 +48,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """check these kernels, instead of all"""
     fresh: bool = False
     """compile again what is already known"""
-    workers: int = 2
+    workers: Annotated[int, msgspec.Meta(ge=1)] = 2
     """how many compilers run at once"""
     json: bool = False
     """print one JSON document instead of lines"""

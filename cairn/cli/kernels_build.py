@@ -51,7 +51,7 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """longest request, as the engine will get it; default: what the model was made for"""
     max_num_seqs: int = 256
     """most requests that run at once, as the engine will get it"""
-    workers: int = 0
+    workers: Annotated[int, msgspec.Meta(ge=0)] = 0
     """how many compilers run at once; 0: one for each core"""
     json: bool = False
     """print one JSON document instead of lines"""

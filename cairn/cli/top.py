@@ -30,7 +30,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "http://127.0.0.1:8000"
     )
     """where the server listens; also as --url"""
-    every: float = 1.0
+    every: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """seconds between two looks"""
     once: bool = False
     """print one screen and leave, as where the output is no terminal"""

@@ -274,7 +274,8 @@ class Supervisor:
         return f"{running} of {len(self.places)} nodes"
 
     def _after(self) -> str:
-        return f" after {self.restarts} restarts" if self.restarts else ""
+        times = "1 restart" if self.restarts == 1 else f"{self.restarts} restarts"
+        return f" after {times}" if self.restarts else ""
 
     # -- the end ------------------------------------------------------------------------------
 

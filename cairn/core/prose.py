@@ -3,10 +3,15 @@
 Where the output is a pipe or a file, a line of a report stays one line, so that it can be searched.
 """
 
+import re
 import shutil
 import sys
-import textwrap
+import unicodedata
 from typing import TextIO
+
+WIDE, CLOSING = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef", "，。、；：？！）」』》”’"
+# A word or a Chinese character, with the space before it; no line begins with the mark that closes a sentence.
+PIECES = re.compile(rf"\s*(?:[{WIDE}]|[^\s{WIDE}]+)[{CLOSING}]*")
 
 
 def folded(text: str) -> str:
@@ -24,12 +29,18 @@ def in_terminal(text: str, indent: str = "", stream: TextIO | None = None) -> st
 
 
 def _fold(text: str, width: int, indent: str) -> str:
-    head = text[: len(text) - len(text.lstrip())]
-    return head + textwrap.fill(
-        text.strip(),
-        width,
-        initial_indent=" " * len(head),
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    ).removeprefix(" " * len(head))
+    """No word is cut, but Chinese breaks between any two characters."""
+    indent = indent if 2 * len(indent) <= width else "  "
+    lines, line = [], ""
+    for piece in PIECES.findall(text.rstrip()):
+        if line.strip() and _cells(line) + _cells(piece) > width:
+            lines.append(line)
+            line = indent + piece.lstrip()
+        else:
+            line += piece
+    return "\n".join([*lines, line])
+
+
+def _cells(text: str) -> int:
+    """A Chinese character is two cells wide."""
+    return sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)

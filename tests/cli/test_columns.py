@@ -1,12 +1,15 @@
 """Tables line up, lose nothing, and fit a terminal of 80 columns."""
 
 import re
+import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from cairn.cli.columns import lines
+from cairn.core.prose import in_terminal
 
 WORD = st.text("abcdefgh", min_size=1, max_size=12)
 SENTENCE = st.lists(WORD, min_size=2, max_size=14).map(" ".join)
@@ -70,3 +73,19 @@ def test_chinese_characters_are_two_cells_wide():
 def test_a_file_gets_every_row_on_one_line(capsys):
     row = ["a " * 80, "1"]
     assert len(lines(["x", "y"], [row])) == 2
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_line_of_a_report_is_as_wide_as_the_terminal(width, monkeypatch):
+    """Chinese letters are two cells wide, and an indent of half the terminal or more is given up."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    chinese = "○ cpp-operator      90 min  为 PyTorch 写 C++ 算子：用 cpp_extension 编译融合的算子，再用 torch 检验。"
+    english = "○ online-softmax    40 min  Online softmax: one pass over the keys, any block size, as wide as it may be"
+    for text in (chinese, english):
+        folded = in_terminal(text, " " * 28)
+        assert max(map(cell_len, folded.splitlines())) <= width
+        assert "".join(folded.split()) == "".join(text.split())
+    assert all("，。：".find(line.strip()[0]) < 0 for line in in_terminal(chinese).splitlines())
+    assert in_terminal("    two words") == "    two words"
+    assert in_terminal("") == ""

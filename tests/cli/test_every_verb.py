@@ -47,6 +47,31 @@ def test_an_unknown_subverb_is_said_with_those_that_there_are(capsys):
             assert command.subverbs[0] in err, (command.words, err)
 
 
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("comm doctor --selftest --healthy -1", "healthy"),
+        ("comm bench broadcast -r 9", "-r 0 to 1"),
+        ("comm bench all_reduce --backends nope", "gloo, cairn, nccl"),
+        ("comm simulate --gpus 64 --stragglers 99", "from none to all"),
+        ("jobs nodes --cordon=", "cordon"),
+        ("kernels check --workers 0", "workers"),
+        ("kernels build --out o --workers -1", "workers"),
+        ("lab run roofline --set n", "--set n=64"),
+        ("operator manifests o --namespace Upper_case", "namespace"),
+        ("operator manifests o --image=", "image"),
+        ("profile serve --scale 0", "--scale"),
+        ("simulate fleet --start-s -1", "start_s"),
+        ("top --every 0", "every"),
+    ],
+)
+def test_a_value_without_a_meaning_is_refused_at_once(line, flag, capsys):
+    assert main(line.split()) == 2
+    err = capsys.readouterr().err
+    assert flag in err
+    assert "hint:" in err
+
+
 def test_one_name_for_a_page_on_all_verbs():
     """`--html FILE` writes a page, whatever the verb."""
     flags = {flag for command in commands() for flag in command.flags}

@@ -10,6 +10,7 @@ import msgspec
 import tyro
 
 from cairn.cli.cluster.jobs_nodes import run_nodes
+from cairn.cli.columns import lines
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 
@@ -79,14 +80,12 @@ def run_list(args: list[str]) -> int:
 
 
 def _print_table(rows: "list[tuple[Record, Status]]", numbered: bool) -> None:
-    cells = [("NAME", "ENGINE", "AGE", "STATE", "REASON")]
+    cells = []
     for record, status in rows:
         name = f"{record.name} #{record.number}" if numbered else record.name
         cells.append((name, record.engine, _age(record.created), status.state, status.reason))
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    for *row, reason in cells:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print(f"{line}  {reason}".rstrip())
+    headings = ("NAME", "ENGINE", "AGE", "STATE", "REASON")
+    print("\n".join(lines(headings, cells, left=range(5))))
 
 
 def run_logs(args: list[str]) -> int:
@@ -96,8 +95,8 @@ def run_logs(args: list[str]) -> int:
 
     record = records.find(options.name)
     engine = backend_of(record)
-    lines = engine.lines(record, follow=options.follow)
-    shown = show_lines(lines, sys.stdout, options.rank, options.agents)
+    written = engine.lines(record, follow=options.follow)
+    shown = show_lines(written, sys.stdout, options.rank, options.agents)
     if not shown:
         whose = "its ranks have" if options.rank is None else f"rank {options.rank} has"
         print(f"{whose} written nothing yet; --agents shows what the agents wrote", file=sys.stderr)
@@ -118,7 +117,8 @@ def run_why(args: list[str]) -> int:
 
         _print_json(_document(record, status) | {"ledger": read_ledger(_run_folder(record))})
         return 0
-    again = f" ({status.restarts} restarts)" if status.restarts else ""
+    times = "1 restart" if status.restarts == 1 else f"{status.restarts} restarts"
+    again = f" ({times})" if status.restarts else ""
     print(f"{record.name} on {record.engine} is {status.state}: {status.reason}{again}")
     from cairn.cluster import ettr
 

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from cairn.core.cordon import Cordons
 
 
+NodeName = Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that are left out, and nodes that have failed within a day; each with the reason."""
 
-    cordon: str | None = None
+    cordon: NodeName | None = None
     """leave this node out until it is lifted"""
     why: str = "by hand"
     """the reason, for those who read the list"""

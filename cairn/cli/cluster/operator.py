@@ -23,6 +23,9 @@ ABOUT = (
     "Cairn's operator for Kubernetes: services, models and training jobs as objects of the cluster."
 )
 
+NAMESPACE = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # what Kubernetes takes
+IMAGE = "^\\S+$"
+
 
 class OperatorRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Work for the cluster that this pod is in, or that KUBECONFIG names, until stopped.
@@ -46,9 +49,10 @@ class OperatorManifests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """made where it is not there"""
     form: Literal["kustomize", "helm"] = "kustomize"
-    namespace: str = "cairn-system"
+    namespace: Annotated[str, msgspec.Meta(pattern=NAMESPACE)] = "cairn-system"
     """of the operator; Helm's is chosen when the chart is installed"""
-    image: str = "cairn:cpu"
+    image: Annotated[str, msgspec.Meta(pattern=IMAGE)] = "cairn:cpu"
+    """with Cairn in it, where the cluster can pull it"""
 
 
 def run(args: list[str]) -> int:

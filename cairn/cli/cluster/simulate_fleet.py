@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -45,7 +45,7 @@ class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """what a good request holds"""
     scale: str = ""
     """servers that come and go with the load, LEAST-MOST such as 0-8, beside MOST that always run; by `seconds`"""
-    start_s: float = 20.0
+    start_s: Annotated[float, msgspec.Meta(ge=0)] = 20.0
     """seconds until a server that is started answers, with --scale"""
     json: bool = False
     """print one JSON document"""

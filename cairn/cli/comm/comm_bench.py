@@ -241,7 +241,9 @@ def _check(options: Bench, ranks: int) -> None:
     if not 2 <= ranks <= MOST_RANKS:
         raise UsageError(f"{ranks} ranks", hint=f"2 to {MOST_RANKS} on one machine")
     if not 0 <= options.root < ranks:
-        raise UsageError(f"rank {options.root} of {ranks} cannot be the root")
+        raise UsageError(
+            f"rank {options.root} of {ranks} cannot be the root", hint=f"-r 0 to {ranks - 1}"
+        )
     if options.iters < 1 or options.warmup_iters < 0 or options.timeout <= 0:
         raise UsageError(
             f"{options.iters} iterations, {options.warmup_iters} before, {options.timeout} s",
@@ -255,7 +257,8 @@ def _check(options: Bench, ranks: int) -> None:
     for name in _asked(options):
         if name not in BACKENDS:
             raise UsageError(
-                f"no backend '{name}'", hint=did_you_mean(name, BACKENDS, f"one of {BACKENDS}")
+                f"no backend '{name}'",
+                hint=did_you_mean(name, BACKENDS, f"one of {', '.join(BACKENDS)}"),
             )
     if options.op == "avg" and options.datatype not in ("float", "double"):
         raise UsageError(

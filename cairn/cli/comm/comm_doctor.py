@@ -45,7 +45,7 @@ class Doctor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """write what --probe measured to this file"""
     selftest: bool = False
     """inject every fault and see that it is named, then look for findings where there are none"""
-    healthy: int = HEALTHY_RUNS
+    healthy: Annotated[int, msgspec.Meta(ge=0)] = HEALTHY_RUNS
     """healthy runs of --selftest"""
     only: str | None = None
     """of --selftest: cases whose name contains this"""
@@ -120,7 +120,7 @@ def _selftest(options: Doctor) -> int:
     from cairn.comm.doctor.selftest import cases, run_case, run_healthy
 
     chosen = [case for case in cases() if not options.only or options.only in case.name]
-    if not chosen or options.healthy < 0:
+    if not chosen:
         names = ", ".join(case.name for case in cases())
         raise UsageError(f"no case is called '{options.only}'", hint=f"there are: {names}")
     verdicts, health = [], []

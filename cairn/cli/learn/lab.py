@@ -209,7 +209,9 @@ def _settings(labs: "list[Lab]", options: Run) -> dict[str, float]:
         try:
             found[name] = float(value)
         except ValueError as error:
-            raise UsageError(f"--set {written}: '{value}' is no number") from error
+            raise UsageError(
+                f"--set {written}: '{value}' is no number", hint=f"such as --set {name}=64"
+            ) from error
         knob = knobs[name]
         if not knob.least <= found[name] <= knob.most:
             bounds = f"{knob.least:,g} to {knob.most:,g}"

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cairn.core.prose import in_terminal
+
 if TYPE_CHECKING:
     from cairn.cli.learn.learn import Learn
 
@@ -33,7 +35,8 @@ def run_story(options: "Learn") -> int:
 
 def _hand_out(text: str, options: "Learn") -> int:
     if options.markdown is None:
-        print(text, end="")
+        for line in text.splitlines():
+            print(in_terminal(line, "  "))
         return 0
     options.markdown.write_text(text, encoding="utf-8")
     print(f"wrote {options.markdown}", file=sys.stderr)

@@ -114,6 +114,8 @@ def _check(options: ProfileServe) -> None:
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is {getattr(options, name)}", hint="it is at least 1")
+    if options.scale is not None and not 0 < options.scale <= 1:
+        raise UsageError(f"--scale is {options.scale}", hint="it is above 0 and at most 1")
 
 
 def text(found: "Profile", top: int) -> str:

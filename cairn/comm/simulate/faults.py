@@ -52,7 +52,9 @@ def check(faults: Faults, top: Topology) -> None:
         if not 0 <= count <= top.gpus:
             raise ConfigError(f"{count} {what} of {top.gpus}", hint="from none to all")
     if not 0 <= faults.stragglers <= top.nodes:
-        raise ConfigError(f"{faults.stragglers} stragglers of {top.nodes} nodes")
+        raise ConfigError(
+            f"{faults.stragglers} stragglers of {top.nodes} nodes", hint="from none to all"
+        )
     if faults.dead_nics and top.domain < 2:
         raise ConfigError(
             "a dead NIC of a node with one GPU cuts the node off", hint="larger --domain"
