@@ -258,7 +258,7 @@ def test_a_thought_is_apart_from_the_answer(agent):
 
 def test_tokens_of_a_thought_are_counted(agent):
     """Whole, streamed and in /v1/responses: as many as stand between the marks."""
-    thought, tokenizer = "Hm, well, 漢字 and more.", agent.service.tokenizer
+    thought, tokenizer = " ".join(["Hm, well, 漢字 and more."] * 6), agent.service.tokenizer
     expected = len(tokenizer.encode(thought, special=False))
     plain = dict(model="tiny", messages=MESSAGES)
     create = agent.client.chat.completions.create
