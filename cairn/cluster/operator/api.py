@@ -223,7 +223,7 @@ def _labels(children: bool) -> dict[str, str] | None:
 
 def _plain(made: Any, api: str, kind: str) -> Object:
     """Lists leave out what every object of them is; who owns which field is half of an object, and only the API's."""
-    plain = {**made.to_dict(), "apiVersion": api, "kind": kind}
+    plain: Object = {**made.to_dict(), "apiVersion": api, "kind": kind}
     plain["metadata"] = {k: v for k, v in plain["metadata"].items() if k != "managedFields"}
     return plain
 

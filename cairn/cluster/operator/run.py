@@ -67,7 +67,8 @@ class Operator:
         for kind in self._kinds:
             await self._until_known(kind)
         # CRDs are served all at once: now a kind that is not there is not installed.
-        found = [pair for pair in OPTIONAL if await self._api.has(*pair)]
+        there = await asyncio.gather(*(self._api.has(*pair) for pair in OPTIONAL))
+        found = [pair for pair, has in zip(OPTIONAL, there, strict=True) if has]
         self.apis = frozenset(f"{api}/{kind}" for api, kind in found)
         own = [(API, name, False) for name in self._kinds]
         watched = own + [(api, kind, True) for api, kind in (*CHILDREN, *found)]
