@@ -62,7 +62,7 @@ class Exchange(msgspec.Struct, eq=False):
     worker: Worker | None = None
     upstream: Upstream | None = None
     attempts: int = 0
-    fruitless: int = 0  # of them, since a token came
+    fruitless: int = 0  # of them, since a token came; those that reached a server
     new_tokens: int = (
         0  # of its prompt, to be computed where it was sent, or at the best server when it came
     )
@@ -133,6 +133,7 @@ class Exchange(msgspec.Struct, eq=False):
             if upstream is not None:
                 upstream.drop()
         elif upstream is None:
+            self.fruitless -= 1  # it reached nobody, so it cannot be what ended the server
             self.lost(reason)
         else:
             self.send(upstream)

@@ -160,11 +160,11 @@ class LoadMeter:
     def _bursts(self, now_s: float) -> tuple[Arrived, ...]:
         """The last requests; after a rush, when less than half as much comes, those that came since."""
         recent = self._recent
-        since = bisect_left(recent, (now_s - WINDOW_S, 0.0))
+        since = bisect_left(recent, (now_s - 2 * WINDOW_S, 0.0))
         if not since:
             return tuple(recent)
         lately_s, all_s = (sum(one.prefill_s for one in part) for part in (recent[since:], recent))
-        goes_on = lately_s / WINDOW_S >= all_s / (now_s - recent[0].at_s) / 2
+        goes_on = lately_s / (2 * WINDOW_S) >= all_s / (now_s - recent[0].at_s) / 2
         return tuple(recent if goes_on else recent[since:])
 
     def _forget(self, now_s: float) -> None:

@@ -56,6 +56,11 @@ class FakeServer:
     def up(self) -> bool:
         return self._listening is not None and self._listening.is_serving()
 
+    def deaf(self) -> None:
+        """It takes no more connections, and those that it has go on."""
+        if self._listening is not None:
+            self._listening.close()
+
     def kill(self) -> None:
         """As kill -9: every connection breaks, and nobody listens any more."""
         if self._listening is not None:

@@ -142,6 +142,22 @@ def test_only_attempts_without_a_token_count():
     fleet(check, count=1, attempts=2)
 
 
+def test_attempts_that_reach_nobody_do_not_count():
+    """Servers whose pulses go on, and who take no connection for a moment."""
+
+    async def check(url, servers, router):
+        for server in servers:
+            server.deaf()
+        asked = asyncio.create_task(ask(url, "hello", 5))
+        while router.workers[0].lost + router.workers[1].lost < 4:
+            await asyncio.sleep(0.01)
+        for server in servers:
+            await server.start()
+        assert (await asked)[:2] == (200, text_of("hello", 5))
+
+    fleet(check, attempts=1, stall_s=10.0)
+
+
 def test_servers_killed_at_random_under_load_lose_nothing():
     async def check(url, servers, router):
         chance, killing = random.Random(5), True
