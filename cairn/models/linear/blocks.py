@@ -29,7 +29,9 @@ from cairn.models.activation import Gate
 from cairn.models.linear.form import PLAIN, Epilogue, finished
 
 FLOAT_ROWS = 1024 if ON_ARM else 48  # of x, from which on dequantised tiles are faster
-NEVER = 1 << 30  # rows: with AVX-512 VNNI or AMX, or levels with a scale for 64 values or more on ARM
+NEVER = (
+    1 << 30
+)  # rows: with AVX-512 VNNI or AMX, or levels with a scale for 64 values or more on ARM
 TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 
 
