@@ -183,7 +183,7 @@ typedef struct {
     Piece (*piece)[ROWS_OF_W];
     int first, count, last_columns; /* of the last piece, if it is the last of the row and not whole */
     int is_end;                     /* of the rows */
-    int rows_of_w;
+    int rows_of_w, is_signed;
 } Depth;
 
 /* Sums of four rows of weights with one or two of x, to y [count, rows]. */
@@ -219,6 +219,20 @@ INLINE void add_depth(int is_signed, const Depth *d, const Rounded *x, int rows,
         for (int j = 0; j < tokens; j++) _mm512_store_ps(kept + 16 * (ROWS_OF_W * j + r), sum[r][j]);
 }
 
+/* All rows of x, one function for all types of weights. */
+static __attribute__((noinline)) void add_depths(const Depth *d, const Rounded *x, int rows, float (*kept)[ROWS_OF_W][16],
+                                                 float *y) {
+    for (int t = 0; t < rows; t += 2) {
+#if !defined(__AVX512VNNI__)
+        if (d->is_signed && t + 1 < rows) add_depth(1, d, x + t, rows, 2, kept[t][0], y + t);
+        else if (d->is_signed) add_depth(1, d, x + t, rows, 1, kept[t][0], y + t);
+        if (d->is_signed) continue;
+#endif
+        if (t + 1 < rows) add_depth(0, d, x + t, rows, 2, kept[t][0], y + t);
+        else add_depth(0, d, x + t, rows, 1, kept[t][0], y + t);
+    }
+}
+
 /* The pieces; those of the last row in place of rows that are missing. */
 INLINE void ordered_pieces(const Rows *w, int columns, const Depth *d) {
     const int size = piece_bytes(w->form);
@@ -242,11 +256,9 @@ INLINE void four_dots(const Rows *w, int count, const Rounded *x, int rows, int 
     _Alignas(64) Piece room[most][ROWS_OF_W];
     for (int first = 0; first < pieces; first += most) {
         const int some = pieces - first < most ? pieces - first : most, is_end = first + some == pieces;
-        const Depth depth = {room, first, some, is_end ? columns % STRIDE : 0, is_end, count};
+        const Depth depth = {room, first, some, is_end ? columns % STRIDE : 0, is_end, count, SIGNED(w->form)};
         ordered_pieces(w, columns, &depth);
-        int t = 0;
-        for (; t + 2 <= rows; t += 2) add_depth(SIGNED(w->form), &depth, x + t, rows, 2, kept[t][0], y + t);
-        if (t < rows) add_depth(SIGNED(w->form), &depth, x + t, rows, 1, kept[t][0], y + t);
+        add_depths(&depth, x, rows, kept, y);
     }
 }
 
