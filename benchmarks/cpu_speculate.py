@@ -3,13 +3,13 @@
     python benchmarks/cpu_speculate.py                      # SmolLM2-135M-Instruct from its package
     python benchmarks/cpu_speculate.py --model cairn-tiny --rounds 1 --outputs 32
 
-Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which forces
-most of its tokens (--speculate grammar drafts nothing else), for chat of the kinds that the head of SmolLM2 has learned
-from (--speculate smollm2-135m-instruct-eagle3), and for something new. The answer to an edit is begun: small models
-else write something of their own. SmolLM2-135M does so all the same with the program, of which it repeats little; of
-the letter, the settings and the notes it writes most lines again. Two engines answer greedily to the end of the answer, one
-with drafts and one without, step by step in turns: whoever has had less time. So both meet the same load of a shared
-machine, and the ratios mean something there, that of CPU time with OMP_NUM_THREADS=1 most.
+Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which
+forces most of its tokens (--speculate grammar drafts nothing else), for chat of the kinds that the head of SmolLM2
+has learned from (--speculate smollm2-135m-instruct-eagle3), and for something new. The answer to an edit is begun:
+small models else write something of their own. SmolLM2-135M does so all the same with the program, of which it
+repeats little; of the letter, the settings and the notes it writes most lines again. Two engines answer greedily to
+the end of the answer, one with drafts and one without, step by step in turns: whoever has had less time. So both meet
+the same load of a shared machine, and the ratios mean something there, that of CPU time with OMP_NUM_THREADS=1 most.
 """
 
 import argparse
