@@ -443,6 +443,8 @@ def test_responses_that_are_kept(tiny_folder):
         asked = {"model": "tiny", "max_output_tokens": 8, "temperature": 0}
         first = ann.create(input="Once", **asked)
         assert ann.retrieve(first.id).output_text == first.output_text
+        with pytest.raises(openai.BadRequestError, match="given whole"):  # not as events
+            ann.retrieve(first.id, stream=True)
         second = ann.create(input="Twice", previous_response_id=first.id, **asked)
         said = [
             {"role": "user", "content": "Once"},

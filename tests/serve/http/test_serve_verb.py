@@ -57,6 +57,24 @@ def test_sigterm_lets_running_requests_finish(process):
     assert "stopped" in process.stderr.read()
 
 
+def test_a_second_ctrl_c_ends_what_runs_without_a_traceback(process):
+    url = address(process)
+    body = dict(prompt="Once", max_tokens=150, n=60, ignore_eos=True, stream=True)
+    with (
+        httpx.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        lines = response.iter_lines()  # held, since its end would be the client's leave
+        next(lines)
+        process.send_signal(signal.SIGINT)
+        assert any("1 open requests have 30 s to finish" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.wait(60) == 0
+    assert "stopped" in rest
+    assert "Traceback" not in rest
+
+
 def test_mistakes_are_said_before_anything_is_loaded():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

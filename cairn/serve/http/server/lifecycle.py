@@ -66,6 +66,13 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if (
+            self.force_exit
+        ):  # uvicorn leaves it out then, and the service would end as a cancelled task
+            await self.lifespan.shutdown()
+
     def stop(self) -> None:
         """From any thread: begin to drain."""
         self.should_exit = True

@@ -167,6 +167,10 @@ class Service:
         """Admit no requests any more; open ones have the grace period to finish, and then end with what they have."""
         if not self.admission.draining:
             self.admission.draining = True
+            if self.open:
+                grace = f"{self.config.drain_timeout:g} s to finish (drain_timeout)"
+                again = "another Ctrl-C ends them at once"
+                log.warning("%d open requests have %s; %s", len(self.open), grace, again)
             loop = asyncio.get_running_loop()
             loop.call_later(self.config.drain_timeout, self.end_all)
             if self.batches is not None:  # the next server does the rest of them
