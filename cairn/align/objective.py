@@ -113,7 +113,18 @@ class Watched:
         old_T = streams["old"]
         self.watch.note(logp_T, old_T, (streams["weight"] > 0) & ~old_T.isnan())
         anchored = {**streams, "old": torch.where(old_T.isnan(), logp_T, old_T)}
-        return self.rule(logp_T, anchored)
+        loss_T, slope_T = self.rule(logp_T, anchored)
+        return imitation(loss_T, logp_T, streams, streams["weight"]), slope_T
+
+
+def imitation(loss_T: Tensor, logp_T: Tensor, streams: Streams, weight_T: Tensor) -> Tensor:
+    """The cross entropy of tokens that nobody has sampled (`old` is NaN), in place of what a rule says of them.
+
+    Their ratio is that of the policy to itself, so a rule's loss is the same number in every step; the slope is the
+    one of cross entropy already.
+    """
+    entropy_T = -weight_T * streams["advantage"] * logp_T
+    return torch.where(streams["old"].isnan(), entropy_T, loss_T)
 
 
 def gspo_streams(
@@ -137,6 +148,7 @@ def gspo_streams(
     advantage_S = sums(batch.extra["advantage"]) / tokens_S
     loss_S, slope_S = rule(sums(logp_T), sums(old_T), tokens_S, advantage_S)
     loss_T, slope_T = (loss_S / tokens_S)[at_T], slope_S[at_T]
+    loss_T = imitation(loss_T, logp_T, batch.extra, 1 / tokens_S[at_T])
     if kl:
         value_T, pull_T = divergence(logp_T, batch.extra[REFERENCE], "k3")
         share_T = kl / tokens_S[at_T]

@@ -42,6 +42,7 @@ from cairn.train.pair_objective import LOSS, SLOPE
 from cairn.train.parallel.context import attend_for
 from cairn.train.parallel.layout import Layout
 from cairn.train.prepare import shape_of
+from cairn.train.rules.cispo import CISPO
 from cairn.train.rules.gspo import GSPO
 from cairn.train.rules.policy import Clip, PolicyGradient
 from cairn.train.step import train_step
@@ -368,7 +369,7 @@ def test_gspo_keeps_close_to_its_reference():
 
 
 def test_right_answers_are_imitated():
-    """Without a log-probability of the engine the rule is cross entropy."""
+    """Without a log-probability of the engine the rule is cross entropy, and so is its loss."""
     watch = Mismatch()
     logp_T = torch.tensor([-1.0, -2.0])
     streams = {
@@ -376,9 +377,18 @@ def test_right_answers_are_imitated():
         "advantage": torch.ones(2),
         "weight": torch.full((2,), 0.5),
     }
-    _, slope_T = Watched(PolicyGradient(), watch)(logp_T, streams)
-    assert slope_T.tolist() == [-0.5, -0.5]
+    for rule in (PolicyGradient(), CISPO()):
+        loss_T, slope_T = Watched(rule, watch)(logp_T, streams)
+        assert loss_T.tolist() == [0.5, 1.0]
+        assert slope_T.tolist() == [-0.5, -0.5]
     assert watch.read() == (None, None)
+    (batch,) = batches_of([document([1, 2], [5, 6], [math.nan] * 2, 1.0, 0.5)], 1, 0, 0)
+    learnt_T = batch.targets_T != IGNORED
+    found = gspo_streams(GSPO(Clip()), torch.linspace(-1, -4, len(learnt_T)), batch, watch)
+    assert found[LOSS][learnt_T].tolist() == pytest.approx(
+        (-0.5 * torch.linspace(-1, -4, len(learnt_T))[learnt_T]).tolist()
+    )
+    assert found[SLOPE][learnt_T].tolist() == [-0.5, -0.5]
 
 
 @pytest.mark.timeout(400)  # a minute where nothing else runs
