@@ -362,14 +362,3 @@ int cairn_suits_many_rows(int type) {
 #endif
     return tiles_are_used() && has_tile_form(type);
 }
-
-/* What a product of so many rows of x costs beside others, in rows. Four are multiplied together, zeros included; for one
- * that is left over the weights are unpacked again, which makes two of it. */
-int cairn_cost_in_rows(int rows) {
-#if defined(HAS_DOT_NEON)
-    if (rows > 1 && rows % 4 == 1) return rows + 1;
-    return rows == 1 ? 1 : (rows + 3) / 4 * 4;
-#else
-    return rows;
-#endif
-}
