@@ -104,6 +104,15 @@ def test_a_learner_starts_fails_takes_a_hint_and_passes(tmp_path, monkeypatch, c
     assert "cairn/cluster/reliability.py" in capsys.readouterr().out
 
 
+def test_a_reference_that_is_compiled_leaves_nothing_in_the_package(capsys):
+    exercise = find_exercise("lock-free-ring")
+    if unmet(exercise.about.needs, probe()):
+        pytest.skip("needs a compiler")
+    before = set(exercise.reference.parent.iterdir())
+    assert main(["exercise", "check", exercise.name, "--reference"]) == 0, capsys.readouterr().out
+    assert set(exercise.reference.parent.iterdir()) == before
+
+
 def test_an_answer_that_never_ends_is_stopped(tmp_path):
     file = tmp_path / "young_daly.py"
     file.write_text("while True: pass\n")

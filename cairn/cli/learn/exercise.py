@@ -21,6 +21,7 @@ from cairn.core.errors import UsageError
 
 if TYPE_CHECKING:
     from cairn.labs.exercises.exercise import Exercise
+    from cairn.labs.exercises.grading import Grade
 
 ABOUT = (
     "Exercises: a skeleton to fill in, tests that grade it, hints, and the project's own answer."
@@ -148,14 +149,27 @@ def run_check(args: list[str]) -> int:
     exercise = find_exercise(options.name)
     _refuse_unmet(exercise, options.lang)
     file = exercise.reference if options.reference else _answer_file(exercise, options)
-    graded = check(exercise, file)
-    if not options.reference:
+    if options.reference:
+        graded = _graded_elsewhere(exercise)
+    else:
+        graded = check(exercise, file)
         journal.add(exercise.name, "passed" if graded.passed else "failed")
     if options.json:
         _print_json({**msgspec.to_builtins(graded), "file": str(file), "passed": graded.passed})
     else:
         print("\n".join(exercise_show.graded(exercise, graded, file, options.lang)))
     return 0 if graded.passed else EXIT_NOT_PASSED
+
+
+def _graded_elsewhere(exercise: "Exercise") -> "Grade":
+    """The reference in a folder that goes: what a grade compiles stands beside the answer, not in the package."""
+    import shutil
+    import tempfile
+
+    from cairn.labs.exercises.check import check
+
+    with tempfile.TemporaryDirectory(prefix="cairn-exercise-") as folder:
+        return check(exercise, Path(shutil.copy(exercise.reference, folder)))
 
 
 def run_hint(args: list[str]) -> int:
