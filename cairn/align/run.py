@@ -64,6 +64,7 @@ def align(
     log_line: Callable[[str], None] = print,
     on_record: Callable[[Record], None] = lambda record: None,
 ) -> Aligned:
+    check_folder(config)
     check_free(config.folder)
     prepared = prepare(config)
     config.folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,6 @@ def prepare(config: Align) -> Prepared:
     """The model, on its device, and the tokenizer that its tasks are written with."""
     name = default_device() if config.device == "auto" else config.device
     check_device(name)
-    check_folder(config)
     start = None
     if config.model.checkpoint is not None:
         start = open_checkpoint(resolve(str(config.model.checkpoint)))

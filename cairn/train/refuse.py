@@ -75,11 +75,11 @@ def check_folder(config: Train) -> None:
 def _check_replaced(config: Train) -> None:
     """A run replaces what an earlier one has left in its folder; what is not of a run would be lost."""
     folder = config.folder
-    if not (folder / RECIPE).is_file():
+    if not any((folder / name).exists() for name in (RECIPE, CHECKPOINTS)):
         for path in (folder / MODEL, folder / ADAPTER, folder / TOKENIZER):
             if path.exists():
                 raise ConfigError(
-                    f"{path} would be replaced, and {folder} is no run: it has no {RECIPE}",
+                    f"{path} would be replaced, and {folder} is no run: it has neither {RECIPE} nor {CHECKPOINTS}",
                     hint="name another folder with --out",
                 )
     written = ((folder / MODEL).resolve(), (folder / ADAPTER).resolve())

@@ -195,10 +195,10 @@ def test_drafters_that_are_served_change_no_token(speculate, drafts, how):
 def test_products_are_timed_when_an_engine_on_a_cpu_starts(family):
     cost_of = row_costs(model(family))
     assert cost_of(1) == 1
-    assert all(0 < cost_of(rows) < 200 for rows in range(2, 50))
+    assert all(1 <= cost_of(rows) < 200 for rows in range(2, 50))
     seconds = tiny_engine(family, speculate="ngram").scheduler.speculation.seconds
     assert isinstance(seconds, MeasuredSeconds)
-    assert seconds(1) == 1 < seconds(200)
+    assert seconds(1) == 1 <= seconds(200)
 
 
 @pytest.mark.parametrize("accuracy", [0.5, 1.0])

@@ -76,7 +76,7 @@ def test_a_port_that_somebody_else_has_is_an_error_on_every_rank():
         ("cairn://", {"RANK": "0"}, "None is no world size"),
         ("cairn://", {"RANK": "x", "WORLD_SIZE": "2"}, "'x' is no rank"),
         ("cairn://", {"RANK": "0", "WORLD_SIZE": "2"}, "None is no port"),
-        ("cairn://", {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "where rank 0 is"),
+        ("cairn://", {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "address of rank 0"),
         ("cairn://h:1?rank=2&world_size=2", {}, "rank 2 of a world of 2"),
     ],
 )

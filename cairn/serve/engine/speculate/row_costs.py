@@ -29,14 +29,17 @@ def row_costs(model: Transformer) -> Callable[[int], float]:
     middle = model.layers[len(model.layers) // 2]
     maps = _some_maps(list(linears(middle)) or list(linears(model)))
     seconds = _shortest(maps, model.embedding.weight.dtype)
-    costs = [each / seconds[0] for each in seconds]
+    costs = [max(each / seconds[0], 1.0) for each in seconds]
     return lambda rows: continued(costs, rows)
 
 
 def continued(costs: Sequence[float], rows: int) -> float:
-    """The cost of so many rows; beyond those that were timed, each `PERIOD` adds what the last one has added."""
+    """The cost of so many rows; beyond those that were timed, each `PERIOD` adds what the last one has added.
+
+    Never less than nothing: the products of tiny models take as long as the clock's error.
+    """
     periods = max(0, math.ceil((rows - len(costs)) / PERIOD))
-    return costs[rows - 1 - PERIOD * periods] + periods * (costs[-1] - costs[-1 - PERIOD])
+    return costs[rows - 1 - PERIOD * periods] + periods * max(costs[-1] - costs[-1 - PERIOD], 0.0)
 
 
 def _some_maps(maps: list[Linear]) -> list[Linear]:
