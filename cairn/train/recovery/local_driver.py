@@ -42,7 +42,7 @@ from cairn.train.recovery.journal import Journal, RankStatus, Status, write_stat
 from cairn.train.recovery.ladder import Incident, Left, Response, grown, respond
 from cairn.train.recovery.local_layouts import check_nodes, layouts_that_fit
 from cairn.train.recovery.node_memory import Node, node_of_driver
-from cairn.train.recovery.process_state import process_state
+from cairn.train.recovery.process_state import is_ending
 from cairn.train.recovery.rank_process import (
     LocalRank,
     Placement,
@@ -281,7 +281,7 @@ class LocalDriver:
 
     def _memory_gone(self, node: int) -> bool:
         pid = int(self.boards[node].nodes["pid"][0])
-        return pid > 0 and process_state(pid) in ("", "Z", "X")
+        return pid > 0 and is_ending(pid)
 
     def _record(
         self,
