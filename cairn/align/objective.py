@@ -118,7 +118,7 @@ class Watched:
 
 
 def imitation(loss_T: Tensor, logp_T: Tensor, streams: Streams, weight_T: Tensor) -> Tensor:
-    """The cross entropy of tokens that nobody has sampled (`old` is NaN), in place of what a rule says of them.
+    """The cross entropy of tokens that were not sampled (`old` is NaN), in place of what a rule says of them.
 
     Their ratio is that of the policy to itself, so a rule's loss is the same number in every step; the slope is the
     one of cross entropy already.

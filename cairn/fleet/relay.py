@@ -133,7 +133,7 @@ class Exchange(msgspec.Struct, eq=False):
             if upstream is not None:
                 upstream.drop()
         elif upstream is None:
-            self.fruitless -= 1  # it reached nobody, so it cannot be what ended the server
+            self.fruitless -= 1  # it reached no server, so it cannot be what ended one
             self.lost(reason)
         else:
             self.send(upstream)

@@ -130,7 +130,7 @@ class LoadMeter:
         self.changed_s = -math.inf  # the number of servers did
 
     def arrived(self, now_s: float, prefill_s: float, came_s: float | None = None) -> None:
-        """`came_s`: before now, where it waited until somebody knew its work."""
+        """`came_s`: before now, where it waited until its work was known."""
         self.last_s = now_s
         self._arrivals.append((now_s, prefill_s))
         if prefill_s:

@@ -3,7 +3,8 @@
     rows    1    2    3    4    5    6    7    8   16      SmolLM2 in Q4_1 on a Cascade Lake
     cost  1.0  1.1  1.8  1.4  2.1  2.4  3.2  2.1  4.1
 
-There eight, four or two rows share the unpacking of a weight, and three rows are two and one: they cost more than four.
+There eight, four or two rows shared the unpacking of a weight, and three rows were two and one: they cost more than
+four. (Measured before the AVX-512 form of docs/cpu.md; an engine measures its own.)
 On other CPUs, and with weights in another form, it is otherwise. How many drafts save time depends on it most of all.
 """
 
