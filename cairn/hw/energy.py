@@ -1,25 +1,25 @@
 """How much energy a GPU has taken, by the counter of the card itself: joules since the driver was loaded.
 
 `EnergyCounter.joules` is the sum over the cards it was made for. A card without a counter is integrated from its power
-on every call. Without NVML there is nothing to read, and None is the answer.
+on every call. Without NVML there is nothing to read, and None is the answer. Cards are named by UUID: torch numbers
+those that CUDA_VISIBLE_DEVICES leaves, NVML all of the machine.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
-from cairn.hw.nvml import Nvml, NvmlMissing, open_nvml
+from cairn.hw.nvml import Nvml, NvmlMissing, handles_of, open_nvml
 
 MILLI = 1e-3
 
 
 class EnergyCounter:
     def __init__(
-        self, nvml: Nvml, cards: Sequence[int], clock: Callable[[], float] = time.monotonic
+        self, nvml: Nvml, uuids: Collection[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._nvml, self._clock = nvml, clock
-        handles = [nvml.ask("nvmlDeviceGetHandleByIndex", card) for card in cards]
-        self._handles = [handle for handle in handles if handle is not None]
+        self._handles = handles_of(nvml, uuids)
         self._integrated = dict.fromkeys(range(len(self._handles)), 0.0)
         self._asked = clock()
 
@@ -28,6 +28,12 @@ class EnergyCounter:
         since, self._asked = now - self._asked, now
         found = [self._of(place, handle, since) for place, handle in enumerate(self._handles)]
         known = [joules for joules in found if joules is not None]
+        return sum(known) if known else None
+
+    def watts(self) -> float | None:
+        """What the cards draw now, which the driver averages over up to a second."""
+        found = [self._nvml.ask("nvmlDeviceGetPowerUsage", handle) for handle in self._handles]
+        known = [milliwatts * MILLI for milliwatts in found if milliwatts is not None]
         return sum(known) if known else None
 
     def _of(self, place: int, handle: object, since: float) -> float | None:
@@ -41,9 +47,9 @@ class EnergyCounter:
         return self._integrated[place]
 
 
-def open_energy(cards: Sequence[int], stack: ExitStack) -> EnergyCounter | None:
+def open_energy(uuids: Collection[str], stack: ExitStack) -> EnergyCounter | None:
     """The counter of these cards, closed with the stack; None: this machine has no NVML."""
     try:
-        return EnergyCounter(stack.enter_context(open_nvml()), cards)
+        return EnergyCounter(stack.enter_context(open_nvml()), uuids)
     except NvmlMissing:
         return None

@@ -81,7 +81,7 @@ def _torch_gpu(index: int) -> Gpu:
         index=index,
         source="torch",
         name=properties.name,
-        uuid=f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None,
+        uuid=torch_uuid(index),
         pci_bus=bus,
         memory_bytes=total,
         memory_used_bytes=total - free,
@@ -89,6 +89,14 @@ def _torch_gpu(index: int) -> Gpu:
         sm_count=properties.multi_processor_count,
         l2_bytes=getattr(properties, "L2_cache_size", None),
     )
+
+
+def torch_uuid(index: int) -> str | None:
+    """Of a visible GPU, as NVML writes it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    return f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None
 
 
 def _sysfs_link(device: Path) -> PcieLink:

@@ -5,7 +5,7 @@ only; never changes a setting of a card. Does not know torch: NVML lists every c
 visible ones.
 """
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -62,9 +62,20 @@ def open_nvml() -> Generator[Nvml]:
 
 
 def gpus_from_nvml(nvml: Nvml) -> list[Gpu]:
+    return [_gpu(nvml, index, handle) for index, handle in _handles(nvml)]
+
+
+def handles_of(nvml: Nvml, uuids: Collection[str]) -> list[Any]:
+    """Of the cards with these UUIDs, for further questions."""
+    return [
+        handle for _, handle in _handles(nvml) if nvml.ask("nvmlDeviceGetUUID", handle) in uuids
+    ]
+
+
+def _handles(nvml: Nvml) -> list[tuple[int, Any]]:
     count = nvml.ask("nvmlDeviceGetCount") or 0
     handles = [(index, nvml.ask("nvmlDeviceGetHandleByIndex", index)) for index in range(count)]
-    return [_gpu(nvml, index, handle) for index, handle in handles if handle is not None]
+    return [(index, handle) for index, handle in handles if handle is not None]
 
 
 def _gpu(nvml: Nvml, index: int, handle: object) -> Gpu:

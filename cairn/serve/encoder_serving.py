@@ -9,7 +9,7 @@ from cairn.models.encoder.pooling_rules import read_pooling_rules
 from cairn.models.linear.maps import held_bytes
 from cairn.serve.config import EngineConfig
 from cairn.serve.encoder_thread import EncoderThread
-from cairn.serve.engine.facts import device_name
+from cairn.serve.engine.facts import device_name, gpu_uuids
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.request import Limits
 from cairn.serve.serving import Serving
@@ -40,6 +40,7 @@ def open_encoder_serving(
         device_name=device_name(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
         weights_bytes=held_bytes(model),
+        uuids=gpu_uuids(weight.device, 1),
     )
     rows = config.max_num_seqs
     engine = EncoderThread(model, weight.device, budget, rows, config.plain, context)

@@ -16,7 +16,7 @@ from cairn.models.speech.load import OpenWhisper, open_whisper, stored_dtype
 from cairn.models.speech.spec import WhisperSpec
 from cairn.models.speech.transcribe import Transcriber
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.facts import device_name
+from cairn.serve.engine.facts import device_name, gpu_uuids
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.request import Limits
 from cairn.serve.serving import Serving
@@ -84,6 +84,7 @@ def open_speech_serving(
         device_name=device_name(place),
         dtype=str(dtype).removeprefix("torch."),
         weights_bytes=held,
+        uuids=gpu_uuids(place, 1),
     )
     size = format_bytes(held, "decimal")
     notes = [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cairn.hw.gpus import torch_uuid
 from cairn.hw.host import read_cpu
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.linear.maps import held_bytes, linears
@@ -79,6 +80,7 @@ def facts_of(engine: Engine) -> Facts:
         kv_bytes_per_token=cache_bytes_per_token(model.spec, of_value, ranks),
         ranks=ranks,
         page_bytes=engine.runner.pool.page_bytes,
+        uuids=gpu_uuids(weight.device, ranks),
     )
 
 
@@ -87,6 +89,14 @@ def _read(model: Transformer) -> int:
     if model.spec.experts is not None:
         return 0
     return sum(part.read_bytes() for part in linears(model))
+
+
+def gpu_uuids(device: torch.device, ranks: int) -> list[str]:
+    """Of the GPUs of all ranks, which are in a row; none on a CPU."""
+    if device.type != "cuda":
+        return []
+    found = [torch_uuid((device.index or 0) + rank) for rank in range(ranks)]
+    return [uuid for uuid in found if uuid is not None]
 
 
 def device_name(device: torch.device) -> str:

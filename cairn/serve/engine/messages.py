@@ -248,6 +248,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     kv_bytes_per_token: float = 0.0
     ranks: int = 1
     page_bytes: int = 0  # of one page of the cache
+    uuids: list[str] = []  # of the GPUs of all ranks, as NVML writes them
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

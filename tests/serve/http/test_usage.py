@@ -1,9 +1,11 @@
 """Tokens, device-seconds and joules by key; why the prefix cache missed; budgets; `cairn top`."""
 
 import asyncio
+import importlib.util
 import random
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import live_server
@@ -21,6 +23,7 @@ from cairn.serve.http.ledger.prefix_history import CHUNK, PrefixHistory, sentenc
 from cairn.serve.http.server.keys import Keys
 from cairn.serve.http.server.loop_lag import LoopLag
 
+ENERGY = Path(__file__).parents[3] / "benchmarks" / "energy.py"
 PAGE = 16
 KEYS = Keys([("alice", "sk-test"), ("bob", "sk-bob")])
 
@@ -151,15 +154,31 @@ def test_a_budget_ends_with_the_day():
 
 def test_energy_is_the_counter_of_the_card_or_its_power_over_time():
     clock = iter([0.0, 2.0, 5.0])
-    module = SimpleNamespace(
-        NVMLError=RuntimeError,
-        nvmlDeviceGetHandleByIndex=lambda index: f"card {index}",
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 1_500 if handle == "card 0" else None,
-        nvmlDeviceGetPowerUsage=lambda handle: 100_000,
-    )
-    counter = EnergyCounter(Nvml(module), [0, 1], lambda: next(clock))
+    nvml = cards(lambda handle: 1_500 if handle == "card 1" else None)
+    counter = EnergyCounter(nvml, ["GPU-1", "GPU-2"], lambda: next(clock))
     assert counter.joules() == 1.5 + 200.0
     assert counter.joules() == 1.5 + 500.0
+    assert counter.watts() == 200.0
+
+
+def test_energy_is_that_of_the_cards_that_were_named_whatever_their_place():
+    """A process that sees one card of several calls it 0."""
+    nvml = cards(lambda handle: 1_000 * int(handle[-1]))
+    assert EnergyCounter(nvml, ["GPU-2"]).joules() == 2.0
+    assert EnergyCounter(nvml, ["GPU-7"]).joules() is None
+
+
+def cards(millijoules):
+    """NVML of a machine with three cards of 100 W."""
+    module = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: f"card {index}",
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle[-1]}",
+        nvmlDeviceGetTotalEnergyConsumption=millijoules,
+        nvmlDeviceGetPowerUsage=lambda handle: 100_000,
+    )
+    return Nvml(module)
 
 
 def test_a_blocked_event_loop_shows_as_lag():
@@ -223,6 +242,25 @@ def test_tokens_of_keys_add_up_to_the_engines_totals(metered, capsys, monkeypatc
     assert max(map(len, drawn)) <= 80
     assert any(line.startswith("alice") for line in drawn)
     assert any("never seen" in line for line in drawn)
+
+
+def test_the_benchmark_of_energy_finds_every_joule_again(tiny_folder, monkeypatch):
+    """The card is simulated: it takes 100 W all the time."""
+    spec = importlib.util.spec_from_file_location("energy", ENERGY)
+    energy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(energy)
+    monkeypatch.setattr(energy, "SIZES", ((8, 4), (40, 16)))
+    monkeypatch.setattr(energy, "VOCABULARY", 200)
+    monkeypatch.setattr("cairn.serve.http.server.service.TICK_S", 0.1)
+    nvml = cards(lambda handle: time.monotonic() * 100_000)
+    with live_server.live(tiny_folder) as server:
+        accounts = server.service.accounts
+        accounts._energy = EnergyCounter(nvml, ["GPU-0"])
+        accounts._joules = accounts._energy.joules()
+        found = energy.measured(server.url, 30, EnergyCounter(nvml, ["GPU-0"]), 1)
+    assert found["joules_of_requests"] == pytest.approx(found["joules_of_keys"], rel=1e-3)
+    assert found["keys_and_nobody_of_card"] == pytest.approx(1, abs=0.1)
+    assert found["power_of_card"] == pytest.approx(1, abs=0.1)
 
 
 def test_a_key_that_has_used_its_day_is_refused_and_others_are_not(metered):

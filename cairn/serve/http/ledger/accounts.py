@@ -8,10 +8,9 @@ Belongs to the thread of the event loop.
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 
 from cairn.core.metrics import Metrics
-from cairn.hw.energy import EnergyCounter, open_energy
+from cairn.hw.energy import EnergyCounter
 from cairn.serve.engine.messages import Stats
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.meter import Advanced, Meter
@@ -151,11 +150,3 @@ class Accounts:
         place = (metric, " ".join(labels.values()))
         metrics.add(metric, total - self._told.get(place, 0.0), **labels)
         self._told[place] = total
-
-
-def energy_of(device: str, ranks: int, stack: ExitStack) -> EnergyCounter | None:
-    """The counter of the GPUs that an engine runs on; None on a CPU."""
-    if not device.startswith("cuda"):
-        return None
-    first = int(device.partition(":")[2] or 0)
-    return open_energy(range(first, first + ranks), stack)

@@ -15,12 +15,13 @@ from typing import Protocol
 
 from cairn.core.errors import CairnError
 from cairn.core.metrics import Metrics
+from cairn.hw.energy import open_energy
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.adapter_folder import AdapterFolder, read_module
 from cairn.serve.answer_reader import LoopWaker
 from cairn.serve.capture import Capture
 from cairn.serve.http.batches.runner import BatchRunner
-from cairn.serve.http.ledger.accounts import Accounts, energy_of
+from cairn.serve.http.ledger.accounts import Accounts
 from cairn.serve.http.ledger.book import Book
 from cairn.serve.http.ledger.engine_view import EngineLook
 from cairn.serve.http.ledger.floor import Floors
@@ -83,7 +84,7 @@ class Service:
             serving.limits.page_size,
             config.key_tokens_per_day,
             serving.tokenizer.decode if config.ledger_text and serving.has_tokenizer else None,
-            energy_of(facts.device, facts.ranks, self._closing),
+            open_energy(facts.uuids, self._closing) if facts.uuids else None,
         )
         self.book.on_settled.append(self.accounts.settle)
         self.lag = LoopLag()
