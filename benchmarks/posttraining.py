@@ -9,7 +9,7 @@
     decode   a decode step with 1, 8, 32 and 64 adapters on all maps, in turns with one without; loading an adapter
     train    tokens per second of an adapter of rank 16, whole steps; --base nf4: over weights in 4 bits
     grpo     one step: 128 prompts x 8 answers, 128 tokens in, 256 out; mismatch of trainer and engine; with
-             --consistent of the engine's own scores, which is 0 on a CPU and was not on a GPU
+             --consistent of the engine's own scores, which has to be 0
 
 Weights are random. Each figure is written as soon as it is known, in its own part of the file; the others stay.
 `--layers 2` tries a part with fewer layers, and compiles the same kernels.

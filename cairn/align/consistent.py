@@ -1,6 +1,7 @@
-"""No rounding between trainer and engine: the engine that sampled an answer says how likely it is by now. On a CPU.
+"""No rounding between trainer and engine: the engine that sampled an answer says how likely it is by now.
 
-    engine    batch invariant: a whole sequence at once has the bits of its tokens one by one (`serve.engine.invariant`)
+    engine    batch invariant: a whole sequence at once has the bits of its tokens one by one (`serve.engine.invariant`,
+              on a GPU its runner with `Kernels.invariant`)
     trainer   takes a rule's loss and slope at the engine's log-probabilities, and gradients through its own passes
 
 Sums of floating-point numbers depend on their order, and the order on the shapes. With one function for both there is
@@ -21,22 +22,18 @@ from cairn.train.data.batch import IGNORED, Document
 NOW = "now"  # the stream of a document: log-probabilities of its targets under the weights that are about to change
 
 
-def check_covered(spec: ModelSpec, device: str) -> None:
-    """Refuses what the engine does not compute in the same bits for one token and for many."""
-    if device != "cpu":
-        raise ConfigError(
-            f"rollout.consistent on {device}: in a large step the mismatch there was not 0, for a reason not yet known",
-            hint="use --device cpu, or leave it out: the mismatch is printed every round",
-        )
+def check_covered(spec: ModelSpec, device: str, rank: int) -> None:
+    """Refuses what the engine does not compute in the same bits for one token and for many. `rank`: of an adapter."""
     mixers = {spec.mixer_of(layer) for layer in range(spec.layers)} - {"attention"}
     found = [f"layers of {name}" for name in sorted(mixers)]
     found += ["experts"] if spec.experts is not None else []
     ropes = [rope for rope in (spec.rope, spec.rope_local) if rope is not None]
     found += ["dynamic rotations"] if any(rope.kind == "dynamic" for rope in ropes) else []
+    found += ["an adapter on a GPU"] if rank and device != "cpu" else []
     if found:
         raise ConfigError(
             f"rollout.consistent for a model with {' and '.join(found)}: it covers plain attention, dense layers and "
-            "rotations that do not depend on the length",
+            "rotations that do not depend on the length, and adapters on a CPU",
             hint="leave it out: the mismatch is printed every round",
         )
 

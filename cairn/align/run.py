@@ -138,7 +138,7 @@ def prepare(config: Align) -> Prepared:
     tokenizer = _tokenizer(config, start)
     spec = _spec(config, start, tokenizer)
     if config.rollout.consistent:
-        check_covered(spec, name)
+        check_covered(spec, name, config.adapter.rank)
     # A token is drawn behind what is scored.
     longest = spec.context - config.rollout.consistent
     if config.data.sequence > longest:

@@ -26,7 +26,6 @@ from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, req
 from cairn.core.errors import UsageError
 from cairn.hw.roofline import dtype_name
 from cairn.kernels.tooling.measure import Ceiling
-from cairn.serve.config import DEFAULT_SEQUENCES
 
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
@@ -115,7 +114,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     speculate: str = ""
     draft_tokens: int | Literal["auto"] = "auto"
     synthetic_acceptance: str = ""
-    max_num_seqs: int = DEFAULT_SEQUENCES
+    max_num_seqs: int | None = None  # as the engine has it
     repeats: int = 3
     cold: bool = False  # measure the first run, too; an engine then serves one workload
     workloads: list[str] = []  # that its engine is made for
@@ -333,7 +332,7 @@ def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str
 
 
 def _rows_note(setup: Setup) -> list[str]:
-    usual = setup.max_num_seqs == DEFAULT_SEQUENCES
+    usual = setup.max_num_seqs is None
     return [] if usual else [f"up to {setup.max_num_seqs} sequences at once"]
 
 

@@ -49,7 +49,7 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """most drafts of a request in a step, as the engine will get it"""
     max_model_len: int | None = None
     """longest request, as the engine will get it; default: what the model was made for"""
-    max_num_seqs: int = 256
+    max_num_seqs: int | None = None
     """most requests that run at once, as the engine will get it"""
     workers: Annotated[int, msgspec.Meta(ge=0)] = 0
     """how many compilers run at once; 0: one for each core"""

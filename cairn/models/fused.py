@@ -119,6 +119,8 @@ class Fused:
         """Why a row's result depends on how many rows there are, even with invariant kernels; or None."""
         if not self.all_fused:
             return "its mixers run by torch, such as those whose rotation depends on a sequence's length"
+        if not self.model.build.fused:
+            return "its projections are apart, and torch multiplies them"
         feeds = (layer.feed_forward for layer in cast(Iterable[Layer], self.model.layers))
         experts = (feed for feed in feeds if isinstance(feed, ExpertLayer))
         if not all(has_kernels(layer, layer.router.weight.data) for layer in experts):

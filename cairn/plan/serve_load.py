@@ -18,8 +18,8 @@ from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.sizing import (
     GPU_PAGE,
+    GPU_ROWS,
     GPU_STEP_TOKENS,
-    ROWS,
     SNAPSHOTS,
     SPARE,
     step_bytes,
@@ -100,7 +100,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -> Room:
+def room(served: Served, rows: int = GPU_ROWS, step_tokens: int = GPU_STEP_TOKENS) -> Room:
     """The engine's own rules (`serve.engine.sizing`), for a device that is not here."""
     spec, tp = served.spec, served.tp
     outside = (1 if spec.tied else 2) * spec.vocab * spec.hidden  # lookup and output projection
@@ -182,7 +182,7 @@ def _nobody_elses(number: int, count: int) -> list[int]:
     return (digits * (count // 2 + 1))[:count]
 
 
-def run(served: Served, workload: Workload, rows: int = ROWS, step_ms: float = 0.0) -> Load:
+def run(served: Served, workload: Workload, rows: int = GPU_ROWS, step_ms: float = 0.0) -> Load:
     """`step_ms`: what a server gives a step that also decodes; 0 where only throughput counts."""
     space = room(served, rows)
     context = min(workload.input_most + workload.output_most, served.spec.context)

@@ -13,7 +13,6 @@ from cairn.models.linear.registry import FORMS, NAMES
 from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
 from cairn.serve.engine.request import MOST_DRAFTS
 
-DEFAULT_SEQUENCES = 256
 MOST_RANKS = 8  # that share a model: GPUs of one machine
 SPECULATE = "ngram, suffix, grammar, mtp, auto, off, a model or the folder of an EAGLE-3 head"
 # What an engine without clients of its own, such as one for drafts, does not need: tiers of the cache, adapters, sleep.
@@ -85,8 +84,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     them fit into the cache"""
     context: int | None = None
     """tokens that the model sees; more than it was trained for stretches its positions by YaRN"""
-    max_num_seqs: int = DEFAULT_SEQUENCES
-    """most requests that run at once"""
+    max_num_seqs: int | None = None
+    """most requests that run at once; default: 512 on a GPU, 256 on a CPU"""
     max_loras: int = 0
     """adapters that stay on the device; more may be loaded, those used last stay, the others wait on the host; 0: all
     of them"""

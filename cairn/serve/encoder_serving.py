@@ -16,6 +16,7 @@ from cairn.serve.serving import Serving
 
 # Tokens of a batch of texts: on a CPU what stays in its caches, on a GPU what fills it.
 STEP_TOKENS = {"cpu": 2048, "cuda": 32768}
+ROWS = 256  # requests of a batch, unless told
 
 
 def open_encoder_serving(
@@ -26,8 +27,9 @@ def open_encoder_serving(
     model, why = opened.load_encoder(config.device, config.dtype, config.plain)
     weight = next(model.parameters())
     budget = config.max_num_batched_tokens or STEP_TOKENS[weight.device.type]
+    rows = config.max_num_seqs or ROWS
     limits = Limits(
-        rows=config.max_num_seqs,
+        rows=rows,
         step_tokens=budget,
         context=context,
         pages=2,
@@ -42,7 +44,6 @@ def open_encoder_serving(
         weights_bytes=held_bytes(model),
         uuids=gpu_uuids(weight.device, 1),
     )
-    rows = config.max_num_seqs
     engine = EncoderThread(model, weight.device, budget, rows, config.plain, context)
     serving = Serving(opened, limits, engine, (), facts, names)
     serving.notes = encoder_notes(serving, why)

@@ -23,6 +23,7 @@ from cairn.serve.serving import Serving
 from cairn.serve.speech_thread import SpeechThread
 
 ROWS = {"cpu": 4, "cuda": 64}  # windows that are transcribed together
+ADMITTED = 256  # requests, unless told
 
 
 class OpenSpeech(OpenModel):
@@ -68,9 +69,10 @@ def open_speech_serving(
         stored = stored_dtype(opened.whisper)
     model = opened.whisper.load(device, dtype, config.plain, stored)
     place = model.embedding.device
-    rows = min(config.max_num_seqs, ROWS[place.type])
+    admitted = config.max_num_seqs or ADMITTED
+    rows = min(admitted, ROWS[place.type])
     limits = Limits(
-        rows=config.max_num_seqs,
+        rows=admitted,
         step_tokens=rows * opened.spec.context,
         context=opened.spec.context,
         pages=2,

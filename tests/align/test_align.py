@@ -151,11 +151,12 @@ def test_the_same_bits_are_refused_where_they_are_not_computed(tmp_path, preset)
 
 def test_the_same_bits_are_refused_for_rotations_by_length():
     stretched = Rope(kind="dynamic", factor=2.0, original_context=32)
-    check_covered(shape_of(tiny(None).model), "cpu")
+    check_covered(shape_of(tiny(None).model), "cpu", 4)
     with pytest.raises(ConfigError, match="dynamic rotations"):
-        check_covered(msgspec.structs.replace(shape_of(tiny(None).model), rope=stretched), "cpu")
-    with pytest.raises(ConfigError, match="consistent on cuda"):
-        check_covered(shape_of(tiny(None).model), "cuda")
+        check_covered(msgspec.structs.replace(shape_of(tiny(None).model), rope=stretched), "cpu", 0)
+    check_covered(shape_of(tiny(None).model), "cuda", 0)
+    with pytest.raises(ConfigError, match="an adapter on a GPU"):
+        check_covered(shape_of(tiny(None).model), "cuda", 4)
 
 
 def test_prompts_are_shared_where_an_answer_does_not_change_them():

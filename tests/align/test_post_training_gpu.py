@@ -6,10 +6,13 @@ import tiny_adapters
 import torch
 from tiny_align import BASE
 
+from cairn.align.config import Rollout
+from cairn.align.consistent import NOW, scored
 from cairn.align.objective import PolicyObjective
 from cairn.align.policy import Policy
 from cairn.align.rollout import batches_of, documents_of, roll_out
 from cairn.align.run import prepare
+from cairn.kernels.norm.rmsnorm import FEW_ROWS
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
@@ -126,3 +129,33 @@ def test_engine_and_trainer_agree_on_one_copy(tmp_path, rank):
             assert apart.mean() < 0.02
         for _ in range(3):
             train_step(state, batches)
+
+
+def test_the_engine_scores_answers_in_the_bits_that_it_sampled_them_with(tmp_path):
+    """bf16, rows that come and go, prompts found in the cache, steps of few and of many tokens; after an update, too."""
+    config = msgspec.structs.replace(
+        BASE,
+        out=tmp_path,
+        device="cuda",
+        model=Model(preset="tiny-qwen3", layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64,
+                    intermediate=512, context=128),
+        precision=Precision(kind="bfloat16"),
+        rollout=Rollout(group=8, max_tokens=24),
+    )  # fmt: skip
+    prepared = prepare(config)
+    state = prepared.state
+    state.loss = PolicyObjective(state.spec, config, prepared.fused)
+    policy = Policy(state, prepared.corpus.tokenizer, 96, 48, consistent=True)
+    seen = []
+    for turn in range(2):
+        policy.updated(turn)
+        groups = roll_out(policy, config, 0, 16)
+        flat = [[one._replace(reward=float(n)) for n, one in enumerate(group)] for group in groups]
+        documents = scored(policy, documents_of(flat, config))
+        assert sum(len(one.tokens_T) for one in documents) > 2 * FEW_ROWS
+        assert all(torch.equal(one.extra[NOW], one.extra["old"]) for one in documents)
+        seen.append(torch.cat([one.extra["old"] for one in documents]))
+        state.loss.watch.on = True
+        train_step(state, [batch.to("cuda") for batch in batches_of(documents, 64, 0, 0, True)])
+        assert state.loss.watch.read() == (0.0, 0.0)
+    assert not torch.equal(*(one[:100] for one in seen))

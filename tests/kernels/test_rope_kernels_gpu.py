@@ -54,6 +54,17 @@ def test_forward_and_gradients(shape, dtype, options):
         assert relative_error(one, other) < TOLERANCE[dtype]
 
 
+def test_without_prefetch_few_rows_have_the_bits_of_many():
+    qkv, heads, table, positions = problem(4096, 16, 8, 128)
+    whole, few = (torch.empty(2, 64, 64, 8, 128, device="cuda", dtype=BF16) for _ in range(2))
+    slots = torch.arange(4096, device="cuda", dtype=torch.int32)
+    q = rope_write(qkv, heads, table, positions, Pages(slots, *whole))
+    for rows in (slice(0, 1), slice(1, 1024), slice(1024, 2304), slice(2304, 4096)):
+        pages = Pages(slots[rows].contiguous(), *few)
+        assert torch.equal(rope_write(qkv[rows], heads, table, positions[rows], pages), q[rows])
+    assert torch.equal(few, whole)
+
+
 @pytest.mark.parametrize("scales", [0, 1, 8])
 @pytest.mark.parametrize("kind", [BF16, FP8])
 def test_write(kind, scales):

@@ -62,8 +62,9 @@ class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """most drafts of a request in a step; auto: as many as are expected to save time"""
     synthetic_acceptance: str = ""
     """drafts hold by chance, for random weights: rates by position (0.8,0.6,0.4), or one length such as 3.0"""
-    max_num_seqs: int = 256
-    """most requests that run at once; fewer need fewer graphs, as the latency workload does with 1"""
+    max_num_seqs: int | None = None
+    """most requests that run at once, by default as many as `cairn serve` takes; fewer need fewer graphs, as latency
+    does with 1"""
     out: Path | None = None
     """write the rows to this file, after each one"""
     merge: bool = False
@@ -119,7 +120,7 @@ def _check(options: BenchThroughput) -> None:
         raise UsageError("both --model and --shape are given", hint="give one of them")
     if options.synthetic_acceptance:
         _check_synthetic(options)
-    if options.max_num_seqs < 1:
+    if options.max_num_seqs is not None and options.max_num_seqs < 1:
         raise UsageError(f"--max-num-seqs is {options.max_num_seqs}", hint="it is at least 1")
     if not 1 <= options.repeats <= 1000:
         raise UsageError(f"--repeats is {options.repeats}", hint="it is between 1 and 1000")

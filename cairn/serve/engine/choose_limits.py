@@ -19,8 +19,10 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.sizing import (
     CPU_PAGE,
+    CPU_ROWS,
     CPU_STEP_TOKENS,
     GPU_PAGE,
+    GPU_ROWS,
     GPU_STEP_TOKENS,
     Memory,
     Sizes,
@@ -47,7 +49,7 @@ def choose_limits(
     context = limits_context(spec, config)
     page_size = config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE)
     step_tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
-    rows = min(config.max_num_seqs, step_tokens)
+    rows = min(config.max_num_seqs or (GPU_ROWS if on_gpu else CPU_ROWS), step_tokens)
     groups = cache_groups(
         spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
     )

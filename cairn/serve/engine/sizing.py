@@ -13,7 +13,7 @@ from cairn.core.units import format_bytes
 from cairn.models.cache import CacheGroup, cache_bytes_per_token, most_pages
 from cairn.models.spec import ModelSpec
 
-ROWS = 256  # requests that run at once, unless told
+GPU_ROWS, CPU_ROWS = 512, 256  # requests that run at once, unless told
 GPU_PAGE, CPU_PAGE = 64, 16  # tokens of a page
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 16384, 2048
 SNAPSHOTS = 2  # of states, for each row: where conversations are likely to go on
