@@ -16,7 +16,6 @@ import torch
 from cairn.align.policy import Policy
 from cairn.core.errors import ConfigError
 from cairn.models.spec import ModelSpec
-from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.train.data.batch import IGNORED, Document
 
 NOW = "now"  # the stream of a document: log-probabilities of its targets under the weights that are about to change
@@ -40,12 +39,13 @@ def check_covered(spec: ModelSpec, device: str, rank: int) -> None:
 
 def scored(policy: Policy, documents: Sequence[Document]) -> list[Document]:
     """With what the engine says about each target, under the weights of `Policy.updated`."""
-    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    found = policy.generate([(one.tokens_T.tolist(), params) for one in documents])
+    learnt = [document.targets_T != IGNORED for document in documents]
+    places = [int(learnt_T.int().argmax()) for learnt_T in learnt]  # before them all may be cached
+    texts = [document.tokens_T.tolist() for document in documents]
+    found = policy.scores(texts, [1 + place for place in places])
     made = []
-    for document, one in zip(documents, found, strict=True):
+    for document, learnt_T, place, scores in zip(documents, learnt, places, found, strict=True):
         now_T = torch.zeros(len(document.tokens_T))
-        now_T[:-1] = torch.tensor([token.logprob for token in one.prompt_logprobs or ()])
-        learnt_T = document.targets_T != IGNORED
+        now_T[place:-1] = torch.tensor(scores)
         made.append(document._replace(extra={**document.extra, NOW: now_T.where(learnt_T, 0.0)}))
     return made

@@ -20,10 +20,10 @@ from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
-from cairn.serve.engine.runner import TokenLogprobs
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.sizing import CPU_PAGE, GPU_PAGE
 from cairn.serve.engine.start import start_with
+from cairn.serve.engine.token_logprobs import TokenLogprobs
 from cairn.train.parallel.model import ParallelModel
 from cairn.train.parallel.stage import Stage
 from cairn.train.state import TrainState
@@ -106,23 +106,33 @@ class Policy:
         self, asked: Sequence[tuple[list[int], SamplingParams]], stop: Sequence[Sequence[str]] = ()
     ) -> list[Sampled]:
         """An answer to each, in one continuous batch. `stop`: texts after which each one ends."""
-        found: dict[Request, Sampled] = {}
-        ends: dict[Request, Sequence[str]] = {}
+        return self._run([self._request(prompt, params) for prompt, params in asked], stop)
+
+    def scores(self, texts: Sequence[list[int]], first: Sequence[int]) -> list[list[float]]:
+        """Log-probabilities of each text's tokens from number `first` on, which is 1 or more."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        asked = [self._request(text, params, at) for text, at in zip(texts, first, strict=True)]
+        return [
+            [token.logprob for token in one.prompt_logprobs or ()] for one in self._run(asked, ())
+        ]
+
+    def _request(self, prompt: list[int], params: SamplingParams, scored_from: int = 0) -> Request:
+        self._asked += 1
+        return Request(self._asked, prompt, params, eos_ids=self.eos_ids, scored_from=scored_from)
+
+    def _run(self, requests: Sequence[Request], stop: Sequence[Sequence[str]]) -> list[Sampled]:
+        found = {request: Sampled([], [], self.version, False, []) for request in requests}
+        ends = {request: stop[at] if stop else () for at, request in enumerate(requests)}
         prompts: dict[Request, list[TokenLogprobs]] = {}
-        for at, (prompt, params) in enumerate(asked):
-            self._asked += 1
-            request = Request(self._asked, prompt, params, eos_ids=self.eos_ids)
-            found[request] = Sampled([], [], self.version, False, [])
-            ends[request] = stop[at] if stop else ()
         try:
-            for request in found:
+            for request in requests:
                 self.engine.add(request)
             self._finish(found, ends, prompts)
         except BaseException:
-            for request in found:
+            for request in requests:
                 self.engine.abort(request.id)
             raise
-        for request in found:
+        for request in requests:
             if request.error is not None:
                 raise RequestError(
                     f"a rollout has failed: {request.error}",

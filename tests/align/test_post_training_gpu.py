@@ -132,7 +132,7 @@ def test_engine_and_trainer_agree_on_one_copy(tmp_path, rank):
 
 
 def test_the_engine_scores_answers_in_the_bits_that_it_sampled_them_with(tmp_path):
-    """bf16, rows that come and go, prompts found in the cache, steps of few and of many tokens; after an update, too."""
+    """bf16, rows that come and go, prompts found in the cache, few tokens in a step and many; after an update, too."""
     config = msgspec.structs.replace(
         BASE,
         out=tmp_path,

@@ -150,6 +150,26 @@ def test_prompt_logprobs_cover_every_prompt_token_but_the_first(chunked):
     at_rest(engine)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_prompt_logprobs_from_a_token_on_take_pages_before_it_from_the_cache(chunked):
+    engine = tiny_engine(FAMILY, chunked=chunked, overlap=True)
+    submit(engine, [SHARED])
+    engine.run()
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    requests = [Request(100 + at, SHARED, params, scored_from=at) for at in (1, 30, 36)]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    expected = all_logits(model(FAMILY), SHARED).double().log_softmax(-1)
+    whole = [row[token].item() for row, token in zip(expected[:-1], SHARED[1:], strict=True)]
+    for request in requests:
+        entries = engine.prompt_logprobs.pop(request)
+        least = request.scored_from
+        assert [one.logprob for one in entries] == pytest.approx(whole[least - 1 :], abs=2e-5)
+        assert request.cached < least
+    assert [bool(request.cached) for request in requests] == [False, True, True]
+
+
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch():
     wish = dict(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, max_tokens=14)
     alone = tiny_engine(FAMILY)

@@ -180,11 +180,15 @@ def _key(m: int, n: int, k: int, dtype: torch.dtype, epilogue: Epilogue) -> str:
     return f"m={row_bucket(m)},n={n},k={k},{short(dtype)},{kind}"
 
 
+def usual_tiles(m: int, n: int) -> Tiles:
+    few = LARGE.number(m, n) < 132  # large tiles would leave multiprocessors without work
+    return FEW if m <= 64 else SMALL if few else LARGE
+
+
 def _config(key: str, m: int, n: int, epilogue: Epilogue) -> tuple[Tiles, str]:
     """Which tiles, and who is faster: "triton" or "torch"."""
-    few = LARGE.number(m, n) < 132  # large tiles would leave multiprocessors without work
-    tiles = FEW if m <= 64 else SMALL if few else LARGE
-    if epilogue.activation == "gelu" and not few:
+    tiles = usual_tiles(m, n)
+    if epilogue.activation == "gelu" and tiles is LARGE:
         tiles = PAIR
     default = {**tiles._asdict(), "impl": "triton" if epilogue.needed() else "torch"}
     found = tuned("matmul", key, default)

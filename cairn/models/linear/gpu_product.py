@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.kernels.matmul.epilogue import Epilogue as MatmulEpilogue
-from cairn.kernels.matmul.matmul import SMALL, launch, matmul
+from cairn.kernels.matmul.matmul import launch, matmul, usual_tiles
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
 from cairn.kernels.matmul.skinny_plans import skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts
@@ -69,12 +69,15 @@ def _with_gelu(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor, gate: Gate) -> Tensor
     return matmul(x_MK, w_NK, bias_N=bias_N, activation="gelu")
 
 
-def _in_one_tile(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None) -> Tensor:
-    """The same sums for any number of rows. Rows begin at multiples of 16 bytes, as the kernel wants them."""
+def _in_one_order(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """The same sums for any number of rows: tiles of every size add up K in the same order, sixteen at a time.
+
+    Rows begin at multiples of 16 bytes, as the kernel wants them.
+    """
     if more := -w_NK.shape[1] % ALIGNED:
         x_MK, w_NK = F.pad(x_MK, (0, more)), F.pad(w_NK, (0, more))
     y_MN = aligned_rows(len(x_MK), len(w_NK), x_MK, x_MK.dtype)
-    launch(x_MK, w_NK, y_MN, MatmulEpilogue(bias_N), SMALL)
+    launch(x_MK, w_NK, y_MN, MatmulEpilogue(bias_N), usual_tiles(len(x_MK), len(w_NK)))
     return y_MN.contiguous()
 
 
@@ -82,7 +85,7 @@ def _by_kernel(
     x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, kernels: Kernels, swiglu: bool
 ) -> Tensor:
     if kernels.invariant:
-        return _in_one_tile(x_MK, w_NK, bias_N)
+        return _in_one_order(x_MK, w_NK, bias_N)
     activation = "swiglu" if swiglu else None
     if skinny_is_faster(len(x_MK), *w_NK.shape, gated=swiglu):
         return skinny_matmul(

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Inputs
-from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
 from cairn.models.cpu_half_precision import matmul
 from cairn.models.experts import ExpertLayer
@@ -277,14 +276,8 @@ class InvariantRunner(Runner):
             waiting = [token for token in waiting if token not in at_row.values()]
         return logits_TV
 
-    def _prompt_logprobs(self, chunk: Chunk, hidden_TD: Tensor) -> list[LogProbs]:
-        request = chunk.request
-        following = request.prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
-        next_T = torch.tensor(following, dtype=torch.int32)
-        positions = range(chunk.start, chunk.start + len(following))
-        logits_TV = self._logits(hidden_TD[: len(following)], positions)
-        n = request.params.prompt_logprobs or 0
-        return [self._logprobs(logits_TV, next_T, n)] if following else []
+    def prompt_scores(self, hidden_TD: Tensor, positions: Sequence[int]) -> Tensor:
+        return self._logits(hidden_TD, positions)
 
 
 def _where_they_begin(chunks: Sequence[Chunk], positions: Sequence[int]) -> list[Chunk]:

@@ -19,12 +19,13 @@ from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.media import MediaFailed, WaitingForRows
 from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId, check_request
-from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
+from cairn.serve.engine.runner import Flight, Landed, Runner
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds
 from cairn.serve.engine.step import Advance, Step
 from cairn.serve.engine.step_budget import Pace
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
+from cairn.serve.engine.token_logprobs import TokenLogprobs
 from cairn.serve.engine.weight_sources import WeightsFrom, identity_of
 
 if TYPE_CHECKING:

@@ -92,13 +92,13 @@ class PrefixCache:
     def find(self, request: Request) -> Found:
         """The pages that hold this request's prefix.
 
-        At least one token stays to be computed: a request needs the logits of its last token. One that wants
-        log-probabilities or a vector of its prompt needs all of them, and finds nothing.
+        At least one token stays to be computed: a request needs the logits of its last token, and one that wants
+        log-probabilities or a vector of its prompt those of more (`Request.reusable`).
         """
         nothing = Found(0, [[] for _ in range(self._paged)], [])
-        if not self.enabled or request.params.whole_prompt:
+        most = request.reusable // self.page_size
+        if not self.enabled or not most:
             return nothing
-        most = (request.known - 1) // self.page_size
         self._extend_hashes(request, most)
         digests = request.hashes[:most]
         length = self._accepted(digests)

@@ -179,6 +179,7 @@ class Request:
         "reader",
         "row",
         "salt",
+        "scored_from",
         "segment",
         "state",
         "states",
@@ -207,6 +208,7 @@ class Request:
         constraint: Constraint | None = None,
         outputs: Iterable[int] = (),
         reader: str = "",
+        scored_from: int = 0,
     ) -> None:
         """`outputs`: tokens of its answer that were made elsewhere; the engine goes on behind them."""
         # what was asked
@@ -218,6 +220,8 @@ class Request:
         # Of the weights and adapter that compute it; others' pages are not found.
         self.identity = identity
         self.media = media  # audio, for a speech model
+        # With `prompt_logprobs`: those of tokens before this one are not wanted.
+        self.scored_from = scored_from
         self.reader = reader  # of a prefill server: who may read its pages while it is computed
         self.segment = segment  # where the second text of a pair begins; 0: there is one text
         self.adapter = adapter  # its number in `engine.adapters`; 0: the model itself
@@ -276,6 +280,12 @@ class Request:
     @property
     def known(self) -> int:
         return len(self.prompt) + len(self.outputs)
+
+    @property
+    def reusable(self) -> int:
+        """Its first tokens that may come from a cache: the logits of others are needed, or all that the model says."""
+        most = self.known - 1
+        return min(most, max(0, self.scored_from - 1)) if self.params.whole_prompt else most
 
     def __repr__(self) -> str:
         return (

@@ -40,24 +40,18 @@ from cairn.serve.engine.spans import reaches_of
 from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.state_slots import StateSlots
 from cairn.serve.engine.step import Chunk, Step
+from cairn.serve.engine.token_logprobs import (
+    PromptLogprobs,
+    PromptRows,
+    TokenLogprobs,
+    on_host,
+    prompt_rows,
+    shortened,
+)
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.engine.weights_in_place import check_source, drop_weights, replace_weights
 
 PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
-
-
-class TokenLogprobs(NamedTuple):
-    """Of one token: its own, and the likeliest with theirs."""
-
-    logprob: float
-    top: list[tuple[int, float]]  # token, log-probability; the likeliest first
-
-
-class PromptLogprobs(NamedTuple):
-    """Of prompt tokens `start` + 1 .. as far as a chunk went."""
-
-    start: int
-    found: list[TokenLogprobs]
 
 
 class Landed(NamedTuple):
@@ -301,11 +295,10 @@ class Runner:
             flight.logprobs = self._logprobs(
                 done.logits_SV[:count], done.tokens_S[:count], max(wanted)
             )
+        for asked in prompt_rows(step.chunks):
+            flight.prompts.append((asked, self._prompt_logprobs(asked, done.hidden_TD)))
         at = 0
         for chunk in step.chunks:
-            if chunk.request.params.prompt_logprobs is not None:
-                hidden = done.hidden_TD[at : at + chunk.count]
-                flight.prompts.append((chunk, self._prompt_logprobs(chunk, hidden)))
             if chunk.request.params.pooling is not None:
                 part_D = part_of(chunk, done.hidden_TD[at : at + chunk.count])
                 flight.pooled.append((chunk, self._to_host(part_D)))
@@ -313,16 +306,19 @@ class Runner:
         flight.sent(self.device)
         return flight
 
-    def _prompt_logprobs(self, chunk: Chunk, hidden_TD: Tensor) -> list[LogProbs]:
-        """Of each prompt token that follows one of this chunk."""
-        request = chunk.request
-        following = request.prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
-        next_T = torch.tensor(following, dtype=torch.int32, device=self.device)
-        n, found = request.params.prompt_logprobs or 0, []
-        for start in range(0, len(following), PROMPT_ROWS):
-            rows = slice(start, min(start + PROMPT_ROWS, len(following)))
-            found.append(self._logprobs(self.scores(hidden_TD[rows]), next_T[rows], n))
+    def _prompt_logprobs(self, asked: PromptRows, hidden_TD: Tensor) -> list[LogProbs]:
+        rows_T, next_T = self._to_device(asked.rows), self._to_device(asked.following)
+        found = []
+        for start in range(0, len(asked.rows), PROMPT_ROWS):
+            part = slice(start, start + PROMPT_ROWS)
+            hidden = hidden_TD.index_select(0, rows_T[part])
+            scores_TV = self.prompt_scores(hidden, asked.positions[part])
+            found.append(self._logprobs(scores_TV, next_T[part], asked.top))
         return found
+
+    def prompt_scores(self, hidden_TD: Tensor, positions: Sequence[int]) -> Tensor:
+        """Logits behind the prompt's tokens at these positions."""
+        return self.scores(hidden_TD)
 
     def scores(self, hidden_TD: Tensor) -> Tensor:
         """Logits of any rows, as the steps of this runner compute them."""
@@ -332,6 +328,12 @@ class Runner:
         """On their way to the host in one copy: each one more is a pause of the device between two steps."""
         packed = self._to_host(self.sampler.logprobs(logits_SV, tokens_S, n))
         return views_of(packed, len(tokens_S), n)
+
+    def _to_device(self, numbers: list[int]) -> Tensor:
+        """Pinned, since a copy of other memory waits for all that was launched."""
+        on_gpu = self.device.type == "cuda"
+        host = torch.tensor(numbers, dtype=torch.int32, pin_memory=on_gpu)
+        return host.to(self.device, non_blocking=True)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu":
@@ -346,7 +348,7 @@ class Flight:
     def __init__(self, tokens_S: Tensor, step: Step) -> None:
         self.tokens_S, self.step = tokens_S, step
         self.logprobs: LogProbs | None = None
-        self.prompts: list[tuple[Chunk, list[LogProbs]]] = []
+        self.prompts: list[tuple[PromptRows, list[LogProbs]]] = []
         self.pooled: list[tuple[Chunk, Tensor]] = []
         # That the step has computed, if the device drafted some.
         self.tokens_T: Tensor | None = None
@@ -364,20 +366,16 @@ class Flight:
             self.event.synchronize()
         chosen: dict[Request, list[TokenLogprobs]] = {}
         if self.logprobs is not None:
-            rows, at = _rows(self.logprobs), 0
+            rows, at = on_host(self.logprobs), 0
             drafts = self.step.drafts or [()] * len(self.step.sampling)
             for request, guessed in zip(self.step.sampling, drafts, strict=True):
                 drawn = rows[at : at + 1 + len(guessed)]
                 at += len(drawn)
                 if (n := request.params.logprobs) is not None:
-                    chosen[request] = [_shortened(found, n) for found in drawn]
-        prompts = {
-            chunk.request: PromptLogprobs(
-                chunk.start, [row for part in parts for row in _rows(part)]
-            )
-            for chunk, parts in self.prompts
-            if parts
-        }
+                    chosen[request] = [shortened(found, n) for found in drawn]
+        prompts: dict[Request, PromptLogprobs] = {}
+        for asked, parts in self.prompts:
+            prompts |= asked.split([row for part in parts for row in on_host(part)])
         pooled = {
             chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
             for chunk, part_D in self.pooled
@@ -419,16 +417,3 @@ def pool_groups(model: Transformer, limits: Limits) -> tuple[CacheGroup, ...]:
     if limits.groups != ONE_GROUP:
         return limits.groups
     return cache_groups(model.spec, model.build.shards.size, grouped=False)
-
-
-def _shortened(found: TokenLogprobs, n: int) -> TokenLogprobs:
-    """The step computed as many as its most demanding request wanted."""
-    return found if len(found.top) <= n else found._replace(top=found.top[:n])
-
-
-def _rows(found: LogProbs) -> list[TokenLogprobs]:
-    lists = (part.tolist() for part in (found.token_B, found.ids_Bn, found.top_Bn))
-    return [
-        TokenLogprobs(own, list(zip(ids, tops, strict=True)))
-        for own, ids, tops in zip(*lists, strict=True)
-    ]

@@ -22,8 +22,8 @@ from cairn.comm.transfer.notes import Offer
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, check_request
-from cairn.serve.engine.runner import TokenLogprobs
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.token_logprobs import TokenLogprobs
 from cairn.serve.separation.desk import Desk
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.memory import KVMemory

@@ -21,7 +21,7 @@ from cairn.core.errors import ConfigError, RequestError
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, RequestId
-from cairn.serve.engine.runner import TokenLogprobs
+from cairn.serve.engine.token_logprobs import TokenLogprobs
 from cairn.serve.separation.decode import LOOK_S, Arrival, DecodeSide
 from cairn.serve.separation.prefill import Ask, Ended, Handoff, PrefillSide
 from cairn.serve.separation.prefill_client import PrefillClient, Reply
