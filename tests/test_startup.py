@@ -29,7 +29,7 @@ params = [
     SamplingParams(temperature=0.8, top_k=4, seed=1, max_tokens=4, logprobs=2, presence_penalty=0.5),
 ]
 llm.generate(["one two one two one", "three"], params, use_tqdm=False)
-heavy = ("triton", "transformers", "sympy", "torch._dynamo", "pandas", "matplotlib")
+heavy = ("triton", "gguf", "transformers", "sympy", "torch._dynamo", "pandas", "matplotlib")
 print(json.dumps({"heavy": [name for name in heavy if name in sys.modules]}))
 """
 
