@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import tyro
 
+from cairn.core.collector import held_collector
 from cairn.core.config import load
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, check_name, default_model
@@ -123,9 +124,10 @@ def run(args: list[str]) -> int:
     early = start_early(options)
     try:
         # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
-        from cairn.labs import learn_routes
-        from cairn.serve.http.server.lifecycle import serve
-        from cairn.web import site
+        with held_collector():
+            from cairn.labs import learn_routes
+            from cairn.serve.http.server.lifecycle import serve
+            from cairn.web import site
 
         serve(options, print_ready, more=[*site.routes(), *learn_routes.routes()], early=early)
     finally:

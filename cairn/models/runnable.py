@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from cairn.core.collector import held_collector
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.cpu_types import multiplies
 from cairn.models.build import Build
@@ -131,6 +132,7 @@ class OpenModel:
         return runnable
 
 
+@held_collector()  # a vocabulary is a million objects, among which there is nothing to collect
 def open_model(name: str, context: int | None = None) -> OpenModel:
     """`context`: tokens that the model is to see, stretched where it was trained for fewer."""
     spec, checkpoint = _headers(name, context)

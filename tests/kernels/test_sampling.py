@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cairn.kernels.sampling.logprobs import logprobs
+from cairn.kernels.sampling.noise_reference import noise_reference
 from cairn.kernels.sampling.penalties import (
     bits_reference,
     count,
@@ -14,7 +15,6 @@ from cairn.kernels.sampling.penalties import (
     words,
 )
 from cairn.kernels.sampling.sampling import Parameters, kept_reference, random_batch, sample
-from cairn.kernels.sampling.sampling_noise import noise_reference
 from cairn.models.generate import Sampling, probabilities
 
 

@@ -5,6 +5,7 @@ import torch
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.sampling.logprobs import LogProbs, logprobs, logprobs_reference
+from cairn.kernels.sampling.noise_reference import noise_reference
 from cairn.kernels.sampling.penalties import (
     bits_reference,
     count,
@@ -20,7 +21,6 @@ from cairn.kernels.sampling.sampling import (
     sample,
     sample_reference,
 )
-from cairn.kernels.sampling.sampling_noise import noise_reference
 
 pytestmark = pytest.mark.gpu
 

@@ -18,6 +18,7 @@ from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.families import from_hf
+from cairn.models.gguf.block_types import BLOCK_TYPES
 from cairn.models.gguf.file import GGUFFile
 from cairn.models.gguf.write import write_gguf
 from cairn.models.quantized.round_model import round_model
@@ -540,3 +541,14 @@ def test_asks_for_a_tensor_that_is_there(tmp_path):
     file = GGUFFile(small_file(tmp_path / "m.gguf"))
     with pytest.raises(WeightsError, match=r"has no tensor lm_head\.weight"):
         file.tensor("lm_head.weight")
+
+
+def test_block_types_are_those_of_the_gguf_package():
+    from gguf.constants import GGML_QUANT_SIZES
+
+    known = {code: (block.elements, block.size_bytes) for code, block in BLOCK_TYPES.items()}
+    theirs = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+    assert theirs.items() <= known.items()
+    assert all(
+        block.name == kind.name for kind in GGML_QUANT_SIZES for block in [BLOCK_TYPES[kind]]
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.cli.chat.chat_state import Message, Sampling
 from cairn.cli.chat.chat_talker import Ending, Piece
+from cairn.core.collector import held_collector
 from cairn.core.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ class LocalTalker:
     def __init__(self, model: str, template: Path | None = None, **options: Any) -> None:
         """`template`: a file with the chat template to use instead of the model's."""
         # Imported late: torch takes seconds, which a chat with a server need not wait for.
-        from cairn.models.chat_template import read_template
-        from cairn.serve.llm import LLM
+        with held_collector():
+            from cairn.models.chat_template import read_template
+            from cairn.serve.llm import LLM
 
         source = None if template is None else read_template(template)
         self.model = model

@@ -13,6 +13,7 @@ import msgspec
 import tyro
 
 from cairn.cli.chat.text_to_text import complete
+from cairn.core.collector import held_collector
 from cairn.core.config import load
 from cairn.core.errors import ConfigError, HardwareError, RequestError, UsageError
 from cairn.core.events import span
@@ -120,9 +121,10 @@ def run(args: list[str]) -> int:
         print(default.why, file=sys.stderr)
     check_name(options.model)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
-    from cairn.models.generate import Sampling, budget
-    from cairn.models.runnable import open_model
-    from cairn.models.text_to_text.load import text_to_text_folder
+    with held_collector():
+        from cairn.models.generate import Sampling, budget
+        from cairn.models.runnable import open_model
+        from cairn.models.text_to_text.load import text_to_text_folder
 
     if (folder := text_to_text_folder(options.model)) is not None:
         return complete(options, folder)
@@ -242,11 +244,12 @@ def _with_generator(
 
 def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", show: Shown) -> Ran:
     """The engine that serves, with room for this one request."""
-    from cairn.models.cache import cache_groups
-    from cairn.serve.config import EngineConfig
-    from cairn.serve.engine.sizing import CPU_PAGE, GPU_PAGE
-    from cairn.serve.llm import LLM
-    from cairn.serve.serving import runs_on_gpu
+    with held_collector():
+        from cairn.models.cache import cache_groups
+        from cairn.serve.config import EngineConfig
+        from cairn.serve.engine.sizing import CPU_PAGE, GPU_PAGE
+        from cairn.serve.llm import LLM
+        from cairn.serve.serving import runs_on_gpu
 
     began = time.perf_counter()
     engine = {name: getattr(options, name) for name in ENGINE_OPTIONS}

@@ -8,12 +8,12 @@ from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.paged.step_inputs import State
 from cairn.kernels.sampling.accept_tokens import (
     LANES,
-    _accept_kernel,
     accept_tokens,
     accept_tokens_reference,
     cost,
     random_draws,
 )
+from cairn.kernels.sampling.accept_tokens_kernel import _accept_kernel
 
 KERNEL = "cairn.kernels.sampling.accept_tokens"
 ARGUMENTS = (

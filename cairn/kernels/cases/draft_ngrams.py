@@ -7,12 +7,12 @@ import torch
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.sampling.draft_ngrams import (
     CONSTANTS,
-    _draft_kernel,
     cost,
     draft_ngrams,
     draft_ngrams_reference,
     random_texts,
 )
+from cairn.kernels.sampling.draft_ngrams_kernel import _draft_kernel
 
 KERNEL = "cairn.kernels.sampling.draft_ngrams"
 POINTERS = ("rows", "bounds", "tokens", "positions", "text")

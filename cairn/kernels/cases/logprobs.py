@@ -11,13 +11,12 @@ from cairn.kernels.sampling.logprobs import (
     LogProbs,
     Plan,
     _key,
-    _likeliest_kernel,
-    _logprobs_kernel,
     constants,
     cost,
     logprobs,
     logprobs_reference,
 )
+from cairn.kernels.sampling.logprobs_kernel import _likeliest_kernel, _logprobs_kernel
 from cairn.kernels.tuned import Tuning
 
 KERNEL = "cairn.kernels.sampling.logprobs"

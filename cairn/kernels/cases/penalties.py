@@ -8,13 +8,12 @@ from torch import Tensor
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.sampling.penalties import (
-    _count_kernel,
-    _penalize_kernel,
     cost,
     penalize,
     penalize_reference,
     random_penalties,
 )
+from cairn.kernels.sampling.penalties_kernel import _count_kernel, _penalize_kernel
 
 KERNEL = "cairn.kernels.sampling.penalties"
 

@@ -9,13 +9,12 @@ from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.paged.step_inputs import (
     BLOCK,
     Inputs,
-    _inputs_kernel,
-    _keep_kernel,
     cost,
     decode_step,
     step_inputs,
     step_inputs_reference,
 )
+from cairn.kernels.paged.step_inputs_kernel import _inputs_kernel, _keep_kernel
 
 KERNEL = "cairn.kernels.paged.step_inputs"
 

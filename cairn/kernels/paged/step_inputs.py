@@ -19,12 +19,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.arguments import INTEGERS, apart, check, require
-from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 
@@ -90,75 +87,6 @@ def step_inputs_reference(decided: Decided, state: State, page_size: int, inputs
     inputs.tables_GBP[:, : len(rows_B)] = state.table_GNP[:, rows_B.clamp(min=0)]
 
 
-@triton.jit
-def _page_at(index, row_table, new, first, mask, GROUPS: tl.constexpr):
-    """A page of the sequence: a new one, or one that the row's table has. Never read from what is written here."""
-    is_new = index >= first
-    of_table = tl.load(row_table + index, mask=mask & ~is_new, other=0)
-    added = tl.load(new + (index - first) * GROUPS, mask=mask & is_new, other=0)
-    return tl.where(is_new, added, of_table)
-
-
-@triton.jit
-def _inputs_kernel(
-    rows, starts, bounds, first_pages, page_bounds, pages, given, table, last_tokens, kept_lengths,
-    tokens, positions, slots, lengths, tables, table_stride, tables_stride, table_group, slots_group, tables_group,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program for each sequence and cache group; what groups have in common each of them writes."""
-    begin(OVERLAP)
-    b = tl.program_id(0)
-    group = tl.program_id(1)
-    slots += group * slots_group
-    tables += group.to(tl.int64) * tables_group
-    row = tl.load(rows + b).to(tl.int64)
-    opens = tl.load(bounds + b)
-    count = tl.load(bounds + b + 1) - opens
-    lane = tl.arange(0, BLOCK)
-    if row < 0:
-        tl.store(lengths + b, 0)
-        for i in tl.range(0, count, BLOCK, num_stages=1):
-            mask = i + lane < count
-            at = opens + i + lane
-            tl.store(tokens + at, tl.zeros([BLOCK], tl.int32), mask=mask)
-            tl.store(positions + at, tl.zeros([BLOCK], tl.int32), mask=mask)
-            tl.store(slots + at, tl.full([BLOCK], -1, tl.int32), mask=mask)
-        return
-    start = tl.load(starts + b)
-    if start < 0:
-        start = tl.load(kept_lengths + row)
-    first = tl.load(first_pages + b)
-    new = pages + tl.load(page_bounds + b) * GROUPS + group
-    known = first + tl.load(page_bounds + b + 1) - tl.load(page_bounds + b)
-    row_table = table + group.to(tl.int64) * table_group + row * table_stride
-    tl.store(lengths + b, start + count)
-    last = tl.load(last_tokens + row)
-    for i in tl.range(0, count, BLOCK, num_stages=1):
-        mask = i + lane < count
-        at = opens + i + lane
-        token = tl.load(given + at, mask=mask, other=0)
-        position = start + i + lane
-        page = _page_at(position // PAGE, row_table, new, first, mask, GROUPS)
-        tl.store(tokens + at, tl.where(token == -1, last, token), mask=mask)
-        tl.store(positions + at, position, mask=mask)
-        tl.store(slots + at, page * PAGE + position % PAGE, mask=mask)
-    for i in tl.range(0, known, BLOCK, num_stages=1):
-        index = i + lane
-        mask = index < known
-        page = _page_at(index, row_table, new, first, mask, GROUPS)
-        tl.store(tables + b.to(tl.int64) * tables_stride + index, page, mask=mask)
-        tl.store(row_table + index, page, mask=mask & (index >= first))
-
-
-@triton.jit
-def _keep_kernel(last_tokens, tokens, rows, count, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    begin(OVERLAP)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(rows + at, mask=at < count, other=-1).to(tl.int64)
-    mask = (at < count) & (row >= 0)
-    tl.store(last_tokens + row, tl.load(tokens + at, mask=mask, other=0), mask=mask)
-
-
 def step_inputs(
     decided: Decided, state: State, page_size: int, inputs: Inputs, impl: Impl = "auto"
 ) -> None:
@@ -168,6 +96,10 @@ def step_inputs(
     if chosen.impl == "reference":
         step_inputs_reference(decided, state, page_size, inputs)
     elif sequences:
+        # Here and below: Triton is imported where its kernel runs, so that a server on a CPU does without it.
+        from cairn.kernels.dependent import pdl
+        from cairn.kernels.paged.step_inputs_kernel import _inputs_kernel
+
         kernel: Any = _inputs_kernel
         table_group, table_row, _ = state.table_GNP.stride()
         tables_group, tables_row, _ = inputs.tables_GBP.stride()
@@ -217,6 +149,9 @@ def keep_tokens(state: State, tokens_B: Tensor, rows_B: Tensor, impl: Impl = "au
         kept = rows_B >= 0
         state.last_token_N[rows_B[kept].long()] = tokens_B[kept]
     elif len(rows_B):
+        from cairn.kernels.dependent import pdl
+        from cairn.kernels.paged.step_inputs_kernel import _keep_kernel
+
         kernel: Any = _keep_kernel
         programs = -(-len(rows_B) // BLOCK)
         kernel[(programs,)](

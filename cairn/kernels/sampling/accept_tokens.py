@@ -12,12 +12,9 @@ row without drafts has one draw, which is accepted. Bytes moved: two words for e
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.arguments import check
-from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 from cairn.kernels.paged.step_inputs import State
@@ -53,30 +50,6 @@ def accept_tokens_reference(drawn: Drawn, state: State) -> None:
         state.length_N[row] = drawn.positions_T[first] + 1 + accepted
 
 
-@triton.jit
-def _accept_kernel(
-    rows, bounds, draw_bounds, tokens, positions, drawn, last_tokens, lengths,
-    LANES: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program for each sequence."""
-    begin(OVERLAP)
-    b = tl.program_id(0)
-    row = tl.load(rows + b).to(tl.int64)
-    draws = tl.load(draw_bounds + b)
-    count = tl.load(draw_bounds + b + 1) - draws
-    if (row >= 0) & (count > 0):
-        first = tl.load(bounds + b + 1) - count
-        lane = tl.arange(0, LANES)
-        is_draft = lane < count - 1
-        draft = tl.load(tokens + first + 1 + lane, mask=is_draft, other=0)
-        draw = tl.load(drawn + draws + lane, mask=is_draft, other=0)
-        accepted = tl.min(
-            tl.where(is_draft & (draft == draw), count - 1, tl.minimum(lane, count - 1)), 0
-        )
-        tl.store(last_tokens + row, tl.load(drawn + draws + accepted))
-        tl.store(lengths + row, tl.load(positions + first) + 1 + accepted)
-
-
 def accept_tokens(drawn: Drawn, state: State, impl: Impl = "auto") -> None:
     """Set length and last token of every row that drew; the others stay as they are."""
     first = check("rows_B", drawn.rows_B, shape=(None,))
@@ -92,6 +65,9 @@ def accept_tokens(drawn: Drawn, state: State, impl: Impl = "auto") -> None:
     if choose("accept_tokens", impl, offers).impl == "reference":
         accept_tokens_reference(drawn, state)
     elif sequences:
+        from cairn.kernels.dependent import pdl
+        from cairn.kernels.sampling.accept_tokens_kernel import _accept_kernel
+
         kernel: Any = _accept_kernel
         kernel[(sequences,)](
             *drawn,

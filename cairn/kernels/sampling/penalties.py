@@ -13,8 +13,6 @@ only for rows that have a penalty.
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, INTEGERS, check, output, require
@@ -60,49 +58,6 @@ def penalize_reference(
     if allowed_BW is not None:
         scores_BV = scores_BV.masked_fill(~bits_reference(allowed_BW, vocabulary), -torch.inf)
     return scores_BV
-
-
-@triton.jit
-def _penalize_kernel(
-    logits, out, rows, repetitions, presences, frequencies, counts, prompt, allowed,
-    logits_stride, out_stride, counts_stride, prompt_stride, allowed_stride,
-    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, PENALTIES: tl.constexpr, PROMPT: tl.constexpr,
-    ALLOWED: tl.constexpr,
-):  # fmt: skip
-    BLOCKS: tl.constexpr = (VOCABULARY + BLOCK - 1) // BLOCK
-    row = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    word = tl.program_id(0) % BLOCKS * (BLOCK // 32) + tl.arange(0, BLOCK // 32)[:, None]
-    bit = tl.arange(0, 32)[None, :]  # a row of the tile for each word of bits: it is loaded once
-    column = word * 32 + bit
-    there = column < VOCABULARY
-    score = tl.load(logits + row * logits_stride + column, mask=there, other=0.0).to(tl.float32)
-    if PENALTIES:
-        state = tl.maximum(tl.load(rows + row), 0).to(tl.int64)
-        repetition = tl.load(repetitions + state)
-        presence = tl.load(presences + state)
-        frequency = tl.load(frequencies + state)
-        strict = tl.where((repetition != 1.0) | (presence != 0.0) | (frequency != 0.0), 1, 0)
-        times = tl.load(counts + state * counts_stride + column, mask=there & (strict > 0), other=0)
-        seen = times > 0
-        if PROMPT:
-            mask = (word * 32 < VOCABULARY) & (strict > 0)
-            said = tl.load(prompt + state * prompt_stride + word, mask=mask, other=0)
-            seen = seen | ((said >> bit) & 1 != 0)
-        weaker = tl.where(score > 0.0, tl.div_rn(score, repetition), score * repetition)
-        score = tl.where(seen, weaker, score)
-        score -= frequency * times.to(tl.float32) + tl.where(times > 0, presence, 0.0)
-    if ALLOWED:
-        may = tl.load(allowed + row * allowed_stride + word, mask=word * 32 < VOCABULARY, other=0)
-        score = tl.where((may >> bit) & 1 != 0, score, float("-inf"))
-    tl.store(out + row * out_stride + column, score, mask=there)
-
-
-@triton.jit(do_not_specialize=["tokens_count"])
-def _count_kernel(counts, tokens, rows, tokens_count, stride, BLOCK: tl.constexpr):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(rows + index, mask=index < tokens_count, other=-1).to(tl.int64)
-    token = tl.load(tokens + index, mask=row >= 0, other=0)
-    tl.atomic_add(counts + row * stride + token, 1, mask=row >= 0)
 
 
 def penalize(
@@ -160,6 +115,8 @@ def _launch(
     allowed_BW: Tensor | None,
     out: Tensor,
 ) -> None:
+    from cairn.kernels.sampling.penalties_kernel import _penalize_kernel
+
     (batch, vocabulary), block = logits_BV.shape, 4096
     prompt_NW = None if penalties is None else penalties.prompt_NW
     tensors = (
@@ -168,7 +125,7 @@ def _launch(
     )
     allowed = out if allowed_BW is None else allowed_BW  # stands in, is not read
     kernel: Any = _penalize_kernel
-    kernel[(batch * triton.cdiv(vocabulary, block),)](
+    kernel[(batch * -(-vocabulary // block),)](
         logits_BV, out, rows_B, *tensors, allowed,
         *(tensor.stride(0) for tensor in (logits_BV, out, *tensors[3:], allowed)),
         VOCABULARY=vocabulary, BLOCK=block, PENALTIES=penalties is not None, PROMPT=prompt_NW is not None,
@@ -191,8 +148,10 @@ def count(penalties: Penalties, tokens_B: Tensor, rows_B: Tensor, impl: Impl = "
         places = (rows_B[real].long(), tokens_B[real].long())
         penalties.counts_NV.index_put_(places, torch.ones_like(places[0]).int(), accumulate=True)
     elif tokens_B.numel():
+        from cairn.kernels.sampling.penalties_kernel import _count_kernel
+
         kernel: Any = _count_kernel
-        kernel[(triton.cdiv(tokens_B.numel(), 128),)](
+        kernel[(-(-tokens_B.numel() // 128),)](
             penalties.counts_NV, tokens_B, rows_B, tokens_B.numel(), penalties.counts_NV.stride(0), BLOCK=128,
         )  # fmt: skip
 

@@ -23,13 +23,12 @@ from torch import Tensor
 from cairn.kernels.arguments import FLOATS, INTEGERS, check, output, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
+from cairn.kernels.sampling.noise_reference import noise_reference
 from cairn.kernels.sampling.penalties import Penalties, penalize
-from cairn.kernels.sampling.sampling_finish import MOST_PARTS
-from cairn.kernels.sampling.sampling_kernel import sample_kernel
-from cairn.kernels.sampling.sampling_noise import noise_reference
 from cairn.kernels.tuned import tuned
 
 CANDIDATES = 4096  # tokens that may be kept, for each row; more than that takes more passes
+MOST_PARTS = 64  # of a row
 ROOM = 4096  # groups of neighbouring tokens among which they are, for each part of a row
 PHASES = {"whole": (True, True), "scan": (True, False), "finish": (False, True)}  # (SCAN, FINISH)
 
@@ -125,6 +124,8 @@ def _launch(
     rows_B: Tensor | None,
     out: Tensor,
 ) -> None:
+    from cairn.kernels.sampling.sampling_kernel import sample_kernel
+
     batch, vocabulary = logits_BV.shape
     device = logits_BV.device
     plan = _plan(vocabulary, logits_BV.dtype)

@@ -8,6 +8,7 @@ whole row is searched.
 import triton
 import triton.language as tl
 
+from cairn.kernels.sampling.sampling import MOST_PARTS
 from cairn.kernels.sampling.sampling_noise import mixed, noisy, start_word
 from cairn.kernels.sampling.sampling_search import (
     NOTHING,
@@ -19,7 +20,6 @@ from cairn.kernels.sampling.sampling_search import (
     units,
 )
 
-MOST_PARTS = 64  # of a row
 _PARTS = tl.constexpr(MOST_PARTS)
 _LAST = tl.constexpr(0x7FFFFFFF)
 _FEW = tl.constexpr(64)  # groups that are looked at in a step, where a few are written down

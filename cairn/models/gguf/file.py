@@ -20,9 +20,10 @@ import torch
 
 from cairn.core.errors import WeightsError
 from cairn.kernels.cpu.packed_product import TYPES, Blocks
+from cairn.models.gguf.block_types import BlockType
 from cairn.models.gguf.changes import join_key_heads, join_latent, undo
 from cairn.models.gguf.config import hf_config
-from cairn.models.gguf.header import BlockType, Header, StoredTensor, read_header
+from cairn.models.gguf.header import Header, StoredTensor, read_header
 from cairn.models.gguf.keys import ROPE_FACTORS
 from cairn.models.gguf.names import Source, hf_sources
 from cairn.models.quantized.cuts import rows_in_order
@@ -214,11 +215,11 @@ def _refuse_unreadable(header: Header) -> None:
     for stored in header.tensors.values():
         first_with.setdefault(stored.block, stored)
     for block, stored in first_with.items():
-        if block.name in _UNQUANTISED:
+        if block.name in _UNQUANTISED or block.name in TYPES:
             continue
         try:
             _dequantize_piece(np.zeros((1, block.size_bytes), np.uint8), block)
-        except NotImplementedError:
+        except (NotImplementedError, ValueError):  # a type that the package does not know
             raise WeightsError(
                 f"{header.path} has tensor {stored.name!r} in {block.name}, which cannot be read",
                 hint="upgrade the gguf package, or use another quantisation",
@@ -238,8 +239,14 @@ def _dequantize(raw_NB: np.ndarray, block: BlockType, values_NE: torch.Tensor) -
 
 
 def _dequantize_piece(raw_NB: np.ndarray, block: BlockType) -> np.ndarray:
-    from gguf.constants import GGMLQuantizationType  # as in `header`, only where it is needed
-    from gguf.quants import dequantize
+    try:  # not at the top: a file whose types all have kernels does without the package
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError:
+        raise WeightsError(
+            f"{block.name} is dequantised by the gguf package, which is not installed",
+            hint="pip install gguf",
+        ) from None
 
     with np.errstate(all="ignore"):  # a NaN in the file is the model's, not ours to warn about
         flat = dequantize(raw_NB.reshape(1, -1), GGMLQuantizationType(block.code))

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from cairn.core.errors import WeightsError
+from cairn.models.gguf.block_types import BLOCK_TYPES, BlockType
 
 _FETCH_AGAIN = "the file is damaged or incompletely downloaded: fetch it again"
 _VERSIONS = (2, 3)  # version 1 counts with 32 bits and was in use for some weeks of 2023
@@ -34,15 +35,6 @@ _LONGEST_STRING_BYTES = 1 << 26
 _LONGEST_NAME_BYTES = 1 << 10
 _MOST_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT_BYTES = 32
-
-
-class BlockType(msgspec.Struct, frozen=True):
-    """How ggml stores numbers: so many together in so many bytes. Unquantised: one."""
-
-    code: int
-    name: str
-    elements: int
-    size_bytes: int
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -208,18 +200,12 @@ def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
 
 
 def _block_type(cursor: _Cursor, tensor: str, code: int) -> BlockType:
-    try:  # not at the top: hosts without GGUF files need not have the package
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError:
-        cursor.refuse("needs the gguf package to be read", hint="pip install gguf")
-    try:
-        kind = GGMLQuantizationType(code)
-    except ValueError:
+    if (block := BLOCK_TYPES.get(code)) is None:
         cursor.refuse(
             f"has tensor {tensor!r} in the unknown quantisation type {code}",
-            hint="upgrade the gguf package, or use another quantisation",
+            hint="use another quantisation",
         )
-    return BlockType(code, kind.name, *GGML_QUANT_SIZES[kind])
+    return block
 
 
 def _place(cursor: _Cursor, unplaced: list[_TensorInfo], alignment: int) -> dict[str, StoredTensor]:

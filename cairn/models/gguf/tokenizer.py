@@ -13,6 +13,7 @@ import logging
 import mmap
 from collections.abc import Mapping
 from enum import IntEnum
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -120,9 +121,7 @@ def sentencepiece_backend(
     """Spaces become ▁, characters outside the vocabulary become byte tokens."""
     prefix = _get(metadata, "add_space_prefix", bool, _get(metadata, "model", str, "") == "llama")
     merges = _merges(metadata) or merges_by_score(tokens, types, _scores(metadata, len(tokens)))
-    unknown = next(
-        (t for t, kind in zip(tokens, types, strict=True) if kind == TokenType.UNKNOWN), None
-    )
+    unknown = tokens[types.index(TokenType.UNKNOWN)] if TokenType.UNKNOWN in types else None
     vocabulary = {token: id for id, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(
         BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -140,17 +139,14 @@ def merges_by_score(
     tokens: list[str], types: list[int], scores: list[float]
 ) -> list[tuple[str, str]]:
     """The merges that SentencePiece makes: of all neighbours that form a token, the best score first."""
-    whole = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
+    whole = {int(kind) for kind in (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)}
     mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind in whole}
     merges = []
-    for id in sorted(range(len(tokens)), key=lambda id: (-scores[id], id)):
-        token = tokens[id]
+    for _, token in sorted(zip(scores, tokens, strict=True), key=itemgetter(0), reverse=True):
         if token in mergeable:
-            merges += [
-                (left, right)
-                for cut in range(len(token) - 1, 0, -1)
-                if (left := token[:cut]) in mergeable and (right := token[cut:]) in mergeable
-            ]
+            for cut in range(len(token) - 1, 0, -1):  # loops, for speed: half a million merges
+                if (right := token[cut:]) in mergeable and (left := token[:cut]) in mergeable:
+                    merges.append((left, right))
     return merges
 
 
@@ -201,8 +197,9 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
 def _mark_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control tokens and user-defined ones are found whole in text, before anything is merged."""
     pairs = list(zip(tokens, types, strict=True))
-    control = [t for t, kind in pairs if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
-    defined = [t for t, kind in pairs if kind == TokenType.USER_DEFINED]
+    whole, user = {int(TokenType.CONTROL), int(TokenType.UNKNOWN)}, int(TokenType.USER_DEFINED)
+    control = [token for token, kind in pairs if kind in whole]
+    defined = [token for token, kind in pairs if kind == user]
     backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in control])
     backend.add_tokens([AddedToken(t, normalized=False) for t in defined])
 

@@ -10,7 +10,6 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.models.experts import ExpertLayer
-from cairn.models.fused_experts import has_kernels
 from cairn.models.linear.blocks import BlocksForm, RoundedRows
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.registry import EXPERT_FORMS, FORMS, expert_form, form_class
@@ -60,11 +59,18 @@ def _check(model: Transformer, name: str, parts: list[Linear], layers: list[Expe
         )
     for layer in layers:
         x_TD = layer.router.weight.data
-        if x_TD.is_cuda and not has_kernels(layer, x_TD):
+        if x_TD.is_cuda and not _has_kernels(layer, x_TD):
             raise ConfigError(
                 f"no {name} weights: the experts of this {model.spec.family} model have no kernel here",
                 hint="leave out --weights: groups of experts and tensor-parallel shards multiply in floating point",
             )
+
+
+def _has_kernels(layer: ExpertLayer, x_TD: torch.Tensor) -> bool:
+    """Asked of a GPU alone: the kernels are Triton's, which a CPU does without."""
+    from cairn.models.fused_experts import has_kernels
+
+    return has_kernels(layer, x_TD)
 
 
 @torch.inference_mode()

@@ -12,7 +12,6 @@ import msgspec
 
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_count
-from cairn.kernels.built import Lookups, use_configured
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_drafter
@@ -50,6 +49,7 @@ from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
 from cairn.serve.engine.weight_forms import arrange_weights, check_form, convert
 
 if TYPE_CHECKING:
+    from cairn.kernels.built import Lookups
     from cairn.serve.engine.adapter_columns import AdapterColumns
 
 MOST_ROWS = {"cpu": 8192, "cuda": 16384}  # of pictures, in the arena
@@ -252,14 +252,18 @@ def _adapter_columns(
     return columns
 
 
-def _built_kernels(config: EngineConfig, on_gpu: bool) -> Lookups | None:
+def _built_kernels(config: EngineConfig, on_gpu: bool) -> "Lookups | None":
     """Where kernels that were compiled ahead are looked up; None: they are compiled as they are needed."""
     if config.kernel_cache and not on_gpu:
         raise ConfigError(
             f"kernel_cache is {config.kernel_cache}, and the device is a CPU",
             hint="leave it out: it holds kernels of GPUs",
         )
-    return use_configured(config.kernel_cache) if on_gpu else None
+    if not on_gpu:
+        return None
+    from cairn.kernels.built import use_configured
+
+    return use_configured(config.kernel_cache)
 
 
 def _limit_notes(
@@ -282,7 +286,7 @@ def _limit_notes(
 
 
 def _form_notes(
-    runner: Runner, arranged: list[str], kernels: Lookups | None, chosen: Chosen | None
+    runner: Runner, arranged: list[str], kernels: "Lookups | None", chosen: Chosen | None
 ) -> Iterator[str]:
     """Types of keys and values, forms of weights, where kernels come from, who drafts."""
     if runner.pool.scales is not None:
