@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cairn.core.config import load
 from cairn.core.errors import CairnError, UsageError
+from cairn.core.help import usage
 from cairn.core.schema import AlsoFlag, leaves
 
 
