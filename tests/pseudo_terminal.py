@@ -11,6 +11,7 @@ import pty
 import select
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Mapping
 
@@ -19,8 +20,12 @@ CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 
 
 class Typed:
-    def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: list[str], env: Mapping[str, str], size: tuple[int, int] = (80, 24)
+    ) -> None:
+        """`size`: columns and lines."""
         self._terminal, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, size[::-1])
         # A session of its own with this terminal, so that Ctrl-C becomes a signal as in a shell.
         self.process = subprocess.Popen(
             command,

@@ -1,12 +1,16 @@
-"""`cairn top`: a server, live in the terminal."""
+"""`cairn top`: a server, live in the terminal, until q, Ctrl-C, a signal, or the end of the server."""
 
 import json
 import os
+import select
 import shutil
+import signal
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +28,10 @@ ALTERNATE, ORDINARY = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 
 
 class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Show a server of `cairn serve` live: requests, rates, caches, keys, and how far steps are from their floor."""
+    """Show a server of `cairn serve` live: requests, rates, caches, keys, and how far steps are from their floor.
+
+    q or Ctrl-C leaves.
+    """
 
     url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[URL]"), AlsoFlag("--url")] = (
         "http://127.0.0.1:8000"
@@ -47,17 +54,49 @@ def run(args: list[str]) -> int:
     if options.once or not sys.stdout.isatty():
         print("\n".join(_drawn(options.url)))
         return 0
-    sys.stdout.write(ALTERNATE)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is given back
     try:
-        while True:
-            sys.stdout.write(HOME_AND_CLEAR + "\n".join(_drawn(options.url)))
-            sys.stdout.flush()
-            time.sleep(max(options.every, 0.1))
+        with _whole_terminal():
+            while True:
+                sys.stdout.write(HOME_AND_CLEAR + "\n".join(_drawn(options.url)))
+                sys.stdout.flush()
+                if _leaves_within(max(options.every, 0.1)):
+                    return 0
     except KeyboardInterrupt:
         return 0
+
+
+@contextmanager
+def _whole_terminal() -> Generator[None]:
+    """A screen of its own, on which typed keys do not appear; afterwards the terminal is as it was."""
+    import termios
+    import tty
+
+    typed = sys.stdin.fileno() if sys.stdin.isatty() else None
+    before = None if typed is None else termios.tcgetattr(typed)
+    sys.stdout.write(ALTERNATE)
+    try:
+        if typed is not None:
+            tty.setcbreak(typed)
+        yield
     finally:
         sys.stdout.write(ORDINARY)
         sys.stdout.flush()
+        if typed is not None and before is not None:
+            termios.tcsetattr(typed, termios.TCSADRAIN, before)
+
+
+def _leaves_within(seconds: float) -> bool:
+    """Waits so long for a q."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if not sys.stdin.isatty():
+            time.sleep(left)
+        elif select.select([sys.stdin], [], [], left)[0]:
+            key = os.read(sys.stdin.fileno(), 64)
+            if not key or b"q" in key:  # the terminal has gone, or it was asked for
+                return True
+    return False
 
 
 def _drawn(url: str) -> list[str]:

@@ -17,7 +17,7 @@ def screen(
     engine: Document, usage: Document, requests: list[Document], width: int = 80, height: int = 24
 ) -> list[str]:
     """At most `height` lines of at most `width` characters."""
-    head = [*_head(engine, usage), *_bars(engine), *_latency(engine), _floor(engine), ""]
+    head = [*_head(engine, usage, width), *_bars(engine), *_latency(engine), _floor(engine), ""]
     keys = _keys(usage["keys"])
     rest = max(height - len(head), 4)
     shown_keys = keys[: max(min(len(keys), rest // 3), 2)]
@@ -25,20 +25,26 @@ def screen(
     return [line[:width] for line in lines[:height]]
 
 
-def _head(engine: Document, usage: Document) -> list[str]:
-    rate = engine["rate"]
+def _head(engine: Document, usage: Document, width: int) -> list[str]:
+    rate, model = engine["rate"], engine["model"]
+    state = (
+        f"  {engine['status']}  {engine['running']} running  {engine['waiting']} waiting  "
+        f"{engine['preempted']} preempted"
+    )
+    room = max(width - len(state), 8)
+    shown = model if len(model) <= room else f"{model[: room - 3]}..."
     return [
-        f"{engine['model']}  {engine['status']}  {engine['running']} running  {engine['waiting']} waiting  "
-        f"{engine['preempted']} preempted",
+        shown + state,
         f"tokens/s  output {rate['output_tokens_per_s']:,.0f}  prompt {rate['prompt_tokens_per_s']:,.0f}   "
-        f"loop lag {_time(usage['event_loop_lag_s'])}   power {_watts(usage)}",
+        f"loop lag {_time(usage['event_loop_lag_s'])}   energy {_energy(usage)}",
     ]
 
 
-def _watts(usage: Document) -> str:
+def _energy(usage: Document) -> str:
+    """Since the server started."""
     found = [key["joules"] for key in usage["keys"] if key["joules"] is not None]
     joules = sum(found) + (usage["idle_joules"] or 0.0)
-    return f"{joules / 1e3:,.1f} kJ since start" if found or usage["idle_joules"] else "not known"
+    return f"{joules / 1e3:,.1f} kJ" if found or usage["idle_joules"] else "not known"
 
 
 def _bars(engine: Document) -> list[str]:

@@ -18,6 +18,7 @@ import tyro
 from cairn.cli.columns import lines
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.core.prose import in_terminal
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, default_model
 
@@ -114,7 +115,7 @@ def _show(
 ) -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    print(f"{evidence.model}: {evidence.source.splitlines()[0][:160]}")
+    print(in_terminal(f"{evidence.model}: {evidence.source.splitlines()[0]}", "  "))
     for line in lines(
         ["probe", "tokens", "top-1", "KL", "largest", "as"], _rows(verdict), left={0, 5}
     ):
@@ -130,7 +131,8 @@ def _show(
             f"against the record: {compared.status}, KL {found.kl:.2e}, top-1 {found.top1:.1%}{notes}"
         )
     took = format_duration(round(seconds, 1))
-    print(f"{verdict.status}: {verdict.says} ({verdict.tried} causes tried, {took})")
+    said = f"{verdict.status}: {verdict.says} ({verdict.tried} causes tried, {took})"
+    print(in_terminal(said, "  "))
 
 
 def _rows(verdict: "Verdict") -> list[list[str]]:

@@ -16,16 +16,15 @@ nothing about what the settings mean.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from cairn.core import toml
 from cairn.core.errors import ConfigError, UsageError, closest, did_you_mean
 from cairn.core.flags import asks_for, flag_name, read_flags
-from cairn.core.prose import folded
+from cairn.core.help import print_help
 from cairn.core.schema import Expected, Leaf, build, choices, flatten, leaves, read_value
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -83,7 +82,8 @@ def load(
         others = [arg for arg in args if arg not in ("--help", "-h")]
         settings = {"env_prefix": env_prefix, "file": file, "env": env, "prog": prog}
         values = None if file is None else load(schema, args=others, **settings).value
-        _print_help(schema, prog, values)
+        print_help(schema, prog, values)
+        raise SystemExit(0)
     if asks_for(args, "--explain"):
         args = [arg for arg in args if arg != "--explain"]
         loaded = load(
@@ -250,12 +250,3 @@ def _missing(leaf: Leaf, env_prefix: str, prog: str) -> UsageError:
         f"{name} is missing",
         hint=f"write `{prog} {usage}`, or set {variable_name(leaf.key, env_prefix)}",
     )
-
-
-def _print_help(schema: type[T], prog: str, values: T | None) -> NoReturn:
-    import tyro  # only a reader of the help waits for it
-
-    print(folded(cleandoc(schema.__doc__ or "")) + "\n")  # tyro would not fold it
-    defaults: dict[str, Any] = {} if values is None else {"default": values}
-    tyro.cli(schema, args=["--help"], prog=prog, description=" ", **defaults)
-    raise SystemExit(0)  # tyro has left already

@@ -18,7 +18,8 @@ def folded(text: str) -> str:
     """Paragraphs as wide as the terminal, or 80 columns; those with indented lines stay as they are."""
     width = shutil.get_terminal_size().columns
     return "\n\n".join(
-        part if "\n " in part else _fold(part, width, "") for part in text.split("\n\n")
+        part if "\n " in part else _fold(" ".join(part.split()), width, "")
+        for part in text.split("\n\n")
     )
 
 

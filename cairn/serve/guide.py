@@ -3,6 +3,7 @@
     response_format       {"type": "json_object"} | {"type": "json_schema", "json_schema": {"schema": {...}}}
     structured_outputs    {"json": {...}} | {"regex": ...} | {"choice": [...]} | {"grammar": ...}
     guided_json, guided_regex, guided_choice, guided_grammar         the same, under their older names
+    grammar, json_schema                                             the same, as llama.cpp's server names them
 
 All become one `Guide`: a JSON schema, a regular expression or a grammar (Lark or GBNF) as text. Whether that text
 means anything is found when it is compiled, in `grammar`; what is wrong with its form is said here. Knows no tokens
@@ -52,6 +53,8 @@ def read_guide(
     guided_regex: object = None,
     guided_choice: object = None,
     guided_grammar: object = None,
+    grammar: object = None,
+    json_schema: object = None,
 ) -> Guide | None:
     """The one guide of a request; None: it may say what it likes. RequestError names the field that is wrong."""
     older = {
@@ -60,9 +63,9 @@ def read_guide(
         "choice": guided_choice,
         "grammar": guided_grammar,
     }
-    given = [
-        _of_way(way, value, f"guided_{way}") for way, value in older.items() if value is not None
-    ]
+    named = [(way, value, f"guided_{way}") for way, value in older.items()]
+    named += [("grammar", grammar, "grammar"), ("json", json_schema, "json_schema")]
+    given = [_of_way(way, value, field) for way, value, field in named if value is not None]
     if response_format is not None:
         given.append(_of_response_format(response_format))
     if structured_outputs is not None:

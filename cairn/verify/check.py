@@ -198,7 +198,8 @@ class Check:
             return Finding("quantisation", says, 0.0)
         return Finding(
             "unknown",
-            f"further off than 4-bit weights, and none of {self.tried} causes explains it",
+            f"further off than 4-bit weights, and none of {self.tried} causes explains it; "
+            "these may be other weights",
             0.0,
         )
 
@@ -233,7 +234,9 @@ class Check:
         finding = None if found is None else _finding(found)
         if finding is None and not within(level, expected):
             finding = self._unexplained(level, expected)
-            if texts_agree:
+            if texts is not None and texts.finding is not None and not texts.finding.explained:
+                finding = texts.finding  # what the texts do not explain is said once
+            elif texts_agree:
                 says = "the texts agree and the chat does not: a template that is not known here"
                 finding = Finding("chat template", says, 0.0)
         return _part("chat", agreed, distance, level, finding)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from cairn.models.spec import ModelSpec, Rope
+from cairn.models.spec import ModelSpec
 
 Concern = Literal["spec", "weights", "prompt", "template"]
 Misplaced = Literal["rope pairs", "rope halves", "shared heads", "gate and up", "last norm", "head"]
@@ -20,6 +20,7 @@ Misplaced = Literal["rope pairs", "rope halves", "shared heads", "gate and up", 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7)
 BASES = (1e4, 5e5, 1e6, 1e5, 2e4, 5e4, 1.5e5, 3e5, 2e6, 5e6, 1e7)
 FACTORS = (2.0, 4.0, 8.0, 1.5, 16.0, 32.0)
+YARNS = (4.0, 2.0)  # how a model that was trained without it is asked for a longer context
 
 
 class Hypothesis(NamedTuple):
@@ -127,13 +128,17 @@ def _of_rope(spec: ModelSpec) -> Iterator[Hypothesis]:
             yield _changed(spec, "rope base", said, rope=replace(own, theta=theta))
     if own.kind != "default":
         said = f"the {own.kind} scaling of rope by {own.factor:g} is left out"
-        yield _changed(spec, "rope factor", said, rope=Rope(theta=own.theta))
+        plain = replace(own, kind="default", factor=1.0, attention_factor=None, temperature=0.0)
+        yield _changed(spec, "rope factor", said, rope=plain)
     for factor in FACTORS:
         if own.kind == "default" or factor != own.factor:
             kind = "linear" if own.kind == "default" else own.kind
             was = "no scaling" if own.kind == "default" else f"{own.factor:g}"
             said = f"rope factor {factor:g} ({kind}) instead of {was}"
             yield _changed(spec, "rope factor", said, rope=replace(own, kind=kind, factor=factor))
+    for factor in YARNS if own.kind == "default" else ():
+        said = f"rope factor {factor:g} (yarn) instead of no scaling"
+        yield _changed(spec, "rope factor", said, rope=replace(own, kind="yarn", factor=factor))
     if spec.rope_local is not None:
         said = "windowed layers rotate as the others do"
         yield _changed(spec, "rope of windowed layers", said, rope_local=None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from cairn.cli.columns import lines
-from cairn.core.prose import in_terminal
+from cairn.core.prose import folded, in_terminal
 
 WORD = st.text("abcdefgh", min_size=1, max_size=12)
 SENTENCE = st.lists(WORD, min_size=2, max_size=14).map(" ".join)
@@ -89,3 +89,11 @@ def test_a_line_of_a_report_is_as_wide_as_the_terminal(width, monkeypatch):
     assert all("，。：".find(line.strip()[0]) < 0 for line in in_terminal(chinese).splitlines())
     assert in_terminal("    two words") == "    two words"
     assert in_terminal("") == ""
+
+
+def test_a_paragraph_of_help_is_folded_anew_and_a_list_is_left(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "One line of source\nand the next of it.\n\nA list\n  stays  as it is"
+    assert folded(text) == "One line of source\nand the next of it.\n\nA list\n  stays  as it is"
+    monkeypatch.setenv("COLUMNS", "30")
+    assert folded(text).splitlines()[:2] == ["One line of source and the", "next of it."]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cairn.core.config import load
 from cairn.core.errors import CairnError, UsageError
+from cairn.core.help import usage
 from cairn.core.schema import AlsoFlag, leaves
 
 
@@ -215,3 +216,10 @@ def test_no_command_line_breaks_the_parser(args):
     args = [arg for arg in args if arg not in ("-h", "--help")]
     outcome = attempt(*args)
     assert isinstance(outcome, Command) or "\n" not in outcome.message
+
+
+def test_a_usage_line_is_folded_between_flags():
+    line = "\x1b[1musage:\x1b[0m cairn x [-h] FILES --out PATH [--field {None}|STR] [A ...]"
+    assert usage(line, "cairn x", 30) == (
+        "usage: cairn x [-h] FILES\n       --out PATH\n       [--field STR] [A ...]"
+    )

@@ -121,6 +121,13 @@ def test_an_answer_that_never_ends_is_stopped(tmp_path):
     assert "did not end" in graded.results[0].said.en
 
 
+def test_a_file_of_another_kind_is_no_answer(tmp_path, capsys):
+    (tmp_path / "answer.txt").write_text("x = 1\n")
+    command = ["exercise", "check", "young-daly", "--file", str(tmp_path / "answer.txt")]
+    assert main(command) == 2
+    assert "another ending than .py" in capsys.readouterr().err
+
+
 def test_a_wrong_name_suggests_the_nearest(capsys):
     assert main(["exercise", "hint", "online-sofmax"]) == 2
     assert "online-softmax" in capsys.readouterr().err

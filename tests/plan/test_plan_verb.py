@@ -51,9 +51,10 @@ def test_train_as_json_and_as_a_page(capsys, tmp_path):
 
 def test_train_in_words(capsys):
     status, out, _ = run(
-        capsys, "train", "llama-3.1-70b", "--gpus", "16", "--batch-tokens", "1048576"
+        capsys, "train", "llama-3.1-70b", "--gpus", "16", "--batch-tokens", "1048580"
     )
     assert status == 0
+    assert "= 1,048,576 tokens a step: --batch-tokens 1048580 has 4 more" in out
     assert "why the others lost" in out
     assert "memory of a rank of the first" in out
 

@@ -78,6 +78,7 @@ def judged(claimed, evidence, expected="bfloat16"):
         ({"rms_norm_eps": 1e-5}, "norm epsilon", "1e-05 instead of 1e-06"),
         ({"rope_theta": 500_000.0}, "rope base", "500000 instead of 10000"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope factor", "2 (linear)"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope factor", "4 (yarn)"),
     ],
 )
 def test_a_changed_config_is_named(config, name, says, tmp_path):
@@ -187,6 +188,25 @@ def test_another_chat_template_is_named_and_the_model_is_not_blamed(tmp_path):
     assert chat.finding.name == "chat template"
     assert "Alpaca" in chat.finding.says
     assert "closest" not in chat.finding.says
+
+
+def test_other_weights_are_said_once(tmp_path):
+    """Nothing on the list explains them, neither in the texts nor in the chat."""
+    model, path = opened(TINY)
+    run = with_spec(path.model, model.spec)
+    run.layers[3], run.layers[7] = run.layers[7], run.layers[3]
+    verdict = judged(TINY, observed(TINY, TINY, run=run))
+    assert verdict.status == "differs"
+    assert len(verdict.parts) == 2
+    assert verdict.says.count("causes explains it") == 1
+
+
+def test_a_scaling_that_is_left_out_leaves_the_rest_of_rope_as_it_was():
+    spec = ModelSpec(
+        "llama", 100, 64, 2, 4, 2, 16, 96, 64, rope=Rope(kind="yarn", factor=4.0, rotated=8)
+    )
+    [plain] = [one for one in of_spec(spec) if "left out" in one.says]
+    assert plain.spec.rope == Rope(rotated=8)
 
 
 def test_four_bits_for_sixteen_are_named(tmp_path):

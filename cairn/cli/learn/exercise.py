@@ -203,6 +203,12 @@ def _answer_file(exercise: "Exercise", options: Check) -> Path:
     file = options.file or options.folder / exercise.file_name
     if not file.is_file():
         raise UsageError(f"there is no {file}", hint=f"cairn exercise start {exercise.name}")
+    wanted = Path(exercise.file_name).suffix
+    if file.suffix != wanted:
+        raise UsageError(
+            f"{file} has another ending than {wanted}, so it cannot be an answer to {exercise.name}",
+            hint=f"`cairn exercise start {exercise.name}` writes {exercise.file_name}",
+        )
     return file.resolve()
 
 

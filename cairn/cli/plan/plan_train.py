@@ -107,7 +107,9 @@ def run(args: list[str]) -> int:
     step = (
         f"{sequences:,} sequences of {options.sequence:,} = {sequences * options.sequence:,} tokens"
     )
-    notes = [f"{step} a step", gpu.words()]
+    rest = options.batch_tokens - sequences * options.sequence
+    dropped = f": --batch-tokens {options.batch_tokens} has {rest:,} more" if rest else ""
+    notes = [f"{step} a step{dropped}", gpu.words()]
     if options.fp8 and options.gpus > 1:
         notes.append("`cairn train` refuses fp8 on several ranks so far: this is what it would be")
     cost = _cost(options, plan)

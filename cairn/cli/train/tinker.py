@@ -24,7 +24,7 @@ class TinkerVerb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = TINY
-    """a name of the hub or of `cairn models`, or a folder"""
+    """a folder, or a name: of the hub, or of a model that comes with Cairn"""
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8700
     """0: any that is free"""

@@ -66,6 +66,8 @@ def test_the_clients_own_parser(agent):
         ({"guided_json": json.dumps(Thing.model_json_schema())}, Thing.model_validate_json),
         ({"guided_regex": REGEX}, re.compile(REGEX).fullmatch),
         ({"guided_choice": ["yes", "no"]}, ["yes", "no"].__contains__),
+        ({"grammar": 'root ::= "yes" | "no"'}, re.compile("yes|no").fullmatch),
+        ({"json_schema": {"enum": ["yes", "no"]}}, re.compile('"yes"|"no"').fullmatch),
         ({"guided_grammar": LARK}, re.compile(r"\([a-z]{1,3}(,[a-z]{1,3}){0,3}\)").fullmatch),
         ({"structured_outputs": {"regex": REGEX}}, re.compile(REGEX).fullmatch),
         ({"response_format": FORMAT}, Thing.model_validate_json),

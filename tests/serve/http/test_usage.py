@@ -2,8 +2,10 @@
 
 import asyncio
 import importlib.util
+import os
 import random
 import re
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,10 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pseudo_terminal import CTRL_C, Typed
 
 from cairn.cli.main import main
+from cairn.cli.top import HOME_AND_CLEAR, ORDINARY
 from cairn.cli.top_screen import screen
 from cairn.hw.energy import EnergyCounter
 from cairn.hw.nvml import Nvml
@@ -263,6 +267,25 @@ def test_the_benchmark_of_energy_finds_every_joule_again(tiny_folder, monkeypatc
     assert found["power_of_card"] == pytest.approx(1, abs=0.1)
 
 
+def test_a_live_screen_fits_its_terminal_and_q_leaves_it_as_it_was(metered):
+    environment = {**os.environ, "CAIRN_API_KEY": "sk-test", "TERM": "xterm"}
+    command = [sys.executable, "-m", "cairn", "top", metered.url, "--every", "0.2"]
+    for keys, status in (("xq", 0), (CTRL_C, 0)):
+        with Typed(command, environment, (80, 24)) as shell:
+            shell.expect(HOME_AND_CLEAR)
+            drawn = shell.expect(HOME_AND_CLEAR).removesuffix(HOME_AND_CLEAR)
+            shell.type(keys)
+            assert shell.leave() == status
+            assert shell.seen.endswith(ORDINARY)
+        assert len(drawn.split("\r\n")) <= 24
+        assert max(map(len, drawn.split("\r\n"))) <= 80
+    with Typed([*command[:-1], "0.2"], environment, (100, 30)) as shell:
+        shell.expect(HOME_AND_CLEAR)
+        shell.process.terminate()
+        assert shell.leave() == 143
+        assert ORDINARY in shell.seen
+
+
 def test_a_key_that_has_used_its_day_is_refused_and_others_are_not(metered):
     usage = metered.service.accounts.meter.of("alice")
     usage.today_tokens = max(usage.today_tokens, 400)  # as if it had asked for more
@@ -289,6 +312,9 @@ def test_a_screen_fits_a_small_terminal():
     lines = screen(engine, usage, [request] * 50, 80, 24)
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("mmm")
+    assert lines[0].endswith("...  ok  3 running  1 waiting  0 preempted")
+    assert lines[1].endswith("energy 0.4 kJ")
     assert "[############:::::::::.........]" in lines[2]
     assert "50% of 20 ms" in "\n".join(lines)
     assert any(line.endswith("request 123.4ms/567.8ms") for line in lines)  # whole

@@ -21,6 +21,7 @@ from cairn.serve.http.protocol.batches import (
     BatchRequest,
     LineResult,
 )
+from cairn.serve.http.protocol.body import no_json
 from cairn.serve.http.protocol.refusal import Refusal
 
 MOST_LINES = 50_000  # as OpenAI has it
@@ -145,8 +146,12 @@ def read_lines(content: bytes, endpoint: str) -> list[BatchLine]:
             continue
         try:
             line = msgspec.json.decode(text, type=BatchLine)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except msgspec.ValidationError as error:
             mistakes.append(BatchError(code="invalid_json_line", message=str(error), line=number))
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            said = no_json(text, error, "the line")
+            mistakes.append(BatchError(code="invalid_json_line", message=said, line=number))
             continue
         if (problem := _problem(line, endpoint, seen)) is not None:
             param, message = problem

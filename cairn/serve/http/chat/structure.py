@@ -112,6 +112,8 @@ def guide_of(asked: SamplingFields) -> Guide | None:
         guided_regex=asked.guided_regex,
         guided_choice=asked.guided_choice,
         guided_grammar=asked.guided_grammar,
+        grammar=asked.grammar or None,
+        json_schema=asked.json_schema,
     )
 
 

@@ -67,21 +67,26 @@ def decode(body: bytes, kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         raise _explained(str(error), body, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, _no_json(body, error), code="invalid_json") from None
+        raise Refusal(400, no_json(body, error), code="invalid_json") from None
     except RecursionError:
         raise Refusal(400, "the body is nested too deeply", code="invalid_json") from None
 
 
-def _no_json(body: bytes, error: Exception) -> str:
-    """In place of "Input data was truncated", which is what msgspec says of half a character, too."""
+def no_json(body: bytes, error: Exception, what: str = "the body") -> str:
+    """In place of what msgspec says: "Input data was truncated" of half a character, and places within a string."""
     if not body.strip():
-        return "the body is empty; it has to be JSON"
+        return f"{what} is empty; it has to be JSON"
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        byte = f"0x{body[wrong.start]:02x} at byte {wrong.start}"
+        return f"{what} is not JSON: {byte} is not UTF-8 ({wrong.reason})"
     if half := _HALF.search(body):
         return (
-            f"the body is not JSON: {half[0].decode()} at byte {half.start()} is half of a character: a text was cut "
+            f"{what} is not JSON: {half[0].decode()} at byte {half.start()} is half of a character: a text was cut "
             "between the two halves of a surrogate pair"
         )
-    return f"the body is not JSON: {error}"
+    return f"{what} is not JSON: {error}"
 
 
 def _explained(problem: str, body: bytes, kind: type[msgspec.Struct]) -> Refusal:

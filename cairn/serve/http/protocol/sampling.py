@@ -72,6 +72,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    grammar: str | None = None  # as llama.cpp's clients send them
+    json_schema: Any = None
     structured_outputs: dict[str, Any] | None = None
     user: str | None = None
     # Known, and refused: an answer without them would look like one with them.
