@@ -104,8 +104,9 @@ class Runner:
         self._slept: int | None = None  # the level of its sleep
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
-        if self.head is not None and lean and isinstance(head, EagleHead) and not obstacle(head):
-            self.head.form = LeanHead(head)
+        if self.head is not None and lean and isinstance(head, EagleHead):
+            embedding = self.head.embedding
+            self.head.compiled = None if obstacle(head, embedding) else LeanHead(head, embedding)
         self.batch.made_NK = self.head.drafts_NK if self.head is not None else None
         self.head_runs = True  # behind this step
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
@@ -188,6 +189,8 @@ class Runner:
             self.batch.admit(request)
         self.sampler.flush()
         self.head_runs = step.head
+        if self.head is not None:
+            self.head.least = step.least
         states = self.pool.states
         if states is not None:
             states.begin(step)
