@@ -11,7 +11,7 @@ request. Steps with about as many requests are judged together.
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from cairn.serve.engine.speculate.guesses import (
     GuessCosts,
@@ -19,7 +19,6 @@ from cairn.serve.engine.speculate.guesses import (
     least_chances,
     worth_verifying,
 )
-from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Request
@@ -38,6 +37,14 @@ PATIENCE = (
 MOST_PATIENCE = 16384
 
 Phase = Literal["plain", "on", "off"]
+
+
+class StepSeconds(Protocol):
+    """Of a step of so many tokens, and where measured ones are told."""
+
+    def __call__(self, tokens: int, /) -> float: ...
+
+    def note(self, tokens: int, seconds: float) -> None: ...
 
 
 class Mean:
@@ -108,7 +115,7 @@ class Trial:
 
 
 class HeadPace:
-    def __init__(self, seconds: MeasuredSeconds, most: int) -> None:
+    def __init__(self, seconds: StepSeconds, most: int) -> None:
         """`seconds`: of a step of so many tokens without passes. `most`: drafts of a request."""
         self.seconds, self.most, self.trust = seconds, most, Trust()
         self._trials: dict[int, Trial] = {}
