@@ -170,6 +170,11 @@ class EagleHead(nn.Module):
         found_T = self.head.logits(normed_TD).argmax(-1)
         return (found_T + self.d2t[found_T]).int()
 
+    def guessed(self, normed_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest of the target's tokens, and the chance of each among those that the head knows."""
+        chance_T, found_T = self.head.logits(normed_TD).softmax(-1).max(-1)
+        return (found_T + self.d2t[found_T]).int(), chance_T
+
     def slots(self) -> list[Slot]:
         found = []
         for path, module in self.named_modules():

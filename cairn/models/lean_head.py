@@ -1,100 +1,115 @@
 """An EAGLE-3 head through the kernels that serve packed weights on a CPU; `models.eagle` has the form to read first.
 
-    norm x and g | q, k, v | rotate, write to pages, attend | out, add | norm, gate, up, SwiGLU | down, add | norm
-
-Some ten operations for a pass, where the plain form has sixty: a head is so small that those took longer than its
-products.
+All passes behind a step are one compiled call, where the plain form has sixty operations for each: a head is so small
+that those take longer than its products.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from cairn.kernels.cpu.packed_product import GATES, NormWeight
+from cairn.kernels.cpu.draft_head import DraftHead, Guesses, HeadParts
+from cairn.kernels.cpu.packed_product import GATES, Blocks, PackedMatrix
 from cairn.kernels.cpu.paged_decode import DecodeHeads
-from cairn.models.attend import Attend
-from cairn.models.eagle import EagleHead, Passed
+from cairn.models.eagle import EagleHead
 from cairn.models.layers import FeedForward, Norm
-from cairn.models.lean import angles_at, decode_heads, norm_weight, rope_frequencies
+from cairn.models.lean import decode_heads, norm_weight, rope_frequencies
 from cairn.models.linear.blocks import BlocksForm
-from cairn.models.linear.maps import Linear, linears
+from cairn.models.linear.maps import Linear, Vocabulary, linears
 
 
-def obstacle(head: EagleHead) -> str | None:
-    """Why this head has no such form, or None."""
+def obstacle(head: EagleHead, embedding: Vocabulary) -> str | None:
+    """Why this head has no such form, or None. `embedding`: what it looks tokens up in."""
     mixer, block = head.layer.attention, head.layer.feed_forward
     if not all(isinstance(part.form, BlocksForm) and part.addend is None for part in linears(head)):
         return "not all of its maps are packed blocks"
+    if any(part.form_bias is not None for part in linears(head)):
+        return "a map of it has a bias"
     if not mixer.has_fused or decode_heads(mixer) is None:
         return "its heads have no compiled form"
-    if not isinstance(block, FeedForward) or block.gate.activation not in GATES:
+    if not isinstance(block, FeedForward) or not block.gate.gated:
+        return "its feed-forward has no gate"
+    if block.gate.activation not in GATES or len(_matrix(block.inner).blocks) != 2:
         return "its feed-forward has no compiled form"
+    if _rows_of(embedding) is None:
+        return "tokens are looked up in another form"
     norms = (*(module for module in head.modules() if isinstance(module, Norm)),)
     return None if all(norm.is_rms for norm in norms) else "its norms have a mean"
 
 
 class LeanHead:
-    """`EagleHead` with the same calls, without gradients."""
+    """Drafts as `EagleHead` does, without gradients."""
 
-    def __init__(self, head: EagleHead) -> None:
-        layer = head.layer
-        self.head, self.mixer = head, layer.attention
-        self.block = cast(FeedForward, layer.feed_forward)
-        self.before_heads = norm_weight(cast(Norm, layer.attention_norm))
-        self.before_inner = norm_weight(cast(Norm, layer.feed_forward_norm))
-        self.of_hidden, self.last = norm_weight(head.hidden_norm), norm_weight(head.norm)
-        self.heads = cast(DecodeHeads, decode_heads(self.mixer))
-        rope = self.mixer.rope
-        self.rope = None if rope is None else rope_frequencies(rope, head.spec.layer)
-        self.token_K = (torch.arange(len(head.d2t)) + head.d2t).int()  # of the target's vocabulary
+    def __init__(self, head: EagleHead, embedding: Vocabulary) -> None:
+        layer, mixer = head.layer, head.layer.attention
+        block = cast(FeedForward, layer.feed_forward)
+        self.layer = mixer.plain_rule.layer  # in the cache
+        self.compiled = DraftHead(
+            HeadParts(
+                _matrix(head.fc),
+                _matrix(mixer.qkv),
+                _matrix(mixer.out),
+                _matrix(block.inner),
+                _matrix(block.down),
+                _matrix(head.head),
+                norm_weight(cast(Norm, layer.attention_norm)),
+                norm_weight(head.hidden_norm),
+                norm_weight(cast(Norm, layer.feed_forward_norm)),
+                norm_weight(head.norm),
+                cast(DecodeHeads, decode_heads(mixer)),
+                block.gate.activation,
+                cast(Blocks | Tensor, _rows_of(embedding)),
+                torch.arange(len(head.d2t)) + head.d2t,
+                _waves(head),
+                head.spec.norm_before_residual,
+            )
+        )
 
-    def fuse(self, tapped: list[Tensor]) -> Tensor:
-        return _form(self.head.fc).fused(torch.cat(tapped, -1), self.head.fc.form_bias)
-
-    def passed(
+    def drafted(
         self,
-        x_TD: Tensor,
-        g_TD: Tensor,
+        tapped: list[Tensor],
+        following_T: Tensor,
         positions_T: Tensor,
-        attend: Attend,
-        ends_B: Tensor | None = None,
-    ) -> Passed:
-        """Overwrites `g_TD`."""
-        pages: Any = attend
-        if pages.sequences is None:  # what its tokens see is not for the compiled attention
-            return self.head.passed(x_TD, g_TD, positions_T, attend, ends_B)
-        normed_TD = _normed(self.of_hidden, g_TD)
-        both_TE = torch.cat((_normed(self.before_heads, x_TD), normed_TD), -1)
-        h_TD = normed_TD if self.head.spec.norm_before_residual else g_TD
-        y_TN = self._attended(both_TE, positions_T, pages)
-        if ends_B is not None:  # every token leaves its key and value, and only these go on
-            h_TD, y_TN = h_TD[ends_B], y_TN[ends_B]
-        h_TD, (out, inner, down) = h_TD.contiguous(), self._maps()
-        _form(out).fused(y_TN, out.form_bias, onto_MN=h_TD)
-        gated = _form(inner).fused(h_TD, inner.form_bias, self.block.gate, self.before_inner)
-        _form(down).fused(gated, down.form_bias, onto_MN=h_TD)
-        return Passed(h_TD, _normed(self.last, h_TD))
-
-    def likeliest(self, normed_TD: Tensor) -> Tensor:
-        return self.token_K[self.head.head.logits(normed_TD).max(-1).indices]
-
-    def _attended(self, both_TE: Tensor, positions_T: Tensor, pages: Any) -> Tensor:
-        qkv, layer = self.mixer.qkv, self.mixer.plain_rule.layer
-        qkv_TE = _form(qkv).fused(both_TE, qkv.form_bias)
-        places_T11 = positions_T[:, None, None].float()
-        angles = None if self.rope is None else angles_at(self.rope, places_T11)
-        return pages.placed(qkv_TE, self.heads, angles, layer)
-
-    def _maps(self) -> tuple[Linear, Linear, Linear]:
-        return self.mixer.out, self.block.inner, self.block.down
+        ends_B: Tensor,
+        lengths_B: Tensor,
+        attend: Any,
+        passes: int,
+        least: Sequence[float] | None,
+    ) -> Guesses | None:
+        """None: what the tokens of this step see is not for the compiled attention."""
+        if attend.sequences is None:
+            return None
+        pages = (*attend.pool.addresses[self.layer], attend.pool.group_of[self.layer])
+        where = (following_T, positions_T, ends_B, lengths_B, attend.sequences, pages)
+        return self.compiled.draft(tapped, *where, passes, least)
 
 
-def _form(part: Linear) -> BlocksForm:
-    return cast(BlocksForm, part.form)
+def _matrix(part: Linear) -> PackedMatrix:
+    return cast(BlocksForm, part.form).matrix
 
 
-def _normed(norm: NormWeight, x_TD: Tensor) -> Tensor:
-    y_TD = torch.zeros_like(x_TD)
-    norm.add_normed(x_TD.contiguous(), y_TD)
-    return y_TD
+def _rows_of(embedding: Vocabulary) -> Blocks | Tensor | None:
+    """Where the compiled lookup reads: packed rows, or floats. None: it does not know this form."""
+    if embedding.lookup_addend is not None or embedding.shards.size > 1:
+        return None
+    form = embedding.lookup or embedding.form
+    if isinstance(form, BlocksForm):
+        blocks = form.matrix.blocks
+        return blocks[0] if len(blocks) == 1 else None
+    weight = embedding.weight.detach()
+    is_plain = form is None and weight.dtype == torch.float32 and weight.is_contiguous()
+    return weight if is_plain else None
+
+
+def _waves(head: EagleHead) -> Tensor | None:
+    """[frequency, factor of cosines, factor of sines] of each column."""
+    rope = head.layer.attention.rope
+    if rope is None:
+        return None
+    found = rope_frequencies(rope, head.spec.layer)
+    amplitude = torch.as_tensor(found.amplitude, dtype=torch.float32)
+    half = len(found.frequency_C) // 2
+    of_cosine_C = amplitude.expand(half).repeat(2)
+    return torch.stack((found.frequency_C, of_cosine_C, found.signed_2c.flatten()))

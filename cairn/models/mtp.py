@@ -115,6 +115,12 @@ class MtpHead(nn.Module):
         assert self.scores is not None
         return self.scores(normed_TD).argmax(-1).int()
 
+    def guessed(self, normed_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens, and their chances."""
+        assert self.scores is not None
+        chance_T, found_T = self.scores(normed_TD).float().softmax(-1).max(-1)
+        return found_T.int(), chance_T
+
     def slots(self) -> Iterator[Slot]:
         for path, part in self.named_modules():
             if isinstance(part, Holder):

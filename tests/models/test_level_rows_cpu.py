@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cairn.kernels.cpu import compiled
-from cairn.kernels.cpu.level_rows import ROUNDED_GROUP, level_rows, obstacle, rounded_rows
+from cairn.kernels.cpu.level_rows import (
+    ROUNDED_GROUP,
+    level_rows,
+    obstacle,
+    rounded_q8_0,
+    rounded_rows,
+)
 from cairn.kernels.cpu.packed_product import Blocks
 from cairn.models.linear.blocks import BlocksForm, RoundedRows
 from cairn.models.linear.level_blocks import blocks_of
@@ -98,16 +104,18 @@ def test_a_product_errs_by_the_rounding_of_its_activations(tokens):
 
 
 @compiles
-def test_a_rounded_matrix_errs_by_half_a_level_and_keeps_its_maps_apart():
+@pytest.mark.parametrize(("rounded", "group"), [(rounded_rows, ROUNDED_GROUP), (rounded_q8_0, 32)])
+def test_a_rounded_matrix_errs_by_half_a_level_and_keeps_its_maps_apart(rounded, group):
     weight_NK = torch.randn(40, 160, generator=torch.Generator().manual_seed(0))
     weight_NK[3] = 0
-    form = RoundedRows(weight_NK, [24, 16])
-    groups = weight_NK.split(ROUNDED_GROUP, dim=1)
+    form = RoundedRows(weight_NK, [24, 16], rounded)
+    groups = weight_NK.split(group, dim=1)
     steps = [part.abs().amax(1, keepdim=True) / 127 for part in groups]
     half = torch.cat([(s / 2).expand_as(part) for s, part in zip(steps, groups, strict=True)], 1)
-    assert ((form[:] - weight_NK).abs() <= half * 1.001).all()
+    in_float16 = 127 * half * 2**-11 if rounded is rounded_q8_0 else 0.0  # of the scale, 127 times
+    assert ((form[:] - weight_NK).abs() <= half * 1.001 + 2 * in_float16).all()
     assert form.matrix.part_rows == [24, 16]
-    torch.testing.assert_close(form[:], BlocksForm([rounded_rows(weight_NK)])[:], rtol=0, atol=0)
+    torch.testing.assert_close(form[:], BlocksForm([rounded(weight_NK)])[:], rtol=0, atol=0)
 
 
 @compiles

@@ -26,7 +26,7 @@ from cairn.hw.host import read_cpu
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *("product.c", "attention.h", "kind.c", "pool.h", "blocks.h", "dot.h"),
+    *("product.c", "attention.h", "draft_head.h", "kind.c", "pool.h", "blocks.h", "dot.h"),
     *("pieces512.h", "dot512.h", "tiles_amx.h"),
     *("dot_neon.h", "quads_neon.h", "rows_neon.h", "pairs_neon.h"),
     *("levels_neon.h", "pieces_neon.h"),

@@ -183,6 +183,10 @@ class PackedMatrix:
             if advise is not None and size > 0:
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
+    def part_address(self, part: int) -> int:
+        """Of one part as the compiled kernels take it; this object keeps it alive."""
+        return ctypes.addressof(self._parts[part])
+
     def struct_of(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
         """What the compiled product takes; this object keeps it alive."""
         key = (0 if bias_N is None else bias_N.data_ptr(), add, GATES[gate] if gate else 0)

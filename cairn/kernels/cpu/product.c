@@ -313,6 +313,8 @@ static void look_up(void *given, int i) {
     }
 }
 
+#include "draft_head.h"
+
 /* The given rows in float32, [count, K]. */
 void cairn_rows(Pool *pool, const Part *part, int columns, const int64_t *rows, int count, float *out) {
     Lookup lookup = {part, columns, rows, out};

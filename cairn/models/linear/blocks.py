@@ -7,7 +7,7 @@ Blocks of a GGUF file stay where it is mapped. There is no copy of them: what a 
 of the system, and processes that serve the same file share it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -122,11 +122,16 @@ class BlocksForm:
 class RoundedRows(BlocksForm):
     """8-bit levels with a scale for 64 values, made of a matrix in floating point.
 
-    `rows`: of the maps that lie one under another in it; None: one map.
+    `rows`: of the maps that lie one under another in it; None: one map. `rounded`: makes them.
     """
 
-    def __init__(self, weight_NK: RowsOfMatrix, rows: list[int] | None = None) -> None:
-        whole = rounded_rows(weight_NK)
+    def __init__(
+        self,
+        weight_NK: RowsOfMatrix,
+        rows: list[int] | None = None,
+        rounded: Callable[[RowsOfMatrix], Blocks] = rounded_rows,
+    ) -> None:
+        whole = rounded(weight_NK)
         parts = whole.bytes_NB.split(rows or len(whole.bytes_NB))
         super().__init__([whole._replace(bytes_NB=bytes_NB) for bytes_NB in parts])
 

@@ -9,6 +9,8 @@ import torch
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
+from cairn.kernels.cpu.compiled import ON_ARM
+from cairn.kernels.cpu.level_rows import rounded_q8_0, rounded_rows
 from cairn.models.experts import ExpertLayer
 from cairn.models.linear.blocks import BlocksForm, RoundedRows
 from cairn.models.linear.maps import Linear, Vocabulary, linears
@@ -97,7 +99,8 @@ def _round_drafter(head: DraftHead) -> str | None:
     parts = [part for part in linears(head) if part.form is None and part.addend is None]
     parts = [part for part in parts if RoundedRows.obstacle(part.shape_NK()[1]) is None]
     for part in parts:
-        part.take(RoundedRows(part.joined(), [len(weight) for weight in part.matrices()]))
+        rows = [len(weight) for weight in part.matrices()]
+        part.take(RoundedRows(part.joined(), rows, rounded_rows if ON_ARM else rounded_q8_0))
         part.release()
     size = format_bytes(sum(cast(BlocksForm, part.form).nbytes for part in parts), "binary")
     return f"drafts: {len(parts)} matrices of the head in 8-bit rows, {size}" if parts else None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.cpu.compiled import library
+from cairn.kernels.cpu.decoder_layer import DecoderLayer
 from cairn.kernels.cpu.packed_product import GATES, NormWeight, pool
 from cairn.kernels.cpu.paged_decode import Sequences, fits
 from cairn.models.layers import FeedForward, Norm
@@ -26,16 +27,6 @@ from cairn.models.linear.maps import Linear
 from cairn.models.spec import Rope
 from cairn.models.transformer import Layer, ended
 from cairn.serve.engine.pages import Paged, PagePool
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "out", "inner", "down")),
-        *((name, ctypes.c_void_p) for name in ("before_heads", "before_inner")),
-        *((name, ctypes.c_void_p) for name in ("behind_out", "behind_down")),
-        *((name, ctypes.c_void_p) for name in ("heads", "keys", "values")),
-        *((name, ctypes.c_int32) for name in ("group", "angle")),
-    )
 
 
 def obstacle(lean: Lean, pages: PagePool) -> str | None:
@@ -80,7 +71,7 @@ class CompiledLayers:
         self.kinds = list(lean.frequencies)
         self._kept: list[object] = []  # whose addresses are used
         made = [self._layer(layer) for layer in layers]
-        self.layers = (_Layer * len(made))(*made)
+        self.layers = (DecoderLayer * len(made))(*made)
         forms = [cast(BlocksForm, part.form) for part in self._maps(layers)]
         self.room = max(map(_room, layers))
         self._most_rows = min(form.float_rows for form in forms)
@@ -114,7 +105,7 @@ class CompiledLayers:
         ]
         return [*attentions, *(part for block in blocks for part in (block.inner, block.down))]
 
-    def _layer(self, layer: Layer) -> _Layer:
+    def _layer(self, layer: Layer) -> DecoderLayer:
         mixer, block, lean = layer.attention, cast(FeedForward, layer.feed_forward), self.lean
         behind = [
             None if norm is None else lean.norms_behind[cast(Norm, norm)]
@@ -128,7 +119,7 @@ class CompiledLayers:
         )
         number, heads = mixer.plain_rule.layer, lean.decode_heads[mixer]
         self._kept += [heads, *behind, lean.norm_of[mixer.qkv], lean.norm_of[block.inner]]
-        return _Layer(
+        return DecoderLayer(
             *maps,
             *map(_address, (lean.norm_of[mixer.qkv], lean.norm_of[block.inner], *behind)),
             ctypes.addressof(heads.struct),
@@ -161,7 +152,7 @@ class _Step:
     def run(self, first: int, last: int) -> None:
         """The residual through these layers, in place."""
         x_TD, room = self.x_TD, ctypes.c_void_p(self._room.data_ptr())
-        layers = ctypes.byref(self.layers, first * ctypes.sizeof(_Layer))
+        layers = ctypes.byref(self.layers, first * ctypes.sizeof(DecoderLayer))
         failed = self._run(
             *(pool().address, layers, last - first, self.sequences.array, *self._tables),
             *(ctypes.c_void_p(x_TD.data_ptr()), *x_TD.shape, room),

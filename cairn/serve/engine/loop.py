@@ -140,6 +140,7 @@ class Engine:
             self.pace.note(step.tokens, launched - scheduled)
         worked_all = time.thread_time() - worked
         self._note_seconds(step, worked_scheduling, worked_all - worked_scheduling)
+        self._note_drafts(step)
         due = flight
         if self.overlap:
             due, self._flying = self._flying, flight
@@ -376,11 +377,23 @@ class Engine:
         if speculation is None or step.prefill or not step.chunks:
             return
         if speculation.pace is not None and self.runner.head is not None:
-            speculation.took = computing, self.runner.head.passes_s if step.head else 0.0
+            step.took = computing, self.runner.head.passes_s if step.head else 0.0
+            speculation.pace.seconds.note(step.tokens, computing - step.took[1])
         if isinstance(speculation.seconds, MeasuredSeconds):
             speculation.seconds.note(step.tokens, computing)
             if step.drafts:  # drafting is a part of it
                 speculation.wait_s += DRAFTING_NEW * (scheduling - speculation.wait_s)
+
+    def _note_drafts(self, step: Step) -> None:
+        """How sure the head is of what it has drafted behind this step. On a CPU that is known by now."""
+        speculation, head = self.scheduler.speculation, self.runner.head
+        if speculation is None or speculation.pace is None or head is None or not step.chunks:
+            return
+        made = step.head and head.chances_BK is not None
+        requests = [chunk.request for chunk in step.chunks] if made else []
+        chances = head.chances_BK.tolist() if made and head.chances_BK is not None else []
+        speculation.pace.drafted(requests, chances, head.passes_s)
+        head.chances_BK = None
 
     def _note_landed(self, tiers: "PageTiers", flight: Flight, landed: float) -> None:
         """Its pages may be stored. A device takes steps one behind the other: it was busy since the last one landed."""

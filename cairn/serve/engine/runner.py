@@ -98,8 +98,6 @@ class Runner:
         self._slept: int | None = None  # the level of its sleep
         self.batch = Batch(limits, self.device)
         self.head = HeadDrafts(head, model, limits) if head is not None else None
-        if self.head is not None and lean and isinstance(head, EagleHead) and not obstacle(head):
-            self.head.form = LeanHead(head)
         self.batch.made_NK = self.head.drafts_NK if self.head is not None else None
         self.head_runs = True  # behind this step
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
@@ -108,9 +106,16 @@ class Runner:
             model.arena_RD = weight.new_zeros(limits.arena_rows, width)
         self._lean = lean
         self.lean = serving_form(model, self.pool) if lean else None
+        self._compile_head()
         self.adapters = Adapters(model)
         self._few_tokens = _few_tokens(model)
         self.alter_draws: Callable[[Drawn], None] | None = None  # of steps that verify, for benches
+
+    def _compile_head(self) -> None:
+        """All passes of a head in one call, where it has that form. It reads the embeddings as they are now."""
+        if self.head is not None and self._lean and isinstance(self.head.form, EagleHead):
+            parts = self.head.form, self.head.embedding
+            self.head.compiled = None if obstacle(*parts) else LeanHead(*parts)
 
     def warm_up(self) -> None:
         """Prepare in advance what the first steps would; on a CPU there is nothing."""
@@ -142,6 +147,8 @@ class Runner:
             drop_weights(self.model)
         self.pool.release()
         self.lean, self._slept = None, level
+        if self.head is not None:
+            self.head.compiled = None
 
     def wake(self) -> None:
         """After `sleep`: weights as they were, read again if they were dropped; pages empty."""
@@ -154,6 +161,7 @@ class Runner:
         self.pool = self.make_pool(self.model, self.limits, pool.cache.dtype, pool.scales)
         self._slept = None
         self.lean = serving_form(self.model, self.pool) if self._lean else None
+        self._compile_head()
 
     def pages_moved(self) -> None:
         """The pool has gone on in other memory: compiled steps keep its addresses, and are made again."""
@@ -174,6 +182,7 @@ class Runner:
         self.adapters.forget_forms()
         if self.lean is not None:
             self.lean = serving_form(self.model, self.pool)
+        self._compile_head()
 
     @torch.inference_mode()
     def launch(self, step: Step) -> "Flight":
@@ -182,6 +191,8 @@ class Runner:
             self.batch.admit(request)
         self.sampler.flush()
         self.head_runs = step.head
+        if self.head is not None:
+            self.head.least = step.least
         states = self.pool.states
         if states is not None:
             states.begin(step)

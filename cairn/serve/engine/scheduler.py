@@ -149,6 +149,8 @@ class Scheduler:
         if self.speculation is not None and self.speculation.pace is not None:
             requests = [chunk.request for chunk in step.chunks]
             step.head = self.speculation.pace.runs(requests, step.admitted)
+            step.guesses = self.speculation.head_guesses
+            step.least = self.speculation.pace.least(len(requests)) if step.head else None
         if self.blocks.stateful:
             step.restores, step.saves = self.blocks.take_copies()
         if step.chunks:

@@ -49,6 +49,9 @@ class Step(msgspec.Struct, eq=False):
     restores: list[tuple[int, int]] = []  # pages of states to copy before it, from and to
     saves: list[tuple[int, int]] = []  # and behind it
     head: bool = True  # the passes of a head that drafts, if there is one, run behind it
+    least: Sequence[float] | None = None  # and from which chances on; see `HeadDrafts`
+    guesses: bool = True  # it may verify what a head has drafted
+    took: tuple[float, float] | None = None  # seconds of it, and of these passes, where that counts
 
     @property
     def drafts_on_device(self) -> bool:

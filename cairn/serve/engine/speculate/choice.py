@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 AUTO_DRAFTS = 7  # with the token before them, rows of 8
 CPU_AUTO_DRAFTS = 15  # where rows are not padded: a long quote comes in fewer steps
 HEAD_DRAFTS = 3  # each is a further pass of the head
+CPU_HEAD_DRAFTS = 6  # where a pass is made only if its draft may be worth verifying
 RANDOM_HEAD = "random:eagle3"  # to measure what a head costs
 WAIT_S = 500e-6  # of the host for a step that verifies, on an H200, where nothing overlaps with it
 # What a step that verifies takes longer on an H200: a part for each layer, and a share of a step without drafts. Fitted
@@ -51,12 +52,13 @@ def choose_drafter(
     if config.speculate == "off":
         return None
     if (head := open_head(config, target, model)) is not None:
-        drafts = HEAD_DRAFTS if config.draft_tokens == "auto" else config.draft_tokens
+        paced = _is_paced(config, model)
+        drafts = CPU_HEAD_DRAFTS if paced else HEAD_DRAFTS
+        drafts = drafts if config.draft_tokens == "auto" else config.draft_tokens
         is_own = config.speculate == MTP
         who = "the checkpoint's own MTP layer" if is_own else f"the head {config.speculate}"
-        note = f"drafts: what {who} guesses; {drafts} in a step"
-        if _is_paced(config, model):
-            note += ", where that is measured to save time"
+        many = f"up to {drafts}, as many as are expected to save time," if paced else f"{drafts}"
+        note = f"drafts: what {who} guesses; {many} in a step"
         return Chosen(GrammarDrafter(), drafts, note, True, head)
     on_gpu = model.embedding.weight.is_cuda
     auto = config.draft_tokens == "auto"
@@ -157,6 +159,7 @@ def make_speculation(
     model = runnable.model
     ranks, on_gpu = model.build.shards.size, model.embedding.weight.is_cuda
     chooses = config.draft_tokens == "auto" and chosen.head is None
+    paced = chosen.head is not None and _is_paced(config, model)
     seconds = _seconds(runnable, ranks, config.batch_invariant) if chooses else None
     wait_s = 0.0
     if on_gpu and seconds is not None:
@@ -169,7 +172,7 @@ def make_speculation(
         wait_s=wait_s,
         waits=not chosen.on_device,
         on_device=chosen.on_device,
-        pace=HeadPace() if chosen.head is not None and _is_paced(config, model) else None,
+        pace=HeadPace(_measured(model, config.batch_invariant), chosen.drafts) if paced else None,
         on_failure=None if ranks > 1 else _say_failed,  # ranks would not draft the same any more
     )
 

@@ -10,8 +10,8 @@ shapes, so a CUDA graph holds all of it. `kernels.draft_ngrams` puts the drafts 
 """
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cairn.kernels.paged.step_inputs import Inputs, State
     from cairn.models.attend import Attend
     from cairn.models.eagle import Passed
+    from cairn.models.lean_head import LeanHead
     from cairn.models.mtp import DraftHead
     from cairn.models.transformer import Transformer
     from cairn.serve.engine.batch import Staged
@@ -51,6 +52,14 @@ class HeadForm(Protocol):
     def likeliest(self, normed_TD: Tensor) -> Tensor: ...
 
 
+class ChancedForm(HeadForm, Protocol):
+    """A head that says how sure it is."""
+
+    def guessed(self, normed_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens, and their chances."""
+        ...
+
+
 class Places(NamedTuple):
     """Where passes 1 to K - 1 stand, of each sequence of the step."""
 
@@ -73,6 +82,11 @@ class HeadDrafts:
         self._more_K1 = integers(limits.drafts - 1, 1)
         self._more_K1[:, 0] = torch.arange(limits.drafts - 1)
         self._sequences = torch.arange(2 * limits.rows, device=device)
+        self.compiled: LeanHead | None = None  # all passes in one call
+        # Of each number of drafts but the last, the chance that they hold from which on a further pass is made; None:
+        # all of them are.
+        self.least: Sequence[float] | None = None
+        self.chances_BK: Tensor | None = None  # of the newest drafts, of each sequence of the step
         self.passes_s = 0.0  # that the last passes took; a CPU has computed when they are launched
 
     def propose(
@@ -100,18 +114,74 @@ class HeadDrafts:
         # Where every token is followed by a draw, the second half of the sequences is padding.
         real = slice(len(rows_B) // 2 if staged.each_drawn else len(rows_B))
         ends_B = ends_B[real].clamp(0, len(following_T) - 1)
-        x_TD, g_TD = self.embedding(following_T), self.form.fuse(tapped)
-        h_BD, normed_BD = self.form.passed(x_TD, g_TD, inputs.positions_T, attend, ends_B)
-        drafts = [self.form.likeliest(normed_BD)]
-        tables_GBP = inputs.tables_GBP[:, real]
-        places = self._places(lengths_B[real], inputs.lengths_B[real], tables_GBP)
-        for positions_B, seen_B, slots_GB in zip(*places, strict=True):
-            rows = attend_rows(slots_GB, positions_B, seen_B, tables_GBP)
-            x_BD = self.embedding(drafts[-1])
-            h_BD, normed_BD = self.form.passed(x_BD, h_BD, positions_B, rows)
-            drafts.append(self.form.likeliest(normed_BD))
-        self.drafts_NK[rows_B[real]] = torch.stack(drafts, 1)
+        tables_GBP, lengths_B = inputs.tables_GBP[:, real], lengths_B[real]
+        guesses = None
+        if self.compiled is not None and not staged.each_drawn:
+            where = (following_T, inputs.positions_T, ends_B, lengths_B, attend)
+            guesses = self.compiled.drafted(tapped, *where, self.limits.drafts, self.least)
+        if guesses is not None:
+            drafts_BK, self.chances_BK = guesses.drafts_BK, guesses.chances_BK
+        else:
+            x_TD, g_TD = self.embedding(following_T), self.form.fuse(tapped)
+            h_BD, normed_BD = self.form.passed(x_TD, g_TD, inputs.positions_T, attend, ends_B)
+            places = self._places(lengths_B, inputs.lengths_B[real], tables_GBP)
+            if self.least is None:
+                drafts_BK = self._every_pass(h_BD, normed_BD, places, tables_GBP, attend_rows)
+            else:
+                drafts_BK = self._passes(h_BD, normed_BD, places, tables_GBP, attend_rows)
+        self.drafts_NK[rows_B[real]] = drafts_BK
         self.passes_s = time.thread_time() - began
+
+    def _every_pass(
+        self,
+        h_BD: Tensor,
+        normed_BD: Tensor,
+        places: Places,
+        tables_GBP: Tensor,
+        attend_rows: AttendRows,
+    ) -> Tensor:
+        drafts = [self.form.likeliest(normed_BD)]
+        for place in zip(*places, strict=True):
+            h_BD, normed_BD = self._further(h_BD, drafts[-1], place, tables_GBP, attend_rows)
+            drafts.append(self.form.likeliest(normed_BD))
+        return torch.stack(drafts, 1)
+
+    def _passes(
+        self,
+        h_BD: Tensor,
+        normed_BD: Tensor,
+        places: Places,
+        tables_GBP: Tensor,
+        attend_rows: AttendRows,
+    ) -> Tensor:
+        """As many as are worth their time, by what `least` says."""
+        form = cast(ChancedForm, self.form)
+        newest, chances_B = form.guessed(normed_BD)
+        drafts, chances, held_B = [newest], [chances_B], chances_B
+        for place, least in zip(zip(*places, strict=True), self.least or (), strict=True):
+            if float(held_B.max()) < least:
+                break
+            h_BD, normed_BD = self._further(h_BD, drafts[-1], place, tables_GBP, attend_rows)
+            newest, chances_B = form.guessed(normed_BD)
+            drafts.append(newest)
+            chances.append(chances_B)
+            held_B = held_B * chances_B
+        missing = self.limits.drafts - len(drafts)
+        drafts += missing * [torch.zeros_like(newest)]
+        self.chances_BK = torch.stack(chances + missing * [torch.zeros_like(chances_B)], 1)
+        return torch.stack(drafts, 1)
+
+    def _further(
+        self,
+        h_BD: Tensor,
+        newest_B: Tensor,
+        place: tuple[Tensor, Tensor, Tensor],
+        tables_GBP: Tensor,
+        attend_rows: AttendRows,
+    ) -> "Passed":
+        positions_B, seen_B, slots_GB = place
+        rows = attend_rows(slots_GB, positions_B, seen_B, tables_GBP)
+        return self.form.passed(self.embedding(newest_B), h_BD, positions_B, rows)
 
     def _places(self, lengths_B: Tensor, paged_B: Tensor, tables_GBP: Tensor) -> Places:
         """Of all further passes at once: a kernel of a few words takes as long as one of many.

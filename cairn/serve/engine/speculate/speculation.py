@@ -72,9 +72,6 @@ class Speculation:
         """
         self.drafter, self.waits, self.on_device = drafter, waits, on_device
         self.seconds, self.widths, self.wait_s, self.pace = seconds, widths, wait_s, pace
-        self.took: tuple[float, float] | None = (
-            None  # seconds of the newest step, and of its passes
-        )
         self.counts = Counts()
         self.accept: Accept = _drawn_as_drafted
         self.failed = False  # the drafter has raised, and is asked no more
@@ -83,7 +80,7 @@ class Speculation:
         self._planned: dict[Request, Planned] = {}
         self._launched: dict[Request, Kind] = {}  # of the newest drafts
         self._for_others = NOTHING  # planned for a request that `_planned` does not have
-        self._head_drafts = True  # are verified in the newest step
+        self.head_guesses = True  # may be verified in the newest step
 
     def plan(self, decoding: Sequence["Request"], most: int) -> None:
         """Ask for drafts of all requests that the next step may decode, and choose how many of them it verifies."""
@@ -93,8 +90,13 @@ class Speculation:
         if not decoding or self.failed:
             return
         alike = self.on_device and not any(map(special, decoding))
-        self._head_drafts = self.pace is None or self.pace.verifies(decoding)
-        if alike and not self._head_drafts:
+        self.head_guesses = self.pace is None or self.pace.verifies(decoding)
+        if alike and not self.head_guesses:
+            return
+        if alike and self.pace is not None:
+            for request in decoding:
+                if count := self._head_drafts(request, len(decoding), most):
+                    self._planned[request] = Planned((DRAFTED,) * most, count)
             return
         if alike and self.seconds is None:
             # So it is in every step of many requests: nothing is stored for each of them.
@@ -120,12 +122,20 @@ class Speculation:
         proposed, found = self._propose(asks), {}
         for ask, own in zip(asks, proposed, strict=True):
             found[ask.request] = _behind(ask.request, own[: ask.most]), kind_of(own)
-        on_device = ((DRAFTED,) * most if self._head_drafts else NO_DRAFTS, ANY)
-        guesses = [found.get(request, on_device) for request in decoding]
+        guesses = []
+        for request in decoding:
+            count = self._head_drafts(request, len(decoding), most)
+            guesses.append(found.get(request, ((DRAFTED,) * count, ANY)))
         fitting = [min(len(own), room) for (own, _), room in zip(guesses, rooms, strict=True)]
         chances = [self.rate(r, kind) for r, (_, kind) in zip(decoding, guesses, strict=True)]
         counts = self._choose(fitting, chances)
         return [Planned(own, n, kind) for (own, kind), n in zip(guesses, counts, strict=True)]
+
+    def _head_drafts(self, request: "Request", requests: int, most: int) -> int:
+        """How many drafts that the device makes may be verified in a step of so many requests."""
+        if self.pace is None or not self.head_guesses:
+            return most if self.head_guesses else 0
+        return min(self.pace.guesses(request, requests), most)
 
     def drafts_on_host(self, request: "Request") -> bool:
         return not self.on_device or special(request)
@@ -164,6 +174,8 @@ class Speculation:
         request.steps_in_flight += 1
         if drafts:
             self._launched[request] = self.planned(request).kind
+            if self.pace is not None and not self.drafts_on_host(request):
+                self.pace.launched(request, drafts)
 
     def land(self, step: "Step", drawn: Sequence[int]) -> Iterator[tuple["Request", int]]:
         """Each request with each of its tokens that hold; what was computed for the others is given back.
@@ -185,12 +197,11 @@ class Speculation:
 
     def _note_head(self, step: "Step", tokens: int) -> None:
         """Steps with prompts or with drafts of the host say nothing about a head."""
-        took, self.took = self.took, None
         requests = step.sampling
-        if self.pace is None or took is None or not requests or any(map(special, requests)):
+        if self.pace is None or step.took is None or not requests or any(map(special, requests)):
             return
-        verified = self._head_drafts and bool(step.drafts)
-        self.pace.trial(len(requests)).note(verified, *took, tokens / len(requests))
+        trial = self.pace.trial(len(requests))
+        trial.note(step.guesses, bool(step.drafts), *step.took, tokens / len(requests))
 
     def finish(self, request: "Request") -> None:
         """The request has ended."""
@@ -225,6 +236,8 @@ class Speculation:
         tokens = len(run)
         held, rejected = tokens - 1, 1 + drafts - tokens
         self.counts.note(drafts, held)
+        if drafts and self.pace is not None and not self.drafts_on_host(request):
+            self.pace.landed(request, held)
         if request.state != "finished":
             ledger = request.ledger
             ledger.drafted += drafts
