@@ -69,9 +69,15 @@ class Incoming:
     )
 
     def __init__(
-        self, view: torch.Tensor, call: Call, call_header: bytes, combine: Combine | None,
-        peer_name: int, own_name: int, behind: Outgoing | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        view: torch.Tensor,
+        call: Call,
+        call_header: bytes,
+        combine: Combine | None,
+        peer_name: int,
+        own_name: int,
+        behind: Outgoing | None = None,
+    ) -> None:
         self.view = view
         self.behind = behind
         self.at = 0

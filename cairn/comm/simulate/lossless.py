@@ -59,18 +59,18 @@ def run_lossless(
         where = np.cumsum(real, axis=1) - 1
         packed[real[:, hop], where[real[:, hop], hop]] = link[real[:, hop], hop]
     per_tick = np.append(gb_per_s * 1e3 * switching.tick_us, 0.0)
-    held = np.zeros((flows, hops + 1))  # bytes before hop h; 0: at the sender
-    held[:, 0] = size
+    waiting_bytes = np.zeros((flows, hops + 1))  # bytes before hop h; 0: at the sender
+    waiting_bytes[:, 0] = size
     delivered = np.zeros(flows)
     paused = np.zeros(len(per_tick), dtype=bool)
     paused_us, finish = np.zeros(len(per_tick)), np.full(flows, np.inf)
     row = np.arange(flows)
     for tick in range(most_ticks):
-        moved = _move(packed, held, per_tick, paused)
-        held[:, :-1] -= moved
-        held[:, 1:] += moved
-        delivered += held[row, length]
-        held[row, length] = 0.0
+        moved = _move(packed, waiting_bytes, per_tick, paused)
+        waiting_bytes[:, :-1] -= moved
+        waiting_bytes[:, 1:] += moved
+        delivered += waiting_bytes[row, length]
+        waiting_bytes[row, length] = 0.0
         now_done = (delivered >= size * (1 - 1e-9)) & np.isinf(finish)
         finish[now_done] = (tick + 1) * switching.tick_us
         if np.isfinite(finish).all():
@@ -78,7 +78,9 @@ def run_lossless(
         # The queue at the far end of a link is what waits for the next hop.
         queued = (
             np.bincount(
-                packed[:, :-1].ravel(), weights=held[:, 1:-1].ravel(), minlength=len(per_tick)
+                packed[:, :-1].ravel(),
+                weights=waiting_bytes[:, 1:-1].ravel(),
+                minlength=len(per_tick),
             )
             if hops > 1
             else np.zeros(len(per_tick))
@@ -87,7 +89,7 @@ def run_lossless(
         paused &= queued > switching.resume * switching.buffer_bytes
         paused_us += paused * switching.tick_us
         if moved.sum() <= 1e-9 * per_tick.max():
-            circle = _circle(packed, held, paused)
+            circle = _circle(packed, waiting_bytes, paused)
             return Story(finish, paused_us[:-1], circle, (tick + 1) * switching.tick_us)
     return Story(finish, paused_us[:-1], (), float(np.max(finish)))
 
@@ -96,8 +98,8 @@ def can_deadlock(paths: np.ndarray) -> tuple[int, ...]:
     """A circle of links, each followed by the next on some path: without one there is no deadlock."""
     following: dict[int, set[int]] = {}
     for row in paths:
-        used = [int(link) for link in row if link != NO_LINK]
-        for one, other in itertools.pairwise(used):
+        links = [int(link) for link in row if link != NO_LINK]
+        for one, other in itertools.pairwise(links):
             following.setdefault(one, set()).add(other)
     return _find_circle(following)
 
@@ -147,21 +149,21 @@ def circle(
 
 
 def _move(
-    packed: np.ndarray, held: np.ndarray, per_tick: np.ndarray, paused: np.ndarray
+    packed: np.ndarray, waiting_bytes: np.ndarray, per_tick: np.ndarray, paused: np.ndarray
 ) -> np.ndarray:
     """[flows, hops]: bytes that cross each hop; a paused link carries none."""
-    there = held[:, :-1] * (packed < len(per_tick) - 1)
-    asked = np.bincount(packed.ravel(), weights=there.ravel(), minlength=len(per_tick))
+    there = waiting_bytes[:, :-1] * (packed < len(per_tick) - 1)
+    demand = np.bincount(packed.ravel(), weights=there.ravel(), minlength=len(per_tick))
     room = np.where(paused, 0.0, per_tick)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(asked > 0, np.minimum(room / asked, 1.0), 0.0)
+        share = np.where(demand > 0, np.minimum(room / demand, 1.0), 0.0)
     return there * share[packed]
 
 
-def _circle(packed: np.ndarray, held: np.ndarray, paused: np.ndarray) -> tuple[int, ...]:
+def _circle(packed: np.ndarray, waiting_bytes: np.ndarray, paused: np.ndarray) -> tuple[int, ...]:
     """A paused link waits for the next hop of those whose bytes fill its queue."""
     waits: dict[int, set[int]] = {}
-    for flow, hop in zip(*np.nonzero(held[:, 1:-1] > 0), strict=True):
+    for flow, hop in zip(*np.nonzero(waiting_bytes[:, 1:-1] > 0), strict=True):
         one, other = int(packed[flow, hop]), int(packed[flow, hop + 1])
         if paused[one]:
             waits.setdefault(one, set()).add(other)
@@ -169,7 +171,7 @@ def _circle(packed: np.ndarray, held: np.ndarray, paused: np.ndarray) -> tuple[i
 
 
 def _find_circle(following: dict[int, set[int]]) -> tuple[int, ...]:
-    done: set[int] = set()
+    explored: set[int] = set()
     for begin in following:
         trail: list[int] = []
         stack = [(begin, iter(sorted(following.get(begin, ()))))]
@@ -180,11 +182,11 @@ def _find_circle(following: dict[int, set[int]]) -> tuple[int, ...]:
             after = next(rest, None)
             if after is None:
                 stack.pop()
-                done.add(node)
+                explored.add(node)
                 on_trail.discard(trail.pop())
             elif after in on_trail:
                 return tuple(trail[trail.index(after) :])
-            elif after not in done:
+            elif after not in explored:
                 stack.append((after, iter(sorted(following.get(after, ())))))
                 trail.append(after)
                 on_trail.add(after)
