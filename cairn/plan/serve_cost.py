@@ -53,7 +53,9 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     head = spec.vocab * spec.hidden / tp
     layer = layer_cost(spec, 1, 1, tp)  # of one token
     active = layer.products / 2  # weights of one layer that a token is multiplied with
-    kept = cache_bytes_per_token(spec, served.cache_bytes, tp)  # of all layers, on one device
+    cache_bytes = cache_bytes_per_token(
+        spec, served.cache_bytes, tp
+    )  # of all layers, on one device
     windows = Counter(spec.window(layer) for layer in range(spec.layers))
     full = windows.pop(0, 0) / spec.layers  # share of the layers that read every token
     pair = spec.attention_flops(1) / tp  # of one query and one key in all layers
@@ -64,15 +66,13 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     def seconds(step: Step) -> float:
         tokens, rows = step.tokens, step.draws
         decode, prompt, pairs = 0.0, 0, 0
-        common: dict[
-            int, int
-        ] = {}  # first page -> cached tokens that were read already in this step
+        common: dict[int, int] = {}  # first page -> cached tokens that this step has read already
         for chunk in step.chunks:
             if chunk.count == 1:
-                seen = chunk.start + 1
-                decode += full * (seen - (1 - AGAIN) * _read_before(chunk, common))
+                context = chunk.start + 1
+                decode += full * (context - (1 - AGAIN) * _read_before(chunk, common))
                 for window, layers in windows.items():
-                    decode += layers / spec.layers * min(seen, window)
+                    decode += layers / spec.layers * min(context, window)
             else:
                 prompt += chunk.start + chunk.count
                 pairs += chunk.count * (2 * chunk.start + chunk.count + 1) // 2
@@ -94,8 +94,11 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
                 read / (MEMORY_SHARE * memory),
                 products / (rate * _large(tokens)),
             )
-            + decode * kept / (PAGES_SHARE * memory)
-            + max(pairs * pair / (PROMPT_ATTENTION * device.flops_per_s), prompt * kept / memory)
+            + decode * cache_bytes / (PAGES_SHARE * memory)
+            + max(
+                pairs * pair / (PROMPT_ATTENTION * device.flops_per_s),
+                prompt * cache_bytes / memory,
+            )
             + moved / memory
             + reduce
             + step.prefill * served.tower_flops / (TOWER_SHARE * device.flops_per_s)

@@ -41,7 +41,7 @@ class Record:
 
 
 class FlightRecorder:
-    """Of one group. One thread writes collectives, others messages; anybody may read."""
+    """Of one group. One thread writes collectives, others messages; any thread may read."""
 
     def __init__(self, ranks: list[int]) -> None:
         self.name = self.description = ""  # torch names a group after it was made

@@ -1,7 +1,7 @@
-"""How ranks find each other: they say in the store who they are, and connect.
+"""How ranks find each other: each publishes its address in the store, and they connect.
 
-    say: world, host, process, settings    -->    same host: one segment of shared memory
-    read what all ranks said               -->    other host: two sockets, for collectives and for sends
+    publish: world, host, pid, settings    -->    same host: one segment of shared memory
+    read the hellos of all ranks           -->    other host: two sockets, for collectives and for sends
 
 No rank listens unless a peer is on another host, and then only to those that know a secret that rank 0 has put into the
 store. A rank that disagrees (another world size, other settings, a rank that is taken) and one that never comes are

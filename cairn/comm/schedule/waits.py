@@ -1,4 +1,4 @@
-"""Who waits for whom: everything an operation needs to be done before it can begin.
+"""The dependencies of operations: which others have to be done before one can begin.
 
     partner    a receive needs its send: the k-th of the connection meets the k-th
     room       a send needs a place: the k-th send waits for receive k - capacity
