@@ -115,23 +115,27 @@ def search(
     )
     for row in rows[BEST:]:
         lose("slower", _blame(rows[0], row)[0], row.choice.words())
-    best = [_judged(rows[0], row) for row in rows[:BEST]]
     piped = next((row for row in rows if row.choice.layout.pp > 1), None)
-    table = [
-        Lost(kind=kind, reason=reason, count=count, example=examples[kind, reason])
-        for (kind, reason), count in sorted(
-            lost.items(), key=lambda item: (KINDS_OF_LOSS.index(item[0][0]), -item[1])
-        )
-    ]
     return TrainPlan(
         gpus=gpus,
         device=device,
-        rows=best,
-        lost=table,
+        rows=[_judged(rows[0], row) for row in rows[:BEST]],
+        lost=_lost_table(lost, examples),
         tried=choices_tried,
         fitting=len(rows),
         pipelined=None if piped is None else _judged(rows[0], piped),
     )
+
+
+def _lost_table(
+    lost: Counter[tuple[str, str]], examples: Mapping[tuple[str, str], str]
+) -> list[Lost]:
+    """By kind of loss, then the reasons that struck most choices."""
+    ordered = sorted(lost.items(), key=lambda item: (KINDS_OF_LOSS.index(item[0][0]), -item[1]))
+    return [
+        Lost(kind=kind, reason=reason, count=count, example=examples[kind, reason])
+        for (kind, reason), count in ordered
+    ]
 
 
 def choices(job: Job, gpus: int) -> Iterator[Choice]:

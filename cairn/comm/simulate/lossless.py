@@ -51,13 +51,7 @@ def run_lossless(
     """`paths` is [flows, hops]; every flow starts at once and sends `size` bytes."""
     _check(paths, size, gb_per_s, switching)
     flows, hops = paths.shape
-    real = paths != NO_LINK
-    link = np.where(real, paths, len(gb_per_s))  # one more link, for nothing
-    length = real.sum(axis=1)
-    packed = np.full((flows, hops), len(gb_per_s))
-    for hop in range(hops):  # flows without gaps
-        where = np.cumsum(real, axis=1) - 1
-        packed[real[:, hop], where[real[:, hop], hop]] = link[real[:, hop], hop]
+    packed, length = _packed(paths, len(gb_per_s))
     per_tick = np.append(gb_per_s * 1e3 * switching.tick_us, 0.0)
     waiting_bytes = np.zeros((flows, hops + 1))  # bytes before hop h; 0: at the sender
     waiting_bytes[:, 0] = size
@@ -75,16 +69,7 @@ def run_lossless(
         finish[now_done] = (tick + 1) * switching.tick_us
         if np.isfinite(finish).all():
             break
-        # The queue at the far end of a link is what waits for the next hop.
-        queued = (
-            np.bincount(
-                packed[:, :-1].ravel(),
-                weights=waiting_bytes[:, 1:-1].ravel(),
-                minlength=len(per_tick),
-            )
-            if hops > 1
-            else np.zeros(len(per_tick))
-        )
+        queued = _queued(packed, waiting_bytes, len(per_tick))
         paused |= queued >= switching.pause * switching.buffer_bytes
         paused &= queued > switching.resume * switching.buffer_bytes
         paused_us += paused * switching.tick_us
@@ -146,6 +131,24 @@ def circle(
     )
     rate = np.full(3 * n, nic_gb_per_s)
     return paths, run_lossless(paths, np.full(n, float(size)), rate, switching)
+
+
+def _packed(paths: np.ndarray, none: int) -> tuple[np.ndarray, np.ndarray]:
+    """Paths without gaps, filled up with the link `none` that carries nothing; and how many links each has."""
+    real = paths != NO_LINK
+    place = np.cumsum(real, axis=1) - 1
+    packed = np.full(paths.shape, none)
+    flow, hop = np.nonzero(real)
+    packed[flow, place[flow, hop]] = paths[flow, hop]
+    return packed, real.sum(axis=1)
+
+
+def _queued(packed: np.ndarray, waiting_bytes: np.ndarray, links: int) -> np.ndarray:
+    """Bytes in the queue at the far end of each link: those that wait for the next hop."""
+    if packed.shape[1] < 2:
+        return np.zeros(links)
+    waiting = waiting_bytes[:, 1:-1].ravel()
+    return np.bincount(packed[:, :-1].ravel(), weights=waiting, minlength=links)
 
 
 def _move(
