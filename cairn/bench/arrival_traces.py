@@ -54,12 +54,12 @@ def read_trace(path: Path, most: int | None = None) -> list[Traced]:
             hint="a JSONL file of Mooncake or a CSV file of Azure",
         ) from None
     read = parse_mooncake if text.lstrip().startswith("{") else parse_azure
-    found = list(itertools.islice(read(text, str(path)), most))
-    if not found:
+    requests = list(itertools.islice(read(text, str(path)), most))
+    if not requests:
         raise DataError(f"the trace {path} has no requests", hint="is it complete?")
-    found.sort(key=lambda request: request.at_s)  # stable: equal times keep their order
-    first = found[0].at_s
-    return [msgspec.structs.replace(request, at_s=request.at_s - first) for request in found]
+    requests.sort(key=lambda request: request.at_s)  # stable: equal times keep their order
+    first = requests[0].at_s
+    return [msgspec.structs.replace(request, at_s=request.at_s - first) for request in requests]
 
 
 def parse_mooncake(text: str, where: str = "trace") -> Iterator[Traced]:
@@ -95,10 +95,10 @@ def parse_azure(text: str, where: str = "trace") -> Iterator[Traced]:
 
 def _seconds(stamp: str) -> float:
     """Of "2023-11-16 18:15:46.6805900": seven digits, where Python keeps six; without a zone it is UTC."""
-    found = STAMP.fullmatch(stamp.strip())
-    if found is None:
+    match = STAMP.fullmatch(stamp.strip())
+    if match is None:
         raise ValueError(f"'{stamp}' is no time")
-    whole, fraction, zone = found.groups(default="")
+    whole, fraction, zone = match.groups(default="")
     moment = datetime.datetime.fromisoformat(whole + (zone or "+00:00"))
     return moment.timestamp() + float(f"0{fraction}")
 

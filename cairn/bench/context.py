@@ -46,14 +46,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(Origin, frozen=True, kw_only=True):
     """benchmarks/h200/context.json."""
 
-    command: str
-    commit: str
-    date: str
-    device: str
-    versions: dict[str, str]
     ceilings: dict[str, Ceiling]
     rows: list[Row]
 

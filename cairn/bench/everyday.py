@@ -72,9 +72,9 @@ def _brief(generator: random.Random, draw: Draw) -> list[Prompted]:
 
 
 def _sampled(generator: random.Random, draw: Draw) -> list[Prompted]:
-    asked = _conversations(generator, draw)
+    requests = _conversations(generator, draw)
     return [
-        one._replace(sampling=SAMPLING[place % len(SAMPLING)]) for place, one in enumerate(asked)
+        one._replace(sampling=SAMPLING[place % len(SAMPLING)]) for place, one in enumerate(requests)
     ]
 
 

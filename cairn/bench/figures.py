@@ -138,8 +138,8 @@ def _row(row: Row, y: int) -> list[str]:
     for value, kind, at in ((row.ours, "ours", y), (row.peer, "peer", y + BAR + GAP)):
         if value is not None:
             parts.append(_rect(NAMES, at, room * value / full, BAR, kind))
-    said = f"{row.ours:,.0f}" + (f", {row.ours / row.peer:.2f}x" if row.peer else "")
-    parts.append(_text(WIDTH - VALUES + 12, y + 11, said))
+    label = f"{row.ours:,.0f}" + (f", {row.ours / row.peer:.2f}x" if row.peer else "")
+    parts.append(_text(WIDTH - VALUES + 12, y + 11, label))
     if row.peer is not None:
         parts.append(_text(WIDTH - VALUES + 12, y + BAR + GAP + 11, f"{row.peer:,.0f}", "soft"))
     if row.limit is not None:

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from cairn.bench import record
 from cairn.bench.record import Origin, merged
 from cairn.bench.record import write as write
@@ -23,14 +21,9 @@ from cairn.kernels.tooling import catalogue
 from cairn.kernels.tooling.measure import Ceiling, Row, first_line, measure_case
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(Origin, frozen=True, kw_only=True):
     """benchmarks/h200/kernels.json."""
 
-    command: str
-    commit: str
-    date: str
-    device: str
-    versions: dict[str, str]
     ceiling: Ceiling
     rows: list[Row]
 

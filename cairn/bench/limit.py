@@ -74,9 +74,9 @@ def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cos
     prompts_R = np.array([request.length for request in chosen])
     outputs_R = np.array([request.output for request in chosen])
     shared_R = np.array([request.shared for request in chosen])
-    kept = spec.token_layers  # the others have a state, which is as large for any length
-    of_pair = spec.mixer_shape(kept[0]).pair_flops(spec)  # of one query and one key
-    of_entry = cache_bytes_per_token(spec, each.value) / len(kept)
+    cached_layers = spec.token_layers  # the others have a state, which is as large for any length
+    of_pair = spec.mixer_shape(cached_layers[0]).pair_flops(spec)  # of one query and one key
+    of_entry = cache_bytes_per_token(spec, each.value) / len(cached_layers)
     of_state = state_bytes(cache_groups(spec), each.value)
     of_token = 2 * spec.matmul_parameters()
     of_token += sum(spec.mixer_shape(at).token_flops(spec) for at in range(spec.layers))

@@ -1,4 +1,4 @@
-"""What one request got, and when: the stream of an OpenAI-compatible server, read as it arrives.
+"""Reads the stream of an OpenAI-compatible server as it arrives, and records when each token came.
 
     due     sent        first token                         last token  end
     |-------|-----------|--------|--------|--------|--------|-----------|
@@ -7,7 +7,7 @@
                         |<- TPOT = this / (tokens - 1) ---->|
     |<------------------------------ E2E ------------------------------>|
 
-Times count from the moment at which a request was due, not from when the client came to send it: a client or a
+Times count from the moment at which a request was due, not from when the client sent it: a client or a
 limit on connections that is late must not make a server look fast (coordinated omission). How many tokens there were is
 what the server says (`usage`); where it says nothing, its events are counted. Pure: no socket, no clock.
 """
@@ -133,18 +133,18 @@ class Answer:
         if event == b"[DONE]" or self.error is not None:
             return
         try:
-            found = _decode(event)
+            decoded = _decode(event)
         except msgspec.DecodeError as error:
             self.error = ("bad answer", f"{error}: {event[:120]!r}")
             return
-        if found.error is not None:
-            self.error = ("error event", error_text(msgspec.json.encode({"error": found.error})))
+        if decoded.error is not None:
+            self.error = ("error event", error_text(msgspec.json.encode({"error": decoded.error})))
             return
-        if found.usage is not None:
-            self.usage = found.usage
-        if any(map(_has_tokens, found.choices)):
+        if decoded.usage is not None:
+            self.usage = decoded.usage
+        if any(map(_has_tokens, decoded.choices)):
             self.chunk_s.append(now)
-        for choice in found.choices:
+        for choice in decoded.choices:
             if choice.finish_reason is not None:
                 self.finish, self.finish_s = choice.finish_reason, now
 
@@ -200,12 +200,12 @@ def error_text(body: bytes, most: int = 300) -> str:
     """The sentence in the body of an error, or its beginning."""
     for shape in (_Refusal, _Message):
         try:
-            found = msgspec.json.decode(body, type=shape)
+            decoded = msgspec.json.decode(body, type=shape)
         except msgspec.DecodeError:
             continue
-        inner = getattr(found, "error", None)
+        inner = getattr(decoded, "error", None)
         text = inner.message if isinstance(inner, _Message) else inner
-        text = text or found.message or getattr(found, "detail", None)
+        text = text or decoded.message or getattr(decoded, "detail", None)
         if text:
             return text[:most]
     return body[:most].decode("utf-8", "replace").strip() or "(an empty body)"

@@ -1,4 +1,4 @@
-"""Who is sent when: the two ways to put load on a server.
+"""The two ways to put load on a server: open loop and closed loop.
 
     open loop     at the times of `arrivals`, whatever the server does: people do not wait for each other
     closed loop   N at a time, each followed by the next as soon as it ends: the server sets the pace

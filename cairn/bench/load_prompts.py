@@ -1,4 +1,4 @@
-"""What is asked: prompts and lengths of answers, without a tokenizer and without anybody's text.
+"""Prompts and answer lengths of a load test, made without a tokenizer and without a corpus.
 
     random          prompts of one length, answers of one length, nothing shared
     sharegpt-like   lengths as people chat: log-normal, on average 161 tokens in and 338 out (arXiv:2309.06180)

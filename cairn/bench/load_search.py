@@ -1,12 +1,13 @@
-"""Which rate to try next, to find the highest one that keeps a promise.
+"""Chooses the next rate to try, in the search for the highest one that holds an SLO.
 
     holds   holds            broken        broken
     |-------|-------?--------|-------------|-------> requests per second
             best   next      worst
 
 With two bounds both are tried first; with one, the rate doubles until it breaks (or halves until it holds). Then the
-middle, until best and worst are within the resolution. A promise is taken to break once and for all: of two verdicts
-that contradict each other, the broken one at the lower rate counts. Pure: measures nothing, knows no clock.
+middle, until best and worst are within the resolution. The SLO is taken to hold up to one rate and to break above it:
+of two verdicts that contradict each other, the broken one at the lower rate counts. Pure: measures nothing, knows no
+clock.
 """
 
 import math

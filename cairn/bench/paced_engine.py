@@ -1,9 +1,9 @@
-"""An engine without a model: the real scheduler, loop and thread over a device that only takes its time.
+"""An engine without a model: the real scheduler, loop and thread over a simulated device that only waits.
 
     step --> PacedRunner: every sampling request gets the next word of a text it repeats, `step_seconds` later
 
-So a server can be measured and loaded as if it had an accelerator behind it: its rows, its pages and its pace are
-real, its answers are made up. `capacity` says how many answers such an engine makes in a second.
+So a server can be measured under load as if it had an accelerator: its rows, pages and step times are real, its
+answers are made up. `capacity` says how many answers such an engine makes in a second.
 """
 
 import time

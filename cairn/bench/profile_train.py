@@ -184,14 +184,16 @@ def _memory(bench: Bench) -> list[Held]:
     predicted = predict(state.spec, state.config, not bench.setup.plain, frozen_values(state))
     roles = state.optimizer.tensors()
     masters = sum(t.nbytes for r, ts in roles.items() if "master" in r for t in ts.values())
-    known = {
+    measured = {
         "weights": sum(p.nbytes for p in state.parallel.parameters().values()),
         "states": sum(t.nbytes for ts in roles.values() for t in ts.values()) - masters,
         "masters": masters,
     }
-    held = [Held(what=n, measured=known.get(n), predicted=b) for n, b in predicted.table().items()]
+    rows = [
+        Held(what=n, measured=measured.get(n), predicted=b) for n, b in predicted.table().items()
+    ]
     peak = torch.cuda.max_memory_allocated() if bench.device != "cpu" else None
-    return [*held, Held(what="peak", measured=peak, predicted=predicted.total())]
+    return [*rows, Held(what="peak", measured=peak, predicted=predicted.total())]
 
 
 @contextmanager

@@ -32,10 +32,10 @@ class Prompted(NamedTuple):
 
 def with_history(turns: list[Prompted]) -> list[Prompted]:
     """`before` of every turn, from the turns that it follows; those come earlier in the list."""
-    made: list[Prompted] = []
+    prompts: list[Prompted] = []
     for one in turns:
         if one.follows is not None:
-            last = made[one.follows]
+            last = prompts[one.follows]
             one = one._replace(before=last.length + last.output)
-        made.append(one)
-    return made
+        prompts.append(one)
+    return prompts

@@ -51,14 +51,14 @@ def repeatable(verb: Sequence[str], args: Sequence[str]) -> str:
 
 def _without_places(args: Sequence[str]) -> list[str]:
     """Arguments without those that only say where the result goes."""
-    kept: list[str] = []
+    remaining: list[str] = []
     skip = False
     for argument in args:
         name = argument.partition("=")[0]
         if not skip and name not in ("--out", "--commit", "--merge", "--json"):
-            kept.append(argument)
+            remaining.append(argument)
         skip = argument in ("--out", "--commit")
-    return kept
+    return remaining
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +76,8 @@ def record(
     """
     require_commit(options.commit)
     command = all_commands(before, shlex.join(["python", *_without_places(sys.argv)]))
-    made = msgspec.to_builtins(origin(command, _device(options), options.commit))
-    document = made | {"results": results}
+    provenance = msgspec.to_builtins(origin(command, _device(options), options.commit))
+    document = provenance | {"results": results}
     if options.out:
         write(document, options.out)
     if not show:
@@ -136,13 +136,13 @@ def merged(
     group: Callable[[Kept], object],
 ) -> dict[str, Any]:
     """Fields of a report: its origin, the new rows, and of an old report those that were not measured again."""
-    kept = not_again(old.rows, rows, key) if old else []
+    unmeasured = not_again(old.rows, rows, key) if old else []
     fresh = [msgspec.structs.replace(row, commit=origin.commit) for row in rows]  # type: ignore[bad-specialization]
-    before = old.command if old and kept else None
+    before = old.command if old and unmeasured else None
     fields = msgspec.structs.asdict(origin)
     return fields | {
         "command": all_commands(before, origin.command),
-        "rows": grouped([*kept, *fresh], group),
+        "rows": grouped([*unmeasured, *fresh], group),
     }
 
 
@@ -168,9 +168,9 @@ def current_commit() -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
         )
     except OSError:  # not installed
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

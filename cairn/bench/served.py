@@ -52,8 +52,8 @@ class _Output:
             text = line.rstrip()
             self.last.append(text)
             self._log_line(text)
-            if self.url is None and (found := READY.search(text)):
-                self.url = found[1]
+            if self.url is None and (match := READY.search(text)):
+                self.url = match[1]
 
     def close(self) -> None:
         """Everything has been said: the process is over."""
@@ -98,9 +98,9 @@ def _wait(process: "subprocess.Popen[str]", output: _Output, began: float) -> st
             return output.url
         if process.poll() is not None:
             output.close()
-            said = "\n".join(output.last) or "(it said nothing)"
+            output_lines = "\n".join(output.last) or "(it said nothing)"
             raise CairnError(
-                f"the server ended with status {process.returncode} before it was ready:\n{said}",
+                f"the server ended with status {process.returncode} before it was ready:\n{output_lines}",
                 hint="try the same arguments with `cairn serve`",
             )
         time.sleep(POLL_S)

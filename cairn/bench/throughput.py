@@ -87,14 +87,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(Origin, frozen=True, kw_only=True):
     """benchmarks/h200/throughput.json."""
 
-    command: str
-    commit: str
-    date: str
-    device: str
-    versions: dict[str, str]
     ceilings: dict[str, Ceiling]  # of the last run, by whose matmul rate counts: a dtype, or fp8
     rows: list[Row]
 

@@ -64,14 +64,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(Origin, frozen=True, kw_only=True):
     """benchmarks/h200/training.json."""
 
-    command: str
-    commit: str
-    date: str
-    device: str
-    versions: dict[str, str]
     formula: str = (
         "mfu = 3 * forward FLOPs (2 per multiply-add; output projection and causal pairs counted, lookups not), "
         "of frozen matrices twice, "

@@ -99,15 +99,15 @@ Task = tuple[str, Callable[[], Sequence[object]]]  # a label, and what to measur
 def tasks(kinds: list[str], repeats: int) -> list[Task]:
     """Everything there is to measure, a piece at a time; memcpy first, the others are set beside it."""
     memcpy = Memcpy(repeats)
-    found: list[Task] = [("memcpy", memcpy.measure)]
+    tasks: list[Task] = [("memcpy", memcpy.measure)]
     for kind in kinds:
-        found += [
+        tasks += [
             (f"{kind} moves", lambda kind=kind: measure_moves(kind, repeats, memcpy)),
             (f"{kind} hand-overs", lambda kind=kind: measure_hand_overs(kind, repeats)),
             (f"{kind} streamed", lambda kind=kind: [measure_streamed(kind)]),
             (f"{kind} death", lambda kind=kind: [measure_death(kind, repeats)]),
         ]
-    return found
+    return tasks
 
 
 def usable(kinds: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -307,11 +307,11 @@ def reader(kind: str, nbytes: int) -> Iterator[Endpoint]:
 
 
 def move_all(end: Endpoint, tickets: list[int]) -> None:
-    left, deadline = set(tickets), time.monotonic() + PATIENCE_S
-    while left:
+    pending, deadline = set(tickets), time.monotonic() + PATIENCE_S
+    while pending:
         for event in end.events(0.5):
             if isinstance(event, Done):
-                left.discard(event.ticket)
+                pending.discard(event.ticket)
             elif isinstance(event, Failed | Lost):
                 raise TransferError(f"a transfer failed: {event.reason}")
         if time.monotonic() > deadline:

@@ -49,8 +49,8 @@ def give(kind: str, layout: str, streamed: str, seconds: str) -> None:
     sys.stdin.readline()
     for layer in range(shape.contents.layers):
         until = time.monotonic() + float(seconds)
-        while (left := until - time.monotonic()) > 0:
-            side.step(time.monotonic(), wait_s=min(left, 0.002))
+        while (remaining_s := until - time.monotonic()) > 0:
+            side.step(time.monotonic(), wait_s=min(remaining_s, 0.002))
         side.ready(REQUEST, layer + 1)
     print(time.monotonic(), flush=True)
     while not side.step(time.monotonic(), wait_s=0.001):

@@ -82,14 +82,14 @@ def totals(chosen: list[Prompted]) -> Totals:
 def choose(names: list[str]) -> list[str]:
     """The workloads that are named, in their own order. `all`: the five; `everyday`: what people do."""
     groups = {"all": COMPARED, "everyday": EVERYDAY}
-    wanted: set[str] = set()
+    chosen: set[str] = set()
     for name in names:
         if name not in WORKLOADS and name not in groups:
-            known = (*WORKLOADS, *groups)
-            hint = did_you_mean(name, known, otherwise=f"there are: {', '.join(known)}")
+            known_names = (*WORKLOADS, *groups)
+            hint = did_you_mean(name, known_names, otherwise=f"there are: {', '.join(known_names)}")
             raise UsageError(f"there is no workload '{name}'", hint=hint)
-        wanted |= set(groups.get(name, (name,)))
-    return [name for name in WORKLOADS if name in wanted]
+        chosen |= set(groups.get(name, (name,)))
+    return [name for name in WORKLOADS if name in chosen]
 
 
 # The order of the draws is part of the definition: all prompts of nano come before all its lengths of answers.

@@ -54,9 +54,19 @@ class Place:
     """One rank of a group, with a vector of `count` elements and one for the result."""
 
     def __init__(
-        self, rank: int, world: int, count: int, *, type: str, reduction: str, root: int, in_place: bool,
-        group: Any, device: str, calls: Any = dist,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        world: int,
+        count: int,
+        *,
+        type: str,
+        reduction: str,
+        root: int,
+        in_place: bool,
+        group: Any,
+        device: str,
+        calls: Any = dist,
+    ) -> None:
         """`calls` has the functions of torch.distributed: its module, or what speaks to another library."""
         self.rank, self.world, self.count, self.root = rank, world, count, root
         self.in_place, self.group, self.calls = in_place, group, calls

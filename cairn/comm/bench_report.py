@@ -67,20 +67,39 @@ def lines(
 
 
 def document(
-    spec: Spec, rows: Sequence[Row], ranks: int, *, args: Sequence[str], started: str, ended: str,
-    skipped: dict[str, str], devices: Sequence[dict[str, Any]],
-) -> dict[str, Any]:  # fmt: skip
+    spec: Spec,
+    rows: Sequence[Row],
+    ranks: int,
+    *,
+    args: Sequence[str],
+    started: str,
+    ended: str,
+    skipped: dict[str, str],
+    devices: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
     wrong = wrong_of(rows)
     return {
-        "version": JSON_VERSION, "start_time": started, "args": list(args), "env": [],
+        "version": JSON_VERSION,
+        "start_time": started,
+        "args": list(args),
+        "env": [],
         "nccl_version": 0,
         "config": {
-            "nthreads": 1, "ngpus": ranks, "minimum_bytes": min(spec.sizes),
-            "maximum_bytes": max(spec.sizes), "warmup_iters": spec.warmup,
-            "iterations": spec.iterations, "aggregated_iterations": spec.together,
-            "validation": int(spec.check), "graph": 0, "blocking_collectives": "true",
-            "per_iter_timing": "true", "parallel_init": "false", "devices": list(devices),
-            "ranks": ranks, "backends": spec.backends,
+            "nthreads": 1,
+            "ngpus": ranks,
+            "minimum_bytes": min(spec.sizes),
+            "maximum_bytes": max(spec.sizes),
+            "warmup_iters": spec.warmup,
+            "iterations": spec.iterations,
+            "aggregated_iterations": spec.together,
+            "validation": int(spec.check),
+            "graph": 0,
+            "blocking_collectives": "true",
+            "per_iter_timing": "true",
+            "parallel_init": "false",
+            "devices": list(devices),
+            "ranks": ranks,
+            "backends": spec.backends,
         },
         "results": [_result(spec, row, ranks) for row in rows],
         "out_of_bounds": {"count": wrong, "okay": "true" if wrong == 0 else "false"},
@@ -89,8 +108,10 @@ def document(
             name: average(spec, [row for row in rows if row.backend == name], ranks)
             for name in spec.backends
         },
-        "skipped": skipped, "errors": [], "end_time": ended,
-    }  # fmt: skip
+        "skipped": skipped,
+        "errors": [],
+        "end_time": ended,
+    }
 
 
 def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
@@ -114,14 +135,25 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     x = "log2 of the bytes"
     first = {(r.size, r.type, r.reduction): r for r in rows if r.backend == spec.backends[0]}
     charts = [
-        chart("Bus bandwidth", series(lambda r: bandwidths(spec, r, r.out_of_place, ranks)[1]),
-              x=x, y="GB/s"),
-        chart("Time, median", series(lambda r: math.log10(r.out_of_place.quantile(0.5))), x=x,
-              y="log10 of us"),
-        chart("Time, 99th percentile over median",
-              series(lambda r: r.out_of_place.quantile(0.99) / r.out_of_place.quantile(0.5)), x=x,
-              y="times"),
-    ]  # fmt: skip
+        chart(
+            "Bus bandwidth",
+            series(lambda r: bandwidths(spec, r, r.out_of_place, ranks)[1]),
+            x=x,
+            y="GB/s",
+        ),
+        chart(
+            "Time, median",
+            series(lambda r: math.log10(r.out_of_place.quantile(0.5))),
+            x=x,
+            y="log10 of us",
+        ),
+        chart(
+            "Time, 99th percentile over median",
+            series(lambda r: r.out_of_place.quantile(0.99) / r.out_of_place.quantile(0.5)),
+            x=x,
+            y="times",
+        ),
+    ]
     if len(spec.backends) > 1:
         charts.append(
             chart(
@@ -132,7 +164,7 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
                 limit=(spec.backends[0], 1.0),
             )
         )
-    shown = [
+    table_rows = [
         [
             f"{label(row)}, {format_bytes(row.size)}",
             f"{row.out_of_place.quantile(0.5):,.1f}",
@@ -146,12 +178,19 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     headings = ["backend, size", "p50 us", "p99 us", "min us", "busbw GB/s", "#wrong"]
     return page(
         f"{spec.operation} on {ranks} ranks",
-        facts({"started": started, "type": ", ".join(dict.fromkeys(row.type for row in rows)),
-               "iterations": str(spec.iterations)}),
+        facts(
+            {
+                "started": started,
+                "type": ", ".join(dict.fromkeys(row.type for row in rows)),
+                "iterations": str(spec.iterations),
+            }
+        ),
         paragraph(f"Out of place; the time of an iteration is that of {WHOSE[spec.of_ranks]}."),
-        html("div", join(charts), class_="plots"), heading("Every size"), table(headings, shown),
+        html("div", join(charts), class_="plots"),
+        heading("Every size"),
+        table(headings, table_rows),
         style=STYLE,
-    )  # fmt: skip
+    )
 
 
 def wrong_of(rows: Sequence[Row]) -> int:
@@ -161,13 +200,13 @@ def wrong_of(rows: Sequence[Row]) -> int:
 
 def average(spec: Spec, rows: Sequence[Row], ranks: int) -> float:
     """Of the bus bandwidth over all sizes and both forms."""
-    found = [
+    bandwidth = [
         bandwidths(spec, row, timing, ranks)[1]
         for row in rows
         for timing in (row.out_of_place, row.in_place)
         if timing is not None
     ]
-    return sum(found) / len(found) if found else 0.0
+    return sum(bandwidth) / len(bandwidth) if bandwidth else 0.0
 
 
 def _heads(per_iteration: bool) -> list[str]:
@@ -198,8 +237,8 @@ def _line(spec: Spec, row: Row, ranks: int, per_iteration: bool) -> str:
         )
         if per_iteration:
             stats = _statistics(timing)
-            shown = (stats["min_us"], stats["max_us"], stats["p99_us"], stats["cv_pct"])
-            text += "".join(f"  {figure(value, 7)}" for value in shown)
+            shown_statistics = (stats["min_us"], stats["max_us"], stats["p99_us"], stats["cv_pct"])
+            text += "".join(f"  {figure(value, 7)}" for value in shown_statistics)
     return text
 
 
@@ -211,7 +250,7 @@ def _labels(spec: Spec, row: Row) -> tuple[str, int]:
 
 def _result(spec: Spec, row: Row, ranks: int) -> dict[str, Any]:
     reduction, root = _labels(spec, row)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "backend": row.backend,
         "size": row.size,
         "count": row.count,
@@ -221,20 +260,20 @@ def _result(spec: Spec, row: Row, ranks: int) -> dict[str, Any]:
     }
     for key, timing in (("out_of_place", row.out_of_place), ("in_place", row.in_place)):
         if timing is None:
-            found[key] = None
+            fields[key] = None
             continue
         algorithm, bus = bandwidths(spec, row, timing, ranks)
-        found[key] = {
+        fields[key] = {
             "time": timing.mean_us,
             "alg_bw": algorithm,
             "bus_bw": bus,
             "nwrong": timing.wrong,
         }
-        found[f"{key}_per_iter"] = _statistics(timing)
-    found["actual_iterations"] = len(row.out_of_place.times_us)
-    found["end_time"] = row.at
-    found["experiment_name"] = f"{spec.operation}_perf"
-    return found
+        fields[f"{key}_per_iter"] = _statistics(timing)
+    fields["actual_iterations"] = len(row.out_of_place.times_us)
+    fields["end_time"] = row.at
+    fields["experiment_name"] = f"{spec.operation}_perf"
+    return fields
 
 
 def _statistics(timing: Timing) -> dict[str, Any]:

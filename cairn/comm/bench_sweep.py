@@ -126,7 +126,7 @@ def _timed(
                     form.call()
                 took = max(clock() - began, 1e-9)  # CPU time may stand still
                 times[name].append(took * 1e6 / spec.together)
-    found = {}
+    timings = {}
     for name, mine in times.items():
         whole = _of_ranks(torch.tensor(mine, dtype=torch.float64), spec, world)
         count_wrong = wrong[name]
@@ -134,8 +134,8 @@ def _timed(
             summed = torch.tensor([count_wrong])
             dist.all_reduce(summed)
             count_wrong = int(summed)
-        found[name] = Timing(times_us=whole, wrong=count_wrong)
-    return found
+        timings[name] = Timing(times_us=whole, wrong=count_wrong)
+    return timings
 
 
 def _of_ranks(mine: torch.Tensor, spec: Spec, world: int) -> list[float]:
@@ -165,10 +165,17 @@ def _form(
     """The call of the operation on tensors of its own, until it is done on the device."""
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     place = Place(
-        rank, world, count, type=spec.type, reduction=spec.reduction, root=spec.root,
-        in_place=in_place, group=group, device=device,
+        rank,
+        world,
+        count,
+        type=spec.type,
+        reduction=spec.reduction,
+        root=spec.root,
+        in_place=in_place,
+        group=group,
+        device=device,
         calls=bench_mpi.calls() if backend == "mpi" else dist,
-    )  # fmt: skip
+    )
     form = FORMS[spec.operation](place)
     if device == "cpu":
         return form

@@ -123,15 +123,15 @@ DIRECT = ("two_shot", "one_shot", "direct")
 
 def shape_of(collective: Collective, name: str, ranks: int) -> Shape:
     """Steps and traffic in closed form, for any number of ranks."""
-    known = CLOSED[collective]
-    if name not in known:
+    shapes = CLOSED[collective]
+    if name not in shapes:
         raise ConfigError(
             f"no closed form for {collective}/{name}",
-            hint=did_you_mean(name, known, f"there are: {', '.join(known)}"),
+            hint=did_you_mean(name, shapes, f"there are: {', '.join(shapes)}"),
         )
     if ranks < 1:
         raise ConfigError(f"a collective of {ranks} ranks", hint="it needs at least one")
-    return known[name](ranks) if ranks > 1 else Shape(0, 0)
+    return shapes[name](ranks) if ranks > 1 else Shape(0, 0)
 
 
 def estimate(
@@ -176,11 +176,11 @@ def fit(points: list[Point]) -> Fit:
         for used in itertools.combinations(range(3), count):
             if 2 not in used:
                 continue  # without bandwidth no time grows with the size
-            found, *_ = np.linalg.lstsq(weighted[:, used], np.ones_like(size), rcond=None)
-            loss = float(((weighted[:, used] @ found - 1) ** 2).sum())
-            if found.min() >= 0 and found[-1] > 0 and loss < least:
+            coefficients, *_ = np.linalg.lstsq(weighted[:, used], np.ones_like(size), rcond=None)
+            loss = float(((weighted[:, used] @ coefficients - 1) ** 2).sum())
+            if coefficients.min() >= 0 and coefficients[-1] > 0 and loss < least:
                 best, least = np.zeros(3), loss
-                best[list(used)] = found
+                best[list(used)] = coefficients
     if best is None:
         raise ConfigError("the times do not grow with the size", hint="measure larger messages too")
     errors = np.abs(weighted @ best - 1)

@@ -164,7 +164,7 @@ def times(
     """Every algorithm and protocol that can do it, fastest first."""
     cluster = calibration.applied(cluster)
     shared = calibration.launch_us + calibration.ramp_us * math.sqrt(size / (1 << 20))
-    found = []
+    choices = []
     for algorithm, protocol in itertools.product(get_args(Algorithm), PROTOCOLS):
         rate = bandwidth(cluster, collective, algorithm, protocol)
         if rate <= 0:
@@ -178,8 +178,8 @@ def times(
         if (algorithm, protocol, collective) == ("ring", "simple", "all_reduce"):
             delay *= RING_PLATEAU if cluster.nodes > 1 and slice_bytes >= 64 else 1.0
         us = shared + delay + size / (1e3 * rate * calibration.scale)
-        found.append(Choice(algorithm=algorithm, protocol=protocol, us=us))
-    return sorted(found, key=lambda choice: choice.us)
+        choices.append(Choice(algorithm=algorithm, protocol=protocol, us=us))
+    return sorted(choices, key=lambda choice: choice.us)
 
 
 def choose(
@@ -261,8 +261,10 @@ def held_out_errors(cluster: Cluster, points: list[Point]) -> list[float]:
     errors = []
     for place, point in enumerate(points):
         others = [other for other in range(len(points)) if other != place]
-        found = _best([points[other] for other in others], model[:, others])
-        errors.append(abs(choose(cluster, "all_reduce", point.bytes, found).us / point.us - 1))
+        calibration = _best([points[other] for other in others], model[:, others])
+        errors.append(
+            abs(choose(cluster, "all_reduce", point.bytes, calibration).us / point.us - 1)
+        )
     return errors
 
 
@@ -302,16 +304,18 @@ def _best(points: list[Point], model: np.ndarray) -> Calibration:
 def _rest(size: np.ndarray, measured: np.ndarray, model: np.ndarray) -> tuple[float, float]:
     """Launch and ramp, neither below zero, that explain what the model leaves."""
     columns = np.stack([np.ones_like(size), np.sqrt(size / (1 << 20))], axis=1) / measured[:, None]
-    left = 1 - model / measured
+    unexplained = 1 - model / measured
     candidates = [(0.0, 0.0)]
-    for used in ([0], [1], [0, 1]):
-        found, *_ = np.linalg.lstsq(columns[:, used], left, rcond=None)
+    for columns_used in ([0], [1], [0, 1]):
+        solution, *_ = np.linalg.lstsq(columns[:, columns_used], unexplained, rcond=None)
         whole = [0.0, 0.0]
-        for place, value in zip(used, found, strict=True):
+        for place, value in zip(columns_used, solution, strict=True):
             whole[place] = float(value)
         if min(whole) >= 0:
             candidates.append((whole[0], whole[1]))
-    return min(candidates, key=lambda pair: float(np.abs(columns @ np.array(pair) - left).sum()))
+    return min(
+        candidates, key=lambda pair: float(np.abs(columns @ np.array(pair) - unexplained).sum())
+    )
 
 
 def _ring_steps(collective: Collective, ranks: int) -> int:

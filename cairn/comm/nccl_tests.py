@@ -94,8 +94,8 @@ def _sweep(kind: tuple[str, ...], rows: list[_Row], differing: list[int]) -> Swe
 
 
 def _from_table(text: str) -> list[_Row]:
-    _, found, rest = text.partition(CONCLUDED)
-    test = rest.split()[0] if found and rest.split() else ""
+    _, concluded, rest = text.partition(CONCLUDED)
+    test = rest.split()[0] if concluded and rest.split() else ""
     rows, backend = [], ""
     for line in text.splitlines():
         words = line.split()
@@ -133,11 +133,11 @@ def _least(words: list[str]) -> float:
 
 
 def _smallest(cells: Iterable[object]) -> float:
-    found = []
+    values = []
     for cell in cells:
         with contextlib.suppress(ValueError, TypeError):
-            found.append(float(cell))  # pyrefly: ignore
-    return min((value for value in found if 0 < value < math.inf), default=math.inf)
+            values.append(float(cell))  # pyrefly: ignore
+    return min((value for value in values if 0 < value < math.inf), default=math.inf)
 
 
 def _from_json(path: Path, text: str) -> list[_Row]:

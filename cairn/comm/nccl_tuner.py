@@ -61,7 +61,7 @@ def rules(cluster: Cluster, calibration: Calibration, largest: int) -> list[Rule
     while sizes[-1] < largest:
         power = SMALLEST << (len(sizes) // 2)
         sizes.append(power * 3 // 2 if len(sizes) % 2 else power)
-    found: list[Rule] = []
+    table: list[Rule] = []
     for collective in NCCL_COLLECTIVES:
         mine: list[Rule] = []
         for place, size in enumerate(sizes):
@@ -80,8 +80,8 @@ def rules(cluster: Cluster, calibration: Calibration, largest: int) -> list[Rule
             if mine and _same(mine[-1], rule):
                 rule = msgspec.structs.replace(rule, least=mine.pop().least)
             mine.append(rule)
-        found += [*mine, _fallback(cluster, collective)]
-    return found
+        table += [*mine, _fallback(cluster, collective)]
+    return table
 
 
 def channels_for(cluster: Cluster, algorithm: Algorithm, protocol: Protocol, size: int) -> int:
@@ -123,8 +123,8 @@ def read(text: str) -> list[tuple[str, int, int, str, str, int, int, int, int, i
                 f"line {number}: {len(words)} fields, {len(line)} characters: {line[:80]!r}"
             )
         words += [str(ANY)] * (10 - len(words))
-        known = ((NAMES.values(), words[0]), (ALGORITHMS, words[3]), (PROTOCOLS, words[4]))
-        for choices, word in known:
+        vocabularies = ((NAMES.values(), words[0]), (ALGORITHMS, words[3]), (PROTOCOLS, words[4]))
+        for choices, word in vocabularies:
             if word not in choices:
                 raise DataError(
                     f"line {number}: unknown '{word}'", hint=f"one of {', '.join(choices)}"

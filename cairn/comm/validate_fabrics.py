@@ -100,14 +100,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def report() -> Report:
     sweeps = {sweep.name: sweep for sweep in ALL_REDUCE}
-    compared, made = [], {}
+    compared, fits = [], {}
     for fabric, names in FABRICS.items():
         group = [sweeps[name] for name in names]
-        made[group[0].name] = _fitted(group)
-        compared += [_cost(fabric, group), _simulated(fabric, group, made[group[0].name])]
+        fits[group[0].name] = _fitted(group)
+        compared += [_cost(fabric, group), _simulated(fabric, group, fits[group[0].name])]
     compared.append(_experts())
     switches = [
-        _switch(sweeps[one.sweep], one, model, made[one.sweep])
+        _switch(sweeps[one.sweep], one, model, fits[one.sweep])
         for one in SWITCHES
         for model in ("cost", "simulator")
     ]
@@ -123,26 +123,26 @@ def report() -> Report:
     return Report(compared=compared, switches=switches, median_error=median, ok=ok)
 
 
-def markdown(found: Report) -> str:
+def markdown(comparison: Report) -> str:
     """Fabrics first, then every figure."""
     lines = _head("fabric | model | figures | median error | worst | three constants")
-    for row in found.compared:
+    for row in comparison.compared:
         constants = ", ".join(f"{name} {value:.4g}" for name, value in row.constants.items())
         lines.append(
             f"| {row.fabric} | {row.model} | {len(row.figures)} | {row.median_error:.1%} | "
             f"{row.worst_error:.1%} | {constants} |"
         )
-    total = ", ".join(f"{model} {error:.1%}" for model, error in found.median_error.items())
+    total = ", ".join(f"{model} {error:.1%}" for model, error in comparison.median_error.items())
     lines += ["", f"Median over all figures: {total}.", ""]
     lines += _head("cluster | change | published | model | predicted | factor | seen by")
-    for point in found.switches:
+    for point in comparison.switches:
         sizes = [format_bytes(point.published_bytes), format_bytes(point.predicted_bytes)]
         lines.append(
             f"| {point.cluster} | {point.change} | {sizes[0]} | {point.model} | {sizes[1]} | "
             f"{point.factor:.2f} | {point.how} |"
         )
     lines += ["", *_head("cluster | figure | published | cost | error | simulator | error")]
-    for (cluster, what), both in _paired(found).items():
+    for (cluster, what), both in _paired(comparison).items():
         one = next(iter(both.values()))
         cells = [
             f"{both[model].predicted:,.5g} | {both[model].error:+.1%}" if model in both else " | "
@@ -154,9 +154,9 @@ def markdown(found: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _paired(found: Report) -> dict[tuple[str, str], dict[Model, Figure]]:
+def _paired(comparison: Report) -> dict[tuple[str, str], dict[Model, Figure]]:
     rows: dict[tuple[str, str], dict[Model, Figure]] = {}
-    for row in found.compared:
+    for row in comparison.compared:
         for figure in row.figures:
             rows.setdefault((figure.cluster, figure.what), {})[row.model] = figure
     return rows
@@ -173,17 +173,25 @@ def _cluster(sweep: Sweep) -> Cluster:
 def _cost(fabric: str, group: list[Sweep]) -> Compared:
     """NCCL's model; one calibration for all clusters of a fabric."""
     if len(group) == 1:
-        made, _ = calibrate(_cluster(group[0]), group[0].points)
-        constants = {"launch us": made.launch_us, "ramp us": made.ramp_us, "scale": made.scale}
+        calibration, _ = calibrate(_cluster(group[0]), group[0].points)
+        constants = {
+            "launch us": calibration.launch_us,
+            "ramp us": calibration.ramp_us,
+            "scale": calibration.scale,
+        }
     else:
-        made = _network_calibration(group)
-        nic = made.nic_gb_per_s or 0.0
-        constants = {"launch us": made.launch_us, "hop us": made.hop_us, "nic GB/s": nic}
+        calibration = _network_calibration(group)
+        nic = calibration.nic_gb_per_s or 0.0
+        constants = {
+            "launch us": calibration.launch_us,
+            "hop us": calibration.hop_us,
+            "nic GB/s": nic,
+        }
     figures = []
     for sweep in group:
         cluster = _cluster(sweep)
         for point in sweep.points:
-            best = choose(cluster, "all_reduce", point.bytes, made)
+            best = choose(cluster, "all_reduce", point.bytes, calibration)
             figures.append(
                 _figure(sweep, point.bytes, point.us, best.us, f"{best.algorithm}/{best.protocol}")
             )
@@ -194,14 +202,14 @@ def _network_calibration(group: list[Sweep]) -> Calibration:
     """Clusters of one, two and many domains: what differs between them is the network, so it is fitted."""
     points = [(_cluster(sweep), point) for sweep in group for point in sweep.points]
 
-    def made(x: np.ndarray) -> Calibration:
+    def calibration(x: np.ndarray) -> Calibration:
         return Calibration(launch_us=float(x[0]), hop_us=float(x[1]), nic_gb_per_s=float(x[2]))
 
     def loss(x: np.ndarray) -> float:
-        ratios = [choose(c, "all_reduce", p.bytes, made(x)).us / p.us for c, p in points]
+        ratios = [choose(c, "all_reduce", p.bytes, calibration(x)).us / p.us for c, p in points]
         return float(np.mean(np.abs(np.log(ratios))))
 
-    return made(descend(loss, [500.0, 200.0, 10.0]))
+    return calibration(descend(loss, [500.0, 200.0, 10.0]))
 
 
 def _fitted(group: list[Sweep]) -> Domain | Domains:
@@ -210,18 +218,18 @@ def _fitted(group: list[Sweep]) -> Domain | Domains:
     return fit_domains([(_cluster(s), p.bytes, p.us) for s in group for p in s.points])
 
 
-def _simulated(fabric: str, group: list[Sweep], made: Domain | Domains) -> Compared:
+def _simulated(fabric: str, group: list[Sweep], fitted: Domain | Domains) -> Compared:
     figures = []
     for sweep in group:
         for point in sweep.points:
-            if isinstance(made, Domain):
-                us, how = one_domain_us(_cluster(sweep), point.bytes, made)
+            if isinstance(fitted, Domain):
+                us, how = one_domain_us(_cluster(sweep), point.bytes, fitted)
             else:
-                us, how = domains_us(_cluster(sweep), point.bytes, made)
+                us, how = domains_us(_cluster(sweep), point.bytes, fitted)
             figures.append(_figure(sweep, point.bytes, point.us, us, how))
     constants = {
         name.replace("_gb_per_s", " GB/s").replace("_", " "): float(value)
-        for name, value in msgspec.structs.asdict(made).items()
+        for name, value in msgspec.structs.asdict(fitted).items()
     }
     return _compared(fabric, "simulator", group[0].source, constants, figures)
 
@@ -231,25 +239,25 @@ def _experts() -> Compared:
         return Machine(launch_us=float(x[0]), nic_gb_per_s=float(x[1]), nvlink_gb_per_s=float(x[2]))
 
     def loss(x: np.ndarray) -> float:
-        made = machine(x)
-        return float(np.mean([abs(np.log(_expert(one, made) / one.value)) for one in DEEPEP]))
+        candidate = machine(x)
+        return float(np.mean([abs(np.log(_expert(one, candidate) / one.value)) for one in DEEPEP]))
 
-    made = machine(descend(loss, [20.0, 45.0, 150.0]))
+    fitted = machine(descend(loss, [20.0, 45.0, 150.0]))
     figures = [
         Figure(
             cluster=f"EP{one.ranks}",
             what=f"{one.kernel} {one.way}",
             unit="GB/s" if one.kernel == "normal" else "us",
             published=one.value,
-            predicted=_expert(one, made),
+            predicted=_expert(one, fitted),
             how="all-to-all",
         )
         for one in DEEPEP
     ]
     constants = {
-        "launch us": made.launch_us,
-        "nic GB/s": made.nic_gb_per_s,
-        "nvlink GB/s": made.nvlink_gb_per_s,
+        "launch us": fitted.launch_us,
+        "nic GB/s": fitted.nic_gb_per_s,
+        "nvlink GB/s": fitted.nvlink_gb_per_s,
     }
     return _compared("H800, DeepEP", "simulator", DEEPEP_SOURCE, constants, figures)
 
@@ -269,9 +277,9 @@ def _expert(one: ExpertFigure, machine: Machine) -> float:
     return forwarded_gb_per_s(exchange, machine) if normal else direct_us(exchange, machine)
 
 
-def _switch(sweep: Sweep, switch: Switch, model: Model, made: Domain | Domains) -> SwitchPoint:
+def _switch(sweep: Sweep, switch: Switch, model: Model, domain: Domain | Domains) -> SwitchPoint:
     """The first size, four for each power of two, for which the model takes the later one."""
-    assert isinstance(made, Domain), "switches are those of one domain"
+    assert isinstance(domain, Domain), "switches are those of one domain"
     cluster = _cluster(sweep)
     sizes = [int(2 ** (power / 4)) for power in range(4 * 12, 4 * 34)]
     if model == "cost":
@@ -279,7 +287,7 @@ def _switch(sweep: Sweep, switch: Switch, model: Model, made: Domain | Domains) 
         best = (choose(cluster, "all_reduce", size, calibration) for size in sizes)
         names = [f"{one.algorithm}/{one.protocol}" for one in best]
     else:
-        names = [one_domain_us(cluster, size, made)[1] for size in sizes]
+        names = [one_domain_us(cluster, size, domain)[1] for size in sizes]
     later = (s for s, name in zip(sizes, names, strict=True) if _is(name, switch.after))
     return SwitchPoint(
         cluster=sweep.name,
@@ -291,9 +299,9 @@ def _switch(sweep: Sweep, switch: Switch, model: Model, made: Domain | Domains) 
     )
 
 
-def _is(name: str, wanted: str) -> bool:
+def _is(name: str, algorithm: str) -> bool:
     """ring/ll is not ring/ll128."""
-    return name == wanted or (name.startswith(wanted) and "/" not in wanted)
+    return name == algorithm or (name.startswith(algorithm) and "/" not in algorithm)
 
 
 def _figure(sweep: Sweep, size: int, published: float, predicted: float, how: str) -> Figure:

@@ -1,16 +1,16 @@
-"""Who is stuck in which collective, said while the job hangs and before its timeout ends it.
+"""Reports which rank is stuck in which collective while a job hangs, before its timeout ends it.
 
     every rank   thread: what did I enter, what did I leave?  --note-->  board  --all notes-->  rank 0, once
 
 Flight recorders (torch's, and that of `cairn.comm.backend`) count the collectives of each process group, so
-nothing has to be wrapped. A note is small while all goes well; a rank that has not moved for a while adds its
-last calls. Rank 0 compares them with the rules of the doctor and says one sentence: the rank, its host, its last
-collective. It says so once for each standstill, and once more when the job goes on. It never ends anything: that
+nothing has to be wrapped. A note is small as long as collectives complete; a rank without progress adds its last
+calls. Rank 0 compares the notes by the rules of the doctor and logs one sentence: the rank, its host, its last
+collective. It logs once for each standstill, and once more when the job goes on. It never ends a process: that
 is for the timeout.
 
-A thread of a rank that runs Python or waits in a collective still writes notes; one whose process is stopped or
-gone does not, and that is said as well. Seen are the collectives of gloo, of NCCL and of our own backend; those of
-others that record nothing are not.
+The watchdog thread writes notes also while its rank runs Python or waits in a collective. A rank whose process is
+stopped or gone writes none, and is reported for that. Covered are the collectives of gloo, of NCCL and of our own
+backend; a backend without a flight recorder is invisible.
 """
 
 import contextlib
@@ -59,20 +59,22 @@ class Watch:
 
     def __init__(self, world: int, patience_s: float) -> None:
         self.world, self.patience_s = world, patience_s
-        self.seen: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
+        self.last_move: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
         self.last_beat: dict[int, tuple[int, float]] = {}  # last beat, and when
-        self.known: dict[int, Note] = {}  # of each rank the last one, also of those that have left
+        self.last_note: dict[
+            int, Note
+        ] = {}  # of each rank the last one, also of those that have left
         self.reported = self.early = False
 
     def look(self, notes: dict[int, Note], now: float) -> str | None:
         """A sentence when there is something to say."""
-        notes = self.known = self.known | notes
+        notes = self.last_note = self.last_note | notes
         for rank, note in notes.items():
-            if self.seen.get(rank, ("", 0.0))[0] != note.moved:
-                self.seen[rank] = (note.moved, now)
+            if self.last_move.get(rank, ("", 0.0))[0] != note.moved:
+                self.last_move[rank] = (note.moved, now)
             if self.last_beat.get(rank, (-1, 0.0))[0] != note.beat:
                 self.last_beat[rank] = (note.beat, now)
-        quiet = now - max((when for _, when in self.seen.values()), default=now)
+        quiet = now - max((when for _, when in self.last_move.values()), default=now)
         if quiet < EARLY * self.patience_s:
             again, self.reported, self.early = self.reported or self.early, False, False
             return "watchdog: the job goes on" if again else None
@@ -82,7 +84,7 @@ class Watch:
         waiting = any(note.waits for note in notes.values())
         if self.reported or not (waiting or silent):
             return None
-        if self._still_to_hear(notes, silent) and quiet < 2 * self.patience_s:
+        if self._expects_notes(notes, silent) and quiet < 2 * self.patience_s:
             return None
         self.reported = True
         return f"watchdog: nothing has moved for {quiet:.0f} s. {explain(notes, silent)}"
@@ -97,7 +99,7 @@ class Watch:
         who = ", ".join(f"rank {rank} on {notes[rank].host}" for rank in stopped)
         return f"watchdog: no sign of life from {who} for {late[stopped[0]]:.0f} s: stopped, or swapped out?"
 
-    def _still_to_hear(self, notes: dict[int, Note], silent: list[int]) -> bool:
+    def _expects_notes(self, notes: dict[int, Note], silent: list[int]) -> bool:
         """A rank writes notes, and has not written yet where it stands: on a busy machine it may only be slow."""
         here = [rank for rank in range(self.world) if rank not in silent]
         return any(rank not in notes or notes[rank].trace is None for rank in here)
@@ -111,14 +113,14 @@ def explain(notes: dict[int, Note], silent: list[int]) -> str:
         for rank in silent
     ]
     traces = [note.trace for note in notes.values() if note.trace is not None]
-    found = False
+    explained = False
     for one in examine(traces):
         if one.cause in ("hang", "mismatch"):
             culprits = [rank for rank in hosts if one.where == f"rank {rank}"]
             where = f"rank {culprits[0]} on {hosts[culprits[0]]}" if culprits else one.where
             parts.append(f"{where}: {'; '.join(one.evidence)}")
-            found = True
-    if not found or all(rank in silent for rank in hosts):
+            explained = True
+    if not explained or all(rank in silent for rank in hosts):
         waits = [
             f"rank {note.rank} on {note.host} is in {', '.join(note.waits)}"
             for note in notes.values()
@@ -193,11 +195,11 @@ class _Body:
         )
 
     def read(self) -> None:
-        found = self.board.notes(self.world)
-        notes = {rank: msgspec.json.decode(note, type=Note) for rank, note in found.items()}
-        said = self.watch.look(notes, time.monotonic())
-        if said:
-            self.log_line(said)
+        encoded = self.board.notes(self.world)
+        notes = {rank: msgspec.json.decode(note, type=Note) for rank, note in encoded.items()}
+        sentence = self.watch.look(notes, time.monotonic())
+        if sentence:
+            self.log_line(sentence)
 
 
 def recorder() -> Any:
@@ -228,10 +230,10 @@ def _dump(collectives: bool) -> dict[str, Any]:
         dump = getattr(c10d, name, None)
         if dump is None:
             continue
-        found = msgspec.json.decode(dump(includeCollectives=collectives, onlyActive=False))
-        whole["entries"] += found.get("entries") or []
-        whole["pg_config"] |= found.get("pg_config") or {}
-        whole["pg_status"][name] = found.get("pg_status")
+        status = msgspec.json.decode(dump(includeCollectives=collectives, onlyActive=False))
+        whole["entries"] += status.get("entries") or []
+        whole["pg_config"] |= status.get("pg_config") or {}
+        whole["pg_status"][name] = status.get("pg_status")
     ours = flight.dump(collectives)
     whole["entries"] += ours["entries"]
     whole["pg_config"] |= ours["pg_config"]
@@ -263,11 +265,11 @@ class FileBoard:
         fresh.replace(self.folder / str(rank))
 
     def notes(self, world: int) -> dict[int, bytes]:
-        found = {}
+        encoded = {}
         for rank in range(world):
             with contextlib.suppress(FileNotFoundError):
-                found[rank] = (self.folder / str(rank)).read_bytes()
-        return found
+                encoded[rank] = (self.folder / str(rank)).read_bytes()
+        return encoded
 
 
 class StoreBoard:

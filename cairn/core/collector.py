@@ -1,4 +1,4 @@
-"""Python's garbage collector held still while something runs that must not be paused, or not be disturbed.
+"""Pauses Python's garbage collector around work that it must not interrupt.
 
     keep_what_is_loaded  for a server: what exists by now stays, and is never looked at again (`freeze`)
     quiet_collector      for a run: the same until its end, and nothing is collected meanwhile

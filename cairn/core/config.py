@@ -97,21 +97,21 @@ def load(
         )
         print(explain(loaded))
         raise SystemExit(0)
-    known = {leaf.key: leaf for leaf in leaves(schema)}
-    from_flags = _from_flags(known, args, prog)
-    from_environment = _from_environment(known, env, env_prefix)
+    leaves_by_key = {leaf.key: leaf for leaf in leaves(schema)}
+    from_flags = _from_flags(leaves_by_key, args, prog)
+    from_environment = _from_environment(leaves_by_key, env, env_prefix)
     if file is None and file_field is not None:
-        named = from_flags.get(file_field) or from_environment.get(file_field)
-        file = _checked(known[file_field], named, prog) if named else None
-    from_file = _from_file(known, Path(file)) if file is not None else {}
+        path_setting = from_flags.get(file_field) or from_environment.get(file_field)
+        file = _checked(leaves_by_key[file_field], path_setting, prog) if path_setting else None
+    from_file = _from_file(leaves_by_key, Path(file)) if file is not None else {}
 
-    values = {key: leaf.default for key, leaf in known.items()}
-    origins = {key: Origin("default") for key in known}
+    values = {key: leaf.default for key, leaf in leaves_by_key.items()}
+    origins = {key: Origin("default") for key in leaves_by_key}
     for layer in (from_file, from_environment, from_flags):
         for key, setting in layer.items():
-            values[key] = _checked(known[key], setting, prog)
+            values[key] = _checked(leaves_by_key[key], setting, prog)
             origins[key] = setting.origin
-    for key, leaf in known.items():
+    for key, leaf in leaves_by_key.items():
         if values[key] is msgspec.NODEFAULT:
             raise _missing(leaf, env_prefix, prog)
     return Loaded(build(schema, values), origins)
@@ -119,11 +119,13 @@ def load(
 
 def explain(loaded: Loaded[Any]) -> str:
     """One line per value with its origin: `top_p = 0.9   flag --top-p`."""
-    left = [f"{key} = {toml.render_value(value)}" for key, value in flatten(loaded.value).items()]
-    width = max(map(len, left), default=0)
+    assignments = [
+        f"{key} = {toml.render_value(value)}" for key, value in flatten(loaded.value).items()
+    ]
+    width = max(map(len, assignments), default=0)
     return "\n".join(
         f"{text:<{width}}   {origin}"
-        for text, origin in zip(left, loaded.origins.values(), strict=True)
+        for text, origin in zip(assignments, loaded.origins.values(), strict=True)
     )
 
 
@@ -137,19 +139,23 @@ def variable_name(key: str, env_prefix: str) -> str:
     return env_prefix + key.upper().replace(".", "__").replace("-", "_")
 
 
-def _from_flags(known: dict[str, Leaf], args: Sequence[str], prog: str) -> dict[str, Setting]:
-    words = read_flags(list(known.values()), args, prog)
+def _from_flags(
+    leaves_by_key: dict[str, Leaf], args: Sequence[str], prog: str
+) -> dict[str, Setting]:
+    words = read_flags(list(leaves_by_key.values()), args, prog)
     return {
-        key: Setting(word.raw, Origin("argument" if known[key].positional else "flag", word.name))
+        key: Setting(
+            word.raw, Origin("argument" if leaves_by_key[key].positional else "flag", word.name)
+        )
         for key, word in words.items()
     }
 
 
 def _from_environment(
-    known: dict[str, Leaf], env: Mapping[str, str], prefix: str
+    leaves_by_key: dict[str, Leaf], env: Mapping[str, str], prefix: str
 ) -> dict[str, Setting]:
-    names = {variable_name(key, prefix): leaf for key, leaf in known.items()}
-    found: dict[str, Setting] = {}
+    names = {variable_name(key, prefix): leaf for key, leaf in leaves_by_key.items()}
+    settings: dict[str, Setting] = {}
     for name in sorted(env):
         if not name.startswith(prefix):
             continue
@@ -162,8 +168,8 @@ def _from_environment(
             )
         leaf = names[name]
         raw = env[name] if leaf.values in (0, 1) else _split(env[name])
-        found[leaf.key] = Setting(raw, Origin("environment", name))
-    return found
+        settings[leaf.key] = Setting(raw, Origin("environment", name))
+    return settings
 
 
 def _split(text: str) -> list[str]:
@@ -177,41 +183,45 @@ def _split(text: str) -> list[str]:
     return text.split(",") if text else []
 
 
-def _from_file(known: dict[str, Leaf], path: Path) -> dict[str, Setting]:
+def _from_file(leaves_by_key: dict[str, Leaf], path: Path) -> dict[str, Setting]:
     document = toml.read(path)
-    found: dict[str, Setting] = {}
-    for key, raw in _walk(document.values, known, prefix=""):
+    settings: dict[str, Setting] = {}
+    for key, raw in _walk(document.values, leaves_by_key, prefix=""):
         origin = Origin("file", document.where(key))
-        if key not in known:
-            raise _unknown_key(key, raw, origin, known)
-        found[key] = Setting(raw, origin)
-    return found
+        if key not in leaves_by_key:
+            raise _unknown_key(key, raw, origin, leaves_by_key)
+        settings[key] = Setting(raw, origin)
+    return settings
 
 
-def _unknown_key(key: str, raw: object, origin: Origin, known: dict[str, Leaf]) -> ConfigError:
-    if any(other.startswith(f"{key}.") for other in known):
+def _unknown_key(
+    key: str, raw: object, origin: Origin, leaves_by_key: dict[str, Leaf]
+) -> ConfigError:
+    if any(other.startswith(f"{key}.") for other in leaves_by_key):
         return ConfigError(
             f"{key}: expected a table, got {_shown(raw)} ({origin})",
             hint=f"write [{key}] above its keys",
         )
-    tables = {other.rpartition(".")[0] for other in known if "." in other}
+    tables = {other.rpartition(".")[0] for other in leaves_by_key if "." in other}
     what = f"table [{key}]" if isinstance(raw, dict) else f"key '{key}' = {_shown(raw)}"
     return ConfigError(
         f"unknown {what} ({origin})",
         hint=did_you_mean(
             key,
-            tables if isinstance(raw, dict) else known,
-            otherwise=f"known keys: {', '.join(known)}",
+            tables if isinstance(raw, dict) else leaves_by_key,
+            otherwise=f"known keys: {', '.join(leaves_by_key)}",
         ),
     )
 
 
-def _walk(values: dict[str, Any], known: dict[str, Leaf], prefix: str) -> Iterator[tuple[str, Any]]:
+def _walk(
+    values: dict[str, Any], leaves_by_key: dict[str, Leaf], prefix: str
+) -> Iterator[tuple[str, Any]]:
     """Dotted keys of a document, going only into tables that the schema has."""
     for name, value in values.items():
         key = prefix + name
-        if isinstance(value, dict) and any(other.startswith(f"{key}.") for other in known):
-            yield from _walk(value, known, prefix=f"{key}.")
+        if isinstance(value, dict) and any(other.startswith(f"{key}.") for other in leaves_by_key):
+            yield from _walk(value, leaves_by_key, prefix=f"{key}.")
         else:
             yield key, value
 

@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, however that ended: a parent that is killed cannot tidy up.
+"""Makes a child process end with its parent, however the parent ended: a killed parent cannot clean up.
 
 Linux only; elsewhere it does nothing. The kernel means the thread that forked: start children from one that stays.
 """

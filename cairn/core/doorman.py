@@ -1,9 +1,9 @@
-"""Stands at a listening socket: a client that does not know the secret is refused with the reason, and counted.
+"""Authenticates the clients of a listening socket: one without the secret is refused with the reason, and counted.
 
     accept --> a thread for each --> lets_in? --yes--> the service          no: closed, an event, one more in `refused`
 
-A connection that says nothing costs its own thread and no other; of those only so many are kept waiting, and the
-oldest makes room, so that there is always room for one that does say who it is. What is asked is in `shared_secret`.
+A connection that sends nothing blocks its own thread and no other. At most `WAITING` of them are kept; a further one
+closes the oldest, so that a legitimate client always gets in. The handshake itself is in `shared_secret`.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What can go wrong through no fault of the program, as one small tree.
+"""The exceptions for what a user can mend, as one small tree.
 
     CairnError
     ├── UsageError             a flag or an argument is wrong

@@ -1,4 +1,4 @@
-"""How to tell what happened when: spans, instants and scalars, one JSONL file per process.
+"""Records what happened when: spans, instants and scalars, one JSONL file per process.
 
     with span("prefill", tokens=512):            a block that takes time
     instant("preempted", request=7)              a moment

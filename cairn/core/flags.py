@@ -1,4 +1,4 @@
-"""Which values a command line gives, and in which words a mistake on it is answered.
+"""Parses a command line into one raw value per setting, and reports mistakes in the words that were typed.
 
     --top-p 0.9   --top-p=0.9   --top_p 0.9      one value
     --json   --no-json                           a switch
@@ -25,7 +25,7 @@ _FLAG = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 
 
 class Word(msgspec.Struct, frozen=True):
-    """What was given for one leaf, and the name under which it was."""
+    """The raw value of one leaf on the command line, and the name under which it stood."""
 
     raw: str | bool | list[str]
     name: str  # "--top-p", or "MODEL" for a positional argument
@@ -54,9 +54,9 @@ def flag_name(leaf: Leaf) -> str:
 
 def read_flags(leaves: list[Leaf], args: Sequence[str], prog: str) -> dict[str, Word]:
     """The words given for each leaf, by key."""
-    known = _names(leaves)
+    flags = _names(leaves)
     tokens, positionals = deque(args), []
-    given: dict[str, Word] = {}
+    words: dict[str, Word] = {}
     while tokens:
         token = tokens.popleft()
         if token == "--":
@@ -67,15 +67,15 @@ def read_flags(leaves: list[Leaf], args: Sequence[str], prog: str) -> dict[str, 
             continue
         written, equals, attached = token.partition("=")
         name = written.replace("_", "-")
-        if name not in known:
-            raise _unknown(written, attached if equals else None, tokens, known, prog)
-        flag = known[name]
+        if name not in flags:
+            raise _unknown(written, attached if equals else None, tokens, flags, prog)
+        flag = flags[name]
         raw = _take(flag, written, attached if equals else None, tokens)
-        if flag.leaf.values is None and flag.leaf.key in given:  # a list goes on where it stopped
-            raw = [*_words(given[flag.leaf.key].raw), *_words(raw)]
-        given[flag.leaf.key] = Word(raw, name)
-    placed = _positionals([one for one in leaves if one.key not in given], positionals, prog)
-    return given | placed
+        if flag.leaf.values is None and flag.leaf.key in words:  # a list goes on where it stopped
+            raw = [*_words(words[flag.leaf.key].raw), *_words(raw)]
+        words[flag.leaf.key] = Word(raw, name)
+    placed = _positionals([one for one in leaves if one.key not in words], positionals, prog)
+    return words | placed
 
 
 def _names(leaves: list[Leaf]) -> dict[str, Flag]:
@@ -116,10 +116,10 @@ def _take(
     if leaf.values is None:
         return values
     if len(values) < leaf.values:
-        wanted = "a value" if leaf.values == 1 else f"{leaf.values} values, got {len(values)}"
+        needed = "a value" if leaf.values == 1 else f"{leaf.values} values, got {len(values)}"
         dashed = tokens and tokens[0].startswith("-")
         hint = f"a value that begins with a dash is written {name}={tokens[0]}" if dashed else None
-        raise UsageError(f"{name} needs {wanted}", hint=hint)
+        raise UsageError(f"{name} needs {needed}", hint=hint)
     return values[0] if leaf.values == 1 else values
 
 
@@ -132,10 +132,10 @@ def _is_value(tokens: deque[str]) -> bool:
 
 
 def _unknown(
-    name: str, attached: str | None, tokens: deque[str], known: dict[str, Flag], prog: str
+    name: str, attached: str | None, tokens: deque[str], flags: dict[str, Flag], prog: str
 ) -> UsageError:
     value = attached if attached is not None else tokens[0] if _is_value(tokens) else None
-    bare = {known_name.lstrip("-"): known_name for known_name in known}
+    bare = {known_name.lstrip("-"): known_name for known_name in flags}
     match = closest(name.lstrip("-").replace("_", "-"), bare)
     return UsageError(
         f"unknown flag {name!r}" + (f" (value {value!r})" if value is not None else ""),
@@ -144,21 +144,21 @@ def _unknown(
 
 
 def _positionals(leaves: list[Leaf], words: list[str], prog: str) -> dict[str, Word]:
-    given: dict[str, Word] = {}
+    placed: dict[str, Word] = {}
     rest = list(words)
-    wanted = [leaf for leaf in leaves if leaf.positional]
-    for leaf in wanted:
+    positionals = [leaf for leaf in leaves if leaf.positional]
+    for leaf in positionals:
         if rest and leaf.values is None:
-            given[leaf.key] = Word(rest, flag_name(leaf))
+            placed[leaf.key] = Word(rest, flag_name(leaf))
             rest = []
         elif rest and leaf.values == 1:
-            given[leaf.key] = Word(rest.pop(0), flag_name(leaf))
+            placed[leaf.key] = Word(rest.pop(0), flag_name(leaf))
     if rest:
-        takes = " ".join(flag_name(leaf) for leaf in wanted)
+        takes = " ".join(flag_name(leaf) for leaf in positionals)
         raise UsageError(
             f"unexpected argument {rest[0]!r}",
             hint=f"`{prog}` takes {takes}; quote text that has spaces"
             if takes
             else f"`{prog}` takes flags only; see `{prog} --help`",
         )
-    return given
+    return placed

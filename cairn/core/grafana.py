@@ -29,12 +29,12 @@ def dashboard(
     catalogue: Sequence[Metric], rows: Sequence[Row], title: str, uid: str
 ) -> dict[str, Any]:
     """The document that Grafana imports; it asks for a data source, and for the models to show."""
-    known = {metric.name: metric for metric in catalogue}
+    metrics = {metric.name: metric for metric in catalogue}
     named = {name for row in rows for name in row.metrics}
-    unknown = sorted(named - known.keys())
+    unknown = sorted(named - metrics.keys())
     if unknown:
         raise ValueError(f"the dashboard names metrics that are not counted: {', '.join(unknown)}")
-    rest = tuple(name for name in known if name not in named)
+    rest = tuple(name for name in metrics if name not in named)
     chosen = [*rows, Row("Everything else", rest)] if rest else [*rows]
     return {
         "uid": uid,
@@ -47,7 +47,7 @@ def dashboard(
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "browser",
         "templating": {"list": [_source(), _models()]},
-        "panels": list(_panels(chosen, known)),
+        "panels": list(_panels(chosen, metrics)),
     }
 
 
@@ -75,7 +75,7 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
     ]
 
 
-def _panels(rows: Sequence[Row], known: dict[str, Metric]) -> Iterable[dict[str, Any]]:
+def _panels(rows: Sequence[Row], metrics: dict[str, Metric]) -> Iterable[dict[str, Any]]:
     number, top = 0, 0
     for row in rows:
         number += 1
@@ -98,7 +98,7 @@ def _panels(rows: Sequence[Row], known: dict[str, Metric]) -> Iterable[dict[str,
                 "w": WIDTH,
                 "h": HEIGHT,
             }
-            yield _panel(known[name], number, place)
+            yield _panel(metrics[name], number, place)
         top += -(-len(row.metrics) // each) * HEIGHT
 
 

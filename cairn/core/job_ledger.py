@@ -280,10 +280,10 @@ class Book:
 
     def _back_to(self, step: int) -> None:
         """The steps after `step` have to be done again: their time was lost."""
-        again = sum(seconds for done, seconds, _ in self.doubtful if done > step)
-        if again:
-            self.add("productive", -again)
-            self.add("lost", again, self.cause)
+        repeated_s = sum(seconds for done, seconds, _ in self.doubtful if done > step)
+        if repeated_s:
+            self.add("productive", -repeated_s)
+            self.add("lost", repeated_s, self.cause)
             self._drag(-sum(dragged for done, _, dragged in self.doubtful if done > step))
         self.doubtful = []
         self.slow = [

@@ -97,11 +97,11 @@ def found_in(lines: Iterable[str]) -> list[RankFailure]:
 
 def failures_in(logs: Path) -> list[RankFailure]:
     """Every failure that the logs of a job tell of."""
-    found: list[RankFailure] = []
+    failures: list[RankFailure] = []
     for path in sorted(logs.glob("*.log")):
         with path.open(encoding="utf-8", errors="replace") as lines:
-            found += found_in(lines)
-    return found
+            failures += found_in(lines)
+    return failures
 
 
 def first_of(failures: Iterable[RankFailure]) -> RankFailure | None:
@@ -147,14 +147,14 @@ def _at(failure: RankFailure) -> str:
 def last_words(lines: list[str]) -> str:
     """From the last traceback on, or the last lines."""
     starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-    kept = lines[starts[-1] :] if starts else lines[-10:]
-    if len(kept) > KEPT_LINES:
-        kept = [
-            *kept[:2],
-            f"  ... {len(kept) - KEPT_LINES} lines left out",
-            *kept[2 - KEPT_LINES :],
+    tail = lines[starts[-1] :] if starts else lines[-10:]
+    if len(tail) > KEPT_LINES:
+        tail = [
+            *tail[:2],
+            f"  ... {len(tail) - KEPT_LINES} lines left out",
+            *tail[2 - KEPT_LINES :],
         ]
-    return "\n".join(kept)
+    return "\n".join(tail)
 
 
 def shortened(words: str) -> str:

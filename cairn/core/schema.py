@@ -51,13 +51,13 @@ class Expected(ValueError):
 
 def leaves(schema: type[msgspec.Struct]) -> list[Leaf]:
     """Every value of the schema in the order of declaration."""
-    found = list(_leaves(schema, msgspec.NODEFAULT, prefix=""))
-    positionals = [leaf for leaf in found if leaf.positional]
+    all_leaves = list(_leaves(schema, msgspec.NODEFAULT, prefix=""))
+    positionals = [leaf for leaf in all_leaves if leaf.positional]
     if any(leaf.values != 1 for leaf in positionals[:-1]) or any(
         leaf.values not in (1, None) for leaf in positionals
     ):
         raise TypeError(f"{schema.__name__}: only the last positional argument can be a list")
-    return found
+    return all_leaves
 
 
 def _leaves(schema: type[msgspec.Struct], instance: object, prefix: str) -> Iterator[Leaf]:
@@ -190,9 +190,9 @@ def _values(key: str, type_: Any, positional: bool) -> int | None:
         return 1
     parts = get_args(inner)
     if get_origin(inner) in (Union, UnionType):
-        kept = [part for part in parts if part is not NoneType]
-        if len(kept) == 1:
-            return _values(key, kept[0], positional)
+        alternatives = [part for part in parts if part is not NoneType]
+        if len(alternatives) == 1:
+            return _values(key, alternatives[0], positional)
     elif get_origin(inner) is list and _is_scalar(parts[0]):
         return None
     elif get_origin(inner) is tuple:
@@ -232,14 +232,14 @@ def _limits(type_: Any) -> str:
     notes = get_args(type_)[1:] if get_origin(type_) is Annotated else ()
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "a multiple of"}
     signs |= {"min_length": "of length >=", "max_length": "of length <=", "pattern": "matching"}
-    said = [
+    limits = [
         f"{sign} {limit}"
         for note in notes
         if isinstance(note, msgspec.Meta)
         for name, sign in signs.items()
         if (limit := getattr(note, name)) is not None
     ]
-    return " " + " and ".join(said) if said else ""
+    return " " + " and ".join(limits) if limits else ""
 
 
 def _alternatives(words: list[str]) -> str:

@@ -1,13 +1,13 @@
-"""A secret that the processes of a job share: each end of a connection proves that it has it, without sending it.
+"""Mutual authentication of two processes of a job: each proves that it knows the job's secret, without sending it.
 
     listener                                                       caller
-       do I ask for a secret?, nonce a                    ------>
-                                                          <------  have I one?, nonce b, HMAC("caller", a, b)
-       fine or the reason, HMAC("listener", b, a)         ------>
+       secret required?, nonce a                          ------>
+                                                          <------  has a secret?, nonce b, HMAC("caller", a, b)
+       verdict, HMAC("listener", b, a)                    ------>
 
-Both nonces are new for each connection, so an answer that was overheard opens no other one. It says who opened
-a connection; what travels on it afterwards is neither hidden nor signed. Each side has an end to its patience, so a
-caller that says nothing costs one thread for a few seconds. Knows sockets and bytes; nothing about what is protected.
+Both nonces are new for each connection, so a recorded answer opens no other one. The handshake authenticates the
+opening of a connection; the bytes that follow are neither encrypted nor signed. Both sides have a deadline, so a
+caller that sends nothing costs one thread for a few seconds. Knows sockets and bytes; nothing about what is protected.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ class Secret:
 
 
 class Refused(ConnectionError):
-    """The other end has no business here, or says that we have none there. One that dies meanwhile is no Refused."""
+    """One end rejected the other. A connection that breaks during the handshake is another ConnectionError."""
 
 
 def secret_from(env: Mapping[str, str]) -> Secret | None:
@@ -98,7 +98,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_open(host: str, secret: Secret | None, what: str) -> None:
-    """Refuses a listener that anybody on the network could talk to."""
+    """Refuses a listener that the network could reach without a secret."""
     if secret is None and not is_loopback(host):
         raise ConfigError(
             f"{what} would listen on {host} without a secret: anybody who can reach it could use it",
@@ -108,11 +108,11 @@ def check_open(host: str, secret: Secret | None, what: str) -> None:
 
 def admit(link: socket.socket, secret: Secret | None, patience_s: float = PATIENCE_S) -> None:
     """The listener's part; raises Refused, and tells the caller why. The socket blocks again afterwards."""
-    until = time.monotonic() + patience_s
+    deadline = time.monotonic() + patience_s
     mine = secrets.token_bytes(NONCE)
-    _write(link, MAGIC + bytes([secret is not None]) + mine, until)
-    said = _read(link, 1 + NONCE + PROOF, until)
-    has, theirs, proof = said[0], said[1 : 1 + NONCE], said[1 + NONCE :]
+    _write(link, MAGIC + bytes([secret is not None]) + mine, deadline)
+    hello = _read(link, 1 + NONCE + PROOF, deadline)
+    has, theirs, proof = hello[0], hello[1 : 1 + NONCE], hello[1 + NONCE :]
     if secret is None:
         verdict = NOT_ASKED if has else FINE
     elif not has:
@@ -123,7 +123,7 @@ def admit(link: socket.socket, secret: Secret | None, patience_s: float = PATIEN
     ours = bytes(PROOF)
     if secret is not None and verdict == FINE:
         ours = secret.proof(b"listener", theirs, mine)
-    _write(link, bytes([verdict]) + ours, until)
+    _write(link, bytes([verdict]) + ours, deadline)
     if verdict != FINE:
         raise Refused(TO_LISTENER[verdict])
     link.settimeout(None)
@@ -131,14 +131,14 @@ def admit(link: socket.socket, secret: Secret | None, patience_s: float = PATIEN
 
 def enter(link: socket.socket, secret: Secret | None, patience_s: float = PATIENCE_S) -> None:
     """The caller's part; raises Refused, also where the listener cannot prove that it knows the secret."""
-    until = time.monotonic() + patience_s
-    said = _read(link, len(MAGIC) + 1 + NONCE, until)
-    if not said.startswith(MAGIC):
+    deadline = time.monotonic() + patience_s
+    hello = _read(link, len(MAGIC) + 1 + NONCE, deadline)
+    if not hello.startswith(MAGIC):
         raise Refused("it is something else that listens there")
-    theirs, mine = said[len(MAGIC) + 1 :], secrets.token_bytes(NONCE)
+    theirs, mine = hello[len(MAGIC) + 1 :], secrets.token_bytes(NONCE)
     proof = bytes(PROOF) if secret is None else secret.proof(b"caller", theirs, mine)
-    _write(link, bytes([secret is not None]) + mine + proof, until)
-    answer = _read(link, 1 + PROOF, until)
+    _write(link, bytes([secret is not None]) + mine + proof, deadline)
+    answer = _read(link, 1 + PROOF, deadline)
     if answer[0] != FINE:
         raise Refused(TO_CALLER.get(answer[0], f"it says {answer[0]}"))
     if secret is not None:
@@ -148,28 +148,28 @@ def enter(link: socket.socket, secret: Secret | None, patience_s: float = PATIEN
     link.settimeout(None)
 
 
-def _read(link: socket.socket, count: int, until: float) -> bytes:
+def _read(link: socket.socket, count: int, deadline: float) -> bytes:
     """So many bytes before the deadline, however slowly they come."""
-    got = b""
-    while len(got) < count:
-        _hurry(link, until)
+    received = b""
+    while len(received) < count:
+        _hurry(link, deadline)
         try:
-            part = link.recv(count - len(got))
+            part = link.recv(count - len(received))
         except TimeoutError:
             continue  # `_hurry` says it
         if not part:
             raise ConnectionError("it closed the connection before it had said who it is")
-        got += part
-    return got
+        received += part
+    return received
 
 
-def _write(link: socket.socket, data: bytes, until: float) -> None:
-    _hurry(link, until)
+def _write(link: socket.socket, data: bytes, deadline: float) -> None:
+    _hurry(link, deadline)
     link.sendall(data)
 
 
-def _hurry(link: socket.socket, until: float) -> None:
-    left = until - time.monotonic()
-    if left <= 0:
+def _hurry(link: socket.socket, deadline: float) -> None:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError("it did not say in time who it is")
-    link.settimeout(left)
+    link.settimeout(remaining)

@@ -1,4 +1,4 @@
-"""How event records reach a file without anybody waiting for the disk.
+"""Writes event records to a file in a thread of its own, so that no caller waits for the disk.
 
     caller --append--> bounded queue --every 50 ms--> writer thread --whole lines--> file
             `--full: count the drop

@@ -150,18 +150,18 @@ def write_trace(files: Sequence[Path], out: Path, window: Window | None = None) 
 
 def align(files: Iterable[Path]) -> list[Source]:
     """The processes of the files on one time axis, by rank, then by start."""
-    found: list[tuple[Path, Process]] = []
+    processes: list[tuple[Path, Process]] = []
     for path in files:
         if (first := next(read(path), None)) is not None:
             assert isinstance(first, Process)  # read has checked it
-            found.append((path, first))
+            processes.append((path, first))
     # One clock per boot: the first process to start says what time it is there. Two processes of
     # one boot then stay together even if the wall clock is set between their starts.
     clocks: dict[str, Process] = {}
-    for path, process in sorted(found, key=lambda item: item[1].monotonic_ns):
+    for path, process in sorted(processes, key=lambda item: item[1].monotonic_ns):
         clocks.setdefault(process.boot or str(path), process)
     starts: list[tuple[Path, Process, int]] = []
-    for path, process in found:
+    for path, process in processes:
         clock = clocks[process.boot or str(path)]
         starts.append((path, process, clock.wall_ns - clock.monotonic_ns))
     zero_ns = min((process.monotonic_ns + to_wall for _, process, to_wall in starts), default=0)

@@ -25,13 +25,13 @@ def memory_limit(root: Path) -> tuple[int | None, int | None]:
     Files that the kernel keeps in memory are counted by the group, and given back when the room is needed: a
     checkpoint that was just read is not used memory.
     """
-    found: list[tuple[int, int | None]] = []
+    limits: list[tuple[int, int | None]] = []
     for folder, limit_file, used_file in _memory_files(root):
         limit = read_int(folder / limit_file)  # "max" is no number: no limit
         if limit is not None and limit < NO_LIMIT_BYTES:
             used = read_int(folder / used_file)
-            found.append((limit, None if used is None else max(0, used - _files_kept(folder))))
-    return min(found, key=lambda pair: pair[0], default=(None, None))
+            limits.append((limit, None if used is None else max(0, used - _files_kept(folder))))
+    return min(limits, key=lambda pair: pair[0], default=(None, None))
 
 
 def _memory_files(root: Path) -> list[tuple[Path, str, str]]:

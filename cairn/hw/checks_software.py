@@ -1,4 +1,4 @@
-"""Are the packages here, new enough, and at peace with the driver?
+"""Are the packages installed, new enough, and compatible with the driver?
 
 Pure functions over `Evidence`: nothing is imported or read here. Knows nothing about GPUs beyond
 whether there is one.

@@ -44,13 +44,13 @@ CHECKS: dict[str, Check] = {
 
 def diagnose(evidence: Evidence, checks: Mapping[str, Check] | None = None) -> list[Verdict]:
     """Every verdict that applies, in the order of `CHECKS`."""
-    found = (
+    findings = (
         (name, _careful(check, evidence))
         for name, check in (CHECKS if checks is None else checks).items()
     )
     return [
         Verdict(name=name, status=finding.status, why=finding.why, fix=finding.fix)
-        for name, finding in found
+        for name, finding in findings
         if finding is not None
     ]
 

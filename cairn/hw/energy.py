@@ -26,9 +26,9 @@ class EnergyCounter:
     def joules(self) -> float | None:
         now = self._clock()
         since, self._asked = now - self._asked, now
-        found = [self._of(place, handle, since) for place, handle in enumerate(self._handles)]
-        known = [joules for joules in found if joules is not None]
-        return sum(known) if known else None
+        per_card = [self._of(place, handle, since) for place, handle in enumerate(self._handles)]
+        known_joules = [joules for joules in per_card if joules is not None]
+        return sum(known_joules) if known_joules else None
 
     def watts(self) -> float | None:
         """What the cards draw now, which the driver averages over up to a second."""

@@ -1,4 +1,4 @@
-"""What must be tried, because looking is not enough?
+"""Collects the evidence for `cairn doctor`, with a few trials where reading a file is not enough.
 
 Gathers everything that the checks judge: the probed machine, and a handful of trials (does torch
 import, does a small product come out right, can the caches be written). All the input and output

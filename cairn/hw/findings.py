@@ -1,4 +1,4 @@
-"""What can a check say?
+"""The results that a check can have: ok, warn, fail.
 
 The words that all checks share; no check and no evidence here. `fail` means that something will
 not work or will compute wrongly; `warn`, that it will be slower or may fail under load.

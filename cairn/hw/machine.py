@@ -1,4 +1,4 @@
-"""What is this machine, as data?
+"""The types that describe a machine.
 
 Only the types that `probe` fills in; nothing here opens a file or asks a driver. A field that is
 None could not be read (or does not exist there); no field is ever a guess.

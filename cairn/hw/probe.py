@@ -1,4 +1,4 @@
-"""What is this machine?
+"""Describes this machine: collects what every reader of this folder can tell.
 
 `probe` asks every reader of this folder once and returns one `Machine`. It measures nothing and
 changes nothing; a machine without a GPU, without NVML, without psutil or inside a container is an

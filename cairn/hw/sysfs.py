@@ -1,4 +1,4 @@
-"""What does one small file of /proc or /sys say?
+"""Reads one small file of /proc or /sys.
 
 Each reader answers None for a file that is missing, unreadable or of another form: on a strange
 kernel that is an everyday case. Nothing here knows what the values mean.

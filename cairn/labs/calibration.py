@@ -6,8 +6,8 @@
          └──────────────────────────── save <─────────────────────── merge
 
 A ceiling is the best that was ever seen: of two rates the higher, of two durations the shorter. Those of a busy
-machine are marked and measured again once it is idle. Whoever changes the file holds a lock beside it, so that two lab
-runs at once lose nothing. Knows no lab.
+machine are marked and measured again once it is idle. A process that changes the file holds a lock beside it, so that
+two lab runs at once lose nothing. Knows no lab.
 """
 
 import fcntl
@@ -55,9 +55,9 @@ def ready(
     """The ceilings of this machine; measured anew, and said, where the file is of no use."""
     path = machine_file() if path is None else path
     try:
-        kept = load(path)
-        if (why := _obstacle(kept, machine, path)) is None:
-            return kept
+        stored = load(path)
+        if (why := _obstacle(stored, machine, path)) is None:
+            return stored
     except HardwareError as error:
         why = error.message
     log_line(f"{why}: measuring this machine's ceilings quickly (`cairn calibrate` looks longer)")
@@ -72,37 +72,40 @@ def ready(
     return fresh
 
 
-def _obstacle(kept: Ceilings, machine: Machine, path: Path) -> str | None:
+def _obstacle(stored: Ceilings, machine: Machine, path: Path) -> str | None:
     """Why the kept ceilings should be measured again, now."""
-    if reasons := staleness(kept, machine):
+    if reasons := staleness(stored, machine):
         return f"{path} was measured on another machine ({'; '.join(reasons)})"
-    if kept.busy and not is_busy():
+    if stored.busy and not is_busy():
         return f"{path} was measured while other programs held the cores"
     return None
 
 
 def learn(
-    ceilings: Ceilings, found: Mapping[str, Measured], log_line: LogLine, path: Path | None = None
+    ceilings: Ceilings,
+    measured: Mapping[str, Measured],
+    log_line: LogLine,
+    path: Path | None = None,
 ) -> Merged:
     """What a lab measured goes into the file, if it is better than what the file has by now."""
-    if not found:
+    if not measured:
         return Merged(ceilings, [])
     path = machine_file() if path is None else path
     try:
         with _locked(path):
             try:
-                kept = load(path)
+                stored = load(path)
             except HardwareError:
-                kept = ceilings  # removed or broken meanwhile: these are the ones in use
-            if (kept.identity, kept.device) != (ceilings.identity, ceilings.device):
-                kept = ceilings
-            merged = merge(kept, found)
+                stored = ceilings  # removed or broken meanwhile: these are the ones in use
+            if (stored.identity, stored.device) != (ceilings.identity, ceilings.device):
+                stored = ceilings
+            merged = merge(stored, measured)
             if merged.better:
                 save(merged.ceilings, path)
             return merged
     except (OSError, HardwareError) as error:
         log_line(f"the ceilings that were measured are not kept: {error}")
-        return merge(ceilings, found)
+        return merge(ceilings, measured)
 
 
 def merge(ceilings: Ceilings, found: Mapping[str, Measured]) -> Merged:

@@ -17,15 +17,15 @@ from cairn.labs.lab import AREAS, Lab
 @cache
 def all_labs() -> MappingProxyType[str, Lab]:
     """Every lab by name, area after area."""
-    found: dict[str, Lab] = {}
+    labs: dict[str, Lab] = {}
     for area in AREAS:
         package = importlib.import_module(f"cairn.labs.{area}")
         for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda one: one.name):
             if module.name.startswith("_"):
                 continue  # shared by the labs of the area
             lab = _load(area, module.name)
-            found[lab.name] = lab
-    return MappingProxyType(found)
+            labs[lab.name] = lab
+    return MappingProxyType(labs)
 
 
 def labs_of(area: str) -> list[Lab]:

@@ -45,10 +45,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lacks(self) -> list[str]:
-        found = [] if self.topic else ["text"]
-        found += [] if self.practice else ["code or exercise"]
-        found += [] if self.proof else ["lab or drill"]
-        return [*found, *(f"'{term}'" for term in self.unwritten)]
+        missing = [] if self.topic else ["text"]
+        missing += [] if self.practice else ["code or exercise"]
+        missing += [] if self.proof else ["lab or drill"]
+        return [*missing, *(f"'{term}'" for term in self.unwritten)]
 
 
 def read_lines(text: str) -> Iterator[Line]:
@@ -81,33 +81,39 @@ def _best(line: Line) -> Topic | None:
     """The topic of that name, or the one with most of the line's words: in its text, its title, then of its terms."""
     if line.topic in load().topics:
         return load().topics[line.topic]
-    wanted, terms = words_of(line.topic), words_of(" ".join(line.terms))
+    topic_words, term_words = words_of(line.topic), words_of(" ".join(line.terms))
 
     def score(topic: Topic) -> tuple[float, float, float]:
-        found = words_of(topic_text(topic.id))
+        text_words = words_of(topic_text(topic.id))
         title = words_of(f"{topic.id} {topic.en.title}")
-        return _share(wanted, found), _share(wanted, title), _share(terms, found)
+        return (
+            _share(topic_words, text_words),
+            _share(topic_words, title),
+            _share(term_words, text_words),
+        )
 
     best = max(load().topics.values(), key=score)
     return best if score(best)[0] >= ENOUGH else None
 
 
 def _is_written(term: str, topic: Topic) -> bool:
-    wanted = words_of(term)
+    term_words = words_of(term)
     near = (one for one in load().topics.values() if one.section == topic.section)
-    return any(_share(wanted, words_of(topic_text(one.id))) >= ENOUGH for one in (topic, *near))
+    return any(_share(term_words, words_of(topic_text(one.id))) >= ENOUGH for one in (topic, *near))
 
 
-def _share(wanted: frozenset[str], found: frozenset[str]) -> float:
-    return len(wanted & found) / len(wanted) if wanted else 1.0
+def _share(words: frozenset[str], text_words: frozenset[str]) -> float:
+    return len(words & text_words) / len(words) if words else 1.0
 
 
 @cache
 def words_of(text: str) -> frozenset[str]:
     """Without plural endings and without words that say nothing."""
-    found = re.findall(r"[a-z0-9]+", text.lower())
-    kept = (word for word in found if word not in SMALL)
-    return frozenset(word[:-1] if len(word) > 3 and word.endswith("s") else word for word in kept)
+    all_words = re.findall(r"[a-z0-9]+", text.lower())
+    telling = (word for word in all_words if word not in SMALL)
+    return frozenset(
+        word[:-1] if len(word) > 3 and word.endswith("s") else word for word in telling
+    )
 
 
 @cache
@@ -122,7 +128,7 @@ def topic_text(topic: str) -> str:
         parts += [lab.title.en, lab.hypothesis.en, *(q.ask.en + q.answer.en for q in lab.questions)]
     if lesson is not None:
         parts += [lesson.picture, lesson.worked.en, *(m.en for m in lesson.mistakes)]
-        parts += [f"{asked.ask.en} {asked.answer.en}" for asked in lesson.interview]
+        parts += [f"{question.ask.en} {question.answer.en}" for question in lesson.interview]
     return " ".join([*parts, *one.reading])
 
 

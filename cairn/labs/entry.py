@@ -145,12 +145,12 @@ def measured_entry(
     )
 
 
-def _judged(guess: float, asked: Check | None) -> Guess:
+def _judged(guess: float, check: Check | None) -> Guess:
     """Where this machine could not measure what was asked for, the guess has no score."""
     return (
         judge_guess(guess, math.nan)
-        if asked is None
-        else judge_guess(guess, asked.measured, asked.unit)
+        if check is None
+        else judge_guess(guess, check.measured, check.unit)
     )
 
 

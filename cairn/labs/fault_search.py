@@ -97,9 +97,9 @@ def candidates(lab: Lab, ceilings: Ceilings) -> Iterator[tuple[str, Mutant]]:
         if predicts(place):
             continue
         with contextlib.suppress(ValueError, AttributeError, KeyError, OSError, TypeError):
-            found = [mutant for mutant in mutants(place) if not reads_clock(place, mutant.line)]
-            found.sort(key=lambda mutant: _rank(mutant.change))
-            yield from ((place, mutant) for mutant in found[:OF_A_FUNCTION])
+            changes = [mutant for mutant in mutants(place) if not reads_clock(place, mutant.line)]
+            changes.sort(key=lambda mutant: _rank(mutant.change))
+            yield from ((place, mutant) for mutant in changes[:OF_A_FUNCTION])
 
 
 def reads_clock(place: str, line: str) -> bool:
@@ -134,12 +134,14 @@ def functions_of(place: str) -> list[str]:
         return []
     body = ast.parse(file.read_text()).body
     tops = [one for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
-    found = []
+    places = []
     for top in tops if not name else [one for one in tops if one.name == name]:
         inner = [one.name for one in top.body if isinstance(one, ast.FunctionDef)]
         inside = isinstance(top, ast.ClassDef)
-        found += [f"{path}:{top.name}.{one}" for one in inner] if inside else [f"{path}:{top.name}"]
-    return found or [place] if name else found
+        places += (
+            [f"{path}:{top.name}.{one}" for one in inner] if inside else [f"{path}:{top.name}"]
+        )
+    return places or [place] if name else places
 
 
 def called(lab: Lab, ceilings: Ceilings) -> list[str]:

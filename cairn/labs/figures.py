@@ -12,8 +12,8 @@ def with_unit(value: float | None, unit: str) -> Words:
     """A measured value and its unit."""
     if value is None:
         return Words("–", "–")
-    said = label(unit)
-    return Words(f"{figure(value)} {said.en}".rstrip(), f"{figure(value)} {said.zh}".rstrip())
+    words = label(unit)
+    return Words(f"{figure(value)} {words.en}".rstrip(), f"{figure(value)} {words.zh}".rstrip())
 
 
 def figure(value: float) -> str:

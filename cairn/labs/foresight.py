@@ -60,16 +60,16 @@ def said_guess(guess: Guess) -> Words:
     )
 
 
-def said(found: Foresight) -> Words:
+def said(foresight: Foresight) -> Words:
     trend = Words("", "")
-    if found.recent is not None:
+    if foresight.recent is not None:
         trend = Words(
-            f"; the last {RECENT}: {found.recent:.2f}x",
-            f"；最近 {RECENT} 次：{found.recent:.2f} 倍",
+            f"; the last {RECENT}: {foresight.recent:.2f}x",
+            f"；最近 {RECENT} 次：{foresight.recent:.2f} 倍",
         )
     return Words(
-        f"your predictions: {found.count}, median {found.median:.2f}x off, "
-        f"{found.within_two:.0%} within 2x{trend.en}",
-        f"你的预测：{found.count} 次，中位数相差 {found.median:.2f} 倍，"
-        f"{found.within_two:.0%} 在 2 倍以内{trend.zh}",
+        f"your predictions: {foresight.count}, median {foresight.median:.2f}x off, "
+        f"{foresight.within_two:.0%} within 2x{trend.en}",
+        f"你的预测：{foresight.count} 次，中位数相差 {foresight.median:.2f} 倍，"
+        f"{foresight.within_two:.0%} 在 2 倍以内{trend.zh}",
     )

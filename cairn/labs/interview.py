@@ -6,7 +6,7 @@
     lessons/*.toml   the round `topics`: two questions of each lesson
     due(answers)     topics whose last right answer is older than their interval: 1, 3, 7, 16, 35 days ...
 
-Pure: nobody is asked here and nothing is written.
+Pure: reads no answers and writes nothing.
 """
 
 import random
@@ -56,15 +56,15 @@ class Interview(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def rounds() -> dict[str, Round]:
-    found: dict[str, Round] = {}
+    by_id: dict[str, Round] = {}
     for file in (FILE, DRILLS):
         try:
             read = msgspec.toml.decode(file.read_bytes(), type=Interview)
         except msgspec.DecodeError as error:
             raise ValueError(f"{file.name}: {error}") from error
-        found |= {one.id: _with_records(one) for one in read.round}
-    found[LESSONS] = _lesson_round()
-    return found
+        by_id |= {one.id: _with_records(one) for one in read.round}
+    by_id[LESSONS] = _lesson_round()
+    return by_id
 
 
 def _with_records(one: Round) -> Round:
@@ -130,13 +130,13 @@ def due(answers: Iterable[Answer], now: datetime) -> list[str]:
     return [topic for topic, at in _by_time(when) if at <= now]
 
 
-def _next_time(given: list[Answer]) -> datetime:
+def _next_time(answers: list[Answer]) -> datetime:
     streak = 0
-    for answer in reversed(given):
+    for answer in reversed(answers):
         if not answer.right:
             break
         streak += 1
-    last = datetime.fromisoformat(given[-1].at)
+    last = datetime.fromisoformat(answers[-1].at)
     if streak == 0:
         return last
     return last + timedelta(days=INTERVALS_DAYS[min(streak, len(INTERVALS_DAYS)) - 1])

@@ -64,10 +64,10 @@ def read(path: Path, decode: Callable[[bytes], Value], what: str) -> Lines[Value
 
 def _write_whole(descriptor: int, line: bytes, end: int) -> None:
     """All of it or nothing: what a full disk cut short is taken back."""
-    left = line
+    remaining = line
     try:
-        while left:
-            left = left[os.write(descriptor, left) :]
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
     except OSError:
         os.ftruncate(descriptor, end)
         raise

@@ -221,8 +221,8 @@ def question_of(lab: Lab, quick: bool, settings: Mapping[str, float]) -> Words |
     if lab.predict is None:
         return None
     sizes = {name: size.quick if quick else size.full for name, size in lab.sizes.items()}
-    shown = {name: f"{settings.get(name, size):g}" for name, size in sizes.items()}
-    return Words(lab.predict.en.format(**shown), lab.predict.zh.format(**shown))
+    values = {name: f"{settings.get(name, size):g}" for name, size in sizes.items()}
+    return Words(lab.predict.en.format(**values), lab.predict.zh.format(**values))
 
 
 def predicted_check(lab: Lab, checks: Sequence[Check]) -> Check | None:

@@ -128,10 +128,10 @@ def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
 
 
 def _verdict(entry: Entry) -> Markup:
-    says = [both(entry.verdict)]
+    parts = [both(entry.verdict)]
     if entry.status != "held":  # one that held says so itself
-        says.insert(0, element("b", both(WORDS[entry.status]), ": "))
-    return element("p", *says, class_=f"notice {LEVELS[entry.status]} verdict")
+        parts.insert(0, element("b", both(WORDS[entry.status]), ": "))
+    return element("p", *parts, class_=f"notice {LEVELS[entry.status]} verdict")
 
 
 def _checks(checks: Sequence[CheckLine]) -> Markup:

@@ -108,13 +108,13 @@ def _question(ask: Words, answer: Words) -> Markup:
 
 
 def _lesson(lesson: Lesson) -> list[Markup]:
-    shown = snippet_of(lesson)
-    code = element("pre", "\n".join(shown.lines))
+    snippet = snippet_of(lesson)
+    code = element("pre", "\n".join(snippet.lines))
     mistakes = (both(one, "li") for one in lesson.mistakes)
     return [
         _titled("picture", element("pre", lesson.picture)),
         _titled("worked", element("div", both(lesson.worked, "p"), class_="worked")),
-        _titled("snippet", join([element("p", element("code", shown.place)), code])),
+        _titled("snippet", join([element("p", element("code", snippet.place)), code])),
         _titled("mistakes", element("ul", *mistakes)),
     ]
 

@@ -120,14 +120,14 @@ async def learn_check(service: Service, call: Call, body: bytes) -> JSON:
 async def learn_quiz_answer(service: Service, call: Call, body: bytes) -> JSON:
     """An answer beside its rubric or the model answer; what was right or wrong is kept as in a terminal."""
     _check_writer(call, "an answer is sent", ANSWERS_NEAR)
-    given = _read(body, Answered)
-    question = find_question(given.topic, given.number)
+    answer = _read(body, Answered)
+    question = find_question(answer.topic, answer.number)
     if question is None:
-        raise Refusal(404, f"there is no question {given.number} of topic '{given.topic}'")
-    graded = grade_answer(given.answer, question.points) if question.points else None
-    right = given.right if graded is None else graded.right
+        raise Refusal(404, f"there is no question {answer.number} of topic '{answer.topic}'")
+    graded = grade_answer(answer.answer, question.points) if question.points else None
+    right = answer.right if graded is None else graded.right
     if right is not None:
-        await run_in_threadpool(learner.answers().add, given.topic, right)
+        await run_in_threadpool(learner.answers().add, answer.topic, right)
     return JSON(quiz_answer(question, graded))
 
 

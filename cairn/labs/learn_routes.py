@@ -96,21 +96,21 @@ async def learn_exercise(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def learn_quiz(service: Service, call: Call, body: bytes) -> JSON:
-    asked = _query(call)
+    query = _query(call)
     topics = list(load().topics.values())
-    if "topic" in asked:
-        topics = [one for one in topics if one.id == asked["topic"]]
-    if "course" in asked:
-        sections = {one.id for one in load().map.section if one.course == asked["course"]}
+    if "topic" in query:
+        topics = [one for one in topics if one.id == query["topic"]]
+    if "course" in query:
+        sections = {one.id for one in load().map.section if one.course == query["course"]}
         topics = [one for one in topics if one.section in sections]
-    numbers = {name: asked[name] for name in ("count", "seed") if name in asked}
+    numbers = {name: query[name] for name in ("count", "seed") if name in query}
     if not topics or not all(value.isdecimal() for value in numbers.values()):
         raise Refusal(404, "there are no such questions: give topic or course, count and seed")
     seed = int(numbers.get("seed", secrets.randbelow(1 << 31)))
     count = min(int(numbers.get("count", 5)), MOST_QUESTIONS)
-    kept = (await run_in_threadpool(answers().read)).values
-    waiting = due(kept, datetime.now(UTC))
-    chosen = choose_typed(topics, waiting, {one.topic for one in kept}, count, seed)
+    history = (await run_in_threadpool(answers().read)).values
+    waiting = due(history, datetime.now(UTC))
+    chosen = choose_typed(topics, waiting, {one.topic for one in history}, count, seed)
     return JSON({"seed": seed, "questions": quiz_document(chosen)})
 
 
@@ -126,20 +126,22 @@ async def learn_interview(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def learn_grade(service: Service, call: Call, body: bytes) -> JSON:
-    asked = _query(call)
-    one = rounds().get(asked.get("round", ""))
-    found = [q for q in one.question if q.topic == asked.get("topic")] if one is not None else []
-    number = asked.get("number", "0")  # of those of one topic
-    if not number.isdecimal() or int(number) >= len(found):
+    query = _query(call)
+    one = rounds().get(query.get("round", ""))
+    questions = (
+        [q for q in one.question if q.topic == query.get("topic")] if one is not None else []
+    )
+    number = query.get("number", "0")  # of those of one topic
+    if not number.isdecimal() or int(number) >= len(questions):
         raise Refusal(
             404, "there is no such question: give round, topic, answer and perhaps number"
         )
-    return JSON(graded_document(found[int(number)], asked.get("answer", "")))
+    return JSON(graded_document(questions[int(number)], query.get("answer", "")))
 
 
 def _query(call: Call) -> dict[str, str]:
-    given = parse_qs(call.scope["query_string"].decode())
-    return {name: values[-1] for name, values in given.items()}
+    parameters = parse_qs(call.scope["query_string"].decode())
+    return {name: values[-1] for name, values in parameters.items()}
 
 
 async def _learner() -> Learner:

@@ -54,21 +54,21 @@ def answers() -> Answers:
 
 def look() -> Learner:
     """Where the person at this machine stands."""
-    roadmap, kept, said = load(), record.read(), answers().read()
+    roadmap, runs_read, answers_read = load(), record.read(), answers().read()
     runs = {
         name: entry
-        for name, entry in record.latest(kept.entries).items()
+        for name, entry in record.latest(runs_read.entries).items()
         if entry.status != "failed"
     }
-    right = answered_right(said.values)
+    right = answered_right(answers_read.values)
     standings = standing(
         roadmap,
         labs_run=runs,
         labs_impossible=_impossible(),
         answered=right,
-        placed=placed_topics(said.values),
+        placed=placed_topics(answers_read.values),
     )
-    return Learner(roadmap, standings, runs, [*kept.trouble, *said.trouble])
+    return Learner(roadmap, standings, runs, [*runs_read.trouble, *answers_read.trouble])
 
 
 @cache

@@ -72,12 +72,12 @@ def snippet_of(lesson: Lesson) -> Snippet:
     lines = (ROOT / place.path).read_text(encoding="utf-8").splitlines()
     end = _end(lines, place)
     last = min(end, place.line - 1 + MOST_LINES)
-    shown = lines[place.line - 1 : last]
-    while shown and not shown[-1].strip():
-        shown.pop()
+    excerpt = lines[place.line - 1 : last]
+    while excerpt and not excerpt[-1].strip():
+        excerpt.pop()
     if last < end:
-        shown.append(f"    ... {end - last} more lines")
-    return Snippet(str(place), shown)
+        excerpt.append(f"    ... {end - last} more lines")
+    return Snippet(str(place), excerpt)
 
 
 def _end(lines: list[str], place: Place) -> int:

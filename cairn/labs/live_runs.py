@@ -69,15 +69,15 @@ class LiveRun:
         assert process.stdout is not None
         async for line in process.stdout:
             try:
-                said = json.loads(line)
+                message = json.loads(line)
             except ValueError:
-                said = None
-            if not isinstance(said, dict):  # printed by something that the lab uses
+                message = None
+            if not isinstance(message, dict):  # printed by something that the lab uses
                 continue
-            if "step" in said:
-                self.steps.append(said["step"])
-            elif "status" in said:
-                self.end = said
+            if "step" in message:
+                self.steps.append(message["step"])
+            elif "status" in message:
+                self.end = message
 
 
 class LiveRuns:

@@ -96,8 +96,8 @@ def _package(name: str) -> Callable[[Machine], Words | None]:
 
 def c_compiler() -> str | None:
     """Where it is: $CC, or the first of the usual ones on the PATH."""
-    wanted = (os.environ.get("CC"), *COMPILERS)
-    return next((found for name in wanted if name and (found := shutil.which(name))), None)
+    names = (os.environ.get("CC"), *COMPILERS)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _compiler(machine: Machine) -> Words | None:

@@ -3,7 +3,7 @@
     pace()  ──>  Pace(compute_s, memory_s)  ──lab runs──>  pace()  ──>  has_moved([first, second])
 
 /proc/stat shows who holds the cores; it does not show a neighbour behind the hypervisor, a clock that fell, or memory
-bandwidth that somebody else takes. The work here is the same each time, so that only the machine can change its time.
+bandwidth that another process takes. The work here is the same each time, so that only the machine can change its time.
 Knows no lab and no verdict.
 """
 

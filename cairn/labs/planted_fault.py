@@ -77,15 +77,15 @@ def planted(place: str, number: int) -> Generator[str]:
     before = owner.__dict__[name]
     put = type(before)(changed) if isinstance(before, (staticmethod, classmethod)) else changed
     places = [(owner, name), *_imported(original)]
-    for where, known in places:
-        setattr(where, known, put)
+    for where, attribute in places:
+        setattr(where, attribute, put)
     standing.append((place, number))
     try:
         yield what
     finally:
         standing.remove((place, number))
-        for where, known in places:
-            setattr(where, known, before)
+        for where, attribute in places:
+            setattr(where, attribute, before)
 
 
 def plant_again(faults: list[Fault]) -> None:
@@ -102,9 +102,11 @@ def _found(place: str) -> tuple[Any, str, Callable[..., Any]]:
     *classes, name = dotted.split(".")
     for one in classes:
         owner = getattr(owner, one)
-    found = owner.__dict__[name]
-    function = found.fget if isinstance(found, property) else inspect.unwrap(getattr(owner, name))
-    if not inspect.isfunction(function) or isinstance(found, property):
+    attribute = owner.__dict__[name]
+    function = (
+        attribute.fget if isinstance(attribute, property) else inspect.unwrap(getattr(owner, name))
+    )
+    if not inspect.isfunction(function) or isinstance(attribute, property):
         raise ValueError(f"{place} is no function that a fault can be planted in")
     return owner, name, function
 
@@ -141,9 +143,9 @@ def _mutated(function: Callable[..., Any], number: int) -> tuple[str, Callable[.
     code = compile(tree, f"<fault in {function.__qualname__}>", "exec")
     scope: dict[str, Any] = {}
     exec(code, function.__globals__, scope)
-    (made,) = scope.values()
-    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-    return what, made
+    (mutant,) = scope.values()
+    mutant.__qualname__, mutant.__module__ = function.__qualname__, function.__module__
+    return what, mutant
 
 
 def _imported(function: Callable[..., Any]) -> list[tuple[Any, str]]:

@@ -4,7 +4,7 @@
     the lab record  which labs have run here
 
 `standing` is pure; only `Answers` touches a file. A topic whose labs this machine cannot run (no GPU) is done by its
-question alone, and says so: nobody should be stuck for want of hardware. A topic that was tested out of
+question alone, and says so: no learner should be stuck for want of hardware. A topic that was tested out of
 (`cairn learn placement`) is done as well.
 """
 
@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, frozen=True):
     topic: str
     at: str  # UTC, ISO 8601
     right: bool  # by the rubric, or in the person's own judgement beside the model answer
-    # Both questions of a placement test were right: nobody has to run its labs.
+    # Both questions of a placement test were right: its labs need not be run.
     placed: bool = False
 
 
@@ -80,26 +80,26 @@ def standing(
     placed: Collection[str] = (),
 ) -> dict[str, Standing]:
     """Where a person stands with each topic, in the roadmap's order."""
-    done = {
+    done_topics = {
         topic.id
         for topic in roadmap.topics.values()
         if topic.id in placed
         or (topic.id in answered and not _labs_left(topic, labs_run, labs_impossible))
     }
-    found = {}
+    standings = {}
     for topic in roadmap.topics.values():
-        left = _labs_left(topic, labs_run, labs_impossible)
-        missing = [name for name in topic.requires if name not in done]
+        labs_left = _labs_left(topic, labs_run, labs_impossible)
+        missing = [name for name in topic.requires if name not in done_topics]
         begun = topic.id in answered or any(lab in labs_run for lab in topic.labs)
-        found[topic.id] = Standing(
+        standings[topic.id] = Standing(
             topic=topic.id,
-            state=_state(topic.id in done, begun, bool(missing)),
-            labs_left=left,
+            state=_state(topic.id in done_topics, begun, bool(missing)),
+            labs_left=labs_left,
             labs_impossible=[lab for lab in topic.labs if lab in labs_impossible],
             answered=topic.id in answered,
             missing=missing,
         )
-    return found
+    return standings
 
 
 def next_topics(standings: Mapping[str, Standing], count: int) -> list[Standing]:

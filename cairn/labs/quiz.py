@@ -5,7 +5,7 @@
     questions_of(topic) ──> Typed ──choose_typed──> what the page asks: typed, graded where there is a rubric
 
 Evidence is the newest verdict of a lab on the person's own machine: an answer with a number from there is a good one.
-Pure: nobody is asked here, and nothing is written.
+Pure: reads no answers and writes nothing.
 """
 
 import random
@@ -44,11 +44,11 @@ class Typed(msgspec.Struct, frozen=True, kw_only=True):
 
 def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
     """Every question of these topics: those with a rubric, then those of their labs; a lab's questions once."""
-    found, labs_seen = [], set()
+    questions, labs_seen = [], set()
     for topic in topics:
         runs = [learner.runs[name] for name in topic.labs if name in learner.runs]
         evidence = [line for run in runs for line in _evidence(run)]
-        found += [
+        questions += [
             Asked(
                 topic=topic.id,
                 lab=None,
@@ -62,9 +62,9 @@ def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
         for name in topic.labs:
             if name not in labs_seen:
                 labs_seen.add(name)
-                found += _of_lab(topic.id, name, learner)
-    once = {one.ask.en: one for one in reversed(found)}  # nobody is asked twice; the first stays
-    return list(once.values())[::-1]
+                questions += _of_lab(topic.id, name, learner)
+    by_text = {one.ask.en: one for one in reversed(questions)}  # of equal ones the first stays
+    return list(by_text.values())[::-1]
 
 
 def choose(
@@ -75,9 +75,9 @@ def choose(
     mixed = dice.sample(list(questions), len(questions))
     fresh = [one for one in mixed if one.lab is None and one.topic not in answered]
     rest = [one for one in mixed if one not in fresh]
-    wanted = min(count, len(mixed))
-    first = fresh[: max(wanted - wanted // 3, wanted - len(rest))]  # a third from the labs
-    return [*first, *rest][:wanted]
+    target = min(count, len(mixed))
+    first = fresh[: max(target - target // 3, target - len(rest))]  # a third from the labs
+    return [*first, *rest][:target]
 
 
 def questions_of(topic: Topic) -> list[Typed]:
@@ -127,11 +127,13 @@ def _evidence(entry: Entry) -> list[Words]:
     """The verdict and its checks, one line each."""
     lines = [Words(f"{entry.lab}: {entry.verdict.en}", f"{entry.lab}：{entry.verdict.zh}")]
     for check in entry.checks:
-        got, wanted = (with_unit(value, check.unit) for value in (check.measured, check.predicted))
+        measured, predicted = (
+            with_unit(value, check.unit) for value in (check.measured, check.predicted)
+        )
         lines.append(
             Words(
-                f"{check.what.en}: {got.en} (predicted {wanted.en})",
-                f"{check.what.zh}：{got.zh}（预测 {wanted.zh}）",
+                f"{check.what.en}: {measured.en} (predicted {predicted.en})",
+                f"{check.what.zh}：{measured.zh}（预测 {predicted.zh}）",
             )
         )
     return lines

@@ -108,11 +108,11 @@ def ranks_prepared() -> Generator[None]:
 
 def _clean_process(needed: Iterable[str]) -> Any:
     clean = multiprocessing.get_context("forkserver")
-    known = getattr(forkserver._forkserver, "_preload_modules", ())
-    wanted = dict.fromkeys((*BASE, *known, *needed))  # what it had before stays: labs go on
-    if not set(wanted) <= set(known):
+    preloaded = getattr(forkserver._forkserver, "_preload_modules", ())
+    modules = dict.fromkeys((*BASE, *preloaded, *needed))  # what it had before stays: labs go on
+    if not set(modules) <= set(preloaded):
         _end_clean_process()
-        clean.set_forkserver_preload([name for name in wanted if name != "__main__"])
+        clean.set_forkserver_preload([name for name in modules if name != "__main__"])
     return clean
 
 
@@ -158,7 +158,7 @@ def _rank(
         )
         result = function(rank, count, *arguments)
         if dist.is_initialized():
-            dist.barrier()  # nobody leaves while others still talk to it
+            dist.barrier()  # no rank leaves while others still talk to it
         sender.send((True, _by_value(result)))
     except BaseException as error:  # noqa: BLE001  whatever it was, the parent tells it
         with contextlib.suppress(OSError):

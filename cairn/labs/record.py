@@ -60,13 +60,13 @@ def read(path: Path | None = None) -> Record:
 
 def latest(entries: list[Entry]) -> dict[str, Entry]:
     """The newest run of each lab that came to a verdict; a failed one only where there is no other."""
-    found: dict[str, Entry] = {}
+    newest: dict[str, Entry] = {}
     for entry in entries:
-        before = found.get(entry.lab)
+        before = newest.get(entry.lab)
         if entry.status == "failed" and before is not None and before.status != "failed":
             continue
-        found[entry.lab] = entry
-    return found
+        newest[entry.lab] = entry
+    return newest
 
 
 def _entry(line: bytes) -> Entry:

@@ -118,14 +118,16 @@ def _read_section(section: str) -> dict[str, Topic]:
 
 def problems(roadmap: Roadmap) -> list[str]:
     """Everything in it that points nowhere."""
-    found = list(_circles(roadmap.topics))
+    problems = list(_circles(roadmap.topics))
     for topic in roadmap.topics.values():
-        found += [f"{topic.id}: {what}" for what in _problems_of(topic, roadmap)]
+        problems += [f"{topic.id}: {what}" for what in _problems_of(topic, roadmap)]
     sections = {section.id for section in roadmap.map.section}
     for stage in (*roadmap.map.week, *roadmap.map.year):
-        found += [f"plan: no topic {name}" for name in stage.topics if name not in roadmap.topics]
-        found += [f"plan: no section {name}" for name in stage.sections if name not in sections]
-    return found
+        problems += [
+            f"plan: no topic {name}" for name in stage.topics if name not in roadmap.topics
+        ]
+        problems += [f"plan: no section {name}" for name in stage.sections if name not in sections]
+    return problems
 
 
 def _problems_of(topic: Topic, roadmap: Roadmap) -> Iterator[str]:

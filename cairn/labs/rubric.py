@@ -48,10 +48,10 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
 def grade_answer(answer: str, points: Sequence[Point]) -> Graded:
     """Which points the answer has."""
     words, numbers = _stems(answer), numbers_in(answer)
-    found, missing = [], []
+    matched, missing = [], []
     for point in points:
-        (found if _has(point, answer, words, numbers) else missing).append(point.said())
-    return Graded(found=found, missing=missing)
+        (matched if _has(point, answer, words, numbers) else missing).append(point.said())
+    return Graded(found=matched, missing=missing)
 
 
 def worded(point: str, language: str) -> str:
@@ -63,15 +63,15 @@ def worded(point: str, language: str) -> str:
 
 def numbers_in(text: str) -> list[float]:
     """Every number of a text: 147,456 is one, 144 KiB is 147456 as well as 144."""
-    found: list[float] = []
+    numbers: list[float] = []
     for digits, unit in NUMBER.findall(text):
         value = float(digits.replace(",", ""))
-        found.append(value)
+        numbers.append(value)
         if size := SIZES.get(unit.removesuffix("B")):
-            found.append(value * size)
+            numbers.append(value * size)
         if unit == "%":
-            found.append(value / 100)
-    return found
+            numbers.append(value / 100)
+    return numbers
 
 
 def _has(point: Point, answer: str, words: set[str], numbers: Sequence[float]) -> bool:

@@ -69,19 +69,19 @@ def run_lab(
         session.watch.begin()
     began = time.perf_counter()
     try:
-        found = _measured(lab, session, report)
+        measured = _measured(lab, session, report)
         # Raises where one is nonsense.
-        calibration.merge(session.ceilings, found.outcome.calibrates)
+        calibration.merge(session.ceilings, measured.outcome.calibrates)
     except Exception:  # noqa: BLE001  a lab is an experiment: its failure is a result, shown whole
         seconds = time.perf_counter() - began
         failure = traceback.format_exc()
         return failed_entry(lab, failure, at=at, seconds=seconds, quick=quick, where=where)
     seconds = time.perf_counter() - began
-    learned = calibration.learn(session.ceilings, found.outcome.calibrates, session.log_line)
+    learned = calibration.learn(session.ceilings, measured.outcome.calibrates, session.log_line)
     return measured_entry(
         lab,
-        found.outcome,
-        found.verdict,
+        measured.outcome,
+        measured.verdict,
         at=at,
         seconds=seconds,
         quick=quick,
@@ -89,8 +89,8 @@ def run_lab(
         calibrated=learned.better,
         guess=guess,
         settings=session.settings,
-        busy=found.busy,
-        attempts=found.attempts,
+        busy=measured.busy,
+        attempts=measured.attempts,
     )
 
 

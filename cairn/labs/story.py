@@ -50,36 +50,38 @@ def drafts(
 
     A run on a busy machine says nothing about its lab, so it is no story.
     """
-    told = [
+    selected = [
         entry
         for entry in entries.values()
         if entry.checks and entry.lab in labs and entry.status != "busy"
     ]
-    told.sort(key=lambda entry: (entry.guess is None, entry.status == "held", entry.lab))
+    selected.sort(key=lambda entry: (entry.guess is None, entry.status == "held", entry.lab))
     zh = language == "zh"
     lines = [f"# {'项目故事' if zh else 'Project stories'}", ""]
     if passed:
         names = ", ".join(sorted(passed))
         lines += [f"{'通过的练习' if zh else 'Exercises passed'}: {names}", ""]
-    for entry in told[:3]:
+    for entry in selected[:3]:
         lines += _story(entry, labs[entry.lab], language)
     lines += [f"## {'三分钟讲解' if zh else 'A talk of three minutes'}", ""]
     return "\n".join([*lines, *(f"- [ ] {step.of(language)}" for step in CHECKLIST)]) + "\n"
 
 
 def _story(entry: Entry, lab: Lab, language: Language) -> list[str]:
-    asked = next((one for one in entry.checks if lab.predict_of in one.what.en), entry.checks[0])
-    others = [one for one in entry.checks if one is not asked and one.kind == "near"][:2]
+    predicted_check = next(
+        (one for one in entry.checks if lab.predict_of in one.what.en), entry.checks[0]
+    )
+    others = [one for one in entry.checks if one is not predicted_check and one.kind == "near"][:2]
     facts = {
         "where": f"{entry.where.device_name}, {entry.at[:10]}",
         "command": f"cairn lab run {lab.name}",
         "code": lab.code[0],
-        "figures": "; ".join(_figure(one, language) for one in (asked, *others)),
+        "figures": "; ".join(_figure(one, language) for one in (predicted_check, *others)),
         "verdict": entry.verdict.of(language),
     }
     mine = entry.guess
-    scored = NO_GUESS if mine is None or mine.measured is None else _expected(mine, asked)
-    told = [
+    scored = NO_GUESS if mine is None or mine.measured is None else _expected(mine, predicted_check)
+    paragraphs = [
         (SITUATION, lab.hypothesis.of(language)),
         (TASK, TASK_TEXT.of(language).format(**facts)),
         (ACTION, ACTION_TEXT.of(language).format(**facts)),
@@ -89,23 +91,23 @@ def _story(entry: Entry, lab: Lab, language: Language) -> list[str]:
         (NEXT, " ".join(one.ask.of(language) for one in lab.questions)),
     ]
     colon = "：" if language == "zh" else ": "
-    rows = [f"- **{head.of(language)}**{colon}{text}" for head, text in told if text]
+    rows = [f"- **{head.of(language)}**{colon}{text}" for head, text in paragraphs if text]
     return [f"## {lab.title.of(language)}", "", *rows, ""]
 
 
-def _expected(guess: Guess, asked: CheckLine) -> Words:
-    mine, got = with_unit(guess.value, asked.unit), with_unit(guess.measured, asked.unit)
+def _expected(guess: Guess, check: CheckLine) -> Words:
+    mine, measured = with_unit(guess.value, check.unit), with_unit(guess.measured, check.unit)
     off = "" if guess.factor is None else f"{guess.factor:.2f}"
     return Words(
-        f"I expected {mine.en} and measured {got.en}" + (f", {off}x off." if off else "."),
-        f"我预期 {mine.zh}，实测 {got.zh}" + (f"，相差 {off} 倍。" if off else "。"),
+        f"I expected {mine.en} and measured {measured.en}" + (f", {off}x off." if off else "."),
+        f"我预期 {mine.zh}，实测 {measured.zh}" + (f"，相差 {off} 倍。" if off else "。"),
     )
 
 
 def _figure(check: CheckLine, language: Language) -> str:
-    got, wanted = (
+    measured, predicted = (
         with_unit(value, check.unit).of(language) for value in (check.measured, check.predicted)
     )
     return FIGURE.of(language).format(
-        what=check.what.of(language), got=got, wanted=wanted, gap=shown_gap(check.gap)
+        what=check.what.of(language), got=measured, wanted=predicted, gap=shown_gap(check.gap)
     )

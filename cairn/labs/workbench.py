@@ -1,4 +1,4 @@
-"""What a lab has in its hands while it runs: this machine's ceilings, a clock, a progress bar, a folder.
+"""What a lab can use while it runs: this machine's ceilings, a clock, a progress bar, a folder.
 
     bench.device     where torch computes here: "cuda:0" or "cpu"
     bench.ceilings   the measured limits of this machine (machine.json)

@@ -57,31 +57,31 @@ KNOWN = {
 
 def device(name: str, **changes: float) -> Device:
     """A device by its name; `changes` are fields of it that the caller knows better."""
-    known = KNOWN.get(name.lower())
-    if known is None:
+    entry = KNOWN.get(name.lower())
+    if entry is None:
         hint = did_you_mean(name, KNOWN, f"there are: {', '.join(KNOWN)}")
         raise ConfigError(f"no GPU '{name}' is known to the planner", hint=hint)
-    chip = next(chip for chip in CHIPS if chip.name == known.chip)
-    flops, moved, why = _sustained(chip, known)
-    found = Device(
+    chip = next(chip for chip in CHIPS if chip.name == entry.chip)
+    flops, moved, why = _sustained(chip, entry)
+    result = Device(
         name=name.lower(),
         memory_bytes=chip.memory_bytes,
         flops_per_s=flops,
         fp8_flops_per_s=flops * (1.9 if "fp8" in chip.flops_per_s else 1.0),
         peak_flops_per_s=chip.flops_per_s["bf16"],
         bytes_per_s=moved,
-        fabric=known.fabric,
-        watts=BUSY * (known.tdp_w or chip.tdp_w),
-        usd_per_hour=known.usd_per_hour,
+        fabric=entry.fabric,
+        watts=BUSY * (entry.tdp_w or chip.tdp_w),
+        usd_per_hour=entry.usd_per_hour,
         why=why,
     )
     for field, value in changes.items():
         if not 0 < value < float("inf"):
             raise ConfigError(f"{field.replace('_', ' ')} is {value}", hint="above 0")
-    return msgspec.structs.replace(found, **changes) if changes else found
+    return msgspec.structs.replace(result, **changes) if changes else result
 
 
-def _sustained(chip: Chip, known: _Known) -> tuple[float, float, str]:
+def _sustained(chip: Chip, entry: _Known) -> tuple[float, float, str]:
     """Measured on this machine, if it has such a chip; else the table's shares of the datasheet."""
     try:
         measured = ceilings.load()
@@ -99,5 +99,5 @@ def _sustained(chip: Chip, known: _Known) -> tuple[float, float, str]:
                 measured.copy.value,
                 f"measured on this machine, {measured.measured_at}",
             )
-    flops = chip.flops_per_s["bf16"] * known.flops_share
-    return flops, chip.bytes_per_s * known.bytes_share, known.flops_note
+    flops = chip.flops_per_s["bf16"] * entry.flops_share
+    return flops, chip.bytes_per_s * entry.bytes_share, entry.flops_note

@@ -74,5 +74,5 @@ def _feed_forward(spec: ModelSpec, ep: int) -> tuple[float, float, float]:
         return per_width * spec.intermediate, per_width * spec.intermediate, spec.intermediate
     experts = spec.experts
     inner = experts.per_token * experts.intermediate + experts.shared_intermediate
-    held = experts.count / ep * experts.intermediate + experts.shared_intermediate
-    return per_width * inner, per_width * held, inner
+    rank_width = experts.count / ep * experts.intermediate + experts.shared_intermediate
+    return per_width * inner, per_width * rank_width, inner

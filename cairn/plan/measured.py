@@ -57,7 +57,7 @@ WORKLOADS = {
 
 def serving(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
     """Tokens per second of each workload, and latencies under load; `only` one model."""
-    found = []
+    rows = []
     for row in _rows(records / "throughput.json"):
         if (
             row.get("failure")
@@ -74,15 +74,15 @@ def serving(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
         prompts = row["workload"] == "prefill"
         key = "input_tokens_per_s" if prompts else "output_tokens_per_s"
         what = f"{row['shape']} {row['workload']}, {'prompt ' if prompts else ''}tokens/s"
-        found.append(Compared(what=what, measured=row[key], predicted=getattr(load, key)))
+        rows.append(Compared(what=what, measured=row[key], predicted=getattr(load, key)))
     for row in _rows(records / "serve.json"):
         if (
             _wanted(row, only)
             and row.get("workload") == "random, 1024 in, 128 out"
             and row.get("label") == "cairn"
         ):
-            found += _under_load(row)
-    return found
+            rows += _under_load(row)
+    return rows
 
 
 def arrivals(rate: float, count: int) -> list[float]:
@@ -110,7 +110,7 @@ def _under_load(row: dict[str, Any]) -> list[Compared]:
         "tpot_ms": {"p50": load.tpot_p50, "p99": load.tpot_p99},
         "ttft_ms": {"p50": load.ttft_p50, "p99": load.ttft_p99},
     }
-    found = [
+    rows = [
         Compared(
             what=f"{name}, tokens/s",
             measured=row["output_tokens_per_s"],
@@ -120,19 +120,19 @@ def _under_load(row: dict[str, Any]) -> list[Compared]:
     for what, shares in predicted.items():
         for share, seconds in shares.items():
             words = f"{name}, {share} {what[:4].upper()} ms"
-            found.append(Compared(what=words, measured=row[what][share], predicted=1e3 * seconds))
-    return found
+            rows.append(Compared(what=words, measured=row[what][share], predicted=1e3 * seconds))
+    return rows
 
 
 def training(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
     """Tokens per second of our trainer on one GPU."""
-    found = []
+    rows = []
     for what, row, job, choice in _trained(records, only):
         rate = row["seq"] * row["batch"] / step_time(job, choice, device("h200")).total()
-        found.append(
+        rows.append(
             Compared(what=f"{what}, tokens/s", measured=row["tokens_per_s"], predicted=rate)
         )
-    return found
+    return rows
 
 
 def training_memory(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
@@ -186,7 +186,7 @@ def torchtitan_here() -> list[Compared]:
         ("qwen3-1.7b", "none", 45_200),
         ("qwen3-1.7b", "selective", 41_100),
     )
-    found = []
+    compared = []
     for model, recompute, tokens in rows:
         case = Published(
             what=f"{model}, torchtitan on an H200, recompute {recompute}, tokens/s",
@@ -199,8 +199,8 @@ def torchtitan_here() -> list[Compared]:
             recompute=recompute,
             products_again=TITAN_AGAIN if recompute == "selective" else 0.0,
         )
-        found.append(compare_one(case))
-    return found
+        compared.append(compare_one(case))
+    return compared
 
 
 def median_error(rows: Iterable[Compared]) -> float | None:
@@ -210,11 +210,11 @@ def median_error(rows: Iterable[Compared]) -> float | None:
 
 def document(compared: Mapping[str, Sequence[Compared]]) -> dict[str, Any]:
     """For --json."""
-    found = {}
+    sections = {}
     for name, rows in compared.items():
         lines = [msgspec.to_builtins(row) | {"error": row.error} for row in rows]
-        found[name] = {"median_error": median_error(rows), "rows": lines}
-    return found
+        sections[name] = {"median_error": median_error(rows), "rows": lines}
+    return sections
 
 
 def _wanted(row: dict[str, Any], only: str | None) -> bool:

@@ -37,9 +37,9 @@ class Shape(NamedTuple):
 
 
 def model_shape(name: str) -> Shape:
-    known = _known(name)
-    if known is not None:
-        return Shape(known, preset(known))
+    preset_name = _known(name)
+    if preset_name is not None:
+        return Shape(preset_name, preset(preset_name))
     path = resolve(name) if is_packaged(name) else Path(name).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return _of_gguf(name, path)
@@ -116,7 +116,7 @@ def _cached(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        path = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None

@@ -149,18 +149,22 @@ def _pipeline(job: Job, row: Row | None) -> list[Markup]:
         return [heading("Pipeline"), paragraph("Nothing that fits has a pipeline.")]
     choice = row.choice
     microbatches = job.sequences // (choice.layout.data_ranks() * choice.microbatch)
-    shown = min(microbatches, max(SHOWN_MICROBATCHES, 2 * choice.layout.pp))
-    shown -= shown % choice.layout.pp if choice.order == "interleaved" else 0  # in rounds
-    drawn = timeline(choice.order, choice.layout.pp, shown, choice.chunks)
-    first = f"its first {shown} of {microbatches:,}" if shown < microbatches else f"its {shown}"
+    shown_microbatches = min(microbatches, max(SHOWN_MICROBATCHES, 2 * choice.layout.pp))
+    shown_microbatches -= (
+        shown_microbatches % choice.layout.pp if choice.order == "interleaved" else 0
+    )  # in rounds
+    run = timeline(choice.order, choice.layout.pp, shown_microbatches, choice.chunks)
+    first = f"its {microbatches:,}"
+    if shown_microbatches < microbatches:
+        first = f"its first {shown_microbatches} of {microbatches:,}"
     return [
         heading(f"Pipeline of {choice.words()}"),
         paragraph(
             f"{(row.why or 'the best').capitalize()}. Here with {first} microbatches; a step's bubble is "
             f"{row.time.bubble / row.seconds:.1%}."
         ),
-        draw.legend(drawn),
-        draw.svg(drawn),
+        draw.legend(run),
+        draw.svg(run),
     ]
 
 
@@ -218,7 +222,7 @@ def _curves(plan: ServePlan) -> list[Markup]:
             ],
             x="output tokens/s",
             y="ms",
-            limit=("SLO", 1e3 * plan.asked.slo_ttft),
+            limit=("SLO", 1e3 * plan.demand.slo_ttft),
         ),
         chart(
             "TPOT over throughput",
@@ -232,7 +236,7 @@ def _curves(plan: ServePlan) -> list[Markup]:
             ],
             x="output tokens/s",
             y="ms",
-            limit=("SLO", 1e3 * plan.asked.slo_tpot),
+            limit=("SLO", 1e3 * plan.demand.slo_tpot),
         ),
         chart(
             "Throughput over the rate",

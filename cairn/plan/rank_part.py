@@ -89,8 +89,8 @@ def part(spec: ModelSpec, layout: Layout) -> Part:
 
 def _elsewhere(spec: ModelSpec, tp: int) -> int:
     """Of short convolutions, whose columns are the model's own: the parameters that other ranks of tp hold."""
-    kept = [layer for layer in range(spec.layers) if spec.mixer_of(layer) == "short_conv"]
-    whole = sum(spec.mixer_shape(layer).parameters(spec) for layer in kept)
+    convolutions = [layer for layer in range(spec.layers) if spec.mixer_of(layer) == "short_conv"]
+    whole = sum(spec.mixer_shape(layer).parameters(spec) for layer in convolutions)
     return whole - whole // tp
 
 

@@ -11,7 +11,8 @@ same for all models; `measured` holds them against benchmarks/h200. Pure.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,9 +54,9 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     head = spec.vocab * spec.hidden / tp
     layer = layer_cost(spec, 1, 1, tp)  # of one token
     active = layer.products / 2  # weights of one layer that a token is multiplied with
-    kept = cache_bytes_per_token(spec, served.cache_bytes, tp)  # of all layers, on one device
+    # Of one token in all layers, on one device.
+    cache_bytes = cache_bytes_per_token(spec, served.cache_bytes, tp)
     windows = Counter(spec.window(layer) for layer in range(spec.layers))
-    full = windows.pop(0, 0) / spec.layers  # share of the layers that read every token
     pair = spec.attention_flops(1) / tp  # of one query and one key in all layers
     fixed = HOST_S + (KERNELS_PER_LAYER * spec.layers + 2) * LAUNCH_S
     rate = device.fp8_flops_per_s if served.eight_bit else device.flops_per_s
@@ -63,19 +64,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
 
     def seconds(step: Step) -> float:
         tokens, rows = step.tokens, step.draws
-        decode, prompt, pairs = 0.0, 0, 0
-        common: dict[
-            int, int
-        ] = {}  # first page -> cached tokens that were read already in this step
-        for chunk in step.chunks:
-            if chunk.count == 1:
-                seen = chunk.start + 1
-                decode += full * (seen - (1 - AGAIN) * _read_before(chunk, common))
-                for window, layers in windows.items():
-                    decode += layers / spec.layers * min(seen, window)
-            else:
-                prompt += chunk.start + chunk.count
-                pairs += chunk.count * (2 * chunk.start + chunk.count + 1) // 2
+        reads = _cache_reads(step, windows)
         weights = (
             layer.weights if spec.experts is None else _visited(spec, tokens, tp, active)
         ) * spec.layers
@@ -94,14 +83,42 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
                 read / (MEMORY_SHARE * memory),
                 products / (rate * _large(tokens)),
             )
-            + decode * kept / (PAGES_SHARE * memory)
-            + max(pairs * pair / (PROMPT_ATTENTION * device.flops_per_s), prompt * kept / memory)
+            + reads.decode * cache_bytes / (PAGES_SHARE * memory)
+            + max(
+                reads.pairs * pair / (PROMPT_ATTENTION * device.flops_per_s),
+                reads.prompt * cache_bytes / memory,
+            )
             + moved / memory
             + reduce
             + step.prefill * served.tower_flops / (TOWER_SHARE * device.flops_per_s)
         )
 
     return seconds
+
+
+class _CacheReads(NamedTuple):
+    """What attention of one step reads, averaged over the layers."""
+
+    decode: float  # cached tokens, by rows that decode
+    prompt: int  # cached tokens, by chunks of prompts
+    pairs: int  # of a query and a key, in chunks of prompts
+
+
+def _cache_reads(step: Step, windows: Mapping[int, int]) -> _CacheReads:
+    """`windows`: how many layers have each window; 0 reads every token."""
+    decode, prompt, pairs = 0.0, 0, 0
+    common: dict[int, int] = {}  # first page -> cached tokens that this step has read already
+    total = sum(windows.values())
+    for chunk in step.chunks:
+        if chunk.count != 1:
+            prompt += chunk.start + chunk.count
+            pairs += chunk.count * (2 * chunk.start + chunk.count + 1) // 2
+            continue
+        context, before = chunk.start + 1, _read_before(chunk, common)
+        for window, layers in windows.items():
+            read = min(context, window) if window else context - (1 - AGAIN) * before
+            decode += layers / total * read
+    return _CacheReads(decode, prompt, pairs)
 
 
 def _large(tokens: int) -> float:

@@ -111,9 +111,9 @@ def room(served: Served, rows: int = GPU_ROWS, step_tokens: int = GPU_STEP_TOKEN
     total = served.device.memory_bytes
     groups = cache_groups(spec, tp)
     states = int(rows * state_bytes(groups, 2))
-    left = int(FRACTION * total) - weights - step - SPARE - states
+    free = int(FRACTION * total) - weights - step - SPARE - states
     of_page = page_bytes(groups, GPU_PAGE, served.cache_bytes)
-    pages = max(0, left // of_page)
+    pages = max(0, free // of_page)
     return Room(
         weights=weights,
         step=step,
@@ -128,7 +128,7 @@ def room(served: Served, rows: int = GPU_ROWS, step_tokens: int = GPU_STEP_TOKEN
 
 def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> Limits:
     groups = cache_groups(served.spec, served.tp)
-    wanted = space.rows * most_pages(groups, context, GPU_PAGE) + 1
+    pages_wanted = space.rows * most_pages(groups, context, GPU_PAGE) + 1
     rate = served.device.flops_per_s * served.tp
     shared = tokens_within(step_ms / 1e3, rate, served.spec, space.rows, GPU_STEP_TOKENS)
     return Limits(
@@ -136,7 +136,7 @@ def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> L
         step_tokens=GPU_STEP_TOKENS,
         context=context,
         mixed_step_tokens=shared if step_ms else 0,
-        pages=max(2, min(space.pages, wanted)),
+        pages=max(2, min(space.pages, pages_wanted)),
         page_size=GPU_PAGE,
         groups=groups,
         states=(1 + SNAPSHOTS) * space.rows if state_bytes(groups, 2) else 0,
@@ -152,28 +152,30 @@ def _traced(workload: Workload) -> list[Arrival]:
     """The pattern of the trace at another rate: n arrivals span (n - 1) / rate seconds."""
     trace = workload.trace
     span = trace[-1].at_s - trace[0].at_s
-    wanted = (len(trace) - 1) / workload.rate  # of an infinite rate: all at once
-    slower = wanted / span if span else 0.0
-    made = []
+    planned_s = (len(trace) - 1) / workload.rate  # of an infinite rate: all at once
+    slower = planned_s / span if span else 0.0
+    arrivals = []
     for number, one in enumerate(trace):
         params = SamplingParams(max_tokens=one.output_tokens, ignore_eos=True)
         at = (one.at_s - trace[0].at_s) * slower
-        made.append(Arrival(at, Request(f"r{number}", list(one.prompt), params)))
-    return made
+        arrivals.append(Arrival(at, Request(f"r{number}", list(one.prompt), params)))
+    return arrivals
 
 
 def _drawn(workload: Workload) -> list[Arrival]:
     draw = random.Random(workload.seed)
     head = [draw.randint(0, TOKENS) for _ in range(workload.shared)]
-    at, made = 0.0, []
+    at, arrivals = 0.0, []
     for number in range(workload.requests):
         own = draw.randint(workload.input_least, workload.input_most) - workload.shared
         answer = draw.randint(workload.output_least, workload.output_most)
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         if math.isfinite(workload.rate):
             at += draw.expovariate(workload.rate)
-        made.append(Arrival(at, Request(f"r{number}", head + _nobody_elses(number, own), params)))
-    return made
+        arrivals.append(
+            Arrival(at, Request(f"r{number}", head + _nobody_elses(number, own), params))
+        )
+    return arrivals
 
 
 def _nobody_elses(number: int, count: int) -> list[int]:

@@ -1,12 +1,12 @@
 """How should this model be served, how fast will it be, and what does it cost? By simulating the real scheduler.
 
     for each tp that divides the model and fits          memory by part
-      load at the asked rate, and at rates around it     the curve of throughput and latency
+      load at the demanded rate, and at rates around it  the curve of throughput and latency
       the most a replica takes within the SLO            how many replicas the rate needs
-    fewest GPUs that hold the SLO win; the others say why they lost
+    the option with the fewest GPUs that holds the SLO wins; the others say why they lost
 
-Requests are drawn or those of a trace, the device is a cost function (`serve_cost`), everything between is the engine's
-own code. Pure.
+Requests are drawn at random or read from a trace. The device is a cost function (`serve_cost`); scheduler, block
+manager and prefix cache are the engine's own code. Pure.
 """
 
 import math
@@ -33,7 +33,9 @@ def usual_requests(input_tokens: int, output_tokens: int) -> int:
     return min(REQUESTS, max(FEW, MOST_TOKENS // (input_tokens + output_tokens)))
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """The load to be served, and the latencies that it is promised."""
+
     rate: float  # requests a second
     input_tokens: int  # of a trace, the mean
     output_tokens: int
@@ -47,8 +49,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of the longest request, prompt and answer."""
         if self.trace:
             return max(len(one.prompt) + one.output_tokens for one in self.trace)
-        drawn = _workload(self, self.rate)
-        return drawn.input_most + drawn.output_most
+        lengths = _workload(self, self.rate)
+        return lengths.input_most + lengths.output_most
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,34 +74,37 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
     options: list[Option]
     curve: list[Load]  # of the best one, by rate
     device: Device
-    asked: Asked
+    demand: Demand
 
 
 def plan(
-    served: Served, asked: Asked, most_gpus: int, done: Callable[[str], None] = lambda what: None
+    served: Served,
+    demand: Demand,
+    most_gpus: int,
+    advance: Callable[[str], None] = lambda what: None,
 ) -> ServePlan:
-    """`done` is called with every size of tp that was simulated."""
-    _check(asked, most_gpus)
+    """`advance` is called with every size of tp that was advance."""
+    _check(demand, most_gpus)
     options = []
     for tp in sizes(served, most_gpus):
-        options.append(_option(msgspec.structs.replace(served, tp=tp), asked, most_gpus))
-        done(f"tp {tp}")
+        options.append(_option(msgspec.structs.replace(served, tp=tp), demand, most_gpus))
+        advance(f"tp {tp}")
     holding = [option for option in options if option.holds]
     best = min(holding, key=lambda option: (option.gpus, option.tp), default=None)
-    options = [
-        option
-        if option is best
-        else msgspec.structs.replace(option, why=_why(option, best, asked, most_gpus))
-        for option in options
-    ]
-    curve = _curve(msgspec.structs.replace(served, tp=best.tp), asked, best.most) if best else []
-    return ServePlan(best=best, options=options, curve=curve, device=served.device, asked=asked)
+    for index, option in enumerate(options):
+        if option is not best:
+            why = _why(option, best, demand, most_gpus)
+            options[index] = msgspec.structs.replace(option, why=why)
+    curve = _curve(msgspec.structs.replace(served, tp=best.tp), demand, best.most) if best else []
+    return ServePlan(best=best, options=options, curve=curve, device=served.device, demand=demand)
 
 
-def _check(asked: Asked, gpus: int) -> None:
+def _check(demand: Demand, gpus: int) -> None:
     for name in ("rate", "input_tokens", "output_tokens", "slo_ttft", "slo_tpot"):
-        if not 0 < getattr(asked, name) < math.inf:
-            raise ConfigError(f"{name.replace('_', ' ')} is {getattr(asked, name)}", hint="above 0")
+        if not 0 < getattr(demand, name) < math.inf:
+            raise ConfigError(
+                f"{name.replace('_', ' ')} is {getattr(demand, name)}", hint="above 0"
+            )
     if gpus < 1:
         raise ConfigError(f"{gpus} GPUs", hint="at least 1")
 
@@ -115,9 +120,9 @@ def sizes(served: Served, gpus: int) -> list[int]:
     ]
 
 
-def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
+def _option(served: Served, demand: Demand, most_gpus: int) -> Option:
     space, device = room(served), served.device
-    longest = min(asked.longest(), served.spec.context)
+    longest = min(demand.longest(), served.spec.context)
     if space.pages <= most_pages(cache_groups(served.spec, served.tp), longest, GPU_PAGE):
         return Option(
             tp=served.tp,
@@ -131,10 +136,10 @@ def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
             usd_per_million=0.0,
             joules_per_token=0.0,
         )
-    most = _most(served, asked)
-    replicas, load = _fewest(served, asked, most, most_gpus // served.tp)
+    most = _most(served, demand)
+    replicas, load = _fewest(served, demand, most, most_gpus // served.tp)
     gpus = replicas * served.tp
-    tokens = asked.rate * asked.output_tokens
+    tokens = demand.rate * demand.output_tokens
     watts = gpus * device.watts * (WATTS_IDLE + (1 - WATTS_IDLE) * load.busy)
     cost = gpus * device.usd_per_hour
     return Option(
@@ -144,50 +149,49 @@ def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
         room=space,
         load=load,
         most=most,
-        holds=_holds(load, asked) and gpus <= most_gpus,
+        holds=_holds(load, demand) and gpus <= most_gpus,
         usd_per_hour=cost,
         usd_per_million=cost / (tokens * 3600) * 1e6,
         joules_per_token=watts / tokens,
     )
 
 
-def _fewest(served: Served, asked: Asked, most: float, limit: int) -> tuple[int, Load]:
+def _fewest(served: Served, demand: Demand, most: float, limit: int) -> tuple[int, Load]:
     """The fewest replicas, up to `limit`, with which the SLO holds; or the last number tried, and its load."""
 
     def loaded(replicas: int) -> Load:
-        return run(served, _workload(asked, asked.rate, replicas), step_ms=STEP_MS)
+        return run(served, _workload(demand, demand.rate, replicas), step_ms=STEP_MS)
 
-    fails, replicas = 0, max(1, math.ceil(asked.rate / most - 1e-9))
+    fails, replicas = 0, max(1, math.ceil(demand.rate / most - 1e-9))
     load = loaded(replicas)
-    if not _holds(load, asked) and not _holds(_lonely(served, asked), asked):
+    if not _holds(load, demand) and not _holds(_lonely(served, demand), demand):
         return replicas, load  # more of them would not help
-    while not _holds(load, asked) and replicas < limit and load.busy > IDLE:
+    while not _holds(load, demand) and replicas < limit and load.busy > IDLE:
         fails, replicas = replicas, min(replicas + max(1, replicas // 4), limit)
         load = loaded(replicas)
-    while _holds(load, asked) and fails and replicas - fails > 1:
+    while _holds(load, demand) and fails and replicas - fails > 1:
         middle = (fails + replicas) // 2
-        tried = loaded(middle)
-        if _holds(tried, asked):
-            replicas, load = middle, tried
+        candidate = loaded(middle)
+        if _holds(candidate, demand):
+            replicas, load = middle, candidate
         else:
             fails = middle
     return replicas, load
 
 
-def _lonely(served: Served, asked: Asked) -> Load:
-    """One usual request with a server to itself."""
-    size, answer = asked.input_tokens, asked.output_tokens
+def _lonely(served: Served, demand: Demand) -> Load:
+    """The load of one usual request that has a server to itself."""
+    size, answer = demand.input_tokens, demand.output_tokens
     one = Workload(
         requests=1, input_least=size, input_most=size, output_least=answer, output_most=answer
     )
     return run(served, one, step_ms=STEP_MS)
 
 
-def _most(served: Served, asked: Asked) -> float:
+def _most(served: Served, demand: Demand) -> float:
     """Requests a second that one replica finishes when there are always more."""
-    many = msgspec.structs.replace(
-        asked, requests=2 * asked.requests
-    )  # or its end would count too much
+    # With fewer, the last steps, which are nearly empty, would count too much.
+    many = msgspec.structs.replace(demand, requests=2 * demand.requests)
     load = run(served, _workload(many, math.inf), step_ms=STEP_MS)
     if load.refused == load.requests:
         raise ConfigError(
@@ -197,10 +201,10 @@ def _most(served: Served, asked: Asked) -> float:
     return (load.requests - load.refused) / load.seconds
 
 
-def _workload(asked: Asked, rate: float, replicas: int = 1) -> Workload:
-    """What one of so many replicas gets: every n-th request of a trace, or lengths a quarter around the asked ones."""
-    if asked.trace:
-        share = asked.trace[::replicas]
+def _workload(demand: Demand, rate: float, replicas: int = 1) -> Workload:
+    """The share of one of n replicas: every n-th request of a trace, or drawn lengths within a quarter of the mean."""
+    if demand.trace:
+        share = demand.trace[::replicas]
         return Workload(
             requests=len(share),
             rate=rate / replicas,
@@ -212,25 +216,25 @@ def _workload(asked: Asked, rate: float, replicas: int = 1) -> Workload:
         )
     least, most = 0.75, 1.25
     return Workload(
-        requests=asked.requests,
+        requests=demand.requests,
         rate=rate / replicas,
-        seed=asked.seed,
-        input_least=max(1, int(asked.input_tokens * least)),
-        input_most=max(1, int(asked.input_tokens * most)),
-        output_least=max(1, int(asked.output_tokens * least)),
-        output_most=max(1, int(asked.output_tokens * most)),
+        seed=demand.seed,
+        input_least=max(1, int(demand.input_tokens * least)),
+        input_most=max(1, int(demand.input_tokens * most)),
+        output_least=max(1, int(demand.output_tokens * least)),
+        output_most=max(1, int(demand.output_tokens * most)),
     )
 
 
-def _holds(load: Load, asked: Asked) -> bool:
-    return load.ttft_p99 <= asked.slo_ttft and load.tpot_p99 <= asked.slo_tpot
+def _holds(load: Load, demand: Demand) -> bool:
+    return load.ttft_p99 <= demand.slo_ttft and load.tpot_p99 <= demand.slo_tpot
 
 
-def _curve(served: Served, asked: Asked, most: float) -> list[Load]:
-    return [run(served, _workload(asked, share * most), step_ms=STEP_MS) for share in SHARES]
+def _curve(served: Served, demand: Demand, most: float) -> list[Load]:
+    return [run(served, _workload(demand, share * most), step_ms=STEP_MS) for share in SHARES]
 
 
-def _why(option: Option, best: Option | None, asked: Asked, most_gpus: int) -> str:
+def _why(option: Option, best: Option | None, demand: Demand, most_gpus: int) -> str:
     if option.load is None:
         weights, total = option.room.weights, option.room.total
         return (
@@ -243,8 +247,8 @@ def _why(option: Option, best: Option | None, asked: Asked, most_gpus: int) -> s
         )
     if not option.holds:
         return (
-            f"misses the SLO: p99 TTFT {1e3 * option.load.ttft_p99:,.0f} of {1e3 * asked.slo_ttft:,.0f} ms, "
-            f"TPOT {1e3 * option.load.tpot_p99:.1f} of {1e3 * asked.slo_tpot:.1f} ms with {option.gpus} GPUs"
+            f"misses the SLO: p99 TTFT {1e3 * option.load.ttft_p99:,.0f} of {1e3 * demand.slo_ttft:,.0f} ms, "
+            f"TPOT {1e3 * option.load.tpot_p99:.1f} of {1e3 * demand.slo_tpot:.1f} ms with {option.gpus} GPUs"
         )
     if best is None or option.gpus > best.gpus:
         enough = best.gpus if best else 0

@@ -1,10 +1,10 @@
-"""One knob for a server: from a promise about latency to the engine's limits, by simulating the engine. Pure.
+"""Derives the engine's limits from a latency SLO, by simulating the engine. Pure.
 
 ttft=500ms,tpot=25ms  -->  rows, step_ms, max_waiting  and the rate at which the promise holds, each with its reason
 
 rows         as many requests as decode together within the time per token, pages included
 step_ms      the time of a step that also decodes: of several candidates the one that holds the highest rate
-max_waiting  as many as reach their first token in time at that rate; more are refused at once, and not let down
+max_waiting  as many as reach their first token in time at that rate; further requests are refused at once
 """
 
 import math
@@ -64,23 +64,23 @@ class _Tried(NamedTuple):
 
 def parse_slo(text: str) -> Slo:
     """`ttft=500ms,tpot=25ms`, in any order."""
-    given: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        if name not in NAMES or not equals or name in given:
+        if name not in NAMES or not equals or name in limits:
             raise ConfigError(
                 f"--slo is {text!r}: {part.strip()!r} is not understood",
                 hint="such as ttft=500ms,tpot=25ms",
             )
-        given[name] = parse_duration(value)
-        if not given[name]:
+        limits[name] = parse_duration(value)
+        if not limits[name]:
             raise ConfigError(f"--slo is {text!r}: {name} is 0", hint="a time above 0")
-    missing = [name for name in NAMES if name not in given]
+    missing = [name for name in NAMES if name not in limits]
     if missing:
         raise ConfigError(
             f"--slo is {text!r}: {missing[0]} is missing", hint="such as ttft=500ms,tpot=25ms"
         )
-    return Slo(given["ttft"], given["tpot"])
+    return Slo(limits["ttft"], limits["tpot"])
 
 
 def parse_lengths(text: str) -> Lengths:
@@ -98,8 +98,8 @@ def parse_lengths(text: str) -> Lengths:
 def device_called(driver_name: str) -> Device:
     """The planner's device for a GPU, by the name that its driver gives."""
     chip, _ = find_chip(driver_name)
-    for name, known in KNOWN.items():
-        if chip is not None and known.chip == chip.name:
+    for name, entry in KNOWN.items():
+        if chip is not None and entry.chip == chip.name:
             return device(name)
     raise ConfigError(
         f"--slo cannot be simulated on {driver_name or 'this device'}",
@@ -116,8 +116,8 @@ def choose(served: Served, slo: Slo, lengths: Lengths = Lengths()) -> Chosen:  #
             f"token and {format_duration(alone.tpot_p99)} for each further one",
             hint="more GPUs (--tensor-parallel-size), fewer bits, a smaller model, or a looser --slo",
         )
-    tried = [_most(served, slo, lengths, rows, share) for share in SHARES]
-    best = max(tried, key=lambda one: one.rate)
+    candidates = [_most(served, slo, lengths, rows, share) for share in SHARES]
+    best = max(candidates, key=lambda one: one.rate)
     rate = HEADROOM * best.rate
     waiting = max(1, math.floor(rate * slo.ttft_s))
     return Chosen(
@@ -144,9 +144,9 @@ def _rows(served: Served, slo: Slo, lengths: Lengths) -> int:
 
 
 def _decoding(rows: int, lengths: Lengths) -> Step:
-    seen = lengths.input_tokens + lengths.output_tokens // 2
+    context = lengths.input_tokens + lengths.output_tokens // 2
     requests = [Request(row, [1], SamplingParams()) for row in range(rows)]
-    chunks = [Chunk(request, seen, 1, 0, (), 1) for request in requests]
+    chunks = [Chunk(request, context, 1, 0, (), 1) for request in requests]
     return Step(0, chunks, requests, tokens=rows)
 
 
@@ -155,15 +155,15 @@ def _most(served: Served, slo: Slo, lengths: Lengths, rows: int, share: float) -
     step_ms = round(1e3 * slo.tpot_s * share, 2)
     whole = _load(served, lengths, math.inf, rows, step_ms)
     low, high = 0.0, STEADY * whole.requests / max(whole.seconds, 1e-9)
-    found: Load | None = None
+    held_load: Load | None = None
     for _ in range(TRIALS):
         middle = (low + high) / 2
         load = _load(served, lengths, middle, rows, step_ms)
         if holds(load, slo):
-            low, found = middle, load
+            low, held_load = middle, load
         else:
             high = middle
-    return _Tried(low, step_ms, found or _load(served, lengths, 0.02 * high, rows, step_ms))
+    return _Tried(low, step_ms, held_load or _load(served, lengths, 0.02 * high, rows, step_ms))
 
 
 def _load(
@@ -188,12 +188,12 @@ def _load(
 def _why(
     served: Served, slo: Slo, lengths: Lengths, rows: int, best: _Tried, rate: float, waiting: int
 ) -> list[str]:
-    took = format_duration(step_seconds(served)(_decoding(rows, lengths)))
+    step = format_duration(step_seconds(served)(_decoding(rows, lengths)))
     load = best.load
     shape = f"{lengths.input_tokens} tokens in and {lengths.output_tokens} out"
     return [
         f"--slo {slo.words()}, for requests of {shape}, simulated on {served.device.name}",
-        f"--max-num-seqs {rows}: so many decode together in {took} a step",
+        f"--max-num-seqs {rows}: so many decode together in {step} a step",
         f"--step-ms {best.step_ms:g}: of {len(SHARES)} lengths of a step the one that holds the highest rate",
         f"--max-waiting {waiting}: more would wait longer than {format_duration(slo.ttft_s)} at {rate:.3g} requests/s",
         f"holds up to {rate:.3g} requests/s: p99 TTFT {format_duration(load.ttft_p99)}, TPOT "

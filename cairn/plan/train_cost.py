@@ -40,9 +40,8 @@ UNFUSED = 2.5  # with `plain`: times the bytes between products, where no compil
 # 4+4, which bfloat16 states do without.
 UPDATE = {"float32": 12 + 16 + 8, "bfloat16": 12 + 8, "int8": 12 + 4 + 8}
 
-Kernels = Literal[
-    "fused", "compiled", "plain"
-]  # ours; torch's compiler and attention; one operation after another
+# Our kernels; torch's compiler and attention; one operation after another.
+Kernels = Literal["fused", "compiled", "plain"]
 States = Literal["float32", "bfloat16", "int8"]
 
 
@@ -112,8 +111,8 @@ def step_time(job: Job, choice: Choice, device: Device) -> StepTime:
         _stage_time(job, choice, device, layers // (pp * chunks) * chunks, 1.0),
         key=StepTime.total,
     )
-    waited = (longest.total() - longest.bubble) - (even.total() - even.bubble)
-    return msgspec.structs.replace(even, uneven=max(0.0, waited), bubble=longest.bubble)
+    uneven = (longest.total() - longest.bubble) - (even.total() - even.bubble)
+    return msgspec.structs.replace(even, uneven=max(0.0, uneven), bubble=longest.bubble)
 
 
 def _stage_time(job: Job, choice: Choice, device: Device, layers: float, head: float) -> StepTime:
@@ -134,10 +133,10 @@ def _stage_time(job: Job, choice: Choice, device: Device, layers: float, head: f
     between = (layer.between * layers + head * end.between) * bytes_factor / device.bytes_per_s
     again = layers * _recompute(layer, products, choice.recompute, device, bytes_factor)
     tensor, context, expert = _inside(job, choice, device, tokens, layers)
-    handed = _between_stages(job, choice, device, tokens)
+    transfers = _between_stages(job, choice, device, tokens)
     one = 3 * forward + attention + 3 * between
-    stage = one + again + tensor + context + expert + handed
-    stretched = _pipeline(choice, microbatches)
+    stage = one + again + tensor + context + expert + transfers
+    bubble_factor = _pipeline(choice, microbatches)
     update = _update(job, layout, device)
     compute = stage * microbatches
     return StepTime(
@@ -148,10 +147,10 @@ def _stage_time(job: Job, choice: Choice, device: Device, layers: float, head: f
         tensor=tensor * microbatches,
         context=context * microbatches,
         expert=expert * microbatches,
-        stages=handed * microbatches,
+        stages=transfers * microbatches,
         data=_beside(job, choice, device, compute, microbatches),
         uneven=0.0,
-        bubble=compute * (stretched - 1),
+        bubble=compute * (bubble_factor - 1),
         update=update,
     )
 
@@ -197,24 +196,13 @@ def _inside(
     keys = int(tokens * 2 * spec.kv_heads * spec.head_dim / layout.tp * 2)
     context = 0.0
     if layout.cp > 1:  # a ring: half of it hides behind the attention of the block before
-        context = (
-            0.5
-            * layers
-            * (passes + 1)
-            * (layout.cp - 1)
-            * wire(keys, layout.cp * layout.tp, device)
-        )
+        hop = wire(keys, layout.cp * layout.tp, device)
+        context = 0.5 * layers * (passes + 1) * (layout.cp - 1) * hop
     expert = 0.0
     if layout.ep > 1 and spec.experts is not None:
-        sent = int(stream * spec.experts.per_token)
-        expert = (
-            layers
-            * 2
-            * passes
-            * wire(
-                int(sent * (layout.ep - 1) / layout.ep), layout.ep * layout.cp * layout.tp, device
-            )
-        )
+        dispatched = int(stream * spec.experts.per_token)
+        remote = int(dispatched * (layout.ep - 1) / layout.ep)
+        expert = layers * 2 * passes * wire(remote, layout.ep * layout.cp * layout.tp, device)
     return tensor, context, expert
 
 
@@ -234,20 +222,20 @@ def _beside(job: Job, choice: Choice, device: Device, compute: float, microbatch
     Whole gradients are scattered once a step.
     Hidden where compute lasts. Ranks of one fsdp group lie tp apart, those of dp a whole group.
     """
-    layout, held = choice.layout, part(job.spec, choice.layout)
+    layout, shard = choice.layout, part(job.spec, choice.layout)
     apart, cost = layout.tp, 0.0
-    if held.shards > 1:
-        gather = collective("all_gather", held.shards, 2 * held.dense, device, apart)
-        scatter = collective("reduce_scatter", held.shards, 4 * held.dense, device, apart)
+    if shard.shards > 1:
+        gather = collective("all_gather", shard.shards, 2 * shard.dense, device, apart)
+        scatter = collective("reduce_scatter", shard.shards, 4 * shard.dense, device, apart)
         cost += (
             2 * microbatches * gather + (1 if choice.whole_gradients else microbatches) * scatter
         )
-        apart *= held.shards
-    size = 4 * held.dense // held.shards
-    cost += collective("all_reduce", held.replicas, size, device, apart)
-    if held.experts:
+        apart *= shard.shards
+    size = 4 * shard.dense // shard.shards
+    cost += collective("all_reduce", shard.replicas, size, device, apart)
+    if shard.experts:
         apart = layout.tp * layout.cp * layout.ep
-        cost += collective("all_reduce", held.expert_replicas, 4 * held.experts, device, apart)
+        cost += collective("all_reduce", shard.expert_replicas, 4 * shard.experts, device, apart)
     hidden = min(cost, 0.9 * compute)
     return cost - hidden + CONTENTION * hidden
 

@@ -1,4 +1,4 @@
-"""What one rank of a layout holds: `train.memory` counts a rank's part of the model, this divides what is shared.
+"""Memory of one rank of a layout: `train.memory` counts a rank's part of the model, this file divides what is shared.
 
     tp, pp, ep   a part of the model (`rank_part`); with pp the activations of all microbatches in flight
     cp           tokens of one rank
@@ -33,9 +33,9 @@ def rank_memory(job: Job, choice: Choice, trained: float = 1.0) -> Memory:
     Activations are counted as if all were trained: fewer are kept where whole stages are frozen.
     """
     layout = choice.layout
-    local, held = rank_spec(job.spec, layout), part(job.spec, layout)
+    local, shard = rank_spec(job.spec, layout), part(job.spec, layout)
     microbatches = max(1, job.sequences // (layout.data_ranks() * choice.microbatch))
-    config, alone = _alone(
+    config, single = _alone(
         local,
         max(1, job.sequence // layout.cp),
         choice.microbatch,
@@ -46,18 +46,18 @@ def rank_memory(job: Job, choice: Choice, trained: float = 1.0) -> Memory:
     in_flight = stash(choice.order, layout.pp, microbatches, choice.chunks)
     cut = layout.tp if choice.sequence_parallel else 1
     many = layout.world() > 1
-    before, at_end = _gradients(held, config, many, choice.whole_gradients)
+    before, at_end = _gradients(shard, config, many, choice.whole_gradients)
     counted = (int(trained * before), int(trained * at_end))
     gradients, activations = _peak(local, config, counted, in_flight, cut)
-    share = trained * 2 * held.updated / alone.weights  # of what a process alone would update
+    share = trained * 2 * shard.updated / single.weights  # of what a process alone would update
     return Memory(
-        weights=int(2 * (held.updated + _gathered(held))),
+        weights=int(2 * (shard.updated + _gathered(shard))),
         gradients=gradients,
-        states=int(alone.states * share),
-        masters=int(alone.masters * share),
+        states=int(single.states * share),
+        masters=int(single.masters * share),
         activations=activations,
-        transient=alone.transient,
-        workspace=alone.workspace + (NCCL if many else 0),
+        transient=single.transient,
+        workspace=single.workspace + (NCCL if many else 0),
     )
 
 
@@ -83,9 +83,9 @@ def _alone(
     return config, predict(local, config, fused=True)
 
 
-def _gathered(held: Part) -> int:
+def _gathered(shard: Part) -> int:
     """Parameters that are whole at a time although fsdp has cut them."""
-    return min(held.dense, GATHERED * held.layer + held.ends) if held.shards > 1 else 0
+    return min(shard.dense, GATHERED * shard.layer + shard.ends) if shard.shards > 1 else 0
 
 
 def _peak(
@@ -106,20 +106,20 @@ def _peak(
     return max((at_loss, everything + others), (at_end, one + others), key=sum)
 
 
-def _gradients(held: Part, config: Train, many: bool, whole: bool) -> tuple[int, int]:
+def _gradients(shard: Part, config: Train, many: bool, whole: bool) -> tuple[int, int]:
     """Before the last backward of a step and at its end, as `Replicas` and `Fsdp` keep them.
 
     `many`: there are other ranks, and sums are float32.
     """
     more = config.microbatches > 1
-    if held.shards > 1:
-        rows = held.dense if whole and more else held.dense // held.shards
-        before = 4 * (rows + held.experts) if more else 0
-        fresh = 2 * (held.dense // held.shards + held.experts)
-        return before, before + fresh + 2 * _gathered(held)
-    count = held.dense + held.experts
+    if shard.shards > 1:
+        rows = shard.dense if whole and more else shard.dense // shard.shards
+        before = 4 * (rows + shard.experts) if more else 0
+        fresh = 2 * (shard.dense // shard.shards + shard.experts)
+        return before, before + fresh + 2 * _gathered(shard)
+    count = shard.dense + shard.experts
     wide = many or config.precision.masters
     if more:  # added to float32 sums, or in place
         return (4 if wide else 2) * count, (6 if wide else 2) * count
-    leaves = held.replicas > 1  # in buckets, each of which is float32 on its way
+    leaves = shard.replicas > 1  # in buckets, each of which is float32 on its way
     return 0, (4 if leaves else 2) * count

@@ -77,9 +77,9 @@ def search(
     gpus: int,
     device: Device,
     pins: Pins = {},  # noqa: B006  read only
-    done: Callable[[str], None] = lambda what: None,
+    advance: Callable[[str], None] = lambda what: None,
 ) -> TrainPlan:
-    """`pins`: axes that are decided already. `done` is called with every layout that comes up."""
+    """`pins`: axes that are decided already. `advance` is called with every layout that comes up."""
     if gpus < 1:
         raise ConfigError(f"{gpus} GPUs", hint="at least 1")
     if next(layouts(job.spec, gpus, pins), None) is None:
@@ -87,7 +87,7 @@ def search(
     rows: list[Row] = []
     lost: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
-    tried, room = 0, OF_DEVICE * device.memory_bytes
+    choices_tried, room = 0, OF_DEVICE * device.memory_bytes
 
     def lose(kind: str, reason: str, example: str) -> None:
         lost[kind, reason] += 1
@@ -97,10 +97,10 @@ def search(
     for thriftier in _groups(job, gpus, pins):
         if thriftier[0].layout != layout:
             layout = thriftier[0].layout
-            done(layout.words())
+            advance(layout.words())
         refused, fits = _refused(job, thriftier[0], gpus), False
         for choice in thriftier:
-            tried += 1
+            choices_tried += 1
             if refused is not None:
                 lose("cannot", *refused)
             elif fits:
@@ -115,23 +115,27 @@ def search(
     )
     for row in rows[BEST:]:
         lose("slower", _blame(rows[0], row)[0], row.choice.words())
-    best = [_judged(rows[0], row) for row in rows[:BEST]]
     piped = next((row for row in rows if row.choice.layout.pp > 1), None)
-    table = [
-        Lost(kind=kind, reason=reason, count=count, example=examples[kind, reason])
-        for (kind, reason), count in sorted(
-            lost.items(), key=lambda item: (KINDS_OF_LOSS.index(item[0][0]), -item[1])
-        )
-    ]
     return TrainPlan(
         gpus=gpus,
         device=device,
-        rows=best,
-        lost=table,
-        tried=tried,
+        rows=[_judged(rows[0], row) for row in rows[:BEST]],
+        lost=_lost_table(lost, examples),
+        tried=choices_tried,
         fitting=len(rows),
         pipelined=None if piped is None else _judged(rows[0], piped),
     )
+
+
+def _lost_table(
+    lost: Counter[tuple[str, str]], examples: Mapping[tuple[str, str], str]
+) -> list[Lost]:
+    """By kind of loss, then the reasons that struck most choices."""
+    ordered = sorted(lost.items(), key=lambda item: (KINDS_OF_LOSS.index(item[0][0]), -item[1]))
+    return [
+        Lost(kind=kind, reason=reason, count=count, example=examples[kind, reason])
+        for (kind, reason), count in ordered
+    ]
 
 
 def choices(job: Job, gpus: int) -> Iterator[Choice]:
@@ -169,9 +173,9 @@ def layouts(spec: ModelSpec, gpus: int, pins: Pins = {}) -> Iterator[Layout]:  #
                 rest = gpus // tp // pp // cp
                 for fsdp in _divisors(rest, rest):
                     for ep in _expert_ranks(spec, rest):
-                        found = Layout(dp=rest // fsdp, fsdp=fsdp, pp=pp, cp=cp, tp=tp, ep=ep)
-                        if all(getattr(found, axis) == size for axis, size in pins.items()):
-                            yield found
+                        layout = Layout(dp=rest // fsdp, fsdp=fsdp, pp=pp, cp=cp, tp=tp, ep=ep)
+                        if all(getattr(layout, axis) == size for axis, size in pins.items()):
+                            yield layout
 
 
 def _expert_ranks(spec: ModelSpec, ranks: int) -> list[int]:
@@ -212,9 +216,8 @@ def _refused(job: Job, choice: Choice, gpus: int) -> tuple[str, str] | None:
 def _unscheduled(order: Order, pp: int, microbatches: int) -> str | None:
     """Why there is no such schedule: the part of the check that writes it down, once for all layouts that share it."""
     if microbatches % pp == 0 or order == ORDERS[0]:
-        microbatches = min(
-            microbatches, 2 * pp
-        )  # one that runs with twice its stages runs with more
+        # A schedule that runs with twice as many microbatches as stages also runs with more.
+        microbatches = min(microbatches, 2 * pp)
     try:
         schedule(order, pp, microbatches)
     except ConfigError as error:

@@ -57,8 +57,8 @@ class Asset(msgspec.Struct, frozen=True):
 
     def response(self, asked: Headers) -> Response:
         headers = HEADERS | {"etag": self.tag}
-        known = asked.get("if-none-match", "").split(",")
-        if self.tag in {tag.strip().removeprefix("W/") for tag in known}:
+        known_tags = asked.get("if-none-match", "").split(",")
+        if self.tag in {tag.strip().removeprefix("W/") for tag in known_tags}:
             return Response(status_code=304, headers=headers)
         if self.packed is not None and "gzip" in asked.get("accept-encoding", ""):
             headers["content-encoding"] = "gzip"

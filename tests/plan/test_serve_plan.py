@@ -15,12 +15,12 @@ from cairn.plan.device import device
 from cairn.plan.measured import RECORDS, WORKLOADS, arrivals, median_error, serving
 from cairn.plan.serve_cost import Served
 from cairn.plan.serve_load import Traced, Workload, limits, requests, room, run
-from cairn.plan.serve_plan import Asked, plan
+from cairn.plan.serve_plan import Demand, plan
 
 H200 = device("h200")
 QUANTIZED = Path(__file__).parent.parent / "quantized_checkpoints"
 SMALL = Served(spec=preset("qwen3-0.6b"), device=H200)
-ASKED = Asked(rate=10.0, input_tokens=200, output_tokens=20, slo_ttft=0.5, slo_tpot=0.05)
+ASKED = Demand(rate=10.0, input_tokens=200, output_tokens=20, slo_ttft=0.5, slo_tpot=0.05)
 
 
 def test_our_measurements_of_serving_are_predicted():
@@ -177,7 +177,7 @@ def test_a_trace_keeps_its_pattern_at_any_rate():
 
 def test_a_plan_of_a_trace():
     trace = traced(shared=128)
-    asked = Asked(
+    asked = Demand(
         rate=50.0, input_tokens=500, output_tokens=12, slo_ttft=0.5, slo_tpot=0.05, trace=trace
     )
     found = plan(SMALL, asked, 2)
@@ -190,7 +190,7 @@ def test_a_plan_of_a_trace():
 def test_requests_that_are_too_long_are_counted_not_lost():
     tiny = Served(spec=preset("gpt2"), device=H200)  # 1,024 tokens
     trace = (*traced(10), Traced(0.3, [1] * 1100, 5))
-    asked = Asked(
+    asked = Demand(
         rate=20.0, input_tokens=500, output_tokens=12, slo_ttft=0.5, slo_tpot=0.05, trace=trace
     )
     found = plan(tiny, asked, 1)
@@ -207,7 +207,7 @@ def test_no_fewer_replicas_would_do():
     from msgspec.structs import replace
 
     served = Served(spec=preset("qwen3-8b"), device=H200)
-    asked = Asked(
+    asked = Demand(
         rate=60.0, input_tokens=800, output_tokens=8, slo_ttft=0.2, slo_tpot=0.02, requests=40
     )
     option = plan(served, asked, 3).options[0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
     from cairn.models.vision.spec import VisionSpec
     from cairn.plan.published import Compared
-    from cairn.plan.serve_plan import Asked, ServePlan
+    from cairn.plan.serve_plan import Demand, ServePlan
 
 RATE = 10.0  # requests a second, by default
 TRACED = 500  # requests of a trace, by default
@@ -89,7 +89,7 @@ def run(args: list[str]) -> int:
     gpu = device(
         options.gpu, **({"usd_per_hour": options.price} if options.price is not None else {})
     )
-    asked, note = _asked(options, spec)
+    demand, note = _demand(options, spec)
     served = Served(
         spec=spec,
         device=gpu,
@@ -99,7 +99,7 @@ def run(args: list[str]) -> int:
         **media,
     )
     with progress(len(sizes(served, options.gpus)), "simulating") as advance:
-        found = plan(served, asked, options.gpus, advance)
+        found = plan(served, demand, options.gpus, advance)
     rows = measured.serving(only=name) if options.measured and gpu.name == "h200" else []
     compared = {"Measured on one H200": rows}
     slo = f"p99 TTFT {options.slo_ttft_ms:g} ms and TPOT {options.slo_tpot_ms:g} ms"
@@ -198,9 +198,9 @@ def _check(options: PlanServe) -> None:
         require_place(options.html)
 
 
-def _asked(options: PlanServe, spec: "ModelSpec") -> "tuple[Asked, str]":
+def _demand(options: PlanServe, spec: "ModelSpec") -> "tuple[Demand, str]":
     """What the servers get to do, and that in words."""
-    from cairn.plan.serve_plan import Asked, usual_requests
+    from cairn.plan.serve_plan import Demand, usual_requests
 
     slo: dict[str, Any] = {
         "slo_ttft": options.slo_ttft_ms / 1e3,
@@ -216,7 +216,7 @@ def _asked(options: PlanServe, spec: "ModelSpec") -> "tuple[Asked, str]":
             f"requests of up to {longest:,} tokens are longer than the {spec.context:,} of {options.model}",
             hint="use a smaller --input-tokens or --output-tokens; lengths vary by a quarter",
         )
-    asked = Asked(
+    demand = Demand(
         rate=RATE if options.rate is None else options.rate,
         input_tokens=options.input_tokens,
         output_tokens=options.output_tokens,
@@ -224,14 +224,14 @@ def _asked(options: PlanServe, spec: "ModelSpec") -> "tuple[Asked, str]":
         **slo,
     )
     sizes = f"{options.input_tokens} tokens in and {options.output_tokens} out"
-    return asked, f"{asked.rate:g} requests/s of {sizes} ({asked.requests} simulated)"
+    return demand, f"{demand.rate:g} requests/s of {sizes} ({demand.requests} simulated)"
 
 
-def _traced(options: PlanServe, spec: "ModelSpec", slo: dict[str, Any]) -> "tuple[Asked, str]":
+def _traced(options: PlanServe, spec: "ModelSpec", slo: dict[str, Any]) -> "tuple[Demand, str]":
     from cairn.bench.arrival_traces import read_trace
     from cairn.bench.load_prompts import LARGEST_VOCAB, asks, traced_shapes
     from cairn.plan.serve_load import Traced
-    from cairn.plan.serve_plan import Asked
+    from cairn.plan.serve_plan import Demand
 
     assert options.trace is not None
     whole = read_trace(options.trace)
@@ -247,20 +247,20 @@ def _traced(options: PlanServe, spec: "ModelSpec", slo: dict[str, Any]) -> "tupl
             f"the {len(trace)} requests of {options.trace} come at one moment",
             hint="give --rate, or more of them with --requests",
         )
-    asked = Asked(
+    demand = Demand(
         rate=(len(trace) - 1) / span if options.rate is None else options.rate,
         trace=trace,
         input_tokens=max(1, sum(len(one.prompt) for one in trace) // len(trace)),
         output_tokens=max(1, sum(one.output_tokens for one in trace) // len(trace)),
         **slo,
     )
-    note = f"the first {len(trace):,} of {len(whole):,} requests of {options.trace.name} at {asked.rate:.3g}/s"
+    note = f"the first {len(trace):,} of {len(whole):,} requests of {options.trace.name} at {demand.rate:.3g}/s"
     long = sum(len(one.prompt) + one.output_tokens > spec.context for one in trace)
     if long:
         note += f" ({long:,} are longer than the {spec.context:,} tokens of the model, and refused)"
     return (
-        asked,
-        f"{note}, on average {asked.input_tokens:,} tokens in and {asked.output_tokens:,} out",
+        demand,
+        f"{note}, on average {demand.input_tokens:,} tokens in and {demand.output_tokens:,} out",
     )
 
 
@@ -277,7 +277,7 @@ def _document(
 
     return {
         "model": options.model,
-        "rate": plan.asked.rate,
+        "rate": plan.demand.rate,
         "device": plan.device,
         "best": option(plan.best) if plan.best is not None else None,
         "options": [option(one) for one in plan.options],

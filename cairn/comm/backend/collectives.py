@@ -40,10 +40,10 @@ ALIGNED = 16  # elements: chunks begin where vector instructions like it
 class Collectives:
     def __init__(self, mesh: Mesh, guard: Guard, options: Options, flight: FlightRecorder) -> None:
         self.rank, self.ranks = mesh.rank, len(mesh.hosts)
-        seen = list(dict.fromkeys(mesh.hosts))
-        self.order = sorted(range(self.ranks), key=lambda r: (seen.index(mesh.hosts[r]), r))
+        hosts = list(dict.fromkeys(mesh.hosts))
+        self.order = sorted(range(self.ranks), key=lambda r: (hosts.index(mesh.hosts[r]), r))
         self.place = self.order.index(self.rank)
-        self.places = Places(tuple(seen.index(mesh.hosts[r]) for r in self.order))
+        self.places = Places(tuple(hosts.index(mesh.hosts[r]) for r in self.order))
         self._guard, self._options, self._flight = guard, options, flight
         self._network = Link(alpha_us=options.tcp_alpha_us, gb_per_s=options.tcp_gbit / 8)
         self._executor = Executor(
@@ -147,9 +147,15 @@ class Collectives:
         self.all_reduce(torch.zeros(1, dtype=torch.int32), "sum", timeout_s, "barrier")
 
     def run_placed(
-        self, schedule: Schedule, order: Sequence[int], views: Sequence[torch.Tensor],
-        operation: str, total: int, root: int, timeout_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        schedule: Schedule,
+        order: Sequence[int],
+        views: Sequence[torch.Tensor],
+        operation: str,
+        total: int,
+        root: int,
+        timeout_s: float,
+    ) -> None:
         """A sum by a schedule of one's own; `order`: which rank stands at which of its places."""
         program = lower(schedule, order.index(self.rank))
         steps = tuple(
@@ -178,9 +184,15 @@ class Collectives:
                 options.schedule,
             )
             program = self._programs[key] = program_of(
-                collective, chosen.name, self.ranks, self.place, self.order.index(root),
-                chosen.gpus, chosen.chunks, chosen.parts,
-            )  # fmt: skip
+                collective,
+                chosen.name,
+                self.ranks,
+                self.place,
+                self.order.index(root),
+                chosen.gpus,
+                chosen.chunks,
+                chosen.parts,
+            )
         return program
 
     def _staging(self, program: Program, views: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -190,9 +202,9 @@ class Collectives:
             return []
         like = views[self.place if program.chunks == self.ranks else 0]
         key = (extra, like.numel(), like.dtype)
-        found = self._staged.get(key)
-        if found is not None:
-            return found
+        buffers = self._staged.get(key)
+        if buffers is not None:
+            return buffers
         needed = extra * like.nbytes
         if self._scratch.numel() < needed or len(self._staged) >= KEPT_SHAPES:
             self._staged.clear()  # they are views of the scratch

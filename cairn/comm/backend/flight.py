@@ -41,7 +41,7 @@ class Record:
 
 
 class FlightRecorder:
-    """Of one group. One thread writes collectives, others messages; anybody may read."""
+    """Of one group. One thread writes collectives, others messages; any thread may read."""
 
     def __init__(self, ranks: list[int]) -> None:
         self.name = self.description = ""  # torch names a group after it was made
@@ -80,10 +80,10 @@ class FlightRecorder:
         return [self._entry(record, stacks) for record in list(self._records)]
 
     def _entry(self, record: Record, stacks: dict[int, FrameType]) -> dict[str, Any]:
-        call, done = record.call, record.ended_ns > 0
+        call, completed = record.call, record.ended_ns > 0
         dtype = str(call.dtype).removeprefix("torch.")
         elements = call.total // call.dtype.itemsize
-        frames = [] if done else list(_program(stacks.get(record.thread)))
+        frames = [] if completed else list(_program(stacks.get(record.thread)))
         return {
             "process_group": [self.name, self.description],
             "collective_seq_id": call.sequence,
@@ -91,8 +91,8 @@ class FlightRecorder:
             "profiling_name": f"cairn:{record.label or call.operation}",
             "input_sizes": [[elements]] if call.total else [],
             "input_dtypes": [dtype],
-            "state": "completed" if done else "started",
-            "retired": done,
+            "state": "completed" if completed else "started",
+            "retired": completed,
             "refused": not record.admitted,
             "time_created_ns": record.began_ns,
             "time_discovered_completed_ns": record.ended_ns or None,
@@ -102,11 +102,11 @@ class FlightRecorder:
 
 def _program(frame: FrameType | None) -> Iterator[dict[str, Any]]:
     """The lines of the program that wait in an operation, innermost first."""
-    found = 0
-    while frame is not None and found < FRAMES:
+    frames = 0
+    while frame is not None and frames < FRAMES:
         code = frame.f_code
         if not any(part in code.co_filename for part in OURS):
-            found += 1
+            frames += 1
             yield {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name}
         frame = frame.f_back
 

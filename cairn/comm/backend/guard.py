@@ -1,4 +1,4 @@
-"""Why a wait will never end, and how all ranks learn of it.
+"""Detects that a wait will never end, and tells all ranks of the group why.
 
 A rank that waits looks up every few milliseconds: has the peer died, was the group stopped,
 is the time over? A rank that finds something stops the group: the reason goes into shared memory for its

@@ -28,15 +28,14 @@ def bytes_of(view: torch.Tensor) -> memoryview:
     return memoryview(view.view(torch.uint8).numpy())  # pyrefly: ignore
 
 
-class Outgoing:
-    """What is being sent: `at` elements of `view` have left."""
+class Stream:
+    """A tensor on its way: the first `at` elements of `view` have been sent or received."""
 
-    __slots__ = ("_memory", "at", "header", "view")
+    __slots__ = ("_memory", "at", "view")
 
-    def __init__(self, view: torch.Tensor, call_header: bytes) -> None:
+    def __init__(self, view: torch.Tensor) -> None:
         self.view = view
         self.at = 0
-        self.header = call_header + length_bytes(view.nbytes)
         self._memory: memoryview | None = None
 
     @property
@@ -50,46 +49,40 @@ class Outgoing:
         return self._memory
 
 
-class Incoming:
+class Outgoing(Stream):
+    """What is being sent."""
+
+    __slots__ = ("header",)
+
+    def __init__(self, view: torch.Tensor, call_header: bytes) -> None:
+        super().__init__(view)
+        self.header = call_header + length_bytes(view.nbytes)
+
+
+class Incoming(Stream):
     """What is being received: copied over what is there, or combined with it.
 
     `behind` is sent from the same place (two ranks exchange): only what has left is combined with.
     """
 
-    __slots__ = (
-        "_memory",
-        "at",
-        "behind",
-        "call",
-        "call_header",
-        "combine",
-        "own_name",
-        "peer_name",
-        "view",
-    )
+    __slots__ = ("behind", "call", "call_header", "combine", "own_name", "peer_name")
 
     def __init__(
-        self, view: torch.Tensor, call: Call, call_header: bytes, combine: Combine | None,
-        peer_name: int, own_name: int, behind: Outgoing | None = None,
-    ) -> None:  # fmt: skip
-        self.view = view
+        self,
+        view: torch.Tensor,
+        call: Call,
+        call_header: bytes,
+        combine: Combine | None,
+        peer_name: int,
+        own_name: int,
+        behind: Outgoing | None = None,
+    ) -> None:
+        super().__init__(view)
         self.behind = behind
-        self.at = 0
         self.call = call
         self.call_header = call_header
         self.combine = combine
         self.peer_name, self.own_name = peer_name, own_name
-        self._memory: memoryview | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.at >= self.view.numel()
-
-    def memory(self) -> memoryview:
-        """The bytes of the view, made once."""
-        if self._memory is None:
-            self._memory = bytes_of(self.view)
-        return self._memory
 
     def may_take(self, count: int) -> bool:
         """Whether the next `count` elements of the place have left it."""

@@ -61,9 +61,15 @@ def schedule_named(
 
 @functools.lru_cache(maxsize=1024)
 def program_of(
-    collective: Collective, name: str, ranks: int, rank: int, root: int = 0,
-    gpus: int | None = None, chunks: int = 4, parts: int = 1,
-) -> Program:  # fmt: skip
+    collective: Collective,
+    name: str,
+    ranks: int,
+    rank: int,
+    root: int = 0,
+    gpus: int | None = None,
+    chunks: int = 4,
+    parts: int = 1,
+) -> Program:
     return lower(schedule_named(collective, name, ranks, root, gpus, chunks, parts), rank)
 
 

@@ -17,10 +17,16 @@ from cairn.comm.backend.link import Combine
 NAMES: dict[int, str] = {  # by number: an enum of C++ takes longer to look up than a small message
     int(kind): kind.name.lower()  # pyrefly: ignore
     for kind in (
-        dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN,
-        dist.ReduceOp.MAX, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR,
+        dist.ReduceOp.SUM,
+        dist.ReduceOp.AVG,
+        dist.ReduceOp.PRODUCT,
+        dist.ReduceOp.MIN,
+        dist.ReduceOp.MAX,
+        dist.ReduceOp.BAND,
+        dist.ReduceOp.BOR,
+        dist.ReduceOp.BXOR,
     )
-}  # fmt: skip
+}
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "sum": torch.Tensor.add_,
     "avg": torch.Tensor.add_,

@@ -1,7 +1,7 @@
-"""How ranks find each other: they say in the store who they are, and connect.
+"""How ranks find each other: each publishes its address in the store, and they connect.
 
-    say: world, host, process, settings    -->    same host: one segment of shared memory
-    read what all ranks said               -->    other host: two sockets, for collectives and for sends
+    publish: world, host, pid, settings    -->    same host: one segment of shared memory
+    read the hellos of all ranks           -->    other host: two sockets, for collectives and for sends
 
 No rank listens unless a peer is on another host, and then only to those that know a secret that rank 0 has put into the
 store. A rank that disagrees (another world size, other settings, a rank that is taken) and one that never comes are
@@ -103,8 +103,8 @@ def meet(
         kind, hint = (
             (type(error), error.hint) if isinstance(error, CommError) else (CommError, None)
         )
-        said = error.message if isinstance(error, CommError) else str(error)
-        reason = f"rank {names[rank]} could not join: {said}"
+        message = error.message if isinstance(error, CommError) else str(error)
+        reason = f"rank {names[rank]} could not join: {message}"
         room.publish(STOP, reason)
         raise kind(f"init: {reason}", hint=hint) from error
 
@@ -216,7 +216,7 @@ def _listen(address: str, options: Options, backlog: int) -> socket.socket:
 def _connect(room: Room, remote: list[int], options: Options) -> list[Arrival]:
     """Connects to lower ranks of other hosts, accepts from higher ones."""
     address = options.address or own_address(room.store)
-    made: list[Arrival] = []
+    arrivals: list[Arrival] = []
     secret = _secret(room)
     with _listen(address, options, PURPOSES * len(remote)) as server:
         port = server.getsockname()[1]
@@ -224,7 +224,7 @@ def _connect(room: Room, remote: list[int], options: Options) -> list[Arrival]:
         for other in (r for r in remote if r < room.rank):
             there, port = room.receive(f"listens/{other}", other, "listen").decode().split()
             for purpose in range(PURPOSES):
-                made.append((purpose, other, _call(room, (there, int(port)), purpose, secret)))
+                arrivals.append((purpose, other, _call(room, (there, int(port)), purpose, secret)))
         expected = {(p, r) for p in range(PURPOSES) for r in remote if r > room.rank}
         entrance = Entrance(server, Doorman(secret, f"rank {room.names[room.rank]}"))
         try:
@@ -232,12 +232,12 @@ def _connect(room: Room, remote: list[int], options: Options) -> list[Arrival]:
                 purpose, other, connection = _next(room, entrance, {r for _, r in expected})
                 if (purpose, other) in expected:
                     expected.discard((purpose, other))
-                    made.append((purpose, other, connection))
+                    arrivals.append((purpose, other, connection))
                 else:
                     connection.close()
         finally:
             entrance.close()
-    return made
+    return arrivals
 
 
 def _secret(room: Room) -> Secret:
@@ -284,11 +284,11 @@ class Entrance:
             return
         connection.settimeout(5)
         try:
-            said = connection.recv(len(MAGIC) + 5, socket.MSG_WAITALL)
+            hello = connection.recv(len(MAGIC) + 5, socket.MSG_WAITALL)
         except OSError:
-            said = b""
-        if said.startswith(MAGIC) and len(said) == len(MAGIC) + 5:
-            self.arrived.put((said[-5], int.from_bytes(said[-4:], "little"), connection))
+            hello = b""
+        if hello.startswith(MAGIC) and len(hello) == len(MAGIC) + 5:
+            self.arrived.put((hello[-5], int.from_bytes(hello[-4:], "little"), connection))
         else:
             connection.close()
 

@@ -128,10 +128,10 @@ class SharedLink:
     def _view(self, place: int, dtype: torch.dtype, count: int) -> torch.Tensor:
         """What has come as a tensor; the few shapes that come again and again are kept."""
         key = (place, dtype, count)
-        found = self._views.get(key)
-        if found is None:
+        view = self._views.get(key)
+        if view is None:
             if len(self._views) >= KEPT_VIEWS:
                 self._views.clear()
             memory = self._in.places[place]
-            found = self._views[key] = memory[: count * dtype.itemsize].view(dtype)
-        return found
+            view = self._views[key] = memory[: count * dtype.itemsize].view(dtype)
+        return view

@@ -22,12 +22,12 @@ GONE = "has closed the connection"
 def sleep_for_any(reading: "TcpLink", writing: list["TcpLink"], seconds: float) -> bool:
     """Until one has something to pull or another has room; whether there is something to pull."""
     poll = select.poll()
-    wanted = {link.fileno(): select.POLLOUT for link in writing}
-    wanted[reading.fileno()] = wanted.get(reading.fileno(), 0) | select.POLLIN
-    for fd, events in wanted.items():
+    events_of = {link.fileno(): select.POLLOUT for link in writing}
+    events_of[reading.fileno()] = events_of.get(reading.fileno(), 0) | select.POLLIN
+    for fd, events in events_of.items():
         poll.register(fd, events)
-    found = dict(poll.poll(seconds * 1000))
-    return bool(found.get(reading.fileno(), 0) & ~select.POLLOUT)
+    ready = dict(poll.poll(seconds * 1000))
+    return bool(ready.get(reading.fileno(), 0) & ~select.POLLOUT)
 
 
 class TcpLink:
@@ -122,10 +122,10 @@ class TcpLink:
             return count
         size = stream.view.element_size()
         whole = min(PIECE_BYTES // size * size, stream.view.nbytes - stream.at * size)
-        held = self._payload_at - stream.at * size  # of the piece that is coming
-        count = self._read(self._buffer_bytes[held:whole]) if held < whole else 0
+        buffered = self._payload_at - stream.at * size  # of the piece that is coming
+        count = self._read(self._buffer_bytes[buffered:whole]) if buffered < whole else 0
         self._payload_at += count
-        if held + count == whole and stream.may_take(whole // size):
+        if buffered + count == whole and stream.may_take(whole // size):
             stream.take(self._buffer[:whole].view(stream.view.dtype))
         return count
 

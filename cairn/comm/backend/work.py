@@ -19,7 +19,7 @@ from cairn.comm.backend.errors import CommError, CommTimeout
 
 
 class Done(dist.Work):
-    """An operation that was over before anybody could wait for it."""
+    """An operation that had ended before `wait` was called."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()

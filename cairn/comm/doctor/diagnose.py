@@ -36,7 +36,7 @@ def diagnose(paths: list[Path], sizes: list[int] | None = None) -> Diagnosis:
     read: dict[str, Kind] = {}
     traces: list[Trace] = []
     timed: list[Timed] = []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for path in files:
         kind, text = _kind(path)
         read[str(path)] = kind
@@ -44,18 +44,20 @@ def diagnose(paths: list[Path], sizes: list[int] | None = None) -> Diagnosis:
             case "flight recorder":
                 traces.append(flight_recorder.read_trace(path))
             case "NCCL log":
-                found += nccl_log.examine_log(nccl_log.read_log(path, text))
-                found += job_log.examine_job_log(text)  # one file may have both
+                findings += nccl_log.examine_log(nccl_log.read_log(path, text))
+                findings += job_log.examine_job_log(text)  # one file may have both
             case "Inspector":
                 timed += timings.read_inspector(path, text)
             case "probe":
-                found += examine_probe(_probe(path, text))
+                findings += examine_probe(_probe(path, text))
             case "job log":
-                found += job_log.examine_job_log(text)
+                findings += job_log.examine_job_log(text)
             case "nccl-tests":
-                found += timings.examine_sweep(path, sizes)
+                findings += timings.examine_sweep(path, sizes)
     _one_each(traces)
-    return Diagnosis(findings=examine(traces) + timings.examine_timings(timed) + found, read=read)
+    return Diagnosis(
+        findings=examine(traces) + timings.examine_timings(timed) + findings, read=read
+    )
 
 
 def _expand(path: Path) -> list[Path]:
@@ -110,11 +112,11 @@ def _probe(path: Path, text: str) -> Probe:
 
 def _one_each(traces: list[Trace]) -> None:
     """Two dumps of one rank would be two runs."""
-    seen: dict[int, str] = {}
+    sources: dict[int, str] = {}
     for trace in traces:
-        if trace.rank in seen:
+        if trace.rank in sources:
             raise DataError(
-                f"{seen[trace.rank]} and {trace.source} are both of rank {trace.rank}",
+                f"{sources[trace.rank]} and {trace.source} are both of rank {trace.rank}",
                 hint="give the dumps of one run, with the rank as the last number in each name",
             )
-        seen[trace.rank] = trace.source
+        sources[trace.rank] = trace.source

@@ -1,4 +1,4 @@
-"""Faults on purpose, in real ranks: who sleeps, who stays away, who calls something else.
+"""Injects faults into real ranks: one sleeps, one stays away, one calls another collective.
 
 Every function leaves files as a user would have them: flight-recorder dumps of torch and of our backend, or a
 probe. The hosts of a slow network are namespaces with limited rates where this machine permits them; elsewhere

@@ -40,9 +40,9 @@ def looks_like(text: str) -> bool:
 def examine_job_log(text: str) -> list[Finding]:
     """The first of these that applies: what follows it is its consequence."""
     for rule in (_interface, _mismatch, _timeout, _watchdog, _gloo, _closed):
-        found = rule(text)
-        if found is not None:
-            return [found]
+        finding = rule(text)
+        if finding is not None:
+            return [finding]
     return []
 
 
@@ -64,13 +64,13 @@ def _interface(text: str) -> Finding | None:
 
 
 def _mismatch(text: str) -> Finding | None:
-    found = MISMATCH.search(text)
-    if found is None:
+    match = MISMATCH.search(text)
+    if match is None:
         return None
     return Finding(
         cause="mismatch",
-        where=f"rank {found[1]}",
-        evidence=[found[0][:300]],
+        where=f"rank {match[1]}",
+        evidence=[match[0][:300]],
         advice="all ranks must call the same collectives with the same sizes in the same order",
     )
 
@@ -86,10 +86,8 @@ def _timeout(text: str) -> Finding | None:
     world = max((int(count) for count in WORLD.findall(text)), default=0)
     absent = [rank for rank in range(world) if rank not in caught]
     if waiting:
-        where, why = (
-            behind,
-            [f"{ranked(waiting)} had gone on to #{max(n for n, _ in caught.values())}"],
-        )
+        last = max(number for number, _ in caught.values())
+        where, why = behind, [f"{ranked(waiting)} had gone on to #{last}"]
     elif absent and len(absent) < len(caught):
         where, why = absent, [f"{ranked(absent)} did not time out: it was not there"]
     else:
@@ -105,30 +103,30 @@ def _timeout(text: str) -> Finding | None:
 
 def _watchdog(text: str) -> Finding | None:
     """Cairn's own watchdog has compared all ranks, and names the one that the others wait for first."""
-    found = WATCHDOG.search(text)
-    if found is None:
+    match = WATCHDOG.search(text)
+    if match is None:
         return None
-    named = RANK_ON.search(found[2])
+    rank = RANK_ON.search(match[2])
     return Finding(
         cause="hang",
-        where=f"rank {named[1]} on {named[2]}" if named else "the job",
-        evidence=[*([f"nothing moved for {found[1]} s"] if found[1] else []), found[2][:300]],
+        where=f"rank {rank[1]} on {rank[2]}" if rank else "the job",
+        evidence=[*([f"nothing moved for {match[1]} s"] if match[1] else []), match[2][:300]],
         advice="look at that process: is it stopped (kill -CONT), out of memory, in a debugger, on a dead host? "
         "With --recovery.on it is ended and the run goes on",
     )
 
 
 def _gloo(text: str) -> Finding | None:
-    found = GLOO.search(text)
-    if found is None:
+    match = GLOO.search(text)
+    if match is None:
         return None
-    waited = sorted({int(one or other) for one, other in OWN_RANK.findall(text)})
-    who = ranked(waited) if waited else "a rank"
+    waiting_ranks = sorted({int(one or other) for one, other in OWN_RANK.findall(text)})
+    who = ranked(waiting_ranks) if waiting_ranks else "a rank"
     return Finding(
         cause="hang",
         where="a peer of " + who,
         evidence=[
-            f"{who} waited {int(found[1]) / 1000:g} s for a {found[2]} of gloo, and nothing came"
+            f"{who} waited {int(match[1]) / 1000:g} s for a {match[2]} of gloo, and nothing came"
         ],
         advice="a rank that is not in this log did not take part: it hangs, is stopped, or is far slower. Run with "
         "--recovery.on, or give the flight-recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000)",
@@ -136,10 +134,10 @@ def _gloo(text: str) -> Finding | None:
 
 
 def _closed(text: str) -> Finding | None:
-    found = CLOSED.findall(text)
-    if not found:
+    addresses = CLOSED.findall(text)
+    if not addresses:
         return None
-    peers = sorted(set(found))
+    peers = sorted(set(addresses))
     return Finding(
         cause="hang",
         where=", ".join(peers[:4]),

@@ -1,10 +1,9 @@
-"""Reads what NCCL prints with NCCL_DEBUG=INFO: which interface, which network, which way each channel goes.
+"""Reads the log that NCCL prints with NCCL_DEBUG=INFO: interface, network, and transport of each channel.
 
     node1:984:984 [4] NCCL INFO Bootstrap : Using bond0:172.36.134.184<0>
     node1:984:990 [4] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
 
-Lines of many processes may be mixed. Knows only lines it was written for; a log in which it knows none
-is refused rather than called healthy.
+Lines of many processes may be mixed. A log in which no line is recognised is refused rather than called healthy.
 """
 
 import re
@@ -54,29 +53,29 @@ def read_log(path: Path, text: str) -> Log:
     used: dict[str, tuple[str, str]] = {}
     ways: dict[tuple[int, int], str] = {}
     rings: dict[int, list[int]] = {}
-    network, warnings, seen, ranks = Counter[str](), [], 0, 0
+    network, warnings, nccl_lines, ranks = Counter[str](), [], 0, 0
     no_devices = ib_off = False
     for line in text.splitlines():
-        match = LINE.search(line)
-        if match is None:
+        header = LINE.search(line)
+        if header is None:
             continue
-        host, said = match["host"], match["text"]
-        seen += 1
-        if match["level"] == "WARN":
-            warnings.append(f"{host}: {said}")
-        if found := USING.search(said):
-            used.setdefault(host, (found[1], found[2]))
-        if found := RANK.search(said):
-            hosts[int(found[1])], ranks = host, max(ranks, int(found[2]))
-        if found := CHANNEL.search(said):
-            ways.setdefault((int(found[2]), int(found[3])), found[4])
-        elif found := RING.search(said):
-            rings.setdefault(int(found[1]), [int(word) for word in found[2].split()])
-        if said.startswith("Using network "):
-            network[said.removeprefix("Using network ").strip()] += 1
-        no_devices |= "NET/IB : No device found" in said
-        ib_off |= bool(re.search(r"NCCL_IB_DISABLE set by environment to 1", said))
-    if not seen:
+        host, message = header["host"], header["text"]
+        nccl_lines += 1
+        if header["level"] == "WARN":
+            warnings.append(f"{host}: {message}")
+        if match := USING.search(message):
+            used.setdefault(host, (match[1], match[2]))
+        if match := RANK.search(message):
+            hosts[int(match[1])], ranks = host, max(ranks, int(match[2]))
+        if match := CHANNEL.search(message):
+            ways.setdefault((int(match[2]), int(match[3])), match[4])
+        elif match := RING.search(message):
+            rings.setdefault(int(match[1]), [int(word) for word in match[2].split()])
+        if message.startswith("Using network "):
+            network[message.removeprefix("Using network ").strip()] += 1
+        no_devices |= "NET/IB : No device found" in message
+        ib_off |= "NCCL_IB_DISABLE set by environment to 1" in message
+    if not nccl_lines:
         raise DataError(
             f"{path} has no line of NCCL", hint="run with NCCL_DEBUG=INFO and give its output"
         )

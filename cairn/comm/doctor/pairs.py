@@ -38,17 +38,17 @@ def merged(first: Probe, second: Probe) -> Probe:
 
 
 def examine_probe(probe: Probe) -> list[Finding]:
-    found = _interface(probe)
+    findings = _interface(probe)
     if len(probe.pair_us) < 3:
-        return found
+        return findings
     best = _both_ways(np.array([[min(t) if t else np.nan for t in row] for row in probe.pair_us]))
     slow_hosts = _slow_hosts(probe, best)
-    found += slow_hosts
+    findings += slow_hosts
     bad = {rank for finding in slow_hosts for rank in _ranks_in(finding.where)}
     if not slow_hosts:
         mapping = _mapping(best)
-        found += mapping or _slow_links(best, bad)
-    return found + _lossy(probe)
+        findings += mapping or _slow_links(best, bad)
+    return findings + _lossy(probe)
 
 
 def _much_slower(time: float, usual: float) -> bool:
@@ -68,7 +68,7 @@ def _others(best: np.ndarray, without: set[int]) -> float:
 
 def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
     hosts = [fact.host for fact in sorted(probe.facts, key=lambda fact: fact.rank)]
-    found = []
+    findings = []
     for rank in range(len(best)):
         rest = _others(best, {rank})
         mine = np.delete(best[rank], rank)
@@ -82,7 +82,7 @@ def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
             if compute
             else "its computation is as quick as that of the others: it is its network"
         )
-        found.append(
+        findings.append(
             Finding(
                 cause="slow host",
                 where=f"rank {rank} on {hosts[rank]}",
@@ -94,15 +94,15 @@ def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
                 advice="look at its NIC, cable and port (speed, errors, duplex), and its load; or leave it out",
             )
         )
-    return found
+    return findings
 
 
 def _slow_links(best: np.ndarray, without: set[int]) -> list[Finding]:
-    usual, found = _others(best, without), []
+    usual, findings = _others(best, without), []
     for one, other in itertools.combinations(range(len(best)), 2):
         if {one, other} & without or not _much_slower(best[one, other], usual):
             continue
-        found.append(
+        findings.append(
             Finding(
                 cause="slow link",
                 where=f"ranks {one} and {other}",
@@ -113,7 +113,7 @@ def _slow_links(best: np.ndarray, without: set[int]) -> list[Finding]:
                 advice="the path between these two: a bad cable, a full uplink, two flows hashed onto one link",
             )
         )
-    return found
+    return findings
 
 
 def _elsewhere(best: np.ndarray, one: int, other: int) -> float:
@@ -130,7 +130,7 @@ def _lossy(probe: Probe) -> list[Finding]:
         for pair, mine in times.items()
         if len(mine) >= 6
     }
-    found = []
+    findings = []
     for (one, other), mine in late.items():
         elsewhere = [float(m.mean()) for pair, m in late.items() if pair != (one, other)]
         usual = (
@@ -138,19 +138,19 @@ def _lossy(probe: Probe) -> list[Finding]:
         )  # a loaded host is late everywhere
         if mine.sum() < 3 or mine.mean() < TRIES_LATE + 3 * usual:
             continue
-        took = times[one, other]
-        found.append(
+        times_us = times[one, other]
+        findings.append(
             Finding(
                 cause="lossy link",
                 where=f"ranks {one} and {other}",
                 evidence=[
-                    f"{int(mine.sum())} of {len(took)} messages took {np.median(took[mine]) / 1e3:.0f} ms, "
-                    f"the others {np.median(took[~mine]) / 1e3:.2f} ms: as if packets were sent again",
+                    f"{int(mine.sum())} of {len(times_us)} messages took {np.median(times_us[mine]) / 1e3:.0f} ms, "
+                    f"the others {np.median(times_us[~mine]) / 1e3:.2f} ms: as if packets were sent again",
                 ],
                 advice="error and drop counters of that path (ethtool -S, switch ports), its cable and optics",
             )
         )
-    return found
+    return findings
 
 
 def _mapping(best: np.ndarray) -> list[Finding]:
@@ -194,14 +194,14 @@ def _mapping(best: np.ndarray) -> list[Finding]:
 
 def _together(slow: np.ndarray, n: int) -> list[list[int]]:
     """Ranks that are joined by quick pairs."""
-    left, groups = set(range(n)), []
-    while left:
-        group, edge = set(), {min(left)}
+    ungrouped, groups = set(range(n)), []
+    while ungrouped:
+        group, edge = set(), {min(ungrouped)}
         while edge:
             group |= edge
-            edge = {r for r in left - group if any(not slow[r, m] for m in group)}
+            edge = {r for r in ungrouped - group if any(not slow[r, m] for m in group)}
         groups.append(sorted(group))
-        left -= group
+        ungrouped -= group
     return groups
 
 

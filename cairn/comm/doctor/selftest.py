@@ -42,16 +42,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def cases() -> list[Case]:
     real, log = "real ranks", "log"
-    held, said = "real ranks, senders held back", "real ranks, made-up address"
+    delayed, made_up_address = "real ranks, senders held back", "real ranks, made-up address"
     return [
         Case("slow host", "slow host", "rank 2", inject.slow_host, real),
-        Case("bad map", "rank mapping", "0 1 2 3", inject.bad_map, held),
-        Case("slow link", "slow link", "ranks 1 and 3", inject.slow_link, held),
-        Case("lossy link", "lossy link", "ranks 0 and 1", inject.lossy_link, held),
+        Case("bad map", "rank mapping", "0 1 2 3", inject.bad_map, delayed),
+        Case("slow link", "slow link", "ranks 1 and 3", inject.slow_link, delayed),
+        Case("lossy link", "lossy link", "ranks 0 and 1", inject.lossy_link, delayed),
         Case("straggler", "straggler", "rank 2", inject.straggler, real),
         Case("missing rank", "hang", "rank 1", inject.missing, real),
         Case("dead rank", "hang", "rank 3", inject.dead, real),
-        Case("wrong interface", "wrong interface", "rank 1", inject.wrong_interface, said),
+        Case(
+            "wrong interface", "wrong interface", "rank 1", inject.wrong_interface, made_up_address
+        ),
         Case("mismatched sizes", "mismatch", "rank 2", inject.other_size, real),
         Case("mismatched operations", "mismatch", "rank 1", inject.other_operation, real),
         Case(
@@ -163,10 +165,10 @@ def run_case(case: Case) -> Verdict:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="cairn-doctor-") as name:
         case.make(Path(name))
-        found = diagnose([Path(name)], case.sizes).findings
-    right = bool(found) and all(one.cause == case.cause for one in found)
-    right = right and any(case.where in one.where for one in found)
-    return _verdict(case.name, case.by, f"{case.cause}: {case.where}", found, right, began)
+        findings = diagnose([Path(name)], case.sizes).findings
+    right = bool(findings) and all(one.cause == case.cause for one in findings)
+    right = right and any(case.where in one.where for one in findings)
+    return _verdict(case.name, case.by, f"{case.cause}: {case.where}", findings, right, began)
 
 
 def run_healthy(seed: int) -> Verdict:
@@ -178,19 +180,21 @@ def run_healthy(seed: int) -> Verdict:
         (folder / "nccl.log").write_text(samples.nccl_log(seed=seed))
         (folder / "inspector.jsonl").write_text(samples.inspector(seed=seed))
         (folder / "sweep.txt").write_text(samples.sweep(seed=seed))
-        found = diagnose([folder], [64 * MIB]).findings
-    return _verdict(f"healthy {seed}", "real ranks and logs", "nothing", found, not found, began)
+        findings = diagnose([folder], [64 * MIB]).findings
+    return _verdict(
+        f"healthy {seed}", "real ranks and logs", "nothing", findings, not findings, began
+    )
 
 
 def _verdict(
-    name: str, by: str, expected: str, found: list[Finding], right: bool, began: float
+    name: str, by: str, expected: str, findings: list[Finding], right: bool, began: float
 ) -> Verdict:
     return Verdict(
         name=name,
         by=by,
         expected=expected,
-        named=[f"{one.cause}: {one.where}" for one in found],
+        named=[f"{one.cause}: {one.where}" for one in findings],
         right=right,
-        evidence=[line for one in found for line in one.evidence],
+        evidence=[line for one in findings for line in one.evidence],
         seconds=round(time.perf_counter() - began, 3),
     )

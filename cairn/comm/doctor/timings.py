@@ -1,9 +1,10 @@
-"""Reads finished collectives with their times: NCCL Inspector's JSON, and sweeps of nccl-tests.
+"""Finds stragglers, slow networks and small messages in the times of collectives.
 
-Inspector writes a line for each collective of each rank. All ranks leave a collective together, so the
-one that came last has the shortest time: if it is always the same rank, it is the straggler. If all take
-equally long, and longer than the same bytes take on other communicators of the same shape, the network
-of these hosts is slow. Messages below the half-performance size of the curve are too small.
+Reads NCCL Inspector's JSON and sweeps of nccl-tests. Inspector writes a line for each collective of each rank.
+All ranks leave a collective together, so the rank that entered last has the shortest time; if it is always the
+same rank, it is the straggler. If all ranks take equally long, and longer than the same bytes take on other
+communicators of the same shape, the network of these hosts is slow. Messages below the half-performance size of
+the curve are too small.
 """
 
 from collections import Counter, defaultdict
@@ -38,7 +39,7 @@ def read_inspector(path: Path, text: str) -> list[Timed]:
         if not line.strip():
             continue
         try:
-            found = _timed(msgspec.json.decode(line))
+            timed = _timed(msgspec.json.decode(line))
         except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
             bad += 1
             if number == 1 or bad > max(2, number // 10):  # the last line of a live file may be cut
@@ -47,15 +48,15 @@ def read_inspector(path: Path, text: str) -> list[Timed]:
                     hint="give the JSON that NCCL's Inspector wrote (NCCL_INSPECTOR_DUMP_DIR)",
                 ) from None
             continue
-        rows += [found] if found else []
+        rows += [timed] if timed else []
     if not rows:
         raise DataError(f"{path} has no finished collective", hint="let it run longer")
     return rows
 
 
 def _timed(line: dict[str, Any]) -> Timed | None:
-    done = line.get("coll_perf")
-    if not done:
+    performance = line.get("coll_perf")
+    if not performance:
         return None
     head, about = line.get("header", line), line.get("metadata", line)
     return Timed(
@@ -64,11 +65,11 @@ def _timed(line: dict[str, Any]) -> Timed | None:
         ranks=int(head["n_ranks"]),
         nodes=int(head.get("nnodes", 1)),
         host=str(about.get("hostname", "?")),
-        op=str(done["coll"]),
-        sequence=int(done["coll_sn"]),
-        bytes=int(done["coll_msg_size_bytes"]),
-        us=float(done["coll_exec_time_us"]),
-        busbw_gb_per_s=float(done["coll_busbw_gbs"]),
+        op=str(performance["coll"]),
+        sequence=int(performance["coll_sn"]),
+        bytes=int(performance["coll_msg_size_bytes"]),
+        us=float(performance["coll_exec_time_us"]),
+        busbw_gb_per_s=float(performance["coll_busbw_gbs"]),
     )
 
 
@@ -76,10 +77,10 @@ def examine_timings(rows: list[Timed]) -> list[Finding]:
     groups: dict[str, list[Timed]] = defaultdict(list)
     for row in rows:
         groups[row.communicator].append(row)
-    found = []
+    findings = []
     for group, mine in groups.items():
-        found += _straggler(group, mine)
-    return found + _slow_hosts(groups) + _small(rows)
+        findings += _straggler(group, mine)
+    return findings + _slow_hosts(groups) + _small(rows)
 
 
 def _table(rows: list[Timed]) -> tuple[list[int], np.ndarray]:
@@ -102,7 +103,7 @@ def _straggler(group: str, rows: list[Timed]) -> list[Finding]:
     ratio = float(np.median(np.median(others, axis=1) / times[:, rank]))
     if count < OFTEN * len(times) or ratio < WAITED:
         return []
-    waited = float(np.median(np.median(others, axis=1) - times[:, rank]))
+    waited_us = float(np.median(np.median(others, axis=1) - times[:, rank]))
     host = next(row.host for row in rows if row.rank == ranks[rank])
     return [
         Finding(
@@ -110,7 +111,7 @@ def _straggler(group: str, rows: list[Timed]) -> list[Finding]:
             where=f"rank {ranks[rank]} on {host}",
             evidence=[
                 f"shortest in {count} of {len(times)} collectives of communicator {group}: it came last",
-                f"the others spent {waited / 1e3:.2f} ms more in each (median), waiting for it",
+                f"the others spent {waited_us / 1e3:.2f} ms more in each (median), waiting for it",
             ],
             advice="its computation is slow, not the network: clocks, throttling, data loading, host load",
         )
@@ -130,16 +131,16 @@ def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
             best[one.op, one.bytes, one.ranks, one.nodes].append(one.us)
         for shape, times in best.items():
             shapes[shape][group] = times
-    found = {}
+    findings = {}
     for (op, size, _, _), times in shapes.items():
         if len(times) < 3:
             continue
         usual = {group: float(np.median(mine)) for group, mine in times.items()}
         middle = float(np.median(list(usual.values())))
         for group, us in usual.items():
-            if us > SLOWER * middle and group not in found and len(times[group]) >= FEWEST:
+            if us > SLOWER * middle and group not in findings and len(times[group]) >= FEWEST:
                 hosts = sorted({row.host for row in groups[group]})
-                found[group] = Finding(
+                findings[group] = Finding(
                     cause="slow network",
                     where=", ".join(hosts[:4]),
                     evidence=[
@@ -150,7 +151,7 @@ def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
                     advice="look at the links and NICs of these hosts; "
                     "`cairn comm doctor --probe` between them finds the one",
                 )
-    return list(found.values())
+    return list(findings.values())
 
 
 def _small(rows: list[Timed]) -> list[Finding]:
@@ -169,16 +170,16 @@ def _small(rows: list[Timed]) -> list[Finding]:
 
 def examine_sweep(path: Path, expects: list[int] | None = None) -> list[Finding]:
     """`expects`: sizes of the messages that the job sends; without them only the sweep is judged."""
-    found = []
+    findings = []
     for sweep in read_sweeps(path):
         of = f" of {sweep.label}" if sweep.label else ""
         if sweep.wrong:
-            found.append(_wrong_values(path.name + of, sweep.wrong))
+            findings.append(_wrong_values(path.name + of, sweep.wrong))
         if expects and len(sweep.points) >= 4:
-            asked = f"the messages asked about{of}"
-            found += _too_small(sweep.points, dict.fromkeys(expects, 1.0), asked)
-        found += _dip(sweep.least, of)  # a mean of few iterations may have one bad one
-    return found
+            whose = f"the messages asked about{of}"
+            findings += _too_small(sweep.points, dict.fromkeys(expects, 1.0), whose)
+        findings += _dip(sweep.least, of)  # a mean of few iterations may have one bad one
+    return findings
 
 
 def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list[Finding]:

@@ -23,9 +23,15 @@ def switch_all_reduce(workers: int, chunks: int, pool: int) -> Plan:
     plan = Plan(workers)
     worker = np.arange(workers)
     for chunk in range(chunks + pool):
-        done = chunk - pool
-        if done >= 0:
-            plan.send(workers, worker, done % pool, to=done, step=plan.next_step + worker)
+        finished_chunk = chunk - pool
+        if finished_chunk >= 0:
+            plan.send(
+                workers,
+                worker,
+                finished_chunk % pool,
+                to=finished_chunk,
+                step=plan.next_step + worker,
+            )
         if chunk < chunks:
             first = plan.next_step
             plan.send(0, workers, chunk, to=chunk % pool, step=first)

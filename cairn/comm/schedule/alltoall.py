@@ -1,4 +1,4 @@
-"""Everyone has something else for everyone: what expert parallelism does twice in each layer.
+"""All-to-all: every rank has another chunk for every rank. Expert parallelism does it twice in each layer.
 
     slots 0 .. n-1     what to send, by destination
     slots n .. 2n-1    what has come, by origin

@@ -49,7 +49,7 @@ class Shape(NamedTuple):
     present: np.ndarray | None = None  # blocks that are not zero; None: an example
 
 
-class Made(NamedTuple):
+class Generated(NamedTuple):
     plan: Plan
     chunks: int
     slots: int
@@ -57,7 +57,7 @@ class Made(NamedTuple):
     present: np.ndarray | None = None
 
 
-Generator = Callable[[Shape], Made]
+Generator = Callable[[Shape], Generated]
 GATHERS: dict[str, Callable[[Shape], Plan]] = {
     "ring": lambda shape: ring_gather(shape.ranks),
     "bruck": lambda shape: bruck_gather(shape.ranks),
@@ -75,19 +75,19 @@ TWO_SHOT = "two_shot"  # what the two halves of a direct exchange are called tog
 
 def make(collective: Collective, name: str, ranks: int, **shape: object) -> Schedule:
     """The schedule `name` of a collective; see `Shape` for what can be asked."""
-    wanted = Shape(ranks, **shape)  # pyrefly: ignore
-    _check(wanted)
-    made = _generator(collective, name)(wanted)
-    plan = made.plan.split(wanted.parts, wanted.channels)
-    present = made.present
+    settings = Shape(ranks, **shape)  # pyrefly: ignore
+    _check(settings)
+    lowered = _generator(collective, name)(settings)
+    plan = lowered.plan.split(settings.parts, settings.channels)
+    present = lowered.present
     return plan.lower(
         name,
         collective,
-        chunks=made.chunks * wanted.parts,
-        slots=made.slots * wanted.parts,
-        nodes=made.nodes,
-        root=wanted.root,
-        present=None if present is None else np.repeat(present, wanted.parts, axis=1),
+        chunks=lowered.chunks * settings.parts,
+        slots=lowered.slots * settings.parts,
+        nodes=lowered.nodes,
+        root=settings.root,
+        present=None if present is None else np.repeat(present, settings.parts, axis=1),
     )
 
 
@@ -101,7 +101,9 @@ def _tables() -> dict[Collective, dict[str, Generator]]:
         "all_reduce": {
             **{TWO_SHOT if name == "direct" else name: _both(name) for name in GATHERS},
             "one_shot": _one_shot,
-            "tree": lambda s: Made(double_tree_all_reduce(s.ranks, s.chunks), s.chunks, s.chunks),
+            "tree": lambda s: Generated(
+                double_tree_all_reduce(s.ranks, s.chunks), s.chunks, s.chunks
+            ),
             "halving_doubling": _halving,
             "sparse": _sparse,
             "switch": _switch,
@@ -125,13 +127,13 @@ def _generator(collective: Collective, name: str) -> Generator:
         raise ScheduleError(
             f"unknown collective '{collective}'", hint=did_you_mean(collective, tables)
         )
-    known = tables[collective]
-    if name not in known:
-        there = f"there are: {', '.join(known)}"
+    schedules = tables[collective]
+    if name not in schedules:
+        there = f"there are: {', '.join(schedules)}"
         raise ScheduleError(
-            f"{collective} has no schedule '{name}'", hint=did_you_mean(name, known, there)
+            f"{collective} has no schedule '{name}'", hint=did_you_mean(name, schedules, there)
         )
-    return known[name]
+    return schedules[name]
 
 
 def _check(shape: Shape) -> None:
@@ -144,52 +146,52 @@ def _check(shape: Shape) -> None:
 
 
 def _gather(name: str) -> Generator:
-    return lambda shape: Made(GATHERS[name](shape), shape.ranks, shape.ranks)
+    return lambda shape: Generated(GATHERS[name](shape), shape.ranks, shape.ranks)
 
 
 def _scatter(name: str) -> Generator:
-    return lambda shape: Made(GATHERS[name](shape).reversed(), shape.ranks, shape.ranks)
+    return lambda shape: Generated(GATHERS[name](shape).reversed(), shape.ranks, shape.ranks)
 
 
 def _both(name: str) -> Generator:
-    def made(shape: Shape) -> Made:
+    def generate(shape: Shape) -> Generated:
         gather = GATHERS[name](shape)
-        return Made(gather.reversed().then(gather), shape.ranks, shape.ranks)
+        return Generated(gather.reversed().then(gather), shape.ranks, shape.ranks)
 
-    return made
+    return generate
 
 
 def _spread(name: str) -> Generator:
-    def made(shape: Shape) -> Made:
+    def generate(shape: Shape) -> Generated:
         plan, chunks = BROADCASTS[name](shape)
-        return Made(plan, chunks, chunks)
+        return Generated(plan, chunks, chunks)
 
-    return made
+    return generate
 
 
 def _collect(name: str) -> Generator:
-    def made(shape: Shape) -> Made:
+    def generate(shape: Shape) -> Generated:
         plan, chunks = BROADCASTS[name](shape)
-        return Made(plan.reversed(), chunks, chunks)
+        return Generated(plan.reversed(), chunks, chunks)
 
-    return made
-
-
-def _exchange(shape: Shape, made: tuple[Plan, int]) -> Made:
-    return Made(made[0], shape.ranks, made[1])
+    return generate
 
 
-def _one_shot(shape: Shape) -> Made:
+def _exchange(shape: Shape, plan_and_slots: tuple[Plan, int]) -> Generated:
+    return Generated(plan_and_slots[0], shape.ranks, plan_and_slots[1])
+
+
+def _one_shot(shape: Shape) -> Generated:
     plan, slots = one_shot_all_reduce(shape.ranks)
-    return Made(plan, 1, slots)
+    return Generated(plan, 1, slots)
 
 
-def _halving(shape: Shape) -> Made:
+def _halving(shape: Shape) -> Generated:
     plan, chunks = halving_doubling(shape.ranks)
-    return Made(plan, chunks, chunks)
+    return Generated(plan, chunks, chunks)
 
 
-def _sparse(shape: Shape) -> Made:
+def _sparse(shape: Shape) -> Generated:
     present = shape.present
     if present is None:
         present = example_blocks(shape.ranks, shape.ranks)
@@ -199,10 +201,10 @@ def _sparse(shape: Shape) -> Made:
             hint="it is [ranks, blocks]",
         )
     blocks = present.shape[1]
-    return Made(sparse_all_reduce(present), blocks, blocks, present=present)
+    return Generated(sparse_all_reduce(present), blocks, blocks, present=present)
 
 
-def _switch(shape: Shape) -> Made:
+def _switch(shape: Shape) -> Generated:
     plan = switch_all_reduce(shape.ranks, shape.chunks, shape.pool)
     slots = max(shape.chunks, shape.pool)
-    return Made(plan, shape.chunks, slots, nodes=shape.ranks + 1)
+    return Generated(plan, shape.chunks, slots, nodes=shape.ranks + 1)

@@ -1,4 +1,4 @@
-"""Straight to all ranks: one wait for the wire, or two.
+"""Direct exchange: every rank sends straight to all others, in one step (one-shot) or in two (two-shot).
 
     one-shot   everyone sends all of its vector to everyone, and adds up what arrives:
                (n-1) vectors on the wire, one wait. For a few KiB between GPUs that see each other.

@@ -86,44 +86,70 @@ def document(schedule: Schedule, size: int) -> Document:
         for (rank, channel), which in _threads(schedule).items()
     ]
     return Document(
-        version=VERSION, name=schedule.name, collective=schedule.collective, ranks=schedule.ranks,
-        nodes=schedule.nodes, chunks=schedule.chunks, slots=schedule.slots, root=schedule.root,
-        bytes=size, chunk_bytes=each, threads=threads, present=_rows(schedule.present),
-    )  # fmt: skip
+        version=VERSION,
+        name=schedule.name,
+        collective=schedule.collective,
+        ranks=schedule.ranks,
+        nodes=schedule.nodes,
+        chunks=schedule.chunks,
+        slots=schedule.slots,
+        root=schedule.root,
+        bytes=size,
+        chunk_bytes=each,
+        threads=threads,
+        present=_rows(schedule.present),
+    )
 
 
 def schedule_from(text: bytes | str) -> Schedule:
     """The schedule of a document, ready to be proved: it may come from elsewhere."""
     try:
-        read = msgspec.json.decode(text, type=Document)
+        document = msgspec.json.decode(text, type=Document)
         ops = [
-            Op(thread.rank, thread.channel, Kind[one.kind.upper()], one.slot, one.peer, one.source,
-               one.after, one.step)
-            for thread in read.threads for one in thread.operations
-        ]  # fmt: skip
+            Op(
+                thread.rank,
+                thread.channel,
+                Kind[one.kind.upper()],
+                one.slot,
+                one.peer,
+                one.source,
+                one.after,
+                one.step,
+            )
+            for thread in document.threads
+            for one in thread.operations
+        ]
         if any(not -1 <= op.after < len(ops) for op in ops):
             raise ValueError("an operation waits for one that is not there")
         if far := next((op for op in ops if not _in_range(op)), None):
             raise ValueError(f"`{far}` of rank {far.rank} has a number out of range")
         if len(ops) * (max((op.channel for op in ops), default=0) + 1) > MOST_SEEN:
             raise ValueError("its channels are too many to prove")
-        if read.version != VERSION:
-            raise ValueError(f"version {read.version}")
-        if read.collective not in COLLECTIVES:
-            raise ValueError(f"no collective '{read.collective}'")
-        places = max(read.nodes, 1) * max(read.slots, 1) * max(read.ranks, 1)
+        if document.version != VERSION:
+            raise ValueError(f"version {document.version}")
+        if document.collective not in COLLECTIVES:
+            raise ValueError(f"no collective '{document.collective}'")
+        places = max(document.nodes, 1) * max(document.slots, 1) * max(document.ranks, 1)
         if places > MOST_PLACES:
-            raise ValueError(f"{read.nodes} nodes with {read.slots} slots are too many to prove")
-        present = _map(read.present)
+            raise ValueError(
+                f"{document.nodes} nodes with {document.slots} slots are too many to prove"
+            )
+        present = _map(document.present)
     except (msgspec.DecodeError, KeyError, ValueError) as error:
         raise ScheduleError(
             f"this is no schedule: {error}", hint=f"`cairn comm export --format json`, {VERSION=}"
         ) from None
-    made = schedule_of(
-        read.name, read.collective, ops, ranks=read.ranks, chunks=read.chunks, slots=read.slots,  # pyrefly: ignore
-        nodes=read.nodes, root=read.root,
-    )  # fmt: skip
-    return made._replace(present=present)
+    schedule = schedule_of(
+        document.name,
+        document.collective,
+        ops,
+        ranks=document.ranks,
+        chunks=document.chunks,
+        slots=document.slots,  # pyrefly: ignore
+        nodes=document.nodes,
+        root=document.root,
+    )
+    return schedule._replace(present=present)
 
 
 def chunk_bytes(schedule: Schedule, size: int) -> int:
@@ -171,15 +197,15 @@ class _Writer:
             last = ""
             for peer, ops in part.sends.items():
                 last = self._line(f"send {len(ops) * self._each}b to {peer} {tag}", ops, ready)
-            done = [
+            received = [
                 self._received(peer, ops, tag, channel, ready)
                 for peer, ops in part.receives.items()
             ]
             if part.local:
-                waits = ready + [f"requires {label}" for label in done]
-                done = [self._calc(part.local, channel, waits)]
-            if done:
-                ready = [f"requires {label}" for label in done]
+                waits = ready + [f"requires {label}" for label in received]
+                received = [self._calc(part.local, channel, waits)]
+            if received:
+                ready = [f"requires {label}" for label in received]
             if last:
                 ready = [*ready, f"irequires {last}"]
 
@@ -189,8 +215,8 @@ class _Writer:
         for index, label in self._label.items():
             after = int(ops.after[index])
             if after >= 0:
-                sent = ops.kind[after] == int(Kind.SEND)
-                yield f"{label} {'irequires' if sent else 'requires'} {self._label[after]}"
+                is_send = ops.kind[after] == int(Kind.SEND)
+                yield f"{label} {'irequires' if is_send else 'requires'} {self._label[after]}"
 
     def _received(self, peer: int, ops: list[int], tag: str, channel: int, ready: list[str]) -> str:
         label = self._line(f"recv {len(ops) * self._each}b from {peer} {tag}", ops, ready)
@@ -211,11 +237,11 @@ class _Writer:
 
 
 def _threads(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    threads: dict[tuple[int, int], list[int]] = defaultdict(list)
     ranks, channels = schedule.ops.rank.tolist(), schedule.ops.channel.tolist()
     for index, place in enumerate(zip(ranks, channels, strict=True)):
-        found[place].append(index)
-    return found
+        threads[place].append(index)
+    return threads
 
 
 def _parts(ops: Columns, which: list[int]) -> Iterator[tuple[int, _Part]]:

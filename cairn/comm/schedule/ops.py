@@ -150,6 +150,12 @@ def schedule_of(
         )
     )
     return Schedule(
-        name=name, collective=collective, ranks=ranks, nodes=nodes or ranks, chunks=chunks,
-        slots=slots or chunks, ops=columns, root=root,
-    )  # fmt: skip
+        name=name,
+        collective=collective,
+        ranks=ranks,
+        nodes=nodes or ranks,
+        chunks=chunks,
+        slots=slots or chunks,
+        ops=columns,
+        root=root,
+    )

@@ -28,33 +28,33 @@ def pat_gather(ranks: int, aggregate: int | None = None) -> Plan:
     if limit < 1:
         raise ScheduleError(f"PAT cannot aggregate {limit} chunks", hint="use 1 or more")
     plan = Plan(ranks)
-    far = np.zeros(1, dtype=np.int64)  # how far behind its rank each held chunk began
+    offsets = np.zeros(1, dtype=np.int64)  # how far behind its rank each held chunk began
     distance = _power_below(ranks)
     while distance >= 1:
-        held = far[far + distance < ranks]
-        if distance > 1 and len(far) + len(held) > limit:
+        to_send = offsets[offsets + distance < ranks]
+        if distance > 1 and len(offsets) + len(to_send) > limit:
             break  # the next bundle would be too large: walk the rest of the tree with this one
-        _hop(plan, ranks, held, distance)
-        far = np.concatenate([far, held + distance])
+        _hop(plan, ranks, to_send, distance)
+        offsets = np.concatenate([offsets, to_send + distance])
         distance //= 2
-    _walk(plan, ranks, far, 0, distance)
+    _walk(plan, ranks, offsets, 0, distance)
     return plan
 
 
 def _walk(plan: Plan, ranks: int, bundle: np.ndarray, offset: int, distance: int) -> None:
     """Depth first: the whole bundle one edge down, then what hangs below that edge."""
     while distance >= 1:
-        held = bundle + offset
-        held = held[held + distance < ranks]
-        _hop(plan, ranks, held, distance)
+        to_send = bundle + offset
+        to_send = to_send[to_send + distance < ranks]
+        _hop(plan, ranks, to_send, distance)
         _walk(plan, ranks, bundle, offset + distance, distance // 2)
         distance //= 2
 
 
-def _hop(plan: Plan, ranks: int, held: np.ndarray, distance: int) -> None:
-    """Every rank sends the chunks that began `held` ranks behind it `distance` ranks further."""
+def _hop(plan: Plan, ranks: int, offsets: np.ndarray, distance: int) -> None:
+    """Every rank sends the chunks that began `offsets` ranks behind it `distance` ranks further."""
     rank = np.arange(ranks)[:, None]
-    plan.send(rank, (rank + distance) % ranks, chunk=(rank - held) % ranks)
+    plan.send(rank, (rank + distance) % ranks, chunk=(rank - offsets) % ranks)
 
 
 def _power_below(ranks: int) -> int:

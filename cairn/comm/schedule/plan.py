@@ -155,9 +155,16 @@ class Plan:
         """The schedule: a send and a receive for each transfer, in the order of every thread."""
         ops = _order(*_halves(self.transfers()))
         return Schedule(
-            name=name, collective=collective, ranks=self.ranks, nodes=nodes or self.ranks,
-            chunks=chunks, slots=slots or chunks, ops=ops, root=root, present=present,
-        )  # fmt: skip
+            name=name,
+            collective=collective,
+            ranks=self.ranks,
+            nodes=nodes or self.ranks,
+            chunks=chunks,
+            slots=slots or chunks,
+            ops=ops,
+            root=root,
+            present=present,
+        )
 
 
 def _halves(moves: Transfers) -> tuple[Columns, np.ndarray]:
@@ -167,9 +174,15 @@ def _halves(moves: Transfers) -> tuple[Columns, np.ndarray]:
     home = Transfers(*(column[local] for column in moves))
     none, none_home = np.full(away.total, -1), np.full(home.total, -1)
     sends = Columns(
-        np.full(away.total, int(Kind.SEND)), away.source, away.channel, away.read, away.target,
-        none, none, away.step,
-    )  # fmt: skip
+        np.full(away.total, int(Kind.SEND)),
+        away.source,
+        away.channel,
+        away.read,
+        away.target,
+        none,
+        none,
+        away.step,
+    )
     kind = np.where(away.reduce == 1, int(Kind.RECV_REDUCE), int(Kind.RECV))
     receives = Columns(
         kind, away.target, away.channel, away.write, away.source, none, none, away.step

@@ -34,12 +34,23 @@ def sparse_all_reduce(present: np.ndarray) -> Plan:
     base = 2 * ranks * round_of
     for away in range(1, ranks):
         source = (owner - away) % ranks
-        sent = np.flatnonzero(present[source, np.arange(blocks)])
-        plan.send(source[sent], owner[sent], sent, reduce=True, step=base[sent] + away)
+        sent_blocks = np.flatnonzero(present[source, np.arange(blocks)])
+        plan.send(
+            source[sent_blocks],
+            owner[sent_blocks],
+            sent_blocks,
+            reduce=True,
+            step=base[sent_blocks] + away,
+        )
     for away in range(1, ranks):
-        told = np.flatnonzero(alive)
+        summed_blocks = np.flatnonzero(alive)
         target = (owner + away) % ranks
-        plan.send(owner[told], target[told], told, step=base[told] + ranks + away)
+        plan.send(
+            owner[summed_blocks],
+            target[summed_blocks],
+            summed_blocks,
+            step=base[summed_blocks] + ranks + away,
+        )
     return plan
 
 

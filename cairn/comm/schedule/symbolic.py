@@ -152,7 +152,7 @@ class SymbolicRun:
         index, slot, writes = waits.accesses(ops)
         order = np.lexsort((self.when[index], slot))
         index, slot, writes = index[order], slot[order], writes[order]
-        seen = self._seen()
+        known_done = self._seen()
         for apart in range(1, len(index)):
             same = slot[apart:] == slot[:-apart]
             if not same.any():
@@ -161,27 +161,27 @@ class SymbolicRun:
             touching = (
                 same & (ops.thread[early] != ops.thread[late]) & (writes[apart:] | writes[:-apart])
             )
-            unordered = touching & (seen[late, ops.channel[early]] < early)
+            unordered = touching & (known_done[late, ops.channel[early]] < early)
             self._complain(late, unordered, "races with another channel of its rank")
 
     def _seen(self) -> np.ndarray:
         """For each operation and channel of its rank: the last operation known to be done before."""
         ops = self.ops
-        seen = np.full((len(ops.kind), int(ops.channel.max()) + 1), NONE)
+        known_done = np.full((len(ops.kind), int(ops.channel.max()) + 1), NONE)
         order = np.argsort(self.when, kind="stable")
         first = np.isin(np.arange(len(ops.kind)), ops.thread_begin)
         ends = np.flatnonzero(np.diff(self.when[order])) + 1
         for batch in np.split(order, ends):
-            before = np.where(first[batch, None], NONE, seen[batch - 1])
+            before = np.where(first[batch, None], NONE, known_done[batch - 1])
             waited = ops.after[batch]
-            known = np.where(waited[:, None] == NONE, NONE, seen[waited])
-            seen[batch] = np.maximum(before, known)
+            from_other_channel = np.where(waited[:, None] == NONE, NONE, known_done[waited])
+            known_done[batch] = np.maximum(before, from_other_channel)
             has = batch[waited != NONE]
-            seen[has, ops.channel[ops.after[has]]] = np.maximum(
-                seen[has, ops.channel[ops.after[has]]], ops.after[has]
+            known_done[has, ops.channel[ops.after[has]]] = np.maximum(
+                known_done[has, ops.channel[ops.after[has]]], ops.after[has]
             )
-            seen[batch, ops.channel[batch]] = batch
-        return seen
+            known_done[batch, ops.channel[batch]] = batch
+        return known_done
 
     def _check_end(self) -> None:
         ops = self.ops

@@ -1,4 +1,4 @@
-"""Who waits for whom: everything an operation needs to be done before it can begin.
+"""The dependencies of operations: which others have to be done before one can begin.
 
     partner    a receive needs its send: the k-th of the connection meets the k-th
     room       a send needs a place: the k-th send waits for receive k - capacity
@@ -63,12 +63,21 @@ def join(schedules: list[Schedule]) -> Joined:
     new[1:] = (rank[1:] != rank[:-1]) | (channel[1:] != channel[:-1])
     begin = np.flatnonzero(new)
     return Joined(
-        kind=joined("kind"), rank=rank, channel=channel, peer=joined("peer", first_rank),
-        step=joined("step"), slot=placed("slot"), source=placed("source"),
-        after=joined("after", first_op), first_op=first_op, first_rank=first_rank,
-        first_slot=first_slot, thread_begin=begin, thread_end=np.append(begin[1:], len(rank)),
+        kind=joined("kind"),
+        rank=rank,
+        channel=channel,
+        peer=joined("peer", first_rank),
+        step=joined("step"),
+        slot=placed("slot"),
+        source=placed("source"),
+        after=joined("after", first_op),
+        first_op=first_op,
+        first_rank=first_rank,
+        first_slot=first_slot,
+        thread_begin=begin,
+        thread_end=np.append(begin[1:], len(rank)),
         thread=np.cumsum(new) - 1,
-    )  # fmt: skip
+    )
 
 
 def pair(ops: Joined) -> tuple[np.ndarray, np.ndarray]:
@@ -85,13 +94,13 @@ def pair(ops: Joined) -> tuple[np.ndarray, np.ndarray]:
         place[which] = _place_in_group(lines)
         keys.append(lines * longest + place[which])
     order = np.argsort(send_key[0])
-    known = send_key[0][order]
-    at = np.searchsorted(known, receive_key[0])
-    found = at < len(known)
-    found[found] = known[at[found]] == receive_key[0][found]
-    met = sends[order[at[found]]]
-    other[receives[found]] = met
-    other[met] = receives[found]
+    sorted_send_keys = send_key[0][order]
+    at = np.searchsorted(sorted_send_keys, receive_key[0])
+    matched = at < len(sorted_send_keys)
+    matched[matched] = sorted_send_keys[at[matched]] == receive_key[0][matched]
+    matched_sends = sends[order[at[matched]]]
+    other[receives[matched]] = matched_sends
+    other[matched_sends] = receives[matched]
     return other, place
 
 

@@ -64,10 +64,16 @@ class Outcome(NamedTuple):
 
 
 def simulate(
-    top: Topology, collective: str, size: int, *, algorithm: str = "auto",
-    faults: wrong.Faults = wrong.HEALTHY, chunks: int = 128, rails: int = RAILS,
+    top: Topology,
+    collective: str,
+    size: int,
+    *,
+    algorithm: str = "auto",
+    faults: wrong.Faults = wrong.HEALTHY,
+    chunks: int = 128,
+    rails: int = RAILS,
     tick: Tick = lambda what: None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """`size` is of the whole vector, as nccl-tests count it. Rails with faults are always simulated."""
     op = _checked(top, collective, size, algorithm, chunks)
     wrong.check(faults, top)
@@ -92,9 +98,9 @@ def _fastest(top: Topology, op: Collective, size: int, chunks: int, tick: Tick) 
             continue
         if _floor(top, op, name, size) >= least:
             continue
-        tried = _over_network(top, op, name, size, chunks, wrong.HEALTHY, tick, [0]).result
-        if tried.us < least:
-            best, least = name, tried.us
+        result = _over_network(top, op, name, size, chunks, wrong.HEALTHY, tick, [0]).result
+        if result.us < least:
+            best, least = name, result.us
     return best
 
 
@@ -129,9 +135,15 @@ def far_traffic(op: Collective, nodes: int) -> float:
 
 
 def _over_network(
-    top: Topology, op: Collective, name: Algorithm, size: int, chunks: int, faults: wrong.Faults,
-    tick: Tick, planes: list[int],
-) -> Outcome:  # fmt: skip
+    top: Topology,
+    op: Collective,
+    name: Algorithm,
+    size: int,
+    chunks: int,
+    faults: wrong.Faults,
+    tick: Tick,
+    planes: list[int],
+) -> Outcome:
     rail_bytes, near = size / top.domain, near_us(top, op, size)
     each = near / chunks  # where both stages use NVLink, each has half of it
     first = np.tile(wrong.lateness(faults, top)[:, None], (1, chunks))
@@ -160,30 +172,45 @@ def _one_domain(
     """NVLink alone: every GPU tells every other through the switch."""
     stages = 2 if op == "all_reduce" else 1
     near, late = near_us(top, op, size), wrong.lateness(faults, top).max()
-    done = through(np.full(chunks, late), near / chunks) + top.nvlink_us * stages
+    finish = through(np.full(chunks, late), near / chunks) + top.nvlink_us * stages
     result = _result(
-        top, op, "nvlink", size, chunks, float(done[-1]), near, [], wrong.describe(faults, top)
+        top, op, "nvlink", size, chunks, float(finish[-1]), near, [], wrong.describe(faults, top)
     )
-    return Outcome(result, done[-1:][None], done)
+    return Outcome(result, finish[-1:][None], finish)
 
 
 def _result(
-    top: Topology, op: Collective, name: Algorithm, size: int, chunks: int, us: float, near: float,
-    fars: list[Far], names: list[str],
-) -> Result:  # fmt: skip
+    top: Topology,
+    op: Collective,
+    name: Algorithm,
+    size: int,
+    chunks: int,
+    us: float,
+    near: float,
+    fars: list[Far],
+    names: list[str],
+) -> Result:
     rail = size / top.domain
     wire = 0.0 if not fars else far_traffic(op, top.nodes) * rail / (1e3 * top.nic_gb_per_s)
     algbw = size / (1e3 * us)
     return Result(
-        collective=op, algorithm=name, bytes=size, us=us, near_us=near,
-        far_us=float(max((far.alone for far in fars), default=0.0)), algbw_gb_per_s=algbw,
+        collective=op,
+        algorithm=name,
+        bytes=size,
+        us=us,
+        near_us=near,
+        far_us=float(max((far.alone for far in fars), default=0.0)),
+        algbw_gb_per_s=algbw,
         busbw_gb_per_s=algbw * bus_factor(op, top.gpus),
         steps=max((far.steps for far in fars), default=2 if op == "all_reduce" else 1),
-        chunks=chunks, chunk_bytes=size / top.domain / chunks,
+        chunks=chunks,
+        chunk_bytes=size / top.domain / chunks,
         flows=sum(far.flows for far in fars),
         largest_sharing=max((far.sharing for far in fars), default=0),
-        ideal_us=max(near, wire), rails=len(fars), faults=names,
-    )  # fmt: skip
+        ideal_us=max(near, wire),
+        rails=len(fars),
+        faults=names,
+    )
 
 
 def _distinct(top: Topology, faults: wrong.Faults, rails: int) -> list[int]:
@@ -209,11 +236,11 @@ def _checked(top: Topology, collective: str, size: int, algorithm: str, chunks: 
         )
     if not 1 <= chunks <= MOST_CHUNKS:
         raise ConfigError(f"{chunks} chunks", hint=f"from 1 to {MOST_CHUNKS}")
-    known = ("auto", *CAN[op])
-    if algorithm not in known:
+    algorithms = ("auto", *CAN[op])
+    if algorithm not in algorithms:
         raise ConfigError(
             f"{op} between nodes has no '{algorithm}' here",
-            hint=did_you_mean(algorithm, known, f"one of {', '.join(known)}"),
+            hint=did_you_mean(algorithm, algorithms, f"one of {', '.join(algorithms)}"),
         )
     if algorithm == "ring" and top.nodes > MOST_RING_NODES:
         raise ConfigError(

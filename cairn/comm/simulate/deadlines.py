@@ -1,9 +1,9 @@
-"""Several jobs on one fabric: who sends now? Fair sharing against the deadlines of the jobs.
+"""Several training jobs share one fabric: fair sharing against earliest deadline first.
 
-A training job computes, and meanwhile last step's gradients travel: they are in time if they are
-there before the computation ends. Fair sharing gives all the same, so all may be late together.
-`by_deadline` gives each job, the most urgent first, the rate that it needs to be in time, and shares
-what is left; a job that cannot be in time any more does not hurt one that can.
+A training job computes a step while the gradients of the last step are sent; the deadline of the transfer is the
+end of the computation. Fair sharing gives all flows the same rate, so all may miss their deadlines together.
+`by_deadline` serves the most urgent job first, with the rate that it needs, and shares the remaining bandwidth;
+a job that must miss its deadline takes no bandwidth from one that can meet it.
 
     policy: (flows now, links) -> rates          pure; `run_jobs` is the clock
 
@@ -59,8 +59,8 @@ def fairly(now: Now) -> np.ndarray:
 
 def by_deadline(now: Now) -> np.ndarray:
     """Earliest deadline first, each just what it needs; the rest is shared."""
-    left = now.gb_per_s.astype(float).copy()
-    given = np.zeros(len(now.left))
+    free_gb_per_s = now.gb_per_s.astype(float).copy()
+    granted = np.zeros(len(now.left))
     alone = _alone(now)
     possible = (now.until > 0) & (now.left / 1e3 <= alone * np.maximum(now.until, 0) * (1 + 1e-9))
     for flow in np.lexsort((now.until, ~possible)):
@@ -68,10 +68,10 @@ def by_deadline(now: Now) -> np.ndarray:
             break
         mine = now.paths[flow][now.paths[flow] != NO_LINK]
         needs = now.left[flow] / (1e3 * now.until[flow])
-        given[flow] = min(needs, float(left[mine].min()))
-        left[mine] -= given[flow]
-    left = np.maximum(left, 0.0)
-    return given + max_min(now.paths, left)
+        granted[flow] = min(needs, float(free_gb_per_s[mine].min()))
+        free_gb_per_s[mine] -= granted[flow]
+    free_gb_per_s = np.maximum(free_gb_per_s, 0.0)
+    return granted + max_min(now.paths, free_gb_per_s)
 
 
 POLICIES: dict[Policy, Rates] = {"fair": fairly, "deadline": by_deadline}
@@ -83,45 +83,59 @@ def run_jobs(jobs: list[Job], gb_per_s: np.ndarray, policy: str = "fair") -> lis
     rates = POLICIES[policy]  # pyrefly: ignore
     width = max(len(job.links) for job in jobs)
     paths = np.array([[*job.links, *[NO_LINK] * (width - len(job.links))] for job in jobs])
-    begun = np.array([job.start_us for job in jobs])
-    left = np.array([float(job.bytes) for job in jobs])
-    length = np.array([job.compute_us for job in jobs])
-    step, missed = np.zeros(len(jobs), dtype=int), np.zeros(len(jobs), dtype=int)
+    step_began_us = np.array([job.start_us for job in jobs])
+    bytes_left = np.array([float(job.bytes) for job in jobs])
+    compute_us = np.array([job.compute_us for job in jobs])
+    step, missed_deadlines = np.zeros(len(jobs), dtype=int), np.zeros(len(jobs), dtype=int)
     ended = np.zeros(len(jobs))
-    goal, now = np.array([job.steps for job in jobs]), 0.0
+    goal, now_us = np.array([job.steps for job in jobs]), 0.0
     while (step < goal).any():
-        sending = np.flatnonzero((step < goal) & (begun <= now + 1e-9) & (left > 0))
+        sending = np.flatnonzero(
+            (step < goal) & (step_began_us <= now_us + 1e-9) & (bytes_left > 0)
+        )
         rate = np.zeros(len(jobs))
         if len(sending):
-            until = begun[sending] + length[sending] - now
-            rate[sending] = rates(Now(paths[sending], left[sending], until, gb_per_s))
-        later = _next_event(now, begun, length, left, rate, step < goal)
-        left = np.where(rate > 0, np.maximum(left - rate * 1e3 * (later - now), 0.0), left)
-        left[left < 1e-6] = 0.0
-        now = later
-        over = (step < goal) & (left <= 0) & (begun + length <= now + 1e-9)
+            until = step_began_us[sending] + compute_us[sending] - now_us
+            rate[sending] = rates(Now(paths[sending], bytes_left[sending], until, gb_per_s))
+        later = _next_event(now_us, step_began_us, compute_us, bytes_left, rate, step < goal)
+        bytes_left = np.where(
+            rate > 0, np.maximum(bytes_left - rate * 1e3 * (later - now_us), 0.0), bytes_left
+        )
+        bytes_left[bytes_left < 1e-6] = 0.0
+        now_us = later
+        over = (step < goal) & (bytes_left <= 0) & (step_began_us + compute_us <= now_us + 1e-9)
         for job in np.flatnonzero(over):
-            missed[job] += now > begun[job] + length[job] + 1e-6
+            missed_deadlines[job] += now_us > step_began_us[job] + compute_us[job] + 1e-6
             step[job] += 1
-            begun[job], left[job], ended[job] = now, float(jobs[job].bytes), now
+            step_began_us[job], bytes_left[job], ended[job] = now_us, float(jobs[job].bytes), now_us
     return [
-        _fate(job, int(missed[place]), (ended[place] - job.start_us) / job.steps, paths[place], gb_per_s)
+        _fate(
+            job,
+            int(missed_deadlines[place]),
+            (ended[place] - job.start_us) / job.steps,
+            paths[place],
+            gb_per_s,
+        )
         for place, job in enumerate(jobs)
-    ]  # fmt: skip
+    ]
 
 
 def _next_event(
     now: float,
-    begun: np.ndarray,
-    length: np.ndarray,
-    left: np.ndarray,
+    step_began_us: np.ndarray,
+    compute_us: np.ndarray,
+    bytes_left: np.ndarray,
     rate: np.ndarray,
     going: np.ndarray,
 ) -> float:
     """A job begins, a computation ends, a transfer ends, or half of the time to a deadline is over."""
-    times = [time for time in (*begun[going], *(begun + length)[going]) if time > now + 1e-9]
-    sending = (rate > 0) & (left > 0)
-    times += list(now + left[sending] / (1e3 * rate[sending]))
+    times = [
+        time
+        for time in (*step_began_us[going], *(step_began_us + compute_us)[going])
+        if time > now + 1e-9
+    ]
+    sending = (rate > 0) & (bytes_left > 0)
+    times += list(now + bytes_left[sending] / (1e3 * rate[sending]))
     if not times:
         raise ConfigError("no job can go on", hint="every link needs bandwidth")
     return max(float(min(times)), now + 1e-6)

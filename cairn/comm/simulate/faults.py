@@ -93,10 +93,10 @@ def nic_shares(faults: Faults, top: Topology) -> dict[tuple[int, int], float]:
     """By node and rail, what share of a NIC's rate its rank has, where that is not all of it."""
     slow, dead = _drawn(faults, top)
     shares = dict.fromkeys(slow - dead, faults.slow_factor)
-    gone: dict[int, set[int]] = defaultdict(set)
+    dead_rails: dict[int, set[int]] = defaultdict(set)
     for node, rail in dead:
-        gone[node].add(rail)
-    for node, rails in gone.items():
+        dead_rails[node].add(rail)
+    for node, rails in dead_rails.items():
         if len(rails) == top.domain:
             raise ConfigError(
                 f"all {top.domain} NICs of node {node} are dead: it is cut off, and the job stands",
@@ -123,11 +123,11 @@ def apply(faults: Faults, top: Topology, at: Links, plane: int) -> Applied:
 
 def _drawn(faults: Faults, top: Topology) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     """Slow and dead NICs, by node and rail."""
-    found = []
+    devices = []
     for salt, count in ((2, faults.slow_nics), (3, faults.dead_nics)):
-        drawn = np.random.default_rng([faults.seed, salt]).choice(top.gpus, count, replace=False)
-        found.append({divmod(int(gpu), top.domain) for gpu in drawn})
-    return found[0], found[1]
+        gpus = np.random.default_rng([faults.seed, salt]).choice(top.gpus, count, replace=False)
+        devices.append({divmod(int(gpu), top.domain) for gpu in gpus})
+    return devices[0], devices[1]
 
 
 def _late(faults: Faults, top: Topology) -> np.ndarray:

@@ -51,43 +51,30 @@ def run_lossless(
     """`paths` is [flows, hops]; every flow starts at once and sends `size` bytes."""
     _check(paths, size, gb_per_s, switching)
     flows, hops = paths.shape
-    real = paths != NO_LINK
-    link = np.where(real, paths, len(gb_per_s))  # one more link, for nothing
-    length = real.sum(axis=1)
-    packed = np.full((flows, hops), len(gb_per_s))
-    for hop in range(hops):  # flows without gaps
-        where = np.cumsum(real, axis=1) - 1
-        packed[real[:, hop], where[real[:, hop], hop]] = link[real[:, hop], hop]
+    packed, length = _packed(paths, len(gb_per_s))
     per_tick = np.append(gb_per_s * 1e3 * switching.tick_us, 0.0)
-    held = np.zeros((flows, hops + 1))  # bytes before hop h; 0: at the sender
-    held[:, 0] = size
+    waiting_bytes = np.zeros((flows, hops + 1))  # bytes before hop h; 0: at the sender
+    waiting_bytes[:, 0] = size
     delivered = np.zeros(flows)
     paused = np.zeros(len(per_tick), dtype=bool)
     paused_us, finish = np.zeros(len(per_tick)), np.full(flows, np.inf)
     row = np.arange(flows)
     for tick in range(most_ticks):
-        moved = _move(packed, held, per_tick, paused)
-        held[:, :-1] -= moved
-        held[:, 1:] += moved
-        delivered += held[row, length]
-        held[row, length] = 0.0
+        moved = _move(packed, waiting_bytes, per_tick, paused)
+        waiting_bytes[:, :-1] -= moved
+        waiting_bytes[:, 1:] += moved
+        delivered += waiting_bytes[row, length]
+        waiting_bytes[row, length] = 0.0
         now_done = (delivered >= size * (1 - 1e-9)) & np.isinf(finish)
         finish[now_done] = (tick + 1) * switching.tick_us
         if np.isfinite(finish).all():
             break
-        # The queue at the far end of a link is what waits for the next hop.
-        queued = (
-            np.bincount(
-                packed[:, :-1].ravel(), weights=held[:, 1:-1].ravel(), minlength=len(per_tick)
-            )
-            if hops > 1
-            else np.zeros(len(per_tick))
-        )
+        queued = _queued(packed, waiting_bytes, len(per_tick))
         paused |= queued >= switching.pause * switching.buffer_bytes
         paused &= queued > switching.resume * switching.buffer_bytes
         paused_us += paused * switching.tick_us
         if moved.sum() <= 1e-9 * per_tick.max():
-            circle = _circle(packed, held, paused)
+            circle = _circle(packed, waiting_bytes, paused)
             return Story(finish, paused_us[:-1], circle, (tick + 1) * switching.tick_us)
     return Story(finish, paused_us[:-1], (), float(np.max(finish)))
 
@@ -96,8 +83,8 @@ def can_deadlock(paths: np.ndarray) -> tuple[int, ...]:
     """A circle of links, each followed by the next on some path: without one there is no deadlock."""
     following: dict[int, set[int]] = {}
     for row in paths:
-        used = [int(link) for link in row if link != NO_LINK]
-        for one, other in itertools.pairwise(used):
+        links = [int(link) for link in row if link != NO_LINK]
+        for one, other in itertools.pairwise(links):
             following.setdefault(one, set()).add(other)
     return _find_circle(following)
 
@@ -146,22 +133,40 @@ def circle(
     return paths, run_lossless(paths, np.full(n, float(size)), rate, switching)
 
 
+def _packed(paths: np.ndarray, none: int) -> tuple[np.ndarray, np.ndarray]:
+    """Paths without gaps, filled up with the link `none` that carries nothing; and how many links each has."""
+    real = paths != NO_LINK
+    place = np.cumsum(real, axis=1) - 1
+    packed = np.full(paths.shape, none)
+    flow, hop = np.nonzero(real)
+    packed[flow, place[flow, hop]] = paths[flow, hop]
+    return packed, real.sum(axis=1)
+
+
+def _queued(packed: np.ndarray, waiting_bytes: np.ndarray, links: int) -> np.ndarray:
+    """Bytes in the queue at the far end of each link: those that wait for the next hop."""
+    if packed.shape[1] < 2:
+        return np.zeros(links)
+    waiting = waiting_bytes[:, 1:-1].ravel()
+    return np.bincount(packed[:, :-1].ravel(), weights=waiting, minlength=links)
+
+
 def _move(
-    packed: np.ndarray, held: np.ndarray, per_tick: np.ndarray, paused: np.ndarray
+    packed: np.ndarray, waiting_bytes: np.ndarray, per_tick: np.ndarray, paused: np.ndarray
 ) -> np.ndarray:
     """[flows, hops]: bytes that cross each hop; a paused link carries none."""
-    there = held[:, :-1] * (packed < len(per_tick) - 1)
-    asked = np.bincount(packed.ravel(), weights=there.ravel(), minlength=len(per_tick))
+    there = waiting_bytes[:, :-1] * (packed < len(per_tick) - 1)
+    demand = np.bincount(packed.ravel(), weights=there.ravel(), minlength=len(per_tick))
     room = np.where(paused, 0.0, per_tick)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(asked > 0, np.minimum(room / asked, 1.0), 0.0)
+        share = np.where(demand > 0, np.minimum(room / demand, 1.0), 0.0)
     return there * share[packed]
 
 
-def _circle(packed: np.ndarray, held: np.ndarray, paused: np.ndarray) -> tuple[int, ...]:
+def _circle(packed: np.ndarray, waiting_bytes: np.ndarray, paused: np.ndarray) -> tuple[int, ...]:
     """A paused link waits for the next hop of those whose bytes fill its queue."""
     waits: dict[int, set[int]] = {}
-    for flow, hop in zip(*np.nonzero(held[:, 1:-1] > 0), strict=True):
+    for flow, hop in zip(*np.nonzero(waiting_bytes[:, 1:-1] > 0), strict=True):
         one, other = int(packed[flow, hop]), int(packed[flow, hop + 1])
         if paused[one]:
             waits.setdefault(one, set()).add(other)
@@ -169,7 +174,7 @@ def _circle(packed: np.ndarray, held: np.ndarray, paused: np.ndarray) -> tuple[i
 
 
 def _find_circle(following: dict[int, set[int]]) -> tuple[int, ...]:
-    done: set[int] = set()
+    explored: set[int] = set()
     for begin in following:
         trail: list[int] = []
         stack = [(begin, iter(sorted(following.get(begin, ()))))]
@@ -180,11 +185,11 @@ def _find_circle(following: dict[int, set[int]]) -> tuple[int, ...]:
             after = next(rest, None)
             if after is None:
                 stack.pop()
-                done.add(node)
+                explored.add(node)
                 on_trail.discard(trail.pop())
             elif after in on_trail:
                 return tuple(trail[trail.index(after) :])
-            elif after not in done:
+            elif after not in explored:
                 stack.append((after, iter(sorted(following.get(after, ())))))
                 trail.append(after)
                 on_trail.add(after)

@@ -23,21 +23,28 @@ def render(top: Topology, outcome: Outcome, sweep: list[Result], healthy: Result
             f"{top.name}: {top.nodes:,} nodes of {top.domain}, {top.radix}-port switches, "
             f"{top.oversubscription:g}:1, {top.balance}; simulated chunk by chunk."
         ),
-        facts({
-            "time": format_duration(result.us / 1e6),
-            "bus bandwidth": f"{result.busbw_gb_per_s:.1f} GB/s",
-            "schedule": result.algorithm,
-            "waits": f"{result.steps:,}",
-            "chunks": f"{result.chunks} of {format_bytes(result.chunk_bytes)}",
-            "rails simulated": f"{result.rails} of {top.planes}",
-            "most flows on a link": str(result.largest_sharing),
-        }),
+        facts(
+            {
+                "time": format_duration(result.us / 1e6),
+                "bus bandwidth": f"{result.busbw_gb_per_s:.1f} GB/s",
+                "schedule": result.algorithm,
+                "waits": f"{result.steps:,}",
+                "chunks": f"{result.chunks} of {format_bytes(result.chunk_bytes)}",
+                "rails simulated": f"{result.rails} of {top.planes}",
+                "most flows on a link": str(result.largest_sharing),
+            }
+        ),
         heading("Where the time goes"),
-        bars({
-            "simulated": result.us, "network alone": result.far_us, "NVLink alone": result.near_us,
-            "no waits, no sharing": result.ideal_us,
-        }, " us"),
-    ]  # fmt: skip
+        bars(
+            {
+                "simulated": result.us,
+                "network alone": result.far_us,
+                "NVLink alone": result.near_us,
+                "no waits, no sharing": result.ideal_us,
+            },
+            " us",
+        ),
+    ]
     if healthy is not None:
         worse = result.us / healthy.us
         names = [*result.faults[:8], *["and more"] * (len(result.faults) > 8)]

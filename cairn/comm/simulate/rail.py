@@ -133,9 +133,9 @@ def _ring(network: Network, op: Collective, size: float, ready: np.ndarray, tick
     steps = (nodes - 1) * (2 if op == "all_reduce" else 1)
     service = edges.us_per_byte * size / nodes
     begin = ready[:, 0]  # slices run behind each other; the first may begin
-    done = around_ring(begin, steps, service, edges.delay, tick)
-    left = 1 - np.arange(1, chunks + 1) / chunks
-    spread = np.maximum(done[:, None] - left * (done.min() - begin.max()), ready)
+    finish_us = around_ring(begin, steps, service, edges.delay, tick)
+    share_left = 1 - np.arange(1, chunks + 1) / chunks
+    spread = np.maximum(finish_us[:, None] - share_left * (finish_us.min() - begin.max()), ready)
     alone = float(steps * (service.max() + edges.delay.mean()))
     return Far(np.maximum.accumulate(spread, axis=1), steps, edges.flows, edges.sharing, alone)
 
@@ -160,9 +160,9 @@ def _pat(network: Network, op: Collective, size: float, ready: np.ndarray, tick:
         backwards = [((node - (1 << k)) % nodes, s, d) for k, (_, s, d) in enumerate(gather)]
         rounds = backwards[::-1] + rounds
     begin = ready[:, -1] if op != "all_gather" else ready[:, 0]  # rounds work on whole vectors
-    done = by_doubling(begin, rounds, tick)
+    finish_us = by_doubling(begin, rounds, tick)
     alone = float(sum(service.max() + delay.max() for _, service, delay in rounds))
-    finish = np.maximum(np.tile(done[:, None], (1, chunks)), ready)
+    finish = np.maximum(np.tile(finish_us[:, None], (1, chunks)), ready)
     return Far(finish, len(rounds), flows, sharing, alone)
 
 

@@ -95,18 +95,16 @@ def _events(
         if missing is not None:
             sleeping.setdefault(missing, []).append((now, thread))
             continue
-        sent = kind[op] == int(Kind.SEND)
-        partner = -1 if sent else int(waits[0, op])
+        is_send = kind[op] == int(Kind.SEND)
+        partner = -1 if is_send else int(waits[0, op])
         ready = max([now, *(float(done[index]) for index in needs if index != partner)])
         if partner >= 0:
             ready = max(ready, float(arrived[partner]))
-        if sent and ready > now:
+        if is_send and ready > now:
             heapq.heappush(line, (ready, thread))  # others may take the links before
-            done_needed = waits[:, op].copy()
-            done_needed[:] = NONE
-            waits[:, op] = done_needed
+            waits[:, op] = NONE  # all of them are done by then
             continue
-        if sent:
+        if is_send:
             path = wires.path[op]
             start = max([ready, *(free[link] for link in path)])
             slowest = max(wires.us_per_byte[link] for link in path) * chunk
@@ -158,10 +156,10 @@ def _far_wires(
     near_port = (source % top.domain != rail) & (top.planes > 1)
     step = (lambda gpu: gpu) if top.planes == 1 else (lambda gpu: gpu // top.domain)
     begin, end = step(source), step(target)
-    found = route(top, begin, end, 0)
+    routes = route(top, begin, end, 0)
     wait = delay_us(top, begin, end) + np.where(near_port, top.nvlink_us, 0.0)
     for row, op in enumerate(ops):
         first = 2 * top.gpus + (0 if top.planes == 1 else int(rail[row]) * per_plane)
-        path = tuple(first + int(link) for link in found[row] if link != NO_LINK)
+        path = tuple(first + int(link) for link in routes[row] if link != NO_LINK)
         port = (int(source[row]),) if near_port[row] else ()
         paths[op], delays[op] = port + path, float(wait[row])

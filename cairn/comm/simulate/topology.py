@@ -112,10 +112,18 @@ class Links(NamedTuple):
 
 
 def topology(
-    name: str, gpus: int, *, domain: int = 8, nvlink_gb_per_s: float = 360.0,
-    nic_gb_per_s: float = 50.0, radix: int = 64, oversubscription: float = 1.0,
-    balance: Balance = "ecmp", paths: int = 4, host_us: float = HOST_US,
-) -> Topology:  # fmt: skip
+    name: str,
+    gpus: int,
+    *,
+    domain: int = 8,
+    nvlink_gb_per_s: float = 360.0,
+    nic_gb_per_s: float = 50.0,
+    radix: int = 64,
+    oversubscription: float = 1.0,
+    balance: Balance = "ecmp",
+    paths: int = 4,
+    host_us: float = HOST_US,
+) -> Topology:
     """Checked: what cannot be built is refused with the numbers that say why."""
     if name not in TIERS:
         raise ConfigError(
@@ -149,13 +157,20 @@ def topology(
             hint="ports are even and four or more; 1 <= oversubscription <= ports / 2; "
             f"1 <= paths <= {MOST_PATHS}",
         )
-    made = Topology(
-        name=name, gpus=gpus, domain=domain, nvlink_gb_per_s=nvlink_gb_per_s,
-        nic_gb_per_s=nic_gb_per_s, radix=radix, oversubscription=oversubscription,
-        balance=balance, paths=paths, host_us=host_us,
-    )  # fmt: skip
-    _fits(made)
-    return made
+    built = Topology(
+        name=name,
+        gpus=gpus,
+        domain=domain,
+        nvlink_gb_per_s=nvlink_gb_per_s,
+        nic_gb_per_s=nic_gb_per_s,
+        radix=radix,
+        oversubscription=oversubscription,
+        balance=balance,
+        paths=paths,
+        host_us=host_us,
+    )
+    _fits(built)
+    return built
 
 
 def most_ends(tiers: int, radix: int) -> int:
@@ -191,12 +206,12 @@ def route(
     `dead` marks links that are down: a flow whose hash leads there is hashed again.
     """
     at, (ups, cores) = links(top), top.choices
-    found = np.full((len(source), 6), NO_LINK, dtype=np.int64)
-    found[:, 0], found[:, 5] = at.nic_up + source, at.nic_down + target
+    route_links = np.full((len(source), 6), NO_LINK, dtype=np.int64)
+    route_links[:, 0], route_links[:, 5] = at.nic_up + source, at.nic_down + target
     leaf, other = source // top.below, target // top.below
     away = leaf != other
     if not away.any():
-        return found
+        return route_links
     pod, far = leaf // top.leaves_per_pod, other // top.leaves_per_pod
     beyond = pod != far
     lost = np.zeros(len(source), dtype=bool)
@@ -205,16 +220,16 @@ def route(
         up = (number % np.uint64(ups)).astype(np.int64)
         core = ((number >> np.uint64(32)) % np.uint64(cores)).astype(np.int64)
         again = lost if attempt else away
-        found[again, 1] = at.leaf_up + leaf[again] * ups + up[again]
-        found[again, 4] = at.leaf_down + other[again] * ups + up[again]
+        route_links[again, 1] = at.leaf_up + leaf[again] * ups + up[again]
+        route_links[again, 4] = at.leaf_down + other[again] * ups + up[again]
         high = again & beyond
-        found[high, 2] = at.spine_up + (pod[high] * ups + up[high]) * cores + core[high]
-        found[high, 3] = at.spine_down + (far[high] * ups + up[high]) * cores + core[high]
+        route_links[high, 2] = at.spine_up + (pod[high] * ups + up[high]) * cores + core[high]
+        route_links[high, 3] = at.spine_down + (far[high] * ups + up[high]) * cores + core[high]
         if dead is None:
-            return found
-        lost = (dead[found] & (found != NO_LINK)).any(axis=1) & away
+            return route_links
+        lost = (dead[route_links] & (route_links != NO_LINK)).any(axis=1) & away
         if not lost.any():
-            return found
+            return route_links
     first = int(np.flatnonzero(lost)[0])
     raise ConfigError(
         f"no path is left from NIC {int(source[first])} to NIC {int(target[first])}",

@@ -139,12 +139,12 @@ class Endpoint:
                 self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
             self._listener.close()
         with self._lock:
-            known = list(self.peers.values())
+            peers = list(self.peers.values())
         deadline = time.monotonic() + DRAIN_S
-        for peer in known:
+        for peer in peers:
             peer.reason = "we closed"
             peer.wire.finish()
-        for peer in known:
+        for peer in peers:
             peer.wire.drain(deadline)
             peer.wire.close()
         for thread in list(self._threads):
@@ -173,15 +173,15 @@ class Endpoint:
             there.wire.send(Frame(NOTE, 0, payload))
 
     def events(self, timeout_s: float = 0.0) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         try:
-            found.append(
+            events.append(
                 self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
             )
             while True:
-                found.append(self._events.get_nowait())
+                events.append(self._events.get_nowait())
         except queue.Empty:
-            return found
+            return events
 
     # -- for movers ---------------------------------------------------------------------------
 
@@ -212,8 +212,8 @@ class Endpoint:
             theirs if theirs not in there.regions else ours if ours not in self.regions else None
         )
         if unknown is not None:
-            known = sorted(there.regions if unknown == theirs else self.regions)
-            raise TransferError(f"no region {unknown!r}; there are {', '.join(known) or 'none'}")
+            names = sorted(there.regions if unknown == theirs else self.regions)
+            raise TransferError(f"no region {unknown!r}; there are {', '.join(names) or 'none'}")
         self._reach(theirs, there.regions[theirs], starts, runs)
         return there, self.regions[ours]
 
@@ -249,8 +249,8 @@ class Endpoint:
         connection.settimeout(None)
         with self._lock:
             closed = self._closed.is_set()  # while it introduced itself: it would never be closed
-            kept = None if closed else self.peers.setdefault(hello.name, peer)
-        if kept is not peer:  # or both ends have called each other at the same time
+            registered = None if closed else self.peers.setdefault(hello.name, peer)
+        if registered is not peer:  # or both ends have called each other at the same time
             connection.close()
             self.mover.forget(peer)  # its pages were mapped when it was admitted
             why = (

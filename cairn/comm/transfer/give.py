@@ -1,9 +1,9 @@
-"""The side that has computed a sequence: lets others read its pages, and says when they are free again.
+"""The sending side of a KV transfer: lets other ranks read the pages of a sequence, and says when they are free again.
 
     grant -> (announce, ready, ready, ..) -> Freed(request, pages, why)
 
 `step` handles whatever has arrived and returns at once; call it in the loop of an engine, or from a thread. Each rank
-of an engine has a Give of its own. Pages come back exactly once, whatever happens to those who read them.
+of an engine has a Give of its own. Pages come back exactly once, whatever happens to their readers.
 """
 
 from collections.abc import Sequence

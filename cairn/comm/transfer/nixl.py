@@ -200,11 +200,11 @@ class NixlMover:
             self._settle(one, "the peer is lost")
 
     def _remove(self, peer: Peer) -> None:
-        known = self._agents.pop(peer, None)
-        again = known is not None and any(known[0] == name for name, _ in self._agents.values())
-        if known is not None and not again:  # it may have come back already
+        agent = self._agents.pop(peer, None)
+        again = agent is not None and any(agent[0] == name for name, _ in self._agents.values())
+        if agent is not None and not again:  # it may have come back already
             with contextlib.suppress(Exception):
-                self._agent.remove_remote_agent(known[0])
+                self._agent.remove_remote_agent(agent[0])
 
     def _ask(self, task: Callable[[], None]) -> None:
         """Have the agent's thread do it, and wait."""

@@ -1,6 +1,6 @@
 """Who sends which bytes to whom, for any layout on either side.
 
-    wanted (target shards)  x  held (source shards)  ->  legs: source rank -> target rank, runs of bytes
+    targets (shards)  x  sources (shards)  ->  legs: source rank -> target rank, runs of bytes
 
 Every element that is wanted comes exactly once, from one of the ranks that hold it. Where several hold the same
 (replicas: a latent cache, a head shared by ranks, data parallel weights), the work is shared out: whole pieces if that
@@ -50,14 +50,14 @@ class Plan(NamedTuple):
         return dict(total)
 
 
-def make_plan(held: Sequence[Shard], wanted: Sequence[Shard], same_ranks: bool = False) -> Plan:
+def make_plan(sources: Sequence[Shard], targets: Sequence[Shard], same_ranks: bool = False) -> Plan:
     """`same_ranks`: both sides are the same processes, so what a rank holds itself it takes from itself."""
     by_tensor: dict[str, list[Shard]] = defaultdict(list)
-    for shard in held:
+    for shard in sources:
         by_tensor[shard.tensor].append(shard)
     pieces = [
         piece
-        for target in wanted
+        for target in targets
         for piece in _pieces(by_tensor[target.tensor], target, same_ranks)
     ]
     parts: dict[tuple[int, str, int, str, float], list[Runs]] = defaultdict(list)
@@ -72,9 +72,9 @@ def make_plan(held: Sequence[Shard], wanted: Sequence[Shard], same_ranks: bool =
     return Plan(tuple(legs))
 
 
-def _pieces(held: list[Shard], target: Shard, same_ranks: bool) -> Iterable[Piece]:
+def _pieces(sources: list[Shard], target: Shard, same_ranks: bool) -> Iterable[Piece]:
     """The target cut where the set of its holders changes."""
-    near = [(shard, both) for shard in held if (both := overlap(shard.box, target.box))]
+    near = [(shard, both) for shard in sources if (both := overlap(shard.box, target.box))]
     edges = [
         sorted({*target.box[axis], *(edge for _, both in near for edge in both[axis])})
         for axis in range(len(target.box))

@@ -1,10 +1,10 @@
-"""The side that goes on with a sequence: reads its pages from the ranks that have them, in time or not at all.
+"""The receiving side of a KV transfer: reads the pages of a sequence from the ranks that computed them.
 
     take(offer) -> claimed at every rank -> reads, layers or chunks as they are ready -> Taken | NotTaken(reason)
 
-Each source's bytes count only if our lease on its pages was good when they had arrived. Either outcome is told when
-nothing of the request is under way any more, so the pages that it was read into are ours to use, or to give to
-another request. `step` returns at once. After NotTaken the engine computes the sequence itself.
+Bytes of a source count only if our lease on its pages was still valid when they had arrived. An outcome is reported
+only when no read of the request is in flight, so its target pages are free to use or to give to another request.
+`step` returns at once. After NotTaken the engine computes the sequence itself.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ class Take:
         self._holders: dict[str, Holder] = {}  # peer -> our leases there
         self._done: dict[str, set[str]] = {}  # peer -> requests to release
         self._next_beat: dict[str, float] = {}
-        self._heard: dict[str, float] = {}  # peer -> when it last said something
-        self._sides: dict[str, Side] = {}  # peer -> who it says it is
+        self._last_note: dict[str, float] = {}  # peer -> when its last note came
+        self._sides: dict[str, Side] = {}  # peer -> the identity in its greeting
         self._begun: list[Begun] = []
 
     def listen(self) -> str:
@@ -68,8 +68,8 @@ class Take:
 
     def begun(self) -> list[Begun]:
         """Offers of what is still being computed, since the last call."""
-        found, self._begun = self._begun, []
-        return found
+        offers, self._begun = self._begun, []
+        return offers
 
     def decline(self, offer: Offer, now: float) -> None:
         """It will not be taken: its pages need not wait for us."""
@@ -92,7 +92,7 @@ class Take:
             self._beat(peer, now)
         return outcomes
 
-    # -- what comes in ------------------------------------------------------------------------
+    # -- incoming events ----------------------------------------------------------------------
 
     def _handle(self, event: Event, now: float) -> None:
         if isinstance(event, Joined):
@@ -102,31 +102,31 @@ class Take:
                 self._fail(event.peer, refusal.message)
                 self.transport.drop(event.peer)
         elif isinstance(event, Note) and event.peer in self._holders:
-            self._hear(event, now)
+            self._handle_note(event, now)
         elif isinstance(event, Lost):
             self._forget(event)
         elif isinstance(event, Done | Failed):
             self._end(event, now)
 
-    def _hear(self, note: Note, now: float) -> None:
-        self._heard[note.peer] = now
+    def _handle_note(self, note: Note, now: float) -> None:
+        self._last_note[note.peer] = now
         try:
-            said = decode(note.payload)
+            message = decode(note.payload)
         except TransferError as error:
             self._fail(note.peer, error.message)
             self.transport.drop(note.peer)
             return
-        if isinstance(said, Answer):
-            wanted = [request for request in said.granted if request in self.orders]
-            self._holders[note.peer].answered(said.number, wanted)
-            self._done[note.peer] -= set(said.closed)
-            for request in said.gone:
+        if isinstance(message, Answer):
+            granted = [request for request in message.granted if request in self.orders]
+            self._holders[note.peer].answered(message.number, granted)
+            self._done[note.peer] -= set(message.closed)
+            for request in message.gone:
                 if request in self.orders:
                     self.orders[request].fail(f"{note.peer} has given its pages away")
-        if isinstance(said, Begun):
-            self._begun.append(said)
-        received = {said.request: said.count} if isinstance(said, Ready) else {}
-        received = said.granted if isinstance(said, Answer) else received
+        if isinstance(message, Begun):
+            self._begun.append(message)
+        received = {message.request: message.count} if isinstance(message, Ready) else {}
+        received = message.granted if isinstance(message, Answer) else received
         for request, count in received.items():
             if request in self.orders:
                 self.orders[request].now_ready(note.peer, count)
@@ -143,7 +143,7 @@ class Take:
     def _forget(self, lost: Lost) -> None:
         self._fail(lost.peer, f"{lost.peer} is lost: {lost.reason}")
         self._met = {address: peer for address, peer in self._met.items() if peer != lost.peer}
-        for book in (self._holders, self._done, self._next_beat, self._sides, self._heard):
+        for book in (self._holders, self._done, self._next_beat, self._sides, self._last_note):
             book.pop(lost.peer, None)
 
     def _fail(self, peer: str, reason: str) -> None:
@@ -151,7 +151,7 @@ class Take:
             if peer in order.peers:
                 order.fail(reason)
 
-    # -- what goes out ------------------------------------------------------------------------
+    # -- reads and heartbeats -----------------------------------------------------------------
 
     def _chunks(self, offer: Offer) -> list[tuple[int, int]]:
         """Layers that travel together; none where the tokens of a chunk are planned when they are ready."""
@@ -183,7 +183,7 @@ class Take:
         for peer, leg in order.postable():
             if not self._may_read(peer, request, now):
                 continue
-            if self._stranger(order, peer):
+            if self._is_other_engine(order, peer):
                 order.fail(f"{peer} is not the engine that made the offer: it was restarted")
                 return
             try:
@@ -197,12 +197,12 @@ class Take:
         holder = self._holders.get(peer)
         return holder is not None and holder.may_read(request, now)
 
-    def _stranger(self, order: Order, peer: str) -> bool:
+    def _is_other_engine(self, order: Order, peer: str) -> bool:
         side, rank = self._sides.get(peer), order.peers.index(peer)
         return side is None or (side.engine, side.rank) != (order.offer.engine, rank)
 
     def _outcomes(self, now: float) -> list[Taken | NotTaken]:
-        found: list[Taken | NotTaken] = []
+        outcomes: list[Taken | NotTaken] = []
         for request, order in list(self.orders.items()):
             self._check_patience(order, now)
             if order.failed is not None and order.under_way:
@@ -219,14 +219,14 @@ class Take:
                 self._next_beat[peer] = now
             del self.orders[request]
             reason = order.failed
-            found.append(Taken(request) if reason is None else NotTaken(request, reason))
-        return found
+            outcomes.append(Taken(request) if reason is None else NotTaken(request, reason))
+        return outcomes
 
     def _check_patience(self, order: Order, now: float) -> None:
         if order.oldest is not None and now - order.oldest > self.terms.read_s:
             order.fail(f"no end of a read for {self.terms.read_s:g} s")
         for peer in order.peers:
-            silent_s = now - max(order.since, self._heard.get(peer, 0.0))
+            silent_s = now - max(order.since, self._last_note.get(peer, 0.0))
             if silent_s > self.terms.lease_s:
                 order.fail(f"{peer} has not answered for {silent_s:.1f} s")
 

@@ -101,9 +101,9 @@ class TcpMover:
         pass
 
     def _answer(self, peer: Peer, frame: Frame) -> None:
-        asked = self._asked(peer, frame)
-        if asked is not None:
-            peer.wire.send(Frame(DATA, frame.ticket, b""), asked)
+        source = self._asked(peer, frame)
+        if source is not None:
+            peer.wire.send(Frame(DATA, frame.ticket, b""), source)
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         with self._lock:
@@ -114,13 +114,13 @@ class TcpMover:
         self._end.settle(peer, frame.ticket)
 
     def _store(self, peer: Peer, frame: Frame) -> None:
-        asked = self._asked(peer, frame)
-        if asked is None:
+        target = self._asked(peer, frame)
+        if target is None:
             peer.wire.skip(frame.payload)
             return
-        if asked.nbytes != frame.payload:
-            raise Gone(f"it announces {asked.nbytes:,} bytes and sends {frame.payload:,}")
-        peer.wire.receive_into(asked)
+        if target.nbytes != frame.payload:
+            raise Gone(f"it announces {target.nbytes:,} bytes and sends {frame.payload:,}")
+        peer.wire.receive_into(target)
         peer.wire.send(Frame(WROTE, frame.ticket, b""))
 
     def _asked(self, peer: Peer, frame: Frame) -> Scattered | None:

@@ -1,6 +1,6 @@
-"""A checkpoint read by another layout: each rank takes from the files the bytes that are its own, and no others.
+"""Reads a checkpoint into another layout: each rank reads from the files only the bytes of its own shards.
 
-    held = stored_in([path, ...])                       every tensor of every safetensors file, at its byte
+    shards = stored_in([path, ...])                     every tensor of every safetensors file, at its byte
     memory = read_from(paths, pack(rank, cuts))         the ranges of a plan, by `preadv`
 
 The files are ranks that hold everything (see `weights`), so the planner that moves weights between machines says what
@@ -33,26 +33,26 @@ def stored_in(paths: Sequence[Path]) -> list[Shard]:
     return [shard for rank, path in enumerate(paths) for shard in _stored(path, rank)]
 
 
-def read_from(paths: Sequence[Path], wanted: Packed) -> Bytes:
+def read_from(paths: Sequence[Path], target: Packed) -> Bytes:
     """The memory of one rank, as `wanted` lays it out."""
-    held = stored_in(paths)
-    sizes = {shard.tensor: shard.itemsize for shard in held}
-    for shard in wanted.shards:
+    sources = stored_in(paths)
+    sizes = {shard.tensor: shard.itemsize for shard in sources}
+    for shard in target.shards:
         if sizes.get(shard.tensor, shard.itemsize) != shard.itemsize:
             raise TransferError(
                 f"{shard.tensor} has {sizes[shard.tensor]} bytes for each element in the files, "
                 f"{shard.itemsize} are wanted",
                 hint="load it in the type it was saved in, and convert then",
             )
-    memory = np.zeros(wanted.nbytes, np.uint8)
-    for leg in make_plan(held, wanted.shards).legs:
+    memory = np.zeros(target.nbytes, np.uint8)
+    for leg in make_plan(sources, target.shards).legs:
         _read(paths[leg.source_rank], leg, memory)
     return memory
 
 
 def _stored(path: Path, rank: int) -> list[Shard]:
     header, begin, end = _header(path)
-    found = []
+    shards = []
     for name, about in header.items():
         if name == "__metadata__":
             continue
@@ -68,8 +68,8 @@ def _stored(path: Path, rank: int) -> list[Shard]:
                 hint="the file is cut off, or of a format with several elements in a byte",
             )
         if elements:
-            found.append(stored(name, shape, size, rank, str(path), begin + first))
-    return found
+            shards.append(stored(name, shape, size, rank, str(path), begin + first))
+    return shards
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
@@ -106,8 +106,8 @@ def _read(path: Path, leg: Leg, memory: Bytes) -> None:
             ):
                 last += 1
             parts = [memory[target[i] : target[i] + sizes[i]] for i in range(at, last)]
-            wanted = sum(sizes[at:last])
-            if _whole(fd, parts, source[at]) != wanted:
+            expected_bytes = sum(sizes[at:last])
+            if _whole(fd, parts, source[at]) != expected_bytes:
                 raise TransferError(f"{path} ended while it was read", hint="is it being written?")
             at = last
     finally:
@@ -115,17 +115,17 @@ def _read(path: Path, leg: Leg, memory: Bytes) -> None:
 
 
 def _whole(fd: int, parts: list[Bytes], offset: int) -> int:
-    """Bytes that came; the kernel may give fewer than asked, and is asked again."""
-    done = os.preadv(fd, parts, offset)  # pyrefly: ignore
+    """Bytes that were read; the kernel may return fewer than requested, so the read is repeated."""
+    read_bytes = os.preadv(fd, parts, offset)  # pyrefly: ignore
     total = sum(part.nbytes for part in parts)
-    while 0 < done < total:
-        left, rest = done, []
+    while 0 < read_bytes < total:
+        skip, rest = read_bytes, []
         for part in parts:
-            if left < part.nbytes:
-                rest.append(part[left:])
-            left = max(left - part.nbytes, 0)
-        came = os.preadv(fd, rest, offset + done)  # pyrefly: ignore
-        if came == 0:
+            if skip < part.nbytes:
+                rest.append(part[skip:])
+            skip = max(skip - part.nbytes, 0)
+        more = os.preadv(fd, rest, offset + read_bytes)  # pyrefly: ignore
+        if more == 0:
             break
-        done += came
-    return done
+        read_bytes += more
+    return read_bytes

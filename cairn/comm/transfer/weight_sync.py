@@ -1,4 +1,4 @@
-"""Fresh weights from the ranks of a trainer to the ranks of a server, however either cuts them.
+"""Sends weights from the ranks of a trainer to the ranks of a server, which may shard them differently.
 
     trainer, rank r                                server, rank s
     source = WeightSource(end, held[r])            sink = WeightSink(end, wanted[s], held, addresses)
@@ -6,11 +6,11 @@
     source.publish(7)           -- note: 7 -->     sink.pull(7)    reads what its plan says, from all ranks
     source.until_taken(7, 2)    <-- note: 7 --     sink.memory: these are the weights of step 7
 
-Who reads what is `make_plan`'s: every byte once, in the longest runs, ranks that hold the same share the work. The
-trainer may change its memory when `until_taken` has returned, so half of a step is never read. A side that is cut
-otherwise than the other believes is refused before a byte moves; one that dies or stays away is named. Each end has a
-thread or a process of its own, since it answers only while it waits. The bytes go where the transport goes: shared
-memory, TCP, or NIXL.
+`make_plan` decides which rank reads which bytes: every byte once, in the longest runs, and ranks that hold the same
+shard share the work. The trainer may change its memory when `until_taken` has returned, so no reader ever sees half
+of a step. A side whose layout is not the expected one is refused before a byte is read; errors name a side that dies
+or never connects. Each end needs a thread or a process of its own, because it handles events only while it waits.
+The transport is shared memory, TCP, or NIXL.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ from cairn.comm.transfer.plan import Leg, make_plan
 from cairn.comm.transfer.transport import Done, Event, Failed, Joined, Lost, Note, Transport
 from cairn.comm.transfer.weights import REGION, Packed
 
-LOOK_S = 0.2  # between two looks at the clock
+POLL_S = 0.2  # how long one wait for events lasts
 
 
-class Word(msgspec.Struct, frozen=True):
-    """What is said in notes: a source has published a version, or a sink has taken it."""
+class Version(msgspec.Struct, frozen=True):
+    """The payload of a note: a source has published this version, or a sink has read it."""
 
     version: int
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """What a source says of itself when it is greeted."""
+    """How a source describes its layout in the greeting of a connection."""
 
     fingerprint: str
     words: str
@@ -66,52 +66,52 @@ class WeightSource:
     def publish(self, version: int) -> None:
         """From now on readers may read; the memory must not change until they have."""
         self.version = version
-        self._look(0.0)
+        self._poll(0.0)
         for peer in self._readers:
-            self._tell(peer)
+            self._announce(peer)
 
     def attend(self) -> None:
-        """Tells readers that have come since what is published; for one who learns otherwise that they have it."""
-        self._look(0.0)
+        """Announces the version to readers that have connected since `publish`; for callers that do not wait here."""
+        self._poll(0.0)
 
     def until_taken(self, version: int, readers: int, timeout_s: float) -> None:
         """Blocks until so many sinks have all of it; raises when one of them is gone, or too slow."""
         deadline = time.monotonic() + timeout_s
         while True:
-            have = sorted(peer for peer, taken in self._taken.items() if taken == version)
-            if len(have) >= readers:
+            finished = sorted(peer for peer, taken in self._taken.items() if taken == version)
+            if len(finished) >= readers:
                 return
-            gone = {peer: why for peer, why in self._lost.items() if peer not in have}
-            if gone:
-                peer, why = next(iter(gone.items()))
+            lost = {peer: why for peer, why in self._lost.items() if peer not in finished}
+            if lost:
+                peer, why = next(iter(lost.items()))
                 raise PeerLost(f"weights {version}: reader {peer} is gone: {why}")
             if time.monotonic() > deadline:
-                late = sorted(self._readers - set(have)) or ["no other has connected"]
+                late = sorted(self._readers - set(finished)) or ["no other has connected"]
                 raise TransferError(
-                    f"weights {version}: {len(have)} of {readers} readers have them after {timeout_s:g} s",
+                    f"weights {version}: {len(finished)} of {readers} readers have them after {timeout_s:g} s",
                     hint=f"waiting for {', '.join(late)}",
                 )
-            self._look(LOOK_S)
+            self._poll(POLL_S)
 
     def close(self) -> None:
         self.end.close()
 
-    def _look(self, seconds: float) -> None:
+    def _poll(self, seconds: float) -> None:
         for event in self.end.events(seconds):
             match event:
                 case Joined(peer=peer):
                     self._readers.add(peer)
                     self._lost.pop(peer, None)
-                    self._tell(peer)
+                    self._announce(peer)
                 case Note(peer=peer, payload=payload):
-                    self._taken[peer] = msgspec.msgpack.decode(payload, type=Word).version
+                    self._taken[peer] = msgspec.msgpack.decode(payload, type=Version).version
                 case Lost(peer=peer, reason=reason):
                     self._readers.discard(peer)
                     self._lost[peer] = reason
 
-    def _tell(self, peer: str) -> None:
+    def _announce(self, peer: str) -> None:
         if self.version is not None:
-            self.end.notify(peer, msgspec.msgpack.encode(Word(self.version)))
+            self.end.notify(peer, msgspec.msgpack.encode(Version(self.version)))
 
 
 class WeightSink:
@@ -168,7 +168,7 @@ class WeightSink:
             lambda: not self._tickets, timeout_s, f"read weights {version} from", lambda: self._legs
         )
         for peer in self._names:
-            self.end.notify(peer, msgspec.msgpack.encode(Word(version)))
+            self.end.notify(peer, msgspec.msgpack.encode(Version(version)))
 
     def close(self) -> None:
         self.end.close()
@@ -201,15 +201,15 @@ class WeightSink:
             if time.monotonic() > deadline:
                 names = ", ".join(f"source {self._names[peer]} ({peer})" for peer in waiting())
                 raise TransferError(f"did not {what} {names} within {timeout_s:g} s")
-            for event in self.end.events(LOOK_S):
-                self._heard(event)
+            for event in self.end.events(POLL_S):
+                self._handle(event)
 
-    def _heard(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case Joined(peer=peer, greeting=greeting):
                 self._greeted[peer] = greeting
             case Note(peer=peer, payload=payload):
-                self._published[peer] = msgspec.msgpack.decode(payload, type=Word).version
+                self._published[peer] = msgspec.msgpack.decode(payload, type=Version).version
             case Done(ticket=ticket):
                 self._tickets.discard(ticket)
             case Failed(peer=peer, reason=reason):

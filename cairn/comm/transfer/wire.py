@@ -210,10 +210,10 @@ def packed_starts(sizes: Offsets) -> Offsets:
     return np.cumsum(sizes) - sizes
 
 
-def behind(pieces: list[memoryview], done: int) -> list[memoryview]:
+def behind(pieces: list[memoryview], skip: int) -> list[memoryview]:
     """What is left after `done` bytes."""
     for place, piece in enumerate(pieces):
-        if done < len(piece):
-            return [piece[done:], *pieces[place + 1 :]]
-        done -= len(piece)
+        if skip < len(piece):
+            return [piece[skip:], *pieces[place + 1 :]]
+        skip -= len(piece)
     return []

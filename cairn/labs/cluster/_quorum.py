@@ -15,9 +15,9 @@ from typing import NamedTuple
 TIMEOUT_MS = 150.0
 
 
-def stale_chance(nodes: int, written: int, asked: int) -> float:
-    """That a read of `asked` nodes misses all that the last write has reached."""
-    return math.comb(nodes - written, asked) / math.comb(nodes, asked)
+def stale_chance(nodes: int, written: int, read: int) -> float:
+    """That a read of `read` nodes misses all that the last write has reached."""
+    return math.comb(nodes - written, read) / math.comb(nodes, read)
 
 
 def stale_share(nodes: int, written: int, asked: int, times: int, draw: random.Random) -> float:
@@ -32,7 +32,7 @@ def stale_share(nodes: int, written: int, asked: int, times: int, draw: random.R
 
 
 class Elected(NamedTuple):
-    elected_ms: float | None  # None: nobody, within the limit
+    elected_ms: float | None  # None: no leader within the limit
     terms: int
     leaders_of_one_term: int  # most that any term had
 
@@ -84,7 +84,7 @@ class Election:
         heapq.heappush(self.events, (now + after, self.count, "timeout", (node, self.woken[node])))
 
     def _timeout(self, now: float, node: int, alarm: int) -> None:
-        """Nobody leads: stand for a new term, and vote for oneself."""
+        """There is no leader: become a candidate of a new term, and vote for oneself."""
         if alarm != self.woken[node]:
             return
         self.term[node] += 1

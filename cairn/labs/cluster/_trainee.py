@@ -1,6 +1,6 @@
 """A very small training run that can be killed: its state on disk through the trainer's own saver, nothing else.
 
-    step n: batch n (drawn from n alone) -> gradient -> momentum -> weights          the same whoever computes it
+    step n: batch n (drawn from n alone) -> gradient -> momentum -> weights          the same on any rank
     every k steps: Saver.save, and the step in a file that the parent watches
 
 Deterministic to the bit, so that a run that died and came back can be compared with one that did not.
@@ -52,12 +52,14 @@ def resume(root: Path, warnings: list[str]) -> Run:
     from cairn.train.checkpoint.piece import whole
 
     run = Run()
-    found = newest(root, warnings)
-    if found is not None:
+    checkpoint = newest(root, warnings)
+    if checkpoint is not None:
         load_pieces(
-            found, {"weight": whole(run.weight), "momentum": whole(run.momentum)}, together=False
+            checkpoint,
+            {"weight": whole(run.weight), "momentum": whole(run.momentum)},
+            together=False,
         )
-        run.step = int(found.name.rpartition("-")[2])
+        run.step = int(checkpoint.name.rpartition("-")[2])
     return run
 
 

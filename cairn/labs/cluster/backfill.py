@@ -35,11 +35,11 @@ def run(bench: Workbench) -> Outcome:
         starts[name] = [stories[number].first_start or 0.0 for number in range(4)]
     jobs = synthetic(bench.setting("jobs", bench.pick(1500, 800)), seed=3).jobs
     cluster, _ = made_to_measure(jobs, gpus=8, rack=4, load=1.2)
-    rows, lines, found = [], {}, {}
+    rows, lines, summaries = [], {}, {}
     for name in ("fifo", "sjf", "easy"):
         bench.step(f"{len(jobs)} jobs, {name}")
         history = replay(cluster, jobs, POLICIES[name])
-        found[name] = one = summarise(history)
+        summaries[name] = one = summarise(history)
         rows.append(
             [
                 name,
@@ -54,7 +54,7 @@ def run(bench: Workbench) -> Outcome:
             (sample.at / 3600, float(sample.waiting)) for sample in history.samples[::step]
         ]
     return Outcome(
-        checks=_checks(starts, found),
+        checks=_checks(starts, summaries),
         plots=[
             Plot(
                 title=Words("Jobs in line", "排队作业数"),
@@ -67,7 +67,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(starts: dict[str, list[float]], found: dict[str, "Summary"]) -> list[Check]:
+def _checks(starts: dict[str, list[float]], summaries: dict[str, "Summary"]) -> list[Check]:
     return [
         Check(
             what=Words("start of C with FIFO", "FIFO 下 C 的启动时刻"),
@@ -95,7 +95,7 @@ def _checks(starts: dict[str, list[float]], found: dict[str, "Summary"]) -> list
                 "抽样 trace 的平均等待：FIFO / backfill",
             ),
             predicted=1.5,
-            measured=found["fifo"].wait_mean / max(found["easy"].wait_mean, 1e-9),
+            measured=summaries["fifo"].wait_mean / max(summaries["easy"].wait_mean, 1e-9),
             unit="x",
             kind="at_least",
         ),
@@ -109,7 +109,7 @@ def _table(rows: Rows) -> Table:
             Words("mean wait, h", "平均等待（小时）"),
             Words("p99 wait, h", "p99 等待（小时）"),
             Words("utilisation", "利用率"),
-            Words("GPU hours idle while somebody waited", "有人等待时的空闲 GPU 小时"),
+            Words("GPU hours idle while a job waited", "有人等待时的空闲 GPU 小时"),
         ],
         rows=rows,
     )

@@ -23,10 +23,13 @@ def run(bench: Workbench) -> Outcome:
     rows, lines = [], {"formula": [], "drawn": []}
     for readers in range(1, NODES + 1):
         bench.step(f"writes to 3 of {NODES}, reads from {readers}")
-        exact, seen = stale_chance(NODES, 3, readers), stale_share(NODES, 3, readers, times, draw)
+        exact, measured = (
+            stale_chance(NODES, 3, readers),
+            stale_share(NODES, 3, readers, times, draw),
+        )
         lines["formula"].append((float(readers), exact))
-        lines["drawn"].append((float(readers), seen))
-        rows.append([f"W 3, R {readers}", exact, seen, "yes" if readers + 3 > NODES else "no"])
+        lines["drawn"].append((float(readers), measured))
+        rows.append([f"W 3, R {readers}", exact, measured, "yes" if readers + 3 > NODES else "no"])
     elections = bench.pick(2000, 400)
     doubled = leaderless = 0
     terms: dict[str, list[int]] = {"narrow": [], "wide": []}

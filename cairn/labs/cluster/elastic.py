@@ -5,7 +5,7 @@
     2 workers   batch 12 = 6 + 6
 
 As long as the batch of a step stays the same, so does the gradient. For the cluster elasticity is worth something, too:
-jobs that can shrink let others start, and take what is free when nobody waits.
+jobs that can shrink let others start, and take what is free when no job waits.
 """
 
 from collections.abc import Callable
@@ -60,8 +60,10 @@ def run(bench: Workbench) -> Outcome:
     from cairn.train.recovery.templates import shrunk
 
     bench.step("the same batches with 4, 3 and 2 workers")
-    found = {name: train(plan) for name, plan in PLANS.items()}
-    apart = max(float((weight - found["4 workers"]).abs().max()) for weight in found.values())
+    weights_of = {name: train(plan) for name, plan in PLANS.items()}
+    apart = max(
+        float((weight - weights_of["4 workers"]).abs().max()) for weight in weights_of.values()
+    )
     smaller = shrunk(Layout(dp=4), 3, lambda one: BATCH % one.dp == 0)
     bench.step("one elastic job and a newcomer")
     starts = {name: newcomer_starts(name) for name in POLICIES}

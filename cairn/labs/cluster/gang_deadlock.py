@@ -45,12 +45,12 @@ def run(bench: Workbench) -> Outcome:
 
     times = bench.setting("draws", bench.pick(40_000, 5_000))
     draw = random.Random(1)
-    rows, exact, tried = [], [], []
+    rows, exact, sampled = [], [], []
     for need in range(4, 9):
         bench.step(f"two jobs of {need} GPUs")
         exact.append((float(need), deadlock_chance(need, need, GPUS)))
-        tried.append((float(need), drawn(need, need, times, draw)))
-        rows.append([need, exact[-1][1], tried[-1][1]])
+        sampled.append((float(need), drawn(need, need, times, draw)))
+        rows.append([need, exact[-1][1], sampled[-1][1]])
     bench.step("the same with whole gangs")
     count = bench.pick(400, 100)
     jobs = [
@@ -58,20 +58,20 @@ def run(bench: Workbench) -> Outcome:
         for i in range(count)
     ]
     history = replay(Cluster(nodes=1, gpus=GPUS), jobs, POLICIES["fifo"])
-    done = sum(story.state == "done" for story in history.stories.values())
+    completed = sum(story.state == "done" for story in history.stories.values())
     return Outcome(
         checks=[
             Check(
                 what=Words("chance of a deadlock, two jobs of 6", "两个 6 卡作业死锁的概率"),
                 predicted=deadlock_chance(6, 6, GPUS),
-                measured=dict(tried)[6.0],
+                measured=dict(sampled)[6.0],
                 unit="",
                 within=0.05,
             ),
             Check(
                 what=Words("chance with two jobs of 4: they fit", "两个 4 卡作业：放得下"),
                 predicted=0.0,
-                measured=dict(tried)[4.0],
+                measured=dict(sampled)[4.0],
                 unit="",
             ),
             Check(
@@ -79,11 +79,11 @@ def run(bench: Workbench) -> Outcome:
                     "gangs that ran to their end, all or nothing", "全有或全无时完成的作业数"
                 ),
                 predicted=count,
-                measured=done,
+                measured=completed,
                 unit="jobs",
             ),
         ],
-        plots=[_plot(exact, tried)],
+        plots=[_plot(exact, sampled)],
         table=_table(rows),
     )
 

@@ -34,16 +34,16 @@ def run(bench: Workbench) -> Outcome:
     bench.step("killed again and again")
     began = time.perf_counter()
     life = lived(bench.folder, drawn(bench.size("kills")))
-    wall, done = time.perf_counter() - began, max(1, sum(life.done))
+    wall, total = time.perf_counter() - began, max(1, sum(life.done))
     return Outcome(
         checks=[_steps(expected_steps(life.done), life.kept), *_published()],
         plots=[_plot(_lines())],
         table=_table(),
         notes=[
             Words(
-                f"{len(life.done)} kills in {wall:.1f} s: of {done} steps {life.kept} were kept, "
-                f"{life.kept / done:.0%}.",
-                f"{wall:.1f} 秒内杀 {len(life.done)} 次：{done} 步中保住 {life.kept} 步，占 {life.kept / done:.0%}。",
+                f"{len(life.done)} kills in {wall:.1f} s: of {total} steps {life.kept} were kept, "
+                f"{life.kept / total:.0%}.",
+                f"{wall:.1f} 秒内杀 {len(life.done)} 次：{total} 步中保住 {life.kept} 步，占 {life.kept / total:.0%}。",
             )
         ],
     )
@@ -59,12 +59,12 @@ def drawn(count: int) -> list[int]:
 
 def lived(root: Path, gaps: list[int]) -> Life:
     """One process after another in the same folder; each is killed when it has made its steps."""
-    done = []
+    kills = []
     for gap in gaps:
         began = resume(root, []).step
         process = start(root, ENDLESS, EVERY, PAUSE_S)
-        done.append(kill_at(root, process, began + gap) - began)
-    return Life(done, resume(root, []).step)
+        kills.append(kill_at(root, process, began + gap) - began)
+    return Life(kills, resume(root, []).step)
 
 
 def expected_steps(done: list[int]) -> float:

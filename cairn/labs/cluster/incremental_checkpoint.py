@@ -68,16 +68,16 @@ def run(bench: Workbench) -> Outcome:
         piece.tensor.add_(1.0)
     moved.append(sent(bench, saver, store, 5, pieces))
     bench.step("fetching step 3 back")
-    wanted = {
+    targets = {
         name: piece._replace(tensor=torch.empty_like(piece.tensor))
         for name, piece in pieces.items()
     }
     folder = store.fetch(3, bench.folder / "fetched")
-    load_pieces(folder, wanted, together=False)
+    load_pieces(folder, targets, together=False)
     # Two additions happened since step 3: one to the adapters at step 4, and one to everything at step 5.
     wrong = sum(
         not torch.allclose(
-            wanted[name].tensor + (2.0 if name.startswith("adapter") else 1.0),
+            targets[name].tensor + (2.0 if name.startswith("adapter") else 1.0),
             piece.tensor,
             atol=1e-4,
         )

@@ -45,9 +45,9 @@ class FileServer:
             while part := file.read(CHUNK):
                 with self._line:
                     self._free = max(self._free, time.monotonic()) + len(part) / self.bytes_per_s
-                    due, self.served = self._free, self.served + len(part)
-                if (left := due - time.monotonic()) > 0:
-                    time.sleep(left)
+                    ready_at, self.served = self._free, self.served + len(part)
+                if (wait_s := ready_at - time.monotonic()) > 0:
+                    time.sleep(wait_s)
                 parts.append(part)
         return b"".join(parts)
 
@@ -64,16 +64,16 @@ def all_read(server: FileServer, path: Path, ranks: int) -> float:
 
 
 def one_reads(server: FileServer, path: Path, ranks: int, link: float) -> float:
-    """One reads, then whoever has it hands it to one who has not, round after round; a hand-over takes bytes / link."""
+    """One reads, then each holder hands it to a rank without it, round after round; a hand-over takes bytes / link."""
     began = time.monotonic()
     data = server.read(path)
     have: list[bytes | None] = [data] + [None] * (ranks - 1)
-    known = 1
-    while known < ranks:
+    holders = 1
+    while holders < ranks:
         time.sleep(len(data) / link)  # all pairs of a round at the same time
-        for place in range(min(known, ranks - known)):
-            have[known + place] = have[place]
-        known = min(ranks, 2 * known)
+        for place in range(min(holders, ranks - holders)):
+            have[holders + place] = have[place]
+        holders = min(ranks, 2 * holders)
     assert all(part == data for part in have)
     return time.monotonic() - began
 
@@ -82,16 +82,16 @@ def run(bench: Workbench) -> Outcome:
     size = bench.size("mib") << 20
     path = bench.folder / "checkpoint"
     path.write_bytes(bytes(size))
-    found = []
+    restarts = []
     for ranks in (*bench.pick((1, 2, 4, 8), (1, 4)), bench.size("ranks")):
         bench.step(f"{ranks} ranks restart")
         server, again = FileServer(STORAGE), FileServer(STORAGE)
         storm_s, tree_s = all_read(server, path, ranks), one_reads(again, path, ranks, LINK)
-        found.append(Restart(ranks, server.served, storm_s, again.served, tree_s))
+        restarts.append(Restart(ranks, server.served, storm_s, again.served, tree_s))
     return Outcome(
-        checks=[*_bytes(found[-1], size), *_seconds(found[-1], size)],
-        plots=[_plot(found, size / STORAGE)],
-        table=_table(found),
+        checks=[*_bytes(restarts[-1], size), *_seconds(restarts[-1], size)],
+        plots=[_plot(restarts, size / STORAGE)],
+        table=_table(restarts),
         notes=[_note()],
     )
 
@@ -136,14 +136,14 @@ def _seconds(last: Restart, size: int) -> list[Check]:
     ]
 
 
-def _plot(found: list[Restart], once_s: float) -> Plot:
+def _plot(restarts: list[Restart], once_s: float) -> Plot:
     return Plot(
         title=Words("Time to restart by ranks", "重启时间随 rank 数的变化"),
         x=Words("ranks", "rank 数"),
         y=Words("seconds", "秒"),
         lines={
-            "everybody reads": [(float(one.ranks), one.storm_s) for one in found],
-            "one reads, tree": [(float(one.ranks), one.tree_s) for one in found],
+            "everybody reads": [(float(one.ranks), one.storm_s) for one in restarts],
+            "one reads, tree": [(float(one.ranks), one.tree_s) for one in restarts],
         },
         log_x=True,
         log_y=True,
@@ -151,7 +151,7 @@ def _plot(found: list[Restart], once_s: float) -> Plot:
     )
 
 
-def _table(found: list[Restart]) -> Table:
+def _table(restarts: list[Restart]) -> Table:
     return Table(
         columns=[
             Words("ranks", "rank 数"),
@@ -162,7 +162,7 @@ def _table(found: list[Restart]) -> Table:
         ],
         rows=[
             [one.ranks, one.storm_bytes / 1e6, one.storm_s, one.tree_bytes / 1e6, one.tree_s]
-            for one in found
+            for one in restarts
         ],
     )
 

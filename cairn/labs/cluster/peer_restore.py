@@ -35,8 +35,8 @@ def drawn_survival(keeper: list[int | None], lost: int, times: int, draw: random
     """Share of draws in which every node's state is still somewhere, with these keepers."""
     fine = 0
     for _ in range(times):
-        gone = set(draw.sample(range(len(keeper)), lost))
-        fine += all(keeper[node] not in gone for node in gone)
+        lost_nodes = set(draw.sample(range(len(keeper)), lost))
+        fine += all(keeper[node] not in lost_nodes for node in lost_nodes)
     return fine / times
 
 
@@ -73,21 +73,21 @@ def run(bench: Workbench) -> Outcome:
     keeper = keepers([node // 4 for node in range(NODES)])  # racks of four
     inside = sum(other is None or other // 4 == node // 4 for node, other in enumerate(keeper))
     draw, times = random.Random(0), bench.pick(20_000, 4_000)
-    formula, tried = [], []
+    formula, sampled = [], []
     for lost in range(1, 7):
         bench.step(f"{lost} of {NODES} nodes lost")
         formula.append((float(lost), survives(NODES, 2, lost)))
-        tried.append((float(lost), drawn_survival(keeper, lost, times, draw)))
+        sampled.append((float(lost), drawn_survival(keeper, lost, times, draw)))
     megabytes = bench.setting("megabytes", bench.pick(128, 32))
     memory, disk = restored(bench, megabytes)
     return Outcome(
-        checks=[*_placed(inside, dict(formula)[2.0], dict(tried)[2.0]), *_restored(memory, disk)],
+        checks=[*_placed(inside, dict(formula)[2.0], dict(sampled)[2.0]), *_restored(memory, disk)],
         plots=[
             Plot(
                 title=Words("Everything survives", "状态完整的概率"),
                 x=Words("nodes lost at once", "同时丢失的节点数"),
                 y=Words("chance", "概率"),
-                lines={"formula": formula, "drawn": tried},
+                lines={"formula": formula, "drawn": sampled},
             )
         ],
         table=_table(megabytes / 1024, {"memory": memory, "disk": disk}),
@@ -109,10 +109,12 @@ def restored(bench: Workbench, megabytes: int) -> tuple[Ways, Ways]:
     bench.step(f"{megabytes} MiB through memory")
     memory = mmap.mmap(-1, room_for(entries_of(pieces), {})[1])
     runs = [through_memory(pieces, memory) for _ in range(5)]
-    kept = Ways(min(one[0] for one in runs), min(one[1] for one in runs), unchanged(), len(before))
+    in_memory = Ways(
+        min(one[0] for one in runs), min(one[1] for one in runs), unchanged(), len(before)
+    )
     bench.step(f"{megabytes} MiB through the disk")
-    put, got = through_disk(pieces, bench.folder)
-    return kept, Ways(put, got, unchanged(), len(before))
+    put, loaded_s = through_disk(pieces, bench.folder)
+    return in_memory, Ways(put, loaded_s, unchanged(), len(before))
 
 
 def through_disk(pieces: "dict[str, Piece]", folder: Path) -> tuple[float, float]:
@@ -136,7 +138,7 @@ def _forget(pieces: "dict[str, Piece]") -> None:
         piece.tensor.zero_()
 
 
-def _placed(inside: int, formula: float, tried: float) -> list[Check]:
+def _placed(inside: int, formula: float, sampled: float) -> list[Check]:
     return [
         Check(
             what=Words("nodes whose copy lies in their own rack", "副本落在同机架的节点数"),
@@ -149,7 +151,7 @@ def _placed(inside: int, formula: float, tried: float) -> list[Check]:
                 "chance that all state survives two lost nodes", "丢两个节点后状态仍完整的概率"
             ),
             predicted=formula,
-            measured=tried,
+            measured=sampled,
             unit="",
             within=0.02,
         ),

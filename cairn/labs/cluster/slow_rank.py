@@ -24,14 +24,14 @@ def timed_steps(rank: int, count: int, steps: int, slow: float) -> list[tuple[fl
     import torch
     import torch.distributed as dist
 
-    gradient, found = torch.ones(1024), []
+    gradient, times = torch.ones(1024), []
     for _ in range(steps):
         began = time.perf_counter()
         time.sleep(WORK_S * (slow if rank == SLOW else 1.0))
         worked = time.perf_counter()
         dist.all_reduce(gradient)
-        found.append((worked - began, time.perf_counter() - began))
-    return found
+        times.append((worked - began, time.perf_counter() - began))
+    return times
 
 
 def detected(steps: list[list[tuple[float, float]]]) -> dict[int, int]:
@@ -39,17 +39,17 @@ def detected(steps: list[list[tuple[float, float]]]) -> dict[int, int]:
     from cairn.train.recovery.board import TRAINING
     from cairn.train.recovery.detect import Seen, Slowness
 
-    watch, found = Slowness(factor=2.0), {}
+    watch, detected_at = Slowness(factor=2.0), {}
     for number in range(len(steps[0])):
-        seen = [
+        samples = [
             Seen(
                 rank=rank, alive=True, phase=TRAINING, beat=1.0, step=number, busy_s=own[number][0]
             )
             for rank, own in enumerate(steps)
         ]
-        for rank in watch.look(seen):
-            found.setdefault(rank, number + 1)
-    return found
+        for rank in watch.look(samples):
+            detected_at.setdefault(rank, number + 1)
+    return detected_at
 
 
 def run(bench: Workbench) -> Outcome:
@@ -87,7 +87,7 @@ def run(bench: Workbench) -> Outcome:
 
 
 def _checks(
-    middle: dict[str, list[float]], found: dict[int, int], alarms: int, idle: float
+    middle: dict[str, list[float]], detected_at: dict[int, int], alarms: int, idle: float
 ) -> list[Check]:
     return [
         Check(
@@ -100,13 +100,13 @@ def _checks(
         Check(
             what=Words("rank that the detector names", "检测器指认的 rank"),
             predicted=SLOW,
-            measured=min(found, default=-1),
+            measured=min(detected_at, default=-1),
             unit="rank",
         ),
         Check(
             what=Words("steps until it is named, at most", "指认所需步数（最多）"),
             predicted=3,
-            measured=found.get(SLOW, math.inf),
+            measured=detected_at.get(SLOW, math.inf),
             unit="steps",
             kind="at_most",
             within=0.4,

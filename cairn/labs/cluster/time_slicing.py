@@ -46,7 +46,7 @@ def compete(cores: list[int], seconds: float) -> list[tuple[int, float, float]]:
         )
         for core in cores
     ]
-    found = []
+    shares = []
     for process in running:
         try:
             words = process.communicate(timeout=seconds + 20)[0].split()
@@ -54,8 +54,8 @@ def compete(cores: list[int], seconds: float) -> list[tuple[int, float, float]]:
             process.kill()
             process.communicate()
             raise
-        found.append((int(words[0]), float(words[1]), float(words[2])))
-    return found
+        shares.append((int(words[0]), float(words[1]), float(words[2])))
+    return shares
 
 
 def run(bench: Workbench) -> Outcome:
@@ -65,12 +65,12 @@ def run(bench: Workbench) -> Outcome:
     turns = compete([cores[0], cores[0]], seconds)
     bench.step("a core each")
     apart = compete(cores, seconds)
-    got = [share for _, _, share in turns]
+    cpu_s = [share for _, _, share in turns]
     rows = [
         [
             "one core, in turns",
             *(count for count, _, _ in turns),
-            sum(got) / seconds,
+            sum(cpu_s) / seconds,
             max(p for _, p, _ in turns) * 1e3,
         ],
         [
@@ -80,9 +80,9 @@ def run(bench: Workbench) -> Outcome:
             max(p for _, p, _ in apart) * 1e3,
         ],
     ]
-    together, alone = (sum(c for c, _, _ in found) for found in (turns, apart))
+    together, alone = (sum(c for c, _, _ in side) for side in (turns, apart))
     return Outcome(
-        checks=_checks(got, seconds, turns, alone, together),
+        checks=_checks(cpu_s, seconds, turns, alone, together),
         table=Table(
             columns=[
                 Words("way", "方式"),
@@ -105,7 +105,7 @@ def run(bench: Workbench) -> Outcome:
 
 
 def _checks(
-    got: list[float],
+    cpu_s: list[float],
     seconds: float,
     turns: list[tuple[int, float, float]],
     alone: float,
@@ -115,7 +115,7 @@ def _checks(
         Check(
             what=Words("share of the first of two in turns", "轮流时第一个的份额"),
             predicted=0.5,
-            measured=got[0] / sum(got),
+            measured=cpu_s[0] / sum(cpu_s),
             unit="share",
             within=0.2,
         ),
@@ -125,7 +125,7 @@ def _checks(
                 "同一核上两者 CPU 时间之和（最多）",
             ),
             predicted=1.0,
-            measured=sum(got) / seconds,
+            measured=sum(cpu_s) / seconds,
             unit="cores",
             kind="at_most",
             within=0.1,

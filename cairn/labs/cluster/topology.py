@@ -31,10 +31,10 @@ def run(bench: Workbench) -> Outcome:
     jobs = synthetic(bench.setting("jobs", bench.pick(1200, 400)), seed=8).jobs
     jobs = [msgspec.structs.replace(job, gpus=min(job.gpus, 32), least=0) for job in jobs]
     cluster, _ = made_to_measure(jobs, gpus=8, rack=4, load=0.7)
-    rows, found = [], {}
+    rows, summaries = [], {}
     for name in ("easy", "topology"):
         bench.step(f"{len(jobs)} jobs, {name}")
-        found[name] = one = summarise(
+        summaries[name] = one = summarise(
             replay(cluster, jobs, POLICIES[name], Settings(spread_slowdown=SLOWDOWN))
         )
         rows.append([name, one.spread_gangs, one.jct_mean / 3600, one.utilisation])
@@ -48,7 +48,7 @@ def run(bench: Workbench) -> Outcome:
         for name, one in (("near", h200), ("far", slow))
     }
     return Outcome(
-        checks=_checks(found, times),
+        checks=_checks(summaries, times),
         table=Table(
             columns=[
                 Words("policy", "策略"),
@@ -69,7 +69,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(found: dict[str, "Summary"], times: dict[str, float]) -> list[Check]:
+def _checks(summaries: dict[str, "Summary"], times: dict[str, float]) -> list[Check]:
     return [
         Check(
             what=Words(
@@ -77,7 +77,7 @@ def _checks(found: dict[str, "Summary"], times: dict[str, float]) -> list[Check]
                 "拓扑策略下跨多余机架的 gang 比例",
             ),
             predicted=0.05,
-            measured=found["topology"].spread_gangs,
+            measured=summaries["topology"].spread_gangs,
             unit="share",
             kind="at_most",
         ),
@@ -87,7 +87,7 @@ def _checks(found: dict[str, "Summary"], times: dict[str, float]) -> list[Check]
                 "无拓扑感知时跨多余机架的 gang 比例",
             ),
             predicted=0.25,
-            measured=found["easy"].spread_gangs,
+            measured=summaries["easy"].spread_gangs,
             unit="share",
             kind="at_least",
         ),

@@ -13,13 +13,13 @@ def times_us(call: Callable[[], object], repeats: int) -> list[float]:
 
     for _ in range(2):
         call()
-    found = []
+    times = []
     for _ in range(repeats):
         dist.barrier()
         began = time.perf_counter()
         call()
-        found.append((time.perf_counter() - began) * 1e6)
-    return found
+        times.append((time.perf_counter() - began) * 1e6)
+    return times
 
 
 def slowest_us(per_rank: list[list[float]]) -> list[float]:

@@ -56,8 +56,8 @@ def run(bench: Workbench) -> Outcome:
     sweep = next(one for one in ALL_REDUCE if one.name == name)
     bench.step(f"{name}: fit on half of the sizes")
     error, rows = held_out(sweep)
-    told = next(one for one in SWITCHES if one.sweep == name)
-    found = next(size for size, _, _, what in rows if what.startswith(told.after))
+    published = next(one for one in SWITCHES if one.sweep == name)
+    predicted_bytes = next(size for size, _, _, what in rows if what.startswith(published.after))
     sizes = bench.pick((4 << 10, 64 << 10, 1 << 20, 4 << 20), (4 << 10, 1 << 20))
     bench.step(f"this project's backend on {RANKS} ranks: each schedule forced")
     times = run_ranks(RANKS, forced, sizes, bench.pick(15, 6), backend="gloo")
@@ -76,7 +76,7 @@ def run(bench: Workbench) -> Outcome:
         chosen = next(one for one in order if one in TRIED)
         regrets.append(best[TRIED.index(chosen)][at] / min(best[w][at] for w in range(len(TRIED))))
     return Outcome(
-        checks=_checks(error, told, found, regrets),
+        checks=_checks(error, published, predicted_bytes, regrets),
         plots=[_plot(name, rows)],
         table=Table(
             columns=[
@@ -99,7 +99,9 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(error: float, told: Switch, found: int, regrets: list[float]) -> list[Check]:
+def _checks(
+    error: float, published: Switch, predicted_bytes: int, regrets: list[float]
+) -> list[Check]:
     return [
         Check(
             what=Words("median error of sizes not seen", "未见过尺寸的误差中位数"),
@@ -111,11 +113,11 @@ def _checks(error: float, told: Switch, found: int, regrets: list[float]) -> lis
         Check(
             # Sizes double from row to row: the next one is as near as can be asked for.
             what=Words(
-                f"where {told.before} becomes {told.after}: off the published {told.bytes >> 20} MiB by",
-                f"{told.before} 切换到 {told.after} 的尺寸：与公布的 {told.bytes >> 20} MiB 相差",
+                f"where {published.before} becomes {published.after}: off the published {published.bytes >> 20} MiB by",
+                f"{published.before} 切换到 {published.after} 的尺寸：与公布的 {published.bytes >> 20} MiB 相差",
             ),
             predicted=1,
-            measured=abs(math.log2(found / told.bytes)),
+            measured=abs(math.log2(predicted_bytes / published.bytes)),
             unit="doublings",
             kind="at_most",
         ),

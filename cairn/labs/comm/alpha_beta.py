@@ -32,11 +32,11 @@ def ping_pong(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> li
             dist.recv(message, 0)
             dist.send(message, 0)
 
-    found = []
+    times = []
     for size in sizes:
         message = torch.ones(size // 4)
-        found.append(min(times_us(lambda m=message: there_and_back(m), repeats)) / 2)
-    return found
+        times.append(min(times_us(lambda m=message: there_and_back(m), repeats)) / 2)
+    return times
 
 
 def link_of(small: tuple[int, float], large: tuple[int, float]) -> Link:

@@ -72,11 +72,11 @@ def run(bench: Workbench) -> Outcome:
     for count in (1, 2, 4, 8, 16):
         bench.step(f"{count} buckets")
         rests = [backward(count, Wire(alpha, total / wire_s))[1] for _ in range(repeats)]
-        found = median(rests) / alone
+        exposed = median(rests) / alone
         expected = exposed_s(alone, wire_s, alpha, count) / alone
-        measured.append((float(count), found))
+        measured.append((float(count), exposed))
         predicted.append((float(count), expected))
-        rows.append([count, total // count, expected, found])
+        rows.append([count, total // count, expected, exposed])
     return Outcome(
         checks=_checks(predicted, measured),
         plots=[_plot(predicted, measured)],

@@ -52,9 +52,9 @@ def run(bench: Workbench) -> Outcome:
         rows.append([ranks, factor, algbw, algbw * factor])
     bench.step("two real ranks: all-reduce and all-gather")
     floats = bench.setting("n", bench.pick(1 << 20, 1 << 19))
-    found = run_ranks(2, both, floats, bench.pick(12, 4), backend="cairn")
-    reduce = min(slowest_us([one[0] for one in found]))
-    gather = min(slowest_us([one[1] for one in found]))
+    by_rank = run_ranks(2, both, floats, bench.pick(12, 4), backend="cairn")
+    reduce = min(slowest_us([one[0] for one in by_rank]))
+    gather = min(slowest_us([one[1] for one in by_rank]))
     return Outcome(
         checks=_checks(wrong_bytes, bus, alg, reduce, gather),
         plots=[

@@ -27,7 +27,7 @@ class Sent(NamedTuple):
     sums: Any  # what it has at the end
 
 
-class Found(NamedTuple):
+class RankResult(NamedTuple):
     ring: Sent
     switch: Sent
 
@@ -43,7 +43,7 @@ def values_of(rank: int, numbers: int) -> Any:
     return np.random.default_rng(rank).standard_normal(numbers)
 
 
-def reduced(rank: int, count: int, numbers: int, scale: float) -> Found:
+def reduced(rank: int, count: int, numbers: int, scale: float) -> RankResult:
     """The same sum as a ring over the workers, and through the last rank."""
     import torch
     import torch.distributed as dist
@@ -51,17 +51,19 @@ def reduced(rank: int, count: int, numbers: int, scale: float) -> Found:
     from cairn.comm.backend import Options
 
     workers, aggregator = list(range(count - 1)), count - 1
-    sent = counted_bytes()
+    counter = counted_bytes()
     ring = dist.new_group(workers, backend="cairn", pg_options=Options(schedule="ring"))
     whole = torch.from_numpy((values_of(rank, numbers) * scale).round()).to(torch.int32)
     by_ring, by_switch = whole.clone(), whole.clone()
-    sent[0] = 0
+    counter[0] = 0
     if rank != aggregator:
         dist.all_reduce(by_ring, group=ring)
-    ring_bytes, sent[0] = sent[0], 0
+    ring_bytes, counter[0] = counter[0], 0
     group: Any = dist.group.WORLD
     group.switch_all_reduce(by_switch, aggregator, CHUNK_BYTES).wait()
-    return Found(Sent(ring_bytes / whole.nbytes, by_ring), Sent(sent[0] / whole.nbytes, by_switch))
+    return RankResult(
+        Sent(ring_bytes / whole.nbytes, by_ring), Sent(counter[0] / whole.nbytes, by_switch)
+    )
 
 
 def run(bench: Workbench) -> Outcome:
@@ -71,15 +73,15 @@ def run(bench: Workbench) -> Outcome:
     vectors = [values_of(rank, numbers) for rank in range(WORKERS)]
     scale = scale_for(max(float(np.abs(v).max()) for v in vectors), WORKERS)
     bench.step(f"{WORKERS} workers: a ring, then one rank as the switch")
-    found = run_ranks(WORKERS + 1, reduced, numbers, scale, backend="cairn")
+    by_rank = run_ranks(WORKERS + 1, reduced, numbers, scale, backend="cairn")
     error = float(
-        np.abs(found[0].switch.sums.double().numpy() / scale - np.sum(vectors, axis=0)).max()
+        np.abs(by_rank[0].switch.sums.double().numpy() / scale - np.sum(vectors, axis=0)).max()
     )
-    apart = sum(bool((one.switch.sums != found[0].ring.sums).any()) for one in found[:WORKERS])
+    apart = sum(bool((one.switch.sums != by_rank[0].ring.sums).any()) for one in by_rank[:WORKERS])
     return Outcome(
-        checks=[*_bytes(found), *_sums(error, WORKERS * 0.5 / scale, apart)],
+        checks=[*_bytes(by_rank), *_sums(error, WORKERS * 0.5 / scale, apart)],
         plots=[_plot()],
-        table=_table(found),
+        table=_table(by_rank),
     )
 
 
@@ -87,9 +89,9 @@ def ring_vectors(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-def _bytes(found: list[Found]) -> list[Check]:
+def _bytes(by_rank: list[RankResult]) -> list[Check]:
     """A slot has one size, so that the last chunk is filled up: a few percent at most."""
-    workers, switch = found[:WORKERS], found[WORKERS]
+    workers, switch = by_rank[:WORKERS], by_rank[WORKERS]
     return [
         Check(
             what=Words("vectors that a worker sends to the switch", "worker 发给交换机的向量数"),
@@ -150,14 +152,14 @@ def _plot() -> Plot:
     )
 
 
-def _table(found: list[Found]) -> Table:
+def _table(by_rank: list[RankResult]) -> Table:
     return Table(
         columns=[
             Words("rank", "rank"),
             Words("ring, vectors sent", "ring 发送向量数"),
             Words("switch, vectors sent", "交换机方案发送向量数"),
         ],
-        rows=[[rank, one.ring.vectors, one.switch.vectors] for rank, one in enumerate(found)],
+        rows=[[rank, one.ring.vectors, one.switch.vectors] for rank, one in enumerate(by_rank)],
     )
 
 

@@ -17,7 +17,7 @@ from cairn.labs.workbench import Workbench
 RANKS, WRONG = 3, 1
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """What a rank got: the kind of error, its text, and after how many seconds."""
 
     kind: str
@@ -55,7 +55,7 @@ def run(bench: Workbench) -> Outcome:
     for how in ("mismatch", "hang"):
         bench.step(f"{RANKS} ranks: {how}")
         answers[how] = run_ranks(RANKS, told, how, timeout_s, backend="gloo", timeout_s=40.0)
-    mismatch, hang = ([Told(*one) for one in answers[how]] for how in ("mismatch", "hang"))
+    mismatch, hang = ([Answer(*one) for one in answers[how]] for how in ("mismatch", "hang"))
     return Outcome(
         checks=[*_of_mismatch(mismatch, timeout_s), *_of_hang(hang, timeout_s)],
         table=Table(
@@ -67,47 +67,47 @@ def run(bench: Workbench) -> Outcome:
             ],
             rows=[
                 [how, rank, kind, seconds]
-                for how, found in answers.items()
-                for rank, (kind, _, seconds) in enumerate(found)
+                for how, reports in answers.items()
+                for rank, (kind, _, seconds) in enumerate(reports)
             ],
         ),
         notes=[Words(text[:300], text[:300]) for _, text, _ in (mismatch[0], hang[0]) if text],
     )
 
 
-def _of_mismatch(found: list[Told], timeout_s: float) -> list[Check]:
+def _of_mismatch(reports: list[Answer], timeout_s: float) -> list[Check]:
     return [
         Check(
             what=Words("mismatch: ranks that got an error", "不一致：收到错误的 rank 数"),
             predicted=RANKS,
-            measured=sum(one.kind != "none" for one in found),
+            measured=sum(one.kind != "none" for one in reports),
             unit="ranks",
         ),
         Check(
             what=Words("mismatch: seconds until the last knew", "不一致：最后一个 rank 得知的时间"),
             predicted=timeout_s / 2,
-            measured=max(one.seconds for one in found),
+            measured=max(one.seconds for one in reports),
             unit="s",
             kind="at_most",
             within=0.5,
         ),
         Check(
-            # Whoever sees it first tells the others, and names both sides: the wrong one itself may be first.
+            # The rank that sees it first tells the others and names both sides; it may be the wrong one itself.
             what=Words("mismatch: errors that name the rank", "不一致：指明该 rank 的错误数"),
             predicted=RANKS,
-            measured=sum(f"rank {WRONG}" in one.text.partition(": ")[2] for one in found),
+            measured=sum(f"rank {WRONG}" in one.text.partition(": ")[2] for one in reports),
             unit="ranks",
         ),
     ]
 
 
-def _of_hang(found: list[Told], timeout_s: float) -> list[Check]:
-    waiting = [one for rank, one in enumerate(found) if rank != WRONG]
+def _of_hang(reports: list[Answer], timeout_s: float) -> list[Check]:
+    waiting = [one for rank, one in enumerate(reports) if rank != WRONG]
     return [
         Check(
             what=Words("hang: ranks that got an error", "挂起：收到错误的 rank 数"),
             predicted=RANKS,
-            measured=sum(one.kind != "none" for one in found),
+            measured=sum(one.kind != "none" for one in reports),
             unit="ranks",
         ),
         Check(

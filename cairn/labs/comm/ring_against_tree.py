@@ -157,8 +157,8 @@ def _crossing(ring: list[tuple[float, float]], tree: list[tuple[float, float]]) 
     size = next((s for (s, a), (_, b) in zip(ring, tree, strict=True) if a < b), None)
     if size is None:
         return Words("the tree wins at every size here", "在这些尺寸上 tree 始终更快")
-    shown = f"{size / 1024:.0f} KiB"
-    return Words(f"the ring is faster from {shown} on", f"从 {shown} 起 ring 更快")
+    size_text = f"{size / 1024:.0f} KiB"
+    return Words(f"the ring is faster from {size_text} on", f"从 {size_text} 起 ring 更快")
 
 
 LAB = described(__file__, run)

@@ -4,7 +4,8 @@
     everyone has     everyone has         everyone has
     the sum          its part of it       the sum
 
-That identity is ZeRO: whoever owns a part of the sum can update that part, and gather weights instead of gradients.
+That identity is ZeRO: the rank that owns a part of the sum can update that part, and gather weights in place of
+gradients.
 """
 
 from cairn.comm.schedule.catalogue import make
@@ -56,15 +57,15 @@ def run(bench: Workbench) -> Outcome:
         rows.append([ranks, whole.traffic, scatter.traffic, gather.traffic, whole.steps])
     bench.step("two real ranks, both ways")
     floats = 4 << 20
-    found = run_ranks(RANKS, compare, floats, bench.pick(12, 6), backend="cairn")
-    one, first, second = (min(slowest_us([times[i] for _, times in found])) for i in range(3))
+    by_rank = run_ranks(RANKS, compare, floats, bench.pick(12, 6), backend="cairn")
+    one, first, second = (min(slowest_us([times[i] for _, times in by_rank])) for i in range(3))
     two = first + second
     return Outcome(
         checks=[
             Check(
                 what=Words("elements that differ", "结果不同的元素个数"),
                 predicted=0,
-                measured=sum(wrong for wrong, _ in found),
+                measured=sum(wrong for wrong, _ in by_rank),
                 unit="elements",
             ),
             Check(

@@ -1,7 +1,7 @@
 """How many bytes does an all-reduce need when most blocks are zero? Predicted by chance, then counted.
 
     density d on n ranks:  a block has to reach its owner from each rank that has it        d
-                           and its sum goes to everybody if anyone had it          1 - (1-d)^n
+                           and its sum goes to all ranks if any had it            1 - (1-d)^n
 
 Real ranks of this project's backend exchange bitmaps first and then only the blocks that are not zero (OmniReduce's
 idea). The sums must be those of a dense all-reduce.
@@ -24,7 +24,7 @@ def reduced(
     import torch.distributed as dist
 
     group = dist.group.WORLD
-    found = []
+    results = []
     for density in densities:
         torch.manual_seed(1000 + rank)
         keep = (torch.rand(blocks, 1) < density).float()
@@ -42,8 +42,8 @@ def reduced(
         fresh = mine.flatten().clone()
         quick = min(times_us(lambda f=fresh, s=sparse: s(f.clone()), repeats))
         dense = min(times_us(lambda f=fresh: dist.all_reduce(f.clone()), repeats))
-        found.append((shares[0], wrong, quick, dense))
-    return found
+        results.append((shares[0], wrong, quick, dense))
+    return results
 
 
 def share(density: float, ranks: int) -> float:
@@ -56,15 +56,15 @@ def run(bench: Workbench) -> Outcome:
     blocks = bench.setting("blocks", bench.pick(8192, 4096))
     densities = bench.pick(DENSITIES, DENSITIES[1:3])
     bench.step(f"{RANKS} ranks, {blocks} blocks, {len(densities)} densities")
-    found = run_ranks(RANKS, reduced, blocks, densities, bench.pick(4, 2), backend="cairn")
-    first = found[0]
+    by_rank = run_ranks(RANKS, reduced, blocks, densities, bench.pick(4, 2), backend="cairn")
+    first = by_rank[0]
     predicted = [share(density, RANKS) for density in densities]
     return Outcome(
         checks=[
             Check(
                 what=Words("elements that differ from a dense sum", "与稠密求和不同的元素数"),
                 predicted=0,
-                measured=sum(wrong for rank in found for _, wrong, _, _ in rank),
+                measured=sum(wrong for rank in by_rank for _, wrong, _, _ in rank),
                 unit="elements",
             ),
             *[

@@ -39,14 +39,14 @@ def steps(rank: int, count: int, rounds: int) -> tuple[list[float], list[float],
 
 def run(bench: Workbench) -> Outcome:
     bench.step(f"{RANKS} ranks, rank {LATE} computes {LATE_S / USUAL_S:g} times as long")
-    found = run_ranks(RANKS, steps, bench.pick(10, 8))
-    for rank, (_, _, recording) in enumerate(found):
+    by_rank = run_ranks(RANKS, steps, bench.pick(10, 8))
+    for rank, (_, _, recording) in enumerate(by_rank):
         (bench.folder / f"fr_rank_{rank}").write_bytes(recording)
     bench.step("the doctor reads the recordings")
     findings = diagnose([bench.folder]).findings
     named = [one for one in findings if one.cause == "straggler" and f"rank {LATE}" in one.where]
-    step_s = [median(whole) for whole, _, _ in found]
-    wait_s = [median(waiting) for _, waiting, _ in found]
+    step_s = [median(whole) for whole, _, _ in by_rank]
+    wait_s = [median(waiting) for _, waiting, _ in by_rank]
     innocent = median(step_s[rank] for rank in range(RANKS) if rank != LATE)
     return Outcome(
         checks=[

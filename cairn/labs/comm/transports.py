@@ -48,21 +48,21 @@ def read_all(kind: str, sizes: tuple[int, ...], total: int, repeats: int) -> Rea
     from cairn.comm.transfer.copies import copy_runs
     from cairn.comm.transfer.kv import REGION
 
-    found, wrong = [], 0
+    rates, wrong = [], 0
     if kind == "memcpy":
         source, target = (np.ones(total, np.uint8) for _ in range(2))
         for runs in (scattered(size, total) for size in sizes):
             move = lambda runs=runs: copy_runs(source, target, runs)  # noqa: E731
-            found.append(runs.nbytes / min(timed(move) for _ in range(2 * repeats)) / 1e9)
-        return Read(found, wrong)
+            rates.append(runs.nbytes / min(timed(move) for _ in range(2 * repeats)) / 1e9)
+        return Read(rates, wrong)
     with peer("serve", kind, str(total)) as process, reader(kind, total) as end:
         owner = end.connect(line(process))
         for runs in (scattered(size, total) for size in sizes):
             move = lambda runs=runs: move_all(end, [end.read(owner, REGION, REGION, runs)])  # noqa: E731
             move()
             wrong += wrong_bytes(end, runs)
-            found.append(runs.nbytes / min(timed(move) for _ in range(repeats)) / 1e9)
-    return Read(found, wrong)
+            rates.append(runs.nbytes / min(timed(move) for _ in range(repeats)) / 1e9)
+    return Read(rates, wrong)
 
 
 def wrong_bytes(end: "Endpoint", runs: "Runs") -> int:
@@ -73,9 +73,12 @@ def wrong_bytes(end: "Endpoint", runs: "Runs") -> int:
 
     memory = end.regions[REGION].memory
     assert memory is not None, "the reader's memory is the host's"
-    got, expected = memory[: runs.nbytes], np.arange(runs.nbytes, dtype=np.uint32).astype(np.uint8)
-    wrong = int((got != expected).sum())
-    got[:] = 1
+    received, expected = (
+        memory[: runs.nbytes],
+        np.arange(runs.nbytes, dtype=np.uint32).astype(np.uint8),
+    )
+    wrong = int((received != expected).sum())
+    received[:] = 1
     return wrong
 
 

@@ -157,7 +157,7 @@ def pageable_upload(bench: Bench) -> Step:
 
 
 def emptied_cache(bench: Bench) -> Step:
-    """Somebody was afraid of fragmentation."""
+    """A call to empty_cache in every step, meant against fragmentation."""
     plain = training(bench)
 
     def step() -> None:
@@ -212,7 +212,7 @@ def loop_over_parameters(bench: Bench) -> Step:
 
 
 def checked_backward(bench: Bench) -> Step:
-    """Somebody looked for a NaN last week."""
+    """Anomaly detection that was left on: backward checks every gradient for NaN, and each check waits for the GPU."""
     plain = training(bench)
 
     def step() -> None:

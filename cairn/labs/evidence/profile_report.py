@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 def events_of(trace: dict[str, Any]) -> list[Event]:
     """Complete events of a chrome trace, in the order of their start."""
-    found = [
+    events = [
         Event(
             str(one.get("cat", "")),
             str(one["name"]),
@@ -41,7 +41,7 @@ def events_of(trace: dict[str, Any]) -> list[Event]:
         for one in trace["traceEvents"]
         if one.get("ph") == "X"
     ]
-    return sorted(found, key=lambda event: event.start_us)
+    return sorted(events, key=lambda event: event.start_us)
 
 
 def report(events: Sequence[Event], steps: int, head: str) -> str:
@@ -82,39 +82,39 @@ def _host_report(events: Sequence[Event], steps: int, head: str) -> str:
 
 def self_times(events: Sequence[Event]) -> list[Event]:
     """Each with its own time only: an operator's duration less those that run directly inside of it."""
-    found: list[Event] = []
-    open_: list[
+    own: list[Event] = []
+    running: list[
         tuple[float, int]
-    ] = []  # end, and place in `found`, of those that are still running
+    ] = []  # end, and place in `own`, of those that are still running
     for event in sorted(events, key=lambda one: (one.start_us, -one.us)):
-        while open_ and event.start_us >= open_[-1][0]:
-            open_.pop()
-        if open_:
-            place = open_[-1][1]
-            found[place] = found[place]._replace(us=max(0.0, found[place].us - event.us))
-        open_.append((event.end_us, len(found)))
-        found.append(event)
-    return found
+        while running and event.start_us >= running[-1][0]:
+            running.pop()
+        if running:
+            place = running[-1][1]
+            own[place] = own[place]._replace(us=max(0.0, own[place].us - event.us))
+        running.append((event.end_us, len(own)))
+        own.append(event)
+    return own
 
 
 def merged(events: Iterable[Event]) -> list[tuple[float, float]]:
     """Stretches of time in which at least one of them runs."""
-    found: list[tuple[float, float]] = []
+    intervals: list[tuple[float, float]] = []
     for event in sorted(events, key=lambda one: one.start_us):
-        if found and event.start_us <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], event.end_us))
+        if intervals and event.start_us <= intervals[-1][1]:
+            intervals[-1] = (intervals[-1][0], max(intervals[-1][1], event.end_us))
         else:
-            found.append((event.start_us, event.end_us))
-    return found
+            intervals.append((event.start_us, event.end_us))
+    return intervals
 
 
 def outermost(events: Sequence[Event]) -> list[Event]:
     """Those that no other one of them contains."""
-    found: list[Event] = []
+    outer: list[Event] = []
     for event in sorted(events, key=lambda one: (one.start_us, -one.us)):
-        if not found or event.start_us >= found[-1].end_us:
-            found.append(event)
-    return found
+        if not outer or event.start_us >= outer[-1].end_us:
+            outer.append(event)
+    return outer
 
 
 def _span(events: Sequence[Event]) -> float:
@@ -145,10 +145,10 @@ def _copies(copies: Sequence[Event], steps: int) -> list[str]:
     if not groups:
         return ["copies: none"]
     lines = [f"{'copies':<{NAME}} {'MB/step':>9} {'calls':>7} {'GB/s':>9}"]
-    for name, found in groups.items():
-        moved, us = sum(e.bytes for e in found), sum(e.us for e in found)
+    for name, same_name in groups.items():
+        moved, us = sum(e.bytes for e in same_name), sum(e.us for e in same_name)
         lines.append(
-            f"{name[:NAME]:<{NAME}} {moved / steps / 1e6:>9.2f} {len(found) / steps:>7.1f} "
+            f"{name[:NAME]:<{NAME}} {moved / steps / 1e6:>9.2f} {len(same_name) / steps:>7.1f} "
             f"{moved / us / 1e3:>9.1f}"
         )
     return lines

@@ -1,4 +1,4 @@
-"""Grades a learner's file in a process of its own, so that an endless loop or a crash harms nobody.
+"""Grades a learner's file in a process of its own, so that an endless loop or a crash ends no other process.
 
     check(exercise, file)  ──>  python -m cairn.labs.exercises.check NAME FILE  ──JSON──>  Grade
 
@@ -26,21 +26,21 @@ def check(exercise: Exercise, file: Path, limit_s: float = LIMIT_S) -> Grade:
     if exercise.about.interpreted and not _has_gpu():
         environment["TRITON_INTERPRET"] = "1"
     try:
-        done = subprocess.run(command, capture_output=True, timeout=limit_s, env=environment)
+        process = subprocess.run(command, capture_output=True, timeout=limit_s, env=environment)
     except subprocess.TimeoutExpired:
         return _lost(
             exercise,
             Words(f"it did not end within {limit_s:g} s", f"{limit_s:g} 秒内没有结束"),
         )
-    for line in reversed(done.stdout.splitlines()):
+    for line in reversed(process.stdout.splitlines()):
         if line.startswith(MARK):
             return msgspec.json.decode(line.removeprefix(MARK), type=Grade)
-    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["?"]
+    last = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["?"]
     return _lost(
         exercise,
         Words(
-            f"the process ended with status {done.returncode}: {last[0]}",
-            f"进程以状态 {done.returncode} 退出：{last[0]}",
+            f"the process ended with status {process.returncode}: {last[0]}",
+            f"进程以状态 {process.returncode} 退出：{last[0]}",
         ),
     )
 

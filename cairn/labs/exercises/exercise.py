@@ -81,28 +81,30 @@ class Exercise(msgspec.Struct, frozen=True, kw_only=True):
 
 def cut_answers(text: str) -> str:
     """The text with every answer replaced by what its mark says, or by a NotImplementedError."""
-    kept, inside = [], False
+    visible, inside = [], False
     for line in text.splitlines():
         mark = MARK.match(line)
         if mark is None:
-            kept += [] if inside else [line]
+            visible += [] if inside else [line]
             continue
         if (mark["which"] == "begin") == inside:
             raise ValueError(f"marks of an answer do not pair: {line!r}")
         inside = not inside
         if inside:
-            kept.append(f"{mark['indent']}{mark['instead'] or UNWRITTEN}")
+            visible.append(f"{mark['indent']}{mark['instead'] or UNWRITTEN}")
     if inside:
         raise ValueError("the last answer has no end")
-    return "\n".join(kept) + "\n"
+    return "\n".join(visible) + "\n"
 
 
 @cache
 def all_exercises() -> dict[str, Exercise]:
     """Every exercise by name, course after course, the short ones first."""
-    found = [_load(folder) for folder in sorted(SET.iterdir()) if (folder / "about.toml").exists()]
-    found.sort(key=lambda one: (one.about.course, one.about.minutes, one.name))
-    return {one.name: one for one in found}
+    exercises = [
+        _load(folder) for folder in sorted(SET.iterdir()) if (folder / "about.toml").exists()
+    ]
+    exercises.sort(key=lambda one: (one.about.course, one.about.minutes, one.name))
+    return {one.name: one for one in exercises}
 
 
 def exercises_of(topic: str) -> list[str]:

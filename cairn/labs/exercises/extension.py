@@ -42,7 +42,7 @@ def operators(sources: Sequence[Path], namespace: str) -> Any:
         )
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if "error" in line.lower()]
-        said = " ".join(lines[1:3] or lines)[:400]
-        require(False, f"it does not compile: {said}", f"无法编译：{said}")
+        message = " ".join(lines[1:3] or lines)[:400]
+        require(False, f"it does not compile: {message}", f"无法编译：{message}")
     _LOADED[name] = getattr(torch.ops, name)
     return _LOADED[name]

@@ -140,15 +140,15 @@ def grade(exercise: Exercise, file: Path) -> Grade:
 def _result(one: Callable[..., Any], attempt: Attempt, file: Path) -> Result:
     what: Words = one.case  # type: ignore[attr-defined]
     try:
-        found = one(attempt)
+        outcome = one(attempt)
     except NotHere as lacking:
         return Result(what=what, passed=False, looked_at=False, said=lacking.words)
     except Exception as error:  # noqa: BLE001  whatever the learner's code raises is the explanation
         return _failed(what, error, file)
-    if not isinstance(found, Figure):
+    if not isinstance(outcome, Figure):
         return Result(what=what, passed=True)
-    passed = found.measured <= found.allowed * found.limit * (1 + 1e-9)
-    return Result(what=what, passed=passed, figure=found)
+    passed = outcome.measured <= outcome.allowed * outcome.limit * (1 + 1e-9)
+    return Result(what=what, passed=passed, figure=outcome)
 
 
 def _failed(what: Words, error: Exception, file: Path) -> Result:
@@ -156,8 +156,8 @@ def _failed(what: Words, error: Exception, file: Path) -> Result:
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file]
     if isinstance(error, SyntaxError) and error.filename == str(file):
         lines.append(error.lineno)
-    said = f"{type(error).__name__}: {error}"
-    words = error.words if isinstance(error, Wrong) else Words(said, said)
+    message = f"{type(error).__name__}: {error}"
+    words = error.words if isinstance(error, Wrong) else Words(message, message)
     if isinstance(error, NotImplementedError):
         words = Words("not written yet", "还没有写")
     return Result(what=what, passed=False, said=words, line=lines[-1] if lines else None)

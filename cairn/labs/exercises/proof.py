@@ -29,7 +29,7 @@ def faults(exercise: Exercise, grader: Grader = grade) -> Iterator[str]:
         yield f"{exercise.name}: the skeleton passes"
     for mistake in exercise.about.mistakes:
         if _grade_text(exercise, exercise.with_mistake(mistake), grader).passed:
-            yield f"{exercise.name}: nobody catches that {mistake.why.en}"
+            yield f"{exercise.name}: no case catches that {mistake.why.en}"
 
 
 def _grade_text(exercise: Exercise, text: str, grader: Grader) -> Grade:

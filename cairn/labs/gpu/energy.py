@@ -81,10 +81,10 @@ def _table(rows: Rows) -> Table:
 def _joules(spec: Any, gpu: Any, rate: float) -> float:
     """Per output token, as the planner has it, from the real scheduler on this many requests a second."""
     from cairn.plan.serve_cost import Served
-    from cairn.plan.serve_plan import Asked, plan
+    from cairn.plan.serve_plan import Demand, plan
 
-    asked = Asked(rate=rate, input_tokens=INPUT, output_tokens=OUTPUT, slo_ttft=5.0, slo_tpot=0.5)
-    planned = plan(Served(spec=spec, device=gpu), asked, 1)
+    demand = Demand(rate=rate, input_tokens=INPUT, output_tokens=OUTPUT, slo_ttft=5.0, slo_tpot=0.5)
+    planned = plan(Served(spec=spec, device=gpu), demand, 1)
     return planned.options[0].joules_per_token
 
 
@@ -105,13 +105,13 @@ def _measured(bench: Workbench) -> list[Check]:
     from cairn.labs.gpu._ceiling import ceiling
     from cairn.plan.device import KNOWN, device
 
-    known = next((name for name in KNOWN if name in bench.ceilings.device_name.lower()), None)
-    if known is None:
+    gpu_name = next((name for name in KNOWN if name in bench.ceilings.device_name.lower()), None)
+    if gpu_name is None:
         return []
-    watts = device(known).watts
+    watts = device(gpu_name).watts
     product = make_product(bench.device, "bf16", 8192)
     source, target = (torch.empty(1 << 30, dtype=torch.int8, device=bench.device) for _ in range(2))
-    found = []
+    checks = []
     for what, zh, call, work, rate in (
         (
             "pJ per FLOP of a product",
@@ -131,7 +131,7 @@ def _measured(bench: Workbench) -> list[Check]:
         bench.step(what)
         joules = _counted(call, bench.pick(2.0, 1.0))
         if joules is not None:
-            found.append(
+            checks.append(
                 Check(
                     what=Words(what, zh),
                     predicted=watts / rate * 1e12,
@@ -140,7 +140,7 @@ def _measured(bench: Workbench) -> list[Check]:
                     within=0.45,
                 )
             )
-    return found
+    return checks
 
 
 def _counted(call: Callable[[], object], seconds: float) -> float | None:

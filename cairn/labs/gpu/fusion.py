@@ -77,9 +77,11 @@ def _compiled(bench: Workbench) -> ctypes.CDLL:
     # Floats may not be regrouped: both forms are equal to the bit.
     flags = ["-O3", "-shared", "-fPIC"]
     command = [compiler, *flags, str(source), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise HardwareError(f"{compiler} fails: {done.stderr.strip()[:200]}", hint="try it by hand")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if process.returncode:
+        raise HardwareError(
+            f"{compiler} fails: {process.stderr.strip()[:200]}", hint="try it by hand"
+        )
     return ctypes.CDLL(str(library))
 
 

@@ -26,20 +26,20 @@ def run(bench: Workbench) -> Outcome:
     for limit in (0, *bench.pick((48, 32), (32,))):
         bench.step(f"compiling with {limit or 'any number of'} registers")
         options = {**variant.options, **({"maxnreg": limit} if limit else {})}
-        found: Any = compile_variant(variant._replace(options=options), "rmsnorm")
-        if found.error is not None:
+        compiled: Any = compile_variant(variant._replace(options=options), "rmsnorm")
+        if compiled.error is not None:
             raise CairnError(
-                f"rmsnorm does not compile: {found.error}", hint="see `cairn kernels check`"
+                f"rmsnorm does not compile: {compiled.error}", hint="see `cairn kernels check`"
             )
-        built[limit] = found
+        built[limit] = compiled
         rows.append(
             [
                 limit or "any",
-                found.registers,
-                found.spill_store_bytes,
-                found.occupancy.blocks,
-                found.occupancy.warps,
-                found.occupancy.limit,
+                compiled.registers,
+                compiled.spill_store_bytes,
+                compiled.occupancy.blocks,
+                compiled.occupancy.warps,
+                compiled.occupancy.limit,
             ]
         )
     free, tight = built[0], built[32]

@@ -43,11 +43,11 @@ def run(bench: Workbench) -> Outcome:
         n for n in (GPU_SIZES if bench.on_gpu else bench.pick(SIZES, SIZES[2:])) if n < largest
     ]
     adding = _addition(bench, dtype)
-    left = [adding, _matrix_vector(bench, dtype)]
+    memory_bound = [adding, _matrix_vector(bench, dtype)]
     products = [_product(bench, n, dtype) for n in [*sizes, largest]]
     rate, copy = bench.ceilings.matmul[name].value, bench.ceilings.copy
     bandwidth = copy.value if copy else adding.moved / adding.seconds
-    points = [*left, *products]
+    points = [*memory_bound, *products]
     best = [floor(one.flops, one.moved, name, bench.ceilings, in_graph=False) for one in points]
     rows = [
         [one.label, one.intensity, low.bound, one.rate, low.share(one.seconds)]
@@ -56,7 +56,7 @@ def run(bench: Workbench) -> Outcome:
     # An addition and the largest product are in no cache.
     uncached = [best[0].share(adding.seconds), best[-1].share(products[-1].seconds)]
     return Outcome(
-        checks=[*_checks(rate, bandwidth, left, products), _under_the_roof(uncached)],
+        checks=[*_checks(rate, bandwidth, memory_bound, products), _under_the_roof(uncached)],
         plots=[_plot(points, best)],
         table=_table(rows),
     )

@@ -52,7 +52,7 @@ def _columns(bench: Workbench) -> Outcome:
     import numpy as np
 
     cache = read_cache()
-    rows, seconds, kept = [], {}, {}
+    rows, seconds, lines_cached = [], {}, {}
     for pitch in (4096, 4096 + PAD):
         bench.step(f"columns of a matrix with {pitch} floats in a row")
         matrix = np.ones((ROWS, pitch), dtype=np.float32)
@@ -60,8 +60,8 @@ def _columns(bench: Workbench) -> Outcome:
 
         walk = lambda columns=columns: [column.sum() for column in columns]  # noqa: E731
         seconds[pitch] = bench.time(walk, device="cpu", budget_ms=400).p10_s
-        kept[pitch] = lines_kept(cache, pitch * 4, ROWS)
-        rows.append([pitch, kept[pitch], ROWS, seconds[pitch] / ROWS / COLUMNS * 1e9])
+        lines_cached[pitch] = lines_kept(cache, pitch * 4, ROWS)
+        rows.append([pitch, lines_cached[pitch], ROWS, seconds[pitch] / ROWS / COLUMNS * 1e9])
     plain, padded = seconds
     return Outcome(
         checks=[
@@ -71,7 +71,7 @@ def _columns(bench: Workbench) -> Outcome:
                     "加 padding 后一列能留在缓存的缓存行比例",
                 ),
                 predicted=min(1.0, cache.sets * cache.ways / ROWS),
-                measured=kept[padded] / ROWS,
+                measured=lines_cached[padded] / ROWS,
                 unit="",
                 within=0.15,
             ),

@@ -120,10 +120,10 @@ def _numbers(dtype: Any, stride: int, place: int) -> Any:
     """
     import numpy as np
 
-    wanted = BYTES * stride
-    raw = np.zeros(wanted + 2 * PAGE, dtype=np.uint8)
+    nbytes = BYTES * stride
+    raw = np.zeros(nbytes + 2 * PAGE, dtype=np.uint8)
     begin = -raw.ctypes.data % PAGE + place * APART
-    numbers = raw[begin : begin + wanted].view(dtype)[::stride]
+    numbers = raw[begin : begin + nbytes].view(dtype)[::stride]
     numbers[:] = 1
     return numbers
 

@@ -45,9 +45,9 @@ def simulate(a_MR: Any, w_RC: Any) -> Trace:
     valid = np.zeros((height, width), dtype=bool)
     sums = np.zeros((height, width), dtype=np.int64)  # partial sums, going down
     out_MC = np.zeros((rows_in, width), dtype=np.int64)
-    cycle = left = largest = 0
+    cycle = outputs = largest = 0
     lanes = np.arange(height)
-    while left < rows_in * width:
+    while outputs < rows_in * width:
         moving[:, 1:], valid[:, 1:] = moving[:, :-1].copy(), valid[:, :-1].copy()
         row = cycle - lanes  # lane r gets the element of row (cycle - r): the skew
         inside = (row >= 0) & (row < rows_in)
@@ -58,7 +58,7 @@ def simulate(a_MR: Any, w_RC: Any) -> Trace:
         largest = max(largest, int(np.abs(sums).max()))
         for column in np.flatnonzero(valid[-1]):
             out_MC[cycle - (height - 1) - column, column] = sums[-1, column]
-            left += 1
+            outputs += 1
         cycle += 1
     return Trace(out_MC, cycle, largest)
 
@@ -88,22 +88,22 @@ def run(bench: Workbench) -> Outcome:
     bench.step("weights and activations of cairn-tiny in int8")
     x_MK, w_KN = real_matrices(4 * SIDE, bench.pick(4, 2) * SIDE)
     counts = bench.pick((1, 4, SIDE, 4 * SIDE), (1, SIDE, 2 * SIDE))
-    found = {}
+    layers = {}
     for rows_in in counts:
         bench.step(f"{rows_in} rows through {SIDE} x {SIDE} cells")
-        found[rows_in] = over_tiles(x_MK[:rows_in], w_KN, SIDE)
-    wrong = sum(int((one.product != x_MK[:m] @ w_KN).sum()) for m, one in found.items())
-    last = found[counts[-1]]
+        layers[rows_in] = over_tiles(x_MK[:rows_in], w_KN, SIDE)
+    wrong = sum(int((one.product != x_MK[:m] @ w_KN).sum()) for m, one in layers.items())
+    last = layers[counts[-1]]
     foreseen = foreseen_largest(x_MK[: counts[-1]], w_KN)
     tiles = math.prod(-(-size // SIDE) for size in w_KN.shape)
     return Outcome(
         checks=[
             _exact(wrong),
-            *_cycles(found, tiles, counts),
+            *_cycles(layers, tiles, counts),
             _bits(foreseen, float(last.largest)),
         ],
-        plots=[_plot(found, tiles)],
-        table=_table(found, tiles),
+        plots=[_plot(layers, tiles)],
+        table=_table(layers, tiles),
         notes=_notes(int(np.abs(w_KN).max()), w_KN.shape[0]),
     )
 
@@ -149,14 +149,14 @@ def _exact(wrong: int) -> Check:
     )
 
 
-def _cycles(found: dict[int, Layer], tiles: int, counts: tuple[int, ...]) -> list[Check]:
+def _cycles(layers: dict[int, Layer], tiles: int, counts: tuple[int, ...]) -> list[Check]:
     return [
         Check(
             what=Words(
                 f"cycles of {SIDE} rows over those of one row", f"{SIDE} 行与 1 行的周期之比"
             ),
             predicted=1.0,
-            measured=found[SIDE].cycles / found[1].cycles,
+            measured=layers[SIDE].cycles / layers[1].cycles,
             unit="x",
             within=0.1,
             simulated=True,
@@ -164,7 +164,7 @@ def _cycles(found: dict[int, Layer], tiles: int, counts: tuple[int, ...]) -> lis
         Check(
             what=Words(f"cycles of {counts[-1]} rows", f"{counts[-1]} 行的周期数"),
             predicted=cycles_of(counts[-1], tiles, SIDE),
-            measured=found[counts[-1]].cycles,
+            measured=layers[counts[-1]].cycles,
             unit="cycles",
             simulated=True,
         ),
@@ -183,7 +183,7 @@ def _bits(foreseen: float, largest: float) -> Check:
     )
 
 
-def _plot(found: dict[int, Layer], tiles: int) -> Plot:
+def _plot(layers: dict[int, Layer], tiles: int) -> Plot:
     counts = [2**power for power in range(9)]
     return Plot(
         title=Words("Cycles for each row", "每行所需周期"),
@@ -191,7 +191,7 @@ def _plot(found: dict[int, Layer], tiles: int) -> Plot:
         y=Words("cycles per row", "周期/行"),
         lines={
             "predicted": [(float(m), cycles_of(m, tiles, SIDE) / m) for m in counts],
-            "counted": [(float(m), one.cycles / m) for m, one in found.items()],
+            "counted": [(float(m), one.cycles / m) for m, one in layers.items()],
         },
         log_x=True,
         log_y=True,
@@ -199,14 +199,14 @@ def _plot(found: dict[int, Layer], tiles: int) -> Plot:
     )
 
 
-def _table(found: dict[int, Layer], tiles: int) -> Table:
+def _table(layers: dict[int, Layer], tiles: int) -> Table:
     return Table(
         columns=[
             Words("rows", "行数"),
             Words("cycles", "周期"),
             Words("cells that multiply", "做乘法的单元比例"),
         ],
-        rows=[[m, one.cycles, m * tiles / one.cycles] for m, one in found.items()],
+        rows=[[m, one.cycles, m * tiles / one.cycles] for m, one in layers.items()],
     )
 
 

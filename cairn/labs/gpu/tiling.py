@@ -16,19 +16,19 @@ from cairn.labs.workbench import Workbench
 
 def fetched(n: int, tile: int) -> int:
     """Numbers of a and b fetched for an n x n product by tiles, with room for one tile of each."""
-    held: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+    cache: OrderedDict[tuple[str, int, int], None] = OrderedDict()
     count = 0
     tiles = n // tile
     for i in range(tiles):
         for j in range(tiles):
             for k in range(tiles):
                 for key in (("a", i, k), ("b", k, j)):
-                    if key not in held:
+                    if key not in cache:
                         count += tile * tile
-                    held[key] = None
-                    held.move_to_end(key)
-                    if len(held) > 2:
-                        held.popitem(last=False)
+                    cache[key] = None
+                    cache.move_to_end(key)
+                    if len(cache) > 2:
+                        cache.popitem(last=False)
     return count
 
 

@@ -25,40 +25,45 @@ def loads_per_thread(width_bytes: int) -> int:
 
 def run(bench: Workbench) -> Outcome:
     bench.step("compiling, told what is aligned")
-    told = _compile(("values", "count"))
+    specialised = _compile(("values", "count"))
     bench.step("compiling, told nothing")
-    untold = _compile(())
+    general = _compile(())
     rows = [
-        [stage, len(told.stages[stage].splitlines()), len(untold.stages[stage].splitlines())]
-        for stage in told.stages
+        [
+            stage,
+            len(specialised.stages[stage].splitlines()),
+            len(general.stages[stage].splitlines()),
+        ]
+        for stage in specialised.stages
     ]
     rows += [
-        [f"ms: {stage}", ms, untold.stage_ms.get(stage, 0.0)] for stage, ms in told.stage_ms.items()
+        [f"ms: {stage}", ms, general.stage_ms.get(stage, 0.0)]
+        for stage, ms in specialised.stage_ms.items()
     ]
     return Outcome(
         checks=[
             Check(
                 what=Words("stages from Python to SASS", "从 Python 到 SASS 的阶段数"),
                 predicted=6.0,
-                measured=float(len(told.stages)),
+                measured=float(len(specialised.stages)),
                 unit="",
             ),
             Check(
                 what=Words("128-bit loads when alignment is known", "已知对齐时的 128 位 load 数"),
                 predicted=float(loads_per_thread(WIDEST)),
-                measured=_count(told.opcodes, "LDG", "128"),
+                measured=_count(specialised.opcodes, "LDG", "128"),
                 unit="",
             ),
             Check(
                 what=Words("16-bit loads when it is not", "未知对齐时的 16 位 load 数"),
                 predicted=float(loads_per_thread(BYTES)),
-                measured=_count(untold.opcodes, "LDG", "U16"),
+                measured=_count(general.opcodes, "LDG", "U16"),
                 unit="",
             ),
             Check(
                 what=Words("registers that alignment saves", "对齐节省的寄存器"),
                 predicted=1.0,
-                measured=float(untold.registers - told.registers),
+                measured=float(general.registers - specialised.registers),
                 unit="registers",
                 kind="at_least",
             ),

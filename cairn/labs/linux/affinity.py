@@ -30,10 +30,10 @@ def run(bench: Workbench) -> Outcome:
     }
     for name, places in layouts.items():
         bench.step(name)
-        found = burn_together(blocks, places)
-        walls[name] = max(one.wall_s for one in found)
-        share[name] = [one.cpu_s / one.wall_s for one in found]
-        pushed = sum(one.pushed for one in found)
+        burns = burn_together(blocks, places)
+        walls[name] = max(one.wall_s for one in burns)
+        share[name] = [one.cpu_s / one.wall_s for one in burns]
+        pushed = sum(one.pushed for one in burns)
         rows.append([name, walls[name] * 1e3, *share[name], pushed])
     together = share["both on one core"]
     return Outcome(

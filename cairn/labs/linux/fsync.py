@@ -26,14 +26,14 @@ def run(bench: Workbench) -> Outcome:
     bench.step("one record, one fsync")
     one_s = median(appended_s(path, 1, 1) for _ in range(bench.pick(25, 9)))
     plain_s = median(appended_s(path, count, 0) for _ in range(5))
-    found, model = [], []
+    measured, model = [], []
     for group in groups:
         bench.step(f"{group} records for each fsync")
         repeats = bench.pick(5, 3)
-        found.append(median(appended_s(path, count, group) for _ in range(repeats)))
+        measured.append(median(appended_s(path, count, group) for _ in range(repeats)))
         model.append(count / group * one_s + plain_s)
     return Outcome(
-        checks=_checks(count, model, found),
+        checks=_checks(count, model, measured),
         plots=[
             Plot(
                 title=Words(f"{count} records of {RECORD} bytes", f"{count} 条 {RECORD} 字节记录"),
@@ -41,7 +41,7 @@ def run(bench: Workbench) -> Outcome:
                 y=Words("ms", "毫秒"),
                 lines={
                     "predicted": [(g, s * 1e3) for g, s in zip(groups, model, strict=True)],
-                    "measured": [(g, s * 1e3) for g, s in zip(groups, found, strict=True)],
+                    "measured": [(g, s * 1e3) for g, s in zip(groups, measured, strict=True)],
                 },
                 log_x=True,
                 log_y=True,
@@ -54,24 +54,24 @@ def run(bench: Workbench) -> Outcome:
                 Words("ms measured", "实测毫秒"),
                 Words("ms predicted", "预测毫秒"),
             ],
-            rows=[[g, a * 1e3, b * 1e3] for g, a, b in zip(groups, found, model, strict=True)],
+            rows=[[g, a * 1e3, b * 1e3] for g, a, b in zip(groups, measured, model, strict=True)],
         ),
     )
 
 
-def _checks(count: int, model: list[float], found: list[float]) -> list[Check]:
+def _checks(count: int, model: list[float], measured: list[float]) -> list[Check]:
     return [
         Check(
             what=Words(f"{count} records, an fsync each", f"{count} 条记录，逐条 fsync"),
             predicted=model[0] * 1e3,
-            measured=found[0] * 1e3,
+            measured=measured[0] * 1e3,
             unit="ms",
             within=0.6,
         ),
         Check(
             what=Words("gathered over each, by time", "合并提交与逐条提交的耗时比"),
             predicted=model[-1] / model[0],
-            measured=found[-1] / found[0],
+            measured=measured[-1] / measured[0],
             unit="x",
             kind="at_most",
             within=2.0,  # one fsync of many records writes more than one of a single record

@@ -28,18 +28,18 @@ def run(bench: Workbench) -> Outcome:
     mebibytes = bench.setting("mebibytes", bench.pick(128, 32))
     size = mebibytes << 20
     huge = read_int(SWITCH / "hpage_pmd_size") or 2 << 20
-    given = huge_allowed(read_text(SWITCH / "enabled") or "never")
-    found, gained = {}, {}
+    allowed = huge_allowed(read_text(SWITCH / "enabled") or "never")
+    by_page_size, gained = {}, {}
     for name, make in (("4 KiB", small_pages), ("huge", _huge)):
         bench.step(f"{mebibytes} MiB in {name} pages")
         memory = make(size + huge)  # a piece that is aligned lies inside
         before = huge_bytes()
         faults, seconds = touched(memory)
         gained[name] = huge_bytes() - before
-        found[name] = (faults, seconds, _random_ns(memory, bench.pick(400_000, 100_000)))
+        by_page_size[name] = (faults, seconds, _random_ns(memory, bench.pick(400_000, 100_000)))
         memory.close()
-    small, large = found["4 KiB"], found["huge"]
-    expected = size / huge + huge / PAGE if given else (size + huge) / PAGE
+    small, large = by_page_size["4 KiB"], by_page_size["huge"]
+    expected = size / huge + huge / PAGE if allowed else (size + huge) / PAGE
     return Outcome(
         checks=[
             Check(
@@ -59,18 +59,18 @@ def run(bench: Workbench) -> Outcome:
             ),
             Check(
                 what=Words("memory that lies in huge pages", "落在大页上的内存"),
-                predicted=mebibytes if given and MAPS.exists() else 0,
+                predicted=mebibytes if allowed and MAPS.exists() else 0,
                 measured=gained["huge"] >> 20,
                 unit="MiB",
                 within=0.1,
             ),
         ],
-        table=_table(found),
-        notes=[_note(given)],
+        table=_table(by_page_size),
+        notes=[_note(allowed)],
     )
 
 
-def _table(found: dict[str, tuple[int, float, float]]) -> Table:
+def _table(by_page_size: dict[str, tuple[int, float, float]]) -> Table:
     return Table(
         columns=[
             Words("pages", "页"),
@@ -79,17 +79,18 @@ def _table(found: dict[str, tuple[int, float, float]]) -> Table:
             Words("ns, random read", "随机读纳秒"),
         ],
         rows=[
-            [name, faults, seconds * 1e3, read] for name, (faults, seconds, read) in found.items()
+            [name, faults, seconds * 1e3, read]
+            for name, (faults, seconds, read) in by_page_size.items()
         ],
     )
 
 
-def _note(given: bool) -> Words:
+def _note(allowed: bool) -> Words:
     return Words(
         f"transparent_hugepage is '{(read_text(SWITCH / 'enabled') or 'absent').strip()}': who asks "
-        f"{'gets' if given else 'does not get'} huge pages here.",
+        f"{'gets' if allowed else 'does not get'} huge pages here.",
         f"transparent_hugepage 为“{(read_text(SWITCH / 'enabled') or '无').strip()}”："
-        f"本机上请求大页的程序{'会' if given else '不会'}得到大页。",
+        f"本机上请求大页的程序{'会' if allowed else '不会'}得到大页。",
     )
 
 

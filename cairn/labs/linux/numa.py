@@ -35,8 +35,8 @@ def run(bench: Workbench) -> Outcome:
         toucher = sorted(set(node.cpus) & set(allowed))[-1]
         distance = distance_of(here.node, node.node)
         bench.step(f"memory touched by core {toucher}")
-        found = read_ns(toucher, reader, size)
-        rows.append([f"node {node.node}", toucher, distance, found, found / local])
+        latency_ns = read_ns(toucher, reader, size)
+        rows.append([f"node {node.node}", toucher, distance, latency_ns, latency_ns / local])
         checks.append(
             Check(
                 what=Words(
@@ -44,7 +44,7 @@ def run(bench: Workbench) -> Outcome:
                     f"读节点 {node.node} 内存与本地之比",
                 ),
                 predicted=distance / 10,
-                measured=found / local,
+                measured=latency_ns / local,
                 unit="x",
                 within=0.4,
             )

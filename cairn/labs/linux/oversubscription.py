@@ -19,18 +19,18 @@ MOST_CORES = 4  # more would only take longer
 def run(bench: Workbench) -> Outcome:
     cpus = allowed_cpus()[:MOST_CORES]
     cores = len(cpus)
-    seen = read_cpu(Path("/")).usable_threads or 0
+    usable = read_cpu(Path("/")).usable_threads or 0
     counts = [cores * factor for factor in bench.pick((1, 2, 4), (1, 3))]
     blocks = blocks_for(bench.pick(0.15, 0.06))
     walls, rates, rows = [], [], []
     for number in counts:
         bench.step(f"{number} processes on {cores} cores")
-        found = burn_together(blocks, [cpus] * number)
-        wall = sum(each.wall_s for each in found) / number
-        busy = sum(each.cpu_s for each in found) / max(each.wall_s for each in found)
+        burns = burn_together(blocks, [cpus] * number)
+        wall = sum(each.wall_s for each in burns) / number
+        busy = sum(each.cpu_s for each in burns) / max(each.wall_s for each in burns)
         walls.append(wall)
-        rates.append(number * blocks / max(each.wall_s for each in found))
-        pushed = sum(each.pushed for each in found) / number
+        rates.append(number * blocks / max(each.wall_s for each in burns))
+        pushed = sum(each.pushed for each in burns) / number
         rows.append([number, number / cores, wall * 1e3, rates[-1], busy, pushed])
     most = counts[-1] / counts[0]
     return Outcome(
@@ -56,7 +56,7 @@ def run(bench: Workbench) -> Outcome:
             Check(
                 what=Words("cores our probe counts", "探测到的可用核数"),
                 predicted=len(allowed_cpus()),
-                measured=seen,
+                measured=usable,
                 unit="cores",
             ),
         ],

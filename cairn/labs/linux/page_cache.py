@@ -94,12 +94,12 @@ def _table(size: int, cold: Pass, limits: "Ceilings", warm: Pass) -> Table:
         rows=[
             [
                 name,
-                size / found.seconds / 1e9,
+                size / reading.seconds / 1e9,
                 _gb(limit),
-                found.disk_bytes / 2**20,
-                found.major_faults,
+                reading.disk_bytes / 2**20,
+                reading.major_faults,
             ]
-            for name, found, limit in (
+            for name, reading, limit in (
                 ("cold", cold, limits.disk_read_cold),
                 ("warm", warm, limits.disk_read_warm),
             )

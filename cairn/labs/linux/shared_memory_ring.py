@@ -97,7 +97,7 @@ def move(
 
     import cairn.comm.backend  # noqa: F401  registers itself
 
-    sent = (torch.arange(size) % 251).to(torch.uint8)
+    pattern = (torch.arange(size) % 251).to(torch.uint8)
     dist.destroy_process_group()
     seconds, wrong = [], []
     for number, (places, far) in enumerate(ways):
@@ -107,9 +107,9 @@ def move(
         dist.init_process_group(
             "cairn", init_method=f"file://{folder}/{number}", rank=rank, world_size=count
         )
-        got = torch.zeros_like(sent) if rank else sent
-        seconds.append(median(_one_way_s(rank, got) for _ in range(repeats + 1)))
-        wrong.append(int((got != sent).sum()))
+        buffer = torch.zeros_like(pattern) if rank else pattern
+        seconds.append(median(_one_way_s(rank, buffer) for _ in range(repeats + 1)))
+        wrong.append(int((buffer != pattern).sum()))
         dist.barrier()
         dist.destroy_process_group()
     return seconds, wrong
@@ -120,15 +120,15 @@ def _one_way_s(rank: int, tensor: object) -> float:
     import torch
     import torch.distributed as dist
 
-    done = torch.zeros(1)
+    acknowledgement = torch.zeros(1)
     dist.barrier()
     began = time.perf_counter()
     if rank == 0:
         dist.send(tensor, 1)  # type: ignore[arg-type]
-        dist.recv(done, 1)
+        dist.recv(acknowledgement, 1)
     else:
         dist.recv(tensor, 0)  # type: ignore[arg-type]
-        dist.send(done, 0)
+        dist.send(acknowledgement, 0)
     return time.perf_counter() - began
 
 

@@ -30,7 +30,7 @@ WARM_UP = 25  # a new connection acknowledges at once for a while
 
 def run(bench: Workbench) -> Outcome:
     rounds = bench.setting("rounds", bench.pick(20, 6))
-    found = {}
+    medians = {}
     for name, family, no_delay, parts in (
         ("TCP, two writes, Nagle", socket.AF_INET, False, 2),
         ("TCP, two writes, TCP_NODELAY", socket.AF_INET, True, 2),
@@ -39,8 +39,8 @@ def run(bench: Workbench) -> Outcome:
     ):
         bench.step(name)
         with connected(family, no_delay) as (here, there):
-            found[name] = median(exchange(here, there, rounds, parts))
-    stalled, quick, whole, local = found.values()
+            medians[name] = median(exchange(here, there, rounds, parts))
+    stalled, quick, whole, local = medians.values()
     trip = bench.ceilings.loopback_round_trip
     return Outcome(
         checks=[
@@ -66,7 +66,7 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_most",
             ),
         ],
-        table=_table(found, trip),
+        table=_table(medians, trip),
         notes=[
             Words(
                 f"The stall costs {stalled / quick:,.0f} times the round trip; a Unix socket takes "
@@ -77,11 +77,11 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _table(found: dict[str, float], trip: "Measured | None") -> Table:
+def _table(medians: dict[str, float], trip: "Measured | None") -> Table:
     return Table(
         columns=[Words("how", "方式"), Words("us per round trip", "往返微秒")],
         rows=[
-            *([name, seconds * 1e6] for name, seconds in found.items()),
+            *([name, seconds * 1e6] for name, seconds in medians.items()),
             ["ceiling: two processes, 64 bytes", trip.value * 1e6 if trip else "–"],
         ],
     )

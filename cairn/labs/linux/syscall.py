@@ -25,15 +25,17 @@ def run(bench: Workbench) -> Outcome:
     size = bench.pick(16 << 20, 4 << 20)
     path = bench.folder / "cached"
     path.write_bytes(os.urandom(1 << 20) * (size >> 20))
-    found = []
+    measured = []
     for chunk in CHUNKS:
         bench.step(f"reads of {chunk} bytes")
-        found.append(min(read_s(path, size, chunk, bench.pick(5, 3))))
-    (small, large), (first, last) = (CHUNKS[0], CHUNKS[-1]), (found[0], found[-1])
+        measured.append(min(read_s(path, size, chunk, bench.pick(5, 3))))
+    (small, large), (first, last) = (CHUNKS[0], CHUNKS[-1]), (measured[0], measured[-1])
     alpha = (first - last) / (size / small - size / large)
     base = last - alpha * size / large
     model = [base + alpha * size / chunk for chunk in CHUNKS]
-    errors = [abs(got / said - 1) for got, said in zip(found, model, strict=True)][1:-1]
+    errors = [
+        abs(seconds / predicted - 1) for seconds, predicted in zip(measured, model, strict=True)
+    ][1:-1]
     checks = [
         Check(
             what=Words("median error between the two ends", "两端之间各点的误差中位数"),
@@ -47,8 +49,8 @@ def run(bench: Workbench) -> Outcome:
     checks += _sink_checks(bench.folder / "events.jsonl")
     return Outcome(
         checks=checks,
-        plots=[_plot(size, model, found)],
-        table=_table(size, found, model),
+        plots=[_plot(size, model, measured)],
+        table=_table(size, measured, model),
         notes=[
             Words(
                 f"A call costs {alpha * 1e9:.0f} ns here (Python's own share included): as much as copying "
@@ -60,21 +62,21 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _plot(size: int, model: list[float], found: list[float]) -> Plot:
+def _plot(size: int, model: list[float], measured: list[float]) -> Plot:
     return Plot(
         title=Words("Reading a cached file", "读取缓存中的文件"),
         x=Words("bytes per call", "每次调用字节数"),
         y=Words("GB/s", "GB/s"),
         lines={
             "predicted": [(c, size / s / 1e9) for c, s in zip(CHUNKS, model, strict=True)],
-            "measured": [(c, size / s / 1e9) for c, s in zip(CHUNKS, found, strict=True)],
+            "measured": [(c, size / s / 1e9) for c, s in zip(CHUNKS, measured, strict=True)],
         },
         log_x=True,
         log_y=True,
     )
 
 
-def _table(size: int, found: list[float], model: list[float]) -> Table:
+def _table(size: int, measured: list[float], model: list[float]) -> Table:
     return Table(
         columns=[
             Words("bytes per call", "每次字节数"),
@@ -83,8 +85,8 @@ def _table(size: int, found: list[float], model: list[float]) -> Table:
             Words("ms predicted", "预测毫秒"),
         ],
         rows=[
-            [chunk, size // chunk, got * 1e3, said * 1e3]
-            for chunk, got, said in zip(CHUNKS, found, model, strict=True)
+            [chunk, size // chunk, seconds * 1e3, predicted * 1e3]
+            for chunk, seconds, predicted in zip(CHUNKS, measured, model, strict=True)
         ],
     )
 
@@ -105,12 +107,12 @@ def read_s(path: Path, size: int, chunk: int, repeats: int) -> list[float]:
 def _sink_checks(path: Path) -> list[Check]:
     """Few calls are no merit where events are lost, so both are looked at."""
     writes = sink_writes(path)
-    kept = sum('"tick"' in line for line in path.read_text(encoding="utf-8").splitlines())
+    in_file = sum('"tick"' in line for line in path.read_text(encoding="utf-8").splitlines())
     checks = [
         Check(
             what=Words("events that are in the file", "文件中的事件数"),
             predicted=EVENTS,
-            measured=kept,
+            measured=in_file,
             unit="events",
         )
     ]

@@ -15,18 +15,18 @@ def run(bench: Workbench) -> Outcome:
 
     count = bench.setting("samples", bench.pick(20_000, 4_000))
     pattern = Pattern(list(WEIGHTS.values()))
-    seen = [0] * len(WEIGHTS)
+    counts = [0] * len(WEIGHTS)
     worst, drawn_worst, lines = 0.0, 0.0, {"our pattern": [], "drawn at random": []}
-    dice, drawn = random.Random(0), [0] * len(WEIGHTS)
+    dice, random_counts = random.Random(0), [0] * len(WEIGHTS)
     bench.step("walking through the stream")
     for number in range(count):
-        seen[pattern.locate(number)[0]] += 1
-        drawn[dice.choices(range(len(WEIGHTS)), list(WEIGHTS.values()))[0]] += 1
-        off = _furthest(seen, number + 1)
-        worst, drawn_worst = max(worst, off), max(drawn_worst, _furthest(drawn, number + 1))
+        counts[pattern.locate(number)[0]] += 1
+        random_counts[dice.choices(range(len(WEIGHTS)), list(WEIGHTS.values()))[0]] += 1
+        off = _furthest(counts, number + 1)
+        worst, drawn_worst = max(worst, off), max(drawn_worst, _furthest(random_counts, number + 1))
         if number % (count // 100) == 0:
             lines["our pattern"].append((float(number), off))
-            lines["drawn at random"].append((float(number), _furthest(drawn, number + 1)))
+            lines["drawn at random"].append((float(number), _furthest(random_counts, number + 1)))
     kept, planted, documents = _without_copies(bench.pick(3000, 600))
     return Outcome(
         checks=[
@@ -49,7 +49,7 @@ def run(bench: Workbench) -> Outcome:
             ),
         ],
         plots=[_plot(lines)],
-        table=_table(seen),
+        table=_table(counts),
         notes=[_note(drawn_worst)],
     )
 
@@ -63,11 +63,12 @@ def _plot(lines: Lines) -> Plot:
     )
 
 
-def _table(seen: list[int]) -> Table:
+def _table(counts: list[int]) -> Table:
     return Table(
         columns=[Words("corpus", "语料"), Words("weight", "权重"), Words("samples", "样本数")],
         rows=[
-            [name, weight, got] for (name, weight), got in zip(WEIGHTS.items(), seen, strict=True)
+            [name, weight, count]
+            for (name, weight), count in zip(WEIGHTS.items(), counts, strict=True)
         ],
     )
 
@@ -80,9 +81,9 @@ def _note(drawn_worst: float) -> Words:
     )
 
 
-def _furthest(seen: list[int], total: int) -> float:
+def _furthest(counts: list[int], total: int) -> float:
     return max(
-        abs(got - weight * total) for got, weight in zip(seen, WEIGHTS.values(), strict=True)
+        abs(count - weight * total) for count, weight in zip(counts, WEIGHTS.values(), strict=True)
     )
 
 

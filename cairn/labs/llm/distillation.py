@@ -32,7 +32,7 @@ def run(bench: Workbench) -> Outcome:
     import torch
 
     rows = _tiny.all_sums()
-    shown = torch.arange(len(rows)) % SEEN == 0
+    for_training = torch.arange(len(rows)) % SEEN == 0
     teacher = _tiny.build(_tiny.small_spec(), seed=0)
     bench.step("the teacher learns sums")
     _tiny.train(teacher, rows, bench.pick(36, 20))
@@ -40,17 +40,19 @@ def run(bench: Workbench) -> Outcome:
     soft = copy.deepcopy(hard)
     steps = bench.setting("steps", bench.pick(36, 20))
     bench.step("a student learns the right answers")
-    _tiny.train(hard, rows[shown], steps, rate=1e-2)
+    _tiny.train(hard, rows[for_training], steps, rate=1e-2)
     bench.step("a student learns the teacher's distribution")
-    curve = imitate(soft, teacher, rows[shown], rows[~shown], steps)
+    curve = imitate(soft, teacher, rows[for_training], rows[~for_training], steps)
     apart = {
-        name: divergence(one, teacher, rows[~shown])
+        name: divergence(one, teacher, rows[~for_training])
         for name, one in (("hard", hard), ("soft", soft))
     }
     bench.step("it goes on with answers of its own")
-    begun = reverse(soft, teacher, rows[~shown])
-    practise(soft, teacher, rows[~shown], bench.pick(40, 12), torch.Generator().manual_seed(0))
-    ended = reverse(soft, teacher, rows[~shown])
+    begun = reverse(soft, teacher, rows[~for_training])
+    practise(
+        soft, teacher, rows[~for_training], bench.pick(40, 12), torch.Generator().manual_seed(0)
+    )
+    ended = reverse(soft, teacher, rows[~for_training])
     return Outcome(
         checks=_checks(apart, ended / begun, curve),
         plots=[_plot(curve)],
@@ -117,8 +119,8 @@ def divergence(student: "Transformer", teacher: "Transformer", rows: "Tensor") -
     import torch
 
     with torch.no_grad():
-        wanted, got = next_tokens(teacher, rows), next_tokens(student, rows)
-    return (wanted.exp() * (wanted - got)).sum(-1).mean().item()
+        expected, actual = next_tokens(teacher, rows), next_tokens(student, rows)
+    return (expected.exp() * (expected - actual)).sum(-1).mean().item()
 
 
 def reverse(student: "Transformer", teacher: "Transformer", rows: "Tensor") -> float:

@@ -30,21 +30,21 @@ def run(bench: Workbench) -> Outcome:
     good = _tiny.all_sums()
     bad = good.clone()
     bad[:, -1] = (bad[:, -1] + 1) % _tiny.BASE  # the same sum, off by one
-    held = torch.arange(len(good)) % HELD_OUT == 0
+    held_out = torch.arange(len(good)) % HELD_OUT == 0
     base = _tiny.build(_tiny.small_spec())
     bench.step("a base that knows the form, and both answers")
     _tiny.train(base, torch.cat((good, bad)), bench.pick(40, 25))
     steps = bench.setting("steps", bench.pick(24, 15))
     bench.step("preferences")
-    policy = prefer(copy.deepcopy(base), base, good[~held], bad[~held], BETA, steps)
+    policy = prefer(copy.deepcopy(base), base, good[~held_out], bad[~held_out], BETA, steps)
     bench.step("imitation of the good answers for as many steps")
     imitator = copy.deepcopy(base)
-    _tiny.train(imitator, good[~held], steps, rate=1e-3)
+    _tiny.train(imitator, good[~held_out], steps, rate=1e-3)
     gains = {
-        name: [gain(model, base, rows[~held]) for rows in (good, bad)]
+        name: [gain(model, base, rows[~held_out]) for rows in (good, bad)]
         for name, model in (("DPO", policy), ("imitation", imitator))
     }
-    unseen = gain(policy, base, good[held]) - gain(policy, base, bad[held])
+    unseen = gain(policy, base, good[held_out]) - gain(policy, base, bad[held_out])
     means = {name: [one.mean().item() for one in both] for name, both in gains.items()}
     return Outcome(checks=_checks(unseen, means), table=_table(means), notes=[_note(means["DPO"])])
 
@@ -73,9 +73,9 @@ def prefer(
             Completions(logp.detach(), tokens, first)
             for logp, first in zip(here, there, strict=True)
         ]
-        found = rule(sides[0], sides[1])
+        losses = rule(sides[0], sides[1])
         optimizer.zero_grad()
-        (found.chosen_P * here[0] + found.rejected_P * here[1]).mean().backward()
+        (losses.chosen_P * here[0] + losses.rejected_P * here[1]).mean().backward()
         optimizer.step()
     return model
 

@@ -56,15 +56,15 @@ def compare_estimates(
     exact = flat_gradient(model, -expected_reward(model, prompts).mean())
     errors: dict[int, list[float]] = {GROUP: [], 4 * GROUP: []}
     mean = torch.zeros_like(exact)
-    for group, found in errors.items():
+    for group, samples in errors.items():
         for _ in range(DRAWS):
             answers, reward = roll_out(model, prompts, generator, group)
             loss = -(group_advantage(reward, group) * answer_logprob(model, answers)).mean()
             estimate = flat_gradient(model, loss) * group / (group - 1)
-            found.append((estimate - exact).square().sum().item())
+            samples.append((estimate - exact).square().sum().item())
             mean += estimate
     cosine = torch.nn.functional.cosine_similarity(mean, exact, 0)
-    few, many = (sum(found) for found in errors.values())
+    few, many = (sum(samples) for samples in errors.values())
     return cosine.item(), (few / many) ** 0.5
 
 
@@ -94,9 +94,9 @@ def roll_out(
     model: "Transformer", prompts: "Tensor", generator: "torch.Generator", group: int = GROUP
 ) -> "tuple[Tensor, Tensor]":
     """A group of answers to each prompt, and 1 for those that are right."""
-    wanted = prompts.repeat_interleave(group, dim=0)
-    answers = sample(model, wanted, generator)
-    right = (answers[:, _tiny.PROMPT :] == wanted[:, _tiny.PROMPT :]).all(1)
+    repeated = prompts.repeat_interleave(group, dim=0)
+    answers = sample(model, repeated, generator)
+    right = (answers[:, _tiny.PROMPT :] == repeated[:, _tiny.PROMPT :]).all(1)
     return answers, right.float()
 
 

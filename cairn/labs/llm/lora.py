@@ -40,20 +40,20 @@ def run(bench: Workbench) -> Outcome:
     bench.step("the base learns sums without a carry")
     _tiny.train(base, easy, bench.pick(40, 25))
     steps = bench.setting("steps", bench.pick(36, 20))
-    found: dict[str, Tuned] = {}
+    tuned: dict[str, Tuned] = {}
     lost = 0.0
     for rank in RANKS:
         bench.step(f"adapters of rank {rank} learn sums with one")
         model = copy.deepcopy(base)
-        found[f"r={rank}"] = tune(model, rank, hard, easy, steps)
+        tuned[f"r={rank}"] = tune(model, rank, hard, easy, steps)
         lost = merge_loss(model)
     bench.step("all weights learn the same")
-    found["all"] = tune(copy.deepcopy(base), 0, hard, easy, steps)
+    tuned["all"] = tune(copy.deepcopy(base), 0, hard, easy, steps)
     before = _tiny.answer_loss(base, hard).item()
     return Outcome(
-        checks=_checks(found, before, lost),
-        plots=[_plot(found)],
-        table=_table(found),
+        checks=_checks(tuned, before, lost),
+        plots=[_plot(tuned)],
+        table=_table(tuned),
     )
 
 
@@ -111,8 +111,8 @@ def merge_loss(model: "Transformer") -> float:
     return (rounding / update) ** 0.5
 
 
-def _checks(found: dict[str, Tuned], before: float, lost: float) -> list[Check]:
-    full, thin = found["all"], found["r=4"]
+def _checks(tuned: dict[str, Tuned], before: float, lost: float) -> list[Check]:
+    full, thin = tuned["all"], tuned["r=4"]
     return [
         Check(
             what=Words(
@@ -130,7 +130,7 @@ def _checks(found: dict[str, Tuned], before: float, lost: float) -> list[Check]:
                 "旧任务损失：秩 1 适配器与全量训练之比",
             ),
             predicted=1.0,
-            measured=found["r=1"].old / full.old,
+            measured=tuned["r=1"].old / full.old,
             unit="x",
             kind="at_most",
         ),
@@ -147,16 +147,16 @@ def _checks(found: dict[str, Tuned], before: float, lost: float) -> list[Check]:
     ]
 
 
-def _plot(found: dict[str, Tuned]) -> Plot:
+def _plot(tuned: dict[str, Tuned]) -> Plot:
     return Plot(
         title=Words("Loss on the new task", "新任务损失"),
         x=Words("step", "步"),
         y=Words("loss", "损失"),
-        lines={name: list(enumerate(one.losses)) for name, one in found.items()},
+        lines={name: list(enumerate(one.losses)) for name, one in tuned.items()},
     )
 
 
-def _table(found: dict[str, Tuned]) -> Table:
+def _table(tuned: dict[str, Tuned]) -> Table:
     return Table(
         columns=[
             Words("what trains", "训练什么"),
@@ -167,7 +167,7 @@ def _table(found: dict[str, Tuned]) -> Table:
         ],
         rows=[
             [name, one.trained, one.trained * ADAM_BYTES, round(one.new, 4), round(one.old, 4)]
-            for name, one in found.items()
+            for name, one in tuned.items()
         ],
     )
 

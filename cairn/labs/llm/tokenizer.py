@@ -15,21 +15,21 @@ def run(bench: Workbench) -> Outcome:
     texts = [story(1, number) for number in range(bench.setting("stories", bench.pick(600, 150)))]
     fresh = [story(2, number) for number in range(50)] + ["naïve café 北京 \U0001f680 \t\n  x"]
     size = sum(len(text.encode()) for text in fresh)
-    rows, line, lost, asked = [], [], 0, []
+    rows, line, lost, sizes = [], [], 0, []
     for vocab in (None, *bench.pick(SIZES, SIZES[:3])):
         bench.step(f"vocabulary {vocab or 'of bytes'}")
         tokenizer = byte_tokenizer() if vocab is None else train_tokenizer(texts, vocab, fewer=True)
         coded = [tokenizer.encode(text) for text in fresh]
         lost += sum(tokenizer.decode(ids) != text for ids, text in zip(coded, fresh, strict=True))
         tokens = sum(map(len, coded))
-        known = tokenizer.vocab_size
-        rows.append([known, tokens, size / tokens, known * 64])
-        line.append((float(known), size / tokens))
+        learned = tokenizer.vocab_size
+        rows.append([learned, tokens, size / tokens, learned * 64])
+        line.append((float(learned), size / tokens))
         if vocab is not None:
-            asked.append((vocab, known))
+            sizes.append((vocab, learned))
     gains = [after / before for (_, before), (_, after) in pairwise(line)]
     return Outcome(
-        checks=_checks(lost, asked, gains),
+        checks=_checks(lost, sizes, gains),
         plots=[
             Plot(
                 title=Words("Bytes per token", "每 token 字节数"),
@@ -50,7 +50,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(lost: int, asked: list[tuple[int, int]], gains: list[float]) -> list[Check]:
+def _checks(lost: int, sizes: list[tuple[int, int]], gains: list[float]) -> list[Check]:
     return [
         Check(
             what=Words("texts changed by encode and decode", "编码再解码后发生变化的文本数"),
@@ -64,7 +64,7 @@ def _checks(lost: int, asked: list[tuple[int, int]], gains: list[float]) -> list
                 "词表大小不超过所要求的",
             ),
             predicted=1.0,
-            measured=max(known / vocab for vocab, known in asked),
+            measured=max(learned / vocab for vocab, learned in sizes),
             unit="x",
             kind="at_most",
         ),

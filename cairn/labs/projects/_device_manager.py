@@ -5,8 +5,8 @@
                                      ^                  │ give_back, or the deadline has passed: taken back
                                      └── least used tenant first, then the oldest
 
-The policy is pure: no clock, no process, no driver inside; whoever uses it says what time it is and acts on what comes
-back. A device has one lease at most; a lease ends at its deadline whatever its holder does; nobody who waits can be
+The policy is pure: no clock, no process, no driver inside; the caller says what time it is and acts on what comes
+back. A device has one lease at most; a lease ends at its deadline whatever its holder does; no waiting job can be
 overtaken for ever, because waiting makes the others more used.
 """
 
@@ -42,7 +42,7 @@ class Lease(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What a moment brought: whoever acts has to end the processes of `expired` and start those of `granted`."""
+    """The changes of one moment: the caller ends the processes of `expired` and starts those of `granted`."""
 
     granted: list[Lease]
     expired: list[Lease]

@@ -151,8 +151,8 @@ def enforce(devices: list[Device], seconds: float) -> tuple[int, float, int]:
             for lease in events.granted:
                 blocks = 1 << 30 if lease.number == 1 else 1
                 running[lease.number] = (lease, stack.enter_context(_worker(lease, blocks)))
-            held = [device for lease, _ in running.values() for device in lease.devices]
-            doubled += len(held) - len(set(held))
+            leased = [device for lease, _ in running.values() for device in lease.devices]
+            doubled += len(leased) - len(set(leased))
             for number, (_, process) in list(running.items()):
                 if process.poll() is not None:  # type: ignore[attr-defined]
                     del running[number]

@@ -131,7 +131,7 @@ def both_cuts(
     a, b, expected = _matrices(n, _device(rank, on_gpu))
     mine = slice(rank * n // count, (rank + 1) * n // count)
     world = torch.distributed.group.WORLD
-    found = []
+    results = []
     for part, other, join in (
         (a[mine].contiguous(), b, lambda x: all_gather(x, world)),
         (a[:, mine].contiguous(), b[mine].contiguous(), lambda x: all_reduce(x, world)),
@@ -145,8 +145,8 @@ def both_cuts(
                 product_s = _timed(product, repeats, clock(on_gpu))
             torch.distributed.barrier()
         join_s = _timed(lambda join=join, local=local: join(local), repeats, time.perf_counter)
-        found.append((product_s, join_s, float((whole - expected).abs().max())))
-    return found
+        results.append((product_s, join_s, float((whole - expected).abs().max())))
+    return results
 
 
 def _matrices(n: int, device: str) -> "tuple[Tensor, Tensor, Tensor]":

@@ -1,4 +1,4 @@
-"""From one device to another: straight, or through somebody in the middle?
+"""From one device to another: straight, or through a relay in the middle?
 
     straight   A ─────────────> B         one way
     staged     A ──> host ────> B         two, one after the other: the sum of both
@@ -113,12 +113,12 @@ def relay_times(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> 
     import torch
     import torch.distributed as dist
 
-    found: tuple[list[float], list[float]] = ([], [])
+    medians: tuple[list[float], list[float]] = ([], [])
     wrong = 0
     for size in sizes:
-        sent, done = torch.arange(size // 4, dtype=torch.float32), torch.zeros(1)
+        pattern, acknowledgement = torch.arange(size // 4, dtype=torch.float32), torch.zeros(1)
         for way, route in enumerate(((0, 1), (0, 2, 1))):
-            data = sent.clone() if rank == 0 else torch.zeros_like(sent)
+            data = pattern.clone() if rank == 0 else torch.zeros_like(pattern)
             samples = []
             for _ in range(repeats + 1):
                 dist.barrier()
@@ -129,13 +129,13 @@ def relay_times(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> 
                     elif rank == target:
                         dist.recv(data, source)
                 if rank == 1:
-                    dist.send(done, 0)
+                    dist.send(acknowledgement, 0)
                 elif rank == 0:
-                    dist.recv(done, 1)
+                    dist.recv(acknowledgement, 1)
                 samples.append(time.perf_counter() - began)
-            found[way].append(median(samples[1:]))
-            wrong += int((data != sent).sum())
-    return Copies(*found, wrong)
+            medians[way].append(median(samples[1:]))
+            wrong += int((data != pattern).sum())
+    return Copies(*medians, wrong)
 
 
 def gpu_times(sizes: tuple[int, ...], repeats: int) -> Copies:

@@ -30,12 +30,12 @@ class Step(NamedTuple):
 
 def run(bench: Workbench) -> Outcome:
     steps = bench.setting("steps", bench.pick(8, 4))
-    found = {}
+    by_ranks = {}
     for count in (1, 2):
         bench.step(f"{count} process(es)")
         folder = str(bench.folder / str(count))
-        found[count] = run_ranks(count, train, folder, steps, timeout_s=90)[0]
-    (one, size), (two, _) = found[1], found[2]
+        by_ranks[count] = run_ranks(count, train, folder, steps, timeout_s=90)[0]
+    (one, size), (two, _) = by_ranks[1], by_ranks[2]
     reduce_s = choose("all_reduce", 2, size, link_of(bench))[0].us / 1e6
     return Outcome(
         checks=[_same(one, two), *_sooner(pace_of(one), pace_of(two), reduce_s)],

@@ -67,20 +67,20 @@ class CachingAllocator:
         return block.segment in self._small_segments
 
     def _grow(self, size: int) -> Block:
-        given = segment_size(size)
+        segment_bytes = segment_size(size)
         if size <= SMALL:
             self._small_segments.add(self.segments)
-        block = Block(self.segments, 0, given, free=True)
+        block = Block(self.segments, 0, segment_bytes, free=True)
         self.segments += 1
-        self.reserved += given
+        self.reserved += segment_bytes
         self._blocks.append(block)
         return block
 
     def _split(self, block: Block, size: int) -> None:
-        left = block.size - size
-        worth_it = left >= UNIT if self._small(block) else left > SMALL
+        rest = block.size - size
+        worth_it = rest >= UNIT if self._small(block) else rest > SMALL
         if worth_it:
-            self._blocks.append(Block(block.segment, block.start + size, left, free=True))
+            self._blocks.append(Block(block.segment, block.start + size, rest, free=True))
             block.size = size
 
 

@@ -26,13 +26,13 @@ def run(bench: Workbench) -> Outcome:
         _play_step(steady, sizes)
     bench.step("a buffer that grows")
     growing, curve = CachingAllocator(), []
-    held = growing.allocate(MIB)
+    block = growing.allocate(MIB)
     for grown in range(
         12, bench.pick(200, 60), 4
     ):  # as a cache that is joined anew with each token
         fresh = growing.allocate(grown * MIB)
-        growing.free(held)
-        held = fresh
+        growing.free(block)
+        block = fresh
         curve.append((float(grown), growing.reserved / MIB, growing.peak_allocated / MIB))
     checks = [
         Check(
@@ -97,12 +97,12 @@ def _real_allocator(bench: Workbench, sizes: list[int]) -> list[Check]:
     bench.step("the real allocator")
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(bench.device)
-    asked = []
+    allocated = []
     in_use = 0
     for _ in range(5):
         tensors = [torch.empty(size, dtype=torch.uint8, device=bench.device) for size in sizes]
         in_use = torch.cuda.memory_allocated(bench.device) - before
-        asked.append(torch.cuda.memory_stats(bench.device)["segment.all.allocated"])
+        allocated.append(torch.cuda.memory_stats(bench.device)["segment.all.allocated"])
         del tensors
     return [
         Check(
@@ -116,7 +116,7 @@ def _real_allocator(bench: Workbench, sizes: list[int]) -> list[Check]:
         Check(
             what=Words("segments asked for by the last of five steps", "五步中最后一步申请的段数"),
             predicted=0.0,
-            measured=float(asked[-1] - asked[-2]),
+            measured=float(allocated[-1] - allocated[-2]),
             unit="",
         ),
     ]

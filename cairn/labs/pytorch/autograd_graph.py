@@ -54,7 +54,7 @@ def _checks(model: Any, leaves: list[Any], early: int, gap: float, loss: Any) ->
         ),
         Check(
             what=Words(
-                "nodes that ran before somebody who uses their result", "早于使用者执行的节点数"
+                "nodes that ran before a node that uses their result", "早于使用者执行的节点数"
             ),
             predicted=0.0,
             measured=float(early),
@@ -89,13 +89,13 @@ def _loss(model: Any, tokens_T: Any) -> Any:
 
 def _nodes(root: Any) -> list[Any]:
     """Every node that can be reached, each once."""
-    found, waiting = {root}, [root]
+    nodes, waiting = {root}, [root]
     while waiting:
         for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
+            if node is not None and node not in nodes:
+                nodes.add(node)
                 waiting.append(node)
-    return list(found)
+    return list(nodes)
 
 
 def _out_of_order(loss: Any, nodes: list[Any]) -> int:

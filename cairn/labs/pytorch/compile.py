@@ -56,10 +56,10 @@ def run(bench: Workbench) -> Outcome:
             ("dynamic=True", norm, True),
         ):
             bench.step(f"six sizes, {name}")
-            found, seconds = _graphs(function, dynamic, SIZES)
-            counted[name] = found.graphs
+            graphs, seconds = _graphs(function, dynamic, SIZES)
+            counted[name] = graphs.graphs
             what = f"norm of {len(SIZES)} sizes, {name}"
-            rows.append([what, found.graphs, found.sizes[0], seconds * 1e3])
+            rows.append([what, graphs.graphs, graphs.sizes[0], seconds * 1e3])
         bench.step("a number that leaves the graph")
         broken, seconds = _graphs(looks, None, SIZES[:1])
         rows.append(["a branch on .item()", broken.graphs, broken.sizes[0], seconds * 1e3])

@@ -104,14 +104,14 @@ def _seconds(call: Callable[[], object], times: int) -> float:
     import torch
 
     call()
-    found = []
+    samples = []
     for _ in range(times):
         torch.cuda.synchronize()
         start = time.perf_counter()
         call()
         torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return sorted(found)[len(found) // 2]
+        samples.append(time.perf_counter() - start)
+    return sorted(samples)[len(samples) // 2]
 
 
 def _captured(call: Callable[[], object]) -> Any:
@@ -133,26 +133,26 @@ def _same_result(bench: Workbench) -> int:
     import torch
 
     weight = torch.randn(256, 256, device=bench.device)
-    given = torch.randn(16, 256, device=bench.device)
-    found: list[torch.Tensor] = [given]
+    inputs = torch.randn(16, 256, device=bench.device)
+    outputs: list[torch.Tensor] = [inputs]
 
     def network() -> None:
-        found[0] = torch.relu(given @ weight) @ weight
+        outputs[0] = torch.relu(inputs @ weight) @ weight
 
     graph = _captured(network)
-    kept = found[0]
-    given.copy_(
+    first_output = outputs[0]
+    inputs.copy_(
         torch.randn(16, 256, device=bench.device)
     )  # inputs change in place: addresses may not
     graph.replay()
-    replayed = kept.clone()
+    replayed = first_output.clone()
     network()
     # The library may choose another algorithm while capturing: equal up to rounding, not to the bit.
-    return int((~torch.isclose(replayed, found[0], rtol=1e-3, atol=1e-2)).sum())
+    return int((~torch.isclose(replayed, outputs[0], rtol=1e-3, atol=1e-2)).sum())
 
 
 def _padding() -> list[tuple[float, float]]:
-    """Of the rows that a replay computes, those that nobody asked for."""
+    """Of the rows that a replay computes, those that are padding."""
     from cairn.serve.engine.cuda_graph import decode_sizes
 
     sizes = decode_sizes(256)

@@ -89,9 +89,9 @@ def _register() -> Any:
     """Once in a process: torch refuses a second registration of a name."""
     import torch
 
-    found = getattr(torch.ops.cairn_lab, "rmsnorm", None)
-    if found is not None:
-        return found.default
+    operator = getattr(torch.ops.cairn_lab, "rmsnorm", None)
+    if operator is not None:
+        return operator.default
     from cairn.kernels.norm.rmsnorm import rmsnorm_reference
 
     @torch.library.custom_op(NAME, mutates_args=())
@@ -126,14 +126,14 @@ def _gradient_gap(operation: Any, x: Any, weight: Any) -> float:
 
     from cairn.kernels.norm.rmsnorm import rmsnorm_reference
 
-    found = []
+    gradients = []
     for form in (operation, rmsnorm_reference):
         a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
         form(a, b, 1e-6).sin().sum().backward()
         assert a.grad is not None
         assert b.grad is not None
-        found.append(torch.cat([a.grad.flatten(), b.grad.flatten()]))
-    return float((found[0] - found[1]).norm() / found[1].norm())
+        gradients.append(torch.cat([a.grad.flatten(), b.grad.flatten()]))
+    return float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
 
 
 def _traced(function: Any, x: Any) -> list[str]:

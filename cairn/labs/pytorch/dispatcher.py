@@ -30,16 +30,16 @@ def run(bench: Workbench) -> Outcome:
     weight, lean = model.norm.weight.detach(), LeanNorm(model.norm)
     norms = {"plain": lambda: rmsnorm_reference(x, weight, 1e-6), "lean": lambda: lean(x)}
     bench.step("operations of both norms")
-    seen = {name: _operations(norm) for name, norm in norms.items()}
+    operations = {name: _operations(norm) for name, norm in norms.items()}
     gap = float((norms["plain"]() - norms["lean"]()).abs().max())
     bench.step("times of both")
     with one_thread(), torch.no_grad():
         took = {name: _each(bench, norm) for name, norm in norms.items()}
         six_s, twelve_s = (_each(bench, lambda n=n: _multiply(x, n)) for n in (6, 12))
         recorded_s = _with_gradient(bench, x)
-    rows = [[f"{name} norm: {' '.join(seen[name])}", took[name] * 1e6] for name in norms]
+    rows = [[f"{name} norm: {' '.join(operations[name])}", took[name] * 1e6] for name in norms]
     return Outcome(
-        checks=[*_counts(seen), *_times(twelve_s / six_s, took["plain"] / took["lean"], gap)],
+        checks=[*_counts(operations), *_times(twelve_s / six_s, took["plain"] / took["lean"], gap)],
         table=Table(
             columns=[Words("what", "项目"), Words("us", "us")],
             rows=[
@@ -63,18 +63,18 @@ def _operations(call: Callable[[], object]) -> list[str]:
     return [_short(operation) for operation in watched.names]
 
 
-def _counts(seen: dict[str, list[str]]) -> list[Check]:
+def _counts(operations: dict[str, list[str]]) -> list[Check]:
     return [
         Check(
             what=Words("operations of the plain norm", "普通 norm 的算子数"),
             predicted=float(len(PLAIN)),
-            measured=float(len(seen["plain"])),
+            measured=float(len(operations["plain"])),
             unit="",
         ),
         Check(
             what=Words("operations of the lean norm", "精简 norm 的算子数"),
             predicted=float(len(LEAN)),
-            measured=float(len(seen["lean"])),
+            measured=float(len(operations["lean"])),
             unit="",
         ),
     ]

@@ -22,7 +22,7 @@ class Pass(NamedTuple):
 
 
 def predicted_flops(spec: Any) -> float:
-    """With full recomputing over without: 4F / 3F, less the last product, whose result nobody needs again."""
+    """With full recomputing over without: 4F / 3F, less the last product, whose result is not needed again."""
     last = spec.hidden * spec.intermediate
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     all_products = spec.hidden * (2 * queries + 2 * keys) + 3 * last

@@ -5,7 +5,7 @@
     transpose, slice, expand, split     other strides over the same storage: nothing moves, time does not depend on size
     contiguous, reshape of a transpose  a new storage: every byte is read and written
 
-Whoever writes through a view writes for all of them; autograd notices by a counter that all views share.
+A write through one view is seen by all of them; autograd notices by a counter that all views share.
 """
 
 from typing import Any

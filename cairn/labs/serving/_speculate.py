@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cairn.models.transformer import Transformer
 
 
-class Told(NamedTuple):
+class Decoding(NamedTuple):
     tokens: list[int]
     passes: int  # of the model, the prompt's included
     guessed: int
@@ -41,7 +41,7 @@ def accepted_of(guesses: Sequence[int], chosen: Sequence[int]) -> int:
     return min(len(guesses), len(chosen))
 
 
-def speculate(model: "Transformer", prompt: Sequence[int], count: int, most: int) -> Told:
+def speculate(model: "Transformer", prompt: Sequence[int], count: int, most: int) -> Decoding:
     """`count` greedy tokens, with up to `most` guesses in a pass; 0 is plain decoding."""
     import torch
 
@@ -61,11 +61,11 @@ def speculate(model: "Transformer", prompt: Sequence[int], count: int, most: int
         while len(text) - len(prompt) < count:
             guesses = lookup(text, most)[: count - (len(text) - len(prompt)) - 1] if most else []
             chosen = choose([text[-1], *guesses])
-            kept = accepted_of(guesses, chosen)
-            cache.length -= len(guesses) - kept  # what was guessed wrong is written over
-            text += chosen[: kept + 1]
-            passes, guessed, accepted = passes + 1, guessed + len(guesses), accepted + kept
-    return Told(text[len(prompt) :], passes, guessed, accepted)
+            matching = accepted_of(guesses, chosen)
+            cache.length -= len(guesses) - matching  # what was guessed wrong is written over
+            text += chosen[: matching + 1]
+            passes, guessed, accepted = passes + 1, guessed + len(guesses), accepted + matching
+    return Decoding(text[len(prompt) :], passes, guessed, accepted)
 
 
 def expected_tokens(alpha: float, guesses: int) -> float:

@@ -36,33 +36,35 @@ def waiting_after(cold: float, seed: int = 4) -> list[tuple[float, int]]:
         Replica(limits, lambda step: STEP_S, prefix_caching=False, since=since)
         for since in (0.0, JUMP + cold)
     ]
-    draw, at, made, line = random.Random(seed), 0.0, [], []
+    draw, at, arrivals, line = random.Random(seed), 0.0, [], []
     while at < END:
         at += draw.expovariate(BEFORE if at < JUMP else AFTER)
-        made.append((at, ask(len(made), [1], OUTPUTS)))
+        arrivals.append((at, ask(len(arrivals), [1], OUTPUTS)))
 
     def choose(all_: "Sequence[Replica]", request: "Request", now: float) -> int:
         line.append((now, sum(replica.scheduler.waiting for replica in all_)))
         up = [i for i, replica in enumerate(all_) if replica.since <= now]
         return min(up, key=lambda i: all_[i].load)
 
-    serve(fleet, made, choose)
+    serve(fleet, arrivals, choose)
     return line
 
 
 def run(bench: Workbench) -> Outcome:
     capacity = ROWS / (OUTPUTS * STEP_S)  # requests a second of one replica
     colds = bench.pick((10.0, 30.0, 60.0), (30.0,))
-    rows, lines, peaks, gone = [], {}, {}, {}
+    rows, lines, peaks, drained_at = [], {}, {}, {}
     for cold in colds:
         bench.step(f"a cold start of {cold:.0f} s")
         line = waiting_after(cold)
         peaks[cold] = max(waiting for _, waiting in line)
-        gone[cold] = next((at for at, waiting in line if at > JUMP + cold and waiting <= 2), END)
+        drained_at[cold] = next(
+            (at for at, waiting in line if at > JUMP + cold and waiting <= 2), END
+        )
         lines[f"{cold:.0f} s"] = [
             (at, float(waiting)) for at, waiting in line[:: max(1, len(line) // 200)]
         ]
-        rows.append([cold, (AFTER - capacity) * cold, peaks[cold], gone[cold] - JUMP - cold])
+        rows.append([cold, (AFTER - capacity) * cold, peaks[cold], drained_at[cold] - JUMP - cold])
     at30 = (AFTER - capacity) * 30.0
     return Outcome(
         checks=[
@@ -76,7 +78,7 @@ def run(bench: Workbench) -> Outcome:
             Check(
                 what=Words("seconds until that line is gone", "队列消化完所需的秒数"),
                 predicted=at30 / (2 * capacity - AFTER),
-                measured=gone[30.0] - JUMP - 30.0,
+                measured=drained_at[30.0] - JUMP - 30.0,
                 unit="s",
                 within=0.25,
             ),

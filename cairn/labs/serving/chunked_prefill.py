@@ -1,4 +1,4 @@
-"""Somebody sends a long prompt. How long does everybody else's answer pause?
+"""One client sends a long prompt. How long do the answers of the others pause?
 
     one step    d d d [ PPPPPPPPPPPPPPPPPPPP ] d d d      everybody who decodes waits for the whole prompt
     chunked     d d [PPPP]d [PPPP]d [PPPP]d d d           a pause no longer than one chunk

@@ -23,7 +23,7 @@ def static_steps(lengths: list[int], rows: int) -> int:
 
 
 def continuous_steps(lengths: list[int], rows: int) -> int:
-    """Whoever is next takes the row that falls free first; the last one to end says how many steps."""
+    """The next request takes the row that falls free first; the last one to end says how many steps."""
     free = [0] * rows
     for length in lengths:
         heapq.heappush(free, heapq.heappop(free) + length)

@@ -56,10 +56,10 @@ def batches_of(lengths: list[int], budget: int) -> list[list[int]]:
     queue: TextQueue[Waiting] = TextQueue()
     for number, length in enumerate(lengths):
         queue.add(Waiting(number, length))
-    found = []
+    batches = []
     while len(queue):
-        found.append([text.tokens for text in queue.take(budget, 10_000)])
-    return found
+        batches.append([text.tokens for text in queue.take(budget, 10_000)])
+    return batches
 
 
 def padded_tokens(batches: list[list[int]]) -> int:

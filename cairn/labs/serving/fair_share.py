@@ -1,7 +1,7 @@
 """One tenant floods the service. What is left for the others?
 
     first come     the light tenant waits behind everything the heavy one has sent
-    fair           whoever has been served the fewest tokens goes next (a virtual token counter for each tenant)
+    fair           the tenant that was served the fewest tokens goes next (a virtual token counter for each tenant)
 
 The engine's scheduler serves; the counter decides who is handed to it. With the counter the two shares can never drift
 apart by more than what is in flight, whatever the flood.
@@ -32,7 +32,7 @@ class Counters:
 
     def push(self, tenant: str, request: "Request") -> None:
         queue = self.queues.setdefault(tenant, deque())
-        if not queue:  # whoever was away has saved nothing up
+        if not queue:  # a tenant that was away has saved nothing up
             busy = [self.served[name] for name, line in self.queues.items() if line]
             self.served[tenant] = max(self.served.get(tenant, 0.0), min(busy, default=0.0))
         queue.append(request)
@@ -56,12 +56,12 @@ def trace(seconds: float) -> Line:
     from cairn.labs.serving._engine import ask
 
     draw = random.Random(9)
-    made: Line = []
+    arrivals: Line = []
     for tenant, rate in (("heavy", 60.0), ("light", 6.0)):
         at = 0.0
         while (at := at + draw.expovariate(rate)) < seconds:
-            made.append((at, tenant, ask(len(made), [1] * PROMPT, OUTPUTS)))
-    return sorted(made, key=lambda one: one[0])
+            arrivals.append((at, tenant, ask(len(arrivals), [1] * PROMPT, OUTPUTS)))
+    return sorted(arrivals, key=lambda one: one[0])
 
 
 def serve(line: Line, fair: bool) -> tuple[dict[str, list[float]], float]:
@@ -102,7 +102,7 @@ def run(bench: Workbench) -> Outcome:
         middle = {tenant: values[len(values) // 2] for tenant, values in times.items()}
         rows.append([name, middle["heavy"], middle["light"], times["light"][-1], drifts[name]])
     one = PROMPT + OUTPUTS
-    # Whoever is behind is next: it waits until a row falls free, at most one answer, and for its own first step.
+    # The tenant that is behind is next: it waits until a row is free, at most one answer, and for its own first step.
     foreseen = OUTPUTS * STEP_S + STEP_S
     median = lights["fair"][len(lights["fair"]) // 2]
     return Outcome(

@@ -84,9 +84,9 @@ def towers_work(requests: int, pictures: int) -> int:
     arena, computed = ArenaRows(1024), 0
     digests = [os.urandom(16) for _ in range(pictures)]
     for number in range(requests):
-        held = arena.hold(digests[number % pictures], 64)
-        assert held is not None
-        computed += held[1]
+        slot = arena.hold(digests[number % pictures], 64)
+        assert slot is not None
+        computed += slot[1]
         arena.release(digests[number % pictures])
     return computed
 

@@ -112,10 +112,10 @@ def one_token(bench: Workbench, length: int) -> tuple[float, float]:
         return tokens.attended(slice(0, 1), rows_N1E, rule)
 
     with torch.inference_mode():
-        found = [
+        costs = [
             bench.time(form, device="cpu", budget_ms=150).p10_s for form in (expanded, absorbed)
         ]
-    return found[0], found[1]
+    return costs[0], costs[1]
 
 
 def _inputs(length: int) -> "tuple[LatentTokens, Tensor]":

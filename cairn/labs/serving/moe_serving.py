@@ -50,23 +50,23 @@ def run(bench: Workbench) -> Outcome:
     import torch
 
     layer, draw = expert_layer(), torch.Generator().manual_seed(1)
-    formula, seen, rows = [], [], []
+    formula, measured, rows = [], [], []
     for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         bench.step(f"{tokens} tokens in a step")
         visited, busiest = visits(layer, tokens, bench.pick(60, 20), draw)
         formula.append((float(tokens), expected(tokens, EXPERTS.count, EXPERTS.per_token)))
-        seen.append((float(tokens), visited))
+        measured.append((float(tokens), visited))
         read = weights_read(SPEC, tokens) * 2
         rows.append([tokens, formula[-1][1], visited, read / 1e6, busiest])
-    bench.step("the grouped product, with and without the experts that nobody chose")
+    bench.step("the grouped product, with and without the experts that no token chose")
     x_TD = torch.randn(64, SPEC.hidden, generator=draw)
     wrong, touched = differs(layer, x_TD[:16]), reads_others(layer, x_TD[:8])
     one = bench.time(layer, [(x_TD[:1],)], device="cpu", budget_ms=100).p10_s
     many = bench.time(layer, [(x_TD,)], device="cpu", budget_ms=100).p10_s
-    checks = [*_visited(dict(seen)), *_computed(wrong, touched, many / one), *_balance()]
+    checks = [*_visited(dict(measured)), *_computed(wrong, touched, many / one), *_balance()]
     if bench.on_gpu:
         checks.append(_kernel(bench))
-    return Outcome(checks=checks, plots=[_plot(formula, seen)], table=_table(rows))
+    return Outcome(checks=checks, plots=[_plot(formula, measured)], table=_table(rows))
 
 
 def expert_layer() -> "ExpertLayer":
@@ -115,7 +115,7 @@ def differs(layer: "ExpertLayer", x_TD: "Tensor") -> int:
 
 
 def reads_others(layer: "ExpertLayer", x_TD: "Tensor") -> int:
-    """Numbers of the result that change when experts that nobody chose hold NaN."""
+    """Numbers of the result that change when experts that no token chose hold NaN."""
     import torch
 
     with torch.inference_mode():
@@ -132,32 +132,32 @@ def reads_others(layer: "ExpertLayer", x_TD: "Tensor") -> int:
 def rank_loads(skew: float) -> tuple[float, float]:
     """The busiest of the ranks over their mean, if visits fall as rank ** -skew: neighbours together, and placed."""
     visits = [(1.0 + expert) ** -skew for expert in range(EXPERTS.count)]
-    found = []
+    ratios = []
     for placement in (evenly(EXPERTS.count, RANKS), place(visits, RANKS, SLOTS)):
         loads = placement.loads(visits)
-        found.append(max(loads) * RANKS / sum(loads))
-    return found[0], found[1]
+        ratios.append(max(loads) * RANKS / sum(loads))
+    return ratios[0], ratios[1]
 
 
-def _visited(found: dict[float, float]) -> list[Check]:
+def _visited(measured: dict[float, float]) -> list[Check]:
     return [
         Check(
             what=Words("experts that one token visits", "单个 token 访问的专家数"),
             predicted=EXPERTS.per_token,
-            measured=found[1.0],
+            measured=measured[1.0],
             unit="experts",
         ),
         Check(
             what=Words("experts that 16 tokens visit", "16 个 token 访问的专家数"),
             predicted=expected(16, EXPERTS.count, EXPERTS.per_token),
-            measured=found[16.0],
+            measured=measured[16.0],
             unit="experts",
             within=0.1,
         ),
         Check(
             what=Words("experts that 256 tokens visit", "256 个 token 访问的专家数"),
             predicted=EXPERTS.count,
-            measured=found[256.0],
+            measured=measured[256.0],
             unit="experts",
             within=0.05,
         ),

@@ -90,10 +90,12 @@ def run(bench: Workbench) -> Outcome:
             lines[name].append((float(kinds), ms))
         rows.append([kinds, *took.values()])
     added = rank * 2 * size / size**2
-    kept = (case.adapters.a_IRK.nbytes + case.adapters.b_INR.nbytes) / case.copies_INK.nbytes
+    adapter_share = (
+        case.adapters.a_IRK.nbytes + case.adapters.b_INR.nbytes
+    ) / case.copies_INK.nbytes
     gain = lines["merged"][-1][1] / lines["batched"][-1][1]
     return Outcome(
-        checks=_checks(far, added, kept, gain, count),
+        checks=_checks(far, added, adapter_share, gain, count),
         plots=[
             Plot(
                 title=Words("One matrix, one step", "单个矩阵、单步"),

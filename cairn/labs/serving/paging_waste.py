@@ -1,6 +1,6 @@
 """How much of the KV cache is reserved for tokens that never come?
 
-    one slab per request   [ used ....... reserved up to max_tokens ]      nobody else may use the rest
+    one slab per request   [ used ....... reserved up to max_tokens ]      no other request may use the rest
     pages of 16            [16][16][16][ 9 ]                               only the last page has a gap
 
 The real block manager hands out the pages; the slab is what engines did before paging.

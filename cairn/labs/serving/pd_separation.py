@@ -1,7 +1,7 @@
 """Prefill and decode on one engine, or each on its own: who pauses, and what does moving the cache cost?
 
     together   one engine: prompts and answers share every step
-    apart      prefill engine --KV pages--> decode engine: an answer is never paused by somebody's prompt
+    apart      prefill engine --KV pages--> decode engine: an answer is never paused by a prompt
 
 The interference comes from the real scheduler on a trace (an 8B model on H200s, by the planner's cost of a step); the
 hand-over happens between two real engines with different page sizes, and must not change a token.
@@ -21,11 +21,11 @@ LINK = 50e9  # bytes a second: one 400 Gb/s NIC
 
 def trace(count: int, rate: float, prompt: int, outputs: int) -> list[tuple[float, list[int], int]]:
     draw = random.Random(11)
-    at, made = 0.0, []
+    at, arrivals = 0.0, []
     for number in range(count):
         at += draw.expovariate(rate)
-        made.append((at, [number % 50 + 1] + [7] * (prompt - 1), outputs))
-    return made
+        arrivals.append((at, [number % 50 + 1] + [7] * (prompt - 1), outputs))
+    return arrivals
 
 
 def tpots(count: int, rate: float, prompt: int, prefix: bool) -> list[float]:

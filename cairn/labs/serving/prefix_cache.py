@@ -55,10 +55,12 @@ def served(prompts: list[list[int]]) -> list[Served]:
         small_engine(SMALL, enable_prefix_caching=caching, block_size=PAGE)
         for caching in (False, True)
     ]
-    asked = [[ask(number, prompt, 4) for number, prompt in enumerate(prompts)] for _ in engines]
+    requests_of = [
+        [ask(number, prompt, 4) for number, prompt in enumerate(prompts)] for _ in engines
+    ]
     for engine in engines:
         drain(engine, [ask(1000, words(32, SMALL.vocab, 99), 2)])
-    for pair in zip(*asked, strict=True):
+    for pair in zip(*requests_of, strict=True):
         for engine, request in zip(engines, pair, strict=True):
             drain(engine, [request])
     return [
@@ -67,7 +69,7 @@ def served(prompts: list[list[int]]) -> list[Served]:
             answers=[one.outputs for one in requests],
             hits=engine.scheduler.blocks.prefix.statistics.hits,
         )
-        for engine, requests in zip(engines, asked, strict=True)
+        for engine, requests in zip(engines, requests_of, strict=True)
     ]
 
 

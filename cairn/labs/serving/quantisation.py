@@ -43,20 +43,20 @@ def run(bench: Workbench) -> Outcome:
     foreseen8 = uniform_error(2 * 3.45, 254)  # the largest of 1024: about 3.45 sigma
     # A group of 32 spans about 4.14 sigma; the two ends are rounded, too, because zero has a level.
     foreseen4 = uniform_error(4.14, 15)
-    found = {
+    qualities = {
         name: _of_a_model(bench, name, grid) for name, grid in (("int8", int8), ("int4", int4))
     }
     ratio = _gptq_over_nearest(bench, int4)
     bits = {"int8": 8 + 16 / COLUMNS, "int4": 4 + (16 + 4) / GROUP}
-    rows = [["bfloat16", 16.0, 0.0, found["int8"].perplexity_before, 0.0]]
+    rows = [["bfloat16", 16.0, 0.0, qualities["int8"].perplexity_before, 0.0]]
     rows += [
         [name, bits[name], errors[name], quality.perplexity, quality.kl]
-        for name, quality in found.items()
+        for name, quality in qualities.items()
     ]
     return Outcome(
         checks=[
             *_rounding(foreseen8, errors["int8"], foreseen4, errors["int4"]),
-            *_cost(found["int8"], ratio),
+            *_cost(qualities["int8"], ratio),
         ],
         table=Table(
             columns=[

@@ -43,10 +43,10 @@ def run(bench: Workbench) -> Outcome:
     rows, theory, mean, tail = [], [], [], []
     for rho in bench.pick(LOADS, (0.5, 0.8)):
         bench.step(f"{rho:.0%} load, {count} requests through the scheduler")
-        found = waits(rho, count)
+        waits_s = waits(rho, count)
         theory.append((rho, mean_wait(rho) * 1e3))
-        mean.append((rho, sum(found) / len(found) * 1e3))
-        tail.append((rho, found[int(0.99 * len(found))] * 1e3))
+        mean.append((rho, sum(waits_s) / len(waits_s) * 1e3))
+        tail.append((rho, waits_s[int(0.99 * len(waits_s))] * 1e3))
         rows.append([rho, theory[-1][1], mean[-1][1], tail[-1][1]])
     bench.step("the same load on four rows")
     pooled = waits(0.8, count, rows=4)

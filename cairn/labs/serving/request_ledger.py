@@ -31,15 +31,15 @@ def run(bench: Workbench) -> Outcome:
                     lambda n: post(server.url, prompt=f"Stone {n}", max_tokens=tokens), range(3)
                 )
             )
-        seen = get(f"{server.url}/cairn/requests?limit=4")["requests"][::-1]  # oldest first
+        views = get(f"{server.url}/cairn/requests?limit=4")["requests"][::-1]  # oldest first
     rows, queues, gaps = [], [], []
-    for view in seen:
+    for view in views:
         parts = {span["name"]: span["seconds"] for span in view["spans"]}
         named = [parts.get(name, 0.0) * 1e3 for name in PARTS]
         rows.append([*named, view["e2e_s"] * 1e3])
         queues.append(parts.get("queue", 0.0))
         gaps.append(abs(sum(named) - view["e2e_s"] * 1e3))
-    alone = seen[0]
+    alone = views[0]
     queues[1:] = sorted(queues[1:])
     return Outcome(
         checks=_checks(gaps, alone, tokens, queues),

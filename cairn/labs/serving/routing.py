@@ -49,13 +49,13 @@ def conversations(count: int, turns: int) -> Requests:
     draw = random.Random(2)
     order = [number % count for number in range(count * turns)]
     draw.shuffle(order)
-    at, made = 0.0, []
+    at, arrivals = 0.0, []
     for number, which in enumerate(order):
         at += draw.expovariate(40.0)
-        made.append(
+        arrivals.append(
             (at, ask(number, words(HEAD, 900, which) + words(24, 900, 10_000 + number), 16))
         )
-    return made
+    return arrivals
 
 
 def run(bench: Workbench) -> Outcome:
@@ -74,7 +74,7 @@ def run(bench: Workbench) -> Outcome:
         replicas = [
             Replica(limits, lambda step: 2e-3 + 4e-5 * step.tokens) for _ in range(REPLICAS)
         ]
-        made = conversations(count, turns)
+        arrivals = conversations(count, turns)
         chosen: Counter[int] = Counter()
 
         def counted(all_: "Sequence[Replica]", one: "Request", at: float) -> int:
@@ -82,9 +82,9 @@ def run(bench: Workbench) -> Outcome:
             chosen[place] += 1  # noqa: B023
             return place
 
-        serve(replicas, made, counted)
+        serve(replicas, arrivals, counted)
         hits[name] = sum(r.scheduler.blocks.prefix.statistics.hits for r in replicas)
-        first = ttfts(request for _, request in made)
+        first = ttfts(request for _, request in arrivals)
         spread[name] = max(chosen.values()) / (count * turns / REPLICAS)
         rows.append(
             [
@@ -96,9 +96,9 @@ def run(bench: Workbench) -> Outcome:
             ]
         )
     # t turns dealt to r replicas at random meet r (1 - (1 - 1/r)^t) of them, and each computes the prefix once.
-    met = REPLICAS * (1 - (1 - 1 / REPLICAS) ** turns)
+    visited = REPLICAS * (1 - (1 - 1 / REPLICAS) ** turns)
     return Outcome(
-        checks=_checks(count, turns, hits, met, spread),
+        checks=_checks(count, turns, hits, visited, spread),
         table=Table(
             columns=[
                 Words("router", "路由策略"),

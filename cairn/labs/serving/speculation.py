@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
-from cairn.labs.serving._speculate import Told, expected_tokens, keep, speculate
+from cairn.labs.serving._speculate import Decoding, expected_tokens, keep, speculate
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ def run(bench: Workbench) -> Outcome:
     count = bench.pick(64, 32)
     bench.step("plain decoding")
     plain = speculate(model, prompt, count, 0)
-    told = {}
+    by_drafts = {}
     for most in bench.pick((1, 2, 4, 8), (1, 4)):
         bench.step(f"up to {most} guesses a pass")
-        told[most] = speculate(model, prompt, count, most)
-    measured = [(float(most), per_pass(one)) for most, one in told.items()]
-    foreseen = [(float(most), foreseen_per_pass(told[1], most)) for most in told]
+        by_drafts[most] = speculate(model, prompt, count, most)
+    measured = [(float(most), per_pass(one)) for most, one in by_drafts.items()]
+    foreseen = [(float(most), foreseen_per_pass(by_drafts[1], most)) for most in by_drafts]
     bench.step("the same through the engine")
     served = {most: serve(opened, prompt, count, most) for most in (1, 4)}
     return Outcome(
         checks=[
-            *_checks(plain, told[4], dict(foreseen)[4.0]),
+            *_checks(plain, by_drafts[4], dict(foreseen)[4.0]),
             *_served_checks(plain, served),
             _sampled(bench.pick(20_000, 5_000)),
         ],
@@ -56,7 +56,7 @@ def run(bench: Workbench) -> Outcome:
                 lines={"measured": measured, "1 + a + a^2 + ...": foreseen},
             )
         ],
-        table=_table(plain, told),
+        table=_table(plain, by_drafts),
     )
 
 
@@ -90,7 +90,7 @@ def serve(opened: "OpenModel", prompt: list[int], count: int, most: int) -> Serv
     return Served(request.outputs, counts.length, counts.accepted / max(counts.drafted, 1))
 
 
-def _served_checks(plain: Told, served: dict[int, Served]) -> list[Check]:
+def _served_checks(plain: Decoding, served: dict[int, Served]) -> list[Check]:
     """From the acceptance of single drafts, the length of a run of four."""
     return [
         Check(
@@ -115,19 +115,19 @@ def _served_checks(plain: Told, served: dict[int, Served]) -> list[Check]:
     ]
 
 
-def per_pass(told: Told) -> float:
+def per_pass(decoding: Decoding) -> float:
     """Tokens of a pass; the prompt's own gives one and is not counted."""
-    return (len(told.tokens) - 1) / (told.passes - 1)
+    return (len(decoding.tokens) - 1) / (decoding.passes - 1)
 
 
-def foreseen_per_pass(single: Told, most: int) -> float:
+def foreseen_per_pass(single: Decoding, most: int) -> float:
     """From single guesses: how often there was something to guess, and how often it was right."""
     alpha = single.accepted / max(single.guessed, 1)
     share = single.guessed / (single.passes - 1)
     return 1 - share + share * expected_tokens(alpha, most)
 
 
-def _checks(plain: Told, four: Told, foreseen: float) -> list[Check]:
+def _checks(plain: Decoding, four: Decoding, foreseen: float) -> list[Check]:
     return [
         Check(
             what=Words("tokens that differ from plain decoding", "与普通解码不同的 token 数"),
@@ -163,7 +163,7 @@ def _sampled(trials: int) -> Check:
     )
 
 
-def _table(plain: Told, told: dict[int, Told]) -> Table:
+def _table(plain: Decoding, by_drafts: dict[int, Decoding]) -> Table:
     return Table(
         columns=[
             Words("guesses", "猜测数"),
@@ -180,7 +180,7 @@ def _table(plain: Told, told: dict[int, Told]) -> Table:
                 per_pass(one),
                 "yes" if one.tokens == plain.tokens else "no",
             ]
-            for most, one in {0: plain, **told}.items()
+            for most, one in {0: plain, **by_drafts}.items()
         ],
     )
 

@@ -35,32 +35,32 @@ def answers(engine: "Engine", count: int, grammar: "Grammar | None", first: int)
     from cairn.serve.engine.request import Request
     from cairn.serve.engine.sampling_params import SamplingParams
 
-    asked = []
+    requests = []
     for number in range(count):
         params = SamplingParams(
             max_tokens=24 if grammar is None else 240, temperature=1.0, seed=number
         )
         request = Request(first + number, [5, 9, 12, 7], params, eos_ids=(0, 2))
         request.constraint = None if grammar is None else grammar.start()
-        asked.append(request)
+        requests.append(request)
         engine.add(request)
     engine.run()
-    return [request.outputs for request in asked]
+    return [request.outputs for request in requests]
 
 
 def follows(text: str) -> bool:
     """Is this an object of the schema? By hand, with nothing of what made it."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return False
     return (
-        isinstance(found, dict)
-        and set(found) == {"name", "age", "kind"}
-        and isinstance(found["name"], str)
-        and isinstance(found["age"], int)
-        and 1 <= found["age"] <= 99
-        and found["kind"] in ("cat", "dog", "bird")
+        isinstance(document, dict)
+        and set(document) == {"name", "age", "kind"}
+        and isinstance(document["name"], str)
+        and isinstance(document["age"], int)
+        and 1 <= document["age"] <= 99
+        and document["kind"] in ("cat", "dog", "bird")
     )
 
 
@@ -87,14 +87,14 @@ def run(bench: Workbench) -> Outcome:
     bench.step(f"{count} answers that may say anything")
     free = [opened.tokenizer.decode(ids) for ids in answers(engine, count, None, 0)]
     bench.step(f"{count} answers that follow the schema")
-    held = [opened.tokenizer.decode(ids) for ids in answers(engine, count, grammar, 1000)]
+    constrained = [opened.tokenizer.decode(ids) for ids in answers(engine, count, grammar, 1000)]
     one = grammar.start()
     mask = bench.time(one.mask, device="cpu", budget_ms=100).median_s
     grammars.close()
-    good = [sum(map(follows, texts)) / count for texts in (free, held)]
+    good = [sum(map(follows, texts)) / count for texts in (free, constrained)]
     rows = [
         ["free", good[0], " ".join(free[0].split())[:60]],
-        ["held to the schema", good[1], " ".join(held[0].split())[:60]],
+        ["held to the schema", good[1], " ".join(constrained[0].split())[:60]],
     ]
     return Outcome(
         checks=_checks(good, mask),

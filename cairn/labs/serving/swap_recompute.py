@@ -27,9 +27,9 @@ PCIE = 50e9  # bytes a second, pinned, PCIe 5 x16
 def preempted_answers(pages: int) -> tuple[list[list[int]], int]:
     """Six requests through so many pages of 16: what they answered, and how often one lost its pages."""
     engine = small_engine(TINY, num_gpu_blocks_override=pages, enable_prefix_caching=False)
-    asked = [ask(number, words(24, TINY.vocab, number), 40) for number in range(6)]
-    drain(engine, asked)
-    return [request.outputs for request in asked], engine.scheduler.queues.preemptions
+    requests = [ask(number, words(24, TINY.vocab, number), 40) for number in range(6)]
+    drain(engine, requests)
+    return [request.outputs for request in requests], engine.scheduler.queues.preemptions
 
 
 @one_thread()
@@ -59,11 +59,11 @@ def swap_s(bench: Workbench, tokens: int) -> float:
     """Seconds to copy the keys and values of so many tokens elsewhere and back."""
     import torch
 
-    kept = torch.randn(int(cache_bytes(SMALL, tokens, 4)) // 4)
-    away, back = torch.empty_like(kept), torch.empty_like(kept)
+    on_device = torch.randn(int(cache_bytes(SMALL, tokens, 4)) // 4)
+    away, back = torch.empty_like(on_device), torch.empty_like(on_device)
 
     def swap() -> None:
-        away.copy_(kept)
+        away.copy_(on_device)
         back.copy_(away)
 
     return bench.time(swap, device="cpu").median_s

@@ -19,16 +19,16 @@ def idle_share(
     """The share of all ranks' time that is idle, from the first start to the last end."""
     from cairn.train.parallel.pipeline.simulate import needs
 
-    done: set[tuple[str, int, int]] = set()
+    finished: set[tuple[str, int, int]] = set()
     changed = threading.Condition()
     busy = [0.0] * schedule.size
     deadline = time.monotonic() + timeout_s
 
     def one_rank(rank: int) -> None:
         for action in schedule.ranks[rank]:
-            wanted = set(needs(schedule, rank, action))
+            needed = set(needs(schedule, rank, action))
             with changed:
-                while not wanted <= done:
+                while not needed <= finished:
                     if not changed.wait(max(0.0, deadline - time.monotonic())):
                         return
             began = time.perf_counter()
@@ -36,7 +36,7 @@ def idle_share(
             busy[rank] += time.perf_counter() - began
             kind = "I" if action.kind == "B" else action.kind
             with changed:
-                done.add((kind, schedule.stage_of(rank, action.chunk), action.microbatch))
+                finished.add((kind, schedule.stage_of(rank, action.chunk), action.microbatch))
                 changed.notify_all()
 
     threads = [

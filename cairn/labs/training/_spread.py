@@ -43,15 +43,15 @@ def batches(setting: Setting, step: int) -> "list[Batch]":
 
     from cairn.train.data.batch import IGNORED, make_batch
 
-    found, tokens = [], setting.tokens
+    batches, tokens = [], setting.tokens
     for number in range(setting.per_step):
         generator = torch.Generator().manual_seed(1000 * step + number)
         tokens_T = torch.randint(setting.spec.vocab, (tokens + 1,), generator=generator)
         targets_T = tokens_T[1:].clone()
         targets_T[torch.rand(tokens, generator=generator) < 0.1 + 0.5 * (number % 2)] = IGNORED
         cut = int(torch.randint(1, tokens - 3, (1,), generator=generator))
-        found.append(make_batch(tokens_T[:-1], targets_T, [cut, tokens - cut - 2, 2], [number]))
-    return found
+        batches.append(make_batch(tokens_T[:-1], targets_T, [cut, tokens - cut - 2, 2], [number]))
+    return batches
 
 
 def alone(setting: Setting) -> Trace:
@@ -104,7 +104,7 @@ def train(parallel: Any, setting: Setting) -> Trace:
 
 
 def difference(traces: list[Trace], expected: Trace) -> float:
-    """The largest difference; infinite where nobody has some element."""
+    """The largest difference; infinite where no rank has some element."""
     import torch
 
     worst = 0.0
@@ -113,7 +113,7 @@ def difference(traces: list[Trace], expected: Trace) -> float:
             for mine, theirs in zip(trace[key], expected[key], strict=True):
                 worst = max(worst, abs(mine - theirs) / max(1.0, abs(theirs)))
     for key in ("gradients", "weights"):
-        seen = {
+        covered = {
             name: torch.zeros(whole.shape, dtype=torch.bool)
             for name, (whole, _) in expected[key].items()
         }
@@ -122,8 +122,8 @@ def difference(traces: list[Trace], expected: Trace) -> float:
                 here = tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))
                 if part.numel():
                     worst = max(worst, float((part - expected[key][name][0][here]).abs().max()))
-                seen[name][here] = True
-        if not all(mask.all() for mask in seen.values()):
+                covered[name][here] = True
+        if not all(mask.all() for mask in covered.values()):
             return float("inf")
     return worst
 

@@ -20,24 +20,24 @@ def kept_bytes(call: Any, weights: set[int]) -> int:
     import torch
 
     alive, most = 0, 0
-    seen: dict[int, int] = {}
+    references: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> Any:
         nonlocal alive, most
         place = tensor.untyped_storage().data_ptr()
         if place not in weights:
-            seen[place] = seen.get(place, 0) + 1
-            if seen[place] == 1:
+            references[place] = references.get(place, 0) + 1
+            if references[place] == 1:
                 alive += tensor.untyped_storage().nbytes()
                 most = max(most, alive)
         return _Kept(tensor, place, forget)
 
     def forget(place: int, size: int) -> None:
         nonlocal alive
-        if place in seen:
-            seen[place] -= 1
-            if not seen[place]:
-                del seen[place]
+        if place in references:
+            references[place] -= 1
+            if not references[place]:
+                del references[place]
                 alive -= size
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):

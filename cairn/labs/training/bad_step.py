@@ -35,12 +35,12 @@ def prepared(bench: Workbench) -> Any:
     return prepare(config)
 
 
-def steps(made: Any, count: int, poison: bool, careless: bool) -> tuple[list[float], int]:
+def steps(trainer: Any, count: int, poison: bool, careless: bool) -> tuple[list[float], int]:
     """Losses, and how many weights the poisoned step changed."""
     from cairn.train.data.source import microbatch
     from cairn.train.step import train_step
 
-    state, source, losses, changed = made.state, made.corpus.source, [], 0
+    state, source, losses, changed = trainer.state, trainer.corpus.source, [], 0
     if careless:
         state.optimizer = _Careless(state.optimizer)
     plain = state.loss

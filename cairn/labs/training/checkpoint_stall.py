@@ -27,7 +27,7 @@ def run(bench: Workbench) -> Outcome:
     state = {f"part.{n}": whole(torch.randn(count)) for n in range(3)}
     total = sum(piece.tensor.nbytes for piece in state.values())
     stalls: dict[str, list[float]] = {"synchronous": [], "background": []}
-    done: dict[str, list[float]] = {"synchronous": [], "background": []}
+    stalls_of: dict[str, list[float]] = {"synchronous": [], "background": []}
     savers = {
         name: Saver(bench.folder / name, keep=1, in_background=name == "background")
         for name in stalls
@@ -39,12 +39,14 @@ def run(bench: Workbench) -> Outcome:
             saver.save(step, state, {"step": step})
             stalls[name].append(time.perf_counter() - began)
             saver.wait()
-            done[name].append(time.perf_counter() - began)
+            stalls_of[name].append(time.perf_counter() - began)
     problems = [saver.problem() for saver in savers.values()]
     complete = sum(folders.newest(bench.folder / name, []) is not None for name in savers)
     best = {name: min(times[1:]) for name, times in stalls.items()}  # the first one allocates
     copy, disk = bench.ceilings.host_copy or bench.ceilings.copy, bench.ceilings.disk_write
-    rows = [[name, total / 1e6, best[name] * 1e3, min(done[name][1:]) * 1e3] for name in stalls]
+    rows = [
+        [name, total / 1e6, best[name] * 1e3, min(stalls_of[name][1:]) * 1e3] for name in stalls
+    ]
     notes = []
     if copy is not None and disk is not None:
         memory_s, disk_s = 2 * total / copy.value, total / disk.value

@@ -132,8 +132,8 @@ def _attention(bench: Workbench) -> tuple[float, float]:
 
     def attend(keys: list[int]) -> float:
         began = time.perf_counter()
-        for seen in keys:
-            torch.softmax(q @ k[:, :seen].transpose(1, 2), dim=-1) @ v[:, :seen]
+        for length in keys:
+            torch.softmax(q @ k[:, :length].transpose(1, 2), dim=-1) @ v[:, :length]
         return time.perf_counter() - began
 
     times = [(attend(straight), attend(zigzag)) for _ in range(bench.pick(12, 6))]

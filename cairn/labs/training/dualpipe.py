@@ -1,4 +1,4 @@
-"""Can a pipeline have no bubble? By cutting backward in two and putting the part that nobody waits for into the gaps.
+"""Can a pipeline have no bubble? By cutting backward in two and putting the part that no stage waits for into the gaps.
 
     1f1b        idle per rank   (p-1) (F + I + W)
     zb-h1                       (p-1) (F + I - W)          the same activations as 1F1B

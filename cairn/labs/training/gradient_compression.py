@@ -31,11 +31,11 @@ class Compressor:
 
         whole = gradient.view(-1, BLOCK) + self.left
         chosen = whole.norm(dim=1).topk(self.keep).indices
-        sent = torch.zeros_like(whole)
-        sent[chosen] = whole[chosen]
+        compressed = torch.zeros_like(whole)
+        compressed[chosen] = whole[chosen]
         if self.feedback:
-            self.left = whole - sent
-        return sent
+            self.left = whole - compressed
+        return compressed
 
 
 @one_thread()
@@ -121,15 +121,17 @@ def _train(
     workers = [Compressor(features // BLOCK, "feedback" in name) for _ in inputs]
     curve, shares = [], []
     for step in range(steps):
-        sent, loss = [], 0.0
+        compressed, loss = [], 0.0
         for x, y, compress in zip(inputs, targets, workers, strict=True):
             error = x @ weights - y
             loss += float(error.square().mean()) / len(inputs)
             gradient = x.t() @ error / len(y)
-            sent.append(gradient.view(-1, BLOCK) if name == "dense" else compress(gradient))
+            compressed.append(gradient.view(-1, BLOCK) if name == "dense" else compress(gradient))
         if name != "dense":
-            shares.append(share_of_dense(torch.stack([g.abs().sum(1) > 0 for g in sent]).numpy()))
-        weights -= rate * torch.stack(sent).mean(0).flatten()
+            shares.append(
+                share_of_dense(torch.stack([g.abs().sum(1) > 0 for g in compressed]).numpy())
+            )
+        weights -= rate * torch.stack(compressed).mean(0).flatten()
         if step % 10 == 0 or step == steps - 1:
             curve.append((float(step), loss))
     return curve, (sum(shares) / len(shares) if shares else share)

@@ -50,13 +50,13 @@ def predicted_bytes(form: str, spec: ModelSpec, tokens: int, microbatches: int) 
 
 def counted(rank: int, count: int, settings: dict[str, Setting]) -> dict[str, Sent]:
     """By layout; joining is not part of a step, so the first byte counts behind the first step."""
-    sent = counted_bytes()
-    found = {}
+    counter = counted_bytes()
+    by_name = {}
     for name, setting in settings.items():
-        sent[0] = 0
+        counter[0] = 0
         trace = on_ranks(rank, count, setting)
-        found[name] = Sent(sent[0] // setting.steps, trace)
-    return found
+        by_name[name] = Sent(counter[0] // setting.steps, trace)
+    return by_name
 
 
 @one_thread()

@@ -66,7 +66,7 @@ def run(bench: Workbench) -> Outcome:
     total = STEPS * len(lives)
     bench.step(f"one process, {total} steps, never stopped")
     expected = live(0, 1, str(bench.folder / "whole"), total, Layout())
-    found: list[float] = []
+    resumed: list[float] = []
     where: list[str] = []
     for number, layout in enumerate(lives, start=1):
         bench.step(f"life {number}: {layout.words()}")
@@ -75,9 +75,9 @@ def run(bench: Workbench) -> Outcome:
             losses = live(0, 1, folder, steps, layout)
         else:
             losses = run_ranks(layout.world(), live, folder, steps, layout)[0]
-        found += losses
+        resumed += losses
         where += [layout.words()] * len(losses)
-    apart = [abs(one - other) for one, other in zip(found, expected, strict=False)]
+    apart = [abs(one - other) for one, other in zip(resumed, expected, strict=False)]
     return Outcome(
         checks=[
             Check(
@@ -90,11 +90,11 @@ def run(bench: Workbench) -> Outcome:
             Check(
                 what=Words("steps that were done", "完成的步数"),
                 predicted=len(expected),
-                measured=len(found),
+                measured=len(resumed),
                 unit="steps",
             ),
         ],
-        plots=[_plot(expected, found)],
+        plots=[_plot(expected, resumed)],
         table=Table(
             columns=[
                 Words("step", "步"),
@@ -103,21 +103,21 @@ def run(bench: Workbench) -> Outcome:
                 Words("one process", "单进程"),
             ],
             rows=[
-                [step, where[step], found[step], expected[step]]
-                for step in range(min(len(found), len(expected)))
+                [step, where[step], resumed[step], expected[step]]
+                for step in range(min(len(resumed), len(expected)))
             ],
         ),
     )
 
 
-def _plot(expected: list[float], found: list[float]) -> Plot:
+def _plot(expected: list[float], resumed: list[float]) -> Plot:
     return Plot(
         title=Words("Loss over three lives", "三次重启的 loss"),
         x=Words("step", "步"),
         y=Words("loss", "loss"),
         lines={
             "never stopped": list(enumerate(expected)),
-            "restarted": list(enumerate(found)),
+            "restarted": list(enumerate(resumed)),
         },
     )
 

@@ -22,7 +22,7 @@ def counted(rank: int, count: int, settings: dict[str, Setting]) -> dict[str, tu
     """By form: the trace, the number of collectives between layers and their bytes as an all-reduce counts them."""
     from cairn.train.parallel import tensor
 
-    found = {}
+    by_name = {}
     for name, setting in settings.items():
         calls: list[float] = []
         plain = (tensor.all_reduce, tensor.all_gather, tensor.reduce_scatter)
@@ -33,8 +33,8 @@ def counted(rank: int, count: int, settings: dict[str, Setting]) -> dict[str, tu
         tensor.all_reduce, tensor.all_gather, tensor.reduce_scatter = plain
         wide = setting.tokens * setting.spec.hidden * 4
         layers = [size for size in calls if size in (wide, wide / 2)]
-        found[name] = (trace, len(layers), int(sum(layers)))
-    return found
+        by_name[name] = (trace, len(layers), int(sum(layers)))
+    return by_name
 
 
 def _spy(call: Any, calls: list[float], weight: float) -> Any:

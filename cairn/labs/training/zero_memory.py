@@ -34,14 +34,14 @@ def held(
     rank: int, count: int, settings: dict[str, Setting]
 ) -> dict[str, tuple[int, int, int, Any]]:
     """Bytes of weights, gradients and states by form, and the trace of its steps."""
-    found = {}
+    by_name = {}
     for name, setting in settings.items():
         parallel = spread(setting)
         gradients = _watch_gradients(parallel)
         trace = train(parallel, setting)
         weights = sum(_bytes(p) for stage in parallel.stages for p in stage.parameters())
-        found[name] = (weights, gradients[0], _states(parallel), trace)
-    return found
+        by_name[name] = (weights, gradients[0], _states(parallel), trace)
+    return by_name
 
 
 def _watch_gradients(parallel: Any) -> list[int]:
@@ -50,20 +50,20 @@ def _watch_gradients(parallel: Any) -> list[int]:
     from cairn.train.parallel.zero import Zero
 
     (sync,) = parallel.syncs
-    finish, seen = sync.finish, []
+    finish, byte_counts = sync.finish, []
 
     def spy() -> None:
         if isinstance(sync, Zero):  # on their way whole (stage 1), or this rank's rows (stage 2)
-            kept = [flat for _, flat, _, _ in sync._flying] + list(sync.shards.values())
+            buffers = [flat for _, flat, _, _ in sync._flying] + list(sync.shards.values())
         elif isinstance(sync, Replicas):  # a bucket that has left is one flat tensor
-            kept = [flat for _, flat, _ in sync._flying] + list(sync.held.found().values())
+            buffers = [flat for _, flat, _ in sync._flying] + list(sync.held.found().values())
         else:
-            kept = list(sync.gradients().values())
-        seen.append(sum(map(_bytes, kept)))
+            buffers = list(sync.gradients().values())
+        byte_counts.append(sum(map(_bytes, buffers)))
         finish()
 
     sync.finish = spy
-    return seen
+    return byte_counts
 
 
 def _states(parallel: Any) -> int:
@@ -94,8 +94,8 @@ def run(bench: Workbench) -> Outcome:
     rows, checks = [], []
     for name in FORMS:
         measured = [max(rank[name][part] for rank in ranks) for part in range(3)]
-        kept = [1 / RANKS if cut else 1.0 for cut in KEPT[name]]
-        predicted = [count * width * share for width, share in zip((4, 4, 8), kept, strict=True)]
+        shares = [1 / RANKS if cut else 1.0 for cut in KEPT[name]]
+        predicted = [count * width * share for width, share in zip((4, 4, 8), shares, strict=True)]
         rows.append(
             [name, *[m / count for m in measured], sum(predicted) / count, sum(measured) / count]
         )

@@ -25,7 +25,7 @@ def forks(attempt: Attempt) -> None:
     require(copy is not None and copy[0] == old, "no copy before a write", "写前没有复制")
     equal(manager.tables["b"][-1], copy[1])
     equal(manager.tables["b"][0], manager.tables["a"][0])
-    equal(manager.append("a"), None)  # nobody shares it any more
+    equal(manager.append("a"), None)  # no other sequence shares it any more
 
 
 @case("nothing is lost or handed out twice", "不泄漏，也不重复分配")

@@ -5,21 +5,21 @@ from cairn.labs.exercises.grading import Attempt, Figure, case, equal, require
 
 @case("blocks do not overlap and are aligned to 512", "块不重叠且按 512 对齐")
 def disjoint(attempt: Attempt) -> None:
-    dice, held = random.Random(1), {}
+    dice, allocated = random.Random(1), {}
     allocator = attempt.Allocator(1 << 22)
     for _ in range(400):
-        if held and dice.random() < 0.5:
-            address = dice.choice(list(held))
+        if allocated and dice.random() < 0.5:
+            address = dice.choice(list(allocated))
             allocator.release(address)
-            del held[address]
+            del allocated[address]
             continue
         size = dice.randrange(1, 6000)
         address = allocator.allocate(size)
         require(address % 512 == 0, f"address {address} is not aligned", f"地址 {address} 未对齐")
-        for other, length in held.items():
+        for other, length in allocated.items():
             apart = address + size <= other or other + length <= address
             require(apart, "two blocks overlap", "两个块重叠")
-        held[address] = size
+        allocated[address] = size
 
 
 @case("a released block is used again", "释放的块会被复用")

@@ -12,9 +12,9 @@ def cut(size, rank, ranks):
 @case("slices cover the tensor without a gap", "各片无缝覆盖张量")
 def covered(attempt: Attempt) -> None:
     for size, ranks, _ in LAYOUTS:
-        found = [attempt.bounds(size, rank, ranks) for rank in range(ranks)]
-        equal((found[0][0], found[-1][1]), (0, size))
-        require(all(a[1] == b[0] for a, b in pairwise(found)), "a gap", "有缺口")
+        bounds = [attempt.bounds(size, rank, ranks) for rank in range(ranks)]
+        equal((bounds[0][0], bounds[-1][1]), (0, size))
+        require(all(a[1] == b[0] for a, b in pairwise(bounds)), "a gap", "有缺口")
 
 
 @case("every rank ends up with its slice", "每个 rank 得到自己的片")

@@ -38,7 +38,7 @@ def budget(attempt: Attempt) -> None:
         )
 
 
-@case("whoever decodes is not held up by a long prompt", "长 prompt 不会拖住正在解码的请求")
+@case("requests that decode are not held up by a long prompt", "长 prompt 不会拖住正在解码的请求")
 def decode_first(attempt: Attempt) -> None:
     steps = drive(attempt, [(4, 10), (200, 1)], 16, 8)
     first = [step for step in steps if any(name == "0" for name, _ in step)]

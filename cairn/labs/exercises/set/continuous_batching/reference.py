@@ -20,27 +20,27 @@ def step(
     A decode computes 1 token and makes 1. A chunk that reads the last token of a prompt makes 1 as well.
     """
     # begin answer
-    plan, left = [], budget
+    plan, budget_left = [], budget
     decoding = [one for one in running if one.computed == one.prompt]
     for request in decoding:
-        if left > 0:
+        if budget_left > 0:
             plan.append((request.name, 1))
             request.made += 1
-            left -= 1
+            budget_left -= 1
     for request in [one for one in running if one.computed < one.prompt]:
-        left -= _prefill(request, left, plan)
-    while waiting and left > 0 and len(running) < max_running:
+        budget_left -= _prefill(request, budget_left, plan)
+    while waiting and budget_left > 0 and len(running) < max_running:
         running.append(waiting.pop(0))
-        left -= _prefill(running[-1], left, plan)
+        budget_left -= _prefill(running[-1], budget_left, plan)
     running[:] = [one for one in running if one.made < one.wanted]
     return plan
     # end answer
 
 
-def _prefill(request: Request, left: int, plan: list[tuple[str, int]]) -> int:
+def _prefill(request: Request, budget_left: int, plan: list[tuple[str, int]]) -> int:
     """Reads as much of a prompt as the budget allows; returns how much that was."""
     # begin answer
-    chunk = min(request.prompt - request.computed, left)
+    chunk = min(request.prompt - request.computed, budget_left)
     if chunk > 0:
         plan.append((request.name, chunk))
         request.computed += chunk

@@ -23,10 +23,10 @@ def forward(attempt: Attempt) -> None:
 def backward(attempt: Attempt) -> None:
     gate, up, grad = problem()
     g, u = gate.clone().requires_grad_(), up.clone().requires_grad_()
-    wanted = torch.autograd.grad(torch.nn.functional.silu(g) * u, [g, u], grad)
-    found = built(attempt).swiglu_backward(grad, gate, up)
-    close(found[0], wanted[0])
-    close(found[1], wanted[1])
+    expected = torch.autograd.grad(torch.nn.functional.silu(g) * u, [g, u], grad)
+    gradients = built(attempt).swiglu_backward(grad, gate, up)
+    close(gradients[0], expected[0])
+    close(gradients[1], expected[1])
 
 
 @case("large inputs stay finite", "大输入不溢出")

@@ -23,14 +23,14 @@ def library(file: Path) -> ctypes.CDLL:
         compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
         require(compiler, "there is no C++ compiler here", "本机没有 C++ 编译器")
         header = find_exercise("cuda-operator").grade.with_name("cuda_on_cpu.h")
-        source, made = file.with_suffix(".host.cpp"), file.with_suffix(".so")
+        source, shared_object = file.with_suffix(".host.cpp"), file.with_suffix(".so")
         source.write_text(f'#include "{header}"\n#include "{file}"\n{HOST}', encoding="utf-8")
         flags = ["-std=c++17", "-O0", "-shared", "-fPIC"]
-        command = [str(compiler), *flags, str(source), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        said = done.stderr[:400]
-        require(done.returncode == 0, f"it does not compile: {said}", f"无法编译：{said}")
-        BUILT[file] = ctypes.CDLL(str(made))
+        command = [str(compiler), *flags, str(source), "-o", str(shared_object)]
+        process = subprocess.run(command, capture_output=True, text=True)
+        errors = process.stderr[:400]
+        require(process.returncode == 0, f"it does not compile: {errors}", f"无法编译：{errors}")
+        BUILT[file] = ctypes.CDLL(str(shared_object))
     return BUILT[file]
 
 
@@ -94,18 +94,20 @@ NVCC = shutil.which("nvcc")
 
 def gpu_library(file: Path) -> ctypes.CDLL:
     """The same file built by nvcc."""
-    made = file.with_suffix(".gpu.so")
-    if made not in BUILT:
+    shared_object = file.with_suffix(".gpu.so")
+    if shared_object not in BUILT:
         source = file.with_suffix(".gpu.cu")
         source.write_text(f'#include "{file}"\n{LAUNCH}', encoding="utf-8")
         flags = ["-O2", "-arch=native", "-shared", "-Xcompiler", "-fPIC"]
-        done = subprocess.run(
-            [str(NVCC), *flags, str(source), "-o", str(made)], capture_output=True, text=True
+        process = subprocess.run(
+            [str(NVCC), *flags, str(source), "-o", str(shared_object)],
+            capture_output=True,
+            text=True,
         )
-        said = done.stderr[:400]
-        require(done.returncode == 0, f"nvcc refuses it: {said}", f"nvcc 无法编译：{said}")
-        BUILT[made] = ctypes.CDLL(str(made))
-    return BUILT[made]
+        errors = process.stderr[:400]
+        require(process.returncode == 0, f"nvcc refuses it: {errors}", f"nvcc 无法编译：{errors}")
+        BUILT[shared_object] = ctypes.CDLL(str(shared_object))
+    return BUILT[shared_object]
 
 
 def launch(file: Path, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:

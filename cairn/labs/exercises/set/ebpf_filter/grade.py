@@ -44,17 +44,17 @@ PACKETS = (
 
 def instructions(attempt: Attempt) -> list:
     """The learner's program with every label as a distance; each as (opcode, target, source, offset, value)."""
-    parts, places, found = attempt.program(PORT), {}, []
+    parts, places, program = attempt.program(PORT), {}, []
     for part in parts:
         if isinstance(part, str):
-            places[part] = len(found)
+            places[part] = len(program)
         else:
-            found.append(part)
-    for number, one in enumerate(found):
+            program.append(part)
+    for number, one in enumerate(program):
         if one.label:
             require(one.label in places, f"no label {one.label!r}", f"没有标签 {one.label!r}")
-            found[number] = one._replace(offset=places[one.label] - number - 1)
-    return [tuple(one[:5]) for one in found]
+            program[number] = one._replace(offset=places[one.label] - number - 1)
+    return [tuple(one[:5]) for one in program]
 
 
 class Registers(dict):
@@ -116,10 +116,12 @@ def byte_order(attempt: Attempt) -> None:
 @case("only UDP to the port is dropped (simulated machine)", "只丢弃发往该端口的 UDP（模拟机器）")
 def filtered(attempt: Attempt) -> None:
     code = instructions(attempt)
-    for data, wanted, en, zh in PACKETS:
-        got = simulated(code, data)
+    for data, expected, en, zh in PACKETS:
+        verdict = simulated(code, data)
         require(
-            got == wanted, f"{en}: got {got}, wanted {wanted}", f"{zh}：得到 {got}，应为 {wanted}"
+            verdict == expected,
+            f"{en}: got {verdict}, wanted {expected}",
+            f"{zh}：得到 {verdict}，应为 {expected}",
         )
 
 
@@ -142,10 +144,10 @@ def bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
     number = BPF_CALL.get(platform.machine())
     if number is None:
         raise OSError(0, f"unknown on {platform.machine()}")
-    got = library.syscall(number, command, room, 128)
-    if got < 0:
+    result = library.syscall(number, command, room, 128)
+    if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return got, room.raw
+    return result, room.raw
 
 
 def loaded(code: list) -> int:
@@ -157,13 +159,13 @@ def loaded(code: list) -> int:
     text = ctypes.create_string_buffer(raw, len(raw))
     licence, log = ctypes.create_string_buffer(b"GPL"), ctypes.create_string_buffer(1 << 16)
     addresses = [ctypes.addressof(one) for one in (text, licence, log)]
-    given = struct.pack("<IIQQIIQ", XDP, len(code), *addresses[:2], 1, len(log), addresses[2])
+    attributes = struct.pack("<IIQQIIQ", XDP, len(code), *addresses[:2], 1, len(log), addresses[2])
     try:
-        return bpf(PROG_LOAD, given)[0]
+        return bpf(PROG_LOAD, attributes)[0]
     except OSError as error:
         lines = log.value.decode(errors="replace").strip().splitlines()
-        said = [line for line in lines if not line.startswith(("processed", "verification"))]
-        raise OSError(error.errno, said[-1] if said else error.strerror) from None
+        complaints = [line for line in lines if not line.startswith(("processed", "verification"))]
+        raise OSError(error.errno, complaints[-1] if complaints else error.strerror) from None
 
 
 def run_in_kernel(program: int, data: bytes) -> int:

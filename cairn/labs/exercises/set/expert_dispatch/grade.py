@@ -28,7 +28,7 @@ def agrees(attempt: Attempt) -> None:
         close(made, wanted(x, router, weights, k))
 
 
-@case("an expert that nobody chose is left alone", "没有 token 的专家不被调用")
+@case("an expert that no token chose is not called", "没有 token 的专家不被调用")
 def unused(attempt: Attempt) -> None:
     x, router, weights = problem()
     x, router[0] = x.abs(), router[0] + 5

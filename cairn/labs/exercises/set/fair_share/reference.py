@@ -21,7 +21,7 @@ def allocate(users: list[User], capacity: tuple[float, float]) -> dict[str, int]
     """How many tasks each user gets before nothing fits any more; ties go to who is listed first."""
     # begin answer
     tasks = {user.name: 0 for user in users}
-    left = list(capacity)
+    free = list(capacity)
 
     def share_of(user: User) -> float:
         count = tasks[user.name]
@@ -30,11 +30,11 @@ def allocate(users: list[User], capacity: tuple[float, float]) -> dict[str, int]
 
     while True:
         fitting = [
-            u for u in users if all(n <= room + 1e-9 for n, room in zip(u.needs, left, strict=True))
+            u for u in users if all(n <= room + 1e-9 for n, room in zip(u.needs, free, strict=True))
         ]
         if not fitting:
             return tasks
         chosen = min(fitting, key=share_of)
         tasks[chosen.name] += 1
-        left = [room - need for room, need in zip(left, chosen.needs, strict=True)]
+        free = [room - need for room, need in zip(free, chosen.needs, strict=True)]
     # end answer

@@ -18,16 +18,16 @@ def program(file: Path) -> Path:
     if file not in BUILT:
         go = shutil.which("go")
         require(go, "Go is not on the PATH", "PATH 中没有 Go")
-        made = file.with_suffix("")
+        binary = file.with_suffix("")
         environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
         environment.setdefault("GOCACHE", str(Path.home() / ".cache" / "go-build"))
-        command = [str(go), "build", "-o", str(made), file.name]
-        done = subprocess.run(
+        command = [str(go), "build", "-o", str(binary), file.name]
+        process = subprocess.run(
             command, capture_output=True, text=True, env=environment, cwd=file.parent
         )
-        said = done.stderr[:400]
-        require(done.returncode == 0, f"it does not compile: {said}", f"无法编译：{said}")
-        BUILT[file] = made
+        errors = process.stderr[:400]
+        require(process.returncode == 0, f"it does not compile: {errors}", f"无法编译：{errors}")
+        BUILT[file] = binary
     return BUILT[file]
 
 
@@ -65,12 +65,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/stream":
             self._stream()
             return
-        said = self.server.name.encode()
+        answer = self.server.name.encode()
         self.send_response(418 if self.path == "/teapot" else 200)
-        self.send_header("content-length", str(len(said)))
+        self.send_header("content-length", str(len(answer)))
         self.send_header("x-name", self.server.name)
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(answer)
 
     def _stream(self) -> None:
         self.send_response(200)
@@ -137,8 +137,8 @@ def passes(attempt: Attempt) -> None:
 @case("the least loaded replica answers", "由负载最小的副本应答")
 def least_loaded(attempt: Attempt) -> None:
     with replicas("a", "b") as (a, b), gateway(attempt, [a.url, b.url]) as address:
-        held = threading.Thread(target=ask, args=(address, "/hold"))
-        held.start()
+        holding = threading.Thread(target=ask, args=(address, "/hold"))
+        holding.start()
         try:
             require(
                 a.held.acquire(timeout=PATIENCE_S), "the first went elsewhere", "首个请求去向不对"
@@ -147,7 +147,7 @@ def least_loaded(attempt: Attempt) -> None:
         finally:
             a.go_on.set()
             b.go_on.set()
-            held.join()
+            holding.join()
         equal(ask(address)[1], "a")  # it is free again
 
 

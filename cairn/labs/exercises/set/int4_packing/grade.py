@@ -4,9 +4,9 @@ from cairn.labs.exercises.grading import Attempt, Figure, case, close, equal, re
 
 
 def weights() -> torch.Tensor:
-    made = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
-    made[0, 0] = 40.0  # an outlier
-    return made
+    tensor = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    tensor[0, 0] = 40.0  # an outlier
+    return tensor
 
 
 @case("two nibbles lie as the format says", "两个半字节的位置符合格式")

@@ -28,7 +28,7 @@ BUILT: dict[Path, ctypes.CDLL] = {}
 
 def library(file: Path) -> ctypes.CDLL:
     if file not in BUILT:
-        made = file.with_suffix(".so")
+        shared_object = file.with_suffix(".so")
         command = [
             c_compiler() or "cc",
             "-std=c11",
@@ -37,15 +37,15 @@ def library(file: Path) -> ctypes.CDLL:
             "-fPIC",
             str(file),
             "-o",
-            str(made),
+            str(shared_object),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        process = subprocess.run(command, capture_output=True, text=True)
         require(
-            done.returncode == 0,
-            f"it does not compile: {done.stderr[:300]}",
-            f"无法编译：{done.stderr[:300]}",
+            process.returncode == 0,
+            f"it does not compile: {process.stderr[:300]}",
+            f"无法编译：{process.stderr[:300]}",
         )
-        BUILT[file] = ctypes.CDLL(str(made))
+        BUILT[file] = ctypes.CDLL(str(shared_object))
     return BUILT[file]
 
 

@@ -34,11 +34,11 @@ def skipped(attempt: Attempt) -> None:
 
 @case("good steps double the scale, once an interval", "正常步每个间隔加倍一次")
 def grows(attempt: Attempt) -> None:
-    scaler, seen = attempt.LossScaler(4.0, 3), []
+    scaler, scales = attempt.LossScaler(4.0, 3), []
     for _ in range(7):
         scaler.unscale([torch.ones(1)])
-        seen.append(scaler.scale)
-    equal(seen, [4, 4, 8, 8, 8, 16, 16])
+        scales.append(scaler.scale)
+    equal(scales, [4, 4, 8, 8, 8, 16, 16])
 
 
 @case("a skip starts the count anew", "跳过后重新计数")

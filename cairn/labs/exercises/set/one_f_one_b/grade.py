@@ -2,23 +2,23 @@ from cairn.labs.exercises.grading import Attempt, Figure, case, equal, require
 
 
 def run(attempt: Attempt, stages: int, microbatches: int, backward: int = 2) -> int:
-    """The time at which the last stage ends; a forward takes 1, a backward 2. Raises where nobody can go on."""
-    left = [list(attempt.one_f_one_b(s, stages, microbatches)) for s in range(stages)]
-    free, done = [0] * stages, {}
-    while any(left):
-        before = sum(map(len, left))
-        for s, actions in enumerate(left):
+    """The time at which the last stage ends; a forward takes 1, a backward 2. Raises where no stage can go on."""
+    remaining = [list(attempt.one_f_one_b(s, stages, microbatches)) for s in range(stages)]
+    free, ended_at = [0] * stages, {}
+    while any(remaining):
+        before = sum(map(len, remaining))
+        for s, actions in enumerate(remaining):
             while actions:
                 kind, m = actions[0]
                 needs = [(s - 1, "F", m)] if kind == "F" else [(s, "F", m), (s + 1, "B", m)]
                 needs = [need for need in needs if 0 <= need[0] < stages]
-                if any(need not in done for need in needs):
+                if any(need not in ended_at for need in needs):
                     break
-                begin = max([free[s], *(done[need] for need in needs)])
-                free[s] = done[s, kind, m] = begin + (1 if kind == "F" else backward)
+                begin = max([free[s], *(ended_at[need] for need in needs)])
+                free[s] = ended_at[s, kind, m] = begin + (1 if kind == "F" else backward)
                 actions.pop(0)
         require(
-            sum(map(len, left)) < before,
+            sum(map(len, remaining)) < before,
             "the stages wait for one another",
             "各阶段互相等待（死锁）",
         )

@@ -29,10 +29,14 @@ COMPUTING = """\
 
 @case("numbers are read by event", "按事件读出数字")
 def numbers(attempt: Attempt) -> None:
-    found = attempt.read_counters(IDLE)
-    close(found["task-clock"], 298.91)
-    close(found["page-faults"], 9350)
-    require(len(found) == 4, f"{len(found)} events of 4", f"读出 {len(found)} 个事件，应为 4 个")
+    counters = attempt.read_counters(IDLE)
+    close(counters["task-clock"], 298.91)
+    close(counters["page-faults"], 9350)
+    require(
+        len(counters) == 4,
+        f"{len(counters)} events of 4",
+        f"读出 {len(counters)} 个事件，应为 4 个",
+    )
 
 
 @case("a counter that is not there is not zero", "没有的计数器不是零")
@@ -62,8 +66,8 @@ def causes(attempt: Attempt) -> None:
         ({**idle, "task-clock": 400.0}, 3.0, "waiting"),
     )
     for after, wall_s, expected in cases:
-        found = attempt.cause(idle, after, wall_s)
-        require(found == expected, f"{found}, not {expected}", f"{found}，应为 {expected}")
+        cause = attempt.cause(idle, after, wall_s)
+        require(cause == expected, f"{cause}, not {expected}", f"{cause}，应为 {expected}")
 
 
 def counted(program: str) -> str:
@@ -75,13 +79,13 @@ def counted(program: str) -> str:
         )
     events = ["perf", "stat", "-x,", "-e", "task-clock,page-faults"]
     command = [*events, sys.executable, "-S", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or "page-faults" not in done.stderr or "<not" in done.stderr:
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode or "page-faults" not in process.stderr or "<not" in process.stderr:
         raise NotHere(
             "not looked at: this kernel does not let perf count (see kernel.perf_event_paranoid)",
             "未检查：本机内核不允许 perf 计数（见 kernel.perf_event_paranoid）",
         )
-    return done.stderr
+    return process.stderr
 
 
 def huge_pages() -> bool:

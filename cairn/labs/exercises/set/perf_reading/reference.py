@@ -6,16 +6,16 @@ MUCH_MEMORY = 16 << 20  # bytes
 
 def read_counters(text: str) -> dict[str, float | None]:
     """By event; None where the machine has no such counter. task-clock is in milliseconds."""
-    found: dict[str, float | None] = {}
+    counters: dict[str, float | None] = {}
     # begin answer
     for line in text.splitlines():
         fields = line.split(",")
         if len(fields) < 3:
             continue
         value, event = fields[0], fields[2]
-        found[event] = None if value.startswith("<") else float(value)
+        counters[event] = None if value.startswith("<") else float(value)
     # end answer
-    return found
+    return counters
 
 
 def touched_bytes(faults: float, idle_faults: float) -> float:

@@ -27,11 +27,11 @@ class Kept:
 @case("messages keep their borders over a real socket", "真实 socket 上消息边界不乱")
 def borders(attempt: Attempt) -> None:
     one, other = socket.socketpair()
-    sent, wrong = [b"", b"a", bytes(70_000), b"last"], []
+    messages, wrong = [b"", b"a", bytes(70_000), b"last"], []
 
     def send() -> None:
         try:
-            for content in sent:
+            for content in messages:
                 attempt.send_message(one, content)
         except Exception as error:  # noqa: BLE001  raised again by the case
             wrong.append(error)
@@ -42,26 +42,26 @@ def borders(attempt: Attempt) -> None:
         other.settimeout(2)
         thread = threading.Thread(target=send, daemon=True)
         thread.start()
-        lengths = [len(attempt.receive_message(other)) for _ in sent]
+        lengths = [len(attempt.receive_message(other)) for _ in messages]
         thread.join(5)
     if wrong:
         raise wrong[0]
-    equal(lengths, [len(content) for content in sent])
+    equal(lengths, [len(content) for content in messages])
 
 
 @case("a message that comes in drips is whole", "分段到达的消息是完整的")
 def drips(attempt: Attempt) -> None:
-    kept = Kept()
-    attempt.send_message(kept, b"hello over a slow link")
-    equal(attempt.receive_message(Dripping(kept.content)), b"hello over a slow link")
+    recorder = Kept()
+    attempt.send_message(recorder, b"hello over a slow link")
+    equal(attempt.receive_message(Dripping(recorder.content)), b"hello over a slow link")
 
 
 @case("half a message is an error", "半条消息是错误")
 def half(attempt: Attempt) -> None:
-    kept = Kept()
-    attempt.send_message(kept, b"hello over a slow link")
+    recorder = Kept()
+    attempt.send_message(recorder, b"hello over a slow link")
     try:
-        attempt.receive_message(Dripping(kept.content[:-5]))
+        attempt.receive_message(Dripping(recorder.content[:-5]))
     except ConnectionError:
         return
     require(False, "it must raise ConnectionError", "应抛出 ConnectionError")

@@ -20,13 +20,13 @@ def receive_message(link: socket.socket) -> bytes:
 
 def _exactly(link: socket.socket, count: int) -> bytes:
     # begin answer
-    got = b""
-    while len(got) < count:
-        part = link.recv(count - len(got))
+    received = b""
+    while len(received) < count:
+        part = link.recv(count - len(received))
         if not part:
-            raise ConnectionError(f"{len(got)} of {count} bytes came")
-        got += part
-    return got
+            raise ConnectionError(f"{len(received)} of {count} bytes came")
+        received += part
+    return received
     # end answer
 
 

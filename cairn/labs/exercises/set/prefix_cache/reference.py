@@ -12,12 +12,12 @@ class PrefixCache:
     def names(self, tokens: list[int]) -> list[int]:
         """The names of all full blocks of these tokens, in order."""
         # begin answer
-        found, parent = [], 0
+        hashes, parent = [], 0
         for begin in range(0, len(tokens) - self.block_size + 1, self.block_size):
             name = hash((parent, tuple(tokens[begin : begin + self.block_size])))
-            found.append(name)
+            hashes.append(name)
             parent = name
-        return found
+        return hashes
         # end answer
 
     def lookup(self, tokens: list[int]) -> int:

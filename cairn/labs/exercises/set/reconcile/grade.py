@@ -31,10 +31,10 @@ def failure(attempt: Attempt) -> None:
 
 @case("success and deletion", "成功与删除")
 def ends(attempt: Attempt) -> None:
-    done = {"j-0": "Succeeded", "j-1": "Succeeded"}
-    equal(attempt.reconcile(attempt.Job("j", 2, 1), done), [("status", "Succeeded")])
+    pods = {"j-0": "Succeeded", "j-1": "Succeeded"}
+    equal(attempt.reconcile(attempt.Job("j", 2, 1), pods), [("status", "Succeeded")])
     equal(
-        sorted(attempt.reconcile(attempt.Job("j", 2, 1, deleting=True), done)),
+        sorted(attempt.reconcile(attempt.Job("j", 2, 1, deleting=True), pods)),
         [("delete", "j-0"), ("delete", "j-1")],
     )
 

@@ -22,13 +22,13 @@ def reconcile(job: Job, pods: dict[str, str]) -> list[Action]:
     everything = [("delete", name) for name in sorted(pods)]
     if job.deleting:
         return everything
-    wanted = [f"{job.name}-{index}" for index in range(job.size)]
-    if all(pods.get(name) == "Succeeded" for name in wanted):
+    desired = [f"{job.name}-{index}" for index in range(job.size)]
+    if all(pods.get(name) == "Succeeded" for name in desired):
         return [("status", "Succeeded")]
     if any(phase == "Failed" for phase in pods.values()):
         if job.restarts >= job.max_restarts:
             return [("status", "Failed"), *everything]
         return [("restart", ""), *everything]
-    extra = [("delete", name) for name in sorted(pods) if name not in wanted]
-    return extra + [("create", name) for name in wanted if name not in pods]
+    extra = [("delete", name) for name in sorted(pods) if name not in desired]
+    return extra + [("create", name) for name in desired if name not in pods]
     # end answer

@@ -3,17 +3,17 @@ from cairn.labs.exercises.grading import Attempt, Figure, case, equal, require
 
 def execute(rounds, n: int) -> list[list[dict[int, int]]]:
     """Each chunk as who contributed how often."""
-    held = [[{rank: 1} for _ in range(n)] for rank in range(n)]
+    chunks = [[{rank: 1} for _ in range(n)] for rank in range(n)]
     for sends in rounds:
-        messages = [(send, dict(held[send.source][send.chunk])) for send in sends]
+        messages = [(send, dict(chunks[send.source][send.chunk])) for send in sends]
         for send, content in messages:
             if send.add:
-                mine = held[send.target][send.chunk]
+                mine = chunks[send.target][send.chunk]
                 for rank, times in content.items():
                     mine[rank] = mine.get(rank, 0) + times
             else:
-                held[send.target][send.chunk] = content
-    return held
+                chunks[send.target][send.chunk] = content
+    return chunks
 
 
 @case("every rank gets every contribution exactly once", "每个 rank 恰好得到每份贡献一次")

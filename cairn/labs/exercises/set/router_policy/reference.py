@@ -14,9 +14,9 @@ def matched(prompt: list[int], replica: Replica) -> int:
     """The longest common prefix of the prompt with one that the replica has seen."""
     # begin answer
     longest = 0
-    for seen in replica.cached:
+    for cached in replica.cached:
         same = 0
-        while same < min(len(seen), len(prompt)) and seen[same] == prompt[same]:
+        while same < min(len(cached), len(prompt)) and cached[same] == prompt[same]:
             same += 1
         longest = max(longest, same)
     return longest

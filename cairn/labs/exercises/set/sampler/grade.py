@@ -18,8 +18,8 @@ def greedy(attempt: Attempt) -> None:
 
 @case("top-k keeps k tokens", "top-k 保留 k 个")
 def top_k(attempt: Attempt) -> None:
-    wanted = torch.softmax(LOGITS, 0) * torch.tensor([0, 1, 1, 0, 0])
-    close(attempt.distribution(LOGITS, 1.0, 2, 1.0, 0.0), wanted / wanted.sum())
+    expected = torch.softmax(LOGITS, 0) * torch.tensor([0, 1, 1, 0, 0])
+    close(attempt.distribution(LOGITS, 1.0, 2, 1.0, 0.0), expected / expected.sum())
     close(attempt.distribution(LOGITS, 1.0, 99, 1.0, 0.0), torch.softmax(LOGITS, 0))
 
 
@@ -38,11 +38,11 @@ def both(attempt: Attempt) -> None:
 
 @case("min-p is a share of the largest probability", "min-p 相对最大概率")
 def min_p(attempt: Attempt) -> None:
-    found = attempt.distribution(
+    probs = attempt.distribution(
         LOGITS, 1.0, 0, 1.0, 0.3
     )  # exp(-1) = 0.37 stays, exp(-2) = 0.14 does not
-    equal([int(at) for at in found.nonzero().flatten()], [1, 2])
-    close(found.sum(), 1.0)
+    equal([int(at) for at in probs.nonzero().flatten()], [1, 2])
+    close(probs.sum(), 1.0)
 
 
 @case("draws follow the distribution", "采样符合分布")

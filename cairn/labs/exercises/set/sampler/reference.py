@@ -18,8 +18,8 @@ def distribution(
     if top_p < 1:
         ordered, order = probs.sort(descending=True)
         before = ordered.cumsum(0) - ordered
-        kept = before < top_p
-        probs = torch.zeros_like(probs).scatter(0, order[kept], ordered[kept])
+        in_nucleus = before < top_p
+        probs = torch.zeros_like(probs).scatter(0, order[in_nucleus], ordered[in_nucleus])
         probs = probs / probs.sum()
     if min_p > 0:
         probs = torch.where(probs >= min_p * probs.max(), probs, 0.0)

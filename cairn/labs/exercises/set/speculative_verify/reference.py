@@ -12,13 +12,13 @@ def verify(
 ) -> list[int]:
     """The accepted tokens, then one more: of the residual after a rejection, of the target otherwise."""
     # begin answer
-    kept: list[int] = []
+    accepted: list[int] = []
     for at, token in enumerate(proposed):
         if accept_u[at] >= float(target[at][token]) / max(float(draft[at][token]), 1e-30):
             residual = (target[at] - draft[at]).clamp(min=0)
-            return [*kept, _draw(residual / residual.sum(), last_u)]
-        kept.append(token)
-    return [*kept, _draw(target[len(proposed)], last_u)]
+            return [*accepted, _draw(residual / residual.sum(), last_u)]
+        accepted.append(token)
+    return [*accepted, _draw(target[len(proposed)], last_u)]
     # end answer
 
 

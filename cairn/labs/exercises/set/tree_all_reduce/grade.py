@@ -6,14 +6,14 @@ from cairn.labs.exercises.grading import Attempt, Figure, case, require
 @case("every rank gets every contribution exactly once", "每个 rank 恰好得到每份贡献一次")
 def exact(attempt: Attempt) -> None:
     for n in (1, 2, 3, 5, 8, 13):
-        held = [{rank: 1} for rank in range(n)]
+        sums = [{rank: 1} for rank in range(n)]
         for sends in attempt.tree_all_reduce(n):
-            for send, content in [(send, dict(held[send.source])) for send in sends]:
-                mine = held[send.target] if send.add else {}
+            for send, content in [(send, dict(sums[send.source])) for send in sends]:
+                mine = sums[send.target] if send.add else {}
                 for rank, times in content.items():
                     mine[rank] = mine.get(rank, 0) + times
-                held[send.target] = mine
-        for rank, content in enumerate(held):
+                sums[send.target] = mine
+        for rank, content in enumerate(sums):
             require(
                 content == dict.fromkeys(range(n), 1),
                 f"rank {rank} of {n} holds {content}",
@@ -21,7 +21,7 @@ def exact(attempt: Attempt) -> None:
             )
 
 
-@case("nobody sends or receives twice in a round", "一轮内不重复收发")
+@case("no rank sends or receives twice in a round", "一轮内不重复收发")
 def single(attempt: Attempt) -> None:
     for sends in attempt.tree_all_reduce(11):
         for side in ([s.source for s in sends], [s.target for s in sends]):

@@ -37,7 +37,7 @@ def put(agent: Any, local: Any, remote: Any, peer: str, note: bytes) -> None:
 
 
 class Mailbox:
-    """Notes that have come, each handed out once. An agent gives every note only once, whoever waits for it."""
+    """Received notes, each handed out once. An agent returns every note only once, to whichever caller asks first."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
