@@ -70,8 +70,9 @@ def main() -> None:
         one.traced.input_tokens for one in prompts
     )
     spread = ranges(lambda seed: perturbed(given, slo, seed))
-    within = {name: low <= real[name] <= high for name, (low, high) in spread.items()}
-    results = {"simulated": said, "perturbed": spread, "real": real, "within": within}
+    within = {name: one.least <= real[name] <= one.most for name, one in spread.items()}
+    off = {name: real[name] / one.median - 1 for name, one in spread.items()}
+    results = {"simulated": said, "perturbed": spread, "real": real, "within": within, "off": off}
     record(results, given)
 
 
@@ -91,12 +92,20 @@ def perturbed(given: argparse.Namespace, slo: Slo, seed: int) -> Outcome:
     return run_policy(given.policy, prompts, given.load, given.servers, LIMITS, step_s, slo)
 
 
-def ranges(run: Callable[[int], Outcome]) -> dict[str, tuple[float, float]]:
-    """Least and most of each figure: a tail that depends on what a simulation cannot know is no single number."""
+class Spread(msgspec.Struct, frozen=True):
+    """Of one figure, over all disturbed simulations."""
+
+    least: float
+    median: float
+    most: float
+
+
+def ranges(run: Callable[[int], Outcome]) -> dict[str, Spread]:
+    """Of each figure: a tail that depends on what a simulation cannot know is no single number."""
     found = [run(seed) for seed in range(RUNS)]
     names = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "goodput", "hit_share")
-    values = {name: [getattr(one, name) for one in found] for name in names}
-    return {name: (min(each), max(each)) for name, each in values.items()}
+    values = {name: sorted(getattr(one, name) for one in found) for name in names}
+    return {name: Spread(v[0], v[len(v) // 2], v[-1]) for name, v in values.items()}
 
 
 def outcome(answers: Sequence["Answer"], slo: Slo) -> dict[str, float]:

@@ -34,7 +34,8 @@ class LocalScaler:
     ) -> None:
         self.group, self._router, self._discovery, self._say = group, router, discovery, say
         self._gpus = gpus
-        self._model = ScaledModel(group.names, time.monotonic(), first=not router.scaled)
+        first = not router.scaled
+        self._model = ScaledModel(group.names, time.monotonic(), first, group.ttft_s)
         router.scaled.append(self._model)
         self._running: dict[str, tuple[ServerProcess, asyncio.Task[None]]] = {}  # by url
         self._began_s: dict[str, float] = {}  # of servers that are not up yet

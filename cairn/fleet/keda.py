@@ -56,6 +56,7 @@ class KedaScaler:
         """How many there should be."""
         wanted = read_metadata(asked)
         model = self._model(wanted.model)
+        model.ttft_s = wanted.ttft_s
         workers = [one for one in self._router.workers if _serves(one.hello, wanted.model)]
         up = [one for one in workers if one.state == "up"]
         now = time.monotonic()

@@ -7,10 +7,12 @@
 Functions over a router, as `failing_servers` are.
 """
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from cairn.fleet.choose import wait_for_answers_s
-from cairn.fleet.late_binding import LATE, bind, in_order, runs_dry
+from cairn.fleet.late_binding import LATE, bind, runs_dry
+from cairn.fleet.promises import ordered
 from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.views import Choice
 from cairn.fleet.worker import Worker
@@ -52,10 +54,16 @@ def place(router: "Router", exchange: "Exchange", now: float, placed: bool = Fal
 
 def _binds_later(router: "Router", exchange: "Exchange", choice: Choice) -> bool:
     """Does the best server of a stream compute other prompts, or end short answers? Later another one may be best."""
-    if router.config.policy not in LATE or len(choice.able) < 2:
+    if not _late(router, exchange.model, len(choice.able)):
         return False
     chosen = choice.candidates[choice.place]
     return not runs_dry(choice.chosen) or wait_for_answers_s(exchange.ask, chosen) > 0
+
+
+def _late(router: "Router", model: str | None, servers: int) -> bool:
+    """Is there a choice that is worth waiting for: of servers, or of the order where a time is promised?"""
+    chosen = servers > 1 or (servers == 1 and router.promised_s(model) < inf)
+    return chosen and router.config.policy in LATE
 
 
 def _hold(router: "Router", exchange: "Exchange", now: float) -> None:
@@ -66,6 +74,8 @@ def _hold(router: "Router", exchange: "Exchange", now: float) -> None:
     elif now >= exchange.waits_since_s + router.config.hold_s:
         exchange.give_up(503, why_nobody(router, now), "no_server")
     elif _queue(router, exchange):
+        if not exchange.attempts:  # nothing is cached as far as anybody knows
+            exchange.new_tokens = exchange.ask.prompt_tokens
         router.meter(model, now, 0.0)
         if router.on_held is not None:
             router.on_held()
@@ -102,13 +112,14 @@ def _place_one(router: "Router", model: str | None, now: float) -> bool:
     able = router.able(now, model)
     if not able and unknown_model(router, model) is None:
         return False
-    if len(able) < 2 or router.config.policy not in LATE:
+    if not _late(router, model, len(able)):
         if (exchange := router.held.take(model)) is not None:
             place(router, exchange, now, placed=True)
         return True
     if not any(map(runs_dry, able)):
         return False
-    waiting = (one for line in router.held.lines(model) for one in in_order(line, now))
+    lines, ttft_s = router.held.lines(model), router.promised_s(model)
+    waiting = (one for line in lines for one in ordered(line, able, ttft_s, now))
     if (bound := bind(waiting, able, router.index, router.policy, now)) is None:
         return False
     exchange, place_of = bound.request, bound.place

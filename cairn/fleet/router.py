@@ -240,6 +240,10 @@ class Router:
         untried = [one for one in self.workers if one.number not in tried and not one.managed]
         return eligible(untried, now, model, "asleep")
 
+    def promised_s(self, model: str | None) -> float:
+        """Within which first tokens are promised: of models whose servers come and go with it."""
+        return next((one.ttft_s for one in self.scaled if one.serves(model)), inf)
+
     def next_number(self) -> int:
         return next(self._numbers)
 

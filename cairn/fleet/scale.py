@@ -177,9 +177,12 @@ class LoadMeter:
 class ScaledModel:
     """A model whose servers come and go, and what arrives for it."""
 
-    def __init__(self, names: Sequence[str], now_s: float, first: bool = True) -> None:
-        """`first`: it also gets the requests that name no model."""
+    def __init__(
+        self, names: Sequence[str], now_s: float, first: bool = True, ttft_s: float = math.inf
+    ) -> None:
+        """`first`: it also gets the requests that name no model. `ttft_s`: promised for first tokens."""
         self.names, self.first, self.meter = list(names), first, LoadMeter(now_s)
+        self.ttft_s = ttft_s
 
     def serves(self, model: str | None) -> bool:
         return model in self.names if model is not None else self.first

@@ -15,7 +15,8 @@ import msgspec
 
 from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, wait_for_answers_s
 from cairn.fleet.index import KeyIndex
-from cairn.fleet.late_binding import LATE, answers_beside, bind, in_order, runs_dry
+from cairn.fleet.late_binding import LATE, answers_beside, bind, runs_dry
+from cairn.fleet.promises import ordered
 from cairn.fleet.simulate_prompts import Prompt
 from cairn.fleet.worker import Worker, candidates
 from cairn.serve.engine.request import Limits, Request
@@ -199,7 +200,9 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
 class Simulated:
     """A router over replicas that come and go."""
 
-    def __init__(self, policy: str, limits: Limits) -> None:
+    def __init__(self, policy: str, limits: Limits, ttft_s: float = inf) -> None:
+        """`ttft_s`: within which first tokens are promised."""
+        self.ttft_s = ttft_s
         self.rule, self.limits, self.late = POLICIES[policy], limits, policy in LATE
         self.index, self.arrivals = KeyIndex(), Arrivals()
         self.replicas: list[Replica] = []  # that take requests
@@ -249,7 +252,8 @@ class Simulated:
         workers = [one.worker for one in self.replicas]
         traced, share = prompt.traced, 1 / len(self.replicas)
         number, self._placed = self._placed, self._placed + 1
-        waited_s = 0.0 if self.late and len(workers) > 1 else inf
+        late = self.late and (len(workers) > 1 or self.ttft_s < inf)
+        waited_s = 0.0 if late else inf
         ask = self.arrivals.ask(
             number, traced.input_tokens, traced.output_tokens, now_s, share, waited_s
         )
@@ -259,7 +263,7 @@ class Simulated:
         keys = PromptKeys(prompt.keys, prompt.tokens, [], traced.input_tokens)
         one = Waiting(prompt, ask, keys, arrived_s, new)
         waits = self.waiting or not runs_dry(workers[place]) or wait_for_answers_s(ask, seen[place])
-        if self.late and len(workers) > 1 and waits:
+        if late and waits:
             self.waiting.append(one)
             self._send_waiting(now_s)
         else:
@@ -270,8 +274,8 @@ class Simulated:
         workers = [one.worker for one in self.replicas]
         while self.waiting and workers and any(map(runs_dry, workers)):
             self._note_events()
-            ordered = in_order(self.waiting, now_s)
-            if (bound := bind(ordered, workers, self.index, self.rule, now_s)) is None:
+            order = ordered(self.waiting, workers, self.ttft_s, now_s)
+            if (bound := bind(order, workers, self.index, self.rule, now_s)) is None:
                 return
             self.waiting.remove(bound.request)
             self._send(bound.request, bound.place, bound.seen, now_s)

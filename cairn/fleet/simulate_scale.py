@@ -42,7 +42,7 @@ class ScaledRun:
     ) -> None:
         self.rules, self.limits, self.step_seconds = rules, limits, step_seconds
         self.speed = speed_of(step_seconds)
-        self.simulated = Simulated(policy, limits)
+        self.simulated = Simulated(policy, limits, rules.ttft_s)
         self.meter = LoadMeter()
         self.starting: deque[tuple[float, Replica]] = deque()  # and when it answers
         self.all: list[Replica] = []

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from itertools import accumulate, permutations
+from math import inf
 
 import msgspec
 from hypothesis import given
@@ -14,7 +16,9 @@ from cairn.bench.arrival_traces import Traced
 from cairn.fleet.choose import Ask, best, seconds
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import AHEAD_STEPS, bind, in_order, runs_dry
+from cairn.fleet.promises import ordered
 from cairn.fleet.router import NO_KEYS
+from cairn.fleet.scale import ScaledModel
 from cairn.fleet.simulate import run_policy
 from cairn.fleet.simulate_prompts import prompts_of
 from cairn.fleet.worker import Worker, candidates
@@ -99,6 +103,68 @@ def test_who_has_waited_longer_for_a_shorter_prompt_goes_first_and_nobody_is_pas
     came_s = 10.0 - (10.0 - longest.arrived_s) / 55
     short = One(Ask(99, 1), came_s if longest.new_tokens == 3000 else 10.0)
     assert in_order([short, longest], 10.0)[0] is longest
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 9)), min_size=1, max_size=6),
+    st.floats(0.1, 3),
+    st.sampled_from([0, 500, 5000]),
+    st.booleans(),
+)
+def test_those_go_first_that_hold_the_promise_together(many, ttft_s, queued, alike):
+    one, now_s = server(queued=queued), 1.0
+    waiting = [
+        One(Ask(at, 700 if alike else tokens), came / 10) for at, (tokens, came) in enumerate(many)
+    ]
+    each_s = one.token_s + one.step_s / STEP_TOKENS
+
+    def in_time(order) -> list[bool]:
+        ends = accumulate((asked.new_tokens for asked in order), initial=queued)
+        next(ends)  # of what is at the server
+        return [
+            now_s + end * each_s <= asked.arrived_s + ttft_s + 1e-9
+            for end, asked in zip(ends, order, strict=True)
+        ]
+
+    order = ordered(waiting, [one], ttft_s, now_s)
+    assert sorted(order, key=id) == sorted(waiting, key=id)
+    held = sum(in_time(order))
+    assert all(in_time(order[:held]))
+    if alike:  # no other order holds it for more
+        assert held == max(sum(in_time(other)) for other in permutations(waiting))
+    assert ordered(waiting, [one], inf, now_s) == in_order(waiting, now_s)
+
+
+def test_a_long_prompt_yields_where_it_would_make_two_others_late():
+    long, *short = [One(Ask(at, tokens), 0.0) for at, tokens in enumerate((4000, 1000, 1000))]
+    assert ordered([long, *short], [server()], 1.0, 0.0) == [*short, long]
+    assert ordered([long, *short], [server(), server(1)], 1.0, 0.0)[0] is long  # 0.9 s of 1
+
+
+def test_where_a_time_is_promised_even_one_server_gets_first_what_can_be_in_time():
+    sent: list[int] = []
+
+    async def check(url, servers, router):
+        send, (worker,) = router.send, router.workers
+        router.send = lambda exchange, *rest: (
+            sent.append(exchange.ask.prompt_tokens),
+            send(exchange, *rest),
+        )
+        router.scaled.append(ScaledModel(["fake"], 0.0, ttft_s=5.0))
+        servers[0].frozen_answers, worker.step_tokens = True, 64
+        asked = [asyncio.create_task(ask(url, "abcd" * 200, 3, model="fake"))]
+        for waiting, prompt in enumerate((20_000, 10), start=1):  # the first one takes 6.75 s
+            while worker.waiting != 1 or len(router.held) != waiting - 1:
+                await asyncio.sleep(0.005)
+            asked.append(asyncio.create_task(ask(url, "abcd" * prompt, 3, model="fake")))
+            await asyncio.sleep(0.3)
+        assert len(router.held) == 2
+        servers[0].frozen_answers = False
+        assert [(await one)[0] for one in asked] == [200, 200, 200]
+
+    fleet(check, count=1, wedge_s=0)
+    first, short, late = sent
+    assert short < first < late
 
 
 def test_requests_wait_in_the_router_for_the_server_that_answers_first():
