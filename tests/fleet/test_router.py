@@ -13,6 +13,7 @@ from fake_servers import FakeServer, text_of
 
 from cairn.fleet.choose import Ask
 from cairn.fleet.config import RouterConfig
+from cairn.fleet.refusals import broken_stream
 from cairn.fleet.relay import Exchange
 from cairn.fleet.router import NO_KEYS, Router
 from cairn.fleet.upstream import Pool, Upstream
@@ -119,6 +120,35 @@ def test_a_whole_answer_goes_on_elsewhere_where_its_server_died(after):
                 await asyncio.sleep(0.01)
 
     fleet(one_dies)
+
+
+def test_an_engine_that_fails_under_its_server_loses_no_stream_and_repeats_no_error():
+    """A stream goes on elsewhere. What a server says of a whole answer that it began itself is what the client gets."""
+
+    async def check(url, servers, router):
+        for server in servers:
+            server.fails_after = 3
+        assert (await ask(url, "a stream", 10))[:2] == (200, text_of("a stream", 10))
+        assert {0, 3} <= {begun for server in servers for begun in server.served}
+        for server in servers:
+            server.fails_after = 2
+        status, text, _ = await ask(url, "whole", 10, stream=False)
+        assert (status, text) == (500, text_of("whole", 10))
+
+    fleet(check)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (b"/v1/chat/completions", b'data: {"error":{"message":"gone",'),
+        (b"/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error"'),
+        (b"/v1/responses", b'event: error\ndata: {"type":"error","code":"server_lost"'),
+        (b"/api/chat", b'{"error":"gone"}\n'),
+    ],
+)
+def test_a_stream_that_breaks_off_says_so_in_its_own_protocol(path, expected):
+    assert broken_stream(path, "gone").startswith(expected)
 
 
 def test_only_attempts_without_a_token_count():
