@@ -53,9 +53,9 @@ OF_STREAMS = {
     "logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "max_tokens": 10}, None),
     "logprobs of a text": ("/v1/completions", TEXT | {"logprobs": 1, "echo": True}, None),
 }
-MOMENTS = "created|created_at|completed_at|input_tokens|cached_tokens|cache_read_input_tokens|tokens_cached|cache_n|prompt_n"
+MOMENTS = "created|created_at|completed_at|cached_tokens|input_tokens|cache_read_input_tokens|tokens_cached"
 MOMENT = re.compile(
-    rf'"({MOMENTS}|[a-z_]*duration|[a-z_]*_(?:ms|second|at))": ?("[^"]*"|[\d.e+-]+)'
+    rf'"({MOMENTS}|cache_n|prompt_n|[a-z_]*duration|[a-z_]*_(?:ms|second|at))": ?("[^"]*"|[\d.e+-]+)'
 )
 MADE = re.compile(r"(call|toolu|fc|rs|msg)_[A-Za-z0-9-]{16,}|moved-\d+|[0-9a-f]{24,32}")
 
@@ -139,6 +139,8 @@ def read(path: str, text: str):
         numbers += [event.pop("sequence_number")] if "sequence_number" in event else []
         names += [name] if names[-1:] != [name] else []
         event = {key: event[key] for key in event.keys() - {"object", "model", "id", "index"}}
+        if path.startswith("/api/"):  # in every piece, however many there are
+            event.get("message", {}).pop("role", None)
         for counted in ("tokens_predicted", "id_slot"):
             event.pop(counted, None)
         whole[name] = put_together(whole.get(name, {}), event)
