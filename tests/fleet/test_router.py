@@ -5,6 +5,7 @@ import json
 import random
 import re
 import socket
+from math import inf
 from types import SimpleNamespace
 
 import msgspec
@@ -120,6 +121,25 @@ def test_a_whole_answer_goes_on_elsewhere_where_its_server_died(after):
                 await asyncio.sleep(0.01)
 
     fleet(one_dies)
+
+
+def test_a_request_whose_server_was_lost_waits_for_no_short_answers():
+    """It is sent at once, so no server may look better for what waiting would save there."""
+
+    async def check(url, servers, router):
+        asks, policy = [], router.policy
+        router.policy = lambda ask, seen: asks.append(ask) or policy(ask, seen)
+        servers[0].die_after = servers[1].die_after = 2
+        asked = asyncio.create_task(ask(url, "hello", 5))
+        while not all(server.up for server in servers) or not asked.done():
+            for server in servers:
+                if not server.up:
+                    await server.start()
+            await asyncio.sleep(0.01)
+        assert (await asked)[:2] == (200, text_of("hello", 5))
+        assert [one.waited_s == inf for one in asks][:2] == [False, True]
+
+    fleet(check)
 
 
 def test_an_engine_that_fails_under_its_server_loses_no_stream_and_repeats_no_error():
