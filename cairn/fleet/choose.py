@@ -40,6 +40,11 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     waited_s: float = inf  # in the router, since it came; inf: it is sent now, wherever
 
 
+def sent_at_once(ask: Ask) -> Ask:
+    """The same of a request that waits no longer, such as one whose server was lost."""
+    return ask if ask.waited_s == inf else msgspec.structs.replace(ask, waited_s=inf)
+
+
 class Candidate(msgspec.Struct, gc=False):
     """A server, as a policy sees it at the moment of the decision."""
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from cairn.fleet.choose import sent_at_once
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.worker import Worker
 
@@ -44,7 +45,7 @@ class Hedging:
         if not able or self.budget < 1:
             return
         self.budget -= 1
-        choice, new = router.choose(exchange.ask, exchange.keys, able, now)
+        choice, new = router.choose(sent_at_once(exchange.ask), exchange.keys, able, now)
         router.note_sent(exchange.ask, exchange.keys, choice, now)
         exchange.hedge = copy = Hedge(exchange, choice.chosen, new)
         router.views.hedged += 1

@@ -34,18 +34,22 @@ COMPUTING = GENERATING | {
 }
 
 
+STREAMING = frozenset((b"/api/chat", b"/api/generate"))  # unless the body says no
+
+
 class Work(NamedTuple):
     """What a path makes a server do."""
 
     computes: bool
     generates: bool
+    streams: bool = False
 
 
 @lru_cache(256)  # the same few in every request
 def work_of(target: bytes) -> Work:
     """`target`: a path with what may stand behind it."""
     plain = plain_path(target.partition(b"?")[0])
-    return Work(plain in COMPUTING, plain in GENERATING)
+    return Work(plain in COMPUTING, plain in GENERATING, plain in STREAMING)
 
 
 def plain_path(path: bytes) -> bytes:

@@ -10,7 +10,7 @@ Functions over a router, as `failing_servers` are.
 from math import inf
 from typing import TYPE_CHECKING
 
-from cairn.fleet.choose import wait_for_answers_s
+from cairn.fleet.choose import sent_at_once, wait_for_answers_s
 from cairn.fleet.late_binding import LATE, bind, runs_dry
 from cairn.fleet.promises import ordered
 from cairn.fleet.refusals import unknown_model, why_nobody
@@ -38,8 +38,9 @@ def place(router: "Router", exchange: "Exchange", now: float, placed: bool = Fal
     if not fresh:
         _hold(router, exchange, now)
         return
-    choice, new = router.choose(exchange.ask, exchange.keys, fresh, now)
     may_wait = exchange.computes and not placed and not attempts
+    ask = exchange.ask if may_wait else sent_at_once(exchange.ask)
+    choice, new = router.choose(ask, exchange.keys, fresh, now)
     if may_wait and (
         model in router.held.models or (exchange.streams and _binds_later(router, exchange, choice))
     ):

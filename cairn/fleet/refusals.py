@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cairn.core.errors import did_you_mean
+from cairn.fleet.paths import plain_path
 
 if TYPE_CHECKING:
     from cairn.fleet.router import Router
@@ -31,3 +34,19 @@ def why_nobody(router: "Router", now_s: float) -> str:
         for one in router.workers
     )
     return f"no server has room after {router.config.hold_s:g} s of waiting ({states})"
+
+
+def broken_stream(path: bytes, message: str) -> bytes:
+    """The last event of a stream that cannot go on, as clients of this protocol read it."""
+    encode, code = msgspec.json.encode, "server_lost"
+    path = plain_path(path)
+    if path.startswith(b"/api/"):
+        return encode({"error": message}) + b"\n"
+    error = {"message": message, "type": "server_error", "code": code}
+    if path == b"/v1/messages":
+        said = {"type": "error", "error": {"type": "api_error", "message": message}}
+        return b"event: error\ndata: %b\n\n" % encode(said)
+    if path == b"/v1/responses":
+        said = {"type": "error", "code": code, "message": message, "param": None}
+        return b"event: error\ndata: %b\n\n" % encode(said)
+    return b"data: %b\n\n" % encode({"error": error})

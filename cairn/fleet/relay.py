@@ -5,8 +5,8 @@
       |         |-- lost before any token was told ----------> the same request again, elsewhere
       '---------'-- lost in the middle of an answer ---------> the request with the tokens so far, elsewhere
 
-A stream of ours carries its token ids in comments, and a whole answer that takes long tells them before it comes
-(`serve.http.server.continuation`): both are taken out here. From another kind of server a broken stream ends with an
+A stream of ours carries its token ids between its events, and a whole answer that takes long tells them before it
+comes (`serve.told_tokens`): both are taken out here. From another kind of server a broken stream ends with an
 error event, because its tokens are not known.
 """
 
@@ -20,11 +20,12 @@ from cairn.fleet.choose import Ask
 from cairn.fleet.front import END_OF_HEAD, Front, error_body
 from cairn.fleet.placing import place, place_next
 from cairn.fleet.quota import ANYBODY
+from cairn.fleet.refusals import broken_stream
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
-from cairn.serve.http.server.continuation import PROGRESS, TOKENS, read_answer
 from cairn.serve.text_keys import MOST_WANTED, Asked, PromptKeys
+from cairn.serve.told_tokens import END, PROGRESS, TOKENS, read_answer
 
 if TYPE_CHECKING:
     from cairn.fleet.hedge import Hedge
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from cairn.fleet.views import Remembered
 
 X_ID, CRLF_LENGTH = b"x-request-id: ", b"\r\ncontent-length: "
-MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
+MARK, LAST_MARK = b"\n" + TOKENS, b"\n" + END
 _LAST = END[-3]  # where ids of tokens have a digit
 TOLD = b"content-type: %b\r\n" % PROGRESS
 TELLS = 0  # in place of the status of a whole answer that tells its tokens, and has no status yet
@@ -79,6 +80,7 @@ class Exchange(msgspec.Struct, eq=False):
     _followed: bool = True  # every chunk so far told its tokens
     _ended: bool = False  # the last chunk has come
     _complete: bool = False  # a server has answered it, with success
+    _resumed: bool = False  # the present server was sent the tokens so far
     _left: bool = False  # the client did not wait for the end, and a server had it
     _counted: int | None = None  # tokens of an answer without marks: its usage, or else its events
     _status: int = 0
@@ -125,8 +127,8 @@ class Exchange(msgspec.Struct, eq=False):
         worker.takes(new_tokens, self.streams)
         if self.streams:
             worker.requests.add(self)
-        if self._begun or self._marks:
-            worker.continued += 1
+        self._resumed = self._begun or bool(self._marks)
+        worker.continued += self._resumed
 
     def connected(self, upstream: Upstream | None, reason: str, attempt: int) -> None:
         if self.worker is None or attempt != self.attempts:  # the client left, or a copy was faster
@@ -179,7 +181,7 @@ class Exchange(msgspec.Struct, eq=False):
         """What is sent to a server, in pieces."""
         request = self.request
         sent, body = request.head.sent, request.body
-        if not (self._begun or self._marks):
+        if not self._resumed:
             return sent, self.id, CRLF_LENGTH, b"%d" % len(body), END_OF_HEAD, body
         more = msgspec.msgpack.encode(self.tokens)
         head = b"%b%b\r\nx-cairn-continue: %d\r\ncontent-length: %d\r\n\r\n"
@@ -248,7 +250,7 @@ class Exchange(msgspec.Struct, eq=False):
             body = self._without_marks(body)
         else:
             self._marks.append(body[at + len(MARK) : -2])
-            body = body[: at + 2]
+            body = body[: at + 1]
         if self._begun:
             self.front.write(body)
             return
@@ -269,12 +271,12 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _without_marks(self, body: bytes) -> bytes:
         """Of a chunk that is the last one, or has none."""
-        if body.endswith(END):
-            body, self._ended = body[: -len(END) + 2], True
+        if body.endswith(LAST_MARK):
+            body, self._ended = body[: -len(END)], True
         at = body.rfind(MARK)
         if at >= 0:
             self._marks.append(body[at + len(MARK) : -2])
-            return body[: at + 2]
+            return body[: at + 1]
         self._followed = self._followed and self._ended
         events = body.count(b"data: {") or int(body.startswith(b"{"))
         self._counted = _usage(body, (self._counted or 0) + events)
@@ -284,6 +286,9 @@ class Exchange(msgspec.Struct, eq=False):
         if self.paused:  # its connection belongs to another request now, which wants to read
             self.slow(False)
         body = body or self._whole
+        if self._marks and self._begun and not self._ended and self._status == 200:
+            self.lost("its engine has failed in the middle of the answer")
+            return
         if self._status == TELLS:
             if (answer := read_answer(body)) is None:
                 self.lost("the answer ended without its end")
@@ -296,7 +301,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.tried |= {worker.number}
             place(self.router, self, time.monotonic())
             return
-        if self._marks and not self._begun and status != 200:  # it cannot go on: all of it again
+        if self._resumed and not self._begun and status != 200:  # it cannot go on: all of it again
             self._marks.clear()
             place(self.router, self, time.monotonic())
             return
@@ -340,8 +345,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _break_off(self, message: str) -> None:
         """In the stream, because the head has said 200 already."""
-        error = {"error": {"message": message, "type": "server_error", "code": "server_lost"}}
-        self.front.write(b"data: " + msgspec.json.encode(error) + b"\n\n")
+        self.front.write(broken_stream(self.request.head.path, message))
         self.front.finish()
 
     # -- from the client -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     sent: bytes  # to a server: all of the head but the values of its last lines, id and length
     computes: bool  # it makes a server compute
     generates: bool  # an answer of tokens
+    streams: bool  # unless the body says no
     holder: str  # of its key, by the key's digest
 
     @property

@@ -201,7 +201,7 @@ class Router:
         keys = prompt_keys(asked) if request.body else NO_KEYS
         now, given, computes = time.monotonic(), request.id, head.computes
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
-        streams = head.generates and bool(asked.stream)
+        streams = head.generates and bool(head.streams if asked.stream is None else asked.stream)
         ask = self.ask(number, keys, asked.wanted_tokens, now, computes, streams)
         front.asker = exchange = Exchange(
             self, front, request, id, ask, keys, model, asked, now, head.holder, computes, streams

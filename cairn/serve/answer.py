@@ -77,6 +77,14 @@ class Found(Protocol):
     def top(self) -> list[tuple[int, float]]: ...
 
 
+class Unknown(msgspec.Struct, frozen=True):
+    """In the place of what another server has found."""
+
+    logprob: float = 0.0
+    top: list[tuple[int, float]] = []
+
+
+UNKNOWN = Unknown()
 # How much of an answer can be given out: pieces, tokens, their log-probability, whether it has ended. Replaced as a
 # whole, so that a reader never sees half of a push; a bare tuple, because there is one for every token.
 Certain = tuple[int, int, float | None, bool]
@@ -171,6 +179,11 @@ class Answer:
             if self.finished:
                 break
         return False
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Its first tokens, made elsewhere: with log-probabilities that are not known, and given to nobody."""
+        scored = [UNKNOWN] * len(tokens) if self.whole.logprobs is not None else None
+        self.push_all(tokens, logprobs=scored)
 
     def end(
         self, finish: Finish, stop_reason: int | str | None = None, error: str | None = None

@@ -6,6 +6,7 @@ Capture is off unless a folder is given (`cairn serve --capture DIR`): the files
 """
 
 import hashlib
+import itertools
 import logging
 import secrets
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ class Capture:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.engine, self.device = folder, engine, device
         self._thread = ThreadPoolExecutor(1, "cairn capture")
+        self._repeated: dict[Path, int] = {}  # files of ids that came more than once, and how often
 
     def keep(self, id: str, jobs: Sequence[Job], weights_version: int = 0) -> None:
         if any(job.request.pictures for job in jobs):
@@ -89,11 +91,19 @@ class Capture:
         self._thread.shutdown()
 
     def _write(self, made: Captured) -> None:
-        try:
-            written = msgspec.json.encode(made)
-            file_of(self.folder, made.id).write_bytes(written)
-        except OSError as error:
-            log.warning("request %s could not be captured: %s", made.id, error)
+        """A client may send the same id again: each request has a file, `ID.json`, `ID.2.json`, ..."""
+        written, first = msgspec.json.encode(made), file_of(self.folder, made.id)
+        for number in itertools.count(self._repeated.get(first, 1)):
+            file = first if number == 1 else first.with_suffix(f".{number}.json")
+            try:
+                with file.open("xb") as opened:
+                    opened.write(written)
+                return
+            except FileExistsError:
+                self._repeated[first] = number + 1
+            except OSError as error:
+                log.warning("request %s could not be captured: %s", made.id, error)
+                return
 
 
 def _answer(job: Job) -> CapturedAnswer:

@@ -273,7 +273,7 @@ class Serving:
             )
             answer = Answer(index, own, self.opened.tokenizer, prompt)
             follow(made.constraint, made.outputs)
-            answer.push_all(made.outputs)
+            answer.begin(made.outputs)
             guide = None if grammar is None else grammar.guide
             jobs.append(Job(made, answer, max_tokens, on_update, streamed=streamed, guide=guide))
         return jobs

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import msgspec
 
-from cairn.serve.http.server.continuation import PROGRESS
 from cairn.serve.pulse import Events, Hello, Load, framed
+from cairn.serve.told_tokens import PROGRESS
 
 
 def token(prompt: str, at: int) -> int:
@@ -29,6 +29,9 @@ class FakeServer:
         self.gap_s, self.marked, self.models = gap_s, marked, list(models)
         self.served: list[int] = []  # tokens that each request was continued from
         self.die_after: int | None = None  # tokens of the next answer
+        self.fails_after: int | None = (
+            None  # tokens of the next answer: it lives on, its engine does not
+        )
         self.continues = True  # whole answers, too
         self.refuse: int | None = None  # a status instead of answers
         self.code, self.refused = "queue_full", 0
@@ -138,12 +141,13 @@ class FakeServer:
         count: int,
         before: int,
         die_after: int | None,
+        fails_after: int | None,
     ) -> None:
         """As `ProgressSend` writes it where it tells every token, if its server tells any."""
         if self.marked:
             head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: %b\r\n\r\n"
             writer.write(head % PROGRESS)
-        for at in range(before, count):
+        for at in range(before, count if fails_after is None else before + fails_after):
             if die_after is not None and at - before >= die_after:
                 self.kill()
             if self.marked:
@@ -151,12 +155,13 @@ class FakeServer:
                 writer.write(b"%x\r\n%b\r\n" % (len(told), told))
             await writer.drain()
             await asyncio.sleep(self.gap_s)
+        status = 200 if fails_after is None else 500
         document = {"text": text_of(prompt, count)}
         if not self.marked:
             await self._whole(writer, 200, document)
             return
         lines = b"content-type: application/json\r\n"
-        last = b":a 200 %d\n%b%b" % (len(lines), lines, json.dumps(document).encode())
+        last = b":a %d %d\n%b%b" % (status, len(lines), lines, json.dumps(document).encode())
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
         await writer.drain()
 
@@ -166,13 +171,14 @@ class FakeServer:
             await asyncio.sleep(0.01)
         assert before == [token(prompt, at) for at in range(len(before))], "wrong tokens so far"
         die_after, self.die_after = self.die_after, None
+        fails_after, self.fails_after = self.fails_after, None
         if not asked.get("stream"):
-            await self._whole_answer(writer, prompt, count, len(before), die_after)
+            await self._whole_answer(writer, prompt, count, len(before), die_after, fails_after)
             return
         writer.write(
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
         )
-        for at in range(len(before), count):
+        for at in range(len(before), count if fails_after is None else len(before) + fails_after):
             while self.frozen or (self.wedged_after is not None and at >= self.wedged_after):
                 await asyncio.sleep(0.01)
             made = token(prompt, at)
@@ -189,5 +195,7 @@ class FakeServer:
             await writer.drain()
             await asyncio.sleep(self.gap_s)
         last = b"data: [DONE]\n\n" + (b":e\n\n" if self.marked else b"")
-        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
+        if fails_after is None:
+            writer.write(b"%x\r\n%b\r\n" % (len(last), last))
+        writer.write(b"0\r\n\r\n")
         await writer.drain()

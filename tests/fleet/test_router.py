@@ -5,6 +5,7 @@ import json
 import random
 import re
 import socket
+from math import inf
 from types import SimpleNamespace
 
 import msgspec
@@ -13,6 +14,7 @@ from fake_servers import FakeServer, text_of
 
 from cairn.fleet.choose import Ask
 from cairn.fleet.config import RouterConfig
+from cairn.fleet.refusals import broken_stream
 from cairn.fleet.relay import Exchange
 from cairn.fleet.router import NO_KEYS, Router
 from cairn.fleet.upstream import Pool, Upstream
@@ -119,6 +121,54 @@ def test_a_whole_answer_goes_on_elsewhere_where_its_server_died(after):
                 await asyncio.sleep(0.01)
 
     fleet(one_dies)
+
+
+def test_a_request_whose_server_was_lost_waits_for_no_short_answers():
+    """It is sent at once, so no server may look better for what waiting would save there."""
+
+    async def check(url, servers, router):
+        asks, policy = [], router.policy
+        router.policy = lambda ask, seen: asks.append(ask) or policy(ask, seen)
+        servers[0].die_after = servers[1].die_after = 2
+        asked = asyncio.create_task(ask(url, "hello", 5))
+        while not all(server.up for server in servers) or not asked.done():
+            for server in servers:
+                if not server.up:
+                    await server.start()
+            await asyncio.sleep(0.01)
+        assert (await asked)[:2] == (200, text_of("hello", 5))
+        assert [one.waited_s == inf for one in asks][:2] == [False, True]
+
+    fleet(check)
+
+
+def test_an_engine_that_fails_under_its_server_loses_no_stream_and_repeats_no_error():
+    """A stream goes on elsewhere. What a server says of a whole answer that it began itself is what the client gets."""
+
+    async def check(url, servers, router):
+        for server in servers:
+            server.fails_after = 3
+        assert (await ask(url, "a stream", 10))[:2] == (200, text_of("a stream", 10))
+        assert {0, 3} <= {begun for server in servers for begun in server.served}
+        for server in servers:
+            server.fails_after = 2
+        status, text, _ = await ask(url, "whole", 10, stream=False)
+        assert (status, text) == (500, text_of("whole", 10))
+
+    fleet(check)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (b"/v1/chat/completions", b'data: {"error":{"message":"gone",'),
+        (b"/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error"'),
+        (b"/v1/responses", b'event: error\ndata: {"type":"error","code":"server_lost"'),
+        (b"/api/chat", b'{"error":"gone"}\n'),
+    ],
+)
+def test_a_stream_that_breaks_off_says_so_in_its_own_protocol(path, expected):
+    assert broken_stream(path, "gone").startswith(expected)
 
 
 def test_only_attempts_without_a_token_count():

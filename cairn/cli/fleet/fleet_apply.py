@@ -36,6 +36,8 @@ class FleetApply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """on kubernetes; empty: that of the context"""
     dry_run: bool = False
     """print what would be submitted, and submit nothing"""
+    json: bool = False
+    """print what was submitted as JSON"""
 
 
 def run(args: list[str]) -> int:
@@ -70,6 +72,9 @@ def _job(config: "FleetConfig", options: FleetApply) -> int:
         return 0
     launch = Launch(job=options.file, on=options.on, address=options.address)
     record = submit(job, plan, engine, launch)
+    if options.json:
+        _print_json({"fleet": config.name, "engine": options.on, "id": record.id})
+        return 0
     print(f"fleet '{config.name}' was submitted to {options.on} as {record.id or config.name}")
     print(f"  cairn jobs logs {config.name} --follow\n  cairn jobs stop {config.name}")
     return 0
@@ -91,7 +96,8 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
         )
     apply = ["apply", "--server-side", "--field-manager=cairn", "--filename=-"]
     done = _kubectl(options, *apply, given=to_yaml(_as_known(made, options)))
-    sys.stdout.write(done.stdout)
+    if not options.json:
+        sys.stdout.write(done.stdout)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
         hint = "`cairn fleet apply FILE --on kubernetes --dry-run` shows the objects"
@@ -100,7 +106,14 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
         raise SubmitFailed(
             f"Kubernetes refused the fleet: {said[-1] if said else done.returncode}", hint=hint
         )
+    if options.json:
+        applied = done.stdout.splitlines()
+        _print_json({"fleet": config.name, "engine": options.on, "applied": applied})
     return 0
+
+
+def _print_json(document: dict[str, object]) -> None:
+    print(msgspec.json.encode(document).decode())
 
 
 def _as_known(made: list[dict[str, Any]], options: FleetApply) -> list[dict[str, Any]]:

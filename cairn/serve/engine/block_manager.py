@@ -360,11 +360,11 @@ class BlockManager:
             request.states = [self._take(i) for i in range(self._paged, len(self.groups))]
             self.restores += zip(found.states, request.states, strict=False)
         if request.ledger.preemptions == 0:
-            request.cached = request.computed
+            request.cached = min(request.computed, len(request.prompt))  # of an answer that moved
             statistics = self.prefix.statistics
             statistics.requests += 1
             statistics.tokens += len(request.prompt)
-            statistics.hits += request.computed
+            statistics.hits += request.cached
 
     def _leave_behind(self, request: Request) -> None:
         """Free what no window sees any more, whatever becomes of the tokens in flight."""

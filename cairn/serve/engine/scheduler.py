@@ -251,7 +251,8 @@ class Scheduler:
         request.loading, size = None, self.limits.page_size
         request.computed = loading.last * size
         if request.ledger.preemptions == 0:
-            request.cached += (loading.last - loading.first) * size
+            loaded = (loading.last - loading.first) * size
+            request.cached = min(request.cached + loaded, len(request.prompt))
         self.blocks.publish(request, request.computed)
         if loading.told:
             return NO_PAGES

@@ -11,7 +11,8 @@ import pytest
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.router import Router
 from cairn.serve.http.protocol.refusal import Refusal
-from cairn.serve.http.server.continuation import PROGRESS, TOKENS, ProgressSend, read_answer
+from cairn.serve.http.server.continuation import ProgressSend
+from cairn.serve.told_tokens import PROGRESS, TOKENS, read_answer
 
 CHAT = {
     "model": "tiny",

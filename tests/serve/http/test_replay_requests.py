@@ -32,6 +32,9 @@ def captured(tiny_folder, tmp_path_factory):
                 extra_headers={"x-request-id": f"request-{number}"},
             )
         shaped = {"prompt": "Once", "max_tokens": 20, "guided_regex": "[ab]{3}c"}
+        for prompt in ("one", "two"):
+            again = {"prompt": prompt, "max_tokens": 2}
+            server.http.post("/v1/completions", json=again, headers={"x-request-id": "again"})
         headers = {"x-request-id": "with-grammar"}
         assert server.http.post("/v1/completions", json=shaped, headers=headers).status_code == 200
         asked = server.http.post(
@@ -42,6 +45,12 @@ def captured(tiny_folder, tmp_path_factory):
         assert asked.status_code == 200
         view = server.http.get(f"{server.url}/cairn/requests/with-ledger").json()
     return folder, view
+
+
+def test_an_id_that_comes_again_takes_no_file_away(captured):
+    found = [read_captured(file) for file in sorted(captured[0].glob("again*.json"))]
+    assert [one.id for one in found] == ["again", "again"]
+    assert found[0].answers[0].prompt != found[1].answers[0].prompt
 
 
 def test_twenty_captured_requests_give_the_same_tokens(captured):

@@ -221,19 +221,22 @@ class LlamaWriter:
     def __init__(self, asked: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
         self._asked, self._model, self._prompt, self._exchange = asked, model, prompt, exchange
         self._ended: CompletionOutput | None = None
+        self._ids: list[int] = []  # of tokens whose text has not come yet
         self._silent = _wanted(asked) == 0  # the engine samples one token, which is thrown away
 
     def write(self, delta: CompletionOutput) -> bytes:
         if delta.finished:
             self._ended = delta
+        self._ids += delta.token_ids
         if not delta.text or self._silent:
             return b""
-        piece = {"index": 0, "content": delta.text, "tokens": delta.token_ids, "stop": False}
+        ids, self._ids = self._ids, []
+        piece = {"index": 0, "content": delta.text, "tokens": ids, "stop": False}
         return event_bytes(piece | {"id_slot": 0})
 
     def last(self) -> bytes:
         ended = self._ended or self._exchange.jobs[0].answer.result()
-        return event_bytes(self.whole(msgspec.structs.replace(ended, text="", token_ids=[])))
+        return event_bytes(self.whole(msgspec.structs.replace(ended, text="", token_ids=self._ids)))
 
     def refused(self, refusal: Refusal) -> bytes:
         return event_bytes({"error": refusal.body().error})

@@ -198,6 +198,7 @@ class EventWriter:
         self._made, self._blocks, self._exchange, self._keep = made, blocks, exchange, keep
         self._numbers = itertools.count()
         self._begun = False
+        self._moved = exchange.moved
         self._ended: CompletionOutput | None = None
 
     def write(self, delta: CompletionOutput) -> bytes:
@@ -208,7 +209,11 @@ class EventWriter:
             body += self._event("in_progress", response=self._made)
         if delta.finished:
             self._ended = delta
-        return body + b"".join(self._change(change) for change in self._blocks.push(delta))
+        body += b"".join(self._change(change) for change in self._blocks.push(delta))
+        if self._moved:  # each of these tokens may have been an event where it was made
+            self._numbers = itertools.count(next(self._numbers) + self._moved)
+            self._moved = 0
+        return body
 
     def last(self) -> bytes:
         made = self._made

@@ -1,14 +1,12 @@
 """How a router follows an answer, and how another server goes on with it where the first one was lost.
 
-    x-cairn-router: 1      every write of a stream ends with a comment, `:t 17 4711`: the token ids in it; `:e` ends it
-                           A whole answer that takes long comes in chunks of a media type of its own: `:t 17 4711` with
-                           the tokens so far, and at last `:a STATUS BYTES`, so many bytes of headers, and the body
+    x-cairn-router: 1      the tokens of the answer are told beside it (`serve.told_tokens`)
     x-cairn-continue: N    the last N bytes of the body are token ids in MessagePack: the answer so far. A stream begins
                            behind them, a whole answer has them: text, stop strings, tool calls and grammar are as if
                            it had never moved
 
-Comments are no events: who reads server-sent events ignores them, and the router takes them out. Only a request with a
-single answer can be continued, and a whole one only without log-probabilities, which are not told. No clock, no socket.
+Only a request with a single answer can be continued, and a whole one only without log-probabilities, which are not
+told. No clock, no socket.
 """
 
 from collections.abc import Sequence
@@ -19,11 +17,9 @@ from starlette.types import Message, Scope, Send
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.job import Job
+from cairn.serve.told_tokens import PROGRESS, answer_head, told
 
 ROUTED, CONTINUED = b"x-cairn-router", b"x-cairn-continue"
-TOKENS, END = b":t ", b":e\n\n"
-PROGRESS = b"application/x-cairn-progress"  # the media type of a whole answer whose tokens are told
-ANSWER = b":a "
 TOLD_EVERY_S = 0.5  # the tokens of a whole answer
 _NOT_TOLD = (b"content-length", b"x-request-id")  # headers that the router writes itself
 _decode_ids = msgspec.msgpack.Decoder(list[int]).decode
@@ -75,8 +71,8 @@ class TokenMarks:
             self._ids += delta.token_ids
         if not body or not self._ids:
             return body
-        written, self._ids = b" ".join(b"%d" % id for id in self._ids), []
-        return body + TOKENS + written + b"\n\n"
+        written, self._ids = told(self._ids), []
+        return body + written
 
 
 class ProgressSend:
@@ -92,9 +88,7 @@ class ProgressSend:
             self._begun = True
             start = {"type": "http.response.start", "status": 200, "headers": self._headers}
             await self._send(start)
-        ids = b" ".join(b"%d" % id for id in tokens)
-        body = TOKENS + ids + b"\n\n"
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._send({"type": "http.response.body", "body": told(tokens), "more_body": True})
 
     async def __call__(self, message: Message) -> None:
         if not self._begun:
@@ -102,17 +96,7 @@ class ProgressSend:
         elif message["type"] == "http.response.start":
             kept = [one for one in message["headers"] if one[0].lower() not in _NOT_TOLD]
             lines = b"".join(b"%b: %b\r\n" % one for one in kept)
-            self._head = b"%b%d %d\n%b" % (ANSWER, message["status"], len(lines), lines)
+            self._head = answer_head(message["status"], lines)
         else:
             head, self._head = self._head, b""
             await self._send({**message, "body": head + message.get("body", b"")})
-
-
-def read_answer(body: bytes) -> tuple[int, bytes, bytes] | None:
-    """Status, headers and body of a whole answer whose tokens were told; None: it is not complete."""
-    first, _, rest = body.partition(b"\n")
-    words = first.removeprefix(ANSWER).split(b" ")
-    if not first.startswith(ANSWER) or len(words) != 2 or not all(map(bytes.isdigit, words)):
-        return None
-    status, length = map(int, words)
-    return (status, rest[:length], rest[length:]) if len(rest) >= length else None

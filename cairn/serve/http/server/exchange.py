@@ -31,11 +31,12 @@ from cairn.serve.http.protocol.body import Gone
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Ticket
 from cairn.serve.http.server.call import Call
-from cairn.serve.http.server.continuation import END, TOLD_EVERY_S, TokenMarks, ends_already
+from cairn.serve.http.server.continuation import TOLD_EVERY_S, TokenMarks, ends_already
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import SSE, EventStream
 from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
+from cairn.serve.told_tokens import END
 
 log = logging.getLogger("cairn")
 
@@ -120,6 +121,11 @@ class Exchange:
         return CachedTokens(self.cached, sum(piece.length for piece in pieces))
 
     @property
+    def moved(self) -> int:
+        """Tokens of its answer that another server has made."""
+        return len(self._call.continued)
+
+    @property
     def seconds(self) -> tuple[float, float]:
         """From the request's arrival to its first token, and from there to its last."""
         entry = self._entry
@@ -191,8 +197,8 @@ class Exchange:
         """As events, until all answers have ended. A refusal before the first event is raised."""
         events = EventStream(self._call.send, self._call.headers, media_type)
         write = writer.write
-        marked = self._call.routed and len(self.jobs) == 1 and media_type == SSE
-        marks = TokenMarks() if marked else None
+        marked = self._call.routed and len(self.jobs) == 1
+        marks, end = (TokenMarks(), END) if marked else (None, b"")
         if self._call.continued:  # the client has these, and the writer has to know them
             for job in self.jobs:
                 write(job.answer.take())
@@ -211,12 +217,12 @@ class Exchange:
                 if events.begun:
                     await self._forward(push)
                     await events.flush()
-            end = END if marked else b""
             await events.write(writer.last() + end, last=True)
         except Refusal as refusal:
             if not events.begun:
                 raise
-            await events.write(writer.refused(refusal), last=True)
+            moves = marked and refusal.status == 503  # the router goes on elsewhere
+            await events.write(b"" if moves else writer.refused(refusal) + end, last=True)
 
     def abort(self) -> None:
         """End the answers where they are; the reader gets what there is."""

@@ -1,0 +1,35 @@
+"""How a server tells a router the tokens of an answer, so that another server could go on with it: the bytes of it.
+
+    stream     every write ends with a line of its own, `:t 17 4711`: the token ids in it; `:e` ends the answer
+    whole      if it takes long it comes in chunks of a media type of its own: `:t 17 4711` with the tokens so far, and
+               at last `:a STATUS BYTES`, so many bytes of headers, and the body
+
+No event and no line of JSON begins with a colon, so the lines can be taken out again. A stream with
+tokens and without `:e` is one whose engine has failed. Both sides import this, and the
+router imports nothing else of a server. Pure.
+"""
+
+from collections.abc import Iterable
+
+TOKENS, END = b":t ", b":e\n\n"
+PROGRESS = b"application/x-cairn-progress"  # the media type of a whole answer whose tokens are told
+ANSWER = b":a "
+
+
+def told(ids: Iterable[int]) -> bytes:
+    return b"%b%b\n\n" % (TOKENS, b" ".join(b"%d" % id for id in ids))
+
+
+def answer_head(status: int, lines: bytes) -> bytes:
+    """What stands between the tokens of a whole answer and its body."""
+    return b"%b%d %d\n%b" % (ANSWER, status, len(lines), lines)
+
+
+def read_answer(body: bytes) -> tuple[int, bytes, bytes] | None:
+    """Status, headers and body of a whole answer whose tokens were told; None: it is not complete."""
+    first, _, rest = body.partition(b"\n")
+    words = first.removeprefix(ANSWER).split(b" ")
+    if not first.startswith(ANSWER) or len(words) != 2 or not all(map(bytes.isdigit, words)):
+        return None
+    status, length = map(int, words)
+    return (status, rest[:length], rest[length:]) if len(rest) >= length else None
