@@ -49,6 +49,8 @@ def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
     assert main(["train", "tiny-cpu", "--print", "--steps", "2", *SMALL]) == 0
     text = capsys.readouterr().out
     (tmp_path / "my.toml").write_text(text.replace("lr = 0.003", "lr = 0.001"))
+    assert main(["train", "my.toml", "--print", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["optim"]["lr"] == 0.001
     assert main(["train", "my.toml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["folder"] == "runs/my"
     assert "lr = 0.001" in (tmp_path / "runs/my/recipe.toml").read_text()
@@ -69,15 +71,29 @@ def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
         (["cairn-tiny"], "the model to begin with is --model.checkpoint cairn-tiny"),
         (["Qwen/Qwen3-8B"], "a model is --model.checkpoint Qwen/Qwen3-8B"),
         (["texts.jsonl"], "text to learn from is --data.sources texts.jsonl"),
+        (["tiny-cpu", "--data.sources", "short.txt"], "error: short.txt has 6 tokens, less than"),
     ],
 )
 def test_bad_input_is_answered_at_once(args, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("four words, a tail")
     assert main(["train", *args]) == 2
     told = capsys.readouterr().err
     assert words in told
     assert "hint:" in told
     assert not list(tmp_path.glob("runs/*/checkpoints"))
+
+
+@pytest.mark.parametrize("recovery", [[], ["--recovery.on"]])
+def test_ranks_of_a_launcher_do_not_train_each_by_itself(recovery, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "tiny-cpu", "--steps", "2", *SMALL, *recovery]) == 2
+    told = capsys.readouterr().err
+    assert "tp 1 = 1 rank, but there are 2" in told
+    assert "use dp 2, or start 1 rank" in told
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_says_what_a_run_needs(capsys):

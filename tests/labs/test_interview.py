@@ -167,7 +167,10 @@ def test_a_plan_and_a_story_as_markdown(tmp_path, monkeypatch, capsys):
     assert main(["learn", "plan", "12-weeks", "--lang", "zh"]) == 0
     assert "第 12 周" in capsys.readouterr().out
     assert main(["learn", "story"]) == 0
-    assert "three minutes" in capsys.readouterr().out
+    story = capsys.readouterr().out
+    assert "three minutes" in story
+    assert main(["learn", "story", "--json"]) == 0
+    assert "three minutes" in json.loads(capsys.readouterr().out)["markdown"]
     assert main(["learn", "plan", "decade"]) == 2
     assert main(["learn", "roofline", "week"]) == 2
 

@@ -30,7 +30,11 @@ def run_story(options: "Learn") -> int:
 
     newest = record.latest(record.read().entries)
     passed = sorted(journal.passed(journal.read()))
-    return _hand_out(drafts(newest, all_labs(), passed, options.lang), options)
+    story = drafts(newest, all_labs(), passed, options.lang)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode({"markdown": story})).decode())
+        return 0
+    return _hand_out(story, options)
 
 
 def _hand_out(text: str, options: "Learn") -> int:

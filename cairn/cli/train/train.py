@@ -38,7 +38,7 @@ class TrainVerb(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """tiny-cpu, qwen3-0.6b-1xh200, qwen3-1.7b-1xh200, qwen3-8b-1xh200, llama3-8b-8xh100, or a TOML file; without it
     that of the run in --out, else tiny-cpu"""
     print: bool = False
-    """write the recipe as TOML and leave"""
+    """write the recipe as TOML, or with --json as JSON, and leave"""
     plan: bool = False
     """say what the run would need in memory, and leave"""
     export_only: bool = False
@@ -59,7 +59,8 @@ def carry_out(verb: TrainVerb) -> int:
     """Train as the flags say, or print what they ask for."""
     config = train_part(verb)
     if verb.print:
-        sys.stdout.write(to_toml(config))
+        as_json = msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"
+        sys.stdout.write(as_json if verb.json else to_toml(config))
         return 0
     if verb.plan:
         from cairn.cli.train.memory_plan import show_plan
@@ -178,6 +179,7 @@ def _train(config: Train, display: Display) -> "Finished":
         reporting_lost_peers,
         run_local,
     )
+    from cairn.train.parallel.layout import check
     from cairn.train.prepare import spec_of
     from cairn.train.refuse import check_layout
     from cairn.train.run import run as run_training
@@ -195,6 +197,8 @@ def _train(config: Train, display: Display) -> "Finished":
             wait_idle(config, started[0], print)
             raise SystemExit(0)
         started = started[0], world
+    if started is not None:  # else each of several ranks would train all of a layout of one
+        check(config.parallel, started[1])
     if (
         started is None and world > 1
     ):  # before ranks are started; each checks for itself in `prepare`

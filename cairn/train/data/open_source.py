@@ -84,7 +84,7 @@ def open_source(
         return PackedDocuments(
             tokens, sequence_length, seed, pad_id=pad, too_long=too_long, span=span
         )
-    return Windows(tokens, sequence_length, seed, boundaries=boundaries, span=span)
+    return Windows(tokens, sequence_length, seed, boundaries=boundaries, span=span, name=name)
 
 
 def open_blend(

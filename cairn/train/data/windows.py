@@ -50,18 +50,19 @@ class Windows:
         shuffle: bool = True,
         boundaries: bool = True,
         span: tuple[float, float] = (0.0, 1.0),
+        name: str = "",
     ) -> None:
         """`span` is the part of the windows to use, such as (0, 0.99) to train and (0.99, 1) to validate.
 
         A part that does not begin at 0 leaves the last window out if that goes round to the beginning: those tokens
-        belong to another part.
+        belong to another part. `name` is what messages call these tokens, by default the path of their store.
         """
-        total = count(tokens)
+        total, name = count(tokens), name or str(tokens.path)
         if sequence_length < 1:
             raise ConfigError(f"a sequence of {sequence_length} tokens is not possible")
         if total < sequence_length:
             raise DataError(
-                f"{tokens.path} has {total} tokens, less than one sequence of {sequence_length}",
+                f"{name} has {total:,} tokens, less than one sequence of {sequence_length}",
                 hint=f"use more text, or --data.sequence {max(1, total)} or less",
             )
         self.tokens = tokens
@@ -71,7 +72,7 @@ class Windows:
         self._first, stop = _bounds(span, total, sequence_length)
         if not self._first < stop:
             raise ConfigError(
-                f"{tokens.path} has {total} tokens, which leave no sequence of {sequence_length} for the part {span}",
+                f"{name} has {total:,} tokens, which leave no sequence of {sequence_length} for the part {span}",
                 hint=f"use more text, --data.sequence {max(1, total // 2)} or less, "
                 "or --validation.share 0 to hold nothing out",
             )

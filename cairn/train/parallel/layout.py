@@ -132,12 +132,13 @@ def _check_world(layout: Layout, world: int) -> None:
         return
     factors = " * ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
     others = layout.world() // layout.dp
+    needed = f"{layout.world()} rank{'s' if layout.world() > 1 else ''}"
     hint = (
-        f"use dp {world // others}, or start {layout.world()} ranks"
+        f"use dp {world // others}, or start {needed}"
         if world % others == 0
-        else f"start {layout.world()} ranks, or {others} or a multiple with another dp"
+        else f"start {needed}, or {others} or a multiple with another dp"
     )
-    raise ConfigError(f"{factors} = {layout.world()} ranks, but there are {world}", hint=hint)
+    raise ConfigError(f"{factors} = {needed}, but there are {world}", hint=hint)
 
 
 def _check_expert_ranks(layout: Layout, spec: ModelSpec | None) -> None:
