@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.client import EngineClient
-from cairn.serve.engine.loop import described
+from cairn.serve.engine.failure import described
 from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap

@@ -20,7 +20,8 @@ from typing import NamedTuple
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.facts import stats_of
-from cairn.serve.engine.loop import Engine, Output, described
+from cairn.serve.engine.failure import described
+from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap, map_of

@@ -22,7 +22,7 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.serve.config import RoleConfig
 from cairn.serve.encoder_batch import TextQueue
-from cairn.serve.engine.loop import described
+from cairn.serve.engine.failure import described
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
