@@ -334,7 +334,7 @@ def main(folder: Path) -> int:
 
     plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=Plan)
     record = records.runs(folder.parent.name)
-    mine = next(found for found in record if found.folder.name == folder.name)
+    mine = next(candidate for candidate in record if candidate.folder.name == folder.name)
     try:
         supervisor = Supervisor(mine, plan, seats_of(mine))
 

@@ -74,8 +74,8 @@ def export(
 
 def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under its name in a checkpoint, contiguous, in checkpoint order."""
-    found = single_tensors(model)
-    return stack_experts(found, model.spec) if model.spec.family in STACKED_FAMILIES else found
+    by_name = single_tensors(model)
+    return stack_experts(by_name, model.spec) if model.spec.family in STACKED_FAMILIES else by_name
 
 
 def single_tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:

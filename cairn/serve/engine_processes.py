@@ -54,7 +54,7 @@ class EngineProcesses:
             request = job.request
             remote = RemoteJob(self.client.new_number(), job, self._leave)
             self._open[request.id] = remote  # first, because it may end at once
-            asked = Submit(
+            submission = Submit(
                 remote.id,
                 list(request.prompt),
                 request.params,
@@ -70,7 +70,7 @@ class EngineProcesses:
                 request.reader,
             )
             try:
-                self.client.submit(remote, asked)
+                self.client.submit(remote, submission)
             except CairnError as problem:
                 remote.fail(problem)
                 remote.wake()
@@ -219,5 +219,5 @@ class RemoteJob:
         log.exception("the text of request %s could not be made", self.job.request.id)
         self.job.answer.fail(described(problem))
 
-    def _know(self, known: Begun | Ended) -> None:
-        self.job.request.cached, self.job.request.ledger = known.cached, known.ledger
+    def _know(self, report: Begun | Ended) -> None:
+        self.job.request.cached, self.job.request.ledger = report.cached, report.ledger

@@ -248,9 +248,9 @@ class EngineThread:
                 continue
             if request.params.prompt_logprobs is not None:
                 # Again at the end: after a preemption the prompt is computed a second time.
-                found = self.engine.prompt_logprobs.pop(request, None)
+                entries = self.engine.prompt_logprobs.pop(request, None)
                 if job.prompt_logprobs is None:
-                    job.prompt_logprobs = found
+                    job.prompt_logprobs = entries
             if request.params.pooling is not None:
                 vector_D = self.engine.pools.pop(request)
                 job.pooled = job.pooled if vector_D is None else vector_D.tobytes()

@@ -188,11 +188,11 @@ class Loop:
         """Measure on held-out data; its time is not that of a step."""
         if self.validation is None:
             return
-        held = self.held_out = self.validation.measure()
-        if held.loss is not None:
-            scalar("held-out loss", held.loss, step=held.step)
-        self._put(held)
-        for line in in_words(held):
+        measured = self.held_out = self.validation.measure()
+        if measured.loss is not None:
+            scalar("held-out loss", measured.loss, step=measured.step)
+        self._put(measured)
+        for line in in_words(measured):
             self.log_line(line)
         self.read_at = time.perf_counter()
 
@@ -200,9 +200,9 @@ class Loop:
         """Whether any process says yes: all of them end after the same step."""
         if self.control is None:
             return here
-        asked = torch.tensor(float(here))
-        dist.all_reduce(asked, group=self.control)
-        return bool(asked.item())
+        flag = torch.tensor(float(here))
+        dist.all_reduce(flag, group=self.control)
+        return bool(flag.item())
 
     def _nobody_has_any(self, batches: list[Batch]) -> bool:
         """Whether no data rank has a batch for this step: it then changes nothing."""
@@ -218,15 +218,15 @@ class Loop:
     def resume(self) -> bool:
         """Go on from the newest complete checkpoint, if there is one."""
         warnings: list[str] = []
-        found = choose_newest(self.root, self.saver.group, warnings)
+        newest = choose_newest(self.root, self.saver.group, warnings)
         for warning in warnings:
             self.log_line(f"warning: {warning}")
-        if found is None:
+        if newest is None:
             return False
-        self._load(found)
+        self._load(newest)
         if self.rank == 0:  # all have chosen: they have read it together
             folders.set_aside(self.root, self.state.step)
-        self.log_line(f"going on from {found} at step {self.state.step}")
+        self.log_line(f"going on from {newest} at step {self.state.step}")
         return True
 
     def save(self) -> None:
@@ -326,19 +326,19 @@ class Loop:
         """Weights, states and step of the last checkpoint; the samples after the bad ones."""
         self.saver.wait()
         self.waiting.clear()
-        found = choose_newest(self.root, self.saver.group, [])
-        if found is None:
+        newest = choose_newest(self.root, self.saver.group, [])
+        if newest is None:
             raise DataError("there is no checkpoint to rewind to", hint="set checkpoint.every")
         # Good steps between two bad ones are no progress while no new checkpoint comes of them.
-        self.rewound = self.rewound + 1 if found == self.rewound_to else 1
-        self.rewound_to = found
+        self.rewound = self.rewound + 1 if newest == self.rewound_to else 1
+        self.rewound_to = newest
         if self.rewound >= self.config.bad_step.most:
             raise BadRun(
-                f"{what}; {self.rewound} times back to {found.name}, which helps no more",
+                f"{what}; {self.rewound} times back to {newest.name}, which helps no more",
                 hint=self._way_out("rewind"),
             )
         samples, streak = self.state.samples, self.state.watch.in_a_row
-        self._load(found, with_source=False)  # it goes on behind the bad samples
+        self._load(newest, with_source=False)  # it goes on behind the bad samples
         self.state.samples, self.state.watch.in_a_row = samples, streak
         for sink in self.sinks:
             sink.rewind(self.state.step)

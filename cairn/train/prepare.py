@@ -127,13 +127,13 @@ def _open_start(model: Model) -> Checkpoint | None:
     """The weights to begin with, by path or by name; headers only."""
     if not model.checkpoint:
         return None
-    found = open_checkpoint(resolve(str(model.checkpoint)))
-    if found.vision is not None:
+    checkpoint = open_checkpoint(resolve(str(model.checkpoint)))
+    if checkpoint.vision is not None:
         raise ConfigError(
             f"{model.checkpoint} sees pictures, and the trainer would lose its tower",
             hint="`cairn tune pictures` trains a model that sees; else begin with a text model",
         )
-    return found
+    return checkpoint
 
 
 def _tokenizer_of_run(config: Train) -> Tokenizer | None:
@@ -153,10 +153,10 @@ def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
 
 def _shadowed(config: Train) -> list[str]:
     """Sources that are made up although a file or folder here has their name."""
-    found = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
+    names = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
     return [
         f"the source {name} is made up; what lies here under that name is ./{name}"
-        for name in found
+        for name in names
         if Path(name).exists()
     ]
 
@@ -169,7 +169,7 @@ def shape_of(model: Model) -> ModelSpec:
     return msgspec.structs.replace(spec, **chosen)
 
 
-def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> ModelSpec:
+def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, is_fixed: bool) -> ModelSpec:
     """With the vocabulary and the end-of-text tokens of the data."""
     if config.data.sequence > spec.context:
         raise ConfigError(
@@ -178,7 +178,7 @@ def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> Mode
         )
     if corpus.tokenizer is None:
         return spec
-    if given or config.model.vocab:
+    if is_fixed or config.model.vocab:
         if corpus.vocab > spec.vocab:
             raise ConfigError(
                 f"the tokenizer has ids up to {corpus.vocab - 1}, the model {spec.vocab} tokens",
@@ -381,10 +381,10 @@ def _without_device(config: Train) -> tuple[Train, list[str]]:
 
 def _host_room(config: Train) -> float:
     """Bytes of the host's memory that this rank may pin."""
-    asked = config.precision.offload_gib * 2**30
+    configured = config.precision.offload_gib * 2**30
     half = (read_memory(Path("/"))[0].usable_bytes or math.inf) * OF_HOST
     ranks = min(config.parallel.world(), torch.cuda.device_count())
-    return (asked or half) / max(ranks, 1)
+    return (configured or half) / max(ranks, 1)
 
 
 def _kind(config: Train) -> Recompute:
@@ -399,19 +399,21 @@ def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill
         experts = msgspec.structs.replace(spec.experts, choice_bias=start.spec.experts.choice_bias)
         spec = msgspec.structs.replace(spec, experts=experts)
     whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
-    known = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
+    tensors = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
 
     def fill(stage: Stage, slots: list[Slot]) -> None:
         for path in dict.fromkeys(slot.parameter for slot in slots):
             owner, _, name = path.rpartition(".")
             blank = stage.get_parameter(path)
             if blank.is_meta:
-                made = nn.Parameter(torch.empty_like(blank, device=device), blank.requires_grad)
-                setattr(stage.get_submodule(owner), name, made)
+                parameter = nn.Parameter(
+                    torch.empty_like(blank, device=device), blank.requires_grad
+                )
+                setattr(stage.get_submodule(owner), name, parameter)
         for slot in slots:
             home = stage.get_parameter(slot.parameter).data
-            if slot.name in known:
-                home[slot.index].copy_(slot.share(known[slot.name]))
+            if slot.name in tensors:
+                home[slot.index].copy_(slot.share(tensors[slot.name]))
             else:  # the bias of a router that begins to be steered
                 home[slot.index].zero_()
 
@@ -425,9 +427,9 @@ def _has_kernels(spec: ModelSpec) -> bool:
 
 def choose_form(config: Train, device: torch.device, spec: ModelSpec) -> tuple[bool, str]:
     """Whether the model runs through our kernels, and why."""
-    asked = config.precision.kernels
-    if asked != "auto":
-        return asked == "fused", "precision.kernels says so"
+    configured = config.precision.kernels
+    if configured != "auto":
+        return configured == "fused", "precision.kernels says so"
     if device.type != "cuda":
         return False, f"on a {device.type} torch's own operations are faster"
     if spec.is_recurrent:

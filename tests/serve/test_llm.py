@@ -204,14 +204,14 @@ def test_logprobs_of_answers_and_prompts(llm, folder):
 
 
 def test_a_bar_where_a_person_watches(capsys, monkeypatch):
-    with answer_bar(2, 10, wanted=True) as show:
+    with answer_bar(2, 10, visible=True) as show:
         show(1, 5, 9)
     assert capsys.readouterr() == ("", "")  # no terminal
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with answer_bar(2, 10, wanted=False) as show:
+    with answer_bar(2, 10, visible=False) as show:
         show(1, 5, 9)
     assert capsys.readouterr().err == ""
-    with answer_bar(2, 10, wanted=True) as show:
+    with answer_bar(2, 10, visible=True) as show:
         show(1, 5, 9)
     drawn = capsys.readouterr().err
     assert "1/2 answers" in drawn

@@ -227,9 +227,9 @@ class Engine(Controls):
         speculation, head = self.scheduler.speculation, self.runner.head
         if speculation is None or speculation.pace is None or head is None or not step.chunks:
             return
-        made = step.head and head.chances_BK is not None
-        requests = [chunk.request for chunk in step.chunks] if made else []
-        chances = head.chances_BK.tolist() if made and head.chances_BK is not None else []
+        drafted = step.head and head.chances_BK is not None
+        requests = [chunk.request for chunk in step.chunks] if drafted else []
+        chances = head.chances_BK.tolist() if drafted and head.chances_BK is not None else []
         speculation.pace.drafted(requests, chances, head.passes_s)
         head.chances_BK = None
 

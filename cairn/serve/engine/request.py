@@ -389,24 +389,24 @@ def _check_context(prompt: int, params: SamplingParams, context: int) -> None:
             f"the prompt has {prompt} tokens, the context is {context}",
             hint=f"shorten the prompt to at most {context - 1} tokens, or use a longer context",
         )
-    asked, name = params.min_tokens, "min_tokens"
+    tokens, name = params.min_tokens, "min_tokens"
     if params.max_tokens is not None:
-        asked, name = params.max_tokens, "max_tokens"
-    if asked > room:
+        tokens, name = params.max_tokens, "max_tokens"
+    if tokens > room:
         raise RequestError(
-            f"{prompt} prompt tokens and {name} {asked} exceed the context of {context}",
+            f"{prompt} prompt tokens and {name} {tokens} exceed the context of {context}",
             hint=f"at most {room} tokens can follow this prompt",
         )
 
 
 def _check_outputs(request: Request, limits: Limits) -> None:
-    made = len(request.outputs)
+    count = len(request.outputs)
     most = request.params.max_tokens or limits.context - len(request.prompt)
-    if made:
+    if count:
         _check_vocabulary("the answer so far holds", request.outputs, limits.vocabulary)
-    if made and made >= most:
+    if count and count >= most:
         raise RequestError(
-            f"the answer so far has {made} tokens, and may have {most}",
+            f"the answer so far has {count} tokens, and may have {most}",
             hint="it is complete: there is nothing to continue",
         )
 

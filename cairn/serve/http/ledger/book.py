@@ -93,7 +93,7 @@ class Book:
         """`about_to`: the status that it is going to end with, at this moment."""
         entry.look()
         now = entry.ended or time.monotonic()
-        known = bool(entry.ended or about_to)
+        has_ended = bool(entry.ended or about_to)
         ledger, floors = entry.ledger, self.floors
         prefill, decode = floors.of(ledger.prefill), floors.of(ledger.decode)
         reason, text = self._reason(entry, prefill, decode)
@@ -110,7 +110,7 @@ class Book:
             id=entry.id, endpoint=entry.endpoint, status=about_to or entry.status, began=_round(entry.began),
             prompt_tokens=entry.prompt, cached_tokens=entry.cached, output_tokens=entry.outputs,
             ttft_s=_maybe(entry.to_first), tpot_s=_maybe(entry.per_token),
-            e2e_s=_round(now - entry.arrived) if known else None, preemptions=ledger.preemptions, spans=spans,
+            e2e_s=_round(now - entry.arrived) if has_ended else None, preemptions=ledger.preemptions, spans=spans,
             floor=FloorView(prefill_s=_seconds(prefill), decode_s=_seconds(decode)), reason=reason,
             text_of_reason=text, answers=entry.answers, streamed=entry.streamed, steps=entry.steps,
             drafted_tokens=ledger.drafted, accepted_tokens=ledger.accepted,

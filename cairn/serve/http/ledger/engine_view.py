@@ -55,14 +55,14 @@ class Rates:
         self._seen: deque[Totals] = deque()
 
     def see(self, totals: Totals) -> None:
-        seen = self._seen
-        if seen and totals.prompt + totals.output < seen[-1].prompt + seen[-1].output:
-            seen.clear()  # another engine counts from the beginning
-        if seen and totals.at <= seen[-1].at:
+        newest = self._seen
+        if newest and totals.prompt + totals.output < newest[-1].prompt + newest[-1].output:
+            newest.clear()  # another engine counts from the beginning
+        if newest and totals.at <= newest[-1].at:
             return
-        seen.append(totals)
-        while len(seen) > 2 and seen[1].at <= totals.at - self._over_s:
-            seen.popleft()
+        newest.append(totals)
+        while len(newest) > 2 and newest[1].at <= totals.at - self._over_s:
+            newest.popleft()
 
     def view(self) -> RateView:
         if len(self._seen) < 2:

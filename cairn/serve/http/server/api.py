@@ -316,16 +316,16 @@ class Endpoint:
             raise
         except Exception:  # a bug: this request is answered, the server goes on
             log.exception("request %s failed", id)
-            said = f"this is a bug in the server; its log has more about request {id}"
-            return self.error_response(Refusal(500, said))
+            message = f"this is a bug in the server; its log has more about request {id}"
+            return self.error_response(Refusal(500, message))
 
     def _holder(self, scope: Scope) -> str:
         return self.service.keys.holder(scope) if self.guarded else ANYBODY
 
     def _check_role(self) -> None:
         if (self.handle is prefill) != (self.service.config.role == "prefill"):
-            said = f"{self.name} is not for a server of the role {self.service.config.role}"
-            raise Refusal(404, said, code="wrong_role")
+            message = f"{self.name} is not for a server of the role {self.service.config.role}"
+            raise Refusal(404, message, code="wrong_role")
 
 
 def _send_of(scope: Scope, send: Send) -> Send:
@@ -342,8 +342,8 @@ def _entry(scope: Scope) -> Entry | None:
 
 def request_id(scope: Scope) -> str:
     """The client's own, so that it finds its request in our log; or a new one."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    text = given.decode("latin-1")
+    header = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    text = header.decode("latin-1")
     fine = (
         0 < len(text) <= LONGEST_ID
         and text.isascii()
@@ -423,11 +423,11 @@ def batch_runner(service: Service, folder: Path) -> BatchRunner:
 
 
 def _middleware(service: Service) -> list[Middleware]:
-    config, found = service.config, []
+    config, middleware = service.config, []
     if config.allowed_hosts:
-        found.append(Middleware(TrustedHostMiddleware, allowed_hosts=config.allowed_hosts))
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=config.allowed_hosts))
     if config.cors_origins:
-        found.append(
+        middleware.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
@@ -436,7 +436,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
             )
         )
-    return found
+    return middleware
 
 
 # With which clients of Ollama fetch and remove models.
@@ -452,11 +452,11 @@ async def _outside(request: Request, error: Exception) -> Response:
     way_out = f"; did you mean {meant}?" if meant else ""
     if path in MANAGES_MODELS or path.startswith("/api/blobs/"):
         way_out = ": a server has the models that it was started with (cairn serve MODEL ...)"
-    said = {
+    messages = {
         404: f"there is no {path}{way_out}",
         405: f"{request.method} is not for {path}",
     }
-    refusal = Refusal(status, said.get(status, str(error)))
+    refusal = Refusal(status, messages.get(status, str(error)))
     response: Response = refusal.response()
     if path.startswith("/api/"):
         response = ollama_error(refusal)
@@ -469,5 +469,7 @@ async def _outside(request: Request, error: Exception) -> Response:
 def _meant(path: str) -> str | None:
     """The path that exists: clients differ in whether /v1 belongs to the address of a server."""
     words = path.strip("/").removeprefix("v1/").removeprefix("v1/")
-    found = (one for one in (f"/v1/{words}", f"/{words}", f"/api/{words}") if one != path)
-    return next((one for one in found if any(known == one for _, known, _ in PATHS)), None)
+    candidates = (one for one in (f"/v1/{words}", f"/{words}", f"/api/{words}") if one != path)
+    return next(
+        (one for one in candidates if any(known_path == one for _, known_path, _ in PATHS)), None
+    )

@@ -192,6 +192,6 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         return EngineConfig(**{name: getattr(self, name) for name in names})
 
 
-def _check(name: str, value: object, fine: bool, wanted: str) -> None:
+def _check(name: str, value: object, fine: bool, rule: str) -> None:
     if not fine:
-        raise ConfigError(f"{name} is {value}", hint=f"it has to be {wanted}")
+        raise ConfigError(f"{name} is {value}", hint=f"it has to be {rule}")
