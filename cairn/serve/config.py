@@ -151,8 +151,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         fine = 0 < self.gpu_memory_utilization <= 1
         _check("gpu_memory_utilization", self.gpu_memory_utilization, fine, "above 0, at most 1")
-        for name in ("max_model_len", "context", "max_num_seqs", "max_num_batched_tokens", "block_size",
-                     "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
+        for name in (
+            "max_model_len",
+            "context",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "num_gpu_blocks_override",
+            "tensor_parallel_size",
+        ):
             value = getattr(self, name)
             _check(name, value, value in (None, "auto") or value >= 1, "at least 1")
         # Before any process is started for a rank.

@@ -138,8 +138,14 @@ def test_what_cannot_be_served_is_refused_with_numbers(prompt, params, numbers):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"priority": "high"}, {"priority": 0.5}, {"priority": -(2**63)}, {"salt": b"x"}, {"salt": "\ud800"}],
-)  # fmt: skip
+    [
+        {"priority": "high"},
+        {"priority": 0.5},
+        {"priority": -(2**63)},
+        {"salt": b"x"},
+        {"salt": "\ud800"},
+    ],
+)
 def test_a_place_in_line_is_a_number_and_a_salt_is_text(fields):
     with pytest.raises(RequestError, match=r"priority is|salt (is|has)"):
         check_request(Request(1, [1], SamplingParams(), **fields), LIMITS)

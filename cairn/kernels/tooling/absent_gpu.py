@@ -184,9 +184,15 @@ def _noted(launches: list[Launch]) -> Generator[None]:
         return original(self, *args, grid=grid, warmup=True, **kwargs)
 
     def note(
-        self: Any, key: str, signature: Any, device: int, constants: Any, options: Any,
-        attributes: Any, warmup: bool,
-    ) -> object:  # fmt: skip
+        self: Any,
+        key: str,
+        signature: Any,
+        device: int,
+        constants: Any,
+        options: Any,
+        attributes: Any,
+        warmup: bool,
+    ) -> object:
         kernels, _, target, _, _ = self.device_caches[device]
         source = self.ASTSource(self, signature, constants, attributes)
         launches.append(Launch(source, target, dict(options.__dict__)))

@@ -134,8 +134,13 @@ def _timed(case: Case, first: Prepared, ceiling: Ceiling, blank: Row, budget_ms:
 
 
 def _row(
-    case: Case, ceiling: Ceiling, blank: Row, ours: timing.Timing, anchors: dict[str, float], notes: list[str]
-) -> Row:  # fmt: skip
+    case: Case,
+    ceiling: Ceiling,
+    blank: Row,
+    ours: timing.Timing,
+    anchors: dict[str, float],
+    notes: list[str],
+) -> Row:
     best = min(anchors, key=lambda name: anchors[name], default=None)
     seconds = ours.median_s
     return msgspec.structs.replace(

@@ -136,12 +136,19 @@ def _begun(
     payload: ResponsesRequest, model: str, params: SamplingParams, call: Call
 ) -> ModelResponse:
     reply = ModelResponse(
-        id=f"resp_{call.id}", created_at=int(time.time()), model=model, instructions=payload.instructions,
-        temperature=params.temperature, top_p=params.top_p,
-        max_output_tokens=payload.max_output_tokens, metadata=payload.metadata or {},
-        parallel_tool_calls=payload.parallel_tool_calls is not False, tools=payload.tools or [],
-        tool_choice=payload.tool_choice or "auto", previous_response_id=payload.previous_response_id,
-    )  # fmt: skip
+        id=f"resp_{call.id}",
+        created_at=int(time.time()),
+        model=model,
+        instructions=payload.instructions,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_output_tokens=payload.max_output_tokens,
+        metadata=payload.metadata or {},
+        parallel_tool_calls=payload.parallel_tool_calls is not False,
+        tools=payload.tools or [],
+        tool_choice=payload.tool_choice or "auto",
+        previous_response_id=payload.previous_response_id,
+    )
     reply.truncation = payload.truncation or "disabled"
     if payload.text is not None:
         reply.text = payload.text

@@ -128,17 +128,24 @@ class Book:
         took = {part.name: part.seconds for part in entry.parts() if not part.summed}
         return reason_of(
             Phases(
-                tokenize=took["tokenize"], queue=took.get("queue", 0.0) + took.get("schedule", 0.0),
-                prefill=took.get("prefill", 0.0), decode=took.get("decode", 0.0), respond=took.get("respond", 0.0),
-                requeued=max(ledger.requeued, 0.0), host=ledger.prefill.host + ledger.decode.host,
+                tokenize=took["tokenize"],
+                queue=took.get("queue", 0.0) + took.get("schedule", 0.0),
+                prefill=took.get("prefill", 0.0),
+                decode=took.get("decode", 0.0),
+                respond=took.get("respond", 0.0),
+                requeued=max(ledger.requeued, 0.0),
+                host=ledger.prefill.host + ledger.decode.host,
                 device=ledger.prefill.device + ledger.decode.device,
                 overlapped=self.floors.facts.device.startswith("cuda"),
-                tokens=entry.outputs if entry.answers == 1 else 0, per_token=entry.per_token, longest=entry.longest,
+                tokens=entry.outputs if entry.answers == 1 else 0,
+                per_token=entry.per_token,
+                longest=entry.longest,
                 prefill_bound=prefill.bound if prefill else "compute",
-                decode_bound=decode.bound if decode else "memory", prefill_floor=_seconds(prefill),
+                decode_bound=decode.bound if decode else "memory",
+                prefill_floor=_seconds(prefill),
                 decode_floor=_seconds(decode),
             )
-        )  # fmt: skip
+        )
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles:

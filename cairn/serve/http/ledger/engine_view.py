@@ -160,11 +160,18 @@ def step_view(step: StepTimes, now: float, floors: Floors) -> StepView:
     floor = floors.of_step(step) if step.tokens else None
     bound = floor.bound if floor is not None else None
     return StepView(
-        number=step.number, ended=round(max(now - step.ended, 0.0), DIGITS), sequences=step.sequences,
-        tokens=step.tokens, schedule_s=round(step.schedule, DIGITS), launch_s=round(step.launch, DIGITS),
-        wait_s=round(step.wait, DIGITS), update_s=round(step.update, DIGITS), total_s=round(step.total, DIGITS),
-        floor_s=None if floor is None else floor.seconds, limited_by=bound if bound != "launch" else None,
-    )  # fmt: skip
+        number=step.number,
+        ended=round(max(now - step.ended, 0.0), DIGITS),
+        sequences=step.sequences,
+        tokens=step.tokens,
+        schedule_s=round(step.schedule, DIGITS),
+        launch_s=round(step.launch, DIGITS),
+        wait_s=round(step.wait, DIGITS),
+        update_s=round(step.update, DIGITS),
+        total_s=round(step.total, DIGITS),
+        floor_s=None if floor is None else floor.seconds,
+        limited_by=bound if bound != "launch" else None,
+    )
 
 
 def model_card(serving: Serving, floors: Floors, source: str) -> ModelView:

@@ -163,8 +163,14 @@ class Entry:
     def parts(self, now: float | None = None) -> list[Part]:
         """In their order, without a gap, until it ended or until `now`; then those that are sums."""
         ledger, end = self.ledger, self.ended or now or time.monotonic()
-        moments = [("tokenize", self.submitted), ("queue", ledger.admitting), ("schedule", ledger.scheduled),
-                   ("prefill", ledger.first_token), ("decode", ledger.finished), ("respond", end)]  # fmt: skip
+        moments = [
+            ("tokenize", self.submitted),
+            ("queue", ledger.admitting),
+            ("schedule", ledger.scheduled),
+            ("prefill", ledger.first_token),
+            ("decode", ledger.finished),
+            ("respond", end),
+        ]
         phases, start = [], self.arrived
         for name, moment in moments:
             moment = min(max(moment, start), end) if moment else end

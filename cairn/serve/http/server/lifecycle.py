@@ -52,12 +52,18 @@ class Server(uvicorn.Server):
         config = service.config
         super().__init__(
             uvicorn.Config(
-                Application(service, more), lifespan="on", log_level="warning", access_log=False, server_header=False,
+                Application(service, more),
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
                 proxy_headers=False,
-                backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_S, ws="none",
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                ws="none",
                 timeout_graceful_shutdown=int(config.drain_timeout + MARGIN_S),
             )
-        )  # fmt: skip
+        )
         self.service, self._on_ready = service, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
 
