@@ -30,7 +30,8 @@ from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.pieces import Piece
-from cairn.serve.engine.request import Limits, Request, check_request
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.engine_host import EngineHost

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import RequestError
-from cairn.serve.engine.request import Limits, Request, check_request
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import INSTEAD, SamplingParams
 
 LIMITS = Limits(rows=4, step_tokens=64, context=100, pages=11, page_size=8, vocabulary=1000)

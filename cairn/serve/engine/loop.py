@@ -18,7 +18,8 @@ from cairn.serve.engine.controls import Controls
 from cairn.serve.engine.failure import described
 from cairn.serve.engine.media import MediaFailed, WaitingForRows
 from cairn.serve.engine.pooling import Pools
-from cairn.serve.engine.request import Finish, Request, RequestId, check_request
+from cairn.serve.engine.request import Finish, Request, RequestId
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.runner import Flight, Landed, Runner
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds

@@ -26,7 +26,8 @@ from cairn.comm.transfer.notes import Offer
 from cairn.comm.transfer.take import NotTaken, Take, Taken
 from cairn.core.errors import RequestError
 from cairn.serve.engine.loop import Engine, Output
-from cairn.serve.engine.request import Finish, Request, RequestId, check_request
+from cairn.serve.engine.request import Finish, Request, RequestId
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.separation.memory import KVMemory
 from cairn.serve.separation.prefill import Handoff, hold_pages
 

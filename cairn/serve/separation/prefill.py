@@ -21,7 +21,8 @@ from cairn.comm.transfer.lease import TERMS, Freed, Terms
 from cairn.comm.transfer.notes import Offer
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.engine.loop import Engine, Output
-from cairn.serve.engine.request import Finish, Request, check_request
+from cairn.serve.engine.request import Finish, Request
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.token_logprobs import TokenLogprobs
 from cairn.serve.separation.desk import Desk
