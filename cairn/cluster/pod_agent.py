@@ -1,4 +1,4 @@
-"""The agent of a container: ends with a status by which Kubernetes can tell a mistake from bad luck. A program.
+"""The agent of a container: its exit status tells Kubernetes whether the program failed or the machine. A program.
 
     python -m cairn.cluster.pod_agent -- python -m torch.distributed.run ...       exit status 2: no restart helps
 

@@ -174,7 +174,7 @@ class Supervisor:
             raise Ended("done", f"{of} {len(self.places)} nodes finished")
 
     def _wait_for_the_last(self) -> None:
-        """A node that took a lost one's place finishes with the others; one that came too late never meets anybody."""
+        """A node that took a lost one's place finishes with the others; one that came too late never joins them."""
         waits_until = time.monotonic() + LAST_S
         while time.monotonic() < waits_until:
             running = [place for place in self.places if place.handle is not None]

@@ -181,7 +181,7 @@ class Answer:
         return False
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Its first tokens, made elsewhere: with log-probabilities that are not known, and given to nobody."""
+        """Its first tokens, made elsewhere: with log-probabilities that are not known, and not reported."""
         scored = [UNKNOWN] * len(tokens) if self.whole.logprobs is not None else None
         self.push_all(tokens, logprobs=scored)
 

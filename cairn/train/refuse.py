@@ -1,4 +1,4 @@
-"""What a run cannot be, found before weights are made: each check names the values and a way out.
+"""Refuses runs that cannot work, before weights are made: each check names the values and what to change.
 
     folder -> layout -> experts' balance -> the run that is there already -> room on the disk -> memory
 

@@ -32,7 +32,7 @@ Progress = Callable[[Compiled], None]
 
 
 class Job(NamedTuple):
-    """A variant by name: what a process can be told about it."""
+    """A variant by its name, which crosses the border of a process where the variant itself cannot."""
 
     kernel: str
     variant: str

@@ -434,7 +434,7 @@ def _in_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 
 
 def to_blame(fallen: list[tuple[int, int]]) -> tuple[int, int]:
-    """Of ranks with their exit status: one that was killed, since others fall over it; or one that failed.
+    """Of ranks with their exit status: one that was killed, since others fail because of it; or one that failed.
 
     A rank aborts itself (SIGABRT) for its own reasons, or since NCCL's watchdog found that another has gone.
     """

@@ -1,4 +1,4 @@
-"""An exception in one line, as the request is told that fails with it."""
+"""An exception in one line, for the request that fails with it."""
 
 from cairn.core.errors import CairnError
 

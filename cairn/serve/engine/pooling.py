@@ -1,4 +1,4 @@
-"""One vector for a whole prompt, made of its hidden states as the chunks of its prefill come by.
+"""One vector for a whole prompt, made of its hidden states as the chunks of its prefill are computed.
 
     mean   the sum over all tokens of the prompt, divided by how many they are
     last   the state of the last token, which has seen all the others

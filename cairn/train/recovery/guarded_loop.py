@@ -141,7 +141,7 @@ class GuardedLoop(Loop):
             self._choose_interval()
 
     def _choose_interval(self) -> None:
-        """checkpoint.every by Young and Daly, from what rank 0 has measured; all ranks hear it after the same save."""
+        """checkpoint.every by Young and Daly, from what rank 0 has measured; all ranks get it after the same save."""
         line, now = self.board.ranks[self.rank], time.monotonic_ns()
         steps = self.state.step - int(line["resumed"])
         every = before = self.config.checkpoint.every

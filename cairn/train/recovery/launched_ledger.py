@@ -64,7 +64,7 @@ class LaunchedLedger:
                 self.journal.write_sums()
 
     def _note_end(self, agreement: Agreement, world: int, findings: list[Found]) -> None:
-        """How the life before ended, as far as anybody has written it down."""
+        """How the life before ended, as far as the findings say."""
         last, before = self.journal.book.now or time.time(), agreement.before
         self._note_stragglers([one for one in findings if one.at > last])
         if before and world > before:

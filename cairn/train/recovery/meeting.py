@@ -1,4 +1,4 @@
-"""Ranks that were started one by one agree from where they go on. Each says what its node has; all decide alike.
+"""Ranks that were started one by one agree on the step to resume from. Each says what its node has; all decide alike.
 
     rank 0 (node a) --.                                  holdings of a and b, and what the disk has
     rank 1 (node a) ---+-- all-gather of Present --> decide (pure): Agreement, the same on every rank
