@@ -63,8 +63,8 @@ class Asked(msgspec.Struct, gc=False):
     @property
     def wanted_tokens(self) -> int | None:
         """That its answer may have, no more than MOST_WANTED; None: it does not say."""
-        limit = self.max_completion_tokens or self.max_tokens or self.max_output_tokens
-        return limit if limit is None or limit < MOST_WANTED else MOST_WANTED
+        wanted = self.max_completion_tokens or self.max_tokens or self.max_output_tokens
+        return wanted if wanted is None or wanted < MOST_WANTED else MOST_WANTED
 
 
 _decode_asked = msgspec.json.Decoder(Asked).decode
@@ -73,13 +73,13 @@ _LONG_BASE64 = re.compile(rb"[A-Za-z0-9+/=\\]{1024,}")
 
 def read_asked(body: bytes) -> Asked:
     """Pictures inside of messages are replaced by their digests: they are hashed once, and have no keys inside."""
-    body_fields = _decode_asked(body)
+    asked = _decode_asked(body)
     if len(body) <= LONG_CONTENT:
-        return body_fields
-    for message in body_fields.messages or ():
+        return asked
+    for message in asked.messages or ():
         if len(message.content) > LONG_CONTENT and memoryview(message.content)[:1] == b"[":
             message.content = msgspec.Raw(_LONG_BASE64.sub(_digest, bytes(message.content)))
-    return body_fields
+    return asked
 
 
 def _digest(run: re.Match[bytes]) -> bytes:
@@ -104,11 +104,11 @@ def prompt_keys(asked: Asked) -> PromptKeys:
     root = _root(asked)
     if asked.messages is not None:
         return _text_keys(root, _parts(asked))
-    text = asked.prompt if len(asked.prompt) else asked.input
-    if bytes(text)[:1] == b'"':
-        return _text_keys(root, [*_parts(asked), (b"\0", _content(bytes(text)))])
-    if bytes(text)[:1] == b"[":
-        return _id_keys(root, _decode_text(text))
+    given = asked.prompt if len(asked.prompt) else asked.input
+    if bytes(given)[:1] == b'"':
+        return _text_keys(root, [*_parts(asked), (b"\0", _content(bytes(given)))])
+    if bytes(given)[:1] == b"[":
+        return _id_keys(root, _decode_text(given))
     return PromptKeys([], [], [], 0)
 
 
@@ -132,8 +132,8 @@ def _seed(model: str, salt: str, tools: bytes) -> bytes:
 
 def _parts(asked: Asked) -> list[tuple[bytes, bytes]]:
     """Of each part, what stands before its text, and the text."""
-    system = asked.instructions if asked.system is _NOTHING else asked.system
-    parts = [] if system is _NOTHING else [(b"system\0\0", _content(bytes(system)))]
+    given = asked.instructions if asked.system is _NOTHING else asked.system
+    parts = [] if given is _NOTHING else [(b"system\0\0", _content(bytes(given)))]
     for message in asked.messages or ():
         role, name, calls = message.role, message.name, message.tool_calls
         if name is _NOTHING and calls is _NOTHING:
@@ -144,11 +144,11 @@ def _parts(asked: Asked) -> list[tuple[bytes, bytes]]:
     return parts
 
 
-def _content(encoded: bytes) -> bytes:
+def _content(given: bytes) -> bytes:
     """The text as it is; anything else as it was written."""
-    if encoded[:1] != b'"':
-        return encoded
-    return encoded[1:-1] if _BACKSLASH not in encoded else _decode_text(encoded).encode()
+    if given[:1] != b'"':
+        return given
+    return given[1:-1] if _BACKSLASH not in given else _decode_text(given).encode()
 
 
 def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
@@ -179,29 +179,29 @@ def _chunk_keys(before: bytes, text: bytes, size: int, keys: list[int], tokens: 
     return blake2b(before + text[at:], digest_size=16).digest()
 
 
-def _id_keys(parent: bytes, ids: Any) -> PromptKeys:
-    if len(ids) == 1 and isinstance(ids[0], list):
-        ids = ids[0]
-    if not ids or not all(type(id) is int and 0 <= id < 2**31 for id in ids):
+def _id_keys(parent: bytes, given: Any) -> PromptKeys:
+    if len(given) == 1 and isinstance(given[0], list):
+        given = given[0]
+    if not given or not all(type(id) is int and 0 <= id < 2**31 for id in given):
         return PromptKeys([], [], [], 0)
     keys, tokens = [], []
-    for at in range(CHUNK_TOKENS, len(ids) + 1, CHUNK_TOKENS):
-        chunk = array("i", ids[at - CHUNK_TOKENS : at]).tobytes()
+    for at in range(CHUNK_TOKENS, len(given) + 1, CHUNK_TOKENS):
+        chunk = array("i", given[at - CHUNK_TOKENS : at]).tobytes()
         parent = blake2b(parent + chunk, digest_size=16).digest()
         keys.append(_KEY(parent)[0])
         tokens.append(at)
-    return PromptKeys(keys, tokens, [], len(ids))
+    return PromptKeys(keys, tokens, [], len(given))
 
 
-def token_counts(keys: PromptKeys, ids: Sequence[int], spell: Callable[[int], bytes]) -> list[int]:
+def token_counts(found: PromptKeys, ids: Sequence[int], spell: Callable[[int], bytes]) -> list[int]:
     """How many tokens lie wholly before each boundary. `spell`: the bytes of a token inside a text."""
-    if keys.by_ids:
-        return keys.tokens
+    if found.by_ids:
+        return found.tokens
     pieces = [spell(id) for id in ids]
     ends, text = list(accumulate(map(len, pieces))), b"".join(pieces)
     counts: list[int] = []
-    at = tokens_before = 0
-    for part in keys.parts:
+    at = known = 0
+    for part in found.parts:
         begin = text.find(part, at)
         if begin < 0:  # a template may trim what it is given
             part_there = part.strip()
@@ -209,9 +209,7 @@ def token_counts(keys: PromptKeys, ids: Sequence[int], spell: Callable[[int], by
             begin = begin if part_there and part_there in text[at:] else -1
         for offset in range(CHUNK_BYTES, max(len(part), 1) + CHUNK_BYTES, CHUNK_BYTES):
             if begin >= 0:
-                tokens_before = max(
-                    tokens_before, bisect_right(ends, begin + min(offset, len(part)))
-                )
-            counts.append(tokens_before)
+                known = max(known, bisect_right(ends, begin + min(offset, len(part))))
+            counts.append(known)
         at = at if begin < 0 else begin + len(part)
     return counts

@@ -50,19 +50,19 @@ class PairObjective:
         with torch.no_grad():
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
         sides = answers(logp_T, batch, self.rule.needs_reference)
-        loss = judged(self.rule, sides, batch)
+        found = judged(self.rule, sides, batch)
         chosen_P, rejected_P = (side.reward_P(self.rule.per_token) for side in sides)
         self._preferred.append((chosen_P > rejected_P).float())
-        loss_T, slope_T = spread(loss, sides, batch)
+        loss_T, slope_T = spread(found, sides, batch)
         streams = batch.extra | {LOSS: loss_T, SLOPE: slope_T}
         return self.tokens(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
 
     def metrics(self) -> dict[str, float]:
         """Since they were read last, on this rank."""
-        preferred, self._preferred = self._preferred, []
-        if not preferred or isinstance(self.rule, KTO):
+        found, self._preferred = self._preferred, []
+        if not found or isinstance(self.rule, KTO):
             return {}
-        return {"preferred": float(torch.cat(preferred).mean())}
+        return {"preferred": float(torch.cat(found).mean())}
 
 
 class GivenSlope:
@@ -100,8 +100,8 @@ def judged(rule: PairRule | KTO, sides: list[Completions], batch: "Batch") -> Pa
     if not isinstance(rule, KTO):
         return rule(*sides)
     good_P = _of_samples(batch, GOOD) > 0.5
-    loss = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
-    return PairLoss(loss.loss_S, loss.slope_S, torch.zeros_like(loss.slope_S))
+    found = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
+    return PairLoss(found.loss_S, found.slope_S, torch.zeros_like(found.slope_S))
 
 
 def _of_samples(batch: "Batch", stream: str) -> Tensor:
@@ -109,10 +109,10 @@ def _of_samples(batch: "Batch", stream: str) -> Tensor:
     return batch.extra[stream].view(len(batch.ids), -1)[:, 0]
 
 
-def spread(loss: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:
+def spread(found: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:
     """Each token's share of its sample's loss, which the first answer bears, and its slope."""
-    slope_S = torch.stack([loss.chosen_P, loss.rejected_P], 1).flatten()
-    share_P = loss.loss_P / sides[0].tokens_P
+    slope_S = torch.stack([found.chosen_P, found.rejected_P], 1).flatten()
+    share_P = found.loss_P / sides[0].tokens_P
     loss_S = torch.stack([share_P, torch.zeros_like(share_P)], 1).flatten()
     last, at_T = slope_S.new_zeros(1), _places(batch)  # the last one is that of padding
     return torch.cat([loss_S, last])[at_T], torch.cat([slope_S, last])[at_T]
