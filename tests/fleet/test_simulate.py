@@ -81,6 +81,23 @@ def test_the_verb_prints_json_and_names_mistakes(capsys):
     assert "before a server" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--policy all,llmd", "all, or names with commas"),
+        ("--servers 1025", "1 to 1,024"),
+        ("--scale 2-1", "LEAST-MOST"),
+        ("--scale 0-1025", "no more than 1,024"),
+        ("--scale 0-2 --policy llmd", "chosen by `seconds`"),
+        ("--scale 0-2 --load 1e-9", "a larger --load"),
+        ("--scale 0-2 --start-s inf", "expected a number >= 0 and <= 86400"),
+    ],
+)
+def test_what_could_never_end_or_would_be_ignored_is_refused(capsys, options, said):
+    assert main(["simulate", "fleet", "--requests", "5", *options.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_part_of_a_trace_is_what_a_file_with_that_part_alone_is(tmp_path, capsys):
     lines = [
         json.dumps({"timestamp": 500 * at, "input_length": 512 * (1 + at % 3), "output_length": 9})

@@ -1,5 +1,6 @@
 """`cairn simulate fleet`: a trace of requests through a fleet of servers, under each routing policy."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from cairn.fleet.simulate import Outcome, Slo, StepSeconds
     from cairn.fleet.simulate_prompts import Prompt
     from cairn.serve.engine.request import Limits
+
+MOST_REQUESTS, MOST_SERVERS = 1_000_000, 1024
+LONGEST_START_S = 86_400.0
+LONGEST_S = 7 * 86_400.0  # that a scaled fleet is simulated, second by second
 
 
 class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,9 +37,9 @@ class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     skip: int = 0
     """so many of the trace are left out before them"""
     policy: str = "all"
-    """names with commas, or all"""
+    """names with commas, or all; with --scale always `seconds`"""
     servers: int = 8
-    """in the fleet"""
+    """in the fleet; with --scale it says how many"""
     load: str = "0.8"
     """shares of what the servers could compute if nothing were cached, with commas: 0.2,0.8,1.1"""
     model: str = "qwen3-8b"
@@ -45,7 +50,7 @@ class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """what a good request holds"""
     scale: str = ""
     """servers that come and go with the load, LEAST-MOST such as 0-8, beside MOST that always run; by `seconds`"""
-    start_s: Annotated[float, msgspec.Meta(ge=0)] = 20.0
+    start_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_START_S)] = 20.0
     """seconds until a server that is started answers, with --scale"""
     json: bool = False
     """print one JSON document"""
@@ -55,13 +60,16 @@ def run(args: list[str]) -> int:
     options = load(
         SimulateFleet, args=args, env_prefix="CAIRN_SIMULATE_FLEET_", prog="cairn simulate fleet"
     ).value
-    for name in ("requests", "servers"):
-        if not 1 <= getattr(options, name) <= 1_000_000:
-            raise UsageError(f"--{name} is {getattr(options, name)}", hint="1 to 1,000,000")
+    for name, most in (("requests", MOST_REQUESTS), ("servers", MOST_SERVERS)):
+        if not 1 <= getattr(options, name) <= most:
+            raise UsageError(f"--{name} is {getattr(options, name)}", hint=f"1 to {most:,}")
     if options.skip < 0 or (options.skip and options.trace is None):
-        raise UsageError(f"--skip is {options.skip}", hint="requests of a --trace, 0 or more")
-    loads = _loads(options.load)
-    from cairn.fleet.choose import POLICIES
+        hint = "0 or more; only requests of a --trace can be skipped"
+        raise UsageError(f"--skip is {options.skip}", hint=hint)
+    loads, names = _loads(options.load), _policies(options.policy)
+    if options.scale and options.policy not in ("all", "seconds"):
+        hint = "leave it out: the servers of a scaled fleet are chosen by `seconds`"
+        raise UsageError(f"--scale is given with --policy {options.policy}", hint=hint)
     from cairn.fleet.simulate import run_policy
     from cairn.plan.device import device
     from cairn.plan.model_shape import model_shape
@@ -70,11 +78,6 @@ def run(args: list[str]) -> int:
     from cairn.plan.slo import parse_slo
     from cairn.plan.weight_forms import weight_form
 
-    names = list(POLICIES) if options.policy == "all" else options.policy.split(",")
-    for name in names:
-        if name not in POLICIES:
-            hint = did_you_mean(name, POLICIES, otherwise=f"there are: {', '.join(POLICIES)}")
-            raise UsageError(f"--policy has '{name}'", hint=hint)
     shape = model_shape(options.model)
     form = weight_form("", shape.stored)
     served = Served(
@@ -95,7 +98,7 @@ def run(args: list[str]) -> int:
             )
             print(f"load {share:g}: {name}", file=sys.stderr)
     if options.json:
-        _print_json(options, outcomes=found)
+        _print_json(options, servers=options.servers, outcomes=found)
         return 0
     from cairn.cli.columns import lines
 
@@ -151,20 +154,21 @@ def _scaled(
     from cairn.fleet.simulate import span_s, speed_of
     from cairn.fleet.simulate_scale import run_scaled
 
-    least, _, most = options.scale.partition("-")
-    if not (least.isdigit() and most.isdigit() and int(least) <= int(most) and int(most)):
-        raise UsageError(f"--scale is {options.scale!r}", hint="LEAST-MOST, such as 0-8")
+    least, most = _range(options.scale)
     rows, found = [], []
     for share in loads:
-        span = span_s(prompts, speed_of(step), int(most), share)
+        span = span_s(prompts, speed_of(step), most, share)
+        if span > LONGEST_S:
+            said = f"at load {share:g} the {len(prompts):,} requests come within {span / 86_400:.0f} days"
+            raise UsageError(said, hint=f"a larger --load: at most {LONGEST_S / 86_400:.0f} days")
         if span < options.start_s:  # those who come first wait longer than anybody comes
             said = f"note: at load {share:g} all {len(prompts):,} requests come within {span:.1f} s, before a server "
             said += f"that is started answers ({options.start_s:g} s); use more --requests or a smaller --load"
             print(said, file=sys.stderr)
-        for low in (int(most), int(least)):
-            rules = Rules(least=low, most=int(most), ttft_s=slo.ttft_s, start_s=options.start_s)
+        for low in (most, least):
+            rules = Rules(least=low, most=most, ttft_s=slo.ttft_s, start_s=options.start_s)
             one = run_scaled(prompts, share, rules, limit, step, slo)
-            found.append({"least": low, "most": int(most), "scaled": one})
+            found.append({"least": low, "most": most, "scaled": one})
             shown = (
                 f"{one.outcome.good_share:.1%}",
                 f"{one.server_hours:.3f}",
@@ -185,7 +189,6 @@ def _print_json(options: SimulateFleet, **more: object) -> None:
     asked = {
         "trace": str(options.trace or "made up"),
         "model": options.model,
-        "servers": options.servers,
         "slo": options.slo,
     }
     print(msgspec.json.encode({**asked, **more}).decode())
@@ -203,6 +206,31 @@ def _row(one: "Outcome") -> list[str]:
         f"{one.hit_share:.1%}",
         f"{one.busiest:.2f}",
     ]
+
+
+def _policies(text: str) -> list[str]:
+    """Those that are named, each once."""
+    from cairn.fleet.choose import POLICIES
+
+    if text == "all":
+        return list(POLICIES)
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in POLICIES:
+            there_are = f"all, or names with commas: {', '.join(POLICIES)}"
+            hint = did_you_mean(name, POLICIES, otherwise=there_are)
+            raise UsageError(f"--policy has '{name}'", hint=hint)
+    return names
+
+
+def _range(text: str) -> tuple[int, int]:
+    """The fewest and the most servers of a scaled fleet."""
+    found = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text)
+    least, most = (int(found[1]), int(found[2])) if found is not None else (1, 0)
+    if not 0 <= least <= most or not 1 <= most <= MOST_SERVERS:
+        hint = f"LEAST-MOST, such as 0-8, and no more than {MOST_SERVERS:,}"
+        raise UsageError(f"--scale is {text!r}", hint=hint)
+    return least, most
 
 
 def _loads(text: str) -> list[float]:
