@@ -14,9 +14,9 @@ from typing import Protocol
 import msgspec
 
 from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, wait_for_answers_s
+from cairn.fleet.deadlines import ordered
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import LATE, answers_beside, bind, runs_dry
-from cairn.fleet.promises import ordered
 from cairn.fleet.simulate_prompts import Prompt
 from cairn.fleet.worker import Worker, candidates
 from cairn.serve.engine.request import Limits, Request
@@ -327,6 +327,11 @@ def span_s(prompts: Sequence[Prompt], speed: Speed, servers: int, load: float) -
         for one in prompts
     )
     return work_s / (servers * load)
+
+
+def recorded_load(prompts: Sequence[Prompt], speed: Speed, servers: int) -> float:
+    """The load of a trace whose requests come at their own times."""
+    return span_s(prompts, speed, servers, 1.0) / max(prompts[-1].traced.at_s, 1e-9)
 
 
 def outcome_of(

@@ -113,6 +113,9 @@ def test_a_part_of_a_trace_is_what_a_file_with_that_part_alone_is(tmp_path, caps
         return json.loads(capsys.readouterr().out)["outcomes"]
 
     assert shown(whole, "--skip", 12, "--requests", 8) == shown(part)
+    (recorded,) = shown(whole, "--load", "recorded")
+    assert 9.5 < recorded["seconds"] < 10.5  # as long as the trace
+    assert shown(whole, "--load", recorded["load"]) == [recorded]
     assert main([*words, str(whole), "--skip", "20"]) == 2
     assert "no request after --skip 20" in capsys.readouterr().err
     assert main(["simulate", "fleet", "--skip", "1"]) == 2
