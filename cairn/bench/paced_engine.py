@@ -45,6 +45,7 @@ class PacedRunner:
     """A device whose steps end one after the other, each `step_seconds` after the one before."""
 
     device = torch.device("cpu")
+    head = None  # that would draft tokens
 
     def __init__(self, words: list[int], step_seconds: StepSeconds) -> None:
         self._words, self._step_seconds = words, step_seconds
