@@ -27,8 +27,9 @@ import msgspec
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
 from cairn.bench.record import add_arguments, record
-from cairn.fleet.simulate import Outcome, run_policy, span_s, speed_of
+from cairn.fleet.simulate import Outcome, run_policy, span_s
 from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
+from cairn.fleet.simulate_replica import speed_of
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.step import Step

@@ -7,13 +7,14 @@ import pytest
 
 from cairn.cli.main import main
 from cairn.fleet.choose import POLICIES
-from cairn.fleet.simulate import Replica, Simulated, Speed, run_policy
+from cairn.fleet.simulate import Simulated, run_policy
 from cairn.fleet.simulate_prompts import (
     conversation_blocks,
     conversations,
     fitting,
     prompts_of,
 )
+from cairn.fleet.simulate_replica import Replica, Speed
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits
 

@@ -11,8 +11,9 @@ from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from cairn.fleet.simulate import Outcome, Slo, StepSeconds
+    from cairn.fleet.simulate import Outcome, Slo
     from cairn.fleet.simulate_prompts import Prompt
+    from cairn.fleet.simulate_replica import StepSeconds
     from cairn.serve.engine.request import Limits
 
 MOST_REQUESTS, MOST_SERVERS = 1_000_000, 1024
@@ -199,7 +200,8 @@ def _scaled(options: SimulateFleet, fleet: _Fleet, loads: list[float | None]) ->
 
 def _check_span(options: SimulateFleet, fleet: _Fleet, most: int, share: float) -> None:
     """Neither for ever, second by second, nor over before a server is up."""
-    from cairn.fleet.simulate import span_s, speed_of
+    from cairn.fleet.simulate import span_s
+    from cairn.fleet.simulate_replica import speed_of
 
     span = span_s(fleet.prompts, speed_of(fleet.step_seconds), most, share)
     if span > LONGEST_S:
@@ -272,7 +274,8 @@ def _loads(text: str) -> list[float | None]:
 
 
 def _resolved(loads: list[float | None], fleet: _Fleet, servers: int) -> list[float]:
-    from cairn.fleet.simulate import recorded_load, speed_of
+    from cairn.fleet.simulate import recorded_load
+    from cairn.fleet.simulate_replica import speed_of
 
     recorded = recorded_load(fleet.prompts, speed_of(fleet.step_seconds), servers)
     return [recorded if one is None else one for one in loads]
