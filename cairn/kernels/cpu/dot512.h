@@ -168,17 +168,6 @@ INLINE void add_last_piece(int is_signed, const Piece *w, int count, const Round
     }
 }
 
-/* The lanes of four sums, each in the same order. */
-INLINE __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
-    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
-    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
-    return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all));
-}
-
 /* One row of weights with one of x. */
 INLINE float one_dot(const Rows *w, const uint8_t *packed, const Rounded *x, int columns) {
     const int is_signed = SIGNED(w->form), size = piece_bytes(w->form);
