@@ -29,6 +29,14 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 FUNCTIONS = "functions."
 
 
+def is_thought(header: str) -> bool:
+    """Does a message with this header say what the model thinks, or what it sends to a tool that is not offered?"""
+    channel = _CHANNEL.search(header)
+    return _RECIPIENT.search(header) is not None or (
+        channel is not None and channel[1] == "analysis"
+    )
+
+
 class Channels:
     """The reader of one answer; calls are looked for if tools were offered."""
 
@@ -101,12 +109,12 @@ class Channels:
     def _begin(self) -> None:
         """A message of the kind that its header says."""
         header, self._header = self._header or "", None
-        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        recipient = _RECIPIENT.search(header)
         self._last_kind = self._kind
         if recipient is not None and recipient[1].startswith(FUNCTIONS) and self._offer is not None:
             self._kind = "call"
             self._begin_call(recipient[1].removeprefix(FUNCTIONS), self._offer)
-        elif recipient is not None or (channel is not None and channel[1] == "analysis"):
+        elif is_thought(header):
             self._kind = "reasoning"
         else:
             self._kind = "content"

@@ -7,7 +7,7 @@ Works on pieces, and the pieces that come out add up to the same message whereve
 follows a grammar without a thought in it begins with its content, whatever that looks like.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from cairn.models.tokenizer import Tokenizer
@@ -19,7 +19,6 @@ from cairn.serve.http.protocol.answers import (
     ChatMessage,
     FunctionCall,
     Reason,
-    ReasoningTokens,
     ToolCall,
 )
 from cairn.serve.http.tools.tool_parser import (
@@ -146,12 +145,6 @@ def keeps_marks(
     marks = {tokenizer.backend.token_to_id(mark) for mark in (OPEN, CLOSE)}
     looks = not guided or thinking != "no"
     return looks and not marks.isdisjoint(tokenizer.special_ids)
-
-
-def reasoning_tokens(thoughts: Iterable[str], tokenizer: Tokenizer, made: int) -> ReasoningTokens:
-    """Of `made` tokens those that are thoughts, as the tokenizer reads them; the marks around them are not counted."""
-    count = sum(len(tokenizer.encode(thought, special=False)) for thought in thoughts if thought)
-    return ReasoningTokens(min(count, made))
 
 
 def joined(parts: Sequence[ChatDelta], unfinished: Unfinished | None = None) -> ChatMessage:

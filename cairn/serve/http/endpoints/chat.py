@@ -9,8 +9,9 @@ import msgspec
 
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
-from cairn.serve.http.chat.reader import joined, reasoning_tokens
+from cairn.serve.http.chat.reader import joined
 from cairn.serve.http.chat.structure import guide_of
+from cairn.serve.http.chat.thought_tokens import thought_tokens
 from cairn.serve.http.endpoints.logprobs import chat_logprobs, prompt_rows
 from cairn.serve.http.protocol.answers import (
     ChatChoice,
@@ -19,6 +20,7 @@ from cairn.serve.http.protocol.answers import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
+    ReasoningTokens,
     Usage,
     reason_of,
 )
@@ -29,6 +31,7 @@ from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes, last_events
+from cairn.serve.job import Job
 
 
 async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | None:
@@ -125,16 +128,19 @@ class ChatReply:
     def usage(self, exchange: Exchange, ended: bool = True) -> Usage:
         made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
         asked = len(self.prompt.token_ids)
-        # Not while an answer grows: its thoughts would be read again for each of its tokens.
-        thoughts = map("".join, self._thoughts.values()) if ended else ()
-        tokenizer = self.service.tokenizer
+        # Not while an answer grows: its tokens would be looked at again for each new one.
+        thoughts = sum(map(self._thought_tokens, exchange.jobs)) if ended else 0
         return Usage(
             prompt_tokens=asked,
             completion_tokens=made,
             total_tokens=asked + made,
             prompt_tokens_details=exchange.prompt_details,
-            completion_tokens_details=reasoning_tokens(thoughts, tokenizer, made),
+            completion_tokens_details=ReasoningTokens(thoughts),
         )
+
+    def _thought_tokens(self, job: Job) -> int:
+        thought = "".join(self._thoughts.get(job.answer.index, ()))
+        return thought_tokens(job.answer.whole.token_ids, thought, self.service.tokenizer)
 
     def chunk(
         self,

@@ -8,7 +8,7 @@ Names and defaults are llama.cpp's. `grammar` is GBNF or Lark; what is not suppo
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -57,6 +57,7 @@ LLAMA_DEFAULTS = {
     "min_p": 0.05,
     "repetition_penalty": 1.0,
 }
+AtMost = Annotated[int, msgspec.Meta(le=2**31 - 1)]  # tokens
 LOOK_S = 0.005  # between two looks at an answer that has a limit on its time
 
 
@@ -64,8 +65,8 @@ class LlamaFields(msgspec.Struct, kw_only=True):
     """What /completion and /infill share. null is the default, as in llama.cpp."""
 
     # Below 0, or without it and `max_tokens`: what the context leaves. 0: the prompt is read, nothing is said.
-    n_predict: int | None = None
-    max_tokens: int | None = None  # counts where there is no `n_predict`, as in llama.cpp
+    n_predict: AtMost | None = None
+    max_tokens: AtMost | None = None  # counts where there is no `n_predict`, as in llama.cpp
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -210,7 +211,7 @@ def _params(service: Service, asked: LlamaFields, most: int | None) -> SamplingP
         presence_penalty=asked.presence_penalty or 0.0,
         frequency_penalty=asked.frequency_penalty or 0.0,
         seed=asked.seed if asked.seed is not None and asked.seed >= 0 else None,
-        stop=asked.stop or [],
+        stop=[word for word in asked.stop or () if word],  # an empty one counts for nothing there
         ignore_eos=bool(asked.ignore_eos),
     )
 

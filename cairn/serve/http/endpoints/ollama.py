@@ -6,6 +6,7 @@
 Streams unless `stream` is false. `num_ctx` and `keep_alive` change nothing: the model is loaded, with its context.
 """
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -41,6 +42,8 @@ SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
 )
+MOST_TOKENS = 2**31 - 1
+NEVER = "2318-01-01T00:00:00Z"  # far away: a time that has passed reads as "stopping"
 Kind = Literal["message", "response"]  # the field that has the text
 _encode = msgspec.json.Encoder().encode
 
@@ -215,9 +218,10 @@ def _chat_of(asked: OllamaRequest, messages: list[dict[str, Any]]) -> ChatReques
     if options.get("repeat_penalty") is not None:
         fields["repetition_penalty"] = options["repeat_penalty"]
     try:
-        chat = msgspec.convert({"messages": messages, **fields}, ChatRequest)
-    except msgspec.ValidationError as error:
-        raise Refusal(400, f"options: {error}", param="options") from None
+        decode(_encode({"messages": [], **fields}), ChatRequest)
+    except Refusal as refusal:
+        raise Refusal(400, f"options.{refusal.message}", param="options") from None
+    chat = msgspec.convert({"messages": messages, **fields}, ChatRequest)
     if asked.think is not None:
         chat.chat_template_kwargs = {"enable_thinking": bool(asked.think)}
     if isinstance(asked.think, str):
@@ -227,8 +231,9 @@ def _chat_of(asked: OllamaRequest, messages: list[dict[str, Any]]) -> ChatReques
 
 def _limit(asked: OllamaRequest) -> int | None:
     most = (asked.options or {}).get("num_predict")
-    if most is not None and type(most) is not int:
-        raise Refusal(400, "options.num_predict has to be a whole number", param="options")
+    if most is not None and (type(most) is not int or most > MOST_TOKENS):
+        said = f"options.num_predict is {str(most)[:40]}; it has to be a whole number up to {MOST_TOKENS}"
+        raise Refusal(400, said, param="options")
     return most if most is not None and most > 0 else None
 
 
@@ -335,7 +340,29 @@ def _details(service: Service) -> dict[str, Any]:
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
     checkpoint = service.serving.opened.checkpoint
     stored = facts.dtype if checkpoint is None else checkpoint.stored_form()
-    return {"family": spec.family, "parameter_size": size, "quantization_level": stored}
+    is_gguf = checkpoint is not None and checkpoint.path.suffix == ".gguf"
+    return {
+        "parent_model": "",
+        "format": "gguf" if is_gguf else "safetensors",
+        "family": spec.family,
+        "families": [spec.family],
+        "parameter_size": size,
+        "quantization_level": stored,
+    }
+
+
+def _entry(service: Service, name: str) -> dict[str, Any]:
+    """A model in a list. Their command line cuts the digest to twelve digits and fails where there is none; nothing
+    is fetched by it here, so it is one of the name and the size.
+    """
+    weights = _size(service)
+    return {
+        "name": name,
+        "model": name,
+        "digest": hashlib.sha256(f"{name} {weights}".encode()).hexdigest(),
+        "size": weights,
+        "details": _details(service),
+    }
 
 
 def _size(service: Service) -> int:
@@ -346,30 +373,19 @@ def _size(service: Service) -> int:
 
 async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
     created = datetime.fromtimestamp(service.created, UTC).isoformat()
-    weights = _size(service)
-    return JSON(
-        {
-            "models": [
-                {
-                    "name": name,
-                    "model": name,
-                    "modified_at": created,
-                    "size": weights,
-                    "details": _details(service),
-                }
-                for name in service.serving.models
-            ]
-        }
-    )
+    names = service.serving.models
+    return JSON({"models": [_entry(service, name) | {"modified_at": created} for name in names]})
 
 
 async def api_ps(service: Service, call: Call, body: bytes) -> JSON:
-    """What is loaded: every model that this server has."""
-    weights = _size(service)
-    on_gpu = weights if service.serving.facts.device.startswith("cuda") else 0
-    about = {"size": weights, "size_vram": on_gpu, "details": _details(service)}
-    models = [{"name": name, "model": name, **about} for name in service.serving.models]
-    return JSON({"models": models})
+    """What is loaded: every model that this server has, until it ends."""
+    on_gpu = _size(service) if service.serving.facts.device.startswith("cuda") else 0
+    about = {
+        "size_vram": on_gpu,
+        "expires_at": NEVER,
+        "context_length": service.serving.limits.context,
+    }
+    return JSON({"models": [_entry(service, name) | about for name in service.serving.models]})
 
 
 async def api_show(service: Service, call: Call, body: bytes) -> JSON:

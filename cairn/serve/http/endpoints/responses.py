@@ -19,9 +19,10 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.conversation import without_oldest
 from cairn.serve.http.chat.prepare import prepare_chat
-from cairn.serve.http.chat.reader import reasoning_tokens
+from cairn.serve.http.chat.thought_tokens import thought_tokens
 from cairn.serve.http.endpoints.pages import in_order, page_of, query_of
 from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of, listed_items
+from cairn.serve.http.protocol.answers import ReasoningTokens
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.responses import (
@@ -179,12 +180,14 @@ def _complete(
     made.output = [item_of(block, short, "completed") for block in before]
     made.output.append(item_of(last, short, made.status))
     job = exchange.jobs[0]
-    asked, given = len(job.request.prompt), len(job.answer.whole.token_ids)
+    ids = job.answer.whole.token_ids
+    asked, given = len(job.request.prompt), len(ids)
+    thought = thought_tokens(ids, blocks.thought, exchange.tokenizer)
     made.usage = ResponseUsage(
         input_tokens=asked,
         input_tokens_details=exchange.prompt_details,
         output_tokens=given,
-        output_tokens_details=reasoning_tokens([blocks.thought], exchange.tokenizer, given),
+        output_tokens_details=ReasoningTokens(thought),
         total_tokens=asked + given,
     )
 
