@@ -22,10 +22,10 @@ from cairn.serve.job import Job
 from cairn.serve.pulse import Events, Frame, Hello, KeyBook, Load, Outbox, speeds
 from cairn.serve.serving import Serving
 from cairn.serve.text_keys import (
-    Asked,
     PromptKeys,
+    RequestFields,
     prompt_keys,
-    read_asked,
+    read_fields,
     token_counts,
     with_answer,
 )
@@ -169,11 +169,11 @@ class Followers:
         return piece.encode() if isinstance(piece, str) else piece or b""
 
 
-def _asked(body: bytes, jobs: Sequence[Job]) -> Asked | None:
+def _asked(body: bytes, jobs: Sequence[Job]) -> RequestFields | None:
     """What a request of one prompt asks for; None: it has no keys."""
     if len(jobs) != 1 or not jobs[0].request.known:
         return None
     try:
-        return read_asked(body)
+        return read_fields(body)
     except msgspec.MsgspecError:  # of a protocol that has none
         return None
