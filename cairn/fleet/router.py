@@ -284,7 +284,8 @@ class Router:
     ) -> tuple[Choice, int]:
         """The best of these servers, and the tokens of the prompt that it has to compute."""
         cached = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
-        seen = candidates(workers, cached, answers_beside(ask, workers))
+        beside = answers_beside(ask, workers) if ask.waited_s < inf else []
+        seen = candidates(workers, cached, beside)
         at, costs = best(self.policy, ask, seen)
         new = ask.prompt_tokens - seen[at].cached_tokens
         choice = Choice(self.config.policy, workers[at], at, workers, seen, costs)
@@ -309,14 +310,20 @@ class Router:
         if self.config.hedge_s:
             others = len(choice.workers) > 1
             self._hedging.sent(exchange, self.config.hedge_s if others else 0.0)
-        if (blocks := self._blocks.get(chosen.url)) is not None and blocks.wants(exchange.keys):
-            request, others = exchange.request, list(self._blocks.values())
-            self._spawn(blocks.learn(request.head.path, request.body, exchange.keys, others))
+        if self._blocks:
+            self._learn_blocks(exchange, chosen)
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.send(upstream)
         else:
             attempt = exchange.attempts
             self.connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
+
+    def _learn_blocks(self, exchange: Exchange, chosen: Worker) -> None:
+        """Of a server that tells its blocks: the tokens of a prompt that is new to it."""
+        blocks = self._blocks.get(chosen.url)
+        if blocks is not None and blocks.wants(exchange.keys):
+            request, others = exchange.request, list(self._blocks.values())
+            self._spawn(blocks.learn(request.head.path, request.body, exchange.keys, others))
 
     def connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
         self._spawn(self.pool.connect(worker, ready))

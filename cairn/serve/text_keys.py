@@ -154,9 +154,11 @@ def _content(given: bytes) -> bytes:
 def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
     keys: list[int] = []
     tokens: list[int] = []
+    texts: list[bytes] = []
     size = 0
     for head, text in parts:
         length = len(text)
+        texts.append(text)
         if length > CHUNK_BYTES:
             parent = _chunk_keys(parent + head, text, size, keys, tokens)
         else:
@@ -164,7 +166,7 @@ def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKey
         size += length
         keys.append(_KEY(parent)[0])
         tokens.append(size // TOKEN_BYTES)
-    return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
+    return PromptKeys(keys, tokens, texts, size // TOKEN_BYTES)
 
 
 def _chunk_keys(before: bytes, text: bytes, size: int, keys: list[int], tokens: list[int]) -> bytes:
