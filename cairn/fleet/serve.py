@@ -20,6 +20,7 @@ from cairn.fleet.keda import start_keda
 from cairn.fleet.listen import check_address
 from cairn.fleet.own_servers import OwnServers
 from cairn.fleet.picker import start_picker
+from cairn.fleet.refusals import unserved_aliases
 from cairn.fleet.router import Router
 from cairn.fleet.router_processes import (
     GC_THRESHOLDS,
@@ -148,6 +149,7 @@ class Fleet:
         await self._discovery.look()
         count, policy = len(self._router.workers), config.router.policy
         self._say(f"the file was taken: {count} servers, policy {policy}")
+        self._note_aliases()
 
     async def _say_ready(self) -> None:
         """The same words as of a single server, so that scripts that wait for one find them."""
@@ -155,6 +157,11 @@ class Fleet:
         while not router.workers or any(worker.state != "up" for worker in router.workers):
             await asyncio.sleep(0.05)
         self._say(f"ready: {len(router.workers)} servers are up at {self._address}")
+        self._note_aliases()
+
+    def _note_aliases(self) -> None:
+        for text in unserved_aliases(self._router):
+            self._say(f"note: {text}")
 
 
 async def _cancel(tasks: Sequence["asyncio.Future[Any]"]) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,7 +139,7 @@ class Views:
         return list(dict.fromkeys(name for models in known for name in models))
 
     def fleet(self) -> dict[str, object]:
-        router = self._router
+        router, shares = self._router, self._hit_shares()
         return {
             "policy": router.config.policy,
             "requests": self.total,
@@ -149,10 +149,20 @@ class Views:
             "hedged": self.hedged,
             "processes": router.processes,
             "keys": len(router.index),
-            "servers": [self._server(one) for one in router.workers],
+            "servers": [self._server(one, shares.get(one)) for one in router.workers],
         }
 
-    def _server(self, one: "Worker") -> dict[str, object]:
+    def _hit_shares(self) -> dict["Worker", float]:
+        """Of the prompts of the last requests: tokens that were cached at the server that each was sent to."""
+        prompts, hits = Counter["Worker"](), Counter["Worker"]()
+        for one in self._requests:
+            for choice in one.choices:
+                cached = choice.candidates[choice.position].cached_tokens
+                hits[choice.chosen] += min(cached, one.prompt_tokens)
+                prompts[choice.chosen] += one.prompt_tokens
+        return {worker: hits[worker] / tokens for worker, tokens in prompts.items() if tokens}
+
+    def _server(self, one: "Worker", hit_share: float | None) -> dict[str, object]:
         exact = (one.hello is None or one.hello.exact) and self._router.index.knows(one.number)
         return {
             "name": one.name,
@@ -161,6 +171,8 @@ class Views:
             "reason": one.why(time.monotonic()),
             "models": one.hello.models if one.hello is not None else [],
             "cache": "exact" if exact else "unknown",
+            "prefixes": self._router.index.count(one.number),
+            "hit_share": hit_share,
             "running": max(one.decoding, one.load.running),
             "waiting": max(one.waiting, one.load.waiting),
             "queued_tokens": one.queued_tokens,
