@@ -129,8 +129,9 @@ class Exchange(msgspec.Struct, eq=False):
         worker.takes(new_tokens, self.streams)
         if self.streams:
             worker.requests.add(self)
-        self._resumed = self._head_sent or bool(self._marks)
-        worker.continued += self._resumed
+        if self.attempts > 1:
+            self._resumed = self._head_sent or bool(self._marks)
+            worker.continued += self._resumed
 
     def connected(self, upstream: Upstream | None, reason: str, attempt: int) -> None:
         if self.worker is None or attempt != self.attempts:  # the client left, or a copy was faster
@@ -293,38 +294,44 @@ class Exchange(msgspec.Struct, eq=False):
         if self.paused:  # its connection belongs to another request now, which wants to read
             self.pause(False)
         body = body or self._whole
-        if self._marks and self._head_sent and not self._ended and self._status == 200:
-            self.lost("its engine has failed in the middle of the answer")
-            return
         if self._status == PROGRESS_STATUS:
             if (answer := read_answer(body)) is None:
                 self.lost("the answer ended without its end")
                 return
             self._status, lines, body = answer
             self._lines = self._lines.replace(PROGRESS_TYPE, lines)
-        worker, status = self._release_worker(), self._status
+        elif self._marks and self._head_sent and not self._ended and self._status == 200:
+            self.lost("its engine has failed in the middle of the answer")
+            return
+        worker = self._release_worker()
         assert worker is not None
-        if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
+        if self._status == 200 or not self._is_sent_again(worker, body):
+            self._pass_on(worker, body)
+
+    def _is_sent_again(self, worker: Worker, body: bytes) -> bool:
+        """After an error: to another server, or without the tokens so far, which this one cannot continue."""
+        if self._status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
             self.tried |= {worker.number}
-            place(self.router, self, time.monotonic())
-            return
-        if (
-            self._resumed and not self._head_sent and status != 200
-        ):  # it cannot go on: all of it again
+        elif self._resumed and not self._head_sent:
             self._marks.clear()
-            place(self.router, self, time.monotonic())
-            return
+        else:
+            return False
+        place(self.router, self, time.monotonic())
+        return True
+
+    def _pass_on(self, worker: Worker, body: bytes) -> None:
+        """The answer, or its last part, to the client."""
         worker.failures = 0
         worker.pieces += 1
+        status = self._status
         self._complete, self._counted_tokens = status == 200, _usage(body, self._counted_tokens)
         if not self._head_sent:
             self.downstream.send(status, self._lines, body, b"%b%b\r\n" % (worker.line, self.id))
         elif status == 200:
             self.downstream.finish()
         else:  # the server that was to continue the answer has refused it
-            self._end_with_error(
-                f"the answer could not be continued: {body[:300].decode(errors='replace')}"
-            )
+            said = body[:300].decode(errors="replace")
+            self._end_with_error(f"the answer could not be continued: {said}")
         self.router.done(self)
 
     def lost(self, reason: str) -> None:

@@ -154,7 +154,8 @@ class Views:
 
     def _hit_shares(self) -> dict["Worker", float]:
         """Of the prompts of the last requests: tokens that were cached at the server that each was sent to."""
-        prompts, hits = Counter["Worker"](), Counter["Worker"]()
+        prompts: Counter[Worker] = Counter()
+        hits: Counter[Worker] = Counter()
         for one in self._requests:
             for choice in one.choices:
                 cached = choice.candidates[choice.position].cached_tokens
