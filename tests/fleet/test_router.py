@@ -12,15 +12,17 @@ import msgspec
 import pytest
 from fake_servers import FakeServer, text_of
 
+from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.choose import Ask
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.exchange import Exchange
-from cairn.fleet.refusals import broken_stream
+from cairn.fleet.refusals import broken_stream, unserved_aliases
 from cairn.fleet.router import NO_KEYS, Router
 from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.wire import whole_request
 from cairn.fleet.worker import Worker
 from cairn.fleet.write_queue import WriteQueue
+from cairn.serve.pulse import Events
 from cairn.serve.text_keys import RequestFields
 
 
@@ -334,7 +336,7 @@ def test_a_server_that_sleeps_is_asked_where_nobody_is_awake_unless_its_host_dec
 
 def test_the_router_answers_for_itself_and_explains_its_decisions():
     async def check(url, servers, router):
-        body = b'{"prompt": "why", "max_tokens": 2}'
+        body = b'{"prompt": "why, and why there?", "max_tokens": 2}'
         # Four requests on one connection, sent before the first is answered.
         own = [("GET /cairn/fleet/requests/r-1", b""), ("GET /health", b""), ("GET /metrics", b"")]
         raw = await exchange(
@@ -349,6 +351,16 @@ def test_the_router_answers_for_itself_and_explains_its_decisions():
         status, _, raw = await ask(url, "x", 1, model="fkae")
         assert status == 404
         assert b"did you mean 'fake'" in raw
+        router.aliases = Aliases([Alias(name="chat", model="fake"), Alias(name="chat", model="f")])
+        (note,) = unserved_aliases(router)
+        assert "alias 'chat'" in note
+        (known,) = router.views._requests
+        keys, events = router.index, Events(1, [(7, 4)])
+        (choice,) = known.choices
+        assert keys.note(choice.chosen.number, events)
+        choice.candidates[choice.position].cached_tokens = known.prompt_tokens
+        (served,) = [one for one in router.views.fleet()["servers"] if one["sent"]]
+        assert (served["prefixes"], served["hit_share"]) == (1, 1.0)
 
     fleet(check)
 
