@@ -34,6 +34,11 @@ def render(observed: Observed) -> Rendered:
     plan = resolve(job, UNSEEN)
     if observed.status.get("phase") in ENDED:
         return _over(observed)
+    if target == PODS and job.queue is not None and not observed.status.get("target"):
+        raise ConfigError(
+            f"queue is {job.queue!r}, and pods that the operator starts itself wait in no queue",
+            hint="leave `queue` out, or install JobSet and Kueue, or Volcano",
+        )
     return _gang(observed, plan) if target == PODS else _delegated(observed, plan, target)
 
 
