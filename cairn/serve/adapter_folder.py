@@ -39,6 +39,7 @@ class AdapterFolder:
         self._seen: dict[str, Stamp] = {}  # loaded, or found to be bad
         self._served: set[str] = set()
         self._without: set[str] = set()  # weights, which was said
+        self._is_listed = True
 
     def scan(self) -> None:
         """Make what is served agree with the folder. Reads files: not for an event loop."""
@@ -47,8 +48,11 @@ class AdapterFolder:
             stamps = {name: _stamp(place) for name, place in places.items()}
             without = {one.name for one in self.folder.iterdir() if _lacks_weights(one)}
         except OSError as error:  # what is served stays: a disk may come back
-            log.warning("the adapters in %s cannot be listed: %s", self.folder, error.strerror)
+            if self._is_listed:  # said once, and not at every look
+                log.warning("the adapters in %s cannot be listed: %s", self.folder, error.strerror)
+            self._is_listed = False
             return
+        self._is_listed = True
         for name in sorted(without - self._without):
             log.warning("the adapter %s is not served: it has no %s", name, WEIGHTS)
         self._without = without

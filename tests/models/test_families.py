@@ -378,6 +378,7 @@ def test_a_size_of_the_wrong_type_is_named(kind, value):
         ("gemma2", {"layer_types": ["odd_attention"] * 8}, "layer_types has ['odd_attention']"),
         ("qwen3_moe", {"mlp_only_layers": ["one"]}, "field 'mlp_only_layers' is ['one']"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "field 'decoder_sparse_step' is 0"),
+        ("qwen3_moe", {"num_experts": 0}, "field 'num_experts' is 0"),
         ("gemma2", {"query_pre_attn_scalar": -4}, "field 'query_pre_attn_scalar' is -4"),
         ("gemma3_text", {"sliding_window_pattern": -1}, "'sliding_window_pattern' is -1"),
         (

@@ -12,7 +12,7 @@ from cairn.fleet.config import RouterConfig
 from cairn.fleet.router import Router
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.continuation import ProgressSend
-from cairn.serve.told_tokens import PROGRESS, TOKENS, read_answer
+from cairn.serve.token_marks import PROGRESS, TOKENS, read_answer
 
 CHAT = {
     "model": "tiny",

@@ -1,6 +1,6 @@
 """How a router follows an answer, and how another server goes on with it where the first one was lost.
 
-    x-cairn-router: 1      the tokens of the answer are told beside it (`serve.told_tokens`)
+    x-cairn-router: 1      the tokens of the answer are told beside it (`serve.token_marks`)
     x-cairn-continue: N    the last N bytes of the body are token ids in MessagePack: the answer so far. A stream begins
                            behind them, a whole answer has them: text, stop strings, tool calls and grammar are as if
                            it had never moved
@@ -17,7 +17,7 @@ from starlette.types import Message, Scope, Send
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.job import Job
-from cairn.serve.told_tokens import PROGRESS, answer_head, told
+from cairn.serve.token_marks import PROGRESS, answer_head, token_mark
 
 ROUTED, CONTINUED = b"x-cairn-router", b"x-cairn-continue"
 TOLD_EVERY_S = 0.5  # the tokens of a whole answer
@@ -71,7 +71,7 @@ class TokenMarks:
             self._ids += delta.token_ids
         if not body or not self._ids:
             return body
-        written, self._ids = told(self._ids), []
+        written, self._ids = token_mark(self._ids), []
         return body + written
 
 
@@ -88,7 +88,9 @@ class ProgressSend:
             self._begun = True
             start = {"type": "http.response.start", "status": 200, "headers": self._headers}
             await self._send(start)
-        await self._send({"type": "http.response.body", "body": told(tokens), "more_body": True})
+        await self._send(
+            {"type": "http.response.body", "body": token_mark(tokens), "more_body": True}
+        )
 
     async def __call__(self, message: Message) -> None:
         if not self._begun:

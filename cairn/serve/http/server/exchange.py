@@ -36,7 +36,7 @@ from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import SSE, EventStream
 from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
-from cairn.serve.told_tokens import END
+from cairn.serve.token_marks import END
 
 log = logging.getLogger("cairn")
 
