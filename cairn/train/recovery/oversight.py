@@ -1,6 +1,6 @@
 """The leader's view of a launched job: all nodes' sights in, findings and orders out. One for each life of the ranks.
 
-    NodeSight of each node --take--> who is where --judge--> WatchFinding (for the ledger) + Order (for the node of that rank)
+    NodeSight of each node --take--> who is where --judge--> WatchFinding, for the ledger; Order, for the rank's node
                                         detect.judge, Slowness: hang, straggler      ladder.respond: what is done
 
 The same rules as under the driver of one machine. Whether a rank is stopped is the business of its own node
