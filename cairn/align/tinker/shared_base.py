@@ -45,9 +45,10 @@ from cairn.train.data.tokenizer_trainer import save_tokenizer
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import Objective
 from cairn.train.optim.adamw import AdamW
-from cairn.train.prepare import adapter_of, assemble
+from cairn.train.prepare import assemble
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.step import clip_factor
+from cairn.train.trainable import adapter_of
 
 ALPHA = 32.0
 
