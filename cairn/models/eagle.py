@@ -176,11 +176,11 @@ class EagleHead(nn.Module):
         return (found_T + self.d2t[found_T]).int(), chance_T
 
     def slots(self) -> list[Slot]:
-        found = []
+        own_slots = []
         for path, module in self.named_modules():
             if isinstance(module, Holder):
-                found += [slot.under(path) for slot in module.slots()]
-        return found
+                own_slots += [slot.under(path) for slot in module.slots()]
+        return own_slots
 
 
 def load_head(folder: Path, target: ModelSpec, build: Build) -> EagleHead:
@@ -260,14 +260,14 @@ def _fill(head: EagleHead, tensors: TensorSource, layer: str) -> None:
         name = _file_name(slot.name, layer)
         if name not in tensors.names():
             raise ConfigError(f"the head has no {name}", hint="it is not an EAGLE-3 head")
-        found = tensors.tensor(name)
-        if tuple(found.shape) != slot.shape:
+        tensor = tensors.tensor(name)
+        if tuple(tensor.shape) != slot.shape:
             raise ConfigError(
-                f"{name} of the head is {tuple(found.shape)}, its configuration says {slot.shape}",
+                f"{name} of the head is {tuple(tensor.shape)}, its configuration says {slot.shape}",
                 hint="configuration and weights do not belong together",
             )
         with torch.no_grad():
-            parameters[slot.parameter][slot.index].copy_(found)
+            parameters[slot.parameter][slot.index].copy_(tensor)
 
 
 def _checked_d2t(d2t_K: Tensor, spec: EagleSpec, target: ModelSpec) -> Tensor:

@@ -27,9 +27,9 @@ def convert_weights(model: Transformer, name: str, *, release: bool = False) -> 
     _check(model, name, parts, layers)
     nbytes = 0
     for part in parts:
-        made = form_class(name)(part.joined())
-        part.take(made)
-        nbytes += made.nbytes
+        packed = form_class(name)(part.joined())
+        part.take(packed)
+        nbytes += packed.nbytes
         if release:
             part.release()
     for layer in layers:
@@ -114,9 +114,9 @@ def convert_head(model: Transformer, *, release: bool = False) -> str:
     why_not = "the device is a CPU" if not weight_VD.is_cuda else form.obstacle(weight_VD)
     if why_not:
         raise ConfigError(f"no 8-bit head: {why_not}", hint="leave out --head")
-    made = form(weight_VD)
-    head.take(made)
+    packed = form(weight_VD)
+    head.take(packed)
     if release and model.head is not None:
         head.release()
-    size = format_bytes(made.nbytes, "binary")
+    size = format_bytes(packed.nbytes, "binary")
     return f"head: {len(weight_VD)} rows in float8 by choice, {size}; exact: leave out --head"

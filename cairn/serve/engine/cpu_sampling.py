@@ -1,4 +1,4 @@
-"""The next tokens on a CPU: what the reference of `kernels.sampling` chooses, at the price of what was asked for.
+"""The next tokens on a CPU: those of the reference of `kernels.sampling`, without work that no request asks for.
 
     temperature 0      the largest logit                                                     one pass
     no cut             score + noise only where it may exceed that of the likeliest token    two passes
