@@ -234,9 +234,16 @@ def test_formats(server):
     assert json.loads(server.http.post("/api/chat", json=body).json()["message"]["content"])[
         "a"
     ] in (1, 2)
-    started = server.http.post("/api/generate", json={
-        "model": "tiny", "prompt": "Once", "format": "json", "stream": False, "options": {"num_predict": 5},
-    }).json()  # fmt: skip
+    started = server.http.post(
+        "/api/generate",
+        json={
+            "model": "tiny",
+            "prompt": "Once",
+            "format": "json",
+            "stream": False,
+            "options": {"num_predict": 5},
+        },
+    ).json()
     assert started["response"].startswith("{")
 
 
