@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 LARGEST = 1e9  # of any setting: an infinite one would only be found out by the first loss
 
 
-def check(config: "Train") -> None:
+def check_settings(config: "Train") -> None:
+    """A ConfigError with the values and what to do; the rest of what can be wrong needs the model and its data."""
     _check_data(config)
     _check_prompts(config)
     _check_adapter(config)
