@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embedded
-from cairn.serve.http.endpoints.ollama import served_name
+from cairn.serve.http.endpoints.ollama_models import served_name
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON
 from cairn.serve.http.protocol.sampling import AtLeastOne

@@ -1,4 +1,4 @@
-"""What clients of Ollama ask for: POST /api/chat, /api/generate and /api/show, GET /api/tags, /api/ps and /api/version.
+"""What clients of Ollama ask of a model: POST /api/chat and /api/generate. `ollama_models` lists and describes models.
 
     messages, options, format, tools, think  ->  ChatRequest -prepare-> the same engine
     deltas  ->  one JSON document on each line, the last one with `done` and the counts
@@ -6,13 +6,11 @@
 Streams unless `stream` is false. `num_ctx` and `keep_alive` change nothing: the model is loaded, with its context.
 """
 
-import hashlib
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
-from cairn import __version__
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.guide import Guide, schema_guide
@@ -20,6 +18,7 @@ from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
 from cairn.serve.http.chat.reader import PlainText, Reader, joined
 from cairn.serve.http.chat.structure import grammar_for
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
+from cairn.serve.http.endpoints.ollama_models import check_served, served_name
 from cairn.serve.http.endpoints.prompt_inputs import read_inputs
 from cairn.serve.http.protocol.answers import ChatDelta, ToolCall, reason_of
 from cairn.serve.http.protocol.body import decode
@@ -43,7 +42,6 @@ SAMPLING = (
     "frequency_penalty",
 )
 MOST_TOKENS = 2**31 - 1
-NEVER = "2318-01-01T00:00:00Z"  # far away: a time that has passed reads as "stopping"
 Kind = Literal["message", "response"]  # the field that has the text
 _encode = msgspec.json.Encoder().encode
 
@@ -78,20 +76,13 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
     template: str | None = None
 
 
-class OllamaShow(msgspec.Struct, kw_only=True):
-    """POST /api/show"""
-
-    model: str = ""
-    name: str = ""  # what older clients call it
-
-
 def ollama_error(refusal: Refusal) -> JSON:
     return JSON({"error": refusal.message}, refusal.status, refusal.headers())
 
 
 async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     payload = decode(body, OllamaChat)
-    model = _model(service, payload.model)
+    model = check_served(service, payload.model)
     _check(payload)
     if not payload.messages:
         return _loaded(model, "message")
@@ -133,7 +124,7 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
 
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
     payload = decode(body, OllamaGenerate)
-    model = _model(service, payload.model)
+    model = check_served(service, payload.model)
     _check(payload)
     if payload.template:
         raise Refusal(400, "template is not supported", param="template", code="unsupported")
@@ -199,21 +190,11 @@ async def _answer(
 # -- what is asked --------------------------------------------------------------------------------
 
 
-def _model(service: Service, name: str) -> str:
-    """Their clients name a tag, and `latest` where the user gave none."""
-    service.check_model(served_name(service, name))
-    return name
-
-
 def _check(payload: OllamaRequest) -> None:
     for name in ("logprobs", "top_logprobs"):
         if getattr(payload, name):
             message = f"{name} is given; send it to /v1/chat/completions"
             raise Refusal(400, message, param=name, code="unsupported")
-
-
-def served_name(service: Service, name: str) -> str:
-    return name if name in service.serving.models else name.removesuffix(":latest")
 
 
 def _chat_of(payload: OllamaRequest, messages: list[dict[str, Any]]) -> ChatRequest:
@@ -333,93 +314,3 @@ def _arguments(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return {"unfinished": text}
-
-
-# -- about the model ------------------------------------------------------------------------------
-
-
-def _details(service: Service) -> dict[str, Any]:
-    spec, facts = service.serving.opened.spec, service.serving.facts
-    count = spec.parameters()
-    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-    checkpoint = service.serving.opened.checkpoint
-    stored = facts.dtype if checkpoint is None else checkpoint.stored_form()
-    is_gguf = checkpoint is not None and checkpoint.path.suffix == ".gguf"
-    return {
-        "parent_model": "",
-        "format": "gguf" if is_gguf else "safetensors",
-        "family": spec.family,
-        "families": [spec.family],
-        "parameter_size": size,
-        "quantization_level": stored,
-    }
-
-
-def _entry(service: Service, name: str) -> dict[str, Any]:
-    """A model in a list. Their command line cuts the digest to twelve digits and fails where there is none; nothing
-    is fetched by it here, so it is one of the name and the size.
-    """
-    weights = _size(service)
-    return {
-        "name": name,
-        "model": name,
-        "digest": hashlib.sha256(f"{name} {weights}".encode()).hexdigest(),
-        "size": weights,
-        "details": _details(service),
-    }
-
-
-def _size(service: Service) -> int:
-    """Bytes of the weights on all ranks."""
-    facts = service.serving.facts
-    return facts.weights_bytes * facts.ranks
-
-
-async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
-    created = datetime.fromtimestamp(service.created, UTC).isoformat()
-    names = service.serving.models
-    return JSON({"models": [_entry(service, name) | {"modified_at": created} for name in names]})
-
-
-async def api_ps(service: Service, call: Call, body: bytes) -> JSON:
-    """What is loaded: every model that this server has, until it ends."""
-    on_gpu = _size(service) if service.serving.facts.device.startswith("cuda") else 0
-    about = {
-        "size_vram": on_gpu,
-        "expires_at": NEVER,
-        "context_length": service.serving.limits.context,
-    }
-    return JSON({"models": [_entry(service, name) | about for name in service.serving.models]})
-
-
-async def api_show(service: Service, call: Call, body: bytes) -> JSON:
-    payload = decode(body, OllamaShow)
-    if not (payload.model or payload.name):
-        raise Refusal(400, "model is missing", param="model", code="missing_field")
-    _model(service, payload.model or payload.name)
-    tokenizer, spec = service.serving.opened.tokenizer, service.serving.opened.spec
-    sources = {} if tokenizer is None else tokenizer.templates.sources
-    info = {
-        "general.architecture": spec.family,
-        "general.parameter_count": spec.parameters(),
-        f"{spec.family}.context_length": service.serving.limits.context,
-    }
-    return JSON(
-        {
-            "details": _details(service),
-            "model_info": info,
-            "template": sources.get("default", ""),
-            "capabilities": _capabilities(service),
-        }
-    )
-
-
-def _capabilities(service: Service) -> list[str]:
-    """Their words; clients offer tools and pictures only to models that are said to take them."""
-    has_template = service.serving.has_tokenizer and bool(service.tokenizer.templates)
-    sees = service.serving.sight is not None
-    return ["completion", *(["tools"] if has_template else []), *(["vision"] if sees else [])]
-
-
-async def api_version(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON({"version": __version__})

@@ -12,7 +12,8 @@ from cairn.serve.http.endpoints.cohere import CohereEmbedRequest, CohereError
 from cairn.serve.http.endpoints.embed import EmbedRequest, OllamaEmbed, OllamaEmbedding
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
-from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
+from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate
+from cairn.serve.http.endpoints.ollama_models import OllamaShow
 from cairn.serve.http.endpoints.rerank import (
     ClassificationList,
     ClassifyRequest,

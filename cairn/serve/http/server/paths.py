@@ -41,15 +41,8 @@ from cairn.serve.http.endpoints.llamacpp import (
     slots,
 )
 from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
-from cairn.serve.http.endpoints.ollama import (
-    api_chat,
-    api_generate,
-    api_ps,
-    api_show,
-    api_tags,
-    api_version,
-    ollama_error,
-)
+from cairn.serve.http.endpoints.ollama import api_chat, api_generate, ollama_error
+from cairn.serve.http.endpoints.ollama_models import api_ps, api_show, api_tags, api_version
 from cairn.serve.http.endpoints.prefill import prefill
 from cairn.serve.http.endpoints.pulse import pulse
 from cairn.serve.http.endpoints.rerank import (
