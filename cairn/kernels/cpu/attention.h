@@ -181,7 +181,7 @@ static void weigh_keys(float *score, Running r) {
         for (int n = 0; n < r.from[g]; n++) of[n] = -INFINITY;
         for (int n = r.to[g]; n < KEYS; n++) of[n] = -INFINITY;
 #pragma omp simd reduction(max : most)
-        for (int n = 0; n < KEYS; n++) most = __builtin_fmaxf(most, of[n]);
+        for (int n = 0; n < KEYS; n++) most = larger_of(most, of[n]);
         top[g] = most;
     }
     for (int g = 0; g < r.queries; g++) r.factor[g] = power_of_e(r.largest[g] - top[g]), r.largest[g] = top[g];

@@ -13,6 +13,7 @@
 #define CAIRN_DOT_H
 
 #include "blocks.h"
+#include "vectors.h"
 
 #define MOST_TOGETHER 4
 #define MOST_STEPS 32512.f /* 127 * 256 */
@@ -116,7 +117,7 @@ static void dot(Row w, const Rounded *x, int rows, int columns, int is_signed, f
 static void round_piece(const float *restrict x, int columns, Rounded *restrict out) {
     float largest = 0;
 #pragma omp simd reduction(max : largest)
-    for (int i = 0; i < columns; i++) largest = __builtin_fmaxf(largest, __builtin_fabsf(x[i]));
+    for (int i = 0; i < columns; i++) largest = larger_of(largest, __builtin_fabsf(x[i]));
     float inverse = largest > 0 ? MOST_STEPS / largest : 0.f;
     out->scale = largest / MOST_STEPS;
     for (int at = 0; at < STRIDE; at += GROUP) {

@@ -18,6 +18,15 @@
 #define LANES 4
 #endif
 
+/* On x86 `fmaxf`, which has rules of its own for NaN, would be a call of the library for each value. */
+INLINE float larger_of(float a, float b) {
+#if defined(__x86_64__)
+    return a > b ? a : b;
+#else
+    return __builtin_fmaxf(a, b);
+#endif
+}
+
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #define HAS_VECTORS
