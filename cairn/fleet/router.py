@@ -192,12 +192,8 @@ class Router:
             return
         fields, number = _read(request.body), next(self._numbers)
         model = fields.model or self.default_model
-        if self.aliases.targets and (
-            target := self.aliases.target(model, number, bytes(fields.user))
-        ):
-            model = target
-            if fields is not NO_FIELDS:
-                fields.model, request.body = target, with_model(request.body, target)
+        if self.aliases.targets:
+            model = self._resolve_alias(request, fields, model, number)
         keys = prompt_keys(fields) if request.body else NO_KEYS
         now, given, computes = time.monotonic(), request.id, head.computes
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
@@ -223,6 +219,17 @@ class Router:
             self.waiting.arrived(head.holder)
         self.open.add(exchange)
         place(self, exchange, now)
+
+    def _resolve_alias(
+        self, request: HttpRequest, fields: RequestFields, model: str | None, number: int
+    ) -> str | None:
+        """The model that this request gets, which is written into its body."""
+        target = self.aliases.target(model, number, bytes(fields.user))
+        if not target:
+            return model
+        if fields is not NO_FIELDS:
+            fields.model, request.body = target, with_model(request.body, target)
+        return target
 
     def _admit(self, exchange: Exchange) -> bool:
         """Within the quota of its key? Otherwise it is answered here."""
