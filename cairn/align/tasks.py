@@ -115,6 +115,8 @@ def _countdown(task: Task, dice: Dice) -> Problem:
 def _countdown_right(problem: Problem, answer: str) -> float:
     target, *numbers = (int(word) for word in problem.key.split())
     text = answer.strip()
+    if len(text) > LONGEST:  # nor would Python read a number of some thousand digits
+        return 0.0
     used = sorted(int(word) for word in re.findall(r"\d+", text)[: 2 * len(numbers)])
     if used != sorted(numbers):
         return 0.0

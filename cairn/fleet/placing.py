@@ -11,8 +11,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cairn.fleet.choose import sent_at_once, wait_for_answers_s
+from cairn.fleet.deadlines import ordered
 from cairn.fleet.late_binding import LATE, bind, runs_dry
-from cairn.fleet.promises import ordered
 from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.views import Choice
 from cairn.fleet.worker import Worker

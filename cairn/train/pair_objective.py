@@ -36,9 +36,8 @@ class PairObjective:
         self.rule = rule
         self.head = TargetLogProbs(spec, fused=fused)
         self.tokens = Objective(spec, GivenSlope(), fused)
-        self._preferred: list[
-            Tensor
-        ] = []  # of each sample since `metrics`: does the rule's reward prefer the better answer?
+        # Of each sample since `metrics`: the rewards of both answers; of KTO, a reward and whether the answer is good.
+        self._rewards: list[tuple[Tensor, Tensor]] = []
 
     def units(self, batches: "Sequence[Batch]") -> int:
         """What the loss is divided by, on this data rank."""
@@ -52,17 +51,21 @@ class PairObjective:
         sides = answers(logp_T, batch, self.rule.needs_reference)
         found = judged(self.rule, sides, batch)
         chosen_P, rejected_P = (side.reward_P(self.rule.per_token) for side in sides)
-        self._preferred.append((chosen_P > rejected_P).float())
+        single = isinstance(self.rule, KTO)
+        self._rewards.append((chosen_P, _of_samples(batch, GOOD) if single else rejected_P))
         loss_T, slope_T = spread(found, sides, batch)
         streams = batch.extra | {LOSS: loss_T, SLOPE: slope_T}
         return self.tokens(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
 
     def metrics(self) -> dict[str, float]:
         """Since they were read last, on this rank."""
-        found, self._preferred = self._preferred, []
-        if not found or isinstance(self.rule, KTO):
+        seen, self._rewards = self._rewards, []
+        if not seen:
             return {}
-        return {"preferred": float(torch.cat(found).mean())}
+        first_P, second_P = (torch.cat(rewards) for rewards in zip(*seen, strict=True))
+        if isinstance(self.rule, KTO):
+            return margin(first_P, second_P > 0.5)
+        return {"preferred": float((first_P > second_P).float().mean())}
 
 
 class GivenSlope:
@@ -102,6 +105,13 @@ def judged(rule: PairRule | KTO, sides: list[Completions], batch: "Batch") -> Pa
     good_P = _of_samples(batch, GOOD) > 0.5
     found = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
     return PairLoss(found.loss_S, found.slope_S, torch.zeros_like(found.slope_S))
+
+
+def margin(reward_S: Tensor, good_S: Tensor) -> dict[str, float]:
+    """By how much good answers are rewarded more than bad ones; nothing where there are only good or only bad ones."""
+    if good_S.all() or not good_S.any():
+        return {}
+    return {"margin": float(reward_S[good_S].mean() - reward_S[~good_S].mean())}
 
 
 def _of_samples(batch: "Batch", stream: str) -> Tensor:

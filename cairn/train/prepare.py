@@ -5,7 +5,6 @@
 The order is that of cost: a typo is answered at once, and gigabytes move last.
 """
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from cairn.core.errors import ConfigError
-from cairn.core.units import format_bytes
-from cairn.hw.host import read_memory
 from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.adapter.attach import ADAPTED, attach
 from cairn.models.adapter.lora import adapter_parameters
@@ -31,15 +28,15 @@ from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model
 from cairn.train.checkpoint.folder import complete_steps
+from cairn.train.choose_recompute import host_room, recompute_kind, resolve_recompute
 from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus, open_preferences
 from cairn.train.data import procedural
 from cairn.train.distill import Distillation, check_distill
 from cairn.train.fused_forward import Varlen
-from cairn.train.memory import fitting, host_bytes, room_of, with_offloaded, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
-from cairn.train.offload import SLAB, Plan
+from cairn.train.offload import Plan
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
@@ -50,7 +47,6 @@ from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
 from cairn.train.precision import dtype_of
 from cairn.train.qat import grid_of, products_of
-from cairn.train.recompute_kinds import Recompute
 from cairn.train.refuse import (
     CHECKPOINTS,
     TOKENIZER,
@@ -66,7 +62,6 @@ from cairn.train.state import TrainState
 from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
 TEXT_CACHE = "data"  # of a run, in its folder
-OF_HOST = 0.5  # of the host's memory, for activations that wait there
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
 SIZES = ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
@@ -127,13 +122,13 @@ def _open_start(model: Model) -> Checkpoint | None:
     """The weights to begin with, by path or by name; headers only."""
     if not model.checkpoint:
         return None
-    found = open_checkpoint(resolve(str(model.checkpoint)))
-    if found.vision is not None:
+    checkpoint = open_checkpoint(resolve(str(model.checkpoint)))
+    if checkpoint.vision is not None:
         raise ConfigError(
             f"{model.checkpoint} sees pictures, and the trainer would lose its tower",
             hint="`cairn tune pictures` trains a model that sees; else begin with a text model",
         )
-    return found
+    return checkpoint
 
 
 def _tokenizer_of_run(config: Train) -> Tokenizer | None:
@@ -153,10 +148,10 @@ def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
 
 def _shadowed(config: Train) -> list[str]:
     """Sources that are made up although a file or folder here has their name."""
-    found = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
+    names = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
     return [
         f"the source {name} is made up; what lies here under that name is ./{name}"
-        for name in found
+        for name in names
         if Path(name).exists()
     ]
 
@@ -169,7 +164,7 @@ def shape_of(model: Model) -> ModelSpec:
     return msgspec.structs.replace(spec, **chosen)
 
 
-def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> ModelSpec:
+def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, is_fixed: bool) -> ModelSpec:
     """With the vocabulary and the end-of-text tokens of the data."""
     if config.data.sequence > spec.context:
         raise ConfigError(
@@ -178,7 +173,7 @@ def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> Mode
         )
     if corpus.tokenizer is None:
         return spec
-    if given or config.model.vocab:
+    if is_fixed or config.model.vocab:
         if corpus.vocab > spec.vocab:
             raise ConfigError(
                 f"the tokenizer has ids up to {corpus.vocab - 1}, the model {spec.vocab} tokens",
@@ -207,7 +202,7 @@ def assemble(
         seed=config.seed,
         fill=None if start is None else _fill_from(start, spec, device),
         attend=Varlen if by_kernels and _has_kernels(spec) else None,
-        recompute=_kind(config),
+        recompute=recompute_kind(config),
         fused_context=config.data.sequence if fused else None,
         products=products_of(config, spec),
         wide_sums=precision.masters,
@@ -215,9 +210,7 @@ def assemble(
         trainable=trainable,
         adapter=adapter,
         quantized=adapter is not None and config.adapter.base == "nf4",
-        offload=Plan(precision.offload_layers, _host_room(config))
-        if precision.offload_layers
-        else None,
+        offload=_offload(config),
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
@@ -231,6 +224,11 @@ def assemble(
         notes.append(f"{frozen / spec.parameters():.0%} of the weights are frozen (model.frozen)")
     state = _state(config, spec, parallel, device, by_kernels, _base(config, start))
     return Prepared(state, corpus, fused, frozen, notes)
+
+
+def _offload(config: Train) -> Plan | None:
+    layers = config.precision.offload_layers
+    return Plan(layers, host_room(config)) if layers else None
 
 
 def _base(config: Train, start: Checkpoint | None) -> Base | None:
@@ -250,12 +248,16 @@ def _base(config: Train, start: Checkpoint | None) -> Base | None:
 
 def adapter_of(config: Train) -> AdapterSpec | None:
     """The adapter that a recipe asks for."""
-    asked = config.adapter
-    if not asked.rank:
+    settings = config.adapter
+    if not settings.rank:
         return None
-    targets = asked.targets[0] if asked.targets == [ALL_LINEAR] else tuple(asked.targets)
+    targets = settings.targets[0] if settings.targets == [ALL_LINEAR] else tuple(settings.targets)
     return AdapterSpec(
-        rank=asked.rank, alpha=asked.alpha, targets=targets, rslora=asked.rslora, dora=asked.dora
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=targets,
+        rslora=settings.rslora,
+        dora=settings.dora,
     )
 
 
@@ -316,102 +318,27 @@ def _state(
     return TrainState(config, spec, parallel, optimizer, loss, device, base)
 
 
-def resolve_recompute(
-    config: Train, spec: ModelSpec, device: torch.device, fused: bool, frozen: int
-) -> tuple[Train, list[str]]:
-    """The recipe without `auto`, with the number of layers to offload, and what was chosen in their place."""
-    precision, several = config.precision, config.parallel.world() > 1
-    if device.type != "cuda":
-        return _without_device(config)
-    if precision.recompute != "auto" and not precision.offload_activations:
-        return config, []
-    if precision.offload_activations and not fused and precision.recompute not in ("auto", "none"):
-        raise ConfigError(
-            f"precision.offload_activations with recompute {precision.recompute} in the plain form, which moves what "
-            "it does not compute again",
-            hint="use recompute auto, or precision.kernels fused",
-        )
-    if (
-        several and precision.recompute == "auto"
-    ):  # the layout divides what is predicted for one process
-        config = with_recompute(config, "selective" if fused else "none")
-        if not precision.offload_activations:
-            return config, [
-                "recompute selective because the layout divides what is predicted for one process; "
-                "override: --precision.recompute"
-            ]
-    room = room_of(precision, torch.cuda.get_device_properties(device).total_memory)
-    host = _host_room(config)
-    config = fitting(spec, config, fused, room, frozen, host - SLAB)  # whole slabs are pinned
-    return config, _recompute_notes(config, spec, fused, room, host, precision.offload_activations)
-
-
-def _recompute_notes(
-    config: Train, spec: ModelSpec, fused: bool, room: float, host: float, offloads: bool
-) -> list[str]:
-    """What was chosen, and why. `offloads`: the recipe allows it."""
-    kind, moved = config.precision.recompute, config.precision.offload_layers
-    note = f"recompute {kind} because {format_bytes(int(room))} may be used"
-    if moved:
-        there = format_bytes(host_bytes(spec, config, fused))
-        return [f"{note}; activations of {moved} of {spec.layers} layers wait on the host: {there}"]
-    notes = [f"{note}; override: --precision.recompute"]
-    if offloads and kind == "full":
-        limit = "" if math.isinf(host) else f" of {format_bytes(int(host))}"
-        notes.append(
-            f"offload_activations does not suffice: the host's share{limit} (precision.offload_gib) or the "
-            "device is too small for the layers that it would have to move"
-        )
-    return notes
-
-
-def _without_device(config: Train) -> tuple[Train, list[str]]:
-    """On a CPU nothing is counted, and there is nowhere else to put anything."""
-    notes = []
-    if config.precision.offload_activations:
-        config = with_offloaded(config, 0)
-        notes.append("offload_activations is left out: a CPU computes in the host's memory")
-    if config.precision.recompute == "auto":
-        config = with_recompute(config, "none")
-        notes.append(
-            "recompute none because the host's memory is not counted; override: --precision.recompute"
-        )
-    return config, notes
-
-
-def _host_room(config: Train) -> float:
-    """Bytes of the host's memory that this rank may pin."""
-    asked = config.precision.offload_gib * 2**30
-    half = (read_memory(Path("/"))[0].usable_bytes or math.inf) * OF_HOST
-    ranks = min(config.parallel.world(), torch.cuda.device_count())
-    return (asked or half) / max(ranks, 1)
-
-
-def _kind(config: Train) -> Recompute:
-    kind = config.precision.recompute
-    assert kind != "auto"  # resolved
-    return kind
-
-
 def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill:
     """This rank's part of a checkpoint's weights; the whole of them is only mapped, not read."""
     if spec.experts is not None and start.spec.experts is not None:
         experts = msgspec.structs.replace(spec.experts, choice_bias=start.spec.experts.choice_bias)
         spec = msgspec.structs.replace(spec, experts=experts)
     whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
-    known = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
+    tensors = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
 
     def fill(stage: Stage, slots: list[Slot]) -> None:
         for path in dict.fromkeys(slot.parameter for slot in slots):
             owner, _, name = path.rpartition(".")
             blank = stage.get_parameter(path)
             if blank.is_meta:
-                made = nn.Parameter(torch.empty_like(blank, device=device), blank.requires_grad)
-                setattr(stage.get_submodule(owner), name, made)
+                parameter = nn.Parameter(
+                    torch.empty_like(blank, device=device), blank.requires_grad
+                )
+                setattr(stage.get_submodule(owner), name, parameter)
         for slot in slots:
             home = stage.get_parameter(slot.parameter).data
-            if slot.name in known:
-                home[slot.index].copy_(slot.share(known[slot.name]))
+            if slot.name in tensors:
+                home[slot.index].copy_(slot.share(tensors[slot.name]))
             else:  # the bias of a router that begins to be steered
                 home[slot.index].zero_()
 
@@ -425,9 +352,9 @@ def _has_kernels(spec: ModelSpec) -> bool:
 
 def choose_form(config: Train, device: torch.device, spec: ModelSpec) -> tuple[bool, str]:
     """Whether the model runs through our kernels, and why."""
-    asked = config.precision.kernels
-    if asked != "auto":
-        return asked == "fused", "precision.kernels says so"
+    configured = config.precision.kernels
+    if configured != "auto":
+        return configured == "fused", "precision.kernels says so"
     if device.type != "cuda":
         return False, f"on a {device.type} torch's own operations are faster"
     if spec.is_recurrent:

@@ -19,9 +19,10 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.align.tinker.frontend import SILENT_S, Frontend
 from cairn.align.tinker.losses import AT, LOSSES, TinkerRule
 from cairn.align.tinker.protobuf import read_fields
-from cairn.align.tinker.routes import SILENT_S, Frontend, application
+from cairn.align.tinker.routes import application
 from cairn.align.tinker.samplers import HELD, Samplers, own_folder
 from cairn.align.tinker.service import Future, Service
 from cairn.align.tinker.shared_base import Settings, SharedBase, Weights

@@ -14,9 +14,9 @@ from test_simulate import seconds as step_seconds
 
 from cairn.bench.arrival_traces import Traced
 from cairn.fleet.choose import Ask, best, seconds
+from cairn.fleet.deadlines import ordered
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import AHEAD_STEPS, bind, in_order, runs_dry
-from cairn.fleet.promises import ordered
 from cairn.fleet.router import NO_KEYS
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.simulate import run_policy

@@ -16,7 +16,7 @@ from cairn.cli.train.display import Display
 from cairn.core.config import load, to_toml, variable_name
 from cairn.core.errors import UsageError
 from cairn.core.flags import asks_for, read_flags
-from cairn.core.schema import leaves
+from cairn.core.schema import leaves, plain_value
 from cairn.core.units import format_duration
 from cairn.train.config import Train
 
@@ -52,6 +52,11 @@ def run(args: list[str]) -> int:
         from cairn.cli.train.pipeline import run as draw
 
         return draw(args[1:])
+    if any(arg.partition("=")[0] == "--lora" for arg in args):
+        raise UsageError(
+            "cairn train has no flag --lora",
+            hint="`cairn tune` has it, for a model that exists; here it is --adapter.rank RANK",
+        )
     return carry_out(read(args))
 
 
@@ -59,8 +64,7 @@ def carry_out(verb: TrainVerb) -> int:
     """Train as the flags say, or print what they ask for."""
     config = train_part(verb)
     if verb.print:
-        as_json = msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"
-        sys.stdout.write(as_json if verb.json else to_toml(config))
+        sys.stdout.write(_as_json(config) if verb.json else to_toml(config))
         return 0
     if verb.plan:
         from cairn.cli.train.memory_plan import show_plan
@@ -152,6 +156,10 @@ def _fitting(named: Train, objective: str) -> Train:
 def resume_command(folder: Path | str) -> str:
     """What to type to go on with a run: its folder holds its recipe."""
     return f"cairn train --out {shlex.quote(str(folder))}"
+
+
+def _as_json(config: Train) -> str:
+    return msgspec.json.format(msgspec.json.encode(plain_value(config))).decode() + "\n"
 
 
 def train_part(verb: TrainVerb) -> Train:

@@ -155,9 +155,16 @@ def test_private_addresses_are_never_dialled(address):
 
 @pytest.mark.parametrize(
     "url",
-    ["http://other.example/a", "http://good.example:8080/a", "http://u:p@good.example/a",
-     "ftp://good.example/a", "http://good.example.evil.net/a", "http://[::1", "http://%00/"],
-)  # fmt: skip
+    [
+        "http://other.example/a",
+        "http://good.example:8080/a",
+        "http://u:p@good.example/a",
+        "ftp://good.example/a",
+        "http://good.example.evil.net/a",
+        "http://[::1",
+        "http://%00/",
+    ],
+)
 def test_other_hosts_ports_and_schemes_are_refused(url):
     loader = MediaLoader(["good.example", "*.cdn.example"], lambda host, port: ["93.184.215.14"])
     loader._dial = lambda *_: pytest.fail("dialled")

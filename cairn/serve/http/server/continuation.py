@@ -25,8 +25,8 @@ _NOT_TOLD = (b"content-length", b"x-request-id")  # headers that the router writ
 _decode_ids = msgspec.msgpack.Decoder(list[int]).decode
 
 
-def header(scope: Scope, wanted: bytes) -> bytes | None:
-    return next((value for name, value in scope["headers"] if name == wanted), None)
+def header(scope: Scope, header_name: bytes) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == header_name), None)
 
 
 def split_body(scope: Scope, body: bytes) -> tuple[bytes, list[int]]:
@@ -36,13 +36,13 @@ def split_body(scope: Scope, body: bytes) -> tuple[bytes, list[int]]:
         return body, []
     count = int(length) if length.isdigit() else 0
     if not 0 < count <= len(body):
-        said = f"x-cairn-continue is {length[:20]!r}; the body has {len(body)} bytes"
-        raise Refusal(400, said, code="bad_continuation")
+        message = f"x-cairn-continue is {length[:20]!r}; the body has {len(body)} bytes"
+        raise Refusal(400, message, code="bad_continuation")
     try:
         return body[:-count], _decode_ids(body[-count:])
     except msgspec.MsgspecError as error:
-        said = f"the last {count} bytes of the body are no token ids: {error}"
-        raise Refusal(400, said, code="bad_continuation") from None
+        message = f"the last {count} bytes of the body are no token ids: {error}"
+        raise Refusal(400, message, code="bad_continuation") from None
 
 
 def ends_already(job: Job) -> bool:
@@ -50,10 +50,10 @@ def ends_already(job: Job) -> bool:
     request, answer = job.request, job.answer
     if answer.finished or not request.outputs:
         return answer.finished
-    last, made = request.outputs[-1], len(request.outputs)
-    if last in request.stop_ids and made >= request.min_tokens:
+    last, count = request.outputs[-1], len(request.outputs)
+    if last in request.stop_ids and count >= request.min_tokens:
         answer.end("stop", None if last in request.eos_ids else last)
-    elif made >= job.max_tokens:
+    elif count >= job.max_tokens:
         answer.end("length")
     return answer.finished
 
