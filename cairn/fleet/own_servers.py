@@ -89,7 +89,7 @@ class OwnServers:
                 for one in made:
                     self._gpus.give_back(one.gpus)
                 raise CairnError(
-                    f"{name} needs {group.gpus} GPUs, and so many are not left",
+                    f"{name} needs {group.gpus} GPUs, and {self._gpus.free} are free",
                     hint="fewer servers, or fewer `gpus`; servers that are exchanged need theirs beside the old ones'",
                 )
             made.append(ServerProcess(group, name, self._say, own))

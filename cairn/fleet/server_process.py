@@ -145,6 +145,10 @@ class Gpus:
     def __init__(self, names: Sequence[str]) -> None:
         self._free = list(names)
 
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
     def take(self, count: int) -> list[str] | None:
         """None: there are not so many."""
         if count > len(self._free):
