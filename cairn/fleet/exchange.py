@@ -384,6 +384,6 @@ def _usage(body: bytes, otherwise: int | None) -> int | None:
     """The tokens of an answer, as it says itself."""
     for name in USAGE:
         if (at := body.rfind(name)) >= 0:
-            found = _COUNT.match(body, at + len(name))
-            return int(found[1]) if found is not None else otherwise
+            count = _COUNT.match(body, at + len(name))
+            return int(count[1]) if count is not None else otherwise
     return otherwise

@@ -155,9 +155,9 @@ class Router:
             self.pool.forget(worker.url)
         known = {worker.url for worker in self.workers}
         for url in [url for url in dict.fromkeys(urls) if url not in known]:
-            taken = {worker.number for worker in self.workers}
-            taken |= {one.worker.number for one in self.open if one.worker is not None}
-            number = next(at for at in itertools.count() if at not in taken)
+            in_use = {worker.number for worker in self.workers}
+            in_use |= {one.worker.number for one in self.open if one.worker is not None}
+            number = next(at for at in itertools.count() if at not in in_use)
             worker = Worker(number, url)
             self.workers.append(worker)
             pulse = PulseClient(worker, self.index, self.config.stall_s)
@@ -195,8 +195,8 @@ class Router:
         if self.aliases.targets:
             model = self._resolve_alias(request, fields, model, number)
         keys = prompt_keys(fields) if request.body else NO_KEYS
-        now, given, computes = time.monotonic(), request.id, head.computes
-        id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
+        now, client_id, computes = time.monotonic(), request.id, head.computes
+        id = client_id if client_id and _is_id(client_id) else b"%b%x" % (self._prefix, number)
         streams = head.generates and bool(head.streams if fields.stream is None else fields.stream)
         ask = self.ask(number, keys, fields.wanted_tokens, now, computes, streams)
         downstream.pending = exchange = Exchange(
@@ -323,7 +323,7 @@ class Router:
             exchange.send(upstream)
         else:
             attempt = exchange.attempts
-            self.connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
+            self.connect(chosen, lambda new, reason: exchange.connected(new, reason, attempt))
 
     def _learn_blocks(self, exchange: Exchange, chosen: Worker) -> None:
         """Of a server that tells its blocks: the tokens of a prompt that is new to it."""
