@@ -97,7 +97,7 @@ class BlockBook:
         self.outbox.remove([], cleared=True)
 
     def _find(self, digest: bytes) -> None:
-        """It and whatever hangs on it."""
+        """It and all that follow it."""
         reached = [digest]
         while reached:
             digest = reached.pop()

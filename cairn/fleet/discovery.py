@@ -58,7 +58,7 @@ class Discovery:
         for name in [group.dns for group in self.config.servers if group.dns]:
             try:
                 self._found[name] = await resolve(name)
-            except OSError:  # the name server has a bad moment: what was known stays
+            except OSError:  # the name server does not answer: what was known stays
                 continue
         self._changed()
 

@@ -241,7 +241,7 @@ class AnswerReader:
 
 
 def without_upgrade(data: bytes) -> bytes:
-    """The beginning of a request, without its wish for another protocol: llhttp would not read the body.
+    """The beginning of a request, without its offer of another protocol: llhttp would not read the body.
 
     Java's client offers HTTP/2 with every request, and is content with an answer in HTTP/1.1.
     """
