@@ -150,9 +150,12 @@ INLINE void unpack_if_needed(const Rows *w, const uint8_t *packed, int columns) 
 /* The piece of a row from column `start` on, with lanes in order. `whole`: it is not the last of its row. */
 INLINE void ordered_piece(const Rows *w, const uint8_t *packed, int start, int left, int whole, Piece *out) {
     const int registers = whole ? 4 : registers_of(left);
+    const uint8_t *at = packed + (int64_t)(start / STRIDE) * piece_bytes(w->form);
     Piece piece; /* in registers, which nothing else can point to */
     if (!has_pieces(w->form)) unpacked_piece(w->form, w->room, start, &piece);
-    else piece_of(w->form, packed + (int64_t)(start / STRIDE) * piece_bytes(w->form), whole ? STRIDE : left, &piece);
+    else if (whole) piece_of(w->form, at, STRIDE, &piece);
+    else if (left == 64) piece_of(w->form, at, 64, &piece); /* as of 576 columns; a constant leaves out what is not there */
+    else piece_of(w->form, at, left, &piece);
     order_lanes(piece.level, registers);
     piece.scale = order_scales(piece.scale, registers);
     *out = piece;
