@@ -117,6 +117,7 @@ TASKS = {
         Asked("Why is the sky blue? Answer in a few sentences."),
     ],
 }
+COPYING = ("repeat", "edit", "edit_lines")  # tasks whose answers repeat their prompt
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -161,6 +162,9 @@ def main() -> None:
         asked = prompts(started["on"].opened, TASKS[task])
         results[task] = compare(started, asked, options, grammar)
         print(task, results[task], flush=True)
+    if copying := [results[task]["cpu_s"] for task in COPYING if task in results]:
+        off_s, on_s = (sum(cpu_s[way] for cpu_s in copying) for way in ("off", "on"))
+        results["copying_speedup_in_cpu_time"] = round(off_s / on_s, 3)  # the answers are equal
     record(
         {
             "model": config.model,
@@ -235,6 +239,9 @@ def compare(
     answers = {way: [one.request.outputs for one in many] for way, many in found.items()}
     return {
         "tokens_per_s": {way: round(rate(many, "seconds"), 2) for way, many in found.items()},
+        "cpu_s": {
+            way: round(sum(one.cpu_seconds for one in many), 2) for way, many in found.items()
+        },
         "speedup": speedup(found, "seconds"),
         "speedup_in_cpu_time": speedup(found, "cpu_seconds"),
         "of_each_prompt": [

@@ -1,4 +1,7 @@
-"""What backward computes again, and what waits on the host: decided where a recipe says auto, with a reason."""
+"""How much of forward is computed again in backward, and how many layers wait on the host: `auto`, decided.
+
+A CPU has nothing to choose. On one GPU the least recomputation that fits is chosen, from what `memory` predicts.
+"""
 
 import math
 from pathlib import Path
@@ -32,9 +35,8 @@ def resolve_recompute(
             "it does not compute again",
             hint="use recompute auto, or precision.kernels fused",
         )
-    if (
-        several and precision.recompute == "auto"
-    ):  # the layout divides what is predicted for one process
+    if several and precision.recompute == "auto":
+        # The layout divides what is predicted for one process.
         config = with_recompute(config, "selective" if fused else "none")
         if not precision.offload_activations:
             return config, [
@@ -82,14 +84,14 @@ def _without_device(config: Train) -> tuple[Train, list[str]]:
 
 def host_room(config: Train) -> float:
     """Bytes of the host's memory that this rank may pin."""
-    asked = config.precision.offload_gib * 2**30
+    configured = config.precision.offload_gib * 2**30
     half = (read_memory(Path("/"))[0].usable_bytes or math.inf) * OF_HOST
     ranks = min(config.parallel.world(), torch.cuda.device_count())
-    return (asked or half) / max(ranks, 1)
+    return (configured or half) / max(ranks, 1)
 
 
-def recompute_of(config: Train) -> Recompute:
-    """Once it is decided."""
+def recompute_kind(config: Train) -> Recompute:
+    """Of a recipe that `resolve_recompute` has returned."""
     kind = config.precision.recompute
     assert kind != "auto"  # resolved
     return kind

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
-from cairn.train.config_checks import LARGEST, check
+from cairn.train.config_checks import LARGEST, check_settings
 from cairn.train.parallel.layout import Balance, Layout, Strategy
 from cairn.train.recovery.settings import Recovery
 
@@ -289,7 +289,7 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if rest == 0 and self.data.microbatch > share:  # more ranks than the recipe was written for
             smaller = msgspec.structs.replace(self.data, microbatch=share)
             msgspec.structs.force_setattr(self, "data", smaller)
-        check(self)
+        check_settings(self)
 
     @property
     def folder(self) -> Path:

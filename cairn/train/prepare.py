@@ -18,7 +18,7 @@ from cairn.models.build import Build, Slot
 from cairn.models.checkpoint import Checkpoint, check_device, default_device
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import load_model
-from cairn.train.choose_recompute import host_room, recompute_of, resolve_recompute
+from cairn.train.choose_recompute import host_room, recompute_kind, resolve_recompute
 from cairn.train.config import Train
 from cairn.train.corpus import Corpus
 from cairn.train.data import procedural
@@ -81,10 +81,10 @@ def prepare(config: Train) -> Prepared:
 
 def _shadowed(config: Train) -> list[str]:
     """Sources that are made up although a file or folder here has their name."""
-    found = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
+    names = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
     return [
         f"the source {name} is made up; what lies here under that name is ./{name}"
-        for name in found
+        for name in names
         if Path(name).exists()
     ]
 
@@ -107,7 +107,7 @@ def assemble(
         seed=config.seed,
         fill=None if start is None else _fill_from(start, spec, device),
         attend=Varlen if by_kernels and _has_kernels(spec) else None,
-        recompute=recompute_of(config),
+        recompute=recompute_kind(config),
         fused_context=config.data.sequence if fused else None,
         products=products_of(config, spec),
         wide_sums=precision.masters,
@@ -115,9 +115,7 @@ def assemble(
         trainable=trainable,
         adapter=adapter,
         quantized=adapter is not None and config.adapter.base == "nf4",
-        offload=Plan(precision.offload_layers, host_room(config))
-        if precision.offload_layers
-        else None,
+        offload=_offload(config),
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
@@ -125,6 +123,11 @@ def assemble(
     notes += _frozen_notes(spec, adapter, frozen)
     state = _state(config, spec, parallel, device, by_kernels, base_of(config, start))
     return Prepared(state, corpus, fused, frozen, notes)
+
+
+def _offload(config: Train) -> Plan | None:
+    layers = config.precision.offload_layers
+    return Plan(layers, host_room(config)) if layers else None
 
 
 def _frozen_notes(spec: ModelSpec, adapter: AdapterSpec | None, frozen: int) -> list[str]:
@@ -182,19 +185,21 @@ def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill
         experts = msgspec.structs.replace(spec.experts, choice_bias=start.spec.experts.choice_bias)
         spec = msgspec.structs.replace(spec, experts=experts)
     whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
-    known = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
+    tensors = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
 
     def fill(stage: Stage, slots: list[Slot]) -> None:
         for path in dict.fromkeys(slot.parameter for slot in slots):
             owner, _, name = path.rpartition(".")
             blank = stage.get_parameter(path)
             if blank.is_meta:
-                made = nn.Parameter(torch.empty_like(blank, device=device), blank.requires_grad)
-                setattr(stage.get_submodule(owner), name, made)
+                parameter = nn.Parameter(
+                    torch.empty_like(blank, device=device), blank.requires_grad
+                )
+                setattr(stage.get_submodule(owner), name, parameter)
         for slot in slots:
             home = stage.get_parameter(slot.parameter).data
-            if slot.name in known:
-                home[slot.index].copy_(slot.share(known[slot.name]))
+            if slot.name in tensors:
+                home[slot.index].copy_(slot.share(tensors[slot.name]))
             else:  # the bias of a router that begins to be steered
                 home[slot.index].zero_()
 
@@ -208,9 +213,9 @@ def _has_kernels(spec: ModelSpec) -> bool:
 
 def choose_form(config: Train, device: torch.device, spec: ModelSpec) -> tuple[bool, str]:
     """Whether the model runs through our kernels, and why."""
-    asked = config.precision.kernels
-    if asked != "auto":
-        return asked == "fused", "precision.kernels says so"
+    configured = config.precision.kernels
+    if configured != "auto":
+        return configured == "fused", "precision.kernels says so"
     if device.type != "cuda":
         return False, f"on a {device.type} torch's own operations are faster"
     if spec.is_recurrent:

@@ -134,12 +134,12 @@ def test_the_router_holds_a_long_stream_until_a_short_answer_beside_it_has_ended
             worker.requests.add(short)
             worker.decoding += 1
         later = asyncio.create_task(post(url, "abcd" * 2000, 3))
-        while not router.held:
+        while not router.waiting:
             await asyncio.sleep(0.005)
         assert [len(one.served) for one in servers] == [0, 0]
         router.workers[1].requests.discard(short)
         router.workers[1].decoding -= 1
-        router.place_held()
+        router.place_waiting()
         assert (await later)[0] == 200
         assert [len(one.served) for one in servers] == [0, 1]
         assert [len(one.requests) for one in router.workers] == [1, 0]

@@ -47,6 +47,26 @@ INLINE __m512 order_scales(__m512 scale, int registers) {
     return _mm512_permutexvar_ps(registers == 4 ? of_4 : registers == 2 ? of_2 : of_1, scale);
 }
 
+/* Up to STRIDE columns of a row, by the largest of them; what is no number does not count. The lanes are not in order yet. */
+INLINE void round_piece(const float *x, int columns, Rounded *out) {
+    __m512 most = _mm512_setzero_ps();
+    for (int at = 0; at < columns; at += GROUP) most = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(x + at)), most);
+    const float largest = _mm512_reduce_max_ps(most), scale = largest / MOST_STEPS;
+    const __m512 inverse = _mm512_set1_ps(largest > 0 ? MOST_STEPS / largest : 0.f), half = _mm512_set1_ps(0.5f);
+    const __m512 sign = _mm512_set1_ps(-0.f);
+    out->scale = scale;
+    for (int at = 0; at < STRIDE; at += GROUP) {
+        const __m512 value = at < columns ? _mm512_mul_ps(_mm512_loadu_ps(x + at), inverse) : _mm512_setzero_ps();
+        const __m512i steps = _mm512_cvttps_epi32(_mm512_add_ps(value, _mm512_or_ps(_mm512_and_ps(value, sign), half)));
+        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(128)), 8);
+        const __m512i upper = _mm512_slli_epi32(high, 8);
+        const __m512i low = _mm512_max_epi32(_mm512_sub_epi32(steps, upper), _mm512_set1_epi32(-127)); /* its sign can be changed */
+        _mm_store_si128((__m128i *)(out->high + at), _mm512_cvtepi32_epi8(high));
+        _mm_store_si128((__m128i *)(out->low + at), _mm512_cvtepi32_epi8(low));
+        out->sum[at / GROUP] = scale * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(upper, low));
+    }
+}
+
 /* The t-th row of x; `rows` of them lie side by side. */
 static void round_row(const float *x, int columns, int rows, int t, Activations *out) {
     out += t;
@@ -146,17 +166,6 @@ INLINE void add_last_piece(int is_signed, const Piece *w, int count, const Round
     case 2: add_piece(is_signed, w, count, x, tokens, 2, sum); break;
     default: add_piece(is_signed, w, count, x, tokens, 4, sum);
     }
-}
-
-/* The lanes of four sums, each in the same order. */
-INLINE __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
-    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
-    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
-    return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all));
 }
 
 /* One row of weights with one of x. */
