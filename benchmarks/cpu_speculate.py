@@ -2,6 +2,7 @@
 
     python benchmarks/cpu_speculate.py                      # SmolLM2-135M-Instruct from its package
     python benchmarks/cpu_speculate.py --model cairn-tiny --rounds 1 --outputs 32
+    python benchmarks/cpu_speculate.py --rows 1 2 4 8 16    # CPU time of a step by its rows, with drafts that all hold
 
 Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which
 forces most of its tokens (--speculate grammar drafts nothing else), for chat of the kinds that the head of SmolLM2
@@ -13,7 +14,9 @@ the same load of a shared machine, and the ratios mean something there, that of 
 """
 
 import argparse
+import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +28,7 @@ from cairn.models.runnable import OpenModel
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.speculate.drafter import Ask
 from cairn.serve.engine.start import Started, start
 from cairn.serve.grammar import Grammar, grammars_for
 from cairn.serve.guide import schema_guide
@@ -141,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--outputs", type=int, default=128)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--rows", nargs="+", type=int, help="time steps of so many rows instead")
     add_arguments(parser)
     options = parser.parse_args()
     drafts = options.draft_tokens
@@ -154,6 +159,12 @@ def main() -> None:
         speculate=options.speculate,
         draft_tokens="auto" if drafts == "auto" else int(drafts),
     )
+    if options.rows:
+        record(
+            {"model": config.model, "threads": torch.get_num_threads()} | step_ms(config, options),
+            options,
+        )
+        return
     without = msgspec.structs.replace(config, speculate="off", draft_tokens="auto")
     started = {"off": start(without), "on": start(config)}
     results = {}
@@ -175,6 +186,44 @@ def main() -> None:
         | results,
         options,
     )
+
+
+class KnowingDrafter:
+    """Proposes what a request without drafts was answered."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer, self.drafts = answer, 0
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        starts = [len(ask.request.outputs) + len(ask.hoped) for ask in asks]
+        return [self.answer[start : start + self.drafts] for start in starts]
+
+    def finish(self, request: Request) -> None: ...
+
+
+def step_ms(config: EngineConfig, options: argparse.Namespace) -> dict[str, Any]:
+    """Medians of the CPU time of steps behind one prompt, by their rows; those of the answer's end are left out."""
+    most = max(*options.rows, 2) - 1
+    started = start(msgspec.structs.replace(config, speculate="ngram", draft_tokens=most))
+    speculation = started.engine.scheduler.speculation
+    assert speculation is not None
+    speculation.drafter = drafter = KnowingDrafter([])
+    (prompt, *_) = prompts(started.opened, TASKS["repeat"])
+    found = {}
+    for rows in (1, *options.rows):  # the first is the answer that drafts are taken from
+        drafter.drafts = rows - 1
+        answering, times = Answering(started, prompt, options.outputs, None), []
+        while answering.engine.has_work:
+            before = answering.cpu_seconds
+            answering.step()
+            times.append(1e3 * (answering.cpu_seconds - before))
+        assert drafter.answer in ([], answering.request.outputs)
+        drafter.answer = answering.request.outputs
+        found[rows] = round(statistics.median(times[: max(len(times) - 1, 1)]), 2)
+    return {
+        "prompt_tokens": len(prompt),
+        "step_ms": {str(rows): found[rows] for rows in options.rows},
+    }
 
 
 def grammar_of(started: Started) -> Grammar:

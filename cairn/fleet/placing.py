@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cairn.fleet.choose import sent_at_once, wait_for_answers_s
-from cairn.fleet.deadlines import ordered
+from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.late_binding import LATE, bind, runs_dry
 from cairn.fleet.refusals import unknown_model, why_nobody
 from cairn.fleet.views import Choice
@@ -121,7 +121,7 @@ def _place_one(router: "Router", model: str | None, now: float) -> bool:
     if not any(map(runs_dry, workers)):
         return False
     lines, ttft_s = router.waiting.lines(model), router.promised_s(model)
-    waiting = (one for line in lines for one in ordered(line, workers, ttft_s, now))
+    waiting = (one for line in lines for one in by_deadline(line, workers, ttft_s, now))
     if (bound := bind(waiting, workers, router.index, router.policy, now)) is None:
         return False
     exchange, at = bound.request, bound.place
