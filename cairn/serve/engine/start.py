@@ -285,7 +285,8 @@ def _limit_notes(
     yield from runnable.notes
     if config.max_model_len == "auto":
         made_for = f"the model was made for {opened.spec.context}"
-        yield f"requests of up to {limits.context} tokens: {AT_ONCE} fit at once; {made_for}"
+        at_once = f"at least {AT_ONCE} of them fit into the cache at once"
+        yield f"requests of up to {limits.context} tokens: {at_once}; {made_for}"
     if limits.mixed_step_tokens:
         most = limits.mixed_step_tokens
         yield f"at most {most} tokens in steps that decode: about {config.step_ms:g} ms"
