@@ -1,6 +1,6 @@
 """Do real servers behind the real router do what `cairn simulate fleet` says?
 
-    python benchmarks/fleet.py --servers 4 --requests 160 --load 0.8 --slower 10 --out benchmarks/cpu/fleet.json
+    python benchmarks/fleet.py --servers 4 --requests 160 --load 0.8 --slower 60 --out benchmarks/cpu/fleet.json
 
 Conversations are replayed twice: through the simulation, and over HTTP to a router and servers in processes of their
 own, whose engines schedule, cache and stream as always and only wait for as long as a step is said to take. `--slower`

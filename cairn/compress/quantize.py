@@ -16,8 +16,8 @@ from torch import Tensor
 
 from cairn.compress.awq import best_scale
 from cairn.compress.gptq import GraphedColumns, RoundColumns, gptq
-from cairn.compress.scaling import apply_scales, folds_of, storable_scale
-from cairn.compress.smoothquant import STRENGTH, smoothing_scale
+from cairn.compress.scaling import apply_scales, folds_of
+from cairn.compress.smoothquant import STRENGTH, helpful_scale
 from cairn.compress.walk import LayerSites, Site, walk
 from cairn.core.errors import ConfigError
 from cairn.models.linear.form import Epilogue, finished
@@ -115,7 +115,7 @@ def _scaled(
         if settings.method == "awq":
             scale_K = best_scale(fold, grid, stored)
         else:
-            scale_K = storable_scale(fold, smoothing_scale(fold, settings.strength), stored)
+            scale_K = helpful_scale(fold, settings.strength, grid, stored)
         apply_scales(fold, scale_K)
         yield from ((site.matrix.name, scale_K) for site in fold.sites)
 

@@ -31,7 +31,7 @@ class _InTime(NamedTuple):
     takes_s: float
 
 
-def ordered(
+def by_deadline(
     waiting: Iterable[W], workers: Sequence[Worker], ttft_s: float, now_s: float
 ) -> list[W]:
     """Those first that can be in time together; the others after them, longest waited for its length first."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, wait_for_answers_s
-from cairn.fleet.deadlines import ordered
+from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import LATE, answers_beside, bind, runs_dry
 from cairn.fleet.simulate_prompts import Prompt
@@ -91,7 +91,7 @@ class Simulated:
     """A router over replicas that come and go."""
 
     def __init__(self, policy: str, limits: Limits, ttft_s: float = inf) -> None:
-        """`ttft_s`: within which first tokens are promised."""
+        """`ttft_s`: within which first tokens are due."""
         self.ttft_s = ttft_s
         self.rule, self.limits, self.late = POLICIES[policy], limits, policy in LATE
         self.index, self.arrivals = KeyIndex(), Arrivals()
@@ -164,7 +164,7 @@ class Simulated:
         workers = [one.worker for one in self.replicas]
         while self.waiting and workers and any(map(runs_dry, workers)):
             self._note_events()
-            order = ordered(self.waiting, workers, self.ttft_s, now_s)
+            order = by_deadline(self.waiting, workers, self.ttft_s, now_s)
             if (bound := bind(order, workers, self.index, self.rule, now_s)) is None:
                 return
             self.waiting.remove(bound.request)
@@ -236,5 +236,6 @@ def outcome_of(
     )
 
 
-def _at(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def _at(values: Sequence[float], share: float) -> float:
+    """Of values in order."""
+    return values[min(len(values) - 1, int(share * len(values)))]

@@ -95,7 +95,7 @@ class RankExperts(ExpertLayer):
                 yield from slots
 
     def _by_expert(self) -> dict[int, list[Slot]]:
-        found: dict[int, list[Slot]] = {}
+        slots: dict[int, list[Slot]] = {}
         for slot in self.whole_slots():
-            found.setdefault(int(slot.name.partition(".")[0]), []).append(slot)
-        return found
+            slots.setdefault(int(slot.name.partition(".")[0]), []).append(slot)
+        return slots

@@ -1,4 +1,4 @@
-"""Which settings of a recipe contradict each other; `Train` asks when it is made."""
+"""Pairs of values of a recipe that cannot work together: refused before anything is loaded. Pure."""
 
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,16 @@ LARGEST = 1e9  # of any setting: an infinite one would only be found out by the 
 
 def check_settings(config: "Train") -> None:
     """A ConfigError with the values and what to do; the rest of what can be wrong needs the model and its data."""
+    _check_data(config)
+    _check_prompts(config)
+    _check_adapter(config)
+    _check_objective(config)
+    _check_offload(config)
+    _check_precision(config)
+
+
+def _check_data(config: "Train") -> None:
+    """Whole microbatches on every rank, and a weight for every source."""
     data, layout = config.data, config.parallel
     per_round = layout.data_ranks() * data.microbatch
     if per_round < 1 or data.sequences % per_round:
@@ -32,31 +42,17 @@ def check_settings(config: "Train") -> None:
         )
     if not data.sources:
         raise ConfigError("data.sources is empty", hint='name one, such as "stories"')
-    _check_prompts(config)
-    _check_adapter(config)
-    _check_objective(config)
-    _check_offload(config)
-    precision, optim = config.precision, config.optim
-    if precision.kind == "float16" and not precision.masters:
-        raise ConfigError(
-            "float16 weights without float32 masters lose small updates",
-            hint="set precision.masters to true, or precision.kind to bfloat16",
-        )
-    if optim.states == "bfloat16" and precision.kind == "float32":
-        raise ConfigError(
-            "optim.states bfloat16 with float32 weights saves little and rounds much",
-            hint="set precision.kind to bfloat16 and precision.masters to false",
-        )
-    if optim.states == "bfloat16" and precision.masters:
-        raise ConfigError(
-            "optim.states bfloat16 goes with weights that are rounded at random, without masters",
-            hint="set precision.masters to false",
-        )
-    if optim.states == "float32" and precision.kind == "bfloat16" and not precision.masters:
-        raise ConfigError(
-            "bfloat16 weights without masters need optim.states bfloat16 or int8, which round at random",
-            hint="set optim.states to bfloat16, or precision.masters to true",
-        )
+
+
+def _whole_rounds(sequences: int, ranks: int, per_round: int) -> str:
+    """What to change so that every rank computes as many whole microbatches as the others."""
+    if ranks < 1 or sequences % ranks:
+        return f"make data.sequences a multiple of {max(per_round, 1)}, or dp * fsdp a divisor of {sequences}"
+    share = sequences // ranks  # of one rank
+    fits = max(
+        size for size in range(1, share + 1) if share % size == 0 and size * ranks <= per_round
+    )
+    return f"use data.microbatch {fits}, or make data.sequences a multiple of {per_round}"
 
 
 def _check_adapter(config: "Train") -> None:
@@ -146,12 +142,26 @@ def _check_prompts(config: "Train") -> None:
         )
 
 
-def _whole_rounds(sequences: int, ranks: int, per_round: int) -> str:
-    """What to change so that every rank computes as many whole microbatches as the others."""
-    if ranks < 1 or sequences % ranks:
-        return f"make data.sequences a multiple of {max(per_round, 1)}, or dp * fsdp a divisor of {sequences}"
-    share = sequences // ranks  # of one rank
-    fits = max(
-        size for size in range(1, share + 1) if share % size == 0 and size * ranks <= per_round
-    )
-    return f"use data.microbatch {fits}, or make data.sequences a multiple of {per_round}"
+def _check_precision(config: "Train") -> None:
+    """What the optimizer remembers suits the numbers of the weights."""
+    precision, optim = config.precision, config.optim
+    if precision.kind == "float16" and not precision.masters:
+        raise ConfigError(
+            "float16 weights without float32 masters lose small updates",
+            hint="set precision.masters to true, or precision.kind to bfloat16",
+        )
+    if optim.states == "bfloat16" and precision.kind == "float32":
+        raise ConfigError(
+            "optim.states bfloat16 with float32 weights saves little and rounds much",
+            hint="set precision.kind to bfloat16 and precision.masters to false",
+        )
+    if optim.states == "bfloat16" and precision.masters:
+        raise ConfigError(
+            "optim.states bfloat16 goes with weights that are rounded at random, without masters",
+            hint="set precision.masters to false",
+        )
+    if optim.states == "float32" and precision.kind == "bfloat16" and not precision.masters:
+        raise ConfigError(
+            "bfloat16 weights without masters need optim.states bfloat16 or int8, which round at random",
+            hint="set optim.states to bfloat16, or precision.masters to true",
+        )

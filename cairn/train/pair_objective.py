@@ -49,11 +49,11 @@ class PairObjective:
         with torch.no_grad():
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
         sides = answers(logp_T, batch, self.rule.needs_reference)
-        found = judged(self.rule, sides, batch)
+        pair_loss = judged(self.rule, sides, batch)
         chosen_P, rejected_P = (side.reward_P(self.rule.per_token) for side in sides)
         single = isinstance(self.rule, KTO)
         self._rewards.append((chosen_P, _of_samples(batch, GOOD) if single else rejected_P))
-        loss_T, slope_T = spread(found, sides, batch)
+        loss_T, slope_T = spread(pair_loss, sides, batch)
         streams = batch.extra | {LOSS: loss_T, SLOPE: slope_T}
         return self.tokens(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
 
@@ -103,8 +103,8 @@ def judged(rule: PairRule | KTO, sides: list[Completions], batch: "Batch") -> Pa
     if not isinstance(rule, KTO):
         return rule(*sides)
     good_P = _of_samples(batch, GOOD) > 0.5
-    found = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
-    return PairLoss(found.loss_S, found.slope_S, torch.zeros_like(found.slope_S))
+    pair_loss = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
+    return PairLoss(pair_loss.loss_S, pair_loss.slope_S, torch.zeros_like(pair_loss.slope_S))
 
 
 def margin(reward_S: Tensor, good_S: Tensor) -> dict[str, float]:
@@ -119,10 +119,10 @@ def _of_samples(batch: "Batch", stream: str) -> Tensor:
     return batch.extra[stream].view(len(batch.ids), -1)[:, 0]
 
 
-def spread(found: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:
+def spread(pair_loss: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:
     """Each token's share of its sample's loss, which the first answer bears, and its slope."""
-    slope_S = torch.stack([found.chosen_P, found.rejected_P], 1).flatten()
-    share_P = found.loss_P / sides[0].tokens_P
+    slope_S = torch.stack([pair_loss.chosen_P, pair_loss.rejected_P], 1).flatten()
+    share_P = pair_loss.loss_P / sides[0].tokens_P
     loss_S = torch.stack([share_P, torch.zeros_like(share_P)], 1).flatten()
     last, at_T = slope_S.new_zeros(1), _places(batch)  # the last one is that of padding
     return torch.cat([loss_S, last])[at_T], torch.cat([slope_S, last])[at_T]

@@ -10,28 +10,19 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from cairn.core.errors import ConfigError
 from cairn.kernels.attention.attention_problem import WIDTHS
-from cairn.models.adapter.attach import ADAPTED, attach
-from cairn.models.adapter.lora import adapter_parameters
-from cairn.models.adapter.spec import ALL_LINEAR, AdapterSpec
+from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Build, Slot
-from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
-from cairn.models.hub import resolve
-from cairn.models.presets import preset, with_layers
+from cairn.models.checkpoint import Checkpoint, check_device, default_device
 from cairn.models.spec import ModelSpec
-from cairn.models.tokenizer import Tokenizer
-from cairn.models.tokenizer_folder import tokenizer_from_folder
-from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model
-from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.choose_recompute import host_room, recompute_kind, resolve_recompute
-from cairn.train.config import Model, Train
-from cairn.train.corpus import Corpus, open_corpus, open_preferences
+from cairn.train.config import Train
+from cairn.train.corpus import Corpus
 from cairn.train.data import procedural
+from cairn.train.describe import describe
 from cairn.train.distill import Distillation, check_distill
 from cairn.train.fused_forward import Varlen
 from cairn.train.metrics_log import check_sinks
@@ -41,15 +32,13 @@ from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.parallelize import Fill, parallelize, with_choice_bias
+from cairn.train.parallel.parallelize import Fill, parallelize
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
 from cairn.train.precision import dtype_of
 from cairn.train.qat import grid_of, products_of
 from cairn.train.refuse import (
-    CHECKPOINTS,
-    TOKENIZER,
     check_balance,
     check_folder,
     check_goes_on,
@@ -59,11 +48,9 @@ from cairn.train.refuse import (
 )
 from cairn.train.rules.choose import rule_of
 from cairn.train.state import TrainState
-from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
+from cairn.train.trainable import Base, adapter_of, base_of, frozen_values, trainable_of
 
-TEXT_CACHE = "data"  # of a run, in its folder
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
-SIZES = ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
 
 class Prepared(NamedTuple):
@@ -86,64 +73,10 @@ def prepare(config: Train) -> Prepared:
     check_distill(config)
     grid_of(config, spec)  # refuses what cannot be rounded
     check_goes_on(config, spec)
-    frozen = _frozen(config, spec)
+    frozen = frozen_values(config, spec)
     check_room(config, spec, frozen)
     check_memory(config, spec, name, frozen)
     return assemble(config, device, corpus, spec, start)
-
-
-def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
-    """The data and the shape of the model; reads headers, trains a small tokenizer, loads no weights."""
-    start = _open_start(config.model)
-    spec = start.spec if start else shape_of(config.model)
-    learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
-    if config.objective.kind == "sft":
-        corpus = open_corpus(
-            config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
-        )
-    else:
-        corpus = open_preferences(config.data, config.seed, config.objective.kind, learnt)
-    spec = _fitted(spec, corpus, config, start is not None)
-    return corpus, with_choice_bias(spec, config.balance), start
-
-
-def _text_cache(config: Train) -> Path | None:
-    """Where text files of the run are kept as tokens: with the run, if it has a folder."""
-    return config.out / TEXT_CACHE if config.out else None
-
-
-def spec_of(model: Model) -> ModelSpec:
-    """The shape that will be trained, but for the vocabulary, which the data may change."""
-    start = _open_start(model)
-    return start.spec if start else shape_of(model)
-
-
-def _open_start(model: Model) -> Checkpoint | None:
-    """The weights to begin with, by path or by name; headers only."""
-    if not model.checkpoint:
-        return None
-    checkpoint = open_checkpoint(resolve(str(model.checkpoint)))
-    if checkpoint.vision is not None:
-        raise ConfigError(
-            f"{model.checkpoint} sees pictures, and the trainer would lose its tower",
-            hint="`cairn tune pictures` trains a model that sees; else begin with a text model",
-        )
-    return checkpoint
-
-
-def _tokenizer_of_run(config: Train) -> Tokenizer | None:
-    """What the checkpoints of a run that goes on were trained with; None: there are none."""
-    kept = config.out / TOKENIZER if config.out else None
-    if kept is None or not kept.is_dir() or not complete_steps(kept.parent / CHECKPOINTS):
-        return None
-    return tokenizer_from_folder(kept)
-
-
-def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
-    """What the weights were trained with; None: there are none, or they do not say."""
-    if start is None or (start.path.is_dir() and not (start.path / "tokenizer.json").is_file()):
-        return None
-    return start.tokenizer()
 
 
 def _shadowed(config: Train) -> list[str]:
@@ -156,41 +89,13 @@ def _shadowed(config: Train) -> list[str]:
     ]
 
 
-def shape_of(model: Model) -> ModelSpec:
-    spec = preset(model.preset)
-    if model.layers:
-        spec = with_layers(spec, model.layers)
-    chosen = {name: getattr(model, name) for name in SIZES if getattr(model, name)}
-    return msgspec.structs.replace(spec, **chosen)
-
-
-def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, is_fixed: bool) -> ModelSpec:
-    """With the vocabulary and the end-of-text tokens of the data."""
-    if config.data.sequence > spec.context:
-        raise ConfigError(
-            f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}",
-            hint=f"use data.sequence {spec.context}, or model.context {config.data.sequence}",
-        )
-    if corpus.tokenizer is None:
-        return spec
-    if is_fixed or config.model.vocab:
-        if corpus.vocab > spec.vocab:
-            raise ConfigError(
-                f"the tokenizer has ids up to {corpus.vocab - 1}, the model {spec.vocab} tokens",
-                hint="use the model's own tokenizer: --data.tokenizer FOLDER",
-            )
-        return spec
-    eos = tuple(corpus.tokenizer.eos_ids)
-    return msgspec.structs.replace(spec, vocab=corpus.vocab, eos_ids=eos, bos_id=None)
-
-
 def assemble(
     config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
 ) -> Prepared:
     """The model and its optimizer, of the only process or of one of several whose process group exists."""
     fused, why = choose_form(config, device, spec)
     trainable, adapter = trainable_of(config), adapter_of(config)
-    frozen = _frozen(config, spec)
+    frozen = frozen_values(config, spec)
     config, chosen = resolve_recompute(config, spec, device, fused, frozen)
     precision = config.precision
     by_kernels = fused or (device.type == "cuda" and precision.kernels != "plain")
@@ -215,14 +120,8 @@ def assemble(
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
     notes = [f"{layout}{form}", *chosen, *_shadowed(config), *_idle(config)]
-    if adapter is not None:
-        trained = spec.parameters() - frozen
-        notes.append(
-            f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay"
-        )
-    elif frozen:
-        notes.append(f"{frozen / spec.parameters():.0%} of the weights are frozen (model.frozen)")
-    state = _state(config, spec, parallel, device, by_kernels, _base(config, start))
+    notes += _frozen_notes(spec, adapter, frozen)
+    state = _state(config, spec, parallel, device, by_kernels, base_of(config, start))
     return Prepared(state, corpus, fused, frozen, notes)
 
 
@@ -231,51 +130,13 @@ def _offload(config: Train) -> Plan | None:
     return Plan(layers, host_room(config)) if layers else None
 
 
-def _base(config: Train, start: Checkpoint | None) -> Base | None:
-    """Where frozen weights come from; rank 0, which writes it down, looks at the files."""
-    frozen = tuple(config.model.frozen)
-    adapter = adapter_of(config)
-    if not frozen and adapter is None:
-        return None
-    nf4 = adapter is not None and config.adapter.base == "nf4"
-    if start is None:
-        return Base(seed=config.seed, frozen=frozen, adapter=adapter, nf4=nf4)
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
-    digest = digest_of(start.path) if is_first else ""
-    path = str(config.model.checkpoint)
-    return Base(path=path, digest=digest, frozen=frozen, adapter=adapter, nf4=nf4)
-
-
-def adapter_of(config: Train) -> AdapterSpec | None:
-    """The adapter that a recipe asks for."""
-    settings = config.adapter
-    if not settings.rank:
-        return None
-    targets = settings.targets[0] if settings.targets == [ALL_LINEAR] else tuple(settings.targets)
-    return AdapterSpec(
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=targets,
-        rslora=settings.rslora,
-        dora=settings.dora,
-    )
-
-
-def trainable_of(config: Train) -> Trainable:
-    """Which tensors a run changes: those of its adapter, or all that are not frozen."""
-    if config.adapter.rank:
-        return Trainable(only=(ADAPTED,))
-    return Trainable(tuple(config.model.frozen))
-
-
-def _frozen(config: Train, spec: ModelSpec) -> int:
-    """Values of the model that have no gradient; with an adapter, all but as many as the adapter has."""
-    adapter = adapter_of(config)
-    if adapter is None:
-        return frozen_parameters(spec, trainable_of(config))
-    blank = Transformer(spec)
-    attach(blank, spec, adapter, Build())
-    return spec.parameters() - sum(one.numel() for one in adapter_parameters(blank))
+def _frozen_notes(spec: ModelSpec, adapter: AdapterSpec | None, frozen: int) -> list[str]:
+    """How much of the model stays as it is."""
+    if adapter is not None:
+        trained = spec.parameters() - frozen
+        return [f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay"]
+    share = frozen / spec.parameters()
+    return [f"{share:.0%} of the weights are frozen (model.frozen)"] if frozen else []
 
 
 def _idle(config: Train) -> list[str]:

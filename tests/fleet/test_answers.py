@@ -59,7 +59,7 @@ def test_the_wait_is_the_best_of_all_ends_of_answers(under_way, chunks, most_s, 
     answers, prompt_s = answers_of(under_way), chunks * CHUNK_S
     now_s = answers.delay_s(prompt_s, CHUNK_S)
     options = [(now_s, 0.0)]
-    for at, left in enumerate(answers.lefts):
+    for at, left in enumerate(answers.tokens_left):
         if left * STEP_S <= most_s:
             rest_s = answers.delay_s(prompt_s, CHUNK_S, at + 1)
             options.append(((1 + weight) * left * STEP_S + rest_s, left * STEP_S))
@@ -72,9 +72,9 @@ def test_the_wait_is_the_best_of_all_ends_of_answers(under_way, chunks, most_s, 
 
 
 def test_an_answer_that_is_longer_than_anybody_knew_is_not_waited_for_in_vain():
-    assert answers_of([One(20, 15)]).lefts == [5]
-    assert answers_of([One(20, 20)]).lefts == answers_of([One(20, 999)]).lefts == [20]
-    assert answers_of([One(0)]).lefts == [1]
+    assert answers_of([One(20, 15)]).tokens_left == [5]
+    assert answers_of([One(20, 20)]).tokens_left == answers_of([One(20, 999)]).tokens_left == [20]
+    assert answers_of([One(0)]).tokens_left == [1]
 
 
 def server(number: int, *under_way: One) -> Worker:

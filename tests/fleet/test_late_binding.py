@@ -14,7 +14,7 @@ from test_simulate import seconds as step_seconds
 
 from cairn.bench.arrival_traces import Traced
 from cairn.fleet.choose import Ask, best, seconds
-from cairn.fleet.deadlines import ordered
+from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import AHEAD_STEPS, bind, in_order, runs_dry
 from cairn.fleet.router import NO_KEYS
@@ -126,19 +126,19 @@ def test_those_go_first_that_hold_the_promise_together(many, ttft_s, queued, ali
             for end, asked in zip(ends, order, strict=True)
         ]
 
-    order = ordered(waiting, [one], ttft_s, now_s)
+    order = by_deadline(waiting, [one], ttft_s, now_s)
     assert sorted(order, key=id) == sorted(waiting, key=id)
     held = sum(in_time(order))
     assert all(in_time(order[:held]))
     if alike:  # no other order holds it for more
         assert held == max(sum(in_time(other)) for other in permutations(waiting))
-    assert ordered(waiting, [one], inf, now_s) == in_order(waiting, now_s)
+    assert by_deadline(waiting, [one], inf, now_s) == in_order(waiting, now_s)
 
 
 def test_a_long_prompt_yields_where_it_would_make_two_others_late():
     long, *short = [One(Ask(at, tokens), 0.0) for at, tokens in enumerate((4000, 1000, 1000))]
-    assert ordered([long, *short], [server()], 1.0, 0.0) == [*short, long]
-    assert ordered([long, *short], [server(), server(1)], 1.0, 0.0)[0] is long  # 0.9 s of 1
+    assert by_deadline([long, *short], [server()], 1.0, 0.0) == [*short, long]
+    assert by_deadline([long, *short], [server(), server(1)], 1.0, 0.0)[0] is long  # 0.9 s of 1
 
 
 def test_where_a_time_is_promised_even_one_server_gets_first_what_can_be_in_time():

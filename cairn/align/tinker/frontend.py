@@ -43,7 +43,7 @@ class Frontend:
         self.sessions: dict[str, float] = {}  # when each was heard of last
         self.runs: dict[str, Run] = {}
         self.samplers = Samplers(sampling or self.base.settings.out / SAMPLING)
-        self.made: dict[str, Future] = {}  # models by who asked, so that asking twice makes one
+        self.models: dict[str, Future] = {}  # of each model: a request that comes twice creates one
 
     # -- sessions -------------------------------------------------------------------------------
 
@@ -77,23 +77,23 @@ class Frontend:
     # -- models ---------------------------------------------------------------------------------
 
     async def create_model(self, body: bytes) -> dict:
-        asked = read(body, wire.CreateModel)
-        self._check_session(asked.session_id)
-        self._check_base(asked.base_model)
-        kind = asked.optimizer_config.get("type", "adamw")
+        request = read(body, wire.CreateModel)
+        self._check_session(request.session_id)
+        self._check_base(request.base_model)
+        kind = request.optimizer_config.get("type", "adamw")
         if kind != "adamw":
             raise RequestError(f"the optimizer {kind!r}", hint="adamw is what there is here")
-        if asked.lora_config is None:
+        if request.lora_config is None:
             raise RequestError("a model without lora_config", hint="low-rank adapters are trained")
-        lora, model = asked.lora_config, f"{asked.session_id}-model-{asked.model_seq_id}"
-        if model not in self.made:
+        lora, model = request.lora_config, f"{request.session_id}-model-{request.model_seq_id}"
+        if model not in self.models:
 
             def work() -> dict:
                 self.runs[model] = self.base.create(lora)
                 return {"type": "create_model", "model_id": model}
 
-            self.made[model] = self.service.now(work)
-        return future_of(self.made[model], model)
+            self.models[model] = self.service.now(work)
+        return future_of(self.models[model], model)
 
     async def get_info(self, body: bytes) -> dict:
         model = read(body, wire.ModelOnly).model_id
@@ -121,12 +121,12 @@ class Frontend:
         run = self._run(turn.model_id)
 
         def work() -> dict:
-            asked = read(body, wire.OptimStep)
-            if asked.adam_params is None:
+            request = read(body, wire.OptimStep)
+            if request.adam_params is None:
                 raise RequestError(
                     "an optim_step without adam_params", hint="AdamW is what we have"
                 )
-            return {"metrics": self.base.step(run, asked.adam_params)}
+            return {"metrics": self.base.step(run, request.adam_params)}
 
         return self._submit(turn.model_id, turn.seq_id, work)
 
@@ -137,10 +137,10 @@ class Frontend:
         run = self._run(turn.model_id)
 
         def work() -> dict:
-            asked = read(body, wire.SaveWeights)
-            name = asked.path or f"step-{asked.seq_id}"
-            path, folder = self._place(asked.model_id, "weights", name)
-            if folder.exists() and not asked.overwrite:
+            request = read(body, wire.SaveWeights)
+            name = request.path or f"step-{request.seq_id}"
+            path, folder = self._place(request.model_id, "weights", name)
+            if folder.exists() and not request.overwrite:
                 raise RequestError(f"{path} exists", hint="choose another name, or overwrite=True")
             self.base.save(run, folder, with_optimizer=True)
             return {"type": "save_weights", "path": path}
@@ -153,13 +153,13 @@ class Frontend:
         run, model = self._run(turn.model_id), turn.model_id
 
         def work() -> dict:
-            asked = read(body, wire.SaveWeights)
+            request = read(body, wire.SaveWeights)
             kind = {"type": "save_weights_for_sampler"}
-            if asked.path is None:
-                sampler = f"{model}-sampler-{asked.sampling_session_seq_id}"
+            if request.path is None:
+                sampler = f"{model}-sampler-{request.sampling_session_seq_id}"
                 self.samplers.put(sampler, self.base.weights_of(run))
                 return {**kind, "sampling_session_id": sampler}
-            path, folder = self._place(model, "sampler_weights", asked.path)
+            path, folder = self._place(model, "sampler_weights", request.path)
             self.base.save(run, folder, with_optimizer=False)
             return {**kind, "path": path}
 
@@ -170,9 +170,9 @@ class Frontend:
         run = self._run(turn.model_id)
 
         def work() -> dict:
-            asked = read(body, wire.LoadWeights)
-            self.base.load(run, self._saved(asked.path), asked.optimizer)
-            return {"type": "load_weights", "path": asked.path}
+            request = read(body, wire.LoadWeights)
+            self.base.load(run, self._saved(request.path), request.optimizer)
+            return {"type": "load_weights", "path": request.path}
 
         return self._submit(turn.model_id, turn.seq_id, work)
 
@@ -185,17 +185,17 @@ class Frontend:
     # -- sampling -------------------------------------------------------------------------------
 
     async def create_sampling_session(self, body: bytes) -> dict:
-        asked = read(body, wire.CreateSamplingSession)
-        self._check_session(asked.session_id)
-        sampler = f"{asked.session_id}-sampler-{asked.sampling_session_seq_id}"
-        if asked.model_path is not None:
-            folder = self._saved(asked.model_path)
+        request = read(body, wire.CreateSamplingSession)
+        self._check_session(request.session_id)
+        sampler = f"{request.session_id}-sampler-{request.sampling_session_seq_id}"
+        if request.model_path is not None:
+            folder = self._saved(request.model_path)
             future = self.service.now(lambda: self._load_sampler(sampler, folder))
             await settled(future, LOAD_S)
             if isinstance(future.answer, Failure):
                 raise RequestError(future.answer.message)
         else:
-            self._check_base(asked.base_model or "")
+            self._check_base(request.base_model or "")
             self.samplers.put(sampler, self.base.blank)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
@@ -208,14 +208,14 @@ class Frontend:
         return {"sampler_id": id, "base_model": self.base.settings.model}
 
     async def sample(self, body: bytes) -> dict:
-        asked = read(body, wire.Sample)
-        if asked.sampling_session_id is None:
+        request = read(body, wire.Sample)
+        if request.sampling_session_id is None:
             raise RequestError("a sample without sampling_session_id")
-        weights = self.samplers.get(asked.sampling_session_id)
-        number = asked.seq_id if asked.seq_id is not None else uuid.uuid4().hex
-        id = f"{asked.sampling_session_id}:sample:{number}"
-        future = self.service.sample(id, weights, asked)
-        names = [f"{id}:{at}" for at in range(asked.num_samples)]
+        weights = self.samplers.get(request.sampling_session_id)
+        number = request.seq_id if request.seq_id is not None else uuid.uuid4().hex
+        id = f"{request.sampling_session_id}:sample:{number}"
+        future = self.service.sample(id, weights, request)
+        names = [f"{id}:{at}" for at in range(request.num_samples)]
         return {**future_of(future), "sample_sequence_ids": names}
 
     # -- results --------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ class Frontend:
         for session in silent:
             del self.sessions[session]
             self.samplers.forget(session)
-            for model in [name for name in self.made if name.startswith(f"{session}-model-")]:
-                del self.made[model]
+            for model in [name for name in self.models if name.startswith(f"{session}-model-")]:
+                del self.models[model]
                 self.runs.pop(model, None)  # absent: it could not be made
                 self.service.forget(model)
 
@@ -276,8 +276,8 @@ class Frontend:
         return f"tinker://{model}/{kind}/{name}", self.base.settings.out / model / kind / name
 
     def _saved(self, path: str) -> Path:
-        found = PATH.fullmatch(path)
-        folder = self.base.settings.out.joinpath(*found.groups()) if found else None
+        match = PATH.fullmatch(path)
+        folder = self.base.settings.out.joinpath(*match.groups()) if match else None
         if folder is None or ".." in path or not folder.is_dir():
             raise RequestError(f"no weights under {path!r}", hint="were they saved by this server?")
         return folder

@@ -17,14 +17,14 @@ from cairn.train.data.batch import Batch, Document, pack
 PASS_TOKENS = 4096  # of a microbatch, unless one sequence is longer
 
 
-def documents_of(asked: Pass, longest: int, vocab: int) -> list[Document]:
+def documents_of(request: Pass, longest: int, vocab: int) -> list[Document]:
     """`longest`: tokens that a sequence may have."""
-    kind = TinkerRule(asked.loss, asked.settings, 0).kind
-    made = []
-    for at, datum in enumerate(asked.data):
-        _check(datum, at, asked.loss, kind, longest, vocab)
-        made.append(_document(datum, kind))
-    return made
+    kind = TinkerRule(request.loss, request.settings, 0).kind
+    documents = []
+    for at, datum in enumerate(request.data):
+        _check(datum, at, request.loss, kind, longest, vocab)
+        documents.append(_document(datum, kind))
+    return documents
 
 
 def _check(datum: Datum, at: int, loss: str, kind: LossKind, longest: int, vocab: int) -> None:
@@ -61,7 +61,7 @@ def _document(datum: Datum, kind: LossKind) -> Document:
 
 def microbatches(documents: Sequence[Document], starts: np.ndarray, pad_id: int) -> list[Batch]:
     """`starts`: the number of each document's first token in the pass."""
-    made = []
+    batches = []
     for group in _groups([len(document.tokens_T) for document in documents]):
         chosen = []
         for at in group:
@@ -72,8 +72,8 @@ def microbatches(documents: Sequence[Document], starts: np.ndarray, pad_id: int)
             chosen.append(documents[at]._replace(extra=extra))
         tokens = sum(len(document.tokens_T) for document in chosen)
         batch = pack(chosen, -(-tokens // PADDED) * PADDED, pad_id, group)
-        made.append(batch._replace(extra={**batch.extra, AT: batch.extra[AT] - 1}))
-    return made
+        batches.append(batch._replace(extra={**batch.extra, AT: batch.extra[AT] - 1}))
+    return batches
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:

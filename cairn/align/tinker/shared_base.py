@@ -45,9 +45,10 @@ from cairn.train.data.tokenizer_trainer import save_tokenizer
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import Objective
 from cairn.train.optim.adamw import AdamW
-from cairn.train.prepare import adapter_of, assemble
+from cairn.train.prepare import assemble
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.step import clip_factor
+from cairn.train.trainable import adapter_of
 
 ALPHA = 32.0
 
@@ -135,27 +136,27 @@ class SharedBase:
         chance = torch.Generator().manual_seed(lora.seed if lora.seed is not None else 0)
         if lora.seed is None:
             chance.seed()
-        made = {name: torch.zeros_like(p) for name, p in self._now().items()}
+        values = {name: torch.zeros_like(p) for name, p in self._now().items()}
         for name, module in self._adapters().items():
-            a_RK = made[f"{name}.a_RK"]
+            a_RK = values[f"{name}.a_RK"]
             start, bound = 0, 1 / math.sqrt(a_RK.shape[1])
             for part in module.parts:
                 rows = (min(lora.rank, part.rank), a_RK.shape[1])
                 drawn = torch.empty(rows).uniform_(-bound, bound, generator=chance)
                 a_RK[start : start + len(drawn)] = drawn.to(a_RK)
                 start += part.rank
-        return made
+        return values
 
     def _adapters(self) -> dict[str, LoRA]:
         """By the path under which their parameters are."""
-        found = {}
+        modules = {}
         for name in self.parameters:
             if name.endswith(".a_RK"):
                 path = name.removesuffix(".a_RK")
                 module = self.policy.model.get_submodule(path)
                 assert isinstance(module, LoRA)
-                found[path] = module
-        return found
+                modules[path] = module
+        return modules
 
     def frozen(self, run: Run, name: str) -> bool:
         """Whether a run was asked to leave this part alone."""
@@ -170,17 +171,17 @@ class SharedBase:
 
     # -- training -------------------------------------------------------------------------------
 
-    def run_pass(self, run: Run, asked: Pass) -> Passed:
+    def run_pass(self, run: Run, request: Pass) -> Passed:
         """Gradients are added to those of the run's passes since its last step, unless it is forward only."""
-        documents = documents_of(asked, self.length, self.spec.vocab)
+        documents = documents_of(request, self.length, self.spec.vocab)
         lengths = [len(one.tokens_T) for one in documents]
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        rule = TinkerRule(asked.loss, asked.settings, int(starts[-1]))
+        rule = TinkerRule(request.loss, request.settings, int(starts[-1]))
         pad_id = self.tokenizer.pad_id or 0
         batches = [one.to(self.device) for one in microbatches(documents, starts, pad_id)]
         self._put(run)
         objective = Objective(self.spec, rule, self.fused)
-        if asked.forward_only:
+        if request.forward_only:
             loss = self._forward(batches, rule)
         else:
             loss = self._backward(run, batches, objective)
@@ -243,10 +244,10 @@ class SharedBase:
     # -- sampling -------------------------------------------------------------------------------
 
     def sample(
-        self, weights: Weights, asked: Sequence[tuple[list[int], SamplingParams]], stop: list
+        self, weights: Weights, prompts: Sequence[tuple[list[int], SamplingParams]], stop: list
     ) -> list[Sampled]:
         self._put(weights)
-        return self.policy.generate(asked, stop)
+        return self.policy.generate(prompts, stop)
 
     # -- files ---------------------------------------------------------------------------
 

@@ -49,13 +49,30 @@ typedef struct {
 
 static int padded(int columns) { return pieces_of(columns) * STRIDE; }
 
-/* Memory of one unpacked row; the groups beyond the last are zero. */
+/* Memory of one unpacked row. */
 #define ROW_OF(name, columns)                                                                       \
     _Alignas(64) uint8_t name##_level[padded(columns)];                                             \
     _Alignas(64) float name##_scale[padded(columns) / GROUP], name##_offset[padded(columns) / GROUP]; \
-    memset(name##_level, 0, sizeof name##_level);                                                   \
-    memset(name##_scale, 0, sizeof name##_scale), memset(name##_offset, 0, sizeof name##_offset);   \
     Row name = {name##_level, name##_scale, name##_offset}
+
+/* The groups beyond the last are zero. */
+static void clear_row(Row row, int columns) {
+    const int values = padded(columns);
+    memset(row.level, 0, (size_t)values);
+    memset(row.scale, 0, sizeof(float) * (size_t)values / GROUP);
+    memset(row.offset, 0, sizeof(float) * (size_t)values / GROUP);
+}
+
+/* Whether rows of these weights go through such memory, or from their blocks into registers. */
+static int are_unpacked(const Matrix *m) {
+#if defined(HAS_DOT512)
+    int through_memory = 0;
+    for (int i = 0; i < m->count; i++) through_memory |= !has_pieces(m->parts[i].type);
+    return through_memory;
+#else
+    return (void)m, 1;
+#endif
+}
 
 /* 1 / (1 + exp(-x)) */
 static inline float sigmoid(float x) {
@@ -128,6 +145,7 @@ static void multiply_chunk(void *given, int chunk) {
     const Product *p = given;
     const Matrix *m = p->matrix;
     ROW_OF(room, m->columns);
+    if (are_unpacked(m)) clear_row(room, m->columns);
     int first = chunk * p->rows_of_chunk, last = first + p->rows_of_chunk;
     if (last > p->outputs) last = p->outputs;
     float found[(last - first) * p->rows_of_x], gated[m->gate ? (last - first) * p->rows_of_x : 1];
@@ -212,10 +230,13 @@ static int product_of(Pool *pool, const Matrix *matrix, const Norm *norm, const 
     return 0;
 }
 
+/* Rows of x that go through a matrix together. Where rows of weights are longer than what is multiplied at once, sums that
+ * are kept from some columns to the next share the cache with x. */
 static int rows_in_cache(const Matrix *matrix, int rows_of_x) {
 #if defined(HAS_DOT512)
     const int fit = (int)(BYTES_IN_CACHE / activation_bytes(matrix->columns, 1)) / 8 * 8;
-    if (goes_by_tiles(matrix, rows_of_x) || fit > ROWS_IN_CACHE) return ROWS_IN_CACHE;
+    if (goes_by_tiles(matrix, rows_of_x) || fit >= ROWS_IN_CACHE) return ROWS_IN_CACHE;
+    if (!are_unpacked(matrix)) return ROWS_IN_CACHE / 2;
     return fit < 8 ? 8 : fit;
 #else
     return (void)matrix, (void)rows_of_x, ROWS_IN_CACHE;
@@ -302,6 +323,7 @@ static void look_up(void *given, int i) {
     if (packed_floats(l->part->type, packed, l->columns, out)) return;
 #endif
     ROW_OF(room, l->columns);
+    clear_row(room, l->columns);
     unpack(l->part->type, packed, l->columns, l->part->group, room);
     for (int group = 0; group < l->columns / GROUP; group++) {
         float scale = room.scale[group], offset = room.offset[group];

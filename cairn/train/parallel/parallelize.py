@@ -18,7 +18,7 @@ from functools import partial
 import msgspec
 import torch
 
-from cairn.models.adapter.attach import attach, fill_new, map_names
+from cairn.models.adapter.attach import attach, init_magnitudes, map_names
 from cairn.models.adapter.folder import adapter_slots
 from cairn.models.adapter.quantized_base import quantize_base
 from cairn.models.adapter.spec import AdapterSpec
@@ -122,7 +122,7 @@ def _adapt(
     """A new adapter on the maps of this stage, which changes nothing yet."""
     adapters = attach(stage, spec, adapter, build, map_names(Transformer(spec), spec))
     fill_random(stage, adapter_slots(stage), device, seed)
-    fill_new(adapters)
+    init_magnitudes(adapters)
 
 
 def build_stages(
