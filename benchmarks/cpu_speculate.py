@@ -2,6 +2,7 @@
 
     python benchmarks/cpu_speculate.py                      # SmolLM2-135M-Instruct from its package
     python benchmarks/cpu_speculate.py --model cairn-tiny --rounds 1 --outputs 32
+    python benchmarks/cpu_speculate.py --rows 1 2 4 8 16    # CPU time of a step by its rows, with drafts that all hold
 
 Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which
 forces most of its tokens (--speculate grammar drafts nothing else), for chat of the kinds that the head of SmolLM2
@@ -13,7 +14,9 @@ the same load of a shared machine, and the ratios mean something there, that of 
 """
 
 import argparse
+import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +28,7 @@ from cairn.models.runnable import OpenModel
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.speculate.drafter import Ask
 from cairn.serve.engine.start import Started, start
 from cairn.serve.grammar import Grammar, grammars_for
 from cairn.serve.guide import schema_guide
@@ -117,6 +121,7 @@ TASKS = {
         Asked("Why is the sky blue? Answer in a few sentences."),
     ],
 }
+COPYING = ("repeat", "edit", "edit_lines")  # tasks whose answers repeat their prompt
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -140,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--outputs", type=int, default=128)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--rows", nargs="+", type=int, help="time steps of so many rows instead")
     add_arguments(parser)
     options = parser.parse_args()
     drafts = options.draft_tokens
@@ -153,6 +159,12 @@ def main() -> None:
         speculate=options.speculate,
         draft_tokens="auto" if drafts == "auto" else int(drafts),
     )
+    if options.rows:
+        record(
+            {"model": config.model, "threads": torch.get_num_threads()} | step_ms(config, options),
+            options,
+        )
+        return
     without = msgspec.structs.replace(config, speculate="off", draft_tokens="auto")
     started = {"off": start(without), "on": start(config)}
     results = {}
@@ -161,6 +173,9 @@ def main() -> None:
         asked = prompts(started["on"].opened, TASKS[task])
         results[task] = compare(started, asked, options, grammar)
         print(task, results[task], flush=True)
+    if copying := [results[task]["cpu_s"] for task in COPYING if task in results]:
+        off_s, on_s = (sum(cpu_s[way] for cpu_s in copying) for way in ("off", "on"))
+        results["copying_speedup_in_cpu_time"] = round(off_s / on_s, 3)  # the answers are equal
     record(
         {
             "model": config.model,
@@ -171,6 +186,44 @@ def main() -> None:
         | results,
         options,
     )
+
+
+class KnowingDrafter:
+    """Proposes what a request without drafts was answered."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer, self.drafts = answer, 0
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        starts = [len(ask.request.outputs) + len(ask.hoped) for ask in asks]
+        return [self.answer[start : start + self.drafts] for start in starts]
+
+    def finish(self, request: Request) -> None: ...
+
+
+def step_ms(config: EngineConfig, options: argparse.Namespace) -> dict[str, Any]:
+    """Medians of the CPU time of steps behind one prompt, by their rows; those of the answer's end are left out."""
+    most = max(*options.rows, 2) - 1
+    started = start(msgspec.structs.replace(config, speculate="ngram", draft_tokens=most))
+    speculation = started.engine.scheduler.speculation
+    assert speculation is not None
+    speculation.drafter = drafter = KnowingDrafter([])
+    (prompt, *_) = prompts(started.opened, TASKS["repeat"])
+    found = {}
+    for rows in (1, *options.rows):  # the first is the answer that drafts are taken from
+        drafter.drafts = rows - 1
+        answering, times = Answering(started, prompt, options.outputs, None), []
+        while answering.engine.has_work:
+            before = answering.cpu_seconds
+            answering.step()
+            times.append(1e3 * (answering.cpu_seconds - before))
+        assert drafter.answer in ([], answering.request.outputs)
+        drafter.answer = answering.request.outputs
+        found[rows] = round(statistics.median(times[: max(len(times) - 1, 1)]), 2)
+    return {
+        "prompt_tokens": len(prompt),
+        "step_ms": {str(rows): found[rows] for rows in options.rows},
+    }
 
 
 def grammar_of(started: Started) -> Grammar:
@@ -235,6 +288,9 @@ def compare(
     answers = {way: [one.request.outputs for one in many] for way, many in found.items()}
     return {
         "tokens_per_s": {way: round(rate(many, "seconds"), 2) for way, many in found.items()},
+        "cpu_s": {
+            way: round(sum(one.cpu_seconds for one in many), 2) for way, many in found.items()
+        },
         "speedup": speedup(found, "seconds"),
         "speedup_in_cpu_time": speedup(found, "cpu_seconds"),
         "of_each_prompt": [

@@ -1,6 +1,6 @@
 """Do real servers behind the real router do what `cairn simulate fleet` says?
 
-    python benchmarks/fleet.py --servers 4 --requests 160 --load 0.8 --slower 10 --out benchmarks/cpu/fleet.json
+    python benchmarks/fleet.py --servers 4 --requests 160 --load 0.8 --slower 60 --out benchmarks/cpu/fleet.json
 
 Conversations are replayed twice: through the simulation, and over HTTP to a router and servers in processes of their
 own, whose engines schedule, cache and stream as always and only wait for as long as a step is said to take. `--slower`
@@ -27,8 +27,9 @@ import msgspec
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
 from cairn.bench.record import add_arguments, record
-from cairn.fleet.simulate import Outcome, run_policy, span_s, speed_of
+from cairn.fleet.simulate import Outcome, run_policy, span_s
 from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
+from cairn.fleet.simulate_replica import speed_of
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.step import Step
@@ -38,6 +39,8 @@ LIMITS = Limits(
     rows=32, step_tokens=2048, context=8192, pages=800, page_size=64, vocabulary=VOCABULARY
 )
 READY_S = 120.0
+WARM_BLOCKS = 10**9  # from here on
+AHEAD_S = 2e-3  # of the host between two steps, in the time of the trace: it is not simulated
 RUNS = 200  # of the perturbed simulation
 LATE_S, OFF = 0.5, 0.05  # of its arrivals, in the time of the trace; of its steps, more or less
 SLO = Slo(1.0, 0.05)
@@ -125,8 +128,11 @@ def outcome(answers: Sequence["Answer"], slo: Slo) -> dict[str, float]:
 
 
 def warm_up(requests: int) -> list[Traced]:
-    """So that servers have told how fast they are. Nobody asks for the same again."""
-    return [Traced(at / 20, 2 * BLOCK_TOKENS, 20, (-1 - at, -1 - at)) for at in range(requests)]
+    """So that servers have told how fast they are. No conversation begins with one of these blocks."""
+    return [
+        Traced(at / 20, 2 * BLOCK_TOKENS, 20, (block, block))
+        for at, block in enumerate(range(WARM_BLOCKS, WARM_BLOCKS + requests))
+    ]
 
 
 class Paced:
@@ -143,7 +149,9 @@ def serve(slower: float) -> None:
     from cairn.bench.paced_server import PacedServer
     from cairn.models.runnable import open_model
 
-    with PacedServer(open_model(MODEL), LIMITS, Paced(slower), prefix_caching=True) as server:
+    with PacedServer(
+        open_model(MODEL), LIMITS, Paced(slower), prefix_caching=True, ahead_s=AHEAD_S * slower
+    ) as server:
         print(server.url, flush=True)
         sys.stdin.read()  # until its parent closes it
 
@@ -193,19 +201,30 @@ class Answer(NamedTuple):
 
 
 async def replay(port: int, trace: Sequence[Traced], slower: float) -> list[Answer]:
-    began = time.monotonic() + 1.0  # bodies are written before
-    return await asyncio.gather(*(ask(port, one, began + one.at_s * slower) for one in trace))
+    written = [written_of(one) for one in trace]  # before the first one is due
+    began = time.monotonic() + 1.0
+    return await asyncio.gather(
+        *(
+            ask(port, one, what, began + one.at_s * slower)
+            for one, what in zip(trace, written, strict=True)
+        )
+    )
 
 
-async def ask(port: int, traced: Traced, due: float) -> Answer:
+def written_of(traced: Traced) -> bytes:
+    """The request, as it is sent."""
     ids = [token for block in traced.blocks or () for token in tokens_of(block)]
     body = json.dumps({"model": "paced", "prompt": ids[: traced.input_tokens], "stream": True,
                        "stream_options": {"include_usage": True}, "ignore_eos": True,
                        "max_tokens": traced.output_tokens}).encode()  # fmt: skip
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def ask(port: int, traced: Traced, written: bytes, due: float) -> Answer:
     await asyncio.sleep(due - time.monotonic())
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.encode() + body)
+    writer.write(written)
     await reader.readuntil(b"data: {")
     first = time.monotonic()
     rest = await reader.readuntil(b"[DONE]\n\n")
@@ -217,7 +236,7 @@ async def ask(port: int, traced: Traced, due: float) -> Answer:
 
 
 def tokens_of(block: int) -> list[int]:
-    draw = random.Random(block)
+    draw = random.Random(block)  # which knows no sign
     return [draw.randrange(5, VOCABULARY) for _ in range(BLOCK_TOKENS)]
 
 

@@ -262,7 +262,8 @@ def grpo(options: argparse.Namespace, keep: Keep) -> None:
     from cairn.align.policy import Policy
     from cairn.train.corpus import Corpus
     from cairn.train.data.tokenizer_trainer import train_tokenizer
-    from cairn.train.prepare import assemble, shape_of
+    from cairn.train.describe import shape_of
+    from cairn.train.prepare import assemble
     from cairn.train.random_tokens import RandomTokens
 
     config = _recipe(options)

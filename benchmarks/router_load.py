@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cairn.bench.record import add_arguments, record
-from cairn.fleet.measure.drive import _free_port, _rss, _started, cpu_s
+from cairn.fleet.measure.drive import cpu_s, free_port, rss_bytes, started
 
 SERVERS = 4
 MANY_PER_S, MANY_BYTES, MANY_EVENTS = 500, 800, 100
@@ -88,11 +88,11 @@ def route(file: Path, times: Path) -> None:
 @contextlib.contextmanager
 def fleet(events: int, folder: Path) -> Iterator[tuple[int, int]]:
     with contextlib.ExitStack() as stack:
-        ports = [_free_port() for _ in range(SERVERS)]
-        server = [sys.executable, "-m", "cairn.fleet.measure.upstream"]
+        ports = [free_port() for _ in range(SERVERS)]
+        server = [sys.executable, "-m", "cairn.fleet.measure.mock_server"]
         for port in ports:
-            stack.enter_context(_started([*server, str(port), str(events)], port))
-        port, file = _free_port(), folder / "fleet.toml"
+            stack.enter_context(started([*server, str(port), str(events)], port))
+        port, file = free_port(), folder / "fleet.toml"
         urls = json.dumps([f"http://127.0.0.1:{one}" for one in ports])
         file.write_text(FILE.format(port=port, urls=urls))
         own = ["--route", str(file), "--times", str(folder / "times.json")]
@@ -137,7 +137,7 @@ async def drive(
         "requests_per_s": round(count / took, 1),
         "cpu_ms_per_request": round(1e3 * spent / count, 3),
         "cpu_share": round(spent / took, 3),
-        "rss_mb": round(_rss(pid) / 1e6, 1),
+        "rss_mb": round(rss_bytes(pid) / 1e6, 1),
         "keys": shown["keys"],
         "answered_whole": sum(cached),
     }

@@ -22,7 +22,7 @@ def adapted(base: Path | Transformer, spec: AdapterSpec, seed: int = 1) -> Trans
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for one in made:
-            getattr(one, "begin", lambda: None)()
+            getattr(one, "init_magnitudes", lambda: None)()
             for name, parameter in one.named_parameters():
                 if name.startswith("b"):
                     parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))

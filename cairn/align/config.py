@@ -121,8 +121,9 @@ class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Reinforcement learning on tasks that a program can check: RECIPE is a name (tiny-sort) or a TOML file.
 
-    `cairn align RECIPE --print` writes the recipe as TOML; edit it and run `cairn align my.toml`. The engine that
-    samples reads the weights that are trained, where they lie: there is one copy of them.
+    `cairn align RECIPE --print` writes the recipe as TOML; edit it and run `cairn align my.toml`. `--lora [RANK]`
+    trains a low-rank adapter in place of the weights of `model.checkpoint`. The engine that samples reads the weights
+    that are trained, where they lie: there is one copy of them.
     """
 
     task: Task = Task()

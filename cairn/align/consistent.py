@@ -24,15 +24,15 @@ NOW = "now"  # the stream of a document: log-probabilities of its targets under 
 def check_covered(spec: ModelSpec, device: str, rank: int) -> None:
     """Refuses what the engine does not compute in the same bits for one token and for many. `rank`: of an adapter."""
     mixers = {spec.mixer_of(layer) for layer in range(spec.layers)} - {"attention"}
-    found = [f"layers of {name}" for name in sorted(mixers)]
-    found += ["experts"] if spec.experts is not None else []
+    uncovered = [f"layers of {name}" for name in sorted(mixers)]
+    uncovered += ["experts"] if spec.experts is not None else []
     ropes = [rope for rope in (spec.rope, spec.rope_local) if rope is not None]
-    found += ["dynamic rotations"] if any(rope.kind == "dynamic" for rope in ropes) else []
-    found += ["an adapter on a GPU"] if rank and device != "cpu" else []
-    if found:
+    uncovered += ["dynamic rotations"] if any(rope.kind == "dynamic" for rope in ropes) else []
+    uncovered += ["an adapter on a GPU"] if rank and device != "cpu" else []
+    if uncovered:
         raise ConfigError(
-            f"rollout.consistent for a model with {' and '.join(found)}: it covers plain attention, dense layers and "
-            "rotations that do not depend on the length, and adapters on a CPU",
+            f"rollout.consistent for a model with {' and '.join(uncovered)}: it covers plain attention, dense layers "
+            "and rotations that do not depend on the length, and adapters on a CPU",
             hint="leave it out: the mismatch is printed every round",
         )
 
@@ -42,10 +42,14 @@ def scored(policy: Policy, documents: Sequence[Document]) -> list[Document]:
     learnt = [document.targets_T != IGNORED for document in documents]
     places = [int(learnt_T.int().argmax()) for learnt_T in learnt]  # before them all may be cached
     texts = [document.tokens_T.tolist() for document in documents]
-    found = policy.scores(texts, [1 + place for place in places])
-    made = []
-    for document, learnt_T, place, scores in zip(documents, learnt, places, found, strict=True):
+    scores_of_texts = policy.scores(texts, [1 + place for place in places])
+    scored_documents = []
+    for document, learnt_T, place, scores in zip(
+        documents, learnt, places, scores_of_texts, strict=True
+    ):
         now_T = torch.zeros(len(document.tokens_T))
         now_T[place:-1] = torch.tensor(scores)
-        made.append(document._replace(extra={**document.extra, NOW: now_T.where(learnt_T, 0.0)}))
-    return made
+        scored_documents.append(
+            document._replace(extra={**document.extra, NOW: now_T.where(learnt_T, 0.0)})
+        )
+    return scored_documents

@@ -60,10 +60,10 @@ class ToolEnvironment:
     def step(self, answer: str) -> str | None:
         """The result of the call at the end of the answer."""
         names = "|".join(map(re.escape, self.tools))
-        found = re.search(rf"(?s)<({names})>((?:(?!<(?:{names})>).)*)</\1>\s*$", answer)
-        if found is None:
+        call = re.search(rf"(?s)<({names})>((?:(?!<(?:{names})>).)*)</\1>\s*$", answer)
+        if call is None:
             return None
-        result = self.tools[found.group(1)](found.group(2))
+        result = self.tools[call.group(1)](call.group(2))
         return RESULT.format(result.strip()[:LONGEST_RESULT])
 
 
@@ -111,14 +111,17 @@ def run_episodes(
     """An answer to each prompt. Every turn is one continuous batch of those that go on; tools run side by side."""
     episodes = [_Episode(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for turn in range(limits.turns + 1):
-        going = [one for one in episodes if one.open]
-        if not going:
+        ongoing = [one for one in episodes if one.open]
+        if not ongoing:
             break
         stops = environment.stops if turn < limits.turns else ()
-        asked = [(one.prompt + one.sampled.tokens, _params(one, limits, turn)) for one in going]
-        for one, found in zip(going, policy.generate(asked, [stops] * len(going)), strict=True):
-            one.wrote(found)
-        _answer(policy.tokenizer, environment, going, limits if stops else None)
+        requests = [
+            (one.prompt + one.sampled.tokens, _params(one, limits, turn)) for one in ongoing
+        ]
+        samples = policy.generate(requests, [stops] * len(ongoing))
+        for one, sampled in zip(ongoing, samples, strict=True):
+            one.wrote(sampled)
+        _answer(policy.tokenizer, environment, ongoing, limits if stops else None)
     return [_cut(one.sampled, limits.tokens) for one in episodes]
 
 
@@ -129,16 +132,16 @@ def _params(one: _Episode, limits: Limits, turn: int) -> SamplingParams:
 
 
 def _answer(
-    tokenizer: Tokenizer, environment: Environment, going: list[_Episode], limits: Limits | None
+    tokenizer: Tokenizer, environment: Environment, ongoing: list[_Episode], limits: Limits | None
 ) -> None:
     """The environment's turn; None: it has no more."""
-    for one in going:
+    for one in ongoing:
         one.open = False
     if limits is None:
         return
     with ThreadPoolExecutor(WORKERS) as pool:
-        texts = [tokenizer.decode(one.sampled.tokens) for one in going]
-        for one, read in zip(going, pool.map(environment.step, texts), strict=True):
+        texts = [tokenizer.decode(one.sampled.tokens) for one in ongoing]
+        for one, read in zip(ongoing, pool.map(environment.step, texts), strict=True):
             if read is not None:
                 one.reads(tokenizer.encode(read, False), limits.tokens)
 

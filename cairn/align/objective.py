@@ -95,9 +95,9 @@ class Mismatch:
 
     def read(self) -> tuple[float | None, float | None]:
         """Mean and largest; None where no token was seen."""
-        found = (self.total / self.count, self.largest) if self.count else (None, None)
+        mismatch = (self.total / self.count, self.largest) if self.count else (None, None)
         self.total, self.count, self.largest = 0.0, 0, 0.0
-        return found
+        return mismatch
 
 
 class Watched:

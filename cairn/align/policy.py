@@ -88,7 +88,7 @@ class Policy:
         self, prompts: Sequence[list[int]], most: int, seeds: Sequence[int] | None
     ) -> list[Sampled]:
         """An answer to each prompt, all in one continuous batch. `seeds`: None takes the most likely tokens."""
-        asked = [
+        requests = [
             (
                 prompt,
                 SamplingParams(
@@ -100,20 +100,23 @@ class Policy:
             )
             for at, prompt in enumerate(prompts)
         ]
-        return self.generate(asked)
+        return self.generate(requests)
 
     def generate(
-        self, asked: Sequence[tuple[list[int], SamplingParams]], stop: Sequence[Sequence[str]] = ()
+        self,
+        prompts: Sequence[tuple[list[int], SamplingParams]],
+        stop: Sequence[Sequence[str]] = (),
     ) -> list[Sampled]:
         """An answer to each, in one continuous batch. `stop`: texts after which each one ends."""
-        return self._run([self._request(prompt, params) for prompt, params in asked], stop)
+        return self._run([self._request(prompt, params) for prompt, params in prompts], stop)
 
     def scores(self, texts: Sequence[list[int]], first: Sequence[int]) -> list[list[float]]:
         """Log-probabilities of each text's tokens from number `first` on, which is 1 or more."""
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        asked = [self._request(text, params, at) for text, at in zip(texts, first, strict=True)]
+        requests = [self._request(text, params, at) for text, at in zip(texts, first, strict=True)]
         return [
-            [token.logprob for token in one.prompt_logprobs or ()] for one in self._run(asked, ())
+            [token.logprob for token in one.prompt_logprobs or ()]
+            for one in self._run(requests, ())
         ]
 
     def _request(self, prompt: list[int], params: SamplingParams, scored_from: int = 0) -> Request:
@@ -121,13 +124,13 @@ class Policy:
         return Request(self._asked, prompt, params, eos_ids=self.eos_ids, scored_from=scored_from)
 
     def _run(self, requests: Sequence[Request], stop: Sequence[Sequence[str]]) -> list[Sampled]:
-        found = {request: Sampled([], [], self.version, False, []) for request in requests}
+        samples = {request: Sampled([], [], self.version, False, []) for request in requests}
         ends = {request: stop[at] if stop else () for at, request in enumerate(requests)}
         prompts: dict[Request, list[TokenLogprobs]] = {}
         try:
             for request in requests:
                 self.engine.add(request)
-            self._finish(found, ends, prompts)
+            self._finish(samples, ends, prompts)
         except BaseException:
             for request in requests:
                 self.engine.abort(request.id)
@@ -144,19 +147,19 @@ class Policy:
                 cached=request.cached,
                 prompt_logprobs=prompts.get(request),
             )
-            for request, one in found.items()
+            for request, one in samples.items()
         ]
 
     def _finish(
         self,
-        found: dict[Request, Sampled],
+        samples: dict[Request, Sampled],
         ends: dict[Request, Sequence[str]],
         prompts: dict[Request, list[TokenLogprobs]],
     ) -> None:
         """Steps until every request has its answer."""
         while self.engine.has_work:
             for output in self.engine.step():
-                sampled = found[output.request]
+                sampled = samples[output.request]
                 if (prompt := self.engine.prompt_logprobs.pop(output.request, None)) is not None:
                     prompts[output.request] = prompt
                 sampled.tokens.extend(output.tokens)

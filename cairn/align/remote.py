@@ -115,19 +115,21 @@ class RemotePolicy(Policy):
         """Until every server has said that it computes with what was published. Its answer has to come in time."""
         where = {"addresses": [source.address], "timeout_s": self.timeout_s}
         body = {"version": self._number, "source": where}
-        told = [
+        updates = [
             self._threads.submit(self._post, url, "/update_weights", body, Updated)
             for url in self.urls
         ]
         pending = True
         while pending:
             source.attend()
-            done, pending = wait(told, LOOK_S, FIRST_EXCEPTION)
+            done, pending = wait(updates, LOOK_S, FIRST_EXCEPTION)
             for one in done:
                 one.result()
 
     def generate(
-        self, asked: Sequence[tuple[list[int], SamplingParams]], stop: Sequence[Sequence[str]] = ()
+        self,
+        prompts: Sequence[tuple[list[int], SamplingParams]],
+        stop: Sequence[Sequence[str]] = (),
     ) -> list[Sampled]:
         """An answer to each; servers take turns."""
         futures = [
@@ -138,7 +140,7 @@ class RemotePolicy(Policy):
                 params,
                 stop[at] if stop else (),
             )
-            for at, (prompt, params) in enumerate(asked)
+            for at, (prompt, params) in enumerate(prompts)
         ]
         try:
             return [one.result() for one in futures]
@@ -184,13 +186,13 @@ class RemotePolicy(Policy):
             ) from None
         finally:
             connection.close()
-        said = content[:400].decode(errors="replace")
+        excerpt = content[:400].decode(errors="replace")
         if response.status != 200:
-            raise RequestError(f"the engine at {url} refuses {path}: {response.status} {said}")
+            raise RequestError(f"the engine at {url} refuses {path}: {response.status} {excerpt}")
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RequestError(
-                f"{url} answers {path} with something else than an engine does ({error}): {said}",
+                f"{url} answers {path} with something else than an engine does ({error}): {excerpt}",
                 hint="is it a server of cairn serve, and of the same release?",
             ) from None

@@ -25,7 +25,7 @@ def render(config: Align, rounds: list[Round], last: float | None) -> str:
     """`last`: held-out reward at the end; None: of a run that goes on, where it was measured last."""
     measured = [one.held_out for one in rounds if one.held_out is not None]
     last = last if last is not None else measured[-1] if measured else 0.0
-    found = {
+    summary = {
         "task": config.task.kind,
         "algorithm": config.algorithm.kind,
         "reward": f"{rounds[0].reward:.3f} to {rounds[-1].reward:.3f}" if rounds else "none",
@@ -34,10 +34,10 @@ def render(config: Align, rounds: list[Round], last: float | None) -> str:
     }
     apart = [one.mismatch for one in rounds if one.mismatch is not None]
     if apart:
-        found["mismatch"] = f"{max(apart):.1e} at most, mean |trainer - engine| of a token"
+        summary["mismatch"] = f"{max(apart):.1e} at most, mean |trainer - engine| of a token"
     return page(
         f"Aligning {config.folder.name}",
-        facts(found),
+        facts(summary),
         heading("Curves"),
         element("div", join(_charts(rounds)), class_="plots"),
         heading("Answers"),

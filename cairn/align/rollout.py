@@ -173,14 +173,14 @@ def batches_of(
     documents: Sequence[Document], size: int, pad_id: int, first: int, shared: bool = False
 ) -> list[Batch]:
     """`size` answers in each microbatch. Their numbers begin at `first`. `shared`: a prompt is there once."""
-    made = []
+    batches = []
     for begin in range(0, len(documents), size):
         part = documents[begin : begin + size]
         ids = range(first + begin, first + begin + len(part))
         parts, prefixes = share_prompts(part) if shared else (part, ())
         tokens = sum(len(one.tokens_T) for one in parts)
-        made.append(pack(parts, -(-tokens // PADDED) * PADDED, pad_id, list(ids), prefixes))
-    return made
+        batches.append(pack(parts, -(-tokens // PADDED) * PADDED, pad_id, list(ids), prefixes))
+    return batches
 
 
 def shares_prompts(config: Align, spec: ModelSpec) -> bool:

@@ -129,8 +129,8 @@ class RolloutBatches:
             state.samples += config.data.sequences
             return []
         shared = shares_prompts(config, state.spec)
-        made = batches_of(documents, config.data.microbatch, self.pad_id, state.samples, shared)
-        return [batch.to(state.device) for batch in made]
+        batches = batches_of(documents, config.data.microbatch, self.pad_id, state.samples, shared)
+        return [batch.to(state.device) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
         value = self.objective.value
@@ -166,7 +166,7 @@ class RolloutBatches:
 
     def _written_answers(self, first: int) -> list[Document]:
         tokenizer, config = self.policy.tokenizer, self.config
-        made = []
+        documents = []
         for at in range(config.data.sequences):
             problem = make_problem(config.task, config.seed, first + at)
             wrong = (
@@ -174,8 +174,10 @@ class RolloutBatches:
             )
             answer, own = written(tokenizer, problem.mistake if wrong else problem.solution)
             unknown, weight = [float("nan")] * len(answer), 1.0 / sum(own)
-            made.append(document(prompt_of(tokenizer, problem), answer, unknown, 1.0, weight, own))
-        return made
+            documents.append(
+                document(prompt_of(tokenizer, problem), answer, unknown, 1.0, weight, own)
+            )
+        return documents
 
     def _roll_out(self, state: TrainState) -> None:
         config, updates = self.config, self.config.rollout.updates
@@ -199,11 +201,11 @@ class RolloutBatches:
         head: ValueHead,
     ) -> list[Document]:
         """With what PPO's value head says about each token."""
-        made = batches_of(documents, self.config.data.microbatch, self.pad_id, 0)
-        found = state.parallel.forward([batch.to(state.device) for batch in made], head)
+        batches = batches_of(documents, self.config.data.microbatch, self.pad_id, 0)
+        values_B = state.parallel.forward([batch.to(state.device) for batch in batches], head)
         values = [
             own_T
-            for batch, of_batch in zip(made, found, strict=True)
+            for batch, of_batch in zip(batches, values_B, strict=True)
             for own_T in of_batch[VALUE].split(batch.lengths)[: len(batch.ids)]  # without padding
         ]
         rewards = [one.reward for group in groups for one in group]
@@ -216,7 +218,7 @@ class RolloutBatches:
         mean, largest = self.objective.watch.read()
         held_out = self.held_out() if self._is_due(step) else None
         self._round_at = step
-        made = Round(
+        summary = Round(
             step=step,
             reward=sum(one.reward for one in all_of_them) / len(all_of_them),
             groups=len(groups),
@@ -231,8 +233,8 @@ class RolloutBatches:
             shown=[Shown(one.problem.prompt, one.text, one.reward) for one in all_of_them[:SHOWN]],
         )
         with self.file.open("ab") as file:
-            file.write(msgspec.json.encode(made) + b"\n")
-        self.log_line(in_words(made))
+            file.write(msgspec.json.encode(summary) + b"\n")
+        self.log_line(in_words(summary))
 
     def _is_due(self, step: int) -> bool:
         """Whether a multiple of `task.every` lies behind the round before: a round may have several steps."""
@@ -257,16 +259,16 @@ class RolloutBatches:
         return sum(rewards) / count
 
 
-def in_words(made: Round) -> str:
+def in_words(summary: Round) -> str:
     parts = [
-        f"step {made.step}: reward {made.reward:.3f}",
-        f"{made.informative} of {made.groups} groups differ",
-        f"{made.tokens:.1f} tokens an answer",
+        f"step {summary.step}: reward {summary.reward:.3f}",
+        f"{summary.informative} of {summary.groups} groups differ",
+        f"{summary.tokens:.1f} tokens an answer",
     ]
-    if made.mismatch is not None:
-        parts.append(f"mismatch {made.mismatch:.1e} (largest {made.largest:.1e})")
-    if made.held_out is not None:
-        parts.append(f"held out {made.held_out:.3f}")
+    if summary.mismatch is not None:
+        parts.append(f"mismatch {summary.mismatch:.1e} (largest {summary.largest:.1e})")
+    if summary.held_out is not None:
+        parts.append(f"held out {summary.held_out:.3f}")
     return ", ".join(parts)
 
 
@@ -275,9 +277,9 @@ def read_rounds(folder: Path) -> list[Round]:
     file = folder / FILE
     if not file.is_file():
         return []
-    decoder, found = msgspec.json.Decoder(Round), dict[int, Round]()
+    decoder, rounds = msgspec.json.Decoder(Round), dict[int, Round]()
     for line in file.read_bytes().splitlines():
         with suppress(msgspec.DecodeError):  # cut off by the end of its writer
-            made = decoder.decode(line)
-            found[made.step] = made
-    return [found[step] for step in sorted(found)]
+            one = decoder.decode(line)
+            rounds[one.step] = one
+    return [rounds[step] for step in sorted(rounds)]

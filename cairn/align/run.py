@@ -34,12 +34,13 @@ from cairn.serve.engine.cpu_threads import one_thread
 from cairn.train.corpus import Corpus
 from cairn.train.data.tokenizer_identity import id_limit
 from cairn.train.data.tokenizer_trainer import MIN_VOCAB, train_tokenizer
+from cairn.train.describe import shape_of
 from cairn.train.heads import TargetLogProbs
 from cairn.train.metrics_log import Record
 from cairn.train.next_batches import NextBatches
 from cairn.train.only_here import check_free, only_here
 from cairn.train.precision import dtype_of
-from cairn.train.prepare import Prepared, assemble, shape_of
+from cairn.train.prepare import Prepared, assemble
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.reference import ReferredBatches
 from cairn.train.refuse import TOKENIZER, check_folder

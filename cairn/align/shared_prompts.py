@@ -16,7 +16,7 @@ from cairn.train.data.batch import IGNORED, NONE, Document
 
 def share_prompts(documents: Sequence[Document]) -> tuple[list[Document], list[int]]:
     """The same documents, neighbours with one beginning behind a copy of it, and which is behind which."""
-    made: list[Document] = []
+    shared: list[Document] = []
     prefixes: list[int] = []
     at = 0
     while at < len(documents):
@@ -25,16 +25,16 @@ def share_prompts(documents: Sequence[Document]) -> tuple[list[Document], list[i
         while at + group < len(documents) and prompt == _prompt(documents[at + group]):
             group += 1
         if group == 1 or not prompt:
-            made.append(documents[at])
+            shared.append(documents[at])
             prefixes.append(NONE)
             at += 1
             continue
-        first = len(made)
-        made.append(_part(documents[at], slice(0, len(prompt))))
-        made += [_part(one, slice(len(prompt), None)) for one in documents[at : at + group]]
+        first = len(shared)
+        shared.append(_part(documents[at], slice(0, len(prompt))))
+        shared += [_part(one, slice(len(prompt), None)) for one in documents[at : at + group]]
         prefixes += [NONE, *[first] * group]
         at += group
-    return made, prefixes
+    return shared, prefixes
 
 
 def _prompt(document: Document) -> list[int]:

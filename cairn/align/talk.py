@@ -44,7 +44,7 @@ class Body(msgspec.Struct, frozen=True):
     stream: bool = False
 
 
-class Asked(NamedTuple):
+class PendingRequest(NamedTuple):
     prompt: list[int]
     params: SamplingParams
     answer: "Future[Sampled]"
@@ -58,7 +58,7 @@ class Talk:
     ) -> None:
         """`longest`: tokens of a prompt with its answer. `port`: 0 takes a free one."""
         self.policy, self.name, self.longest, self.page = policy, name, longest, page
-        self._asked: queue.Queue[Asked] = queue.Queue()
+        self._pending: queue.Queue[PendingRequest] = queue.Queue()
         self._closed = False
         handler = type("Handler", (_Handler,), {"talk": self})
         self.server = ThreadingHTTPServer((HOST, port), handler)
@@ -68,18 +68,18 @@ class Talk:
 
     def ask(self, body: Body) -> Sampled:
         """Waits for the trainer. A RequestError says what is wrong."""
-        asked = Asked(self._prompt(body), self._params(body), Future())
-        left, most = self.longest - len(asked.prompt), asked.params.max_tokens or MOST_TOKENS
+        pending = PendingRequest(self._prompt(body), self._params(body), Future())
+        left, most = self.longest - len(pending.prompt), pending.params.max_tokens or MOST_TOKENS
         if left < most:
             raise RequestError(
-                f"a prompt of {len(asked.prompt)} tokens with an answer of {most} is longer than "
+                f"a prompt of {len(pending.prompt)} tokens with an answer of {most} is longer than "
                 f"the {self.longest} that this run has room for",
                 hint=f"max_tokens can be {max(left, 0)} at most, or make data.sequence larger",
             )
-        self._asked.put(asked)
+        self._pending.put(pending)
         if self._closed:
             self._refuse_all()
-        return asked.answer.result()
+        return pending.answer.result()
 
     def answer(self, step: int) -> None:
         """Between two steps of the trainer: all waiting requests, in one batch."""
@@ -88,7 +88,7 @@ class Talk:
             return
         try:
             self.policy.updated(step)
-            found = self.policy.generate([(one.prompt, one.params) for one in waiting])
+            samples = self.policy.generate([(one.prompt, one.params) for one in waiting])
         except Exception as problem:  # noqa: BLE001  if the engine itself is broken, the next rollout says so
             for one in waiting:
                 one.answer.set_exception(problem)
@@ -97,7 +97,7 @@ class Talk:
             for one in waiting:
                 one.answer.set_exception(RequestError("the run was stopped", hint="start it again"))
             raise
-        for one, sampled in zip(waiting, found, strict=True):
+        for one, sampled in zip(waiting, samples, strict=True):
             one.answer.set_result(sampled)
 
     def close(self) -> None:
@@ -111,11 +111,11 @@ class Talk:
             over = RequestError("the run is over", hint="serve what it left: cairn serve FOLDER")
             one.answer.set_exception(over)
 
-    def _take_all(self) -> list[Asked]:
+    def _take_all(self) -> list[PendingRequest]:
         taken = []
         with contextlib.suppress(queue.Empty):
             while True:
-                taken.append(self._asked.get_nowait())
+                taken.append(self._pending.get_nowait())
         return taken
 
     def _prompt(self, body: Body) -> list[int]:
@@ -196,11 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _completion(self, sampled: Sampled, chat: bool) -> dict[str, Any]:
         text = self.talk.policy.tokenizer.decode(sampled.tokens)
-        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        answer = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         end = "stop" if sampled.stopped else "length"
         kind = "chat.completion" if chat else "text_completion"
         model = f"{self.talk.name}@{sampled.version}"
-        choice = {"index": 0, "finish_reason": end, **said}
+        choice = {"index": 0, "finish_reason": end, **answer}
         return {"object": kind, "model": model, "choices": [choice]}
 
     def _json(self, status: int, value: dict[str, Any]) -> None:

@@ -68,18 +68,20 @@ def _sorted_right(problem: Problem, answer: str) -> float:
 
 
 def _arithmetic(task: Task, dice: Dice) -> Problem:
-    made = arithmetic.problem(dice.below(1 << 62), 0)
-    careless = made.solution.replace(str(made.answer), str(made.answer + 10))
-    return Problem(made.question, made.solution, str(made.answer), careless)
+    word_problem = arithmetic.problem(dice.below(1 << 62), 0)
+    careless = word_problem.solution.replace(
+        str(word_problem.answer), str(word_problem.answer + 10)
+    )
+    return Problem(word_problem.question, word_problem.solution, str(word_problem.answer), careless)
 
 
 def _largest(task: Task, dice: Dice) -> Problem:
     """Different numbers of one or two digits."""
     *others, last = dice.pick_some(range(1, 100), task.numbers)
     largest = str(max(*others, last))
-    asked = f"{', '.join(map(str, others))} or {last}"
+    choice = f"{', '.join(map(str, others))} or {last}"
     wrong = str(min(*others, last))
-    return Problem(f"Which number is the largest: {asked}? {NUMBER_HINT}", largest, largest, wrong)
+    return Problem(f"Which number is the largest: {choice}? {NUMBER_HINT}", largest, largest, wrong)
 
 
 def _last_number_right(problem: Problem, answer: str) -> float:
@@ -87,16 +89,21 @@ def _last_number_right(problem: Problem, answer: str) -> float:
 
 
 def _format(task: Task, dice: Dice) -> Problem:
-    made = arithmetic.problem(dice.below(1 << 62), 0)
-    right = f"<answer>{made.answer}</answer>"
-    return Problem(f"{made.question} {FORMAT_HINT}", right, str(made.answer), str(made.answer))
+    word_problem = arithmetic.problem(dice.below(1 << 62), 0)
+    right = f"<answer>{word_problem.answer}</answer>"
+    return Problem(
+        f"{word_problem.question} {FORMAT_HINT}",
+        right,
+        str(word_problem.answer),
+        str(word_problem.answer),
+    )
 
 
 def _formatted_right(problem: Problem, answer: str) -> float:
-    found = re.fullmatch(r"(?s)(?:(?!<answer>).)*<answer>\s*([^<>]*?)\s*</answer>\s*", answer)
-    if found is None:
+    match = re.fullmatch(r"(?s)(?:(?!<answer>).)*<answer>\s*([^<>]*?)\s*</answer>\s*", answer)
+    if match is None:
         return 0.0
-    return 0.5 + 0.5 * (found.group(1) == problem.key)
+    return 0.5 + 0.5 * (match.group(1) == problem.key)
 
 
 def _countdown(task: Task, dice: Dice) -> Problem:
@@ -107,14 +114,18 @@ def _countdown(task: Task, dice: Dice) -> Problem:
         sign = dice.pick(("+", "-", "*"))
         total = total + value if sign == "+" else total - value if sign == "-" else total * value
         text = f"({text}) {sign} {value}" if " " in text else f"{text} {sign} {value}"
-    asked = " ".join(str(value) for value in sorted(numbers))
+    numbers_text = " ".join(str(value) for value in sorted(numbers))
     guess = f" {' + '.join(map(str, numbers))}"
-    return Problem(f"make {total} from {asked} :", f" {text}", f"{total} {asked}", guess)
+    return Problem(
+        f"make {total} from {numbers_text} :", f" {text}", f"{total} {numbers_text}", guess
+    )
 
 
 def _countdown_right(problem: Problem, answer: str) -> float:
     target, *numbers = (int(word) for word in problem.key.split())
     text = answer.strip()
+    if len(text) > LONGEST:  # nor would Python read a number of some thousand digits
+        return 0.0
     used = sorted(int(word) for word in re.findall(r"\d+", text)[: 2 * len(numbers)])
     if used != sorted(numbers):
         return 0.0

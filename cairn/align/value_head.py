@@ -108,22 +108,22 @@ def with_credit(
 ) -> list[Document]:
     """Each answer with the advantage, the return and the old value of its tokens. `values`: of all its tokens."""
     places = [document.targets_T != IGNORED for document in documents]
-    found = []
+    credits = []
     for reward, values_T, place_T in zip(rewards, values, places, strict=True):
         own_T = values_T[place_T].float().cpu()
         rewards_T = torch.zeros_like(own_T)
         rewards_T[-1] = reward
-        found.append((own_T, *gae(rewards_T, own_T, lam=lam)))
-    advantages = whitened(torch.cat([advantage_T for _, advantage_T, _ in found]))
-    shares = advantages.split([len(own_T) for own_T, _, _ in found])
-    made = []
+        credits.append((own_T, *gae(rewards_T, own_T, lam=lam)))
+    advantages = whitened(torch.cat([advantage_T for _, advantage_T, _ in credits]))
+    shares = advantages.split([len(own_T) for own_T, _, _ in credits])
+    credited = []
     for document, place_T, (own_T, _, return_T), advantage_T in zip(
-        documents, places, found, shares, strict=True
+        documents, places, credits, shares, strict=True
     ):
         streams = {"advantage": advantage_T, VALUE: own_T, RETURN: return_T}
         placed = {name: _placed(place_T, stream_T) for name, stream_T in streams.items()}
-        made.append(document._replace(extra={**document.extra, **placed}))
-    return made
+        credited.append(document._replace(extra={**document.extra, **placed}))
+    return credited
 
 
 def _placed(place_T: Tensor, values_N: Tensor) -> Tensor:

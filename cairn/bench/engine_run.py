@@ -14,8 +14,9 @@ from cairn.core.collector import quiet_collector
 from cairn.serve.engine.speculate.acceptance import Counts
 
 if TYPE_CHECKING:
-    from cairn.serve.engine.loop import Engine, StepTimes
+    from cairn.serve.engine.loop import Engine
     from cairn.serve.engine.request import Request
+    from cairn.serve.engine.step_times import StepTimes
 
 TEMPERATURE = 0.6
 

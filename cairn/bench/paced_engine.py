@@ -42,27 +42,38 @@ class PacedFlight:
 
 
 class PacedRunner:
-    """A device whose steps end one after the other, each `step_seconds` after the one before."""
+    """A device whose steps end one after the other, each `step_seconds` after the one before.
+
+    A step that is launched at most `ahead_s` after the one before has ended takes as long as if it had been launched
+    ahead: the time of the host between them is not counted.
+    """
 
     device = torch.device("cpu")
+    head = None  # that would draft tokens
 
-    def __init__(self, words: list[int], step_seconds: StepSeconds) -> None:
-        self._words, self._step_seconds = words, step_seconds
+    def __init__(self, words: list[int], step_seconds: StepSeconds, ahead_s: float = 0.0) -> None:
+        self._words, self._step_seconds, self._ahead_s = words, step_seconds, ahead_s
         self._free = 0.0  # when the device has done what it was given
         self.adapters = Adapters(cast(Any, None), obstacle="a paced device computes nothing")
 
     def launch(self, step: Step) -> PacedFlight:
         words, count = self._words, len(self._words)
         tokens = [words[(r.arrival * 7 + len(r.outputs)) % count] for r in step.sampling]
-        self._free = max(self._free, time.monotonic()) + self._step_seconds(step)
+        now = time.monotonic()
+        began = self._free if now <= self._free + self._ahead_s else now
+        self._free = began + self._step_seconds(step)
         return PacedFlight(step, tokens, self._free)
 
 
 def paced_engine(
-    opened: OpenModel, limits: Limits, step_seconds: StepSeconds, prefix_caching: bool = False
+    opened: OpenModel,
+    limits: Limits,
+    step_seconds: StepSeconds,
+    prefix_caching: bool = False,
+    ahead_s: float = 0.0,
 ) -> Engine:
     words = [5, 6, 7] if opened.tokenizer is None else opened.tokenizer.encode(TEXT, special=False)
-    runner = PacedRunner(words, step_seconds)
+    runner = PacedRunner(words, step_seconds, ahead_s)
     scheduler = Scheduler(limits, prefix_caching=prefix_caching)
     return Engine(scheduler, cast(Any, runner), overlap=False)
 
@@ -73,9 +84,10 @@ def paced_serving(
     step_seconds: StepSeconds,
     name: str,
     prefix_caching: bool = False,
+    ahead_s: float = 0.0,
 ) -> Serving:
     """For a `Service`, in a thread of its own."""
-    engine = EngineThread(paced_engine(opened, limits, step_seconds, prefix_caching))
+    engine = EngineThread(paced_engine(opened, limits, step_seconds, prefix_caching, ahead_s))
     return Serving(opened, limits, engine, names=[name])
 
 

@@ -75,9 +75,10 @@ class PacedServer(ServerThread):
         step_seconds: StepSeconds,
         *,
         prefix_caching: bool = False,
+        ahead_s: float = 0.0,
         **settings: Any,
     ) -> None:
-        serving = paced_serving(opened, limits, step_seconds, NAME, prefix_caching)
+        serving = paced_serving(opened, limits, step_seconds, NAME, prefix_caching, ahead_s)
         self.engine: Engine = cast(EngineThread, serving.engine).engine
         super().__init__(serving, **settings)
 

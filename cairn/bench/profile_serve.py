@@ -26,9 +26,10 @@ from cairn.bench.workload import Prompted
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
 from cairn.models.step_cost import SequenceWork, step_cost
-from cairn.serve.engine.loop import Engine, StepTimes
+from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Chunk, Step
+from cairn.serve.engine.step_times import StepTimes
 
 HOST_PARTS = ("schedule", "launch", "wait", "update")
 Ran = Callable[[str], None]

@@ -6,8 +6,8 @@
     tensors by what they are for                           -> memory, measured beside predicted
     spans of the host, kernels of the device               -> one timeline for Perfetto
 
-The floor of forward and backward is their FLOPs at the measured matmul rate; of the update, the bytes of weights,
-gradients and states at the measured copy rate. Prints nothing.
+The floor of forward and backward is their FLOPs at the measured matmul rate (frozen weights have no gradients); of the
+update, the bytes of trained weights, gradients and states at the measured copy rate. Prints nothing.
 """
 
 import statistics
@@ -56,6 +56,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class TrainProfile(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     dtype: str
+    lora: int  # rank of the adapter that is trained; 0: all weights are
     device: str
     tokens: int  # of a step
     step_ms: float  # median, nothing between the parts
@@ -97,6 +98,7 @@ def profile(
     return TrainProfile(
         model=bench.setup.model,
         dtype=bench.setup.dtype,
+        lora=bench.setup.lora,
         device=ceiling.device,
         tokens=bench.setup.seq * bench.setup.batch,
         step_ms=1e3 * statistics.median(whole),
@@ -164,19 +166,25 @@ def _wait(device: torch.device) -> None:
 
 
 def _floors(bench: Bench, ceiling: Ceiling, unit: str) -> dict[str, float]:
-    flops = step_flops(bench.state.spec, [n for batch in bench.batches for n in batch.lengths])
+    lengths = [n for batch in bench.batches for n in batch.lengths]
+    forward = step_flops(bench.state.spec, lengths) / 3
+    both = step_flops(bench.state.spec, lengths, frozen=bench.setup.lora > 0)
     rate = ceiling.flops_per_s.get(unit, float("inf"))
-    weights = sum(p.nbytes for p in bench.state.parallel.parameters().values())
+    weights = _trained_bytes(bench)
     states = sum(t.nbytes for ts in bench.state.optimizer.tensors().values() for t in ts.values())
     moved = {
         "norm": weights,
         "update": 3 * weights + 2 * states,
     }  # gradients are as wide as weights
     return {
-        "forward": flops / 3 / rate,
-        "backward": flops * 2 / 3 / rate,
+        "forward": forward / rate,
+        "backward": (both - forward) / rate,
         **{name: size / ceiling.bytes_per_s for name, size in moved.items()},
     }
+
+
+def _trained_bytes(bench: Bench) -> int:
+    return sum(p.nbytes for p in bench.state.parallel.parameters().values())
 
 
 def _memory(bench: Bench) -> list[Held]:
@@ -185,7 +193,9 @@ def _memory(bench: Bench) -> list[Held]:
     roles = state.optimizer.tensors()
     masters = sum(t.nbytes for r, ts in roles.items() if "master" in r for t in ts.values())
     measured = {
-        "weights": sum(p.nbytes for p in state.parallel.parameters().values()),
+        "weights": None
+        if bench.setup.lora
+        else _trained_bytes(bench),  # frozen ones are not listed
         "states": sum(t.nbytes for ts in roles.values() for t in ts.values()) - masters,
         "masters": masters,
     }

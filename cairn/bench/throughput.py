@@ -30,7 +30,8 @@ from cairn.kernels.tooling.measure import Ceiling
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
     from cairn.models.transformer import Transformer
-    from cairn.serve.engine.loop import Engine, StepTimes
+    from cairn.serve.engine.loop import Engine
+    from cairn.serve.engine.step_times import StepTimes
 
 CONTEXT = 4096  # tokens of the longest request, as nano-vllm's benchmark sets it, unless a workload has longer ones
 CUT = ("long",)  # workloads whose prompts are cut to the context of the model

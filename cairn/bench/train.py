@@ -175,7 +175,8 @@ def prepare(setup: Setup) -> Bench:
 
     from cairn.models.checkpoint import check_device, default_device
     from cairn.train.data.source import microbatch
-    from cairn.train.prepare import assemble, describe
+    from cairn.train.describe import describe
+    from cairn.train.prepare import assemble
 
     config = config_of(setup)
     name = default_device() if setup.device == "auto" else setup.device

@@ -178,49 +178,51 @@ class _Chaos:
 
     def break_things(self) -> None:
         for due in schedule(self.plan):
-            seen = self._until(lambda seen, step=due.step: seen.training() and seen.step >= step)
-            if seen is None:
+            state = self._until(
+                lambda state, step=due.step: state.training() and state.step >= step
+            )
+            if state is None:
                 missing = Happened(kind=due.fault.kind, target=due.fault.target, step=due.step)
                 missing.skipped = OVER
                 self.happened.append(missing)
                 continue
-            self._break(due, seen)
+            self._break(due, state)
 
-    def _break(self, due: Due, seen: Seen) -> None:
+    def _break(self, due: Due, state: Seen) -> None:
         fault = due.fault
-        target = victim(fault.target, self.chance, len(seen.ranks), len(seen.nodes))
-        one = Happened(kind=fault.kind, target=" ".join(map(str, target)), step=seen.step)
-        before = seen.life
+        target = victim(fault.target, self.chance, len(state.ranks), len(state.nodes))
+        one = Happened(kind=fault.kind, target=" ".join(map(str, target)), step=state.step)
+        before = state.life
         one.at = time.time()  # as in the events of the run
         try:
             cut = self.network.inject(fault, target)
-            one.what = cut or inject(fault, target, seen, self.run, self.chance)
+            one.what = cut or inject(fault, target, state, self.run, self.chance)
         except NotPermitted as error:
             one.skipped = error.message
         self.happened.append(one)
-        self.log_line(f"step {seen.step}: {fault.kind} {one.target}: {one.skipped or one.what}")
+        self.log_line(f"step {state.step}: {fault.kind} {one.target}: {one.skipped or one.what}")
         if one.skipped or fault.kind in QUIET or target[0] == "memory":
             time.sleep(0.2)  # let it be seen
             return
         limit = time.monotonic() + NOTICE_S
         self._until(
-            lambda seen: (seen.life > before and seen.training()) or time.monotonic() > limit
+            lambda state: (state.life > before and state.training()) or time.monotonic() > limit
         )
 
     def _until(self, ready: Callable[[Seen], bool]) -> Seen | None:
         """None when the job is over first."""
         while self.process.poll() is None and time.monotonic() < self.deadline:
-            seen = look(self.run)
-            if seen is not None:
-                self.pids.update(seen.pids())
-                if ready(seen):
-                    return seen
+            state = look(self.run)
+            if state is not None:
+                self.pids.update(state.pids())
+                if ready(state):
+                    return state
             time.sleep(POLL_S)
         return None
 
     def match(self, events: list[AnyEvent]) -> None:
         """Which finding belongs to which fault: the first one after it."""
-        found = [(n, event) for n, event in enumerate(events) if isinstance(event, Failed)]
+        failures = [(n, event) for n, event in enumerate(events) if isinstance(event, Failed)]
         ledger = read_ledger(self.run)
         incidents = list(ledger.incidents) if ledger else []
         for one in self.happened:
@@ -228,10 +230,10 @@ class _Chaos:
                 self._notice(one, events)
             if one.skipped or one.target.startswith("memory ") or one.kind in QUIET:
                 continue
-            for place, (number, event) in enumerate(found):
+            for place, (number, event) in enumerate(failures):
                 if event.at >= one.at:
                     self._describe(one, event, events[number:], incidents[place])
-                    found, incidents = found[place + 1 :], incidents[place + 1 :]
+                    failures, incidents = failures[place + 1 :], incidents[place + 1 :]
                     break
 
     def _notice(self, one: Happened, events: list[AnyEvent]) -> None:
@@ -251,32 +253,34 @@ class _Chaos:
 
 def complaints_of(report: Report, plan: Plan) -> list[str]:
     """Every promise that was not kept."""
-    found = []
+    complaints = []
     if report.faults and all(one.skipped == OVER for one in report.faults):
         why = "" if report.ledger else ", or it never said where it is (--recovery.on does)"
-        found.append(f"nothing was broken: the job was over before the first fault was due{why}")
+        complaints.append(
+            f"nothing was broken: the job was over before the first fault was due{why}"
+        )
     if report.exit_status:
-        found.append(f"the job ended with status {report.exit_status}")
+        complaints.append(f"the job ended with status {report.exit_status}")
     if report.orphans:
-        found.append(f"processes are left: {report.orphans}")
+        complaints.append(f"processes are left: {report.orphans}")
     off = report.worst_difference
     if report.same_losses is False and (plan.exact or off is None or off > NEAR):
-        found.append(f"the losses differ by up to {off}")
+        complaints.append(f"the losses differ by up to {off}")
     for one in report.faults:
         name = f"{one.kind} {one.target} at step {one.step}"
         silent = one.kind in QUIET or one.target.startswith("memory ")
         if one.skipped:
             continue
         if one.found_s is None and not silent:
-            found.append(f"{name} was never found")
+            complaints.append(f"{name} was never found")
         for value, most, what in (
             (one.steps_lost, plan.most_steps_lost, "steps lost"),
             (one.found_s, plan.most_detect_s, "seconds until found"),
             (one.recovered_s, plan.most_recovery_s, "seconds until recovered"),
         ):
             if value is not None and most is not None and value > most:
-                found.append(f"{name}: {value:.3g} {what}, {most:.3g} are promised")
-    return found
+                complaints.append(f"{name}: {value:.3g} {what}, {most:.3g} are promised")
+    return complaints
 
 
 def last_lines(path: Path, count: int = 5) -> str:

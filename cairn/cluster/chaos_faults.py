@@ -69,10 +69,10 @@ def look(run: Path) -> Seen | None:
 
 
 def inject(
-    fault: Fault, target: tuple[str, int], seen: Seen, run: Path, chance: random.Random
+    fault: Fault, target: tuple[str, int], state: Seen, run: Path, chance: random.Random
 ) -> str:
     """Breaks it; says what was done. Slow and partition go on in a thread."""
-    pids = pids_of(target, seen)
+    pids = pids_of(target, state)
     match fault.kind:
         case "kill":
             return _signal(pids, signal.SIGKILL, "killed")
@@ -88,18 +88,18 @@ def inject(
         case "corrupt-checkpoint":
             return corrupt_newest(run, chance)
         case "flip-bit":
-            return _flip(target, seen, chance)
+            return _flip(target, state, chance)
 
 
-def pids_of(target: tuple[str, int], seen: Seen) -> list[int]:
+def pids_of(target: tuple[str, int], state: Seen) -> list[int]:
     kind, number = target
     if kind == "memory":
-        return [seen.memories[number]]
+        return [state.memories[number]]
     if kind == "memories":  # all of them and a rank: nothing is left to go back to but the disk
-        return [*filter(None, seen.memories.values()), seen.ranks[-1].pid]
+        return [*filter(None, state.memories.values()), state.ranks[-1].pid]
     if kind == "node":  # its memory first, as when the power goes
-        return [seen.memories[number], *(one.pid for one in seen.ranks if one.node == number)]
-    return [one.pid for one in seen.ranks if one.rank == number]
+        return [state.memories[number], *(one.pid for one in state.ranks if one.node == number)]
+    return [one.pid for one in state.ranks if one.rank == number]
 
 
 def _signal(pids: list[int], number: signal.Signals, word: str) -> str:
@@ -153,9 +153,9 @@ def corrupt_newest(run: Path, chance: random.Random) -> str:
     return f"byte {at} of {path.parent.name}/{path.name} was {byte}"
 
 
-def _flip(target: tuple[str, int], seen: Seen, chance: random.Random) -> str:
+def _flip(target: tuple[str, int], state: Seen, chance: random.Random) -> str:
     """Through /proc/PID/mem, which a parent may write; the bit is one that keeps the number finite."""
-    one = next((rank for rank in seen.ranks if rank.rank == target[1]), None)
+    one = next((rank for rank in state.ranks if rank.rank == target[1]), None)
     if one is None or not one.address:
         raise NotPermitted(f"rank {target[1]} has not said where its weights lie")
     word = chance.randrange(one.bytes // 4)

@@ -28,8 +28,8 @@ INTERFACE = "cairn0"
 class Network:
     """Namespaces for the nodes of one job, or nothing at all where none are wanted."""
 
-    def __init__(self, wanted: bool, nodes: int = NODES) -> None:
-        self.wanted, self.nodes = wanted, nodes
+    def __init__(self, enabled: bool, nodes: int = NODES) -> None:
+        self.wanted, self.nodes = enabled, nodes
         self.tag = f"cairn{os.getpid() % 100000}"
         self.obstacle = ""
 

@@ -131,10 +131,10 @@ def _check(fault: Fault, where: str) -> None:
             f"{where}: between {list(fault.between)} is empty", hint="between = [5, 40]"
         )
     words = fault.target.split()
-    known = fault.target in ("any rank", "any process", "memories") or (
+    is_valid = fault.target in ("any rank", "any process", "memories") or (
         len(words) == 2 and words[0] in ("rank", "memory", "node") and words[1].isdecimal()
     )
-    if not known:
+    if not is_valid:
         raise ConfigError(f"{where}: target {fault.target!r} is not known", hint=TARGETS)
     if fault.kind == "partition" and words[0] != "node":
         raise ConfigError(

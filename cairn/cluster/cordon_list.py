@@ -29,35 +29,35 @@ def path() -> Path:
 
 def current(now: float | None = None) -> Cordons:
     """The list, with what the jobs of this machine have been through since it was written."""
-    known = load(path())
+    stored = load(path())
     cordons = learned(
-        known,
+        stored,
         (f for job in records.latest() for f in failures_in(job.logs) if job.engine != "local"),
         time.time() if now is None else now,
     )
-    if cordons != known:
+    if cordons != stored:
         save(path(), cordons)
     return cordons
 
 
-def learned(known: Cordons, failures: Iterable[RankFailure], now: float) -> Cordons:
+def learned(cordons: Cordons, failures: Iterable[RankFailure], now: float) -> Cordons:
     """With every end that is laid to a node and was not counted yet. Pure."""
     for failure in sorted(failures, key=lambda failure: failure.at):
-        if not failure.is_own or now - failure.at > DAY_S or _counted(known, failure):
+        if not failure.is_own or now - failure.at > DAY_S or _counted(cordons, failure):
             continue
         policy, why = POLICIES[failure.verdict.cause], failure.verdict.why
         if policy.strike:
-            known = known.strike(failure.blamed, failure.at, why)
+            cordons = cordons.strike(failure.blamed, failure.at, why)
         if policy.cordon:
-            known = known.cordon(failure.blamed, failure.at, why, DAY_S)
-    return known
+            cordons = cordons.cordon(failure.blamed, failure.at, why, DAY_S)
+    return cordons
 
 
-def _counted(known: Cordons, failure: RankFailure) -> bool:
+def _counted(cordons: Cordons, failure: RankFailure) -> bool:
     """Or forgiven: it was before the cordon was lifted."""
-    if failure.at <= known.lifted.get(failure.blamed, 0.0):
+    if failure.at <= cordons.lifted.get(failure.blamed, 0.0):
         return True
-    return any(s.node == failure.blamed and s.at == failure.at for s in known.strikes)
+    return any(s.node == failure.blamed and s.at == failure.at for s in cordons.strikes)
 
 
 def avoid(cluster: Cluster, cordons: Cordons, now: float) -> tuple[Cluster, list[str], list[str]]:

@@ -37,14 +37,14 @@ def why(run: Path, over: str = "") -> str | None:
 
 def rows(ledger: Ledger) -> list[list[str]]:
     """Part, seconds, share, causes: a table for a page or a terminal."""
-    found = []
+    table = []
     for part in PARTS:
         causes = ledger.by_cause.get(part, {})
         named = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in causes.items())
         seconds = ledger.parts[part]
         share = seconds / ledger.wall if ledger.wall else 0.0
-        found.append([part, f"{seconds:.2f} s", f"{share:.1%}", named or MEANING[part]])
-    return found
+        table.append([part, f"{seconds:.2f} s", f"{share:.1%}", named or MEANING[part]])
+    return table
 
 
 def scrape(run: Path) -> str | None:

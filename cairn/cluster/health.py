@@ -51,32 +51,34 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(vitals: Vitals, limits: Limits = Limits()) -> list[str]:  # noqa: B008
     """Everything that is wrong; an empty list: fit."""
-    v, found = vitals, []
+    v, complaints = vitals, []
     if v.write_s is None:
-        found.append("the disk cannot be written")
+        complaints.append("the disk cannot be written")
     elif v.write_s > limits.write_s:
-        found.append(f"a small file takes {v.write_s:.1f} s to write, at most {limits.write_s} s")
+        complaints.append(
+            f"a small file takes {v.write_s:.1f} s to write, at most {limits.write_s} s"
+        )
     for name, value, least, unit in (
         ("memory", v.free_memory, limits.free_memory, "of all"),
         ("disk", v.free_disk_bytes, limits.free_disk_bytes, "bytes"),
         ("shared memory", v.free_shared_bytes, limits.free_shared_bytes, "bytes"),
     ):
         if value < least:
-            found.append(f"{name}: {value:,.3g} {unit} free, at least {least:,.3g}")
+            complaints.append(f"{name}: {value:,.3g} {unit} free, at least {least:,.3g}")
     if v.load_per_core > limits.load_per_core:
-        found.append(f"load {v.load_per_core:.1f} per core, at most {limits.load_per_core}")
+        complaints.append(f"load {v.load_per_core:.1f} per core, at most {limits.load_per_core}")
     if v.gpus is not None and len(v.gpus) < limits.gpus:
-        found.append(f"{len(v.gpus)} GPUs answer, {limits.gpus} should")
-    return found + [word for gpu in v.gpus or [] for word in _of_gpu(gpu, limits)]
+        complaints.append(f"{len(v.gpus)} GPUs answer, {limits.gpus} should")
+    return complaints + [word for gpu in v.gpus or [] for word in _of_gpu(gpu, limits)]
 
 
 def _of_gpu(gpu: Gpu, limits: Limits) -> list[str]:
-    found = []
+    complaints = []
     if gpu.ecc_uncorrected > limits.ecc_errors:
-        found.append(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected memory errors")
+        complaints.append(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected memory errors")
     if gpu.celsius > limits.gpu_celsius:
-        found.append(f"GPU {gpu.index}: {gpu.celsius} degrees, at most {limits.gpu_celsius}")
-    return found
+        complaints.append(f"GPU {gpu.index}: {gpu.celsius} degrees, at most {limits.gpu_celsius}")
+    return complaints
 
 
 def examine(cordons: Cordons, vitals: Vitals, now: float, limits: Limits = Limits()) -> Cordons:  # noqa: B008
@@ -92,8 +94,10 @@ def fitness(env: Mapping[str, str], folder: Path) -> tuple[list[str], bool]:
     if how == "off" or not first:
         return [], False
     node = env.get("CAIRN_NODE") or "here"
-    found = judge(measure(node, folder), Limits(load_per_core=math.inf))  # it may be our own load
-    return found, bool(found) and how == "refuse"
+    complaints = judge(
+        measure(node, folder), Limits(load_per_core=math.inf)
+    )  # it may be our own load
+    return complaints, bool(complaints) and how == "refuse"
 
 
 def measure(node: str, folder: Path) -> Vitals:
@@ -138,11 +142,11 @@ def _gpus() -> list[Gpu] | None:
     except pynvml.NVMLError as error:
         missing = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
         return None if getattr(error, "value", None) == missing else []
-    found = []
+    gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(Gpu(index, _ecc(pynvml, handle), _celsius(pynvml, handle)))
-    return found
+        gpus.append(Gpu(index, _ecc(pynvml, handle), _celsius(pynvml, handle)))
+    return gpus
 
 
 def _ecc(nvml: object, handle: object) -> int:

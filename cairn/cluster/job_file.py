@@ -128,10 +128,10 @@ def _struct(type_: Any) -> Any:
 
 
 def _line(key: str, text: str) -> str:
-    found = re.search(rf"^\s*\[*\"?{re.escape(key)}\"?[\]\s]*(=|:|$)", text, re.MULTILINE)
-    if not key or found is None:
+    match = re.search(rf"^\s*\[*\"?{re.escape(key)}\"?[\]\s]*(=|:|$)", text, re.MULTILINE)
+    if not key or match is None:
         return ""
-    start = text[: found.end()].count("\n")
+    start = text[: match.end()].count("\n")
     return f" line {start + 1}"
 
 

@@ -21,21 +21,21 @@ PATIENCE_S = 5.0
 
 def mark_of(env: Mapping[str, str]) -> dict[str, str]:
     """What the processes of one node of one run have in common; empty where that is not known."""
-    found = {name: env[name] for name in OF_A_NODE if name in env}
-    return found if len(found) == len(OF_A_NODE) else {}
+    marks = {name: env[name] for name in OF_A_NODE if name in env}
+    return marks if len(marks) == len(OF_A_NODE) else {}
 
 
 def leftovers(mark: Mapping[str, str]) -> list[psutil.Process]:
     if not mark:
         return []
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             env = process.environ() if process.pid != os.getpid() else {}
             alive = process.status() != psutil.STATUS_ZOMBIE
             if alive and all(env.get(name) == value for name, value in mark.items()):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end_leftovers(mark: Mapping[str, str]) -> int:

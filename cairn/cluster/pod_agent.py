@@ -1,4 +1,4 @@
-"""The agent of a container: ends with a status by which Kubernetes can tell a mistake from bad luck. A program.
+"""The agent of a container: its exit status tells Kubernetes whether the program failed or the machine. A program.
 
     python -m cairn.cluster.pod_agent -- python -m torch.distributed.run ...       exit status 2: no restart helps
 
@@ -27,7 +27,7 @@ def run(argv: list[str], failures: Path) -> int:
     env = {**os.environ, "CAIRN_JOB_FAILURES": str(failures)}
     agent = subprocess.Popen(argv, env=env, preexec_fn=die_with_parent)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, frame: agent.send_signal(got))
+        signal.signal(number, lambda received, frame: agent.send_signal(received))
     reports = FailureReports(failures)
     while True:
         status = agent.poll()  # first: what it wrote before it left is read below

@@ -52,11 +52,11 @@ def _fit(values: Mapping[str, str]) -> bool:
     """Whether this node may be used; what is wrong with it is said."""
     complaints, refused = fitness(os.environ, _writable())
     if complaints:
-        rank, said = int(values["rank"]), "; ".join(complaints)
-        _write(f"r{rank}| warning: this node is not fit for work: {said}")
+        rank, reasons = int(values["rank"]), "; ".join(complaints)
+        _write(f"r{rank}| warning: this node is not fit for work: {reasons}")
         if refused:
             ended = end_reason.EndReason(
-                cause="hardware", why=f"the node is not fit for work: {said}"
+                cause="hardware", why=f"the node is not fit for work: {reasons}"
             )
             _write(mark(_failure(rank, values, UNFIT, [], ended)))
     return not refused
@@ -64,8 +64,8 @@ def _fit(values: Mapping[str, str]) -> bool:
 
 def _writable() -> Path:
     """Where the job writes, if that is a folder that is there already."""
-    given = os.environ.get("CAIRN_JOB_CHECKPOINTS", "")
-    return Path(given) if given and Path(given).is_dir() else Path(tempfile.gettempdir())
+    folder = os.environ.get("CAIRN_JOB_CHECKPOINTS", "")
+    return Path(folder) if folder and Path(folder).is_dir() else Path(tempfile.gettempdir())
 
 
 def place(env: Mapping[str, str]) -> dict[str, str]:
@@ -110,7 +110,7 @@ def run(program: list[str], values: Mapping[str, str]) -> int:
         _write(mark(_failure(rank, values, 127, lines, None)))
         return 127
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, frame: child.send_signal(got))
+        signal.signal(number, lambda received, frame: child.send_signal(received))
     tail: collections.deque[str] = collections.deque(maxlen=KEPT)
     assert child.stdout is not None
     reader = threading.Thread(target=_pump, args=(child.stdout, rank, tail), daemon=True)

@@ -86,8 +86,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_folder() -> Path:
-    if given := os.environ.get("CAIRN_JOBS"):
-        return Path(given)
+    if folder := os.environ.get("CAIRN_JOBS"):
+        return Path(folder)
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home) / "cairn" / "jobs"
 
@@ -177,13 +177,13 @@ def runs(name: str) -> list[Record]:
     folder = state_folder() / name
     if not folder.is_dir():
         return []
-    found = []
+    records = []
     for path in folder.iterdir():
         try:
-            found.append(msgspec.json.decode((path / "record.json").read_bytes(), type=Record))
+            records.append(msgspec.json.decode((path / "record.json").read_bytes(), type=Record))
         except (OSError, msgspec.DecodeError):
             continue  # being made, or not ours
-    return sorted(found, key=lambda record: record.number)
+    return sorted(records, key=lambda record: record.number)
 
 
 def latest() -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""The same job, lived through: failures drawn, intervals tried until they get through, every second accounted for.
+"""Monte Carlo of the same job: failures are drawn, an interval is tried until none falls into it, every second counts.
 
 Independent of the formula in `reliability`: it draws how long the job lasts until its next failure and counts what was
 done. The two have to agree; a distribution that is not exponential (Weibull: early deaths, worn parts) only it can do.

@@ -198,14 +198,14 @@ def _placed(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -
     placed: dict[str, Group] = {}
     fewer: list[str] = []
     for group in sorted(groups, key=lambda g: (-g.gpus, -g.cpus, g.role)):
-        found = _take(group, left, cluster.shares_nodes)
-        if found < group.least:
-            raise _too_large(job, group, found, cluster)
-        if found < group.most:
+        nodes = _take(group, left, cluster.shares_nodes)
+        if nodes < group.least:
+            raise _too_large(job, group, nodes, cluster)
+        if nodes < group.most:
             fewer.append(
-                f"role '{group.role}' gets {found} of {group.most} nodes: more are not there"
+                f"role '{group.role}' gets {nodes} of {group.most} nodes: more are not there"
             )
-        most = found if cluster.engine in ("local", "ray") else group.most
+        most = nodes if cluster.engine in ("local", "ray") else group.most
         placed[group.role] = msgspec.structs.replace(group, most=most)
     notes += fewer
     return [placed[group.role] for group in groups]
@@ -232,12 +232,12 @@ def _domains(job: Job, groups: list[Group], cluster: Cluster) -> list[list[Node]
             f"job '{job.name}' requires one {level}, and no node of {cluster.engine} says where it is",
             hint=f'label the nodes, or topology.preferred = "{level}"',
         )
-    wanted = sum(group.least for group in groups)
+    needed = sum(group.least for group in groups)
     by_size = sorted(domains, key=lambda name: (len(domains[name]), name), reverse=True)
     largest = by_size[0]
-    if len(domains[largest]) < wanted and not cluster.shares_nodes:
+    if len(domains[largest]) < needed and not cluster.shares_nodes:
         raise CannotRun(
-            f"job '{job.name}' requires {wanted} nodes in one {level}; "
+            f"job '{job.name}' requires {needed} nodes in one {level}; "
             f"the largest, {largest}, has {len(domains[largest])}",
             hint=f'fewer nodes, or topology.preferred = "{level}"',
         )
@@ -246,15 +246,15 @@ def _domains(job: Job, groups: list[Group], cluster: Cluster) -> list[list[Node]
 
 def _take(group: Group, left: dict[str, Node], shares: bool) -> int:
     """How many nodes of this group fit, taking them out of what is left."""
-    found = 0
+    count = 0
     for name in sorted(left, key=lambda n: (left[n].gpus, left[n].cpus, n)):
-        while found < group.most and name in left and _holds(left[name], group):
-            found += 1
+        while count < group.most and name in left and _holds(left[name], group):
+            count += 1
             if shares:
                 left[name] = _less(left[name], group)
             else:
                 del left[name]
-    return found
+    return count
 
 
 def _holds(node: Node, group: Group) -> bool:
@@ -276,7 +276,7 @@ def _less(node: Node, group: Group) -> Node:
     )
 
 
-def _too_large(job: Job, group: Group, found: int, cluster: Cluster) -> CannotRun:
+def _too_large(job: Job, group: Group, count: int, cluster: Cluster) -> CannotRun:
     kind = f"{group.mig} slices" if group.mig else "GPUs"
     each = f"{group.gpus} {kind}, {group.cpus:g} CPUs and {format_bytes(group.memory)}"
     nodes, level = cluster.nodes, job.topology.required
@@ -297,6 +297,6 @@ def _too_large(job: Job, group: Group, found: int, cluster: Cluster) -> CannotRu
             there = f"{which} {has}{' for all of them' if cluster.shares_nodes else ''}"
     return CannotRun(
         f"job '{job.name}' needs {group.least} nodes of {each} for role '{group.role}'; "
-        f"{there}, so {found} fit",
+        f"{there}, so {count} fit",
         hint="ask for less of what is short (a share of a CPU, such as 0.5, is allowed), or launch it elsewhere",
     )

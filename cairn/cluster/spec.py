@@ -302,12 +302,12 @@ def _check_filled(word: str, where: str) -> None:
     """A typo is refused; braces in a program's own text are its own business."""
     from cairn.core.errors import did_you_mean
 
-    for found in re.findall(r"\{([a-z_]+)\}", word):
-        near = did_you_mean(found, FILLED)
-        if found in FILLED or (near is None and re.search(r"\s", word)):
+    for word_in_braces in re.findall(r"\{([a-z_]+)\}", word):
+        near = did_you_mean(word_in_braces, FILLED)
+        if word_in_braces in FILLED or (near is None and re.search(r"\s", word)):
             continue
-        known = ", ".join(f"{{{name}}}" for name in FILLED)
+        names = ", ".join(f"{{{name}}}" for name in FILLED)
         raise ConfigError(
-            f"{where}: nothing is known to put for {{{found}}} in {word!r}",
-            hint=near or f"there are {known}",
+            f"{where}: nothing is known to put for {{{word_in_braces}}} in {word!r}",
+            hint=near or f"there are {names}",
         )

@@ -174,7 +174,7 @@ class Supervisor:
             raise Ended("done", f"{of} {len(self.places)} nodes finished")
 
     def _wait_for_the_last(self) -> None:
-        """A node that took a lost one's place finishes with the others; one that came too late never meets anybody."""
+        """A node that took a lost one's place finishes with the others; one that came too late never joins them."""
         waits_until = time.monotonic() + LAST_S
         while time.monotonic() < waits_until:
             running = [place for place in self.places if place.handle is not None]
@@ -334,7 +334,7 @@ def main(folder: Path) -> int:
 
     plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=Plan)
     record = records.runs(folder.parent.name)
-    mine = next(found for found in record if found.folder.name == folder.name)
+    mine = next(candidate for candidate in record if candidate.folder.name == folder.name)
     try:
         supervisor = Supervisor(mine, plan, seats_of(mine))
 

@@ -27,13 +27,13 @@ def unused(job: Job, engine: str) -> list[str]:
 def _unheard(job: Job) -> list[str]:
     """What only `cairn train` with copies in memory can do: no agent sees hangs, slow ranks or checkpoints."""
     kept, health, usual = job.checkpoint, job.health, Health()
-    asked = {
+    settings = {
         "checkpoint.tiers": "object" in kept.tiers or "memory" in kept.tiers,
         "checkpoint.interval": kept.interval != "recipe",
         "health.hang": health.hang != usual.hang,
         "health.straggler": health.straggler != usual.straggler,
     }
-    set_here = ", ".join(name for name, is_set in asked.items() if is_set)
+    set_here = ", ".join(name for name, is_set in settings.items() if is_set)
     others = [role.name for role in job.roles if role.argv[:2] != ["cairn", "train"]]
     if set_here and others:
         return [

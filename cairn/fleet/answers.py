@@ -35,21 +35,21 @@ class UnderWay(Protocol):
 class Answers:
     """Of one server, at one moment: shortest rest first."""
 
-    def __init__(self, lefts: Iterable[tuple[int, float]]) -> None:
-        """`lefts`: tokens that are left of each, and which share of the answer that is."""
-        self._pairs = sorted(lefts)
-        self.lefts = [left for left, _ in self._pairs]
+    def __init__(self, rests: Iterable[tuple[int, float]]) -> None:
+        """`rests`: tokens that are left of each, and which share of the answer that is."""
+        self._rests = sorted(rests)
+        self.tokens_left = [left for left, _ in self._rests]
         # Sums over the first so many: of shares, and of what a second for each token would delay.
-        self._shares = list(accumulate((share for _, share in self._pairs), initial=0.0))
-        self._delays = list(accumulate((left * share for left, share in self._pairs), initial=0.0))
+        self._shares = list(accumulate((share for _, share in self._rests), initial=0.0))
+        self._delays = list(accumulate((left * share for left, share in self._rests), initial=0.0))
 
     def plus(self, tokens: int) -> "Answers":
         """With one more, of which nothing has come."""
-        return Answers([*self._pairs, (tokens, 1.0)])
+        return Answers([*self._rests, (tokens, 1.0)])
 
     def delay_s(self, prompt_s: float, chunk_s: float, ended: int = 0) -> float:
         """By how much their tokens come later, a token of each on average; without the first ones, that have ended."""
-        short = max(bisect_left(self.lefts, prompt_s / chunk_s), ended)
+        short = max(bisect_left(self.tokens_left, prompt_s / chunk_s), ended)
         of_short = chunk_s * (self._delays[short] - self._delays[ended])
         return of_short + prompt_s * (self._shares[-1] - self._shares[short])
 
@@ -66,7 +66,7 @@ class Answers:
         `cost_of`: so long a wait, to itself and to those behind it.
         """
         best_s, cost = 0.0, self.delay_s(prompt_s, chunk_s)
-        for at, left in enumerate(self.lefts):
+        for at, left in enumerate(self.tokens_left):
             wait_s = left * step_s
             if wait_s > most_s or wait_s >= cost:
                 break
@@ -78,9 +78,9 @@ class Answers:
 
 def answers_of(requests: Iterable[UnderWay]) -> Answers:
     """One that is longer than anybody knew may go on for as long again."""
-    lefts: list[tuple[int, float]] = []
+    rests: list[tuple[int, float]] = []
     for one in requests:
         tokens = max(one.answer_tokens, 1)
         left = tokens - one.tokens_so_far
-        lefts.append((left, left / tokens) if left > 0 else (tokens, 1.0))
-    return Answers(lefts)
+        rests.append((left, left / tokens) if left > 0 else (tokens, 1.0))
+    return Answers(rests)

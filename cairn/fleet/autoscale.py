@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from cairn.fleet.config import ServerGroup
 from cairn.fleet.discovery import Discovery
-from cairn.fleet.placing import held_for, wait_s
-from cairn.fleet.processes import Gpus, ServerProcess
+from cairn.fleet.placing import wait_s, waiting_for
 from cairn.fleet.router import Router
 from cairn.fleet.scale import Rules, ScaledModel, decide
+from cairn.fleet.server_process import Gpus, ServerProcess
 
 TICK_S = 1.0
 USUAL_START_S = 20.0  # until one has been seen to start
@@ -62,7 +62,7 @@ class LocalScaler:
             now,
             ready=len(up),
             starting=len(self._running) - len(up),
-            held=held_for(router, self._model),
+            held=waiting_for(router, self._model),
             in_flight=sum(one.waiting + one.decoding for one in workers.values()),
             wait_s=wait_s(router, self._model, up),
         )

@@ -130,7 +130,9 @@ def _beside(ask: Ask, one: Candidate) -> tuple[float, float]:
 
     most_s = MOST_WAIT * prompt_s if ask.waited_s < MOST_WAITED * prompt_s else 0.0
     waits_s, cost_s = one.answers.wait(prompt_s, chunk_s, one.step_s, most_s, cost_of)
-    others = max(one.requests - len(one.answers.lefts), 0)  # of which only the number is known
+    others = max(
+        one.requests - len(one.answers.tokens_left), 0
+    )  # of which only the number is known
     return waits_s, cost_s + others * prompt_s / 2
 
 

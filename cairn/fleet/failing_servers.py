@@ -22,7 +22,7 @@ async def follow(router: "Router", pulse: PulseClient) -> None:
                     exchange.upstream.drop()
                     exchange.lost(pulse.worker.reason)
         else:
-            router.place_held()
+            router.place_waiting()
 
 
 def leave_wedged(router: "Router", now_s: float) -> None:
@@ -37,7 +37,7 @@ def leave_wedged(router: "Router", now_s: float) -> None:
         for exchange in [one for one in router.open if one.worker is worker and one.computes]:
             if exchange.upstream is None or not exchange.movable:
                 continue
-            if router.able(now_s, exchange.model, {worker.number}):  # those before it took room
+            if router.eligible(now_s, exchange.model, {worker.number}):  # those before it took room
                 worker.rest(now_s + rest_s, reason)
                 exchange.upstream.drop()
                 exchange.lost(reason)

@@ -14,7 +14,7 @@ from cairn.fleet.upstream import Upstream
 from cairn.fleet.worker import Worker
 
 if TYPE_CHECKING:
-    from cairn.fleet.relay import Exchange
+    from cairn.fleet.exchange import Exchange
     from cairn.fleet.router import Router
 
 FAILED = 429  # answers from here on do not win
@@ -40,12 +40,12 @@ class Hedging:
         now, first, router = time.monotonic(), exchange.worker, self._router
         if attempt != exchange.attempts or first is None or not exchange.unanswered:
             return
-        able = router.able(now, exchange.model, {*exchange.tried, first.number})
-        able = [one for one in able if one.state == "up"]
-        if not able or self.budget < 1:
+        workers = router.eligible(now, exchange.model, {*exchange.tried, first.number})
+        workers = [one for one in workers if one.state == "up"]
+        if not workers or self.budget < 1:
             return
         self.budget -= 1
-        choice, new = router.choose(sent_at_once(exchange.ask), exchange.keys, able, now)
+        choice, new = router.choose(sent_at_once(exchange.ask), exchange.keys, workers, now)
         router.note_sent(exchange.ask, exchange.keys, choice, now)
         exchange.hedge = copy = Hedge(exchange, choice.chosen, new)
         router.views.hedged += 1
@@ -71,7 +71,7 @@ class Hedge:
             upstream.drop()
         else:
             self.upstream = upstream
-            upstream.send(self, self.exchange.written())
+            upstream.send(self, self.exchange.request_bytes())
 
     def cancel(self) -> None:
         """The other one was faster, or this one has failed."""

@@ -30,6 +30,10 @@ class KeyIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
+    def count(self, server: int) -> int:
+        """Of its keys."""
+        return len(self._keys_of.get(server, ()))
+
     def note(self, server: int, events: Events) -> bool:
         """Take in numbered events; False: one is missing, and the server is unknown until `forget` and its number 0.
 

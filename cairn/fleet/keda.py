@@ -21,7 +21,7 @@ from cairn.fleet.keda_messages import (
     write_metric,
 )
 from cairn.fleet.listen import listen_grpc
-from cairn.fleet.placing import held_for, wait_s
+from cairn.fleet.placing import wait_s, waiting_for
 from cairn.fleet.router import Router
 from cairn.fleet.scale import Rules, ScaledModel, Seen, decide
 
@@ -67,7 +67,7 @@ class KedaScaler:
             now,
             ready=len(up),
             starting=sum(one.state == "starting" for one in workers),
-            held=held_for(self._router, model),
+            held=waiting_for(self._router, model),
             in_flight=sum(one.waiting + one.decoding for one in workers),
             wait_s=wait_s(self._router, model, up),
         )

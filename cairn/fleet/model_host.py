@@ -16,9 +16,9 @@ import msgspec
 from cairn.core.errors import CairnError, ConfigError, did_you_mean
 from cairn.core.units import format_bytes
 from cairn.fleet.config import ServerGroup
-from cairn.fleet.processes import ServerProcess
 from cairn.fleet.residency import Resident, check_room, plan
 from cairn.fleet.router import Router
+from cairn.fleet.server_process import ServerProcess
 from cairn.fleet.worker import Worker
 
 LOOK_S = 0.25
@@ -72,7 +72,7 @@ class ModelHost:
         ]
         self._running: list[asyncio.Task[None]] = []
         self._held = asyncio.Event()
-        router.on_held = self._held.set
+        router.on_waiting = self._held.set
         router.default_model = names[0]
 
     # -- life ------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class ModelHost:
         worker, names = self._worker(model), {model.name}
         names |= set(worker.hello.models) if worker.hello is not None else set()
         busy = worker.waiting + worker.decoding
-        waiting = [one.arrived_s for one in self._router.held if one.model in names]
+        waiting = [one.arrived_s for one in self._router.waiting if one.model in names]
         if busy or waiting:
             model.used_s = time.monotonic()
         whole = model.size.weights_bytes + model.size.cache_bytes
@@ -206,7 +206,7 @@ class ModelHost:
         model.used_s = time.monotonic()
         worker.woke_up()
         self._say(f"{model.name} is awake after {time.monotonic() - began:.2f} s")
-        self._router.place_held()
+        self._router.place_waiting()
 
     async def _call(self, model: HostedModel, method: str, path: str) -> bytes:
         return await asyncio.to_thread(self._ask, self._worker(model), method, path)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from cairn.core.errors import CairnError
 from cairn.fleet.config import FleetConfig, ServerGroup
-from cairn.fleet.processes import Gpus, ServerProcess
+from cairn.fleet.server_process import Gpus, ServerProcess
 
 LOOK_S = 0.1
 

@@ -37,7 +37,7 @@ COMPUTING = GENERATING | {
 STREAMING = frozenset((b"/api/chat", b"/api/generate"))  # unless the body says no
 
 
-class Work(NamedTuple):
+class PathKind(NamedTuple):
     """What a path makes a server do."""
 
     computes: bool
@@ -46,10 +46,10 @@ class Work(NamedTuple):
 
 
 @lru_cache(256)  # the same few in every request
-def work_of(target: bytes) -> Work:
+def kind_of(target: bytes) -> PathKind:
     """`target`: a path with what may stand behind it."""
     plain = plain_path(target.partition(b"?")[0])
-    return Work(plain in COMPUTING, plain in GENERATING, plain in STREAMING)
+    return PathKind(plain in COMPUTING, plain in GENERATING, plain in STREAMING)
 
 
 def plain_path(path: bytes) -> bytes:

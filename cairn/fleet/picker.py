@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.core.errors import ConfigError
 from cairn.core.protobuf_wire import WireError
-from cairn.fleet.front import error_body
+from cairn.fleet.downstream import error_body
 from cairn.fleet.listen import listen_grpc
 from cairn.fleet.picker_messages import (
     Kind,
@@ -25,14 +25,14 @@ from cairn.fleet.picker_messages import (
     write_refusal,
 )
 from cairn.fleet.refusals import unknown_model, why_nobody
-from cairn.fleet.router import NO_KEYS, NOTHING, Router
+from cairn.fleet.router import NO_FIELDS, NO_KEYS, Router
 from cairn.fleet.worker import Worker
-from cairn.serve.text_keys import prompt_keys, read_asked
+from cairn.serve.text_keys import prompt_keys, read_fields
 
 METHOD = ("envoy.service.ext_proc.v3.ExternalProcessor", "Process")
 
 
-class Picked:
+class RequestStream:
     """One request of Envoy's, counted where it was sent."""
 
     def __init__(self, router: Router) -> None:
@@ -62,46 +62,46 @@ class Picked:
     async def _pick(self, kind: Kind) -> bytes:
         data = bytes(self._body)
         try:
-            body = read_asked(data) if data else NOTHING
+            body = read_fields(data) if data else NO_FIELDS
         except msgspec.MsgspecError:
-            body = NOTHING  # the server's to refuse
+            body = NO_FIELDS  # the server's to refuse
         router = self._router
-        able = await self._able(body.model)
+        workers = await self._eligible(body.model)
         now = time.monotonic()
-        if not able:
+        if not workers:
             unknown = unknown_model(router, body.model, aliases=False)
             status, code = (404, "model_not_found") if unknown else (503, "no_server")
             _, said = error_body(status, unknown or why_nobody(router, now), code)
             return write_refusal(status, said)
         keys = prompt_keys(body) if data else NO_KEYS
         ask = router.ask(router.next_number(), keys, body.wanted_tokens, now, bool(data))
-        choice, self._tokens = router.choose(ask, keys, able, now)
+        choice, self._tokens = router.choose(ask, keys, workers, now)
         router.note_sent(ask, keys, choice, now)
         self._worker = worker = choice.chosen
         router.meter(body.model, now, self._tokens * worker.token_s)
         worker.takes(self._tokens, streams=False)
         return write_continue(kind, f"{worker.host}:{worker.port}")
 
-    async def _able(self, model: str | None) -> list[Worker]:
+    async def _eligible(self, model: str | None) -> list[Worker]:
         """Servers that may get it; while there is none it waits, as long as the router's own requests do."""
         router, now = self._router, time.monotonic()
         ends = now + router.config.hold_s
-        if (able := router.able(now, model)) or unknown_model(router, model) is not None:
-            return able
+        if (workers := router.eligible(now, model)) or unknown_model(router, model) is not None:
+            return workers
         router.meter(model, now, 0.0)
-        if router.on_held is not None:
-            router.on_held()
+        if router.on_waiting is not None:
+            router.on_waiting()
         changed = asyncio.Event()
         router.picking[changed] = model
         try:
-            while not able and now < ends:
+            while not workers and now < ends:
                 await changed.wait()
                 changed.clear()
                 now = time.monotonic()
-                able = router.able(now, model)
+                workers = router.eligible(now, model)
         finally:
             del router.picking[changed]
-        return able
+        return workers
 
     def _began(self) -> None:
         """The server answers."""
@@ -125,7 +125,7 @@ async def start_picker(router: Router, address: str) -> tuple[Any, int]:
         raise ConfigError("an endpoint picker needs grpcio", hint=hint) from None
 
     async def process(asked: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        picked = Picked(router)
+        picked = RequestStream(router)
         try:
             async for data in asked:
                 message = read_processing(data)

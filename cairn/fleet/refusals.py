@@ -28,6 +28,15 @@ def unknown_model(router: "Router", model: str | None, aliases: bool = True) -> 
     return f"no server has the model {model[:200]!r}; {near}"
 
 
+def unserved_aliases(router: "Router") -> list[str]:
+    """Of each alias for a model that no server has: requests for it are refused."""
+    models = {
+        model: name for name, (models, _) in router.aliases.targets.items() for model in models
+    }
+    said = ((name, unknown_model(router, model, aliases=False)) for model, name in models.items())
+    return [f"the alias {name!r}: {text}" for name, text in said if text is not None]
+
+
 def why_nobody(router: "Router", now_s: float) -> str:
     states = "; ".join(
         f"{one.name} is full" if one.full else f"{one.name} is {one.state}: {one.why(now_s)}"

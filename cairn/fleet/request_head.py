@@ -2,7 +2,7 @@
 
 import msgspec
 
-from cairn.fleet.paths import work_of
+from cairn.fleet.paths import kind_of
 from cairn.fleet.quota import digest_of
 
 
@@ -27,4 +27,4 @@ def request_head(method: bytes, target: bytes, lines: bytes) -> RequestHead:
     """For HEAD a server is asked with GET: how its answer is framed can be read without the request then."""
     asked = b"GET" if method == b"HEAD" else method
     sent = b"%b %b HTTP/1.1\r\n%bx-cairn-router: 1\r\nx-request-id: " % (asked, target, lines)
-    return RequestHead(method, target, lines, sent, *work_of(target), digest_of(lines))
+    return RequestHead(method, target, lines, sent, *kind_of(target), digest_of(lines))

@@ -1,6 +1,6 @@
 """The router: one address in front of many servers. Every request goes where its answer begins soonest.
 
-    Front --request--> keys, Ask --choose--> Worker --Upstream--> answer
+    Downstream --request--> keys, Ask --choose--> Worker --Upstream--> answer
                           |                     ^ down, busy, silent: the next best one; none: it waits
                           '-- KeyIndex <-- PulseClient: what each server has cached, and its load
 
@@ -24,17 +24,17 @@ from cairn.fleet.aliases import Aliases, with_model
 from cairn.fleet.block_client import BlockClient
 from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Arrivals, Ask, best
 from cairn.fleet.config import BlockSource, FleetConfig, RouterConfig
+from cairn.fleet.downstream import Downstream, error_body
+from cairn.fleet.exchange import Exchange
 from cairn.fleet.failing_servers import follow, leave_wedged
-from cairn.fleet.front import Front, error_body
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import LATE, answers_beside
 from cairn.fleet.listen import cannot_listen, drop_who_does_not_read
-from cairn.fleet.placing import place, place_held, place_next
+from cairn.fleet.placing import place, place_next, place_waiting
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas
 from cairn.fleet.quota_file import KeptQuotas
-from cairn.fleet.relay import Exchange
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.views import Choice, Views
@@ -43,13 +43,13 @@ from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker, candidates, eligible
 from cairn.fleet.write_queue import WriteQueue
-from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
+from cairn.serve.text_keys import PromptKeys, RequestFields, prompt_keys, read_fields
 
 TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
-NOTHING = Asked()
+NO_FIELDS = RequestFields()
 LONGEST_ID = 128
-OWN = (b"GET", b"HEAD")  # with which the router's own paths are asked
+OWN_METHODS = (b"GET", b"HEAD")  # with which the router's own paths are asked
 
 
 class Router:
@@ -61,7 +61,7 @@ class Router:
         self.index, self.pool, self._arrivals = KeyIndex(), Pool(self._writes), Arrivals()
         self.open: set[Exchange] = set()
         self.starting = False  # models are still being loaded for the first time
-        self.held = WaitingQueue[Exchange]()  # while no server can take them
+        self.waiting = WaitingQueue[Exchange]()  # while no server can take them
         self.aliases, self.quotas = Aliases(), _quotas(config)
         # Models that the endpoint picker waits for.
         self.picking: dict[asyncio.Event, str | None] = {}
@@ -69,7 +69,7 @@ class Router:
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
         self.default_model: str | None = None  # of requests that name none
-        self.on_held: Callable[[], None] | None = None  # a request waits for a server
+        self.on_waiting: Callable[[], None] | None = None  # a request waits for a server
         self.placing = False  # those that wait are being sent
         self._numbers = itertools.count()
         self._prefix = f"{os.urandom(9).hex()}-".encode()  # of the ids that it gives itself
@@ -99,7 +99,7 @@ class Router:
         most, host = self.config.max_body_bytes, self.config.host
         try:
             listening = await asyncio.get_running_loop().create_server(
-                lambda: Front(self.handle, most, self._writes),
+                lambda: Downstream(self.handle, most, self._writes),
                 host,
                 port,
                 backlog=2048,
@@ -142,7 +142,7 @@ class Router:
             for one in config.keys
         }
         self.quotas.change(config.router.limits, own)
-        self.held.weigh({one.sha256: one.weight for one in config.keys})
+        self.waiting.weigh({one.sha256: one.weight for one in config.keys})
 
     def use(self, urls: Sequence[str]) -> None:
         """These servers from now on. One that is not among them any more finishes what it has and gets nothing new."""
@@ -178,65 +178,78 @@ class Router:
             await asyncio.sleep(TICK_S)
             if self.config.wedge_s:
                 leave_wedged(self, time.monotonic())
-            self.place_held()
+            self.place_waiting()
 
     # -- a request -------------------------------------------------------------------------------
 
-    def handle(self, front: Front, request: HttpRequest) -> None:
+    def handle(self, downstream: Downstream, request: HttpRequest) -> None:
         head = request.head
-        if head.method in OWN and (own := self.views.answer(head.path)) is not None:
-            front.send(*own)
+        if head.method in OWN_METHODS and (own := self.views.answer(head.path)) is not None:
+            downstream.send(*own)
             return
         if self.draining:
-            front.send(503, *error_body(503, "the router is stopping", "draining"))
+            downstream.send(503, *error_body(503, "the router is stopping", "draining"))
             return
-        asked, number = _read(request.body), next(self._numbers)
-        model = asked.model or self.default_model
+        fields, number = _read(request.body), next(self._numbers)
+        model = fields.model or self.default_model
         if self.aliases.targets and (
-            target := self.aliases.target(model, number, bytes(asked.user))
+            target := self.aliases.target(model, number, bytes(fields.user))
         ):
             model = target
-            if asked is not NOTHING:
-                asked.model, request.body = target, with_model(request.body, target)
-        keys = prompt_keys(asked) if request.body else NO_KEYS
+            if fields is not NO_FIELDS:
+                fields.model, request.body = target, with_model(request.body, target)
+        keys = prompt_keys(fields) if request.body else NO_KEYS
         now, given, computes = time.monotonic(), request.id, head.computes
         id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
-        streams = head.generates and bool(head.streams if asked.stream is None else asked.stream)
-        ask = self.ask(number, keys, asked.wanted_tokens, now, computes, streams)
-        front.asker = exchange = Exchange(
-            self, front, request, id, ask, keys, model, asked, now, head.holder, computes, streams
+        streams = head.generates and bool(head.streams if fields.stream is None else fields.stream)
+        ask = self.ask(number, keys, fields.wanted_tokens, now, computes, streams)
+        downstream.pending = exchange = Exchange(
+            self,
+            downstream,
+            request,
+            id,
+            ask,
+            keys,
+            model,
+            fields,
+            now,
+            head.holder,
+            computes,
+            streams,
         )
         if self.quotas.limited and request.body and not self._admit(exchange):
             return
         if computes:
-            self.held.arrived(head.holder)
+            self.waiting.arrived(head.holder)
         self.open.add(exchange)
         place(self, exchange, now)
 
     def _admit(self, exchange: Exchange) -> bool:
         """Within the quota of its key? Otherwise it is answered here."""
-        reserved = exchange.ask.prompt_tokens + exchange.longest if exchange.computes else 0
+        reserved = (
+            exchange.ask.prompt_tokens + exchange.most_answer_tokens if exchange.computes else 0
+        )
         refused = self.quotas.admit(exchange.holder, reserved, time.time())
         if refused is None:
             exchange.admitted, exchange.reserved = True, reserved
             return True
         lines, body = error_body(429, refused.message, refused.code)
         again = b"retry-after: %d\r\n" % refused.retry_after_s
-        exchange.front.send(429, lines.replace(b"retry-after: 1\r\n", again), body)
+        exchange.downstream.send(429, lines.replace(b"retry-after: 1\r\n", again), body)
         return False
 
-    def able(
+    def eligible(
         self, now: float, model: str | None, tried: Collection[int] = (), computes: bool = True
     ) -> list[Worker]:
         """Servers that may get it; a full one only what it need not compute.
 
         One that sleeps wakes up for it, unless its host has to make room first.
         """
-        able = eligible(self.workers, now, model, with_room=computes)
+        workers = eligible(self.workers, now, model, with_room=computes)
         if tried:
-            able = [one for one in able if one.number not in tried]
-        if able:
-            return able
+            workers = [one for one in workers if one.number not in tried]
+        if workers:
+            return workers
         untried = [one for one in self.workers if one.number not in tried and not one.managed]
         return eligible(untried, now, model, "asleep")
 
@@ -267,43 +280,50 @@ class Router:
         )
 
     def choose(
-        self, ask: Ask, keys: PromptKeys, able: list[Worker], now: float
+        self, ask: Ask, keys: PromptKeys, workers: list[Worker], now: float
     ) -> tuple[Choice, int]:
         """The best of these servers, and the tokens of the prompt that it has to compute."""
-        found = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
-        seen = candidates(able, found, answers_beside(ask, able))
-        place, costs = best(self.policy, ask, seen)
-        new = ask.prompt_tokens - seen[place].cached_tokens
-        choice = Choice(self.config.policy, able[place], place, able, seen, costs)
+        cached = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
+        beside = answers_beside(ask, workers) if ask.waited_s < inf else []
+        seen = candidates(workers, cached, beside)
+        at, costs = best(self.policy, ask, seen)
+        new = ask.prompt_tokens - seen[at].cached_tokens
+        choice = Choice(self.config.policy, workers[at], at, workers, seen, costs)
         return choice, new if new > 1 else 1
 
     def note_sent(self, ask: Ask, keys: PromptKeys, choice: Choice, now: float) -> None:
         """A request goes where it was decided: its work, and what will be cached there."""
         if ask.output_tokens:
-            self._arrivals.sent(ask, choice.candidates[choice.place])
+            self._arrivals.sent(ask, choice.candidates[choice.position])
         if keys.keys:
             self.index.expect(choice.chosen.number, keys.keys, now)
 
     def send(self, exchange: Exchange, choice: Choice, new: int, now: float) -> None:
         chosen = choice.chosen
         self.note_sent(exchange.ask, exchange.keys, choice, now)
-        exchange.sent_to(chosen, new)
+        exchange.assign(chosen, new)
         if self.scaled:
             self.meter_once(exchange, new * chosen.token_s, now)
         if exchange.computes:
-            self.held.charge(exchange.holder, new)
+            self.waiting.charge(exchange.holder, new)
         self.views.note(exchange, choice)
         if self.config.hedge_s:
-            others = len(choice.able) > 1
+            others = len(choice.workers) > 1
             self._hedging.sent(exchange, self.config.hedge_s if others else 0.0)
-        if (blocks := self._blocks.get(chosen.url)) is not None and blocks.wants(exchange.keys):
-            request, others = exchange.request, list(self._blocks.values())
-            self._spawn(blocks.learn(request.head.path, request.body, exchange.keys, others))
+        if self._blocks:
+            self._learn_blocks(exchange, chosen)
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.send(upstream)
         else:
             attempt = exchange.attempts
             self.connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
+
+    def _learn_blocks(self, exchange: Exchange, chosen: Worker) -> None:
+        """Of a server that tells its blocks: the tokens of a prompt that is new to it."""
+        blocks = self._blocks.get(chosen.url)
+        if blocks is not None and blocks.wants(exchange.keys):
+            request, others = exchange.request, list(self._blocks.values())
+            self._spawn(blocks.learn(request.head.path, request.body, exchange.keys, others))
 
     def connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
         self._spawn(self.pool.connect(worker, ready))
@@ -311,8 +331,8 @@ class Router:
     def can_retry(self, exchange: Exchange, worker: Worker) -> bool:
         """Is there another server, when this one has no room?"""
         now, tried = time.monotonic(), {*exchange.tried, worker.number}
-        able = eligible(self.workers, now, exchange.model)
-        return any(one.number not in tried for one in able)
+        workers = eligible(self.workers, now, exchange.model)
+        return any(one.number not in tried for one in workers)
 
     def lost(self, worker: Worker, reason: str) -> None:
         worker.failed(time.monotonic())
@@ -321,15 +341,15 @@ class Router:
         self.open.discard(exchange)
         output = exchange.charged_tokens
         if output:
-            self.held.charge(exchange.holder, 0, output)
+            self.waiting.charge(exchange.holder, 0, output)
         if exchange.admitted:
             used = exchange.ask.prompt_tokens + output if output is not None else 0
             self.quotas.settle(exchange.holder, exchange.reserved, used, time.time())
-        if self.held.models:
-            self.held.remove(exchange)
+        if self.waiting.models:
+            self.waiting.remove(exchange)
             place_next(self, time.monotonic())
-        if exchange.remembered is not None:
-            exchange.remembered.ended = True
+        if exchange.record is not None:
+            exchange.record.ended = True
 
     def meter(
         self, model: str | None, now: float, prefill_s: float, came_s: float | None = None
@@ -345,11 +365,11 @@ class Router:
             exchange.metered = True
             self.meter(exchange.model, now, prefill_s, exchange.waits_since_s)
 
-    def place_held(self) -> None:
+    def place_waiting(self) -> None:
         """Something has changed: those that wait, and those that have waited for too long."""
         for waiting in self.picking:
             waiting.set()
-        place_held(self, time.monotonic())
+        place_waiting(self, time.monotonic())
 
 
 def _quotas(config: RouterConfig) -> Quotas:
@@ -363,14 +383,14 @@ def _address(listening: asyncio.Server) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _read(body: bytes) -> Asked:
+def _read(body: bytes) -> RequestFields:
     """A body that is no JSON of ours is the server's to refuse."""
     if not body:
-        return NOTHING
+        return NO_FIELDS
     try:
-        return read_asked(body)
+        return read_fields(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return NOTHING
+        return NO_FIELDS
 
 
 def _is_id(text: bytes) -> bool:

@@ -41,7 +41,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float = 2.0  # the SLO
     start_s: float = 20.0  # until a new server answers
     idle_s: float = 300.0  # without a request, after which there are none; where `least` is 0
-    calm_s: float = 60.0  # between two servers that are taken away
+    calm_s: float = 60.0  # since the last change, before a server is taken away
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ class ScaledModel:
     def __init__(
         self, names: Sequence[str], now_s: float, first: bool = True, ttft_s: float = math.inf
     ) -> None:
-        """`first`: it also gets the requests that name no model. `ttft_s`: promised for first tokens."""
+        """`first`: it also gets the requests that name no model. `ttft_s`: first tokens are due within it."""
         self.names, self.first, self.meter = list(names), first, LoadMeter(now_s)
         self.ttft_s = ttft_s
 

@@ -1,164 +1,181 @@
-"""A whole fleet from one file: its servers are started, the router listens in front of them, until it is stopped."""
+"""A whole fleet from one file: its servers are started, the router listens in front of them, until it is stopped.
+
+Fleet.start --> router, its other processes, KEDA's scaler, endpoint picker --run--> servers, scaling, reloads --> stop
+"""
 
 import asyncio
 import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from cairn.core.errors import CairnError
 from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.config import FleetConfig, ServerGroup
-from cairn.fleet.copies import GC_THRESHOLDS, Copies, State, check_copies
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.keda import start_keda
 from cairn.fleet.listen import check_address
 from cairn.fleet.own_servers import OwnServers
 from cairn.fleet.picker import start_picker
-from cairn.fleet.processes import Gpus
+from cairn.fleet.refusals import unserved_aliases
 from cairn.fleet.router import Router
+from cairn.fleet.router_processes import (
+    GC_THRESHOLDS,
+    RouterProcesses,
+    SharedState,
+    check_processes,
+)
+from cairn.fleet.server_process import Gpus
 
 Say = Callable[[str], None]
 
 
-class Reload(Protocol):
+class ReadFile(Protocol):
     """Reads the fleet's file again; raises a ConfigError where it is wrong."""
 
     def __call__(self) -> FleetConfig: ...
 
 
-async def serve_fleet(
-    config: FleetConfig,
-    say: Say,
-    stop: asyncio.Event,
-    reload: asyncio.Event,
-    read: Reload,
-    gpus: Gpus,
-    keda: str | None = None,
-    picker: str | None = None,
-    processes: int = 1,
-) -> None:
-    """Until `stop` is set; raises when a server of its own cannot be started at all.
+class Listeners(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet answers beside its clients, and in how many processes it routes."""
 
-    `keda`, `picker`: addresses where KEDA's external scaler and a gateway's endpoint picker are answered.
-    """
-    check_copies(config, processes, keda is not None)
-    for flag, address in (("--keda", keda), ("--endpoint-picker", picker)):
-        if address is not None:
-            check_address(flag, address)
-    own = OwnServers(config, say, gpus)
-    router = Router(config.router, own.urls)
-    router.configure(config)
-    address = await router.start(shared=processes > 1)
-    copies = _copies(config, router, address, processes, say)
+    keda: str | None = None  # address of KEDA's external scaler
+    picker: str | None = None  # address of a gateway's endpoint picker
+    processes: int = 1  # of the router
 
-    def use(urls: list[str]) -> None:
-        router.use(urls)
-        if copies is not None:
-            copies.tell(urls=urls)
-
-    discovery = Discovery(config, own.urls, use)
-    answering = [await start_keda(router, keda)] if keda is not None else []
-    answering += [await start_picker(router, picker)] if picker is not None else []
-    await discovery.look()
-    say(f"router at {address}, {len(router.workers)} servers, policy {config.router.policy}")
-    running = [asyncio.create_task(own.run()), asyncio.create_task(_wait(stop))]
-    scalers = [
-        LocalScaler(group, router, discovery, say, gpus) for group in config.servers if group.scaled
-    ]
-    running += [asyncio.create_task(scaler.run()) for scaler in scalers]
-    beside = [
-        asyncio.create_task(discovery.run()),
-        asyncio.create_task(_say_ready(router, address, say)),
-        asyncio.create_task(_reload(router, discovery, own, reload, read, say, copies)),
-    ]
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in beside:  # first: a reload ends the servers that it is starting
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
-        for server, _ in answering:
-            await server.stop(None)
-        await asyncio.gather(router.stop(), *([copies.stop()] if copies is not None else []))
-        await asyncio.gather(*(one.stop() for one in (own, *scalers)))
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    def check(self, config: FleetConfig) -> None:
+        check_processes(config, self.processes, self.keda is not None)
+        for flag, address in (("--keda", self.keda), ("--endpoint-picker", self.picker)):
+            if address is not None:
+                check_address(flag, address)
 
 
-def _copies(
-    config: FleetConfig, router: Router, address: str, processes: int, say: Say
-) -> Copies | None:
-    """The other processes of the router, on the port that the first one has got."""
-    if processes == 1:
-        return None
-    port = int(address.rpartition(":")[2])
-    shared = msgspec.structs.replace(
-        config, router=msgspec.structs.replace(config.router, port=port)
-    )
-    return Copies(processes, State(shared, []), router, say)
+class Fleet:
+    """Everything that runs for one fleet file, in this event loop."""
 
+    def __init__(
+        self, config: FleetConfig, read: ReadFile, gpus: Gpus, listeners: Listeners, say: Say
+    ) -> None:
+        listeners.check(config)
+        self._config, self._listeners = config, listeners
+        self._read, self._gpus, self._say = read, gpus, say
+        self._own = OwnServers(config, say, gpus)
+        self._router = Router(config.router, self._own.urls)
+        self._router.configure(config)
+        self._discovery = Discovery(config, self._own.urls, self._use)
+        self._scalers = [
+            LocalScaler(group, self._router, self._discovery, say, gpus)
+            for group in _scaled(config)
+        ]
+        self._others: RouterProcesses | None = None
+        self._grpc_servers: list[Any] = []
+        self._address = ""
 
-async def _wait(stop: asyncio.Event) -> None:
-    await stop.wait()
+    async def start(self) -> None:
+        """Listen; the servers are started by `run`."""
+        listeners, router = self._listeners, self._router
+        self._address = await router.start(shared=listeners.processes > 1)
+        if listeners.processes > 1:
+            self._others = self._other_processes()
+        for start, address in ((start_keda, listeners.keda), (start_picker, listeners.picker)):
+            if address is not None:
+                self._grpc_servers.append((await start(router, address))[0])
+        await self._discovery.look()
+        count, policy = len(router.workers), self._config.router.policy
+        self._say(f"router at {self._address}, {count} servers, policy {policy}")
 
-
-async def _reload(
-    router: Router,
-    discovery: Discovery,
-    own: OwnServers,
-    reload: asyncio.Event,
-    read: Reload,
-    say: Say,
-    copies: Copies | None,
-) -> None:
-    """After SIGHUP: servers, addresses and the policy of the file as it is now. A wrong file changes nothing."""
-    while True:
-        await reload.wait()
-        reload.clear()
+    async def run(self, stop: asyncio.Event, reload: asyncio.Event) -> None:
+        """Until `stop` is set; raises when a server of its own cannot be started at all. Then all of it has ended."""
+        work = [self._own.run(), stop.wait(), *(scaler.run() for scaler in self._scalers)]
+        running = [asyncio.ensure_future(one) for one in work]
+        beside = [self._discovery.run(), self._say_ready(), self._reload_when(reload)]
+        helping = [asyncio.ensure_future(one) for one in beside]
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         try:
-            config = read()
-            check_copies(config, 1 if copies is None else 2, scaler=False)
-            await own.change(config, discovery.use_own)
-        except CairnError as error:
-            say(f"the file was not taken: {error}")
-            continue
-        if _scaled(config) != _scaled(discovery.config):
-            say("servers that are scaled change with a restart only")
-        discovery.config = config
-        router.configure(config)
-        if copies is not None:
-            copies.tell(config)
-        await discovery.look()
-        say(f"the file was taken: {len(router.workers)} servers, policy {config.router.policy}")
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await _cancel(helping)  # first: a reload ends the servers that it is starting
+            await self._stop()
+            await _cancel(running)
+
+    async def _stop(self) -> None:
+        """Clients first: requests under way end before their servers do."""
+        for server in self._grpc_servers:
+            await server.stop(None)
+        routers = [self._router, *([self._others] if self._others is not None else [])]
+        await asyncio.gather(*(one.stop() for one in routers))
+        await asyncio.gather(*(one.stop() for one in (self._own, *self._scalers)))
+
+    def _other_processes(self) -> RouterProcesses:
+        """On the port that the first one has got."""
+        port = int(self._address.rpartition(":")[2])
+        router = msgspec.structs.replace(self._config.router, port=port)
+        shared = SharedState(msgspec.structs.replace(self._config, router=router), [])
+        return RouterProcesses(self._listeners.processes, shared, self._router, self._say)
+
+    def _use(self, urls: list[str]) -> None:
+        self._router.use(urls)
+        if self._others is not None:
+            self._others.tell(urls=urls)
+
+    async def _reload_when(self, reload: asyncio.Event) -> None:
+        """After SIGHUP: servers, addresses and the policy of the file as it is now. A wrong file changes nothing."""
+        while True:
+            await reload.wait()
+            reload.clear()
+            try:
+                config = self._read()
+                check_processes(config, self._listeners.processes, scaler=False)
+                await self._own.change(config, self._discovery.use_own)
+            except CairnError as error:
+                self._say(f"the file was not taken: {error}")
+                continue
+            await self._take(config)
+
+    async def _take(self, config: FleetConfig) -> None:
+        """The servers of its own are exchanged already."""
+        if _scaled(config) != _scaled(self._discovery.config):
+            self._say("servers that are scaled change with a restart only")
+        self._discovery.config = config
+        self._router.configure(config)
+        if self._others is not None:
+            self._others.tell(config)
+        await self._discovery.look()
+        count, policy = len(self._router.workers), config.router.policy
+        self._say(f"the file was taken: {count} servers, policy {policy}")
+        self._note_aliases()
+
+    async def _say_ready(self) -> None:
+        """The same words as of a single server, so that scripts that wait for one find them."""
+        router = self._router
+        while not router.workers or any(worker.state != "up" for worker in router.workers):
+            await asyncio.sleep(0.05)
+        self._say(f"ready: {len(router.workers)} servers are up at {self._address}")
+        self._note_aliases()
+
+    def _note_aliases(self) -> None:
+        for text in unserved_aliases(self._router):
+            self._say(f"note: {text}")
+
+
+async def _cancel(tasks: Sequence["asyncio.Future[Any]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _scaled(config: FleetConfig) -> list[ServerGroup]:
     return [group for group in config.servers if group.scaled]
 
 
-async def _say_ready(router: Router, address: str, say: Say) -> None:
-    """The same words as of a single server, so that scripts that wait for one find them."""
-    while not router.workers or any(worker.state != "up" for worker in router.workers):
-        await asyncio.sleep(0.05)
-    say(f"ready: {len(router.workers)} servers are up at {address}")
-
-
 def run_fleet(
-    config: FleetConfig,
-    read: Reload,
-    gpus: Sequence[str],
-    keda: str | None = None,
-    picker: str | None = None,
-    processes: int = 1,
+    config: FleetConfig, read: ReadFile, gpus: Sequence[str], listeners: Listeners
 ) -> None:
     """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use."""
 
@@ -168,7 +185,9 @@ def run_fleet(
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, stop.set)
-        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus), keda, picker, processes)
+        fleet = Fleet(config, read, Gpus(gpus), listeners, _print)
+        await fleet.start()
+        await fleet.run(stop, reload)
 
     import uvloop
 

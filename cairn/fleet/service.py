@@ -19,8 +19,8 @@ from cairn.cluster.operator.reconcile import (
     Action,
     Kind,
     Merge,
+    Observed,
     Rendered,
-    Seen,
     alive,
     delete,
     read_spec,
@@ -36,34 +36,34 @@ class ServiceScale(msgspec.Struct, frozen=True, kw_only=True):
     """servers of the first group, instead of its count; within its least and most"""
 
 
-def render(seen: Seen) -> Rendered:
-    config = read_service(seen)
+def render(observed: Observed) -> Rendered:
+    config = read_service(observed)
     check_for(config, "kubernetes")
-    missing = _models(seen, config)
+    missing = _models(observed, config)
     made = objects_of(config)
     deployments = [one["metadata"]["name"] for one in made if one["kind"] == "Deployment"]
     parts = [
-        available(_condition_name(name, seen.name), seen.child("Deployment", name))
+        available(_condition_name(name, observed.name), observed.child("Deployment", name))
         for name in deployments
     ]
-    first = seen.child("Deployment", f"{seen.name}-servers-{_first(config)}") or {}
+    first = observed.child("Deployment", f"{observed.name}-servers-{_first(config)}") or {}
     fields = {
         "replicas": first.get("status", {}).get("replicas", 0),
-        "selector": f"cairn/fleet={seen.name},cairn/part={seen.name}-servers-{_first(config)}",
-        "url": f"http://{seen.name}.{seen.resource['metadata']['namespace']}",
+        "selector": f"cairn/fleet={observed.name},cairn/part={observed.name}-servers-{_first(config)}",
+        "url": f"http://{observed.name}.{observed.resource['metadata']['namespace']}",
     }
     return Rendered(objects=None if missing else made, conditions=[*missing, *parts], fields=fields)
 
 
-def read_service(seen: Seen) -> FleetConfig:
+def read_service(observed: Observed) -> FleetConfig:
     """The fleet that the spec says, with the replicas that an autoscaler may have set."""
-    spec = seen.resource.get("spec", {})
+    spec = observed.resource.get("spec", {})
     replicas = spec.get("replicas")
     without = msgspec.structs.replace(
-        seen,
-        resource=seen.resource | {"spec": {k: v for k, v in spec.items() if k != "replicas"}},
+        observed,
+        resource=observed.resource | {"spec": {k: v for k, v in spec.items() if k != "replicas"}},
     )
-    config = read_spec(without, FleetConfig, name=seen.name)
+    config = read_spec(without, FleetConfig, name=observed.name)
     if replicas is None:
         return config
     first = _first(config)
@@ -80,10 +80,10 @@ def _first(config: FleetConfig) -> int:
     return next(found, 0)
 
 
-def _models(seen: Seen, config: FleetConfig) -> list[Condition]:
+def _models(observed: Observed, config: FleetConfig) -> list[Condition]:
     """A condition for what it refers to, while that is not there; servers that run already stay."""
-    ready = {one["metadata"]["name"] for one in seen.related if _is_ready(one)}
-    known = {one["metadata"]["name"] for one in seen.related}
+    ready = {one["metadata"]["name"] for one in observed.related if _is_ready(one)}
+    known = {one["metadata"]["name"] for one in observed.related}
     models = [group.model for group in config.servers if group.model.startswith(PREFIX)]
     for name in (model.removeprefix(PREFIX) for model in models):
         if name not in ready:
@@ -104,17 +104,19 @@ def _condition_name(deployment: str, service: str) -> str:
     return "".join(word.capitalize() for word in words) + "Ready"
 
 
-def release(seen: Seen) -> list[Action] | None:
+def release(observed: Observed) -> list[Action] | None:
     """Clients first, then the router, then the servers; each step is seen before the next begins."""
     fronts = [
         one
-        for one in seen.children
-        if one["kind"] == "Service" and one["metadata"]["name"] == seen.name and alive(one)
+        for one in observed.children
+        if one["kind"] == "Service" and one["metadata"]["name"] == observed.name and alive(one)
     ]
     if fronts:
         return [delete(one) for one in fronts]
-    router = seen.child("Deployment", f"{seen.name}-router")
-    servers = [one for one in seen.children if one["kind"] == "Deployment" and one is not router]
+    router = observed.child("Deployment", f"{observed.name}-router")
+    servers = [
+        one for one in observed.children if one["kind"] == "Deployment" and one is not router
+    ]
     for stage in ([router] if router else [], servers):
         running = [one for one in stage if alive(one) and not _is_down(one)]
         if running:
@@ -124,8 +126,8 @@ def release(seen: Seen) -> list[Action] | None:
 
 def _is_down(deployment: Object) -> bool:
     status, meta = deployment.get("status", {}), deployment["metadata"]
-    seen = status.get("observedGeneration", 0) >= meta.get("generation", 0)
-    return deployment["spec"].get("replicas", 1) == 0 and seen and not status.get("replicas")
+    is_newest = status.get("observedGeneration", 0) >= meta.get("generation", 0)
+    return deployment["spec"].get("replicas", 1) == 0 and is_newest and not status.get("replicas")
 
 
 def _down(deployment: Object) -> Merge:

@@ -7,27 +7,23 @@ Only the devices and the network are replaced: a step takes what the planner's c
 are known at the next arrival, or when one that waits is sent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
 import msgspec
 
 from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, wait_for_answers_s
+from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import LATE, answers_beside, bind, runs_dry
-from cairn.fleet.promises import ordered
 from cairn.fleet.simulate_prompts import Prompt
-from cairn.fleet.worker import Worker, candidates
+from cairn.fleet.simulate_replica import PROBE_ROWS, Replica, Speed, StepSeconds, speed_of
+from cairn.fleet.worker import candidates
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Scheduler
-from cairn.serve.engine.step import Chunk, Step
-from cairn.serve.pulse import Events, Hello, KeyBook, Load, Outbox
+from cairn.serve.pulse import Events
 from cairn.serve.text_keys import PromptKeys
-
-StepSeconds = Callable[[Step], float]
-PROBE_ROWS, PROBE_CONTEXT = 64, 4096  # of the step that a decoded token's cost is taken from
 
 
 class Slo(Protocol):
@@ -38,14 +34,6 @@ class Slo(Protocol):
 
     @property
     def tpot_s(self) -> float: ...
-
-
-class Speed(msgspec.Struct, frozen=True):
-    """What a server tells of itself."""
-
-    step_s: float  # of a step that only decodes
-    token_s: float  # what a prompt token adds
-    row_s: float  # what a request adds to a step that decodes
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,104 +51,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float  # of those, a second
     hit_share: float  # of prompt tokens that were cached
     busiest: float  # over the mean, in seconds of work
-
-
-class Replica:
-    """One simulated server, on a clock of its own."""
-
-    def __init__(
-        self, number: int, limits: Limits, step_seconds: StepSeconds, speed: Speed
-    ) -> None:
-        self.scheduler = Scheduler(limits)
-        self.worker = Worker(number, f"http://sim:{number + 1}")
-        step_tokens = limits.budget(decoding=True)
-        hello = Hello(0, ["m"], limits.page_size, True, limits.rows, step_tokens=step_tokens)
-        self.worker.up(hello)
-        self.worker.told(Load(step_s=speed.step_s, token_s=speed.token_s, row_s=speed.row_s))
-        self.now = self.busy = 0.0
-        self._flying: tuple[Step, float] | None = None  # the step under way, and when it ends
-        self._step_seconds = step_seconds
-        self._book = KeyBook(limits.page_size)
-        self._pages = self.scheduler.blocks.prefix.follow()
-        self._prompts: dict[int, tuple[Prompt, int]] = {}  # by request: and its new tokens
-        self._answers: dict[int, _Answer] = {}
-        self._outbox = Outbox()
-
-    def add(self, request: Request, prompt: Prompt, cached: int, at_s: float) -> None:
-        if not self.scheduler.has_work:
-            self.now = max(self.now, at_s)
-        new = max(prompt.traced.input_tokens - cached, 1)
-        self._prompts[int(request.id)] = prompt, new
-        self.worker.takes(new, streams=True)
-        self._answers[int(request.id)] = answer = _Answer(request)
-        self.worker.requests.add(answer)
-        request.ledger.arrived = at_s
-        self.scheduler.add(request)
-
-    @property
-    def next_s(self) -> float:
-        """When its next step ends."""
-        if self._flying is None and self.scheduler.has_work:
-            step = self.scheduler.schedule()
-            self._flying = step, self.now + self._step_seconds(step)
-        return self._flying[1] if self._flying is not None else inf
-
-    def advance(self, until_s: float) -> None:
-        """Steps that end by then. What one computes is known at its end, to the router as well."""
-        while self._flying is not None or (self.scheduler.has_work and self.now < until_s):
-            if self.next_s > until_s:
-                return
-            self.land()
-
-    def land(self) -> None:
-        """The step under way has ended."""
-        assert self._flying is not None
-        step, ends = self._flying
-        self._flying = None
-        self.busy += ends - self.now
-        if step.tokens == len(step.chunks):  # as servers tell it of their last steps
-            self.worker.step_s = ends - self.now
-        self.now = ends
-        for advance in self.scheduler.update(step, [0] * len(step.sampling)):
-            request = advance.request
-            if not request.ledger.first_token:
-                self._first(request)
-            if advance.finished:
-                request.ledger.finished = self.now
-                self._end(request)
-
-    def events(self) -> Events | None:
-        """What its cache has stored and dropped since the last call."""
-        self._outbox.remove(*self._book.note(self._pages.take()))
-        return self._outbox.take()
-
-    def _first(self, request: Request) -> None:
-        request.ledger.first_token = self.now
-        prompt, new = self._prompts[int(request.id)]
-        self.worker.computed(new, streams=True)
-        self.worker.decoding += 1
-        self._outbox.remove(*self._book.note(self._pages.take()))
-        self._outbox.store(self._book.bind(prompt.keys, prompt.tokens, prompt.hashes))
-
-    def _end(self, request: Request) -> None:
-        self.worker.decoding -= 1
-        del self._prompts[int(request.id)]
-        self.worker.requests.discard(self._answers.pop(int(request.id)))
-
-
-class _Answer:
-    """A request at a replica, as a policy sees its answer."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    @property
-    def answer_tokens(self) -> int:
-        return self._request.params.max_tokens or 1
-
-    @property
-    def tokens_so_far(self) -> int:
-        return len(self._request.outputs)
 
 
 def run_policy(
@@ -201,7 +91,7 @@ class Simulated:
     """A router over replicas that come and go."""
 
     def __init__(self, policy: str, limits: Limits, ttft_s: float = inf) -> None:
-        """`ttft_s`: within which first tokens are promised."""
+        """`ttft_s`: within which first tokens are due."""
         self.ttft_s = ttft_s
         self.rule, self.limits, self.late = POLICIES[policy], limits, policy in LATE
         self.index, self.arrivals = KeyIndex(), Arrivals()
@@ -274,7 +164,7 @@ class Simulated:
         workers = [one.worker for one in self.replicas]
         while self.waiting and workers and any(map(runs_dry, workers)):
             self._note_events()
-            order = ordered(self.waiting, workers, self.ttft_s, now_s)
+            order = by_deadline(self.waiting, workers, self.ttft_s, now_s)
             if (bound := bind(order, workers, self.index, self.rule, now_s)) is None:
                 return
             self.waiting.remove(bound.request)
@@ -300,25 +190,6 @@ def _request(number: int, prompt: Prompt, limits: Limits) -> Request:
     return made
 
 
-def speed_of(step_seconds: StepSeconds) -> Speed:
-    """As a server would measure it: a decode step of many rows, and what prompt tokens add to it."""
-
-    def step(tokens: int, prompt: int) -> float:
-        made = Step(0)
-        request = Request(0, [1] * PROBE_CONTEXT, SamplingParams(max_tokens=1))
-        made.chunks = [Chunk(request, PROBE_CONTEXT - 1, 1, 0, (), 1) for _ in range(tokens)]
-        if prompt:
-            made.chunks.append(Chunk(request, 0, prompt, 0, (), 1))
-        made.sampling = [request] * len(made.chunks)
-        made.tokens = tokens + prompt
-        return step_seconds(made)
-
-    decode = step(PROBE_ROWS, 0)
-    half = PROBE_ROWS // 2
-    row_s = (decode - step(half, 0)) / (PROBE_ROWS - half)
-    return Speed(decode, (step(PROBE_ROWS, PROBE_CONTEXT) - decode) / PROBE_CONTEXT, row_s)
-
-
 def span_s(prompts: Sequence[Prompt], speed: Speed, servers: int, load: float) -> float:
     """Seconds in which all requests come, so that the servers are busy for this share of them without any cache."""
     work_s = sum(
@@ -327,6 +198,11 @@ def span_s(prompts: Sequence[Prompt], speed: Speed, servers: int, load: float) -
         for one in prompts
     )
     return work_s / (servers * load)
+
+
+def recorded_load(prompts: Sequence[Prompt], speed: Speed, servers: int) -> float:
+    """The load of a trace whose requests come at their own times."""
+    return span_s(prompts, speed, servers, 1.0) / max(prompts[-1].traced.at_s, 1e-9)
 
 
 def outcome_of(
@@ -360,5 +236,6 @@ def outcome_of(
     )
 
 
-def _at(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def _at(values: Sequence[float], share: float) -> float:
+    """Of values in order."""
+    return values[min(len(values) - 1, int(share * len(values)))]

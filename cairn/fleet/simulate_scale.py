@@ -11,17 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from cairn.fleet.scale import LoadMeter, Rules, decide
-from cairn.fleet.simulate import (
-    Outcome,
-    Replica,
-    Simulated,
-    Slo,
-    StepSeconds,
-    outcome_of,
-    span_s,
-    speed_of,
-)
+from cairn.fleet.simulate import Outcome, Simulated, Slo, outcome_of, span_s
 from cairn.fleet.simulate_prompts import Prompt
+from cairn.fleet.simulate_replica import Replica, StepSeconds, speed_of
 from cairn.fleet.worker import candidates
 from cairn.serve.engine.request import Limits
 

@@ -19,7 +19,8 @@ from typing import Literal
 
 import msgspec
 
-from cairn.fleet.simulate import Slo, StepSeconds, speed_of
+from cairn.fleet.simulate import Slo
+from cairn.fleet.simulate_replica import StepSeconds, speed_of
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
@@ -108,9 +109,8 @@ class Separation:
         self.now, self.remote = 0.0, 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._own: dict[
-            int, tuple[Request, Server, float]
-        ] = {}  # by id: who asked for it, and when
+        # By id: a request whose prompt is computed elsewhere, its decode server, and when it asked.
+        self._own: dict[int, tuple[Request, Server, float]] = {}
         self._behind: dict[int, int] = {}  # by id: tokens that were asked for before it
         self._turn = itertools.count()
 

@@ -1,6 +1,6 @@
 """Connections of the router to a server: one request at a time on each, kept open and used again, newest first.
 
-    Pool.take(worker) -> Upstream --send(head, body)--> reader.head(), .chunk(), .end() | .lost(reason)
+    Pool.take(worker) -> Upstream --send(head, body)--> handler.head(), .chunk(), .end() | .lost(reason)
 
 An answer in chunks is handed on chunk by chunk, each of them whole: what a server had half written when it died is
 never seen. Anything else is handed on at its end. Knows HTTP's framing, nothing of what is inside.
@@ -21,7 +21,7 @@ CONNECT_S = 2.0
 INTERIM = 200  # answers below are followed by another one
 
 
-class Reader(Protocol):
+class AnswerHandler(Protocol):
     """Who asked."""
 
     def head(self, status: int, lines: bytes) -> None:
@@ -40,7 +40,7 @@ class Reader(Protocol):
 class Upstream(asyncio.Protocol):
     def __init__(self, worker: Worker, pool: "Pool") -> None:
         self.worker, self._pool = worker, pool
-        self.reader: Reader | None = None
+        self.handler: AnswerHandler | None = None
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answers = AnswerReader()
@@ -49,27 +49,27 @@ class Upstream(asyncio.Protocol):
         self._chunked = self._reading = False  # reading: the parser is in the middle of an answer
         self._between = False  # the parser has read a whole chunk, and waits for the next one
         # Who asked, and the body that came; until what came with it is read, too.
-        self._ended: tuple[Reader | None, bytes] | None = None
+        self._ended: tuple[AnswerHandler | None, bytes] | None = None
         self._reusable = True  # after this answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
-        reader = self.reader
-        if reader is None:  # the next request would take it for its answer
+        handler = self.handler
+        if handler is None:  # the next request would take it for its answer
             self._lose("it sends what was not asked for")
             return
         if self._between:
             # The parser would call thrice for it.
             if (chunk := whole_chunk(data)) is not None:
-                reader.chunk(chunk)
+                handler.chunk(chunk)
                 return
         elif not self._reading and (answer := self._answers.read(data)) is not None:
-            self.reader = None
+            self.handler = None
             self._pool.give_back(self)
-            reader.head(answer.status, answer.lines)
-            reader.end(answer.body)
+            handler.head(answer.status, answer.lines)
+            handler.end(answer.body)
             return
         self._parse(data)
 
@@ -88,20 +88,20 @@ class Upstream(asyncio.Protocol):
 
     def _finish(self, reusable: bool) -> None:
         """The answer is complete. Not `reusable`: more came behind it, or the server has said so."""
-        (reader, body), self._ended = self._ended or (None, b""), None
+        (handler, body), self._ended = self._ended or (None, b""), None
         if reusable:
             self._pool.give_back(self)
         elif self.transport is not None:
             self.transport.close()
-        if reader is not None:
-            reader.end(body)
+        if handler is not None:
+            handler.end(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(str(exc) if exc is not None else "the connection was closed")
 
-    def send(self, reader: Reader, request: tuple[bytes, ...]) -> None:
+    def send(self, handler: AnswerHandler, request: tuple[bytes, ...]) -> None:
         """`request`: in pieces, of which the last may be large."""
-        self.reader = reader
+        self.handler = handler
         if self.transport is None or self.transport.is_closing():
             asyncio.get_running_loop().call_soon(self._lose, "the connection was closed")
         else:
@@ -109,17 +109,17 @@ class Upstream(asyncio.Protocol):
 
     def drop(self) -> None:
         """The answer is not read any more: the server sees that, and stops."""
-        self.reader = None
+        self.handler = None
         if self.transport is not None:
             self.transport.abort()
 
     def _lose(self, reason: str) -> None:
-        reader, self.reader = self.reader, None
+        handler, self.handler = self.handler, None
         self._pool.discard(self)
         if self.transport is not None:
             self.transport.abort()
-        if reader is not None:
-            reader.lost(reason)
+        if handler is not None:
+            handler.lost(reason)
 
     # -- of the parser ---------------------------------------------------------------------------
 
@@ -134,8 +134,8 @@ class Upstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self.reader is not None and status >= INTERIM:
-            self.reader.head(status, lines_of(self._headers, NOT_ANSWERED))
+        if self.handler is not None and status >= INTERIM:
+            self.handler.head(status, lines_of(self._headers, NOT_ANSWERED))
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -148,14 +148,14 @@ class Upstream(asyncio.Protocol):
         if self._parts:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
-            if self.reader is not None:
-                self.reader.chunk(body)
+            if self.handler is not None:
+                self.handler.chunk(body)
 
     def on_message_complete(self) -> None:
         self._reading = self._between = False
         if self._parser.get_status_code() >= INTERIM and self._ended is None:
             body = b"" if self._chunked else b"".join(self._parts)
-            self._ended, self.reader = (self.reader, body), None
+            self._ended, self.handler = (self.handler, body), None
             self._reusable = self._parser.should_keep_alive()
         elif self._ended is not None:
             self._reusable = False

@@ -2,23 +2,23 @@
 
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.fleet.front import JSON, error_body
+from cairn.fleet.downstream import JSON, error_body
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cairn.fleet.choose import Candidate
-    from cairn.fleet.relay import Exchange
+    from cairn.fleet.exchange import Exchange
     from cairn.fleet.router import Router
     from cairn.fleet.worker import Worker
 
-REMEMBERED = 256
+MOST_RECORDS = 256
 SHOWN = 50  # requests of the page
 PAGE = Path(__file__).with_name("fleet_page.html")
 HTML = b"content-type: text/html; charset=utf-8\r\n"
@@ -49,8 +49,8 @@ class Choice(msgspec.Struct, gc=False):
 
     policy: str
     chosen: "Worker"
-    place: int  # of it, among those that could take it
-    able: "Sequence[Worker]"
+    position: int  # of it, in `workers`
+    workers: "Sequence[Worker]"
     candidates: "Sequence[Candidate]"
     costs: "Sequence[float]"
 
@@ -59,7 +59,7 @@ class Choice(msgspec.Struct, gc=False):
             Considered(
                 worker.name, cost, one.cached_tokens, one.queued_tokens, one.running, one.waiting
             )
-            for worker, one, cost in zip(self.able, self.candidates, self.costs, strict=True)
+            for worker, one, cost in zip(self.workers, self.candidates, self.costs, strict=True)
         ]
         return Decision(self.policy, self.chosen.name, considered)
 
@@ -71,7 +71,7 @@ class RequestView(msgspec.Struct, frozen=True):
     decisions: list[Decision]  # one for each server that it was sent to
 
 
-class Remembered(msgspec.Struct, gc=False):
+class RequestRecord(msgspec.Struct, gc=False):
     id: bytes
     prompt_tokens: int
     choices: list[Choice]
@@ -85,14 +85,14 @@ class Remembered(msgspec.Struct, gc=False):
 class Views:
     def __init__(self, router: "Router") -> None:
         self._router = router
-        self._requests = deque[Remembered](maxlen=REMEMBERED)  # oldest first
+        self._requests = deque[RequestRecord](maxlen=MOST_RECORDS)  # oldest first
         self.total = self.moved = self.hedged = 0
 
     def note(self, exchange: "Exchange", choice: Choice) -> None:
-        known = exchange.remembered
+        known = exchange.record
         if known is None:
-            known = Remembered(exchange.id, exchange.ask.prompt_tokens, [choice])
-            exchange.remembered = known
+            known = RequestRecord(exchange.id, exchange.ask.prompt_tokens, [choice])
+            exchange.record = known
             self._requests.append(known)
             self.total += 1
         else:
@@ -105,7 +105,7 @@ class Views:
             up = sum(one.state in ("up", "asleep") for one in self._router.workers)
             starting = self._router.starting
             status = "starting" if starting else "ok" if up else "no server is up"
-            body = {"status": status, "servers": up, "waiting": len(self._router.held)}
+            body = {"status": status, "servers": up, "waiting": len(self._router.waiting)}
             return 200 if status == "ok" else 503, JSON, msgspec.json.encode(body)
         if path == b"/v1/models" and (names := self._models()):
             return 200, JSON, msgspec.json.encode(_openai_list(names))
@@ -124,7 +124,7 @@ class Views:
             id = path[len(REQUESTS) :]
             known = next((one for one in reversed(self._requests) if one.id == id), None)
             if known is None:
-                said = f"this request is not remembered; the last {REMEMBERED} are"
+                said = f"this request is not remembered; the last {MOST_RECORDS} are"
                 return 404, *error_body(404, said, "request_not_found")
             return 200, JSON, msgspec.json.encode(known.view())
         return None
@@ -139,20 +139,31 @@ class Views:
         return list(dict.fromkeys(name for models in known for name in models))
 
     def fleet(self) -> dict[str, object]:
-        router = self._router
+        router, shares = self._router, self._hit_shares()
         return {
             "policy": router.config.policy,
             "requests": self.total,
             "open": len(router.open),
-            "waiting": len(router.held),
+            "waiting": len(router.waiting),
             "moved": self.moved,
             "hedged": self.hedged,
             "processes": router.processes,
             "keys": len(router.index),
-            "servers": [self._server(one) for one in router.workers],
+            "servers": [self._server(one, shares.get(one)) for one in router.workers],
         }
 
-    def _server(self, one: "Worker") -> dict[str, object]:
+    def _hit_shares(self) -> dict["Worker", float]:
+        """Of the prompts of the last requests: tokens that were cached at the server that each was sent to."""
+        prompts: Counter[Worker] = Counter()
+        hits: Counter[Worker] = Counter()
+        for one in self._requests:
+            for choice in one.choices:
+                cached = choice.candidates[choice.position].cached_tokens
+                hits[choice.chosen] += min(cached, one.prompt_tokens)
+                prompts[choice.chosen] += one.prompt_tokens
+        return {worker: hits[worker] / tokens for worker, tokens in prompts.items() if tokens}
+
+    def _server(self, one: "Worker", hit_share: float | None) -> dict[str, object]:
         exact = (one.hello is None or one.hello.exact) and self._router.index.knows(one.number)
         return {
             "name": one.name,
@@ -161,6 +172,8 @@ class Views:
             "reason": one.why(time.monotonic()),
             "models": one.hello.models if one.hello is not None else [],
             "cache": "exact" if exact else "unknown",
+            "prefixes": self._router.index.count(one.number),
+            "hit_share": hit_share,
             "running": max(one.decoding, one.load.running),
             "waiting": max(one.waiting, one.load.waiting),
             "queued_tokens": one.queued_tokens,
@@ -182,7 +195,7 @@ class Views:
             "# TYPE cairn_router_hedged_requests_total counter",
             f"cairn_router_hedged_requests_total {self.hedged}",
             "# TYPE cairn_router_waiting_requests gauge",
-            f"cairn_router_waiting_requests {len(router.held)}",
+            f"cairn_router_waiting_requests {len(router.waiting)}",
             "# TYPE cairn_router_server_up gauge",
         ]
         lines += [

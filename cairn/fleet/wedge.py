@@ -15,7 +15,7 @@ PROMPTS = 2.0  # times as long as the prompts should take: steps are shared with
 MOST_DOUBLED = 5  # times
 
 
-class Seen(NamedTuple):
+class Progress(NamedTuple):
     worker: Worker
     pieces: int  # that had come from it
     since_s: float
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
 
 class WedgeWatch:
     def __init__(self) -> None:
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, Progress] = {}
 
     def rest_s(self, worker: Worker, streams: bool, limit_s: float, now_s: float) -> float | None:
         """To be asked a few times a second. For how long it should get nothing new, if it is wedged.
@@ -34,7 +34,7 @@ class WedgeWatch:
         seen = self._seen.get(worker.number)
         fresh = seen is None or seen.worker is not worker or seen.pieces != worker.pieces
         if fresh:
-            self._seen[worker.number] = Seen(worker, worker.pieces, now_s, 0)
+            self._seen[worker.number] = Progress(worker, worker.pieces, now_s, 0)
             return None
         assert seen is not None
         others = worker.load.waiting > worker.waiting

@@ -94,8 +94,8 @@ def _state_groups(spec: ModelSpec, shards: int) -> list[CacheGroup]:
         if spec.keeps_state(layer):
             layers.setdefault(spec.mixer_of(layer), []).append(layer)
     return [
-        CacheGroup("state", 0, tuple(found), layer_planes(spec, found[0], shards))
-        for found in layers.values()
+        CacheGroup("state", 0, tuple(layers_alike), layer_planes(spec, layers_alike[0], shards))
+        for layers_alike in layers.values()
     ]
 
 

@@ -83,10 +83,10 @@ def read_template(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = (
+        message = (
             f"the chat template {file} cannot be read: {getattr(error, 'strerror', None) or error}"
         )
-        raise ConfigError(said, hint="give a file with a Jinja template") from None
+        raise ConfigError(message, hint="give a file with a Jinja template") from None
     if not text.strip():
         raise ConfigError(
             f"the chat template {file} is empty", hint="it has to be a Jinja template"

@@ -220,16 +220,16 @@ def _open(path: Path) -> Checkpoint:
 
 def check_device(device: str) -> None:
     try:
-        wanted = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError:
-        wanted = None
-    if wanted is None or wanted.type not in ("cpu", "cuda"):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
         raise HardwareError(
             f"{device!r} is not a device that models run on", hint="use cpu, cuda or cuda:N"
         )
-    if wanted.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise HardwareError("no CUDA device is available", hint="use --device cpu")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise HardwareError(
             f"there is no {device}: this machine has {torch.cuda.device_count()} CUDA devices",
             hint="they are counted from cuda:0",

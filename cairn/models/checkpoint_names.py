@@ -298,18 +298,20 @@ def source(family: str, slot: str) -> Source:
 
 def sources(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Source]:
     """Where each slot's tensor is; `shapes`: of all slots of a model, those of one tensor in the order stored."""
-    found = {slot: source(spec.family, slot) for slot in shapes}
+    places = {slot: source(spec.family, slot) for slot in shapes}
     filled: dict[str, int] = {}
     order = rotary_order(spec)
-    for slot, place in found.items():
+    for slot, place in places.items():
         if place.parts > 1:
             groups = _groups(spec, place.tensor)
             start = filled.get(place.tensor, 0)
             filled[place.tensor] = start + shapes[slot][0]
-            found[slot] = place = place._replace(start=start // groups, groups=groups)
+            places[slot] = place = place._replace(start=start // groups, groups=groups)
         if order and ROTATED.search(slot):
-            found[slot] = place._replace(order=order)
-    return {slot: place._replace(rows=filled.get(place.tensor, 0)) for slot, place in found.items()}
+            places[slot] = place._replace(order=order)
+    return {
+        slot: place._replace(rows=filled.get(place.tensor, 0)) for slot, place in places.items()
+    }
 
 
 def _groups(spec: ModelSpec, tensor: str) -> int:

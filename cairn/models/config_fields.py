@@ -115,7 +115,7 @@ class Fields:
 
 
 def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """JSON's true is no number to us, and its NaN is none to anybody."""
+    """Neither JSON's true, which Python counts as an int, nor NaN is a number."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, kind) and not (isinstance(value, float) and not math.isfinite(value))

@@ -44,14 +44,14 @@ def partial_rope(
     share = fields.take("partial_rotary_factor", float, share)
     theta = fields.take("rope_theta", float, theta)
     parameters = fields.take("rope_parameters", dict, {})
-    given = dict(fields.take("rope_scaling", dict, {}) or parameters)
-    share = Fields(given, "rope_parameters").take("partial_rotary_factor", float, share)
-    given.pop("partial_rotary_factor", None)
-    found = rope_of(Fields({"rope_parameters": given}), context, theta)
+    settings = dict(fields.take("rope_scaling", dict, {}) or parameters)
+    share = Fields(settings, "rope_parameters").take("partial_rotary_factor", float, share)
+    settings.pop("partial_rotary_factor", None)
+    rope = rope_of(Fields({"rope_parameters": settings}), context, theta)
     size = _head_dim(fields, head_dim)
     rotated = int(size * share)
     rotated = 0 if rotated == size else rotated
-    return found | {"rope": msgspec.structs.replace(found["rope"], rotated=rotated)}
+    return rope | {"rope": msgspec.structs.replace(rope["rope"], rotated=rotated)}
 
 
 def _granite(fields: Fields) -> ModelSpec:
@@ -106,13 +106,13 @@ def _olmo3(fields: Fields) -> ModelSpec:
     window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
     context = fields.take("max_position_embeddings", int)
     theta = fields.take("rope_theta", float, 5e5)
-    given = dict(fields.take("rope_parameters", dict, {}))
+    settings = dict(fields.take("rope_parameters", dict, {}))
     scaling = fields.take("rope_scaling", dict, {})
-    kinds = Fields(given, "rope_parameters")
+    kinds = Fields(settings, "rope_parameters")
     full = kinds.take("full_attention", dict, {}) | scaling
     local = kinds.take("sliding_attention", dict, {})
     kinds.finish()
-    found = rope_of(Fields({"rope_parameters": full}), context, theta)
+    rope = rope_of(Fields({"rope_parameters": full}), context, theta)
     rope_local = rope_from(Fields(local, "rope_parameters"), context, 5e5)
     return _read(
         fields,
@@ -122,8 +122,8 @@ def _olmo3(fields: Fields) -> ModelSpec:
         qk_norm=True,
         qk_norm_over="width",
         windows=layer_windows(fields, window, every=4),
-        rope_local=None if rope_local == found["rope"] else rope_local,
-        **found,
+        rope_local=None if rope_local == rope["rope"] else rope_local,
+        **rope,
     )
 
 
@@ -163,7 +163,7 @@ def _exaone4(fields: Fields) -> ModelSpec:
     pattern = fields.config.get("sliding_window_pattern", 4)
     every = len(pattern) if isinstance(pattern, str) else int(pattern or 1)
     windows = layer_windows(fields, window, max(every, 1))
-    nope = tuple(i for i, seen in enumerate(windows) if not seen) if window else ()
+    nope = tuple(i for i, window_size in enumerate(windows) if not window_size) if window else ()
     return _read(
         fields,
         "exaone4",
@@ -204,7 +204,7 @@ def _glm4(fields: Fields) -> ModelSpec:
 def _sigmoid_experts(fields: Fields, **rest: Any) -> Experts:
     """DeepSeek's words: sigmoid scores, a bias for the choice, groups, shared experts, dense layers first."""
     width = fields.take("moe_intermediate_size", int, 1408)
-    found: dict[str, Any] = dict(
+    settings: dict[str, Any] = dict(
         count=fields.take("n_routed_experts", int, 128),
         per_token=fields.take("num_experts_per_tok", int, 8),
         intermediate=width,
@@ -215,7 +215,7 @@ def _sigmoid_experts(fields: Fields, **rest: Any) -> Experts:
         top_groups=fields.take_positive("topk_group", int, 1),
         shared_intermediate=width * fields.take("n_shared_experts", int, 1),
     )
-    return Experts(**found | rest)
+    return Experts(**settings | rest)
 
 
 def _first_dense(fields: Fields, default: int) -> tuple[int, ...]:
@@ -266,19 +266,19 @@ def _dots1(fields: Fields) -> ModelSpec:
 def _phi3(fields: Fields) -> ModelSpec:
     context = fields.take("max_position_embeddings", int)
     original = fields.take_positive("original_max_position_embeddings", int, 4096)
-    given = fields.take("rope_parameters", dict, {})
-    given = dict(fields.take("rope_scaling", dict, {}) or given)
+    settings = fields.take("rope_parameters", dict, {})
+    settings = dict(fields.take("rope_scaling", dict, {}) or settings)
     share = fields.take("partial_rotary_factor", float, 1.0)
-    rope = Fields(given, "rope_parameters")
+    rope = Fields(settings, "rope_parameters")
     share = rope.take("partial_rotary_factor", float, share)
     theta = rope.take("rope_theta", float, fields.take("rope_theta", float, 1e4))
     kind = rope.take("rope_type", str, rope.take("type", str, "default"))
     size = _head_dim(fields)
     rotated = int(size * share)
-    found: dict[str, Any] = dict(theta=theta, rotated=0 if rotated == size else rotated)
+    rope_settings: dict[str, Any] = dict(theta=theta, rotated=0 if rotated == size else rotated)
     if kind != "default":  # "su" and "yarn" are older names of it
         rope.take("original_max_position_embeddings", int, original)
-        found |= dict(
+        rope_settings |= dict(
             kind="longrope",
             original_context=original,
             factor=rope.take("factor", float, context / original),
@@ -288,18 +288,18 @@ def _phi3(fields: Fields) -> ModelSpec:
         )
     rope.finish()
     windows = everywhere(fields, fields.take("sliding_window", int, 0))
-    return _read(fields, "phi3", rope=Rope(**found), windows=windows)
+    return _read(fields, "phi3", rope=Rope(**rope_settings), windows=windows)
 
 
 def _hunyuan(fields: Fields) -> ModelSpec:
     """A fixed alpha stretches the base once, whatever the name `dynamic` says."""
     fields.seen.add("eod_token_id")
-    given = dict(fields.take("rope_parameters", dict, {}))
-    given = dict(fields.take("rope_scaling", dict, {}) or given)
-    rope = Fields(given, "rope_parameters")
+    settings = dict(fields.take("rope_parameters", dict, {}))
+    settings = dict(fields.take("rope_scaling", dict, {}) or settings)
+    rope = Fields(settings, "rope_parameters")
     alpha, size = rope.take("alpha", float, 0.0), _head_dim(fields)
     rest: dict[str, Any] = {"qk_norm": True, "qk_norm_rotated": True, "head_dim": size}
-    kind = given.get("rope_type", given.get("type", "dynamic"))
+    kind = settings.get("rope_type", settings.get("type", "dynamic"))
     if alpha > 0 and kind != "dynamic":
         raise UnsupportedModel(
             f"rope_parameters: alpha {alpha:g} with rope_type {kind}",
@@ -374,16 +374,16 @@ def _ernie4_5_moe(fields: Fields) -> ModelSpec:
 
 def _ministral3(fields: Fields) -> ModelSpec:
     context = fields.take("max_position_embeddings", int)
-    given = dict(fields.take("rope_parameters", dict, MINISTRAL_ROPE))
-    given.pop("max_position_embeddings", None)  # the reference reads it nowhere
-    inner = Fields(given, "rope_parameters")
+    settings = dict(fields.take("rope_parameters", dict, MINISTRAL_ROPE))
+    settings.pop("max_position_embeddings", None)  # the reference reads it nowhere
+    inner = Fields(settings, "rope_parameters")
     temperature = inner.take("llama_4_scaling_beta", float, 0.0)
-    given.pop("llama_4_scaling_beta", None)
-    found = rope_of(Fields({"rope_parameters": given}), context, 1e6)
-    if temperature and found["rope"].original_context:
-        found["rope"] = msgspec.structs.replace(found["rope"], temperature=temperature)
+    settings.pop("llama_4_scaling_beta", None)
+    rope = rope_of(Fields({"rope_parameters": settings}), context, 1e6)
+    if temperature and rope["rope"].original_context:
+        rope["rope"] = msgspec.structs.replace(rope["rope"], temperature=temperature)
     windows = everywhere(fields, fields.take("sliding_window", int, 0))
-    return _read(fields, "ministral3", head_dim=_head_dim(fields, 128), windows=windows, **found)
+    return _read(fields, "ministral3", head_dim=_head_dim(fields, 128), windows=windows, **rope)
 
 
 MINIMAX_BETAS = tuple(

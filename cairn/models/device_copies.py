@@ -31,17 +31,17 @@ class DeviceCopies:
         if self._pool is None:
             target.copy_(value)
             return
-        made = torch.cuda.current_stream(self.device).record_event()
-        self._under_way.append(self._pool.submit(self._copy, target, value, made))
+        computed = torch.cuda.current_stream(self.device).record_event()
+        self._under_way.append(self._pool.submit(self._copy, target, value, computed))
         if len(self._under_way) > FEW:
             self._under_way.popleft().result()
 
-    def _copy(self, target: Tensor, value: Tensor, made: torch.Event) -> None:
+    def _copy(self, target: Tensor, value: Tensor, computed: torch.Event) -> None:
         """Behind what was launched before, which may fill the target with zeros or still use its memory."""
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._own.stream):
-            self._own.stream.wait_event(made)
+            self._own.stream.wait_event(computed)
             target.copy_(value)
             self._own.stream.synchronize()
 

@@ -176,11 +176,11 @@ class EagleHead(nn.Module):
         return (found_T + self.d2t[found_T]).int(), chance_T
 
     def slots(self) -> list[Slot]:
-        found = []
+        own_slots = []
         for path, module in self.named_modules():
             if isinstance(module, Holder):
-                found += [slot.under(path) for slot in module.slots()]
-        return found
+                own_slots += [slot.under(path) for slot in module.slots()]
+        return own_slots
 
 
 def load_head(folder: Path, target: ModelSpec, build: Build) -> EagleHead:
@@ -198,7 +198,7 @@ def load_head(folder: Path, target: ModelSpec, build: Build) -> EagleHead:
         )
     _fill(head, tensors, "midlayer" if "midlayer.self_attn.q_proj.weight" in names else "layers.0")
     if "d2t" in names:
-        head.d2t.copy_(tensors.tensor("d2t"))
+        head.d2t.copy_(_checked_d2t(tensors.tensor("d2t"), spec, target))
     elif spec.draft_vocab != target.vocab:
         raise ConfigError(
             f"the head in {folder} knows {spec.draft_vocab} of {target.vocab} tokens, and has no d2t",
@@ -260,14 +260,31 @@ def _fill(head: EagleHead, tensors: TensorSource, layer: str) -> None:
         name = _file_name(slot.name, layer)
         if name not in tensors.names():
             raise ConfigError(f"the head has no {name}", hint="it is not an EAGLE-3 head")
-        found = tensors.tensor(name)
-        if tuple(found.shape) != slot.shape:
+        tensor = tensors.tensor(name)
+        if tuple(tensor.shape) != slot.shape:
             raise ConfigError(
-                f"{name} of the head is {tuple(found.shape)}, its configuration says {slot.shape}",
+                f"{name} of the head is {tuple(tensor.shape)}, its configuration says {slot.shape}",
                 hint="configuration and weights do not belong together",
             )
         with torch.no_grad():
-            parameters[slot.parameter][slot.index].copy_(found)
+            parameters[slot.parameter][slot.index].copy_(tensor)
+
+
+def _checked_d2t(d2t_K: Tensor, spec: EagleSpec, target: ModelSpec) -> Tensor:
+    """Every guess is looked up in the model's embedding, so none may lie outside of it."""
+    if d2t_K.shape != (spec.draft_vocab,):
+        raise ConfigError(
+            f"d2t of the head has {d2t_K.numel()} entries, its configuration says {spec.draft_vocab} tokens",
+            hint="configuration and weights do not belong together",
+        )
+    tokens_K = torch.arange(spec.draft_vocab) + d2t_K
+    wrong_K = tokens_K[(tokens_K < 0) | (tokens_K >= target.vocab)]
+    if len(wrong_K):
+        raise ConfigError(
+            f"the head guesses token {int(wrong_K[0])}, the model has {target.vocab}",
+            hint="is it a head for this model?",
+        )
+    return d2t_K
 
 
 def _file_name(name: str, layer: str) -> str:
@@ -287,9 +304,13 @@ def _check(config: Mapping[str, Any], spec: EagleSpec, target: ModelSpec) -> Non
             f"the head reads hidden states {spec.target_hidden} wide, those of the model are {target.hidden} wide",
             hint="is it a head for this model?",
         )
-    if list(spec.taps) != sorted(
-        set(spec.taps)
-    ):  # hidden states come in the order of the layers, each once
+    if spec.layer.vocab != target.vocab:
+        raise ConfigError(
+            f"the head was made for a vocabulary of {spec.layer.vocab} tokens, the model has {target.vocab}",
+            hint="is it a head for this model?",
+        )
+    # Hidden states come in the order of the layers, each once.
+    if list(spec.taps) != sorted(set(spec.taps)):
         raise ConfigError(
             f"the head reads what enters layers {[tap + 1 for tap in spec.taps]}, which do not ascend",
             hint="eagle_aux_hidden_state_layer_ids names each once, in order",

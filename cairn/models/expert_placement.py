@@ -120,21 +120,21 @@ def _keep_slots(old: Placement, new: Placement) -> Placement:
     ranks = []
     for before, after in zip(old.ranks, new.ranks, strict=True):
         coming = [expert for expert in after if expert not in before]
-        kept = [expert if expert in after else None for expert in before[: len(after)]]
-        kept += [None] * (len(after) - len(kept))
+        experts = [expert if expert in after else None for expert in before[: len(after)]]
+        experts += [None] * (len(after) - len(experts))
         lost = [e for e in before[len(after) :] if e in after]
         rest = iter([*lost, *coming])
-        ranks.append(tuple(next(rest) if expert is None else expert for expert in kept))
+        ranks.append(tuple(next(rest) if expert is None else expert for expert in experts))
     return Placement(new.experts, tuple(ranks))
 
 
 def moves(old: Placement, new: Placement) -> list[Move]:
     """Slots that change; an expert comes from this rank if it is here, else from its first holder."""
-    found = []
+    moves = []
     for rank, (before, after) in enumerate(zip(old.ranks, new.ranks, strict=True)):
         for slot, expert in enumerate(after):
             if slot < len(before) and before[slot] == expert:
                 continue
             here = expert in before
-            found.append(Move(rank, slot, expert, None if here else old.copies(expert)[0][0]))
-    return found
+            moves.append(Move(rank, slot, expert, None if here else old.copies(expert)[0][0]))
+    return moves

@@ -74,10 +74,10 @@ class RankExperts(ExpertLayer):
         if device not in self._tables:
             copies = [self.placement.copies(e) for e in range(self.experts.count)]
             slot_EC = torch.full((len(copies), max(map(len, copies))), -1)
-            for expert, held in enumerate(copies):
-                for copy, (rank, slot) in enumerate(held):
+            for expert, places in enumerate(copies):
+                for copy, (rank, slot) in enumerate(places):
                     slot_EC[expert, copy] = slot if rank == self.shards.rank else -1
-            counts_E = torch.tensor([len(held) for held in copies])
+            counts_E = torch.tensor([len(places) for places in copies])
             self._tables[device] = slot_EC.to(device), counts_E.to(device)
         return self._tables[device]
 
@@ -95,7 +95,7 @@ class RankExperts(ExpertLayer):
                 yield from slots
 
     def _by_expert(self) -> dict[int, list[Slot]]:
-        found: dict[int, list[Slot]] = {}
+        slots: dict[int, list[Slot]] = {}
         for slot in self.whole_slots():
-            found.setdefault(int(slot.name.partition(".")[0]), []).append(slot)
-        return found
+            slots.setdefault(int(slot.name.partition(".")[0]), []).append(slot)
+        return slots

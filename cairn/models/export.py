@@ -32,9 +32,16 @@ TEXT_ONLY = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-    "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+)
 
 
 def export(
@@ -74,8 +81,8 @@ def export(
 
 def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under its name in a checkpoint, contiguous, in checkpoint order."""
-    found = single_tensors(model)
-    return stack_experts(found, model.spec) if model.spec.family in STACKED_FAMILIES else found
+    by_name = single_tensors(model)
+    return stack_experts(by_name, model.spec) if model.spec.family in STACKED_FAMILIES else by_name
 
 
 def single_tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:

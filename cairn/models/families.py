@@ -143,10 +143,9 @@ def _qwen3_moe(fields: Fields) -> ModelSpec:
     layers = range(fields.take("num_hidden_layers", int))
     dense = set(fields.take_list("mlp_only_layers", int, []))
     step = fields.take_positive("decoder_sparse_step", int, 1)
-    count = fields.take("num_experts", int, 0) or fields.take("num_local_experts", int, 128)
-    fields.seen.add("num_local_experts")
+    others = fields.take("num_local_experts", int, 128)  # another name of the same count
     experts = Experts(
-        count=count,
+        count=fields.take_positive("num_experts", int, others),
         per_token=fields.take("num_experts_per_tok", int, 8),
         intermediate=fields.take("moe_intermediate_size", int),
         renormalize=fields.take("norm_topk_prob", bool, False),

@@ -193,8 +193,8 @@ class FusedStep:
     ) -> Tensor:
         rows, kernels = len(x.x_TD), self.form.kernels
         entering = x.quantized if part.quantizes(rows, kernels) else x.tensor
-        wanted = then is not None and then.quantizes(rows, kernels)
-        return cast(Tensor, part.product(entering, Epilogue(gate, None, kernels, wanted)))
+        quantizes = then is not None and then.quantizes(rows, kernels)
+        return cast(Tensor, part.product(entering, Epilogue(gate, None, kernels, quantizes)))
 
     def rows(self, part: Rows, x: Entering, onto: Tensor | None) -> Product:
         return part.product(x, Epilogue(None, onto, self.form.kernels))

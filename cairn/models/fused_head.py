@@ -32,8 +32,8 @@ class FusedHead:
         self.heads = {self.mixer: heads_of(self.mixer, spec)}
         self._greedy = Parameters.neutral(1, device)
         self._none = torch.zeros(rows, dtype=torch.int32, device=device)
-        known = torch.arange(len(head.d2t), device=device)
-        self.token_K = (known + head.d2t).int()  # of the target's vocabulary
+        kept_K = torch.arange(len(head.d2t), device=device)
+        self.token_K = (kept_K + head.d2t).int()  # of the target's vocabulary
 
     def fuse(self, tapped: list[Tensor]) -> Tensor:
         entering_TE = torch.cat(tapped, -1)

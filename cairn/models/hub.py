@@ -134,8 +134,8 @@ def _names_in(folder: Path) -> list[str]:
 
 def _packaged(name: str) -> Path:
     model = PACKAGED[name]
-    found = importlib.util.find_spec(model.package)
-    for folder in (found.submodule_search_locations or []) if found else []:
+    module = importlib.util.find_spec(model.package)
+    for folder in (module.submodule_search_locations or []) if module else []:
         path = Path(folder) / model.file
         if path.exists():
             return path

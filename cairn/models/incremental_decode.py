@@ -113,8 +113,8 @@ class PieceTables:
         """What an id adds to a text that it does not begin; None: it has no token."""
         if self._rules is not None:
             return self._table(self._rules, skip_special=False)[id]
-        known = self._backend.id_to_token(id) is not None
-        return self._backend.decode([id], skip_special_tokens=False) if known else None
+        exists = self._backend.id_to_token(id) is not None
+        return self._backend.decode([id], skip_special_tokens=False) if exists else None
 
     def _table(self, rules: Rules, skip_special: bool) -> "Pieces":
         if skip_special not in self._tables:

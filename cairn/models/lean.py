@@ -114,7 +114,7 @@ class Lean:
         # Where products are compiled, so is attention.
         self.compiled = any(isinstance(part.form, BlocksForm) for part in self.products)
         heads = {mixer: decode_heads(mixer) for mixer in mixers if self.compiled}
-        self.decode_heads = {mixer: found for mixer, found in heads.items() if found is not None}
+        self.decode_heads = {mixer: head for mixer, head in heads.items() if head is not None}
         self.norms_behind = self._norms_behind(layers)
         self.all_fused = len(mixers) == len(layers)
         kinds = dict.fromkeys(mixer.rope for mixer in mixers)
@@ -142,12 +142,14 @@ class Lean:
         places_T11 = positions_T[:, None, None].float()
         axes_3T: Tensor | None = getattr(attend, "axes_3T", None)
         if axes_3T is None:
-            return {kind: angles_at(found, places_T11) for kind, found in self.frequencies.items()}
-        made = {}
-        for kind, found in self.frequencies.items():
-            axis_C = axis_of_columns(kind, len(found.frequency_C))
-            made[kind] = angles_at(found, axes_3T[axis_C].t()[:, None].float())
-        return made
+            return {
+                kind: angles_at(rotation, places_T11) for kind, rotation in self.frequencies.items()
+            }
+        by_kind = {}
+        for kind, rotation in self.frequencies.items():
+            axis_C = axis_of_columns(kind, len(rotation.frequency_C))
+            by_kind[kind] = angles_at(rotation, axes_3T[axis_C].t()[:, None].float())
+        return by_kind
 
     def _norms_behind(self, layers: list[Layer]) -> dict[Norm | Scaled, NormWeight]:
         """RMS norms of what is added to the residual, which are compiled with the sum."""
@@ -320,10 +322,10 @@ def rope_frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:
     return Frequencies(torch.cat((frequency, frequency)), amplitude, signed_2c)
 
 
-def angles_at(found: Frequencies, places_T1C: Tensor) -> Angles:
+def angles_at(frequencies: Frequencies, places_T1C: Tensor) -> Angles:
     """`places_T1C`: positions of each column, or one for all of them."""
-    angle_T12c = (places_T1C * found.frequency_C).unflatten(-1, (2, -1))
+    angle_T12c = (places_T1C * frequencies.frequency_C).unflatten(-1, (2, -1))
     cos_T12c = angle_T12c.cos()
-    if isinstance(found.amplitude, Tensor) or found.amplitude != 1.0:
-        cos_T12c.mul_(found.amplitude)
-    return Angles(cos_T12c, angle_T12c.sin_().mul_(found.signed_2c))
+    if isinstance(frequencies.amplitude, Tensor) or frequencies.amplitude != 1.0:
+        cos_T12c.mul_(frequencies.amplitude)
+    return Angles(cos_T12c, angle_T12c.sin_().mul_(frequencies.signed_2c))

@@ -108,8 +108,8 @@ def _waves(head: EagleHead) -> Tensor | None:
     rope = head.layer.attention.rope
     if rope is None:
         return None
-    found = rope_frequencies(rope, head.spec.layer)
-    amplitude = torch.as_tensor(found.amplitude, dtype=torch.float32)
-    half = len(found.frequency_C) // 2
+    rotation = rope_frequencies(rope, head.spec.layer)
+    amplitude = torch.as_tensor(rotation.amplitude, dtype=torch.float32)
+    half = len(rotation.frequency_C) // 2
     of_cosine_C = amplitude.expand(half).repeat(2)
-    return torch.stack((found.frequency_C, of_cosine_C, found.signed_2c.flatten()))
+    return torch.stack((rotation.frequency_C, of_cosine_C, rotation.signed_2c.flatten()))

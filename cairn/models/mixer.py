@@ -201,5 +201,5 @@ MIXERS = {
 
 def make_mixer(name: str, *arguments: Any) -> Any:
     """The module of a registered mixer."""
-    found = MIXERS[name]
-    return getattr(import_module(found.module), found.name)(*arguments)
+    registration = MIXERS[name]
+    return getattr(import_module(registration.module), registration.name)(*arguments)

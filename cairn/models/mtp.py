@@ -172,8 +172,8 @@ def _places(head: MtpHead) -> dict[str, Source]:
     for name in slots:
         part, _, kind = name.rpartition(".")
         if name in numbered:
-            found = family[numbered[name]]
-            places[name] = found._replace(tensor=found.tensor.replace(theirs, format.before, 1))
+            place = family[numbered[name]]
+            places[name] = place._replace(tensor=place.tensor.replace(theirs, format.before, 1))
         else:
             places[name] = Source(f"{format.before}{getattr(format, part)}.{kind}")
     return places

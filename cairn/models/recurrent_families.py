@@ -69,10 +69,10 @@ def _rope(fields: Fields, head_dim: int) -> dict[str, Any]:
     parameters = dict(fields.take("rope_parameters", dict, {}))
     for name in ("mrope_section", "mrope_interleaved"):
         parameters.pop(name, None)
-    given = Fields(dict(fields.config) | {"rope_parameters": parameters})
-    found = partial_rope(given, 0.25, 1e4, head_dim)
-    fields.seen |= given.seen
-    return found
+    inner = Fields(dict(fields.config) | {"rope_parameters": parameters})
+    rope = partial_rope(inner, 0.25, 1e4, head_dim)
+    fields.seen |= inner.seen
+    return rope
 
 
 def _delta(fields: Fields) -> DeltaSizes:

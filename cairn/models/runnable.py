@@ -159,11 +159,11 @@ def _headers(name: str, context: int | None) -> tuple[ModelSpec, Checkpoint | No
 
 
 def choose_dtype(
-    stored: torch.dtype, quantised: bool, device: str, asked: str
+    stored: torch.dtype, quantised: bool, device: str, option: str
 ) -> tuple[torch.dtype, str]:
     """The type to compute in, and why."""
-    if asked != "auto":
-        return DTYPES[asked], "as asked"
+    if option != "auto":
+        return DTYPES[option], "as asked"
     if device != "cpu":
         if quantised or stored == torch.float32:
             return torch.bfloat16, "a GPU multiplies fastest in bfloat16"

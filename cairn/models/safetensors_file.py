@@ -87,12 +87,12 @@ class SafetensorsFolder:
 
     def _instead(self) -> str:
         """What a folder without model.safetensors may need."""
-        found = sorted(p.name for p in self.folder.iterdir() if p.is_file())
-        if any(name.endswith((".bin", ".pt", ".pth")) for name in found):
+        names = sorted(p.name for p in self.folder.iterdir() if p.is_file())
+        if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
             return "pickled weights are not read: convert them with transformers' save_pretrained"
-        if any(name.endswith(".safetensors") for name in found):
+        if any(name.endswith(".safetensors") for name in names):
             return "shards are read by model.safetensors.index.json, which is not there: download it, too"
-        return f"the folder holds: {', '.join(found[:8]) or 'nothing'}"
+        return f"the folder holds: {', '.join(names[:8]) or 'nothing'}"
 
     def _from_index(self, index: Path) -> dict[str, str]:
         home = read_json(index).get("weight_map")

@@ -21,11 +21,11 @@ SMALL = (BETTER, *OWN)  # models that answer best while they take the likeliest 
 
 def sampling_defaults(model: str, generation: Mapping[str, Any]) -> Defaults:
     """Of a model by its name and its generation_config.json, which is empty where there is none."""
-    found: Defaults = {}
+    defaults: Defaults = {}
     for name in NAMES:
         value = generation.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = value
+            defaults[name] = value
     if model.lower() in SMALL or generation.get("do_sample") is False:
-        return {name: found[name] for name in PENALTIES if name in found} | GREEDY
-    return found
+        return {name: defaults[name] for name in PENALTIES if name in defaults} | GREEDY
+    return defaults

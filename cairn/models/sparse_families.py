@@ -136,8 +136,8 @@ def _gpt_oss(fields: Fields) -> ModelSpec:
 
 def _gpt_oss_rope(fields: Fields, context: int) -> dict[str, Any]:
     """Stretched even where a config says nothing about it."""
-    given = ("rope_parameters", "rope_scaling", "rope_theta")
-    if any(fields.config.get(name) for name in given):
+    names = ("rope_parameters", "rope_scaling", "rope_theta")
+    if any(fields.config.get(name) for name in names):
         return rope_of(fields, context, 150_000.0)
     return rope_of(Fields({"rope_parameters": GPT_OSS_ROPE}), context)
 
@@ -151,11 +151,11 @@ GPT_OSS_ROPE = {
 }
 
 
-def _expect(fields: Fields, name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value not in known:
+def _expect(fields: Fields, name: str, value: Any, supported: tuple[Any, ...]) -> None:
+    if value not in supported:
         raise UnsupportedModel(
             f"{fields.what}: {name} is {value!r}",
-            hint=f"supported: {', '.join(map(str, known))}",
+            hint=f"supported: {', '.join(map(str, supported))}",
         )
 
 

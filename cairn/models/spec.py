@@ -8,17 +8,15 @@ are those of the built model, FLOPs count a multiply-add as two and leave out no
     D hidden   H heads   K key/value heads   C head size   F feed-forward   V vocabulary   E experts
 """
 
-import math
 from typing import Literal
 
 import msgspec
 
-from cairn.core.errors import ConfigError
 from cairn.models.mixer import MIXERS, MixerShape
+from cairn.models.spec_checks import check_spec
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "clamped_silu"]
 CLAMPED_ALPHA = 1.702  # of clamped_silu: x * sigmoid(alpha x)
-SIZES = ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "context")
 
 
 class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,10 +34,9 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn: round the corrected range outwards to whole dimensions
-    short_factors: tuple[
-        float, ...
-    ] = ()  # longrope: divisors of the frequencies up to the trained length
-    long_factors: tuple[float, ...] = ()  # longrope: those of a model whose context is longer
+    # longrope: divisors of the frequencies up to the trained length, and of a model whose context is longer
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     rotated: int = 0  # columns of a head that are rotated; 0: all
     # Pairs of columns that turn by the frame, the row and the column of a picture's patch; (): all by the position.
     sections: tuple[int, ...] = ()
@@ -170,7 +167,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _validate(self)
+        check_spec(self)
 
     # -- derived shapes -----------------------------------------------------------------------
 
@@ -307,123 +304,3 @@ def _pairs(tokens: int, cached: int, window: int) -> int:
     beyond = min(tokens, last - window)  # queries that see less than all before them
     excess_first = max(first - window, 1)
     return everything - (excess_first + last - window) * beyond // 2
-
-
-def _validate(spec: ModelSpec) -> None:
-    _validate_mixers(spec)
-    sizes = {name: getattr(spec, name) for name in SIZES}
-    if spec.experts:
-        sizes["width of an expert"] = spec.experts.intermediate
-    for name, value in sizes.items():
-        if value < 1:
-            raise ConfigError(
-                f"{name} is {value} in a {spec.family} model",
-                hint="every size of a model is at least 1",
-            )
-    if spec.heads % spec.kv_heads:
-        raise ConfigError(
-            f"{spec.heads} attention heads cannot share {spec.kv_heads} key/value heads evenly",
-            hint="the number of heads is a multiple of the number of key/value heads",
-        )
-    if spec.positions == "rope" and spec.rotary_dim % 2:
-        raise ConfigError(
-            f"rotary positions need an even head size, not {spec.rotary_dim}",
-            hint="rotation turns pairs of dimensions",
-        )
-    for rope in (spec.rope, spec.rope_local or spec.rope):
-        _validate_rope(rope, spec.rotary_dim)
-    if spec.residual_scale != 1.0 and spec.post_norms:
-        raise ConfigError(
-            "a model that norms what its blocks add and scales it too", hint="no known family does"
-        )
-    if spec.qk_norm_rotated and spec.qk_norm_over == "width":
-        raise ConfigError(
-            "norms of q and k over all heads behind the rotation", hint="no known family has them"
-        )
-    if not (0 < spec.logit_divisor < math.inf and abs(spec.residual_scale) < math.inf):
-        raise ConfigError(
-            f"logits divided by {spec.logit_divisor}, residuals scaled by {spec.residual_scale}",
-            hint="both are finite numbers, and the divisor is above 0",
-        )
-    if (spec.mixer == "latent") != (spec.latent is not None):
-        raise ConfigError(
-            f"mixer {spec.mixer} with latent sizes {spec.latent}",
-            hint="the mixer `latent` has sizes of its own, and no other one has",
-        )
-    if spec.windows and len(spec.windows) != spec.layers:
-        raise ConfigError(
-            f"{len(spec.windows)} windows for {spec.layers} layers", hint="give one per layer"
-        )
-    if min(spec.windows, default=0) < 0:
-        raise ConfigError(
-            f"a layer has window {min(spec.windows)}",
-            hint="it is how many tokens back the layer sees; 0 sees everything",
-        )
-    if spec.experts and not 1 <= spec.experts.per_token <= spec.experts.count:
-        raise ConfigError(
-            f"{spec.experts.per_token} of {spec.experts.count} experts per token",
-            hint="a token visits between one and all of the experts",
-        )
-    if spec.experts:
-        _validate_groups(spec.experts)
-
-
-def _validate_mixers(spec: ModelSpec) -> None:
-    for mixer in (spec.mixer, *spec.mixers):
-        if mixer not in MIXERS:
-            raise ConfigError(f"mixer is {mixer}", hint=f"there is {', '.join(MIXERS)}")
-    if spec.mixers and len(spec.mixers) != spec.layers:
-        raise ConfigError(
-            f"{len(spec.mixers)} mixers for {spec.layers} layers", hint="give one per layer"
-        )
-    if spec.layers > 0 and not spec.token_layers:
-        raise ConfigError(
-            f"no layer of this {spec.family} model attends", hint="at least one layer has to"
-        )
-    if spec.delta is not None and spec.delta.value_heads % spec.delta.key_heads:
-        raise ConfigError(
-            f"{spec.delta.value_heads} heads of values cannot share {spec.delta.key_heads} heads of keys",
-            hint="the number of value heads is a multiple of the number of key heads",
-        )
-
-
-def _validate_groups(experts: Experts) -> None:
-    groups, top = experts.groups, experts.top_groups
-    fits = 1 <= top <= groups and experts.count % groups == 0
-    if not fits or experts.per_token > experts.count // groups * top:
-        raise ConfigError(
-            f"{experts.per_token} experts per token from {top} of {groups} groups of {experts.count} experts",
-            hint="groups have equally many experts, and the chosen ones have enough of them",
-        )
-
-
-def _validate_rope(rope: Rope, head_dim: int) -> None:
-    if not (0 < rope.theta < math.inf and 0 < rope.factor < math.inf):
-        raise ConfigError(
-            f"rotary positions with theta {rope.theta} and factor {rope.factor}",
-            hint="both are above 0",
-        )
-    if rope.rotated % 2 or not 0 <= rope.rotated <= head_dim:
-        raise ConfigError(
-            f"{rope.rotated} of {head_dim} columns of a head are rotated",
-            hint="an even number of them, of which there are enough",
-        )
-    pairs = (rope.rotated or head_dim) // 2
-    if rope.sections and (len(rope.sections) != 3 or sum(rope.sections) != pairs):
-        raise ConfigError(
-            f"rotary sections {list(rope.sections)} for {pairs} pairs of columns",
-            hint="three counts, of frames, rows and columns, that add up to the pairs",
-        )
-    if rope.kind != "longrope":
-        return
-    for factors in (rope.short_factors, rope.long_factors):
-        if len(factors) != pairs or min(factors) <= 0:
-            raise ConfigError(
-                f"longrope with {len(factors)} factors for {pairs} pairs of columns",
-                hint="short_factor and long_factor have one number above 0 for each pair",
-            )
-    if rope.original_context < 2:
-        raise ConfigError(
-            f"longrope of a model trained with {rope.original_context} tokens",
-            hint="original_max_position_embeddings is above 1",
-        )

@@ -87,7 +87,7 @@ def stack_experts(
     tensors: Iterator[tuple[str, Tensor]], spec: ModelSpec
 ) -> Iterator[tuple[str, Tensor]]:
     """The way back: tensors of single experts as one for all of them, when the last of a layer has come."""
-    held: dict[str, dict[tuple[int, str], Tensor]] = {}
+    waiting: dict[str, dict[tuple[int, str], Tensor]] = {}
     count = spec.experts.count if spec.experts else 0
     for name, tensor in tensors:
         match = ONE.fullmatch(name)
@@ -97,11 +97,11 @@ def stack_experts(
         parts = ("down",) if match["part"] == "down" else ("gate", "up")
         suffix = "_bias" if match["kind"] == "bias" else ""
         stacked = f"{match['at']}.{'_'.join(parts)}_proj{suffix}"
-        found = held.setdefault(stacked, {})
-        found[int(match["n"]), match["part"]] = tensor.t()
-        if len(found) == count * len(parts):
-            found = held.pop(stacked)
-            yield stacked, _stacked([[found[n, part] for part in parts] for n in range(count)])
+        parts_here = waiting.setdefault(stacked, {})
+        parts_here[int(match["n"]), match["part"]] = tensor.t()
+        if len(parts_here) == count * len(parts):
+            parts_here = waiting.pop(stacked)
+            yield stacked, _stacked([[parts_here[n, part] for part in parts] for n in range(count)])
 
 
 def _stacked(experts: list[list[Tensor]]) -> Tensor:

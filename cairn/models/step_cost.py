@@ -67,8 +67,10 @@ def total_cost(spec: ModelSpec, total: Total, weight_bytes: float, value_bytes: 
             continue
         most = (spec.window(layer) or total.read) * max(total.tokens, 1)
         reads += min(total.read, most)
-        seen = min(total.pairs, (spec.window(layer) or total.pairs) * max(total.tokens, 1))
-        pairs += shape.pair_flops(spec) * seen
+        pairs_in_window = min(
+            total.pairs, (spec.window(layer) or total.pairs) * max(total.tokens, 1)
+        )
+        pairs += shape.pair_flops(spec) * pairs_in_window
     flops = 2 * (spec.matmul_parameters() - head) * total.tokens + 2 * head * total.logits
     flops += pairs + updates
     each = total.tokens // max(total.steps, 1)  # tokens of a step, for the experts that they choose

@@ -59,17 +59,17 @@ class Budget:
         """Characters of a value as text. What is in it twice counts twice, since it is written twice."""
         if isinstance(value, str):
             return len(value)
-        found, left = 0, [value]
+        total, left = 0, [value]
         while left:
             one = left.pop()
-            found += _own_size(one)
+            total += _own_size(one)
             if isinstance(one, Mapping):
                 left += [*one.keys(), *one.values()]
             elif isinstance(one, list | tuple):
                 left += one
-            self.check_text(found)
+            self.check_text(total)
             self.charge()
-        return found
+        return total
 
     def foresee(
         self, name: str, value: object, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -236,13 +236,13 @@ def _charged(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
 
 def _first(context: Context, filter: Callable[..., Any]) -> tuple[Any, ...]:
     """What a filter wants before its value."""
-    wanted = getattr(filter, "jinja_pass_arg", None)
-    known = {
+    passed = getattr(filter, "jinja_pass_arg", None)
+    arguments = {
         "context": context,
         "eval_context": context.eval_ctx,
         "environment": context.environment,
     }
-    return () if wanted is None else (known[wanted.name],)
+    return () if passed is None else (arguments[passed.name],)
 
 
 @pass_context
@@ -299,17 +299,17 @@ class _Dict:
 
     @pass_context
     def fromkeys(self, context: Context, *args: Any) -> dict[Any, Any]:
-        made = dict.fromkeys(*args)
-        context.parent[_BUDGET].size(made)
-        return made
+        result = dict.fromkeys(*args)
+        context.parent[_BUDGET].size(result)
+        return result
 
 
 class _Namespace(Namespace):
     """`namespace` for templates, without names that mean something to Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args
-        attributes = dict(*given, **kwargs)
+        self, *positional = args
+        attributes = dict(*positional, **kwargs)
         for name in attributes:
             _refuse_private(name)
         Namespace.__init__(self, attributes)

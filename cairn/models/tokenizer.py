@@ -162,8 +162,8 @@ class Tokenizer:
         **template_kwargs: Any,
     ) -> str:
         """The conversation as the model was taught to read it, ending where the assistant begins."""
-        given = with_parts(messages) if self.reads_parts else messages
-        return self.templates.render(given, tools, add_generation_prompt, **template_kwargs)
+        conversation = with_parts(messages) if self.reads_parts else messages
+        return self.templates.render(conversation, tools, add_generation_prompt, **template_kwargs)
 
     def encode_chat(
         self,

@@ -71,15 +71,15 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _no_tokenizer(folder: Path) -> TokenizerError:
-    found = [
+    files = [
         f"{name} ({what})" for name, what in _OTHER_FORMATS.items() if (folder / name).is_file()
     ]
-    found += [
+    files += [
         f"{path.name} (has a tokenizer inside: give the file, not the folder)"
         for path in sorted(folder.glob("*.gguf"))
     ]
-    if found:
-        hint = f"found {', '.join(found)}; transformers' save_pretrained turns most into tokenizer.json"
+    if files:
+        hint = f"found {', '.join(files)}; transformers' save_pretrained turns most into tokenizer.json"
     else:
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         hint = f"the folder holds {names}; copy tokenizer.json from the model's original"
@@ -123,9 +123,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Config, named: Mapping[st
     present = set(backend.get_added_tokens_decoder().values())
     listed = _listed_tokens(config)
     missing = [token for token in listed if token not in present]
-    known = {token.content for token in (*present, *listed)}
+    existing = {token.content for token in (*present, *listed)}
     for content in dict.fromkeys((*named.values(), *_unnamed_tokens(config))):
-        if content not in known:
+        if content not in existing:
             missing.append(AddedToken(content, special=True, normalized=False))
     for token in missing:
         token.special = token.special or token.content in named.values()

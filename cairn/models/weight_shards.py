@@ -18,30 +18,30 @@ from cairn.models.transformer import Transformer
 def held_by_rows(spec: ModelSpec, dtype: torch.dtype, rank: int, ranks: int) -> Packed:
     """Each rank has the rows that FSDP leaves it; one rank has everything."""
     slots = Transformer(spec).slots()
-    held = (Held(slot.name, dtype.itemsize, rows_of(slot.shape, rank, ranks)) for slot in slots)
-    return pack(rank, held)._replace(dtype=str(dtype).removeprefix("torch."))
+    shards = (Held(slot.name, dtype.itemsize, rows_of(slot.shape, rank, ranks)) for slot in slots)
+    return pack(rank, shards)._replace(dtype=str(dtype).removeprefix("torch."))
 
 
 def wanted_by(model: Transformer) -> Packed:
     """What this rank's share of the model is made of."""
     size = model.embedding.weight.itemsize
     slots = model.slots()
-    held = (Held(slot.name, size, cut_of(slot.shape, slot.cut)) for slot in slots)
-    return pack(model.build.shards.rank, held)
+    shards = (Held(slot.name, size, cut_of(slot.shape, slot.cut)) for slot in slots)
+    return pack(model.build.shards.rank, shards)
 
 
-def write_shards(memory: Bytes, held: Packed, model: Transformer) -> None:
+def write_shards(memory: Bytes, packed: Packed, model: Transformer) -> None:
     """Put what a rank holds into its memory, from a model that has all of it."""
     slots = {slot.name: slot for slot in model.slots()}
-    views = _views(memory, held, model.embedding.weight.dtype)
-    for shard, (name, part) in zip(held.shards, views, strict=True):
+    views = _views(memory, packed, model.embedding.weight.dtype)
+    for shard, (name, part) in zip(packed.shards, views, strict=True):
         whole = model.get_parameter(slots[name].parameter).detach()[slots[name].index]
         part.copy_(whole[tuple(slice(*ends) for ends in shard.box)])
 
 
-def read_shares(memory: Bytes, wanted: Packed, dtype: torch.dtype) -> dict[str, Tensor]:
+def read_shares(memory: Bytes, packed: Packed, dtype: torch.dtype) -> dict[str, Tensor]:
     """By the name of its slot, each tensor of a rank as it lies in the memory."""
-    return dict(_views(memory, wanted, dtype))
+    return dict(_views(memory, packed, dtype))
 
 
 def _views(memory: Bytes, packed: Packed, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

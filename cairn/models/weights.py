@@ -93,8 +93,8 @@ def load(
         source = cast(QuantizedSource, tensors)
         kept = packed_maps(model, where, source)
         experts = packed_experts(model, where, source, device)
-        held = {slot.name for part in (*kept, *experts) for slot in part.slots}
-        others = [slot for slot in slots if slot.name not in held]
+        loaded = {slot.name for part in (*kept, *experts) for slot in part.slots}
+        others = [slot for slot in slots if slot.name not in loaded]
         note = dequantised_note(others, where, source, model.build.dtype.itemsize)
         notes += [note] if note else []
     packed = {slot.parameter for part in (*kept, *experts) for slot in part.slots}

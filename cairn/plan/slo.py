@@ -72,7 +72,10 @@ def parse_slo(text: str) -> Slo:
                 f"--slo is {text!r}: {part.strip()!r} is not understood",
                 hint="such as ttft=500ms,tpot=25ms",
             )
-        limits[name] = parse_duration(value)
+        try:
+            limits[name] = parse_duration(value)
+        except ConfigError as error:
+            raise ConfigError(f"--slo is {text!r}: {error.message}", hint=error.hint) from None
         if not limits[name]:
             raise ConfigError(f"--slo is {text!r}: {name} is 0", hint="a time above 0")
     missing = [name for name in NAMES if name not in limits]

@@ -39,23 +39,27 @@ class AdapterFolder:
         self._seen: dict[str, Stamp] = {}  # loaded, or found to be bad
         self._served: set[str] = set()
         self._without: set[str] = set()  # weights, which was said
+        self._is_listed = True
 
     def scan(self) -> None:
         """Make what is served agree with the folder. Reads files: not for an event loop."""
         try:
             places = places_in(self.folder)
-            found = {name: _stamp(place) for name, place in places.items()}
+            stamps = {name: _stamp(place) for name, place in places.items()}
             without = {one.name for one in self.folder.iterdir() if _lacks_weights(one)}
         except OSError as error:  # what is served stays: a disk may come back
-            log.warning("the adapters in %s cannot be listed: %s", self.folder, error.strerror)
+            if self._is_listed:  # said once, and not at every look
+                log.warning("the adapters in %s cannot be listed: %s", self.folder, error.strerror)
+            self._is_listed = False
             return
+        self._is_listed = True
         for name in sorted(without - self._without):
             log.warning("the adapter %s is not served: it has no %s", name, WEIGHTS)
         self._without = without
-        for name in self._served - found.keys():
+        for name in self._served - stamps.keys():
             self._unload(name)
-        self._seen = {name: stamp for name, stamp in self._seen.items() if name in found}
-        for name, stamp in found.items():
+        self._seen = {name: stamp for name, stamp in self._seen.items() if name in stamps}
+        for name, stamp in stamps.items():
             if self._seen.get(name) != stamp:
                 self._seen[name] = stamp
                 self._load(name, places[name])
@@ -78,14 +82,14 @@ def places_in(folder: Path) -> dict[str, Path]:
     own = folder.resolve()
     if _is_adapter(folder):
         return {own.parent.name if own.name == OF_RUN else own.name: folder}
-    found = {}
+    places = {}
     for one in sorted(folder.iterdir()):
         place = one / OF_RUN if _is_adapter(one / OF_RUN) else one
         if _is_adapter(place) and not one.name.startswith("."):
-            found[one.name] = place
-    if found.keys() == {OF_RUN}:  # the folder is a run
-        return {own.name: found[OF_RUN]}
-    return found
+            places[one.name] = place
+    if places.keys() == {OF_RUN}:  # the folder is a run
+        return {own.name: places[OF_RUN]}
+    return places
 
 
 def _stamp(place: Path) -> Stamp:

@@ -181,7 +181,7 @@ class Answer:
         return False
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Its first tokens, made elsewhere: with log-probabilities that are not known, and given to nobody."""
+        """Its first tokens, made elsewhere: with log-probabilities that are not known, and not reported."""
         scored = [UNKNOWN] * len(tokens) if self.whole.logprobs is not None else None
         self.push_all(tokens, logprobs=scored)
 
@@ -259,16 +259,16 @@ class Answer:
         return self._stops.push(piece)
 
 
-def extend(known: CompletionOutput, delta: CompletionOutput) -> None:
+def extend(answer: CompletionOutput, delta: CompletionOutput) -> None:
     """Add a delta to what is known."""
-    known.text += delta.text
-    known.token_ids += delta.token_ids
-    if known.logprobs is not None and delta.logprobs is not None:
-        known.logprobs += delta.logprobs
-    known.cumulative_logprob = delta.cumulative_logprob
-    known.finish_reason, known.stop_reason = delta.finish_reason, delta.stop_reason
-    known.error = delta.error
-    known.new_text += delta.text
+    answer.text += delta.text
+    answer.token_ids += delta.token_ids
+    if answer.logprobs is not None and delta.logprobs is not None:
+        answer.logprobs += delta.logprobs
+    answer.cumulative_logprob = delta.cumulative_logprob
+    answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
+    answer.error = delta.error
+    answer.new_text += delta.text
 
 
 def spell(piece: str | bytes | None) -> str:
@@ -276,7 +276,7 @@ def spell(piece: str | bytes | None) -> str:
     return piece.decode(errors="replace") if isinstance(piece, bytes) else piece or ""
 
 
-def readable(token: int, found: Found, tokenizer: "Tokenizer | None") -> dict[int, Logprob]:
+def readable(token: int, entry: Found, tokenizer: "Tokenizer | None") -> dict[int, Logprob]:
     """The likeliest tokens in their order, and the one that was chosen."""
 
     def spelled(id: int) -> str | None:
@@ -284,18 +284,18 @@ def readable(token: int, found: Found, tokenizer: "Tokenizer | None") -> dict[in
 
     ranked = {
         id: Logprob(logprob, rank, spelled(id))
-        for rank, (id, logprob) in enumerate(found.top, start=1)
+        for rank, (id, logprob) in enumerate(entry.top, start=1)
     }
     return (
         ranked
         if token in ranked
-        else {token: Logprob(found.logprob, None, spelled(token)), **ranked}
+        else {token: Logprob(entry.logprob, None, spelled(token)), **ranked}
     )
 
 
 def readable_prompt(
-    prompt: Sequence[int], found: Sequence[Found], tokenizer: "Tokenizer | None"
+    prompt: Sequence[int], entries: Sequence[Found], tokenizer: "Tokenizer | None"
 ) -> list[dict[int, Logprob] | None]:
     """One entry for each token of the prompt; the first follows nothing, and has none."""
-    rest = zip(prompt[1:], found, strict=True)
+    rest = zip(prompt[1:], entries, strict=True)
     return [None, *(readable(token, row, tokenizer) for token, row in rest)]

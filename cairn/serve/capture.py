@@ -77,7 +77,7 @@ class Capture:
         if any(job.request.pictures for job in jobs):
             return  # without its pictures a prompt could not be repeated
         answers = [_answer(job) for job in jobs if job.request.prompt]
-        made = Captured(
+        captured = Captured(
             id=id,
             engine=self.engine,
             device=self.device,
@@ -85,14 +85,14 @@ class Capture:
             answers=answers,
             weights_version=weights_version,
         )
-        self._thread.submit(self._write, made)
+        self._thread.submit(self._write, captured)
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _write(self, made: Captured) -> None:
+    def _write(self, captured: Captured) -> None:
         """A client may send the same id again: each request has a file, `ID.json`, `ID.2.json`, ..."""
-        written, first = msgspec.json.encode(made), file_of(self.folder, made.id)
+        written, first = msgspec.json.encode(captured), file_of(self.folder, captured.id)
         for number in itertools.count(self._repeated.get(first, 1)):
             file = first if number == 1 else first.with_suffix(f".{number}.json")
             try:
@@ -102,7 +102,7 @@ class Capture:
             except FileExistsError:
                 self._repeated[first] = number + 1
             except OSError as error:
-                log.warning("request %s could not be captured: %s", made.id, error)
+                log.warning("request %s could not be captured: %s", captured.id, error)
                 return
 
 
@@ -124,14 +124,16 @@ def _answer(job: Job) -> CapturedAnswer:
 
 def not_replayed(captured: Captured) -> list[str]:
     """What made the answers and is not in the file, in a sentence each: they may differ for that alone."""
-    said = []
+    reasons = []
     if any(answer.constrained and answer.guide is None for answer in captured.answers):
-        said.append("the answer followed a grammar that was not captured")
+        reasons.append("the answer followed a grammar that was not captured")
     if any(answer.adapted for answer in captured.answers):
-        said.append("the answer is an adapter's, and the model alone is replayed")
+        reasons.append("the answer is an adapter's, and the model alone is replayed")
     if version := captured.weights_version:
-        said.append(f"the weights had been replaced (version {version}), and the first ones answer")
-    return said
+        reasons.append(
+            f"the weights had been replaced (version {version}), and the first ones answer"
+        )
+    return reasons
 
 
 def file_of(folder: Path, id: str) -> Path:
@@ -142,7 +144,7 @@ def file_of(folder: Path, id: str) -> Path:
 
 def read_captured(file: Path) -> Captured:
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=Captured)
+        captured = msgspec.json.decode(file.read_bytes(), type=Captured)
     except OSError as error:
         raise DataError(
             f"{file} cannot be read: {error.strerror}",
@@ -153,6 +155,6 @@ def read_captured(file: Path) -> Captured:
             f"{file} is no captured request: {error}",
             hint="`cairn serve --capture DIR` writes a file for each request",
         ) from None
-    if found.format != FORMAT:
-        raise DataError(f"{file} has format {found.format}; this version reads {FORMAT}")
-    return found
+    if captured.format != FORMAT:
+        raise DataError(f"{file} has format {captured.format}; this version reads {FORMAT}")
+    return captured

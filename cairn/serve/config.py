@@ -151,8 +151,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         fine = 0 < self.gpu_memory_utilization <= 1
         _check("gpu_memory_utilization", self.gpu_memory_utilization, fine, "above 0, at most 1")
-        for name in ("max_model_len", "context", "max_num_seqs", "max_num_batched_tokens", "block_size",
-                     "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
+        for name in (
+            "max_model_len",
+            "context",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "num_gpu_blocks_override",
+            "tensor_parallel_size",
+        ):
             value = getattr(self, name)
             _check(name, value, value in (None, "auto") or value >= 1, "at least 1")
         # Before any process is started for a rank.
@@ -177,30 +184,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check("generation_config", self.generation_config, fine, "auto or vllm")
         self._check_quantization()
         offloads = self.kv_offload_disk is None or self.kv_offload_host is not None
-        wanted = "given with kv_offload_host: pages pass through it"
-        _check("kv_offload_disk", self.kv_offload_disk, offloads, wanted)
+        rule = "given with kv_offload_host: pages pass through it"
+        _check("kv_offload_disk", self.kv_offload_disk, offloads, rule)
         for name in ("kv_offload_share", "kv_offload_peers"):
-            given = getattr(self, name)
-            _check(name, given, given is None or self.kv_offload_host is not None, wanted)
+            setting = getattr(self, name)
+            _check(name, setting, setting is None or self.kv_offload_host is not None, rule)
         alone = self.kv_offload_peers is None or self.kv_offload_disk is None
         _check("kv_offload_peers", self.kv_offload_peers, alone, "given without kv_offload_disk")
         drafts = self.draft_tokens
         fine = drafts == "auto" or 1 <= drafts <= MOST_DRAFTS
         _check("draft_tokens", drafts, fine, f"auto, or from 1 to {MOST_DRAFTS}")
         _check("speculate", self.speculate or "empty", bool(self.speculate), SPECULATE)
-        known = self.scheduling_policy in ("fcfs", "priority", "shortest")
-        _check("scheduling_policy", self.scheduling_policy, known, "fcfs, priority or shortest")
+        is_known = self.scheduling_policy in ("fcfs", "priority", "shortest")
+        _check("scheduling_policy", self.scheduling_policy, is_known, "fcfs, priority or shortest")
 
     def _check_quantization(self) -> None:
         """Under the name that checkpoints have for it, whatever kernel another engine names."""
         if self.quantization is None:
             return
         method = ALIASES.get(self.quantization, self.quantization)
-        known = tuple(dict.fromkeys((*METHODS, GGUF, *FORMS)))
-        _check("quantization", method, method in known, f"one of {', '.join(known)}")
+        methods = tuple(dict.fromkeys((*METHODS, GGUF, *FORMS)))
+        _check("quantization", method, method in methods, f"one of {', '.join(methods)}")
         msgspec.structs.force_setattr(self, "quantization", method)
 
 
-def _check(name: str, value: object, fine: bool, wanted: str) -> None:
+def _check(name: str, value: object, fine: bool, rule: str) -> None:
     if not fine:
-        raise ConfigError(f"{name} is {value}", hint=f"it has to be {wanted}")
+        raise ConfigError(f"{name} is {value}", hint=f"it has to be {rule}")

@@ -57,13 +57,13 @@ def _encoder_context(opened: OpenEncoder, config: EngineConfig) -> int:
             f"tensor_parallel_size is {config.tensor_parallel_size}, and a text encoder runs on one device",
             hint="start several servers behind a router",
         )
-    positions, asked = opened.spec.context, config.max_model_len
-    if isinstance(asked, int):
-        if asked > positions:
+    positions, context = opened.spec.context, config.max_model_len
+    if isinstance(context, int):
+        if context > positions:
             raise ConfigError(
-                f"max_model_len is {asked}, and {opened.name} has {positions} positions"
+                f"max_model_len is {context}, and {opened.name} has {positions} positions"
             )
-        return asked
+        return context
     stated = read_pooling_rules(opened.folder).context
     return min(stated or positions, positions)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.client import EngineClient
-from cairn.serve.engine.loop import described
+from cairn.serve.engine.failure import described
 from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
@@ -54,7 +54,7 @@ class EngineProcesses:
             request = job.request
             remote = RemoteJob(self.client.new_number(), job, self._leave)
             self._open[request.id] = remote  # first, because it may end at once
-            asked = Submit(
+            submission = Submit(
                 remote.id,
                 list(request.prompt),
                 request.params,
@@ -70,7 +70,7 @@ class EngineProcesses:
                 request.reader,
             )
             try:
-                self.client.submit(remote, asked)
+                self.client.submit(remote, submission)
             except CairnError as problem:
                 remote.fail(problem)
                 remote.wake()
@@ -219,5 +219,5 @@ class RemoteJob:
         log.exception("the text of request %s could not be made", self.job.request.id)
         self.job.answer.fail(described(problem))
 
-    def _know(self, known: Begun | Ended) -> None:
-        self.job.request.cached, self.job.request.ledger = known.cached, known.ledger
+    def _know(self, report: Begun | Ended) -> None:
+        self.job.request.cached, self.job.request.ledger = report.cached, report.ledger

@@ -20,7 +20,8 @@ from typing import NamedTuple
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.facts import stats_of
-from cairn.serve.engine.loop import Engine, Output, described
+from cairn.serve.engine.failure import described
+from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap, map_of
@@ -247,9 +248,9 @@ class EngineThread:
                 continue
             if request.params.prompt_logprobs is not None:
                 # Again at the end: after a preemption the prompt is computed a second time.
-                found = self.engine.prompt_logprobs.pop(request, None)
+                entries = self.engine.prompt_logprobs.pop(request, None)
                 if job.prompt_logprobs is None:
-                    job.prompt_logprobs = found
+                    job.prompt_logprobs = entries
             if request.params.pooling is not None:
                 vector_D = self.engine.pools.pop(request)
                 job.pooled = job.pooled if vector_D is None else vector_D.tobytes()

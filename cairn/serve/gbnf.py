@@ -57,20 +57,20 @@ class _Translation:
     # -- parts of a rule -------------------------------------------------------------------------
 
     def _alternatives(self, nested: bool) -> str:
-        found = [self._sequence(nested)]
+        alternatives = [self._sequence(nested)]
         while self._next() == "|":
             self.at += 1
             self._skip(lines=True)
-            found.append(self._sequence(nested))
-        return " | ".join(found)
+            alternatives.append(self._sequence(nested))
+        return " | ".join(alternatives)
 
     def _sequence(self, nested: bool) -> str:
-        found: list[str] = []
+        items: list[str] = []
         while (item := self._item()) is not None:
             self._skip(lines=nested)
-            found.append(item + self._repeated())
+            items.append(item + self._repeated())
             self._skip(lines=nested)
-        return " ".join(found) or '""'
+        return " ".join(items) or '""'
 
     def _item(self) -> str | None:
         """None: the sequence ends here."""
@@ -170,11 +170,11 @@ class _Translation:
 
     # -- names and places ------------------------------------------------------------------------
 
-    def _name(self, wanted: str) -> str:
-        if not (found := _NAME.match(self.text, self.at)):
-            self._fail(f"{wanted} is expected, and there is {self._next()!r}")
-        self.at = found.end()
-        return found[0]
+    def _name(self, expected: str) -> str:
+        if not (match := _NAME.match(self.text, self.at)):
+            self._fail(f"{expected} is expected, and there is {self._next()!r}")
+        self.at = match.end()
+        return match[0]
 
     def _lark_name(self, name: str) -> str:
         number = self.numbers.setdefault(name, len(self.numbers))
@@ -203,8 +203,8 @@ class _Translation:
 
     def _skip(self, lines: bool) -> None:
         """Space and comments; `lines`: the ends of lines, too."""
-        found = (_SPACE_AND_LINES if lines else _SPACE).match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = (_SPACE_AND_LINES if lines else _SPACE).match(self.text, self.at)
+        self.at = match.end() if match else self.at
 
     def _fail(self, problem: str, hint: str | None = None) -> NoReturn:
         line = self.text.count("\n", 0, self.at) + 1

@@ -125,9 +125,9 @@ class Grammars:
     async def compiled(self, guide: Guide) -> Grammar:
         """`compile` for an event loop, which goes on meanwhile."""
         # Shielded: others may wait for the same one, and outlive the one who gave up.
-        found = asyncio.wrap_future(self.compile_later(guide))
-        found.add_done_callback(lambda done: done.cancelled() or done.exception())  # was looked at
-        return await asyncio.shield(found)
+        future = asyncio.wrap_future(self.compile_later(guide))
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # was looked at
+        return await asyncio.shield(future)
 
     def warm_up(self) -> Future[Grammar]:
         """Read the vocabulary now, which takes seconds for a large one, and not with the first request."""
@@ -139,13 +139,13 @@ class Grammars:
     def compile_later(self, guide: Guide) -> Future[Grammar]:
         """`compile` for a loop that must not wait; equal guides share one compilation."""
         with self._lock:
-            found = self._known.get(guide)
-            if found is None or (found.done() and (found.cancelled() or found.exception())):
-                found = self._known[guide] = _submit(self._thread, self._build, guide)
+            future = self._known.get(guide)
+            if future is None or (future.done() and (future.cancelled() or future.exception())):
+                future = self._known[guide] = _submit(self._thread, self._build, guide)
             self._known.move_to_end(guide)
             while len(self._known) > self.most:
                 self._known.popitem(last=False)
-            return found
+            return future
 
     # -- in the thread -------------------------------------------------------------------------
 
@@ -242,8 +242,8 @@ def json_rule(schema: object) -> str:
 
 
 def _not_followed(guide: Guide, error: str) -> RequestError:
-    said = f"{guide.field} cannot be followed: {_in_short(error)}"
-    return RequestError(said, hint=_HINTS[guide.kind])
+    message = f"{guide.field} cannot be followed: {_in_short(error)}"
+    return RequestError(message, hint=_HINTS[guide.kind])
 
 
 def _submit(

@@ -65,12 +65,12 @@ def read_guide(
     }
     named = [(way, value, f"guided_{way}") for way, value in older.items()]
     named += [("grammar", grammar, "grammar"), ("json", json_schema, "json_schema")]
-    given = [_of_way(way, value, field) for way, value, field in named if value is not None]
+    parts = [_of_way(way, value, field) for way, value, field in named if value is not None]
     if response_format is not None:
-        given.append(_of_response_format(response_format))
+        parts.append(_of_response_format(response_format))
     if structured_outputs is not None:
-        given += _of_structured_outputs(structured_outputs)
-    guides = [guide for guide in given if guide is not None]
+        parts += _of_structured_outputs(structured_outputs)
+    guides = [guide for guide in parts if guide is not None]
     if len(guides) > 1:
         raise RequestError(
             f"{guides[0].field} and {guides[1].field} both say what the answer looks like",
@@ -100,9 +100,9 @@ def literal(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-def _of_response_format(given: object) -> Guide | None:
+def _of_response_format(value: object) -> Guide | None:
     field = "response_format"
-    shape = _object(given, field)
+    shape = _object(value, field)
     kind = shape.get("type")
     if kind == "text":
         return None
@@ -116,11 +116,11 @@ def _of_response_format(given: object) -> Guide | None:
     return schema_guide(_object(inner.get("schema", inner.get("schema_")), name), name)
 
 
-def _of_structured_outputs(given: object) -> list[Guide | None]:
+def _of_structured_outputs(constraints: object) -> list[Guide | None]:
     field = "structured_outputs"
-    if isinstance(given, StructuredOutputs):
-        given = msgspec.structs.asdict(given)
-    ways = {key: value for key, value in _object(given, field).items() if value is not None}
+    if isinstance(constraints, StructuredOutputs):
+        constraints = msgspec.structs.asdict(constraints)
+    ways = {key: value for key, value in _object(constraints, field).items() if value is not None}
     for way in ways:
         if way not in WAYS:
             hint = did_you_mean(way, WAYS, otherwise=f"there are: {', '.join(WAYS)}")

@@ -22,7 +22,7 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.serve.config import RoleConfig
 from cairn.serve.encoder_batch import TextQueue
-from cairn.serve.engine.loop import described
+from cairn.serve.engine.failure import described
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
@@ -217,21 +217,21 @@ class JobThread:
         for one in batch:
             self._finish_job(one.job, "error", described(problem))
 
-    def _count(self, jobs: int, made: Spent, now: float) -> None:
-        self._spent = self._spent.plus(made)
+    def _count(self, jobs: int, work: Spent, now: float) -> None:
+        self._spent = self._spent.plus(work)
         step = StepTimes(
             number=self._spent.steps,
             sequences=jobs,
-            tokens=made.tokens,
+            tokens=work.tokens,
             schedule=0.0,
-            launch=made.host,
-            wait=made.device,
+            launch=work.host,
+            wait=work.device,
             update=0.0,
             ended=now,
-            prefill=made.prefill,
-            sampled=made.sampled,
-            read=made.read,
-            pairs=made.pairs,
+            prefill=work.prefill,
+            sampled=work.sampled,
+            read=work.read,
+            pairs=work.pairs,
         )
         self._times.append(step)
 

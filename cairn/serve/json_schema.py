@@ -77,15 +77,15 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    closed: dict[str, Any] = {}
     for key, value in schema.items():
         if key in DATA:
-            made[key] = value
+            closed[key] = value
         elif key in SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            made[key] = {name: _closed(each) for name, each in value.items()}
+            closed[key] = {name: _closed(each) for name, each in value.items()}
         else:
-            made[key] = _closed(value)
-    return made | {"additionalProperties": False} if _lists_all(schema) else made
+            closed[key] = _closed(value)
+    return closed | {"additionalProperties": False} if _lists_all(schema) else closed
 
 
 def _lists_all(schema: Mapping[str, Any]) -> bool:
@@ -96,7 +96,7 @@ def _lists_all(schema: Mapping[str, Any]) -> bool:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    several = isinstance(found := schema.get("allOf"), list) and len(found) > 1
+    several = isinstance(parts := schema.get("allOf"), list) and len(parts) > 1
     beside = "properties" in schema and BESIDE_PROPERTIES & schema.keys()
     return bool(several or beside or COMBINE & schema.keys())
 

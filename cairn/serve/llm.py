@@ -131,9 +131,9 @@ class LLM:
         return Stream(self.serving, read[0], request)
 
     def _params(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        return read_params(given, count, self.serving.sampling)
+        return read_params(params, count, self.serving.sampling)
 
     def embed(
         self,
@@ -268,11 +268,11 @@ class LLM:
         countdown = _Countdown()
         jobs = self.serving.jobs(requests, countdown.on_update, streamed=False)
         self._wait_for(jobs, countdown, show)
-        found = [job.pooled for job in jobs if job.pooled is not None]
-        if len(found) < len(jobs):
+        vectors = [job.pooled for job in jobs if job.pooled is not None]
+        if len(vectors) < len(jobs):
             failed = next(job.answer.whole for job in jobs if job.pooled is None)
             raise RequestError(f"a text was not computed: {failed.error or failed.finish_reason}")
-        return matrix_of(found)
+        return matrix_of(vectors)
 
     def _answer(
         self, prompts: list[Prompt], params: list[SamplingParams], show: bool, priorities: list[int]
@@ -286,8 +286,8 @@ class LLM:
         self._wait_for(jobs, countdown, show)
         failed = [job.answer.whole for job in jobs if job.answer.whole.finish_reason == "error"]
         if failed:
-            said = f"{len(failed)} of {len(jobs)} answers ended with an error; the first: {failed[0].error}"
-            warnings.warn(said, RuntimeWarning, stacklevel=3)
+            message = f"{len(failed)} of {len(jobs)} answers ended with an error; the first: {failed[0].error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
         rest = iter(jobs)
         return [
             self._output(prompt, [next(rest) for _ in range(own.n)])
@@ -356,17 +356,17 @@ def _progress_of(jobs: Sequence[Job]) -> tuple[int, int]:
 
 def read_config(model: object, options: Mapping[str, Any]) -> EngineConfig:
     """The configuration of an engine from keyword arguments; a name that does not exist is refused."""
-    known = [field for field in EngineConfig.__struct_fields__ if field != "model"]
+    fields = [field for field in EngineConfig.__struct_fields__ if field != "model"]
     for name in options:
-        if name not in known:
-            there = f"there are: {', '.join(known)}"
-            hint = INSTEAD.get(name) or did_you_mean(name, known, otherwise=there)
+        if name not in fields:
+            there = f"there are: {', '.join(fields)}"
+            hint = INSTEAD.get(name) or did_you_mean(name, fields, otherwise=there)
             raise ConfigError(f"LLM has no argument '{name}'", hint=hint)
     if not isinstance(model, str | PathLike):
         raise ConfigError(f"model is {model!r}", hint="give a folder, a file or a name")
     try:
-        given = {"model": str(model), "load_in_advance": True, **options}
-        return msgspec.convert(given, EngineConfig)
+        settings = {"model": str(model), "load_in_advance": True, **options}
+        return msgspec.convert(settings, EngineConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"an argument of LLM is wrong: {error}") from None
 

@@ -17,9 +17,9 @@ Show = Callable[[int, int, int], None]
 
 
 @contextmanager
-def answer_bar(answers: int, most_tokens: int, wanted: bool) -> Iterator[Show]:
+def answer_bar(answers: int, most_tokens: int, visible: bool) -> Iterator[Show]:
     began = time.monotonic()
-    with Bar(f"0/{answers} answers", most_tokens, shown=wanted) as bar:
+    with Bar(f"0/{answers} answers", most_tokens, shown=visible) as bar:
 
         def show(done: int, tokens: int, passed: int) -> None:
             speed = tokens / max(time.monotonic() - began, 1e-9)

@@ -42,15 +42,15 @@ class Given(NamedTuple):
     salt: str = ""
 
 
-def read_prompts(given: object, tokenizer: "Tokenizer | None", owner: str) -> list[Prompt]:
+def read_prompts(prompts: object, tokenizer: "Tokenizer | None", owner: str) -> list[Prompt]:
     """All prompts, in order. `owner` is the model, for messages."""
-    single = isinstance(given, str | Mapping) or _is_ids(given)
-    if not single and not isinstance(given, list | tuple):
+    single = isinstance(prompts, str | Mapping) or _is_ids(prompts)
+    if not single and not isinstance(prompts, list | tuple):
         raise RequestError(
-            f"prompts is {type(given).__name__}",
+            f"prompts is {type(prompts).__name__}",
             hint="give text, a list of token ids, {'prompt_token_ids': [...]}, or a list of these",
         )
-    each = [given] if single else list(given)  # type: ignore[call-overload]
+    each = [prompts] if single else list(prompts)  # type: ignore[call-overload]
     bare = [_bare(one, "the prompt" if single else f"prompts[{at}]") for at, one in enumerate(each)]
     texts = [one.text for one in bare if one.token_ids is None and one.text is not None]
     if texts and tokenizer is None:
@@ -66,39 +66,40 @@ def read_prompts(given: object, tokenizer: "Tokenizer | None", owner: str) -> li
 
 
 def read_params(
-    given: SamplingParams | Sequence[SamplingParams] | None,
+    params: SamplingParams | Sequence[SamplingParams] | None,
     count: int,
     defaults: Mapping[str, Any],
 ) -> list[SamplingParams]:
     """The parameters of each of `count` prompts; `defaults`: of the model, where none are given."""
-    if given is None:
-        given = SamplingParams(**defaults)
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if not isinstance(given, list | tuple) or not all(
-        isinstance(one, SamplingParams) for one in given
+    if params is None:
+        params = SamplingParams(**defaults)
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, list | tuple) or not all(
+        isinstance(one, SamplingParams) for one in params
     ):
         raise RequestError(
-            f"sampling_params is {type(given).__name__}",
+            f"sampling_params is {type(params).__name__}",
             hint="give one SamplingParams, or a list with one for each prompt",
         )
-    if len(given) != count:
+    if len(params) != count:
         raise RequestError(
-            f"{len(given)} sampling parameters for {count} prompts",
+            f"{len(params)} sampling parameters for {count} prompts",
             hint="give one for all, or one for each",
         )
-    return list(given)
+    return list(params)
 
 
-def read_priorities(given: object, count: int) -> list[int]:
+def read_priorities(priorities: object, count: int) -> list[int]:
     """The priority of each of `count` prompts; whether they are numbers is checked with the rest of a request."""
-    if not isinstance(given, list | tuple):
-        return [given] * count  # type: ignore[list-item]
-    if len(given) != count:
+    if not isinstance(priorities, list | tuple):
+        return [priorities] * count  # type: ignore[list-item]
+    if len(priorities) != count:
         raise RequestError(
-            f"{len(given)} priorities for {count} prompts", hint="give one for all, or one for each"
+            f"{len(priorities)} priorities for {count} prompts",
+            hint="give one for all, or one for each",
         )
-    return list(given)
+    return list(priorities)
 
 
 def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
@@ -116,11 +117,11 @@ def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
     return first
 
 
-def _is_ids(given: object) -> bool:
+def _is_ids(value: object) -> bool:
     """A list of numbers is one prompt; an empty list is no prompt at all."""
-    if not isinstance(given, list | tuple) or not given:
+    if not isinstance(value, list | tuple) or not value:
         return False
-    return isinstance(given[0], int)
+    return isinstance(value[0], int)
 
 
 def _bare(one: object, where: str) -> Given:
@@ -135,22 +136,22 @@ def _bare(one: object, where: str) -> Given:
     )
 
 
-def _of_mapping(given: Mapping[str, Any], where: str) -> Given:
-    for key in given:
+def _of_mapping(prompt: Mapping[str, Any], where: str) -> Given:
+    for key in prompt:
         if key not in KEYS:
             hint = did_you_mean(str(key), KEYS, otherwise=f"there are: {', '.join(KEYS)}")
             raise RequestError(f"{where} has an unknown key {key!r}", hint=hint)
-    text, ids, salt = (given.get(key) for key in KEYS)
+    text, ids, salt = (prompt.get(key) for key in KEYS)
     if text is None and ids is None:
         raise RequestError(f"{where} is empty", hint="give 'prompt' or 'prompt_token_ids'")
-    for key, value, wanted, called in (
+    for key, value, kind, called in (
         ("prompt", text, str, "text"),
         ("prompt_token_ids", ids, (list, tuple), "a list of token ids"),
         ("cache_salt", salt, str, "text"),
     ):
-        if value is not None and not isinstance(value, wanted):
-            said = f"{key} of {where} is {type(value).__name__}"
-            raise RequestError(said, hint=f"it has to be {called}")
+        if value is not None and not isinstance(value, kind):
+            message = f"{key} of {where} is {type(value).__name__}"
+            raise RequestError(message, hint=f"it has to be {called}")
     if ids is not None:
         ids = _bare(ids, f"prompt_token_ids of {where}").token_ids
     return Given(text, ids, salt or "")

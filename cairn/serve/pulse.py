@@ -182,7 +182,7 @@ class Outbox:
         """What is new, under the next number."""
         if not (self._stored or self._removed or self._cleared):
             return None
-        made = Events(self._number, list(self._stored.items()), self._removed, self._cleared)
+        events = Events(self._number, list(self._stored.items()), self._removed, self._cleared)
         self._number += 1
         self._stored, self._removed, self._cleared = {}, [], False
-        return made
+        return events

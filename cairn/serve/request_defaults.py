@@ -25,10 +25,10 @@ def checked_defaults(opened: "OpenModel", generation_config: str = "auto") -> De
     return opened.sampling
 
 
-def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a request gives, over the defaults. Several answers at temperature 0 would be equal, so a
     request gets that only if it asks for it."""
-    found = {**defaults}
-    if given.get("n", 1) > 1 and not found.get("temperature", 1):
-        del found["temperature"]
-    return found | dict(given)
+    merged = {**defaults}
+    if fields.get("n", 1) > 1 and not merged.get("temperature", 1):
+        del merged["temperature"]
+    return merged | dict(fields)

@@ -30,7 +30,8 @@ from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.pieces import Piece
-from cairn.serve.engine.request import Limits, Request, check_request
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.engine_host import EngineHost
@@ -102,8 +103,8 @@ class Serving:
         self.limits = msgspec.structs.replace(limits, context=context)
         self.sampling = checked_defaults(opened, generation_config)  # of requests that do not say
         if self.sampling:
-            said = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
-            self.notes.append(f"requests that do not say how they are sampled: {said}")
+            defaults = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
+            self.notes.append(f"requests that do not say how they are sampled: {defaults}")
         self._grammars = grammars_for(opened, limits.vocabulary)
         self._ids = itertools.count()
         self._adapters = itertools.count(1)
@@ -128,11 +129,11 @@ class Serving:
         """The model of this name; None is the first one."""
         if name is None:
             return next(iter(self.models.values()))
-        found = self.models.get(name)
-        if found is None:
-            known = ", ".join(self.models)
-            raise ModelNotServed(f"there is no model {name[:200]!r}; this server has: {known}")
-        return found
+        served = self.models.get(name)
+        if served is None:
+            names = ", ".join(self.models)
+            raise ModelNotServed(f"there is no model {name[:200]!r}; this server has: {names}")
+        return served
 
     def load_adapter(self, name: str, folder: str, replace: bool = False) -> ServedModel:
         """Serve an adapter under a name of its own, beside the model. Returns when requests may use it.
@@ -149,20 +150,20 @@ class Serving:
             number = next(self._adapters)
             self.engine.load_adapter(number, folder)
             identity, parent = b"adapter %d;" % number, next(iter(self.models))
-            made = ServedModel(name, identity, number, parent, folder)
-            self.models = {**self.models, name: made}
+            model = ServedModel(name, identity, number, parent, folder)
+            self.models = {**self.models, name: model}
             if before is not None:
                 self.engine.unload_adapter(before.adapter)
-            return made
+            return model
 
     def unload_adapter(self, name: str) -> None:
         """Requests that have it finish; the name is gone at once."""
         with self._loading:
-            found = self.models.get(name)
-            if found is None or not found.adapter:
+            model = self.models.get(name)
+            if model is None or not model.adapter:
                 raise ModelNotServed(f"there is no adapter {name[:200]!r}")
-            self.models = {known: one for known, one in self.models.items() if known != name}
-            self.engine.unload_adapter(found.adapter)
+            self.models = {other: one for other, one in self.models.items() if other != name}
+            self.engine.unload_adapter(model.adapter)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -254,7 +255,7 @@ class Serving:
         )
         jobs, pieces = [], self._pieces(request)
         for index, own in enumerate(params_of_answers(params), start=first_index):
-            made = Request(
+            of_sample = Request(
                 next(self._ids),
                 prompt,
                 own,
@@ -272,10 +273,12 @@ class Serving:
                 reader=request.reader,
             )
             answer = Answer(index, own, self.opened.tokenizer, prompt)
-            follow(made.constraint, made.outputs)
-            answer.begin(made.outputs)
+            follow(of_sample.constraint, of_sample.outputs)
+            answer.begin(of_sample.outputs)
             guide = None if grammar is None else grammar.guide
-            jobs.append(Job(made, answer, max_tokens, on_update, streamed=streamed, guide=guide))
+            jobs.append(
+                Job(of_sample, answer, max_tokens, on_update, streamed=streamed, guide=guide)
+            )
         return jobs
 
     def _grammar_of(self, params: SamplingParams) -> Grammar | None:

@@ -243,21 +243,21 @@ class StepCosts:
 
     def of(self, step: Step) -> tuple[float, float]:
         """(flops, bytes): weights once, keys and values as often as they are read."""
-        attention, seen = 0, 0
+        attention, read = 0, 0
         for layer, window, count in self._layers:
             for chunk in step.chunks:
                 start, new = chunk.start, chunk.count
                 if window:
                     attention += count * layer.attention_flops(new, start)
-                    seen += count * min(start + new, window + new - 1)
+                    read += count * min(start + new, window + new - 1)
                 else:  # the same in closed form: this is where a long simulation spends its time
                     attention += count * self._pair_flops * (new * (2 * start + new + 1) // 2)
-                    seen += count * (start + new)
+                    read += count * (start + new)
         tokens, sampled = step.tokens, step.draws
         flops = 2 * self._body * tokens + 2 * self._head * sampled + attention
         weights = self._weights_read(tokens) + (self._head if sampled else 0)
         written = tokens * self.spec.layers
-        return flops, weights * self.value_bytes + (seen + written) * self._kept_bytes
+        return flops, weights * self.value_bytes + (read + written) * self._kept_bytes
 
     def _weights_read(self, tokens: int) -> float:
         """Without the output projection; of the experts, those that so many tokens are expected to visit."""

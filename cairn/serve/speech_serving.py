@@ -80,15 +80,15 @@ def open_speech_serving(
         vocabulary=opened.spec.vocab,
         answers="transcripts",
     )
-    held = held_bytes(model)
+    weights_bytes = held_bytes(model)
     facts = Facts(
         device=str(place),
         device_name=device_name(place),
         dtype=str(dtype).removeprefix("torch."),
-        weights_bytes=held,
+        weights_bytes=weights_bytes,
         uuids=gpu_uuids(place, 1),
     )
-    size = format_bytes(held, "decimal")
+    size = format_bytes(weights_bytes, "decimal")
     notes = [
         f"{name}: Whisper, {size} in {facts.dtype} on {facts.device} ({why}); "
         f"{rows} windows of 30 s are heard together",
@@ -100,9 +100,9 @@ def open_speech_serving(
     return Serving(opened, limits, engine, notes, facts, names)
 
 
-def _dtype(device: str, asked: str) -> tuple[torch.dtype, str]:
-    if asked != "auto":
-        return DTYPES[asked], "as asked"
+def _dtype(device: str, dtype: str) -> tuple[torch.dtype, str]:
+    if dtype != "auto":
+        return DTYPES[dtype], "as asked"
     if torch.device(device).type == "cuda":
         return torch.float16, "as it was trained"
     return torch.float32, "CPUs multiply fastest in float32"

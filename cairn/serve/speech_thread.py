@@ -93,9 +93,9 @@ class SpeechThread(JobThread):
         if not batch:
             return
         began = time.monotonic()
-        given = [(window, one.wanted) for one, window in batch]
+        windows = [(window, one.wanted) for one, window in batch]
         try:
-            heard = self.transcriber.transcribe(given)
+            heard = self.transcriber.transcribe(windows)
         except Exception as problem:  # noqa: BLE001  reported to the caller, and logged
             failed = {id(one): one for one, _ in batch}.values()
             self._fail([self._running[one.job.request.id] for one in failed], problem)
@@ -103,8 +103,8 @@ class SpeechThread(JobThread):
                 self._listening.remove(one)
             return
         now = time.monotonic()
-        said = sum(len(one.decoded.tokens) for one in heard)
-        self._count(len(batch), Spent(1, said, 0, said, 0, 0, 0.0, now - began), now)
+        tokens = sum(len(one.decoded.tokens) for one in heard)
+        self._count(len(batch), Spent(1, tokens, 0, tokens, 0, 0, 0.0, now - began), now)
         for (one, window), result in zip(batch, heard, strict=True):
             self._note(one, window, result)
         self._end_whole(now)
@@ -124,7 +124,7 @@ class SpeechThread(JobThread):
         if is_silent(decoded):
             return
         for part in segments(decoded.tokens, self.transcriber.tokens, window.length_s):
-            made = SpeechSegment(
+            segment = SpeechSegment(
                 start=round(window.start_s + part.start, 3),
                 end=round(window.start_s + part.end, 3),
                 text=self.transcriber.text(part.tokens),
@@ -133,7 +133,7 @@ class SpeechThread(JobThread):
                 avg_logprob=decoded.mean_logprob,
                 no_speech_prob=decoded.no_speech,
             )
-            transcript.segments.append(made)
+            transcript.segments.append(segment)
             one.job.answer.push_all(part.tokens)  # so that a stream has text after each window
 
     def _end_whole(self, now: float) -> None:

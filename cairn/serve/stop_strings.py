@@ -43,15 +43,17 @@ class StopStrings:
 
     def flush(self) -> str:
         """What was held back, when nothing follows."""
-        held, self._held = self._held, ""
-        return held
+        text, self._held = self._held, ""
+        return text
 
     def _first(self, text: str) -> tuple[int, str] | None:
         """Where the first complete string begins, and which it is."""
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if not found:
+        matches = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
+        ]
+        if not matches:
             return None
-        _, start, stop = min(found)
+        _, start, stop = min(matches)
         return start, stop
 
     def _open_end(self, text: str) -> int:

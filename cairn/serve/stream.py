@@ -96,10 +96,10 @@ def vector_of(pooled: bytes | None) -> list[float] | None:
     return None if pooled is None else array("f", pooled).tolist()
 
 
-def snapshot(known: RequestOutput) -> RequestOutput:
+def snapshot(answer: RequestOutput) -> RequestOutput:
     """A copy that later tokens do not change."""
     outputs = []
-    for one in known.outputs:
+    for one in answer.outputs:
         logprobs = None if one.logprobs is None else list(one.logprobs)
         outputs.append(replace(one, token_ids=list(one.token_ids), logprobs=logprobs))
-    return replace(known, outputs=outputs)
+    return replace(answer, outputs=outputs)

@@ -41,7 +41,7 @@ class Message(msgspec.Struct, gc=False):
     name: msgspec.Raw = _NOTHING
 
 
-class Asked(msgspec.Struct, gc=False):
+class RequestFields(msgspec.Struct, gc=False):
     """The few fields of a body that say what is computed; of every protocol that the server speaks."""
 
     model: str | None = None
@@ -67,19 +67,19 @@ class Asked(msgspec.Struct, gc=False):
         return wanted if wanted is None or wanted < MOST_WANTED else MOST_WANTED
 
 
-_decode_asked = msgspec.json.Decoder(Asked).decode
+_decode_fields = msgspec.json.Decoder(RequestFields).decode
 _LONG_BASE64 = re.compile(rb"[A-Za-z0-9+/=\\]{1024,}")
 
 
-def read_asked(body: bytes) -> Asked:
+def read_fields(body: bytes) -> RequestFields:
     """Pictures inside of messages are replaced by their digests: they are hashed once, and have no keys inside."""
-    asked = _decode_asked(body)
+    fields = _decode_fields(body)
     if len(body) <= LONG_CONTENT:
-        return asked
-    for message in asked.messages or ():
+        return fields
+    for message in fields.messages or ():
         if len(message.content) > LONG_CONTENT and memoryview(message.content)[:1] == b"[":
             message.content = msgspec.Raw(_LONG_BASE64.sub(_digest, bytes(message.content)))
-    return asked
+    return fields
 
 
 def _digest(run: re.Match[bytes]) -> bytes:
@@ -99,30 +99,30 @@ class PromptKeys(msgspec.Struct, gc=False):
         return not self.parts and bool(self.length)
 
 
-def prompt_keys(asked: Asked) -> PromptKeys:
+def prompt_keys(fields: RequestFields) -> PromptKeys:
     """Of a single prompt; several in one request have no keys."""
-    root = _root(asked)
-    if asked.messages is not None:
-        return _text_keys(root, _parts(asked))
-    given = asked.prompt if len(asked.prompt) else asked.input
+    root = _root(fields)
+    if fields.messages is not None:
+        return _text_keys(root, _parts(fields))
+    given = fields.prompt if len(fields.prompt) else fields.input
     if bytes(given)[:1] == b'"':
-        return _text_keys(root, [*_parts(asked), (b"\0", _content(bytes(given)))])
+        return _text_keys(root, [*_parts(fields), (b"\0", _content(bytes(given)))])
     if bytes(given)[:1] == b"[":
         return _id_keys(root, _decode_text(given))
     return PromptKeys([], [], [], 0)
 
 
-def with_answer(asked: Asked, answer: str) -> PromptKeys:
+def with_answer(fields: RequestFields, answer: str) -> PromptKeys:
     """Of the conversation with this answer behind it, as the next turn sends it."""
-    if asked.messages is None:
+    if fields.messages is None:
         return PromptKeys([], [], [], 0)
-    return _text_keys(_root(asked), [*_parts(asked), (b"assistant\0\0\0", answer.encode())])
+    return _text_keys(_root(fields), [*_parts(fields), (b"assistant\0\0\0", answer.encode())])
 
 
-def _root(asked: Asked) -> bytes:
-    tools = b"" if asked.tools is _NOTHING else bytes(asked.tools)
+def _root(fields: RequestFields) -> bytes:
+    tools = b"" if fields.tools is _NOTHING else bytes(fields.tools)
     seed = _seed if len(tools) <= LONG_TOOLS else _seed.__wrapped__  # not remembered
-    return seed(asked.model or "", asked.cache_salt or "", tools)
+    return seed(fields.model or "", fields.cache_salt or "", tools)
 
 
 @lru_cache(1024)
@@ -130,11 +130,11 @@ def _seed(model: str, salt: str, tools: bytes) -> bytes:
     return blake2b(repr((model, salt, tools)).encode(), digest_size=16).digest()
 
 
-def _parts(asked: Asked) -> list[tuple[bytes, bytes]]:
+def _parts(fields: RequestFields) -> list[tuple[bytes, bytes]]:
     """Of each part, what stands before its text, and the text."""
-    given = asked.instructions if asked.system is _NOTHING else asked.system
+    given = fields.instructions if fields.system is _NOTHING else fields.system
     parts = [] if given is _NOTHING else [(b"system\0\0", _content(bytes(given)))]
-    for message in asked.messages or ():
+    for message in fields.messages or ():
         role, name, calls = message.role, message.name, message.tool_calls
         if name is _NOTHING and calls is _NOTHING:
             head = _PLAIN_HEADS.get(role) or role.encode() + b"\0\0\0"
@@ -154,9 +154,11 @@ def _content(given: bytes) -> bytes:
 def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
     keys: list[int] = []
     tokens: list[int] = []
+    texts: list[bytes] = []
     size = 0
     for head, text in parts:
         length = len(text)
+        texts.append(text)
         if length > CHUNK_BYTES:
             parent = _chunk_keys(parent + head, text, size, keys, tokens)
         else:
@@ -164,7 +166,7 @@ def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKey
         size += length
         keys.append(_KEY(parent)[0])
         tokens.append(size // TOKEN_BYTES)
-    return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
+    return PromptKeys(keys, tokens, texts, size // TOKEN_BYTES)
 
 
 def _chunk_keys(before: bytes, text: bytes, size: int, keys: list[int], tokens: list[int]) -> bytes:

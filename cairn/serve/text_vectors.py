@@ -185,8 +185,8 @@ class TextVectors:
     def _prompted(self, pair: Pair, task: str, most: int | None) -> TextIds:
         encode = self.tokenizer.encode
         before, after = encode(RERANK_BEFORE, False), encode(RERANK_AFTER, False)
-        said = f"<Instruct>: {task}\n<Query>: {pair.query}\n<Document>: {pair.document}"
-        body = encode(said, False)
+        text = f"<Instruct>: {task}\n<Query>: {pair.query}\n<Document>: {pair.document}"
+        body = encode(text, False)
         if most is not None:
             body = body[: max(most - len(before) - len(after), 0)]
         return TextIds(before + body + after)
@@ -214,8 +214,8 @@ class TextVectors:
             return None if opened.encoder is None else opened.encoder.classifier
         if opened.checkpoint is None:
             return None
-        found = classifier_of(opened.checkpoint.config)
-        return None if found is None else msgspec.structs.replace(found, pooling="last")
+        head = classifier_of(opened.checkpoint.config)
+        return None if head is None else msgspec.structs.replace(head, pooling="last")
 
 
 def _folder_of(opened: OpenModel) -> Path | None:

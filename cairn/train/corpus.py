@@ -101,11 +101,11 @@ def choose_tokenizer(data: Data, seed: int, learnt: Tokenizer | None = None) -> 
     if data.tokenizer is not None:
         from cairn.models.tokenizer_folder import tokenizer_from_folder
 
-        asked = tokenizer_from_folder(data.tokenizer)
-        if learnt is not None and _is_extended(asked, learnt):
+        chosen = tokenizer_from_folder(data.tokenizer)
+        if learnt is not None and _is_extended(chosen, learnt):
             return learnt
-        _check_known(asked, learnt)
-        return asked
+        _check_known(chosen, learnt)
+        return chosen
     if learnt is not None:
         return learnt
     for name in data.sources:
@@ -137,20 +137,20 @@ def _is_chats(name: str) -> bool:
     )
 
 
-def _is_extended(asked: Tokenizer, learnt: Tokenizer) -> bool:
+def _is_extended(chosen: Tokenizer, learnt: Tokenizer) -> bool:
     """Whether `learnt` is `asked` with the chat template that an earlier life of the run has added."""
-    if asked.templates or not learnt.templates:
+    if chosen.templates or not learnt.templates:
         return False
-    return tokenizer_hash(with_chat_template(asked, None)) == tokenizer_hash(learnt)
+    return tokenizer_hash(with_chat_template(chosen, None)) == tokenizer_hash(learnt)
 
 
-def _check_known(asked: Tokenizer, learnt: Tokenizer | None) -> None:
+def _check_known(chosen: Tokenizer, learnt: Tokenizer | None) -> None:
     """Refuse a tokenizer whose ids mean other words than those that the weights have learnt."""
-    if learnt is None or tokenizer_hash(asked) == tokenizer_hash(learnt):
+    if learnt is None or tokenizer_hash(chosen) == tokenizer_hash(learnt):
         return
     raise ConfigError(
-        f"data.tokenizer {asked.source} is not the tokenizer of the weights in {learnt.source}: "
-        f"{tokenizer_hash(asked)}, not {tokenizer_hash(learnt)}",
+        f"data.tokenizer {chosen.source} is not the tokenizer of the weights in {learnt.source}: "
+        f"{tokenizer_hash(chosen)}, not {tokenizer_hash(learnt)}",
         hint="leave data.tokenizer out; to teach the weights other ids all the same, use a copy of their "
         "folder without tokenizer.json",
     )

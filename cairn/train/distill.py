@@ -117,8 +117,10 @@ class TaughtBatches:
         self.may_be_empty = batches.may_be_empty
 
     def next_batches(self, state: "TrainState") -> list[Batch]:
-        made = self.batches.next_batches(state)
-        return [batch._replace(extra=batch.extra | self.teacher.streams(batch)) for batch in made]
+        batches = self.batches.next_batches(state)
+        return [
+            batch._replace(extra=batch.extra | self.teacher.streams(batch)) for batch in batches
+        ]
 
     def close(self) -> None:
         self.batches.close()

@@ -154,10 +154,10 @@ def head_losses(
     known_K, losses = known_tokens(head), []
     for done, guessed_BNK in enumerate(guesses(head, model, tokens_BN, taught, passes)):
         guessed = guessed_BNK[:, : -1 - done]
-        wanted = taught.logits_BNV[:, 1 + done :, known_K]
+        target_logits = taught.logits_BNV[:, 1 + done :, known_K]
         loss = F.kl_div(
             guessed.float().log_softmax(-1),
-            wanted.float().log_softmax(-1),
+            target_logits.float().log_softmax(-1),
             reduction="none",
             log_target=True,
         ).sum(-1)

@@ -25,9 +25,9 @@ def step_flops(
     the document that each one goes on from, which it attends to; none, where each begins by itself.
     """
     documents = list(zip(lengths, prefixes or [0] * len(lengths), strict=True))
-    known = {one: spec.training_flops(*one) for one in set(documents)}
+    flops_of = {one: spec.training_flops(*one) for one in set(documents)}
     gradients = 2 * spec.matmul_parameters() * sum(lengths)  # of the weights
-    return sum(known[one] for one in documents) - (gradients if frozen else 0)
+    return sum(flops_of[one] for one in documents) - (gradients if frozen else 0)
 
 
 def titan_flops(spec: ModelSpec, tokens: int, sequence: int) -> int:
@@ -48,8 +48,8 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 def measured_flops(device: str, dtype: object) -> float | None:
     """The matmul rate that `cairn calibrate` has measured on this kind of device; None without it."""
     try:
-        known = ceilings.load()
+        machine = ceilings.load()
     except HardwareError:
         return None
-    rate = known.matmul.get(dtype_name(dtype))
-    return rate.value if rate is not None and known.device.startswith(device) else None
+    rate = machine.matmul.get(dtype_name(dtype))
+    return rate.value if rate is not None and machine.device.startswith(device) else None

@@ -95,8 +95,8 @@ class _NormProduct(torch.autograd.Function):
             dy, total, rstd, norm, plus_one=ctx.plus_one, grad_residual=beside, y=again
         )
         y = y if again is None else settings.shards.enter(again)
-        wanted = ctx.needs_input_grad[3]  # a frozen weight has no gradient
-        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight) if wanted else None
+        is_trained = ctx.needs_input_grad[3]  # a frozen weight has no gradient
+        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight) if is_trained else None
         return dx, dx if ctx.added else None, dn, dw, None, None, None
 
 
@@ -125,8 +125,8 @@ class _GatedProduct(torch.autograd.Function):
         again = torch.empty_like(dy) if y is None else None
         d_inner, _ = gated_activation_backward(dy, inner, None, ctx.activation, y=again)
         y = y if again is None else again
-        wanted = ctx.needs_input_grad[1]
-        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight) if wanted else None
+        is_trained = ctx.needs_input_grad[1]
+        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight) if is_trained else None
         return d_inner, dw, None, None
 
 
@@ -145,8 +145,8 @@ class _PlainProduct(torch.autograd.Function):
         settings: Settings = ctx.settings
         g = grads[0].contiguous()
         dx, of_weight = settings.products.backward(g, weight, tuple(kept))
-        wanted = ctx.needs_input_grad[1]
-        dw = _weight_gradient(settings, ctx.parameter, x, g, of_weight) if wanted else None
+        is_trained = ctx.needs_input_grad[1]
+        dw = _weight_gradient(settings, ctx.parameter, x, g, of_weight) if is_trained else None
         return dx, dw, None
 
 

@@ -44,11 +44,11 @@ class TargetLogProbs:
         self.fused = fused and not self.softcap  # the kernel has no soft-cap
 
     def __call__(self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch") -> Values:
-        found = {"logp": self._log_probs(hidden_TD, vocabulary, batch.targets_T)}
+        values = {"logp": self._log_probs(hidden_TD, vocabulary, batch.targets_T)}
         if self.entropy:
             parts = hidden_TD.split(self.chunk)
-            found["entropy"] = torch.cat([entropies(h, vocabulary, self.softcap) for h in parts])
-        return found
+            values["entropy"] = torch.cat([entropies(h, vocabulary, self.softcap) for h in parts])
+        return values
 
     def _log_probs(self, hidden_TD: Tensor, vocabulary: Vocabulary, targets_T: Tensor) -> Tensor:
         operands = kernel_operands(hidden_TD, vocabulary) if self.fused else None
@@ -98,8 +98,8 @@ def loss_by_stream(
     `Parallel.sum_over_data` adds the ranks.
     """
     totals = torch.zeros(count, 2, dtype=torch.float64, device=values[0]["logp"].device)
-    for found, batch in zip(values, batches, strict=True):
+    for streams, batch in zip(values, batches, strict=True):
         counts_T = batch.targets_T != IGNORED
-        both_T2 = torch.stack([-found["logp"], torch.ones_like(found["logp"])], dim=1).double()
+        both_T2 = torch.stack([-streams["logp"], torch.ones_like(streams["logp"])], dim=1).double()
         totals.index_add_(0, batch.extra[stream][counts_T].long(), both_T2[counts_T])
     return totals

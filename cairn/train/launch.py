@@ -172,8 +172,8 @@ def _child(
 
 def failure_of(rank: int, error: BaseException) -> Failure:
     text = traceback.format_exc()
-    known = error if isinstance(error, CairnError) else None
-    return Failure(rank, socket.gethostname(), time.time(), known, text, _collective(error))
+    own_error = error if isinstance(error, CairnError) else None
+    return Failure(rank, socket.gethostname(), time.time(), own_error, text, _collective(error))
 
 
 def _collective(error: BaseException) -> str:

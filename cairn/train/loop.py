@@ -13,9 +13,8 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -24,7 +23,6 @@ import torch.distributed as dist
 from cairn.core.collector import quiet_collector
 from cairn.core.errors import CairnError, DataError
 from cairn.core.events import instant, scalar
-from cairn.hw.roofline import dtype_name
 from cairn.train.bad_step import Verdict, write_down
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.choose import choose_newest
@@ -33,24 +31,21 @@ from cairn.train.checkpoint.save import Saver
 from cairn.train.config import Train
 from cairn.train.data.batch import Batch
 from cairn.train.data.source import Source
-from cairn.train.flops import measured_flops, peak_flops, step_flops
-from cairn.train.metrics_log import HeldOut, Line, Record, Sink, open_sinks
+from cairn.train.metrics_log import HeldOut
 from cairn.train.next_batches import (
     NextBatches,
     SourceBatches,
     StatefulBatches,
     check_counts,
 )
-from cairn.train.parallel.interface import HasMetrics
 from cairn.train.precision import MOST_HALVINGS
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
+from cairn.train.step_log import Documents, LogLine, OnRecord, StepLog
 from cairn.train.stop_signals import interruptible, tolerant
 from cairn.train.trainable import check_base
 from cairn.train.validation import Validation, in_words
 
-LogLine = Callable[[str], None]
-OnRecord = Callable[[Record], None]
 COLLECT_EVERY = 500  # steps between two garbage collections, which otherwise come when they like
 
 
@@ -68,13 +63,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     bad_steps: int
     seconds: float
     held_out: HeldOut | None = None  # the last measurement of this life
-
-
-class Documents(NamedTuple):
-    """What a step has computed."""
-
-    lengths: list[int]
-    prefixes: list[int]  # tokens that each goes on from
 
 
 class Loop:
@@ -100,18 +88,13 @@ class Loop:
         self.batches = _next_batches(source, state)
         self.validation: Validation | None = None
         self.held_out: HeldOut | None = None
-        self.sinks: list[Sink] = []
         self.waiting: deque[tuple[StepResult, Documents]] = deque()
         self.lag = 1 if state.device.type == "cuda" else 0
-        self.losses: list[float] = []
+        self.log = StepLog(state, world, self.log_line, self.on_record)
         self.bad_steps = 0
         self.rewound, self.rewound_to = 0, Path()  # how often to which checkpoint
         self.overflows = 0  # of float16, one after another
-        self.read_at = time.perf_counter()
         self.saved = -1  # the step of the last checkpoint
-        self.log_lost = False  # the last line could not be written
-        self.peak = _peak(state)
-        self.measured = measured_flops(state.device.type, state.config.precision.kind)
         # For the one question that only the host can answer; the checkpoint's thread has its own group.
         self.control = dist.new_group(backend="gloo") if world > 1 else None
 
@@ -123,13 +106,12 @@ class Loop:
         state, config = self.state, self.config
         first = state.step
         if self.rank == 0:
-            as_dict = msgspec.to_builtins(config, enc_hook=str)
-            self.sinks = open_sinks(config.folder, config.log, state.step, as_dict)
+            self.log.open()
         if config.bad_step.action == "rewind" and self.saved < 0:
             self.save()
         try:
             with quiet_collector(), interruptible() as interrupted:
-                self.read_at = time.perf_counter()
+                self.log.read_at = time.perf_counter()
                 while state.step < config.steps and not self._anybody(interrupted.is_set()):
                     self._one_step()
                 self._read(0)
@@ -141,12 +123,12 @@ class Loop:
         finally:
             self.batches.close()
             self.saver.wait()
-            for sink in self.sinks:
-                sink.close()
+            self.log.close()
+        losses = self.log.losses
         return Outcome(
             step=state.step,
-            first_loss=self.losses[0] if self.losses else None,
-            last_loss=self.losses[-1] if self.losses else None,
+            first_loss=losses[0] if losses else None,
+            last_loss=losses[-1] if losses else None,
             stopped_early=state.step < config.steps,
             bad_steps=self.bad_steps,
             seconds=time.perf_counter() - began,
@@ -188,21 +170,21 @@ class Loop:
         """Measure on held-out data; its time is not that of a step."""
         if self.validation is None:
             return
-        held = self.held_out = self.validation.measure()
-        if held.loss is not None:
-            scalar("held-out loss", held.loss, step=held.step)
-        self._put(held)
-        for line in in_words(held):
+        measured = self.held_out = self.validation.measure()
+        if measured.loss is not None:
+            scalar("held-out loss", measured.loss, step=measured.step)
+        self.log.put(measured)
+        for line in in_words(measured):
             self.log_line(line)
-        self.read_at = time.perf_counter()
+        self.log.read_at = time.perf_counter()
 
     def _anybody(self, here: bool) -> bool:
         """Whether any process says yes: all of them end after the same step."""
         if self.control is None:
             return here
-        asked = torch.tensor(float(here))
-        dist.all_reduce(asked, group=self.control)
-        return bool(asked.item())
+        flag = torch.tensor(float(here))
+        dist.all_reduce(flag, group=self.control)
+        return bool(flag.item())
 
     def _nobody_has_any(self, batches: list[Batch]) -> bool:
         """Whether no data rank has a batch for this step: it then changes nothing."""
@@ -218,15 +200,15 @@ class Loop:
     def resume(self) -> bool:
         """Go on from the newest complete checkpoint, if there is one."""
         warnings: list[str] = []
-        found = choose_newest(self.root, self.saver.group, warnings)
+        newest = choose_newest(self.root, self.saver.group, warnings)
         for warning in warnings:
             self.log_line(f"warning: {warning}")
-        if found is None:
+        if newest is None:
             return False
-        self._load(found)
+        self._load(newest)
         if self.rank == 0:  # all have chosen: they have read it together
             folders.set_aside(self.root, self.state.step)
-        self.log_line(f"going on from {found} at step {self.state.step}")
+        self.log_line(f"going on from {newest} at step {self.state.step}")
         return True
 
     def save(self) -> None:
@@ -292,7 +274,7 @@ class Loop:
             loss, norm = result.loss.item(), result.norm.item()
             judged = self._judged(loss, norm)
             verdict = self.state.watch.judge(loss, judged, result.limit, result.valid.item())
-            self._log(result, documents, loss, norm, verdict)
+            self.log.note(result, documents, loss, norm, verdict, len(self.waiting))
             if verdict.action != "go on":
                 self._bad(result, loss, verdict)
 
@@ -326,79 +308,22 @@ class Loop:
         """Weights, states and step of the last checkpoint; the samples after the bad ones."""
         self.saver.wait()
         self.waiting.clear()
-        found = choose_newest(self.root, self.saver.group, [])
-        if found is None:
+        newest = choose_newest(self.root, self.saver.group, [])
+        if newest is None:
             raise DataError("there is no checkpoint to rewind to", hint="set checkpoint.every")
         # Good steps between two bad ones are no progress while no new checkpoint comes of them.
-        self.rewound = self.rewound + 1 if found == self.rewound_to else 1
-        self.rewound_to = found
+        self.rewound = self.rewound + 1 if newest == self.rewound_to else 1
+        self.rewound_to = newest
         if self.rewound >= self.config.bad_step.most:
             raise BadRun(
-                f"{what}; {self.rewound} times back to {found.name}, which helps no more",
+                f"{what}; {self.rewound} times back to {newest.name}, which helps no more",
                 hint=self._way_out("rewind"),
             )
         samples, streak = self.state.samples, self.state.watch.in_a_row
-        self._load(found, with_source=False)  # it goes on behind the bad samples
+        self._load(newest, with_source=False)  # it goes on behind the bad samples
         self.state.samples, self.state.watch.in_a_row = samples, streak
-        for sink in self.sinks:
-            sink.rewind(self.state.step)
+        self.log.rewind()
         self.log_line(f"back at step {self.state.step}, going on with the samples from {samples}")
-
-    def _log(
-        self, result: StepResult, documents: Documents, loss: float, norm: float, verdict: Verdict
-    ) -> None:
-        now = time.perf_counter()
-        seconds, self.read_at = now - self.read_at, now
-        if math.isfinite(loss):
-            self.losses.append(loss)
-            scalar("loss", loss, step=result.step + 1)
-        done = result.step + 1
-        record = self._record(result, documents, loss, norm, seconds, verdict)
-        self.on_record(record)
-        if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
-            self._put(record)
-
-    def _put(self, record: Line) -> None:
-        """A full disk costs lines of the log, not the run; it is reported once."""
-        try:
-            for sink in self.sinks:
-                sink.put(record)
-            self.log_lost = False
-        except OSError as error:
-            if not self.log_lost:
-                self.log_line(
-                    f"warning: step {record.step} is not in the log: {error.strerror or error}"
-                )
-            self.log_lost = True
-
-    def _record(
-        self,
-        result: StepResult,
-        documents: Documents,
-        loss: float,
-        norm: float,
-        seconds: float,
-        verdict: Verdict,
-    ) -> Record:
-        state = self.state
-        lengths, prefixes = documents
-        of_step = step_flops(state.spec, lengths, self.config.adapter.rank > 0, prefixes)
-        flops = of_step * state.parallel.data_ranks / self.world / seconds
-        on_gpu = state.device.type == "cuda"
-        return Record(
-            step=result.step + 1,
-            loss=_finite(loss),
-            norm=_finite(norm),
-            lr=result.lr,
-            tokens=state.tokens - len(self.waiting) * self.config.tokens_per_step,
-            seconds=seconds,
-            tokens_per_s=self.config.tokens_per_step / seconds,
-            mfu=flops / self.peak if self.peak else None,
-            of_measured=flops / self.measured if self.measured else None,
-            peak_gib=torch.cuda.max_memory_allocated(state.device) / 2**30 if on_gpu else None,
-            bad=verdict.why,
-            metrics=state.loss.metrics() if isinstance(state.loss, HasMetrics) else {},
-        )
 
 
 def _next_batches(source: Source | NextBatches, state: TrainState) -> NextBatches:
@@ -408,17 +333,6 @@ def _next_batches(source: Source | NextBatches, state: TrainState) -> NextBatche
     return SourceBatches(
         source, state.config, parallel.data_rank, parallel.data_ranks, state.device
     )
-
-
-def _peak(state: TrainState) -> float | None:
-    if state.device.type != "cuda":
-        return None
-    dtype = dtype_name(state.config.precision.kind)
-    return peak_flops(torch.cuda.get_device_name(state.device), dtype)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _silence(_: object) -> None:

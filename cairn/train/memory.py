@@ -105,8 +105,8 @@ def fitting(
         moved = [with_offloaded(most, n) for n in range(1, spec.layers + 1)]
         within = [one for one in moved if host_bytes(spec, one, fused) <= host]
         tried = [*kept, *within, *(with_offloaded(one, 0) for one in tried[len(kept) :])]
-    found = (one for one in tried if predict(spec, one, fused, frozen).total() <= room)
-    return next(found, tried[-1])
+    fits = (one for one in tried if predict(spec, one, fused, frozen).total() <= room)
+    return next(fits, tried[-1])
 
 
 def host_bytes(spec: ModelSpec, config: Train, fused: bool) -> int:
@@ -153,12 +153,12 @@ def _peaks(spec: ModelSpec, config: Train, tokens: int, fused: bool, trained: in
     everything, one = layer_bytes(spec, config.precision, tokens, fused)
     passing = _in_flight(spec, width, tokens, config.precision.recompute)
     at_loss = max(_logits_bytes(spec, width, tokens, fused) + 3 * stream, passing)
-    found = [(head, everything, at_loss), (before + fresh, one, passing)]
+    peaks = [(head, everything, at_loss), (before + fresh, one, passing)]
     if fused:
         gone = _kept_behind_attention(spec, width, tokens, config.precision.recompute)
         turning = _in_attention(spec, config, width, tokens)
-        found += [(head, everything - gone, turning), (before + fresh, one - gone, turning)]
-    return found
+        peaks += [(head, everything - gone, turning), (before + fresh, one - gone, turning)]
+    return peaks
 
 
 def layer_bytes(spec: ModelSpec, precision: Precision, tokens: int, fused: bool) -> tuple[int, int]:

@@ -38,9 +38,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     of_measured: float | None = None  # of the rate that `cairn calibrate` has measured
     peak_gib: float | None = None  # of memory on this rank's device
     bad: str = ""  # why the step was skipped
-    metrics: dict[
-        str, float
-    ] = {}  # of the objective: the share of pairs whose better answer is preferred, ...
+    # Of the objective: the share of pairs whose better answer is preferred, ...
+    metrics: dict[str, float] = {}
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,12 +84,12 @@ class SourceBatches:
     def after(self, consumed: int) -> list[Batch]:
         """This rank's microbatches of the step that begins after `consumed` samples."""
         if self.ahead is not None and self.ahead[0] == consumed:
-            made = self.ahead[1].result()
+            batches = self.ahead[1].result()
         else:  # by the same thread: a source may remember what it read last
-            made = self.pool.submit(self._make, consumed).result()
+            batches = self.pool.submit(self._make, consumed).result()
         following = consumed + self.per_step
         self.ahead = (following, self.pool.submit(self._make, following))
-        return [batch.to(self.device) for batch in made]
+        return [batch.to(self.device) for batch in batches]
 
     def close(self) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)
@@ -97,8 +97,8 @@ class SourceBatches:
     def _make(self, consumed: int) -> list[Batch]:
         numbers = share(consumed, self.rank, self.ranks, self.per_step)
         parts = [numbers[i : i + self.size] for i in range(0, len(numbers), self.size)]
-        made = [microbatch(self.source, part) for part in parts]
-        return [batch.pin() for batch in made] if self.device.type == "cuda" else made
+        batches = [microbatch(self.source, part) for part in parts]
+        return [batch.pin() for batch in batches] if self.device.type == "cuda" else batches
 
 
 def check_counts(fewest: int, most: int, config: Train) -> None:

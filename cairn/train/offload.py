@@ -266,15 +266,15 @@ class Offload:
         self._fetch_before(out[-1], [own, own.previous])
         return out
 
-    def _fetch_before(self, out: Tensor, wanted: list[_Layer | None]) -> None:
+    def _fetch_before(self, out: Tensor, layers: list[_Layer | None]) -> None:
         """When backward comes to a layer, its tensors and those of the moved layer before it come back."""
 
         def fetch(_: Tensor) -> None:
-            for layer in wanted:
+            for layer in layers:
                 if layer is not None:
                     layer.fetch()
 
-        if out.requires_grad and any(wanted):
+        if out.requires_grad and any(layers):
             out.register_hook(fetch)
 
     def _settle(self, most: int) -> None:

@@ -36,9 +36,8 @@ class PairObjective:
         self.rule = rule
         self.head = TargetLogProbs(spec, fused=fused)
         self.tokens = Objective(spec, GivenSlope(), fused)
-        self._preferred: list[
-            Tensor
-        ] = []  # of each sample since `metrics`: does the rule's reward prefer the better answer?
+        # Of each sample since `metrics`: the rewards of both answers; of KTO, a reward and whether the answer is good.
+        self._rewards: list[tuple[Tensor, Tensor]] = []
 
     def units(self, batches: "Sequence[Batch]") -> int:
         """What the loss is divided by, on this data rank."""
@@ -50,19 +49,23 @@ class PairObjective:
         with torch.no_grad():
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
         sides = answers(logp_T, batch, self.rule.needs_reference)
-        found = judged(self.rule, sides, batch)
+        pair_loss = judged(self.rule, sides, batch)
         chosen_P, rejected_P = (side.reward_P(self.rule.per_token) for side in sides)
-        self._preferred.append((chosen_P > rejected_P).float())
-        loss_T, slope_T = spread(found, sides, batch)
+        single = isinstance(self.rule, KTO)
+        self._rewards.append((chosen_P, _of_samples(batch, GOOD) if single else rejected_P))
+        loss_T, slope_T = spread(pair_loss, sides, batch)
         streams = batch.extra | {LOSS: loss_T, SLOPE: slope_T}
         return self.tokens(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
 
     def metrics(self) -> dict[str, float]:
         """Since they were read last, on this rank."""
-        found, self._preferred = self._preferred, []
-        if not found or isinstance(self.rule, KTO):
+        seen, self._rewards = self._rewards, []
+        if not seen:
             return {}
-        return {"preferred": float(torch.cat(found).mean())}
+        first_P, second_P = (torch.cat(rewards) for rewards in zip(*seen, strict=True))
+        if isinstance(self.rule, KTO):
+            return margin(first_P, second_P > 0.5)
+        return {"preferred": float((first_P > second_P).float().mean())}
 
 
 class GivenSlope:
@@ -100,8 +103,15 @@ def judged(rule: PairRule | KTO, sides: list[Completions], batch: "Batch") -> Pa
     if not isinstance(rule, KTO):
         return rule(*sides)
     good_P = _of_samples(batch, GOOD) > 0.5
-    found = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
-    return PairLoss(found.loss_S, found.slope_S, torch.zeros_like(found.slope_S))
+    pair_loss = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
+    return PairLoss(pair_loss.loss_S, pair_loss.slope_S, torch.zeros_like(pair_loss.slope_S))
+
+
+def margin(reward_S: Tensor, good_S: Tensor) -> dict[str, float]:
+    """By how much good answers are rewarded more than bad ones; nothing where there are only good or only bad ones."""
+    if good_S.all() or not good_S.any():
+        return {}
+    return {"margin": float(reward_S[good_S].mean() - reward_S[~good_S].mean())}
 
 
 def _of_samples(batch: "Batch", stream: str) -> Tensor:
@@ -109,10 +119,10 @@ def _of_samples(batch: "Batch", stream: str) -> Tensor:
     return batch.extra[stream].view(len(batch.ids), -1)[:, 0]
 
 
-def spread(found: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:
+def spread(pair_loss: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:
     """Each token's share of its sample's loss, which the first answer bears, and its slope."""
-    slope_S = torch.stack([found.chosen_P, found.rejected_P], 1).flatten()
-    share_P = found.loss_P / sides[0].tokens_P
+    slope_S = torch.stack([pair_loss.chosen_P, pair_loss.rejected_P], 1).flatten()
+    share_P = pair_loss.loss_P / sides[0].tokens_P
     loss_S = torch.stack([share_P, torch.zeros_like(share_P)], 1).flatten()
     last, at_T = slope_S.new_zeros(1), _places(batch)  # the last one is that of padding
     return torch.cat([loss_S, last])[at_T], torch.cat([slope_S, last])[at_T]

@@ -49,8 +49,8 @@ def repeats_of(lengths: Sequence[int], prefixes: Sequence[int]) -> Repeats:
             places.setdefault(part, []).append(at)
             rows.append(spans[part])
             at += lengths[part]
-    often = [document for document, found in places.items() if len(found) > 1]
-    single = [document for document, found in places.items() if len(found) == 1]
+    often = [document for document, begins in places.items() if len(begins) > 1]
+    single = [document for document, begins in places.items() if len(begins) == 1]
     most = max((len(places[document]) for document in often), default=1)
 
     def rows_of(document: int) -> Tensor:

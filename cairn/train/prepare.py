@@ -5,55 +5,40 @@
 The order is that of cost: a typo is answered at once, and gigabytes move last.
 """
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from cairn.core.errors import ConfigError
-from cairn.core.units import format_bytes
-from cairn.hw.host import read_memory
 from cairn.kernels.attention.attention_problem import WIDTHS
-from cairn.models.adapter.attach import ADAPTED, attach
-from cairn.models.adapter.lora import adapter_parameters
-from cairn.models.adapter.spec import ALL_LINEAR, AdapterSpec
+from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Build, Slot
-from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
-from cairn.models.hub import resolve
-from cairn.models.presets import preset, with_layers
+from cairn.models.checkpoint import Checkpoint, check_device, default_device
 from cairn.models.spec import ModelSpec
-from cairn.models.tokenizer import Tokenizer
-from cairn.models.tokenizer_folder import tokenizer_from_folder
-from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model
-from cairn.train.checkpoint.folder import complete_steps
-from cairn.train.config import Model, Train
-from cairn.train.corpus import Corpus, open_corpus, open_preferences
+from cairn.train.choose_recompute import host_room, recompute_kind, resolve_recompute
+from cairn.train.config import Train
+from cairn.train.corpus import Corpus
 from cairn.train.data import procedural
+from cairn.train.describe import describe
 from cairn.train.distill import Distillation, check_distill
 from cairn.train.fused_forward import Varlen
-from cairn.train.memory import fitting, host_bytes, room_of, with_offloaded, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
-from cairn.train.offload import SLAB, Plan
+from cairn.train.offload import Plan
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.parallelize import Fill, parallelize, with_choice_bias
+from cairn.train.parallel.parallelize import Fill, parallelize
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
 from cairn.train.precision import dtype_of
 from cairn.train.qat import grid_of, products_of
-from cairn.train.recompute_kinds import Recompute
 from cairn.train.refuse import (
-    CHECKPOINTS,
-    TOKENIZER,
     check_balance,
     check_folder,
     check_goes_on,
@@ -63,12 +48,9 @@ from cairn.train.refuse import (
 )
 from cairn.train.rules.choose import rule_of
 from cairn.train.state import TrainState
-from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
+from cairn.train.trainable import Base, adapter_of, base_of, frozen_values, trainable_of
 
-TEXT_CACHE = "data"  # of a run, in its folder
-OF_HOST = 0.5  # of the host's memory, for activations that wait there
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
-SIZES = ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
 
 class Prepared(NamedTuple):
@@ -91,102 +73,20 @@ def prepare(config: Train) -> Prepared:
     check_distill(config)
     grid_of(config, spec)  # refuses what cannot be rounded
     check_goes_on(config, spec)
-    frozen = _frozen(config, spec)
+    frozen = frozen_values(config, spec)
     check_room(config, spec, frozen)
     check_memory(config, spec, name, frozen)
     return assemble(config, device, corpus, spec, start)
 
 
-def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
-    """The data and the shape of the model; reads headers, trains a small tokenizer, loads no weights."""
-    start = _open_start(config.model)
-    spec = start.spec if start else shape_of(config.model)
-    learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
-    if config.objective.kind == "sft":
-        corpus = open_corpus(
-            config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
-        )
-    else:
-        corpus = open_preferences(config.data, config.seed, config.objective.kind, learnt)
-    spec = _fitted(spec, corpus, config, start is not None)
-    return corpus, with_choice_bias(spec, config.balance), start
-
-
-def _text_cache(config: Train) -> Path | None:
-    """Where text files of the run are kept as tokens: with the run, if it has a folder."""
-    return config.out / TEXT_CACHE if config.out else None
-
-
-def spec_of(model: Model) -> ModelSpec:
-    """The shape that will be trained, but for the vocabulary, which the data may change."""
-    start = _open_start(model)
-    return start.spec if start else shape_of(model)
-
-
-def _open_start(model: Model) -> Checkpoint | None:
-    """The weights to begin with, by path or by name; headers only."""
-    if not model.checkpoint:
-        return None
-    found = open_checkpoint(resolve(str(model.checkpoint)))
-    if found.vision is not None:
-        raise ConfigError(
-            f"{model.checkpoint} sees pictures, and the trainer would lose its tower",
-            hint="`cairn tune pictures` trains a model that sees; else begin with a text model",
-        )
-    return found
-
-
-def _tokenizer_of_run(config: Train) -> Tokenizer | None:
-    """What the checkpoints of a run that goes on were trained with; None: there are none."""
-    kept = config.out / TOKENIZER if config.out else None
-    if kept is None or not kept.is_dir() or not complete_steps(kept.parent / CHECKPOINTS):
-        return None
-    return tokenizer_from_folder(kept)
-
-
-def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
-    """What the weights were trained with; None: there are none, or they do not say."""
-    if start is None or (start.path.is_dir() and not (start.path / "tokenizer.json").is_file()):
-        return None
-    return start.tokenizer()
-
-
 def _shadowed(config: Train) -> list[str]:
     """Sources that are made up although a file or folder here has their name."""
-    found = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
+    names = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
     return [
         f"the source {name} is made up; what lies here under that name is ./{name}"
-        for name in found
+        for name in names
         if Path(name).exists()
     ]
-
-
-def shape_of(model: Model) -> ModelSpec:
-    spec = preset(model.preset)
-    if model.layers:
-        spec = with_layers(spec, model.layers)
-    chosen = {name: getattr(model, name) for name in SIZES if getattr(model, name)}
-    return msgspec.structs.replace(spec, **chosen)
-
-
-def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> ModelSpec:
-    """With the vocabulary and the end-of-text tokens of the data."""
-    if config.data.sequence > spec.context:
-        raise ConfigError(
-            f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}",
-            hint=f"use data.sequence {spec.context}, or model.context {config.data.sequence}",
-        )
-    if corpus.tokenizer is None:
-        return spec
-    if given or config.model.vocab:
-        if corpus.vocab > spec.vocab:
-            raise ConfigError(
-                f"the tokenizer has ids up to {corpus.vocab - 1}, the model {spec.vocab} tokens",
-                hint="use the model's own tokenizer: --data.tokenizer FOLDER",
-            )
-        return spec
-    eos = tuple(corpus.tokenizer.eos_ids)
-    return msgspec.structs.replace(spec, vocab=corpus.vocab, eos_ids=eos, bos_id=None)
 
 
 def assemble(
@@ -195,7 +95,7 @@ def assemble(
     """The model and its optimizer, of the only process or of one of several whose process group exists."""
     fused, why = choose_form(config, device, spec)
     trainable, adapter = trainable_of(config), adapter_of(config)
-    frozen = _frozen(config, spec)
+    frozen = frozen_values(config, spec)
     config, chosen = resolve_recompute(config, spec, device, fused, frozen)
     precision = config.precision
     by_kernels = fused or (device.type == "cuda" and precision.kernels != "plain")
@@ -207,7 +107,7 @@ def assemble(
         seed=config.seed,
         fill=None if start is None else _fill_from(start, spec, device),
         attend=Varlen if by_kernels and _has_kernels(spec) else None,
-        recompute=_kind(config),
+        recompute=recompute_kind(config),
         fused_context=config.data.sequence if fused else None,
         products=products_of(config, spec),
         wide_sums=precision.masters,
@@ -215,65 +115,28 @@ def assemble(
         trainable=trainable,
         adapter=adapter,
         quantized=adapter is not None and config.adapter.base == "nf4",
-        offload=Plan(precision.offload_layers, _host_room(config))
-        if precision.offload_layers
-        else None,
+        offload=_offload(config),
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
     notes = [f"{layout}{form}", *chosen, *_shadowed(config), *_idle(config)]
-    if adapter is not None:
-        trained = spec.parameters() - frozen
-        notes.append(
-            f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay"
-        )
-    elif frozen:
-        notes.append(f"{frozen / spec.parameters():.0%} of the weights are frozen (model.frozen)")
-    state = _state(config, spec, parallel, device, by_kernels, _base(config, start))
+    notes += _frozen_notes(spec, adapter, frozen)
+    state = _state(config, spec, parallel, device, by_kernels, base_of(config, start))
     return Prepared(state, corpus, fused, frozen, notes)
 
 
-def _base(config: Train, start: Checkpoint | None) -> Base | None:
-    """Where frozen weights come from; rank 0, which writes it down, looks at the files."""
-    frozen = tuple(config.model.frozen)
-    adapter = adapter_of(config)
-    if not frozen and adapter is None:
-        return None
-    nf4 = adapter is not None and config.adapter.base == "nf4"
-    if start is None:
-        return Base(seed=config.seed, frozen=frozen, adapter=adapter, nf4=nf4)
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
-    digest = digest_of(start.path) if is_first else ""
-    path = str(config.model.checkpoint)
-    return Base(path=path, digest=digest, frozen=frozen, adapter=adapter, nf4=nf4)
+def _offload(config: Train) -> Plan | None:
+    layers = config.precision.offload_layers
+    return Plan(layers, host_room(config)) if layers else None
 
 
-def adapter_of(config: Train) -> AdapterSpec | None:
-    """The adapter that a recipe asks for."""
-    asked = config.adapter
-    if not asked.rank:
-        return None
-    targets = asked.targets[0] if asked.targets == [ALL_LINEAR] else tuple(asked.targets)
-    return AdapterSpec(
-        rank=asked.rank, alpha=asked.alpha, targets=targets, rslora=asked.rslora, dora=asked.dora
-    )
-
-
-def trainable_of(config: Train) -> Trainable:
-    """Which tensors a run changes: those of its adapter, or all that are not frozen."""
-    if config.adapter.rank:
-        return Trainable(only=(ADAPTED,))
-    return Trainable(tuple(config.model.frozen))
-
-
-def _frozen(config: Train, spec: ModelSpec) -> int:
-    """Values of the model that have no gradient; with an adapter, all but as many as the adapter has."""
-    adapter = adapter_of(config)
-    if adapter is None:
-        return frozen_parameters(spec, trainable_of(config))
-    blank = Transformer(spec)
-    attach(blank, spec, adapter, Build())
-    return spec.parameters() - sum(one.numel() for one in adapter_parameters(blank))
+def _frozen_notes(spec: ModelSpec, adapter: AdapterSpec | None, frozen: int) -> list[str]:
+    """How much of the model stays as it is."""
+    if adapter is not None:
+        trained = spec.parameters() - frozen
+        return [f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay"]
+    share = frozen / spec.parameters()
+    return [f"{share:.0%} of the weights are frozen (model.frozen)"] if frozen else []
 
 
 def _idle(config: Train) -> list[str]:
@@ -316,102 +179,27 @@ def _state(
     return TrainState(config, spec, parallel, optimizer, loss, device, base)
 
 
-def resolve_recompute(
-    config: Train, spec: ModelSpec, device: torch.device, fused: bool, frozen: int
-) -> tuple[Train, list[str]]:
-    """The recipe without `auto`, with the number of layers to offload, and what was chosen in their place."""
-    precision, several = config.precision, config.parallel.world() > 1
-    if device.type != "cuda":
-        return _without_device(config)
-    if precision.recompute != "auto" and not precision.offload_activations:
-        return config, []
-    if precision.offload_activations and not fused and precision.recompute not in ("auto", "none"):
-        raise ConfigError(
-            f"precision.offload_activations with recompute {precision.recompute} in the plain form, which moves what "
-            "it does not compute again",
-            hint="use recompute auto, or precision.kernels fused",
-        )
-    if (
-        several and precision.recompute == "auto"
-    ):  # the layout divides what is predicted for one process
-        config = with_recompute(config, "selective" if fused else "none")
-        if not precision.offload_activations:
-            return config, [
-                "recompute selective because the layout divides what is predicted for one process; "
-                "override: --precision.recompute"
-            ]
-    room = room_of(precision, torch.cuda.get_device_properties(device).total_memory)
-    host = _host_room(config)
-    config = fitting(spec, config, fused, room, frozen, host - SLAB)  # whole slabs are pinned
-    return config, _recompute_notes(config, spec, fused, room, host, precision.offload_activations)
-
-
-def _recompute_notes(
-    config: Train, spec: ModelSpec, fused: bool, room: float, host: float, offloads: bool
-) -> list[str]:
-    """What was chosen, and why. `offloads`: the recipe allows it."""
-    kind, moved = config.precision.recompute, config.precision.offload_layers
-    note = f"recompute {kind} because {format_bytes(int(room))} may be used"
-    if moved:
-        there = format_bytes(host_bytes(spec, config, fused))
-        return [f"{note}; activations of {moved} of {spec.layers} layers wait on the host: {there}"]
-    notes = [f"{note}; override: --precision.recompute"]
-    if offloads and kind == "full":
-        limit = "" if math.isinf(host) else f" of {format_bytes(int(host))}"
-        notes.append(
-            f"offload_activations does not suffice: the host's share{limit} (precision.offload_gib) or the "
-            "device is too small for the layers that it would have to move"
-        )
-    return notes
-
-
-def _without_device(config: Train) -> tuple[Train, list[str]]:
-    """On a CPU nothing is counted, and there is nowhere else to put anything."""
-    notes = []
-    if config.precision.offload_activations:
-        config = with_offloaded(config, 0)
-        notes.append("offload_activations is left out: a CPU computes in the host's memory")
-    if config.precision.recompute == "auto":
-        config = with_recompute(config, "none")
-        notes.append(
-            "recompute none because the host's memory is not counted; override: --precision.recompute"
-        )
-    return config, notes
-
-
-def _host_room(config: Train) -> float:
-    """Bytes of the host's memory that this rank may pin."""
-    asked = config.precision.offload_gib * 2**30
-    half = (read_memory(Path("/"))[0].usable_bytes or math.inf) * OF_HOST
-    ranks = min(config.parallel.world(), torch.cuda.device_count())
-    return (asked or half) / max(ranks, 1)
-
-
-def _kind(config: Train) -> Recompute:
-    kind = config.precision.recompute
-    assert kind != "auto"  # resolved
-    return kind
-
-
 def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill:
     """This rank's part of a checkpoint's weights; the whole of them is only mapped, not read."""
     if spec.experts is not None and start.spec.experts is not None:
         experts = msgspec.structs.replace(spec.experts, choice_bias=start.spec.experts.choice_bias)
         spec = msgspec.structs.replace(spec, experts=experts)
     whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
-    known = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
+    tensors = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
 
     def fill(stage: Stage, slots: list[Slot]) -> None:
         for path in dict.fromkeys(slot.parameter for slot in slots):
             owner, _, name = path.rpartition(".")
             blank = stage.get_parameter(path)
             if blank.is_meta:
-                made = nn.Parameter(torch.empty_like(blank, device=device), blank.requires_grad)
-                setattr(stage.get_submodule(owner), name, made)
+                parameter = nn.Parameter(
+                    torch.empty_like(blank, device=device), blank.requires_grad
+                )
+                setattr(stage.get_submodule(owner), name, parameter)
         for slot in slots:
             home = stage.get_parameter(slot.parameter).data
-            if slot.name in known:
-                home[slot.index].copy_(slot.share(known[slot.name]))
+            if slot.name in tensors:
+                home[slot.index].copy_(slot.share(tensors[slot.name]))
             else:  # the bias of a router that begins to be steered
                 home[slot.index].zero_()
 
@@ -425,9 +213,9 @@ def _has_kernels(spec: ModelSpec) -> bool:
 
 def choose_form(config: Train, device: torch.device, spec: ModelSpec) -> tuple[bool, str]:
     """Whether the model runs through our kernels, and why."""
-    asked = config.precision.kernels
-    if asked != "auto":
-        return asked == "fused", "precision.kernels says so"
+    configured = config.precision.kernels
+    if configured != "auto":
+        return configured == "fused", "precision.kernels says so"
     if device.type != "cuda":
         return False, f"on a {device.type} torch's own operations are faster"
     if spec.is_recurrent:

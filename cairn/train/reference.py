@@ -36,19 +36,23 @@ class ReferredBatches:
         self.fingerprint, self.may_be_empty = batches.fingerprint, batches.may_be_empty
 
     def next_batches(self, state: "TrainState") -> list[Batch]:
-        made = self.batches.next_batches(state)
-        found = [self._frozen(batch) for batch in made] if self.frozen else self._base(state, made)
+        batches = self.batches.next_batches(state)
+        logps = (
+            [self._frozen(batch) for batch in batches]
+            if self.frozen
+            else self._base(state, batches)
+        )
         return [
             batch._replace(extra=batch.extra | {REFERENCE: logp_T})
-            for batch, logp_T in zip(made, found, strict=True)
+            for batch, logp_T in zip(batches, logps, strict=True)
         ]
 
-    def _base(self, state: "TrainState", made: list[Batch]) -> list[Tensor]:
+    def _base(self, state: "TrainState", batches: list[Batch]) -> list[Tensor]:
         assert isinstance(state.parallel, ParallelModel)
         with ExitStack() as off:
             for stage in state.parallel.stages:
                 off.enter_context(adapter_off(stage))
-            return [values["logp"] for values in state.parallel.forward(made, self.head)]
+            return [values["logp"] for values in state.parallel.forward(batches, self.head)]
 
     @torch.no_grad()
     def _frozen(self, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run cannot be, found before weights are made: each check names the values and a way out.
+"""Refuses runs that cannot work, before weights are made: each check names the values and what to change.
 
     folder -> layout -> experts' balance -> the run that is there already -> room on the disk -> memory
 
@@ -83,13 +83,13 @@ def _check_replaced(config: Train) -> None:
                     hint="name another folder with --out",
                 )
     written = ((folder / MODEL).resolve(), (folder / ADAPTER).resolve())
-    for key, given in (
+    for key, value in (
         ("model.checkpoint", config.model.checkpoint),
         ("distill.teacher", config.distill.teacher),
     ):
-        if given and Path(given).resolve() in written:
+        if value and Path(value).resolve() in written:
             raise ConfigError(
-                f"{key} is {given}, which the run would replace at its end",
+                f"{key} is {value}, which the run would replace at its end",
                 hint="name another folder with --out",
             )
 
@@ -103,10 +103,10 @@ def _existing(config: Train) -> Path:
 def check_goes_on(config: Train, spec: ModelSpec) -> None:
     """Whether the newest checkpoint of a run that goes on is of this model and these states; reads two files."""
     root = config.folder / CHECKPOINTS
-    found = complete_steps(root)
-    if not found:
+    saved = complete_steps(root)
+    if not saved:
         return
-    folder = folder_of(root, found[-1])
+    folder = folder_of(root, saved[-1])
     try:
         about = read_about(folder)
     except DataError:
@@ -143,10 +143,10 @@ def check_memory(config: Train, spec: ModelSpec, device: str, frozen: int = 0) -
     if config.parallel.world() > 1 or free is None:
         return
     memory = predict(spec, config, fused=True, frozen=frozen)
-    held = memory.weights + memory.states + memory.masters
-    if held > free:
+    needed = memory.weights + memory.states + memory.masters
+    if needed > free:
         raise ConfigError(
             f"weights {format_bytes(memory.weights)} + states {format_bytes(memory.states)} + masters "
-            f"{format_bytes(memory.masters)} = {format_bytes(held)}, and {format_bytes(free)} are free on {device}",
+            f"{format_bytes(memory.masters)} = {format_bytes(needed)}, and {format_bytes(free)} are free on {device}",
             hint="use 16 bits (precision.kind), optim.states int8, more ranks (--fsdp), or a smaller model",
         )

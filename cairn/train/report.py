@@ -59,7 +59,7 @@ def _facts(
 ) -> dict[str, str]:
     losses = [record.loss for record in records if record.loss is not None]
     speeds = sorted(record.tokens_per_s for record in records)
-    found = {
+    facts = {
         "model": f"{spec.family}, {format_count(spec.parameters())} parameters",
         "precision": config.precision.kind + _fp8(config),
         "layout": config.parallel.words(),
@@ -68,23 +68,23 @@ def _facts(
         "loss": f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else "none",
         "median tokens/s": f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "none",
     }
-    measured = [held for held in held_out if held.loss is not None]
+    measured = [evaluation for evaluation in held_out if evaluation.loss is not None]
     if measured:
-        found["held-out loss"] = f"{measured[-1].loss:.3f}"
+        facts["held-out loss"] = f"{measured[-1].loss:.3f}"
         if measured[-1].bits_per_byte is not None:
-            found["bits per byte"] = f"{measured[-1].bits_per_byte:.3f}"
+            facts["bits per byte"] = f"{measured[-1].bits_per_byte:.3f}"
         for name, loss in measured[-1].by_source.items():
-            found[f"held-out loss, {Path(name).name}"] = "none" if loss is None else f"{loss:.3f}"
+            facts[f"held-out loss, {Path(name).name}"] = "none" if loss is None else f"{loss:.3f}"
     shares = sorted(record.mfu for record in records if record.mfu is not None)
     if shares:
-        found["median MFU"] = f"{shares[len(shares) // 2]:.1%}"
+        facts["median MFU"] = f"{shares[len(shares) // 2]:.1%}"
     peaks = [record.peak_gib for record in records if record.peak_gib is not None]
     if peaks:
-        found["peak memory"] = f"{max(peaks):.1f} GiB"
+        facts["peak memory"] = f"{max(peaks):.1f} GiB"
     if records:
         typical = sorted(record.seconds for record in records)[len(records) // 2]
-        found["median step"] = format_duration(typical)
-    return found
+        facts["median step"] = format_duration(typical)
+    return facts
 
 
 def _fp8(config: Train) -> str:
@@ -97,13 +97,19 @@ def _charts(records: list[Record], held_out: Sequence[HeldOut]) -> list[Markup]:
         return [(step, value) for step, value in values if value is not None]
 
     losses = [Series("each step", of("loss"), "dots"), Series("mean", smoothed(records))]
-    measured = [(float(held.step), held.loss) for held in held_out if held.loss is not None]
+    measured = [
+        (float(evaluation.step), evaluation.loss)
+        for evaluation in held_out
+        if evaluation.loss is not None
+    ]
     if measured:
         losses.append(Series("held out", measured))
-    for name in dict.fromkeys(name for held in held_out for name in held.by_source):
-        points = [(float(held.step), held.by_source.get(name)) for held in held_out]
-        known = [(step, loss) for step, loss in points if loss is not None]
-        losses.append(Series(f"held out, {Path(name).name}", known))
+    for name in dict.fromkeys(name for evaluation in held_out for name in evaluation.by_source):
+        points = [
+            (float(evaluation.step), evaluation.by_source.get(name)) for evaluation in held_out
+        ]
+        points_here = [(step, loss) for step, loss in points if loss is not None]
+        losses.append(Series(f"held out, {Path(name).name}", points_here))
     charts = [
         chart("Loss", losses, x="step", y="nats per token"),
         chart("Learning rate", [Series("lr", of("lr"))], x="step", y="lr"),
@@ -117,9 +123,13 @@ def _charts(records: list[Record], held_out: Sequence[HeldOut]) -> list[Markup]:
 
 def _texts(held_out: Sequence[HeldOut]) -> list[str]:
     """What the model wrote, the last measurement first."""
-    if not any(held.texts for held in held_out):
+    if not any(evaluation.texts for evaluation in held_out):
         return []
-    rows = [[str(held.step), text] for held in reversed(held_out) for text in held.texts]
+    rows = [
+        [str(evaluation.step), text]
+        for evaluation in reversed(held_out)
+        for text in evaluation.texts
+    ]
     return [
         heading("Texts"),
         *(element("p", element("b", f"step {step} "), text) for step, text in rows),
@@ -166,17 +176,17 @@ def _wall_time(config: Train) -> list[str]:
         ]
         for i in ledger.incidents
     ]
-    found: list[str] = [
+    parts: list[str] = [
         heading(f"Wall time, {ledger.ettr:.1%} of it productive"),
         table(["part", "time", "share", "causes"], rows),
     ]
     if failures:
         names = ["step", "cause", "why", "answer", "steps lost", "found after", "back after"]
-        found += [heading("Failures"), table(names, failures)]
+        parts += [heading("Failures"), table(names, failures)]
     if ledger.slow:
         rows = [
             [str(one.rank), one.host, f"{one.step} to {one.until or 'the end'}", one.why]
             for one in ledger.slow
         ]
-        found += [heading("Slow ranks"), table(["rank", "host", "steps", "evidence"], rows)]
-    return found
+        parts += [heading("Slow ranks"), table(["rank", "host", "steps", "evidence"], rows)]
+    return parts

@@ -158,14 +158,14 @@ def keep_tokenizer(corpus: Corpus, config: Train, folder: Path) -> None:
         if _is_same(folder, corpus.tokenizer):
             return
         shutil.rmtree(folder)  # of a run that ended before its first checkpoint
-    given = config.data.tokenizer
-    if given is not None and given.is_dir() and _is_same(given, corpus.tokenizer):
+    configured = config.data.tokenizer
+    if configured is not None and configured.is_dir() and _is_same(configured, corpus.tokenizer):
         fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         for name in TOKENIZER_FILES:
-            if (given / name).is_file():
-                shutil.copyfile(given / name, fresh / name)
+            if (configured / name).is_file():
+                shutil.copyfile(configured / name, fresh / name)
         fresh.rename(folder)
         return
     from cairn.train.data.tokenizer_trainer import save_tokenizer

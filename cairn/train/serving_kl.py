@@ -25,9 +25,11 @@ def obstacle(state: TrainState) -> str | None:
     """Why this run cannot measure it, or None."""
     if state.base is not None:
         return "frozen weights are not part of its state"
-    held = state.parallel.named_state()
+    pieces = state.parallel.named_state()
     needed = {slot.name for slot in Transformer(state.spec, Build("meta")).slots()}
-    if needed - held.keys() or any(piece.tensor.shape != piece.shape for piece in held.values()):
+    if needed - pieces.keys() or any(
+        piece.tensor.shape != piece.shape for piece in pieces.values()
+    ):
         return "no rank holds the whole model"
     return None
 
@@ -36,11 +38,11 @@ def obstacle(state: TrainState) -> str | None:
 def serving_model(state: TrainState) -> Transformer:
     """The weights of this moment in a plain model, in the type of an export."""
     dtype = DTYPES[state.config.precision.kind]
-    made = Transformer(state.spec, Build("meta", dtype)).to_empty(device=state.device)
+    model = Transformer(state.spec, Build("meta", dtype)).to_empty(device=state.device)
     trained = state.parallel.named_state()
-    for name, piece in pieces_of(list(made.slots()), dict(made.named_parameters())).items():
+    for name, piece in pieces_of(list(model.slots()), dict(model.named_parameters())).items():
         piece.tensor.copy_(trained[name].tensor)
-    return made.eval()
+    return model.eval()
 
 
 @torch.inference_mode()
@@ -50,12 +52,12 @@ def divergence(
     """Summed k3 over the targets of these batches, and how many there are. `trained`: of `TargetLogProbs`."""
     model, head = serving_model(state), TargetLogProbs(state.spec)
     total, tokens = 0.0, 0
-    for batch, found in zip(batches, trained, strict=True):
+    for batch, values in zip(batches, trained, strict=True):
         attend = Packed(batch.lengths, state.device)
         hidden_TD = model(batch.tokens_T, batch.positions_T, attend)
         served_T = head(hidden_TD, model.head or model.embedding, batch)["logp"]
         counted_T = batch.targets_T != IGNORED
-        total += k3(served_T[counted_T], found["logp"][counted_T])
+        total += k3(served_T[counted_T], values["logp"][counted_T])
         tokens += int(counted_T.sum())
     return total, tokens
 

@@ -56,13 +56,13 @@ class TrainState:
 
     def pieces(self) -> dict[str, Piece]:
         """Every tensor that has to survive, under a name that no layout changes."""
-        found = {f"model/{n}": p for n, p in self.parallel.named_state().items()}
+        by_name = {f"model/{n}": p for n, p in self.parallel.named_state().items()}
         for role, tensors in self.optimizer.tensors().items():
             for name, piece in self.parallel.named_state(tensors).items():
                 is_scale = role.endswith(".scale")
-                found[f"optim/{role}/{name}"] = _of_blocks(piece) if is_scale else piece
-        found |= {f"scale/{n}": whole(t) for n, t in self.scale.tensors().items()}
-        return found | {f"random/{n}": whole(t) for n, t in _random().items()}
+                by_name[f"optim/{role}/{name}"] = _of_blocks(piece) if is_scale else piece
+        by_name |= {f"scale/{n}": whole(t) for n, t in self.scale.tensors().items()}
+        return by_name | {f"random/{n}": whole(t) for n, t in _random().items()}
 
     def about(self, data: str, world: int, source: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """`data`: fingerprint of the source; `source`: its state on each data rank, where it has one."""

@@ -40,20 +40,20 @@ def interruptible() -> Iterator[threading.Event]:
 @contextmanager
 def forwarding(ranks: Callable[[], Iterable[int]]) -> Iterator[threading.Event]:
     """The first signal asks all `ranks` (process ids) to stop and sets the event; a second Ctrl-C kills them."""
-    asked = threading.Event()
+    stop_requested = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             leave_terminal()
-        if not asked.is_set():
-            asked.set()
+        if not stop_requested.is_set():
+            stop_requested.set()
             send(ranks(), signal.SIGTERM)
         elif number == signal.SIGINT:
             send(ranks(), signal.SIGKILL)
             raise KeyboardInterrupt
 
     with handling(stop):
-        yield asked
+        yield stop_requested
 
 
 @contextmanager
@@ -97,8 +97,8 @@ def leave_terminal() -> None:
 def tolerant(log_line: Callable[[str], None]) -> Callable[[str], None]:
     """The same, where a reader that has gone is no reason to end a run."""
 
-    def said(text: str) -> None:
+    def answer(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: the file was closed
             log_line(text)
 
-    return said
+    return answer

@@ -14,13 +14,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
+import torch.distributed as dist
 from torch import nn
 
 from cairn.core.errors import ConfigError, DataError
-from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.build import Slot
+from cairn.models.adapter.attach import ADAPTED, attach
+from cairn.models.adapter.lora import adapter_parameters
+from cairn.models.adapter.spec import ALL_LINEAR, AdapterSpec
+from cairn.models.build import Build, Slot
+from cairn.models.checkpoint import Checkpoint
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
+from cairn.train.config import Train
 
 BLOCK = 16 << 20  # bytes that are hashed at a time
 
@@ -91,6 +96,49 @@ def _size(slot: Slot) -> int:
     for side in slot.shape:
         count *= side
     return count
+
+
+def adapter_of(config: Train) -> AdapterSpec | None:
+    """The adapter that a recipe asks for."""
+    asked = config.adapter
+    if not asked.rank:
+        return None
+    targets = asked.targets[0] if asked.targets == [ALL_LINEAR] else tuple(asked.targets)
+    return AdapterSpec(
+        rank=asked.rank, alpha=asked.alpha, targets=targets, rslora=asked.rslora, dora=asked.dora
+    )
+
+
+def trainable_of(config: Train) -> Trainable:
+    """Which tensors a run changes: those of its adapter, or all that are not frozen."""
+    if config.adapter.rank:
+        return Trainable(only=(ADAPTED,))
+    return Trainable(tuple(config.model.frozen))
+
+
+def frozen_values(config: Train, spec: ModelSpec) -> int:
+    """Values of the model that have no gradient; with an adapter, all but as many as the adapter has."""
+    adapter = adapter_of(config)
+    if adapter is None:
+        return frozen_parameters(spec, trainable_of(config))
+    blank = Transformer(spec)
+    attach(blank, spec, adapter, Build())
+    return spec.parameters() - sum(one.numel() for one in adapter_parameters(blank))
+
+
+def base_of(config: Train, start: Checkpoint | None) -> Base | None:
+    """Where frozen weights come from; rank 0, which writes it down, looks at the files."""
+    frozen = tuple(config.model.frozen)
+    adapter = adapter_of(config)
+    if not frozen and adapter is None:
+        return None
+    nf4 = adapter is not None and config.adapter.base == "nf4"
+    if start is None:
+        return Base(seed=config.seed, frozen=frozen, adapter=adapter, nf4=nf4)
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    digest = digest_of(start.path) if is_first else ""
+    path = str(config.model.checkpoint)
+    return Base(path=path, digest=digest, frozen=frozen, adapter=adapter, nf4=nf4)
 
 
 def digest_of(path: Path) -> str:

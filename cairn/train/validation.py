@@ -76,10 +76,10 @@ class Validation:
         # A step's worth at a time: a pipeline is made for so many microbatches.
         for begin in range(0, len(batches), self.state.config.microbatches):
             part = batches[begin : begin + self.state.config.microbatches]
-            found = parallel.forward(part, self.log_probs)
-            sums[:count] += loss_by_stream(found, part, SOURCE, count)
+            values = parallel.forward(part, self.log_probs)
+            sums[:count] += loss_by_stream(values, part, SOURCE, count)
             if begin == 0 and self.settings.serving_kl and obstacle(self.state) is None:
-                total, tokens = divergence(self.state, part, found)
+                total, tokens = divergence(self.state, part, values)
                 self.serving_kl = mean(total, tokens)
         *by_source, (size, _) = parallel.sum_over_data(sums).tolist()
         return [(nats, int(tokens)) for nats, tokens in by_source], int(size)
@@ -91,15 +91,15 @@ class Validation:
         steps = self.settings.batches
         if self.source.samples_per_epoch is not None:
             steps = min(steps, max(1, self.source.samples_per_epoch // data.sequences))
-        made = []
+        batches = []
         for step in range(steps):
             numbers = share(
                 step * data.sequences, parallel.data_rank, parallel.data_ranks, data.sequences
             )
             for begin in range(0, len(numbers), data.microbatch):
                 some = numbers[begin : begin + data.microbatch]
-                made.append(join([self._sample(number) for number in some]))
-        return made
+                batches.append(join([self._sample(number) for number in some]))
+        return batches
 
     def _sample(self, number: int) -> Batch:
         """With the source of the blend that it comes from, for each token."""
@@ -113,31 +113,31 @@ class Validation:
         if self.tokenizer is None or not self.settings.prompts:
             return []
         longest = self.state.config.data.sequence - self.settings.tokens
-        known = [self.tokenizer.encode(prompt)[-longest:] for prompt in self.settings.prompts]
-        room = sum(map(len, known)) + len(known) * self.settings.tokens
+        sequences = [self.tokenizer.encode(prompt)[-longest:] for prompt in self.settings.prompts]
+        room = sum(map(len, sequences)) + len(sequences) * self.settings.tokens
         ended: set[int] = set()
         for _ in range(self.settings.tokens):
-            if len(ended) == len(known):
+            if len(ended) == len(sequences):
                 break
-            for place, token in enumerate(self._next(known, room)):
+            for place, token in enumerate(self._next(sequences, room)):
                 if token in self.tokenizer.eos_ids:
                     ended.add(place)
                 elif place not in ended:
-                    known[place].append(token)
-        return [self.tokenizer.decode(ids) for ids in known]
+                    sequences[place].append(token)
+        return [self.tokenizer.decode(ids) for ids in sequences]
 
-    def _next(self, known: list[list[int]], room: int) -> list[int]:
+    def _next(self, sequences: list[list[int]], room: int) -> list[int]:
         """The most likely token after each of these texts, which stand side by side in one pass."""
-        padding = -(-room // PADDED) * PADDED - sum(map(len, known))
-        tokens = [token for ids in known for token in ids] + [0] * padding
+        padding = -(-room // PADDED) * PADDED - sum(map(len, sequences))
+        tokens = [token for ids in sequences for token in ids] + [0] * padding
         longest = min(PADDED, self.state.config.data.sequence)  # rotations reach no further
         spare = [min(longest, padding - at) for at in range(0, padding, longest)]
-        lengths = [len(ids) for ids in known] + spare
+        lengths = [len(ids) for ids in sequences] + spare
         tokens_T = torch.tensor(tokens)
         batch = make_batch(tokens_T, torch.full_like(tokens_T, IGNORED), lengths, [])
-        (found,) = self.state.parallel.forward([batch.to(self.state.device)], self.most_likely)
-        ends = torch.tensor([len(ids) for ids in known]).cumsum(0) - 1
-        return found["token"][ends.to(found["token"].device)].tolist()
+        (values,) = self.state.parallel.forward([batch.to(self.state.device)], self.most_likely)
+        ends = torch.tensor([len(ids) for ids in sequences]).cumsum(0) - 1
+        return values["token"][ends.to(values["token"].device)].tolist()
 
 
 def mean(nats: float, tokens: int) -> float | None:
@@ -155,13 +155,23 @@ def text_bytes(batch: Batch, tokenizer: Tokenizer | None) -> int:
     return total
 
 
-def in_words(held: HeldOut) -> list[str]:
+def in_words(evaluation: HeldOut) -> list[str]:
     """Lines for a person."""
-    parts = [f"held-out loss {held.loss:.4f}"] if held.loss is not None else []
-    parts += [f"{held.bits_per_byte:.4f} bits per byte"] if held.bits_per_byte is not None else []
-    parts += [f"{name} {loss:.4f}" for name, loss in held.by_source.items() if loss is not None]
+    parts = [f"held-out loss {evaluation.loss:.4f}"] if evaluation.loss is not None else []
     parts += (
-        [f"KL to the served model {held.serving_kl:.1e}"] if held.serving_kl is not None else []
+        [f"{evaluation.bits_per_byte:.4f} bits per byte"]
+        if evaluation.bits_per_byte is not None
+        else []
     )
-    first = [f"step {held.step}: {', '.join(parts)}"] if parts else []
-    return first + [f"step {held.step}: {' '.join(text.split())}" for text in held.texts]
+    parts += [
+        f"{name} {loss:.4f}" for name, loss in evaluation.by_source.items() if loss is not None
+    ]
+    parts += (
+        [f"KL to the served model {evaluation.serving_kl:.1e}"]
+        if evaluation.serving_kl is not None
+        else []
+    )
+    first = [f"step {evaluation.step}: {', '.join(parts)}"] if parts else []
+    return first + [
+        f"step {evaluation.step}: {' '.join(text.split())}" for text in evaluation.texts
+    ]

@@ -37,11 +37,11 @@ from cairn.models.attend import Packed, Rule
 from cairn.models.spec import Rope
 from cairn.train.config import Adapter, Data, Model, Objective, Optim
 from cairn.train.data.batch import IGNORED
+from cairn.train.describe import shape_of
 from cairn.train.heads import TargetLogProbs
 from cairn.train.pair_objective import LOSS, SLOPE
 from cairn.train.parallel.context import attend_for
 from cairn.train.parallel.layout import Layout
-from cairn.train.prepare import shape_of
 from cairn.train.rules.cispo import CISPO
 from cairn.train.rules.gspo import GSPO
 from cairn.train.rules.policy import Clip, PolicyGradient

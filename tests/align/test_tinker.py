@@ -19,9 +19,10 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.align.tinker.frontend import SILENT_S, Frontend
 from cairn.align.tinker.losses import AT, LOSSES, TinkerRule
 from cairn.align.tinker.protobuf import read_fields
-from cairn.align.tinker.routes import SILENT_S, Frontend, application
+from cairn.align.tinker.routes import application
 from cairn.align.tinker.samplers import HELD, Samplers, own_folder
 from cairn.align.tinker.service import Future, Service
 from cairn.align.tinker.shared_base import Settings, SharedBase, Weights
@@ -260,7 +261,7 @@ def test_nothing_is_left_of_a_client_that_went_away(base):
     front.sessions = {"session-a": time.monotonic() - SILENT_S - 1, "session-b": time.monotonic()}
     for name in ("a", "b"):  # the second model could not be made
         models = [f"session-{name}-model-{at}" for at in range(2)]
-        front.made |= dict.fromkeys(models, Future(name))
+        front.models |= dict.fromkeys(models, Future(name))
         front.runs[models[0]] = object()
         for at in range(HELD):
             front.samplers.put(f"{models[0]}-sampler-{at}", Weights({"x": torch.zeros(1)}, at))
@@ -268,7 +269,7 @@ def test_nothing_is_left_of_a_client_that_went_away(base):
     asyncio.run(front.create_session(b"{}"))
     assert forgotten == ["session-a-model-0", "session-a-model-1"]
     assert list(front.runs) == ["session-b-model-0"]
-    assert list(front.made) == ["session-b-model-0", "session-b-model-1"]
+    assert list(front.models) == ["session-b-model-0", "session-b-model-1"]
     assert not list(front.samplers.folder.iterdir())
     assert front.samplers.get("session-b-model-0-sampler-0").version == 0
     with pytest.raises(RequestError, match="no sampling session"):

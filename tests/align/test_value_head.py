@@ -13,9 +13,9 @@ from cairn.align.rollout import batches_of, document
 from cairn.align.rollout_batches import RolloutBatches
 from cairn.align.value_head import VALUE, ValueHead, with_credit
 from cairn.train.data.batch import IGNORED
+from cairn.train.describe import shape_of
 from cairn.train.next_batches import StatefulBatches
 from cairn.train.precision import LossScale
-from cairn.train.prepare import shape_of
 from cairn.train.reference import ReferredBatches
 
 PPO = Algorithm(kind="ppo", value_weight=1.0, value_lr=0.05)

@@ -210,6 +210,9 @@ def test_a_dry_run_submits_nothing(folder, capfd, engine):
     status, out, _ = cairn(capfd, "launch", TINY, "--on", engine, "--dry-run")
     assert status == 0
     assert "torch.distributed.run" in out
+    status, out, _ = cairn(capfd, "launch", TINY, "--on", engine, "--dry-run", "--json")
+    assert (status, "torch.distributed.run" in out) == (0, True)
+    assert json.loads(out)["engine"] == engine
     assert not list(records.latest())
 
 

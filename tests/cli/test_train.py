@@ -49,8 +49,9 @@ def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
     assert main(["train", "tiny-cpu", "--print", "--steps", "2", *SMALL]) == 0
     text = capsys.readouterr().out
     (tmp_path / "my.toml").write_text(text.replace("lr = 0.003", "lr = 0.001"))
-    assert main(["train", "my.toml", "--print", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["optim"]["lr"] == 0.001
+    assert main(["train", "my.toml", "--print", "--json", "--out", "runs/my"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["optim"]["lr"], printed["out"]) == (0.001, "runs/my")
     assert main(["train", "my.toml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["folder"] == "runs/my"
     assert "lr = 0.001" in (tmp_path / "runs/my/recipe.toml").read_text()
@@ -64,6 +65,7 @@ def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
         (["tiny-cpu", "--tp", "3"], "tp 3 does not divide"),
         (["tiny-cpu", "--data.sequence", "9999"], "longer than the model's context"),
         (["tiny-cpu", "--steps", "0"], "steps"),
+        (["tiny-cpu", "--lora"], "`cairn tune` has it"),
         (["tiny-cpu", "--device", "tpu"], "tpu"),
         (["tiny-cpu", "--model.checkpoint", "nowhere"], "nowhere"),
         (["tiny-cpu", "--export-only"], "--out"),

@@ -253,6 +253,21 @@ def test_a_mistake_is_not_tried_again_and_success_stays(store, api, phase, code,
     assert conditions(store, ref)["Complete"] == (said, phase)
 
 
+def test_a_queue_needs_a_kind_that_waits_in_it(store, api):
+    """A job that runs as pods already goes on."""
+    ref = put(store, "TrainJob", "t", JOB | {"queue": "gold"})
+    operator = new_operator(api)
+    run(settle(store, operator))
+    assert conditions(store, ref)["Valid"] == ("False", "Refused")
+    assert not store.named(PODS)
+    put(store, "TrainJob", "t", JOB)
+    run(settle(store, operator))
+    put(store, "TrainJob", "t", JOB | {"queue": "gold"})
+    run(settle(store, operator))
+    assert conditions(store, ref)["Valid"] == ("True", "Accepted")
+    assert len(store.named(PODS)) == 2
+
+
 def test_a_train_job_goes_to_jobset_where_there_is_one(store, api):
     ref = put(store, "TrainJob", "t", JOB)
     operator = new_operator(api)

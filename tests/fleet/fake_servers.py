@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from cairn.serve.pulse import Events, Hello, Load, framed
-from cairn.serve.told_tokens import PROGRESS
+from cairn.serve.token_marks import PROGRESS
 
 
 def token(prompt: str, at: int) -> int:

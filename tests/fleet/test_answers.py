@@ -59,7 +59,7 @@ def test_the_wait_is_the_best_of_all_ends_of_answers(under_way, chunks, most_s, 
     answers, prompt_s = answers_of(under_way), chunks * CHUNK_S
     now_s = answers.delay_s(prompt_s, CHUNK_S)
     options = [(now_s, 0.0)]
-    for at, left in enumerate(answers.lefts):
+    for at, left in enumerate(answers.tokens_left):
         if left * STEP_S <= most_s:
             rest_s = answers.delay_s(prompt_s, CHUNK_S, at + 1)
             options.append(((1 + weight) * left * STEP_S + rest_s, left * STEP_S))
@@ -72,9 +72,9 @@ def test_the_wait_is_the_best_of_all_ends_of_answers(under_way, chunks, most_s, 
 
 
 def test_an_answer_that_is_longer_than_anybody_knew_is_not_waited_for_in_vain():
-    assert answers_of([One(20, 15)]).lefts == [5]
-    assert answers_of([One(20, 20)]).lefts == answers_of([One(20, 999)]).lefts == [20]
-    assert answers_of([One(0)]).lefts == [1]
+    assert answers_of([One(20, 15)]).tokens_left == [5]
+    assert answers_of([One(20, 20)]).tokens_left == answers_of([One(20, 999)]).tokens_left == [20]
+    assert answers_of([One(0)]).tokens_left == [1]
 
 
 def server(number: int, *under_way: One) -> Worker:
@@ -134,12 +134,12 @@ def test_the_router_holds_a_long_stream_until_a_short_answer_beside_it_has_ended
             worker.requests.add(short)
             worker.decoding += 1
         later = asyncio.create_task(post(url, "abcd" * 2000, 3))
-        while not router.held:
+        while not router.waiting:
             await asyncio.sleep(0.005)
         assert [len(one.served) for one in servers] == [0, 0]
         router.workers[1].requests.discard(short)
         router.workers[1].decoding -= 1
-        router.place_held()
+        router.place_waiting()
         assert (await later)[0] == 200
         assert [len(one.served) for one in servers] == [0, 1]
         assert [len(one.requests) for one in router.workers] == [1, 0]

@@ -1,5 +1,6 @@
 """One file on four engines: what each is asked for fits together, and the router's own file can be read again."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -95,17 +96,22 @@ def test_a_job_asks_for_everything_that_the_fleet_starts():
     assert (role.gpus, role.cpus, role.argv[-1]) == (6, 13.0, "/fleet.toml")
 
 
-@pytest.mark.parametrize("engine", ["ray", "slurm", "kubernetes"])
+@pytest.mark.parametrize("engine", ["local", "ray", "slurm", "kubernetes"])
 def test_a_dry_run_prints_what_would_be_submitted(engine, capsys):
-    file = str(EXAMPLES / "service.toml")
+    file = str(EXAMPLES / ("local.toml" if engine == "local" else "service.toml"))
     assert main(["fleet", "apply", file, "--on", engine, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "cairn" in shown
+    assert main(["fleet", "apply", file, "--on", engine, "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["engine"], document["dry_run"]) == (engine, True)
     if engine == "kubernetes":
-        kinds = [one["kind"] for one in yaml.safe_load_all(shown)]
+        assert document["objects"] == list(yaml.safe_load_all(shown))
+        kinds = [one["kind"] for one in document["objects"]]
         assert sorted(set(kinds)) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service"]
     else:
-        assert "service.toml" in shown
+        assert document["text"] == shown
+        assert Path(file).name in shown
 
 
 def test_a_fleet_without_servers_of_its_own_is_placed_nowhere():

@@ -11,8 +11,8 @@ from cairn.fleet import autoscale
 from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
-from cairn.fleet.processes import Gpus
 from cairn.fleet.router import Router
+from cairn.fleet.server_process import Gpus
 
 
 class FakeProcess:

@@ -22,7 +22,7 @@ from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.server.kv_events import KvEvents, KvPublisher
 from cairn.serve.pulse import Events
-from cairn.serve.text_keys import prompt_keys, read_asked
+from cairn.serve.text_keys import prompt_keys, read_fields
 
 SIZE = 2
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 9, 9], [9] * 7]
@@ -208,7 +208,7 @@ class VllmLike(FakeServer):
 
 def test_the_router_follows_servers_that_tell_blocks():
     prompt = "a stone on a " * 100
-    keys = prompt_keys(read_asked(json.dumps({"prompt": prompt}).encode()))
+    keys = prompt_keys(read_fields(json.dumps({"prompt": prompt}).encode()))
 
     async def run() -> None:
         servers = [VllmLike(), VllmLike()]

@@ -7,7 +7,7 @@ from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, seconds
 from cairn.fleet.config import RouterConfig, read_fleet
 from cairn.fleet.router import NO_KEYS, Router
 from cairn.fleet.worker import Worker
-from cairn.serve.text_keys import read_asked
+from cairn.serve.text_keys import read_fields
 
 candidates = st.lists(
     st.builds(Candidate, cached_tokens=st.integers(0, 5000), queued_tokens=st.integers(0, 50_000),
@@ -115,7 +115,7 @@ def test_a_request_for_endless_tokens_is_chosen_for_and_soon_forgotten(asked_for
     router = Router(RouterConfig(), [])
     router.workers = [Worker(0, "http://a:1"), Worker(1, "http://b:1")]
     usual, endless = (
-        read_asked(b'{"max_tokens": %d, "prompt": "hi"}' % n) for n in (256, asked_for)
+        read_fields(b'{"max_tokens": %d, "prompt": "hi"}' % n) for n in (256, asked_for)
     )
 
     def come(asked, times):

@@ -14,9 +14,9 @@ from test_router import ask, exchange, fleet
 from cairn.core.errors import ConfigError
 from cairn.fleet.aliases import Alias, Aliases, with_model
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
-from cairn.fleet.copies import Copies, State, check_copies
 from cairn.fleet.quota import ANYBODY, MOST_KEYS, Limits, Quotas, digest_of
-from cairn.fleet.router import NOTHING, Router
+from cairn.fleet.router import NO_FIELDS, Router
+from cairn.fleet.router_processes import RouterProcesses, SharedState, check_processes
 from cairn.fleet.waiting import WaitingQueue
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.keys import Keys
@@ -199,7 +199,7 @@ def test_the_router_follows_quotas_and_aliases():
         router.default_model = "chat"  # of a body that says nothing, and stays as it is
         for body in (b"no JSON", b'{"model": "\xff"}', b'{"messages": ' + b"[" * 10_000):
             raw = await exchange(url, ("POST /v1/completions", body))
-            assert (raw[:9], NOTHING.model) == (b"HTTP/1.1 ", None)
+            assert (raw[:9], NO_FIELDS.model) == (b"HTTP/1.1 ", None)
 
     fleet(check)
 
@@ -246,9 +246,9 @@ def test_what_computes_nothing_does_not_wait_and_too_many_do_not_either(monkeypa
     async def check(url, servers, router):
         (worker,) = router.workers
         worker.capacity = 0
-        monkeypatch.setattr("cairn.fleet.placing.MOST_HELD", 1)
+        monkeypatch.setattr("cairn.fleet.placing.MOST_WAITING_REQUESTS", 1)
         held = asyncio.create_task(ask(url, "x", 2))
-        while not router.held:
+        while not router.waiting:
             await asyncio.sleep(0.005)
         assert (await ask(url, "x", 2))[0] == 429
         body = b'{"prompt": "x", "max_tokens": 1}'
@@ -268,7 +268,7 @@ def test_a_full_server_is_given_no_more_and_everybody_who_waits_is_served():
         answers = [asyncio.create_task(ask(url, f"p{at}", 8)) for at in range(4 * most)]
         seen = 0
         while not all(one.done() for one in answers):
-            seen = max(seen, len(router.held))
+            seen = max(seen, len(router.waiting))
             assert worker.waiting + worker.decoding <= most
             await asyncio.sleep(0.001)
         assert seen > 0
@@ -330,8 +330,8 @@ def test_a_process_that_does_not_start_is_told_and_the_shared_port_stays(monkeyp
         config = FleetConfig(
             servers=[ServerGroup(urls=["http://127.0.0.1:1"])], router=RouterConfig(port=4321)
         )
-        monkeypatch.setattr("cairn.fleet.copies.COMMAND", ("/nowhere/python",))
-        copies = Copies(2, State(config, []), router, said.append)
+        monkeypatch.setattr("cairn.fleet.router_processes.COMMAND", ("/nowhere/python",))
+        copies = RouterProcesses(2, SharedState(config, []), router, said.append)
         changed = msgspec.structs.replace(config, router=RouterConfig(port=0, policy="lmetric"))
         copies.tell(changed)
         assert copies._state.config.router == RouterConfig(port=4321, policy="lmetric")
@@ -354,7 +354,7 @@ def test_processes_share_a_port_and_know_of_each_other():
         config = FleetConfig(
             servers=[ServerGroup(urls=[server.url])], router=RouterConfig(port=port)
         )
-        copies = Copies(2, State(config, []), router, print)
+        copies = RouterProcesses(2, SharedState(config, []), router, print)
         router.use([server.url])
         copies.tell(urls=[server.url])
         try:
@@ -382,6 +382,6 @@ def test_what_one_process_counts_is_refused_for_several():
         servers=[ServerGroup(model="m")], router=RouterConfig(key_tokens_per_day=5)
     )
     for config, word in ((scaled, "scaled"), (limited, "limits")):
-        check_copies(config, 1, False)
+        check_processes(config, 1, False)
         with pytest.raises(ConfigError, match=word):
-            check_copies(config, 2, False)
+            check_processes(config, 2, False)

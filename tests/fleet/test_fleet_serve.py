@@ -101,7 +101,7 @@ def test_a_wrong_file_changes_nothing_and_a_right_one_is_taken(fleet):
 PARENT = """
 import uvloop
 from cairn.fleet.config import ServerGroup
-from cairn.fleet.processes import ServerProcess
+from cairn.fleet.server_process import ServerProcess
 
 class Sleeper(ServerProcess):
     command = ["sh", "-c", "echo ready after 0 s >&2; exec sleep 60"]

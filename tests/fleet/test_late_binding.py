@@ -14,9 +14,9 @@ from test_simulate import seconds as step_seconds
 
 from cairn.bench.arrival_traces import Traced
 from cairn.fleet.choose import Ask, best, seconds
+from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import AHEAD_STEPS, bind, in_order, runs_dry
-from cairn.fleet.promises import ordered
 from cairn.fleet.router import NO_KEYS
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.simulate import run_policy
@@ -126,19 +126,19 @@ def test_those_go_first_that_hold_the_promise_together(many, ttft_s, queued, ali
             for end, asked in zip(ends, order, strict=True)
         ]
 
-    order = ordered(waiting, [one], ttft_s, now_s)
+    order = by_deadline(waiting, [one], ttft_s, now_s)
     assert sorted(order, key=id) == sorted(waiting, key=id)
     held = sum(in_time(order))
     assert all(in_time(order[:held]))
     if alike:  # no other order holds it for more
         assert held == max(sum(in_time(other)) for other in permutations(waiting))
-    assert ordered(waiting, [one], inf, now_s) == in_order(waiting, now_s)
+    assert by_deadline(waiting, [one], inf, now_s) == in_order(waiting, now_s)
 
 
 def test_a_long_prompt_yields_where_it_would_make_two_others_late():
     long, *short = [One(Ask(at, tokens), 0.0) for at, tokens in enumerate((4000, 1000, 1000))]
-    assert ordered([long, *short], [server()], 1.0, 0.0) == [*short, long]
-    assert ordered([long, *short], [server(), server(1)], 1.0, 0.0)[0] is long  # 0.9 s of 1
+    assert by_deadline([long, *short], [server()], 1.0, 0.0) == [*short, long]
+    assert by_deadline([long, *short], [server(), server(1)], 1.0, 0.0)[0] is long  # 0.9 s of 1
 
 
 def test_where_a_time_is_promised_even_one_server_gets_first_what_can_be_in_time():
@@ -154,11 +154,11 @@ def test_where_a_time_is_promised_even_one_server_gets_first_what_can_be_in_time
         servers[0].frozen_answers, worker.step_tokens = True, 64
         asked = [asyncio.create_task(ask(url, "abcd" * 200, 3, model="fake"))]
         for waiting, prompt in enumerate((20_000, 10), start=1):  # the first one takes 6.75 s
-            while worker.waiting != 1 or len(router.held) != waiting - 1:
+            while worker.waiting != 1 or len(router.waiting) != waiting - 1:
                 await asyncio.sleep(0.005)
             asked.append(asyncio.create_task(ask(url, "abcd" * prompt, 3, model="fake")))
             await asyncio.sleep(0.3)
-        assert len(router.held) == 2
+        assert len(router.waiting) == 2
         servers[0].frozen_answers = False
         assert [(await one)[0] for one in asked] == [200, 200, 200]
 
@@ -175,10 +175,10 @@ def test_requests_wait_in_the_router_for_the_server_that_answers_first():
         while [one.waiting for one in router.workers] != [1, 1]:
             await asyncio.sleep(0.005)
         later = asyncio.create_task(ask(url, "abcd" * 20, 3))
-        while not router.held:
+        while not router.waiting:
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.05)
-        assert len(router.held) == 1
+        assert len(router.waiting) == 1
         servers[1].frozen_answers = False
         assert (await later)[0] == 200
         assert [len(one.served) for one in servers] == [1, 2]

@@ -53,7 +53,7 @@ class Host(ModelHost):
         self._running = [None] * 3
         self._worker(self.models[2]).fell_asleep()
         self.router = router
-        router.place_held = lambda: [router.held.remove(one) for one in list(router.held)]
+        router.place_waiting = lambda: [router.waiting.remove(one) for one in list(router.waiting)]
 
     async def _call(self, model, method, path):
         self.called.append(f"{model.name}{path}")
@@ -63,7 +63,7 @@ class Host(ModelHost):
         return self.sizes
 
     def wants(self, name: str, looks: int = 1) -> list[str]:
-        self.router.held.add(Held(name), name, "", 0)
+        self.router.waiting.add(Held(name), name, "", 0)
         for _ in range(looks):
             asyncio.run(self.look())
         return [worker.state for worker in self.router.workers]

@@ -11,8 +11,8 @@ import pytest
 from cairn.core.errors import CairnError
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
 from cairn.fleet.own_servers import OwnServers
-from cairn.fleet.processes import Gpus, ServerProcess
-from cairn.fleet.serve import serve_fleet
+from cairn.fleet.serve import Fleet, Listeners
+from cairn.fleet.server_process import Gpus, ServerProcess
 
 HERE = str(Path(__file__).parent)
 FAKE = """
@@ -66,9 +66,9 @@ def test_a_changed_file_starts_new_servers_beside_the_old_and_drops_nobody():
     async def check() -> None:
         lines, stop, reload = list[str](), asyncio.Event(), asyncio.Event()
         file = [config("one", "kept")]
-        fleet = asyncio.create_task(
-            serve_fleet(file[0], lines.append, stop, reload, lambda: file[0], Gpus([]))
-        )
+        served = Fleet(file[0], lambda: file[0], Gpus([]), Listeners(), lines.append)
+        await served.start()
+        fleet = asyncio.create_task(served.run(stop, reload))
         url = await said(lines, r"^ready: 2 servers are up at (\S+)")
         statuses, done = list[int](), asyncio.Event()
 

@@ -12,9 +12,9 @@ from fake_servers import FakeServer, text_of
 from cairn.core.protobuf_wire import fields, write_bytes
 from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.config import RouterConfig
-from cairn.fleet.picker import Picked, start_picker
+from cairn.fleet.picker import RequestStream, start_picker
 from cairn.fleet.picker_messages import Processing, read_processing, write_continue
-from cairn.fleet.placing import held_for
+from cairn.fleet.placing import waiting_for
 from cairn.fleet.router import Router
 from cairn.fleet.scale import ScaledModel
 from cairn.fleet.worker import Worker
@@ -23,7 +23,7 @@ from cairn.serve.pulse import Hello
 BODY = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 4, "stream": True}).encode()
 
 
-def answer_of(picked: Picked, message: Processing) -> bytes:
+def answer_of(picked: RequestStream, message: Processing) -> bytes:
     return asyncio.run(picked.answer(message))
 
 
@@ -48,7 +48,7 @@ def test_messages_of_envoy_are_read():
 def test_a_request_goes_where_the_policy_says_and_is_counted_until_it_ends():
     router = router_of(1001, 1002)
     router.workers[0].decoding = 30
-    picked = Picked(router)
+    picked = RequestStream(router)
     assert answer_of(picked, Processing("request_headers")) == write_continue("request_headers")
     answer = answer_of(picked, Processing("request_body", BODY, ends=True))
     assert [number for number, _ in fields(answer)] == [3, 8]
@@ -63,7 +63,7 @@ def test_a_request_goes_where_the_policy_says_and_is_counted_until_it_ends():
 
 def test_what_nobody_serves_is_refused_at_once():
     other = BODY.replace(b"fake", b"fakes")
-    answer = answer_of(Picked(router_of(1001)), Processing("request_body", other, ends=True))
+    answer = answer_of(RequestStream(router_of(1001)), Processing("request_body", other, ends=True))
     ((number, refusal),) = fields(answer)
     assert number == 7
     assert dict(fields(dict(fields(refusal))[1])) == {1: 404}
@@ -71,14 +71,16 @@ def test_what_nobody_serves_is_refused_at_once():
     router = router_of(1001, hold_s=30)
     router.aliases = Aliases([Alias(name="fakes", model="fake")])  # cannot be written into the body
     ((_, refusal),) = fields(
-        answer_of(Picked(router), Processing("request_body", other, ends=True))
+        answer_of(RequestStream(router), Processing("request_body", other, ends=True))
     )
     assert dict(fields(dict(fields(refusal))[1])) == {1: 404}
     router = router_of(1001)
     router.workers[0].down("gone")
     model = ScaledModel(["fake"], 0.0)
     router.scaled.append(model)
-    ((_, refusal),) = fields(answer_of(Picked(router), Processing("request_body", BODY, ends=True)))
+    ((_, refusal),) = fields(
+        answer_of(RequestStream(router), Processing("request_body", BODY, ends=True))
+    )
     assert dict(fields(dict(fields(refusal))[1])) == {1: 503}
     assert model.meter.last_s > 0  # whoever scales sees it
 
@@ -89,17 +91,17 @@ def test_a_request_waits_while_no_server_is_up_and_whoever_scales_sees_it():
         router.workers[0].down("gone")
         model = ScaledModel(["fake"], 0.0)
         waiting = asyncio.create_task(
-            Picked(router).answer(Processing("request_body", BODY, ends=True))
+            RequestStream(router).answer(Processing("request_body", BODY, ends=True))
         )
         while not router.picking:
             await asyncio.sleep(0)
-        assert held_for(router, model) == 1
-        router.place_held()  # a tick without a server
+        assert waiting_for(router, model) == 1
+        router.place_waiting()  # a tick without a server
         await asyncio.sleep(0)
         router.workers[0].up(Hello(2, ["fake"], 16, True, 64))
-        router.place_held()
+        router.place_waiting()
         assert b"127.0.0.1:1001" in await waiting
-        assert not held_for(router, model)
+        assert not waiting_for(router, model)
 
     asyncio.run(check())
 
@@ -109,7 +111,7 @@ def test_a_body_in_pieces_is_picked_once_and_metered_once():
     model = ScaledModel(["fake"], 0.0)
     router.scaled.append(model)
     router.workers[0].decoding = 30
-    picked = Picked(router)
+    picked = RequestStream(router)
     for piece in (BODY[:9], BODY[9:]):
         answer = answer_of(picked, Processing("request_body", piece))
         assert answer == write_continue("request_body")
@@ -124,10 +126,10 @@ def test_a_body_in_pieces_is_picked_once_and_metered_once():
 def test_a_server_that_sleeps_is_picked_where_nobody_else_is_and_a_body_has_an_end():
     router = router_of(1001)
     router.workers[0].fell_asleep()
-    answer = answer_of(Picked(router), Processing("request_body", BODY, ends=True))
+    answer = answer_of(RequestStream(router), Processing("request_body", BODY, ends=True))
     assert b"127.0.0.1:1001" in answer
     router.config = RouterConfig(port=0, max_body_bytes=4)
-    ((number, _),) = fields(answer_of(Picked(router), Processing("request_body", BODY)))
+    ((number, _),) = fields(answer_of(RequestStream(router), Processing("request_body", BODY)))
     assert number == 7
 
 

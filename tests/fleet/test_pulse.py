@@ -12,7 +12,7 @@ from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import identity_of
 from cairn.serve.http.server import followers
 from cairn.serve.pulse import KeyBook, Outbox, speeds
-from cairn.serve.text_keys import prompt_keys, read_asked, token_counts, with_answer
+from cairn.serve.text_keys import prompt_keys, read_fields, token_counts, with_answer
 
 
 def step(seconds: float, rows: int, prefill: int = 0) -> StepTimes:
@@ -36,17 +36,17 @@ def test_keys_of_a_longer_conversation_begin_with_those_of_the_shorter():
     }
     longer = short | {"messages": [*short["messages"], {"role": "assistant", "content": "yes"}]}
     encode = msgspec.json.encode
-    first, second = read_asked(encode(short)), read_asked(encode(longer))
+    first, second = read_fields(encode(short)), read_fields(encode(longer))
     keys = prompt_keys(first).keys
     assert len(keys) == 3  # 1,024 bytes, the end of the system prompt, the end of the question
     assert prompt_keys(second).keys[:3] == keys
     assert with_answer(first, "yes").keys == prompt_keys(second).keys
-    other = read_asked(encode(longer | {"cache_salt": "x"}))
+    other = read_fields(encode(longer | {"cache_salt": "x"}))
     assert not set(prompt_keys(other).keys) & set(keys)
 
 
 def test_tokens_before_a_boundary_are_counted_in_what_the_template_made():
-    asked = read_asked(
+    asked = read_fields(
         b'{"messages": [{"role": "user", "content": " abc "}, {"role": "user", "content": "de"}]}'
     )
     pieces = [
@@ -59,7 +59,7 @@ def test_tokens_before_a_boundary_are_counted_in_what_the_template_made():
         b"<a>",
     ]  # the template has trimmed the first text
     assert token_counts(prompt_keys(asked), range(7), pieces.__getitem__) == [3, 6]
-    ids = prompt_keys(read_asked(b'{"prompt": [%b]}' % b",".join([b"7"] * 130)))
+    ids = prompt_keys(read_fields(b'{"prompt": [%b]}' % b",".join([b"7"] * 130)))
     assert (ids.tokens, token_counts(ids, [7] * 130, pieces.__getitem__)) == ([64, 128], [64, 128])
 
 
@@ -90,7 +90,7 @@ def test_keys_are_bound_to_pages_of_the_weights_that_the_engine_has_now(monkeypa
     engine = SimpleNamespace(weights_version=lambda: next(versions))
     serving = SimpleNamespace(engine=engine, limits=SimpleNamespace(page_size=16))
     told = followers.Followers(serving, lambda: "ok", "both")
-    keys = prompt_keys(read_asked(msgspec.json.encode({"prompt": [1] * 70})))
+    keys = prompt_keys(read_fields(msgspec.json.encode({"prompt": [1] * 70})))
     for _ in range(2):
         told._bind(keys, SimpleNamespace(request=None), [])
     assert bound == [identity_of(3), identity_of(0)]
@@ -132,7 +132,7 @@ def test_the_keys_of_a_stream_are_told_as_soon_as_its_prompt_is_computed(monkeyp
     request, answer = SimpleNamespace(known=True, prompt=[1] * 70), SimpleNamespace(token_ids=[])
     jobs = [SimpleNamespace(request=request, answer=SimpleNamespace(whole=answer))]
     body = msgspec.json.encode({"prompt": [1] * 70})
-    (key,) = prompt_keys(read_asked(body)).keys
+    (key,) = prompt_keys(read_fields(body)).keys
     told.begun(body, jobs)
     assert follower.outbox.take().stored == [(key, 64)]
     told.bind(body, jobs)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from cairn.core.errors import ConfigError
 from cairn.fleet import quota_file
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
-from cairn.fleet.copies import check_copies
 from cairn.fleet.quota import Limits, Quotas
 from cairn.fleet.quota_file import KeptQuotas, name_of
+from cairn.fleet.router_processes import check_processes
 
 LIMITS = Limits(requests_per_day=6, tokens_per_day=100, at_once=3)
 OTHER = "1 0 another process"
@@ -132,7 +132,7 @@ def test_several_processes_need_a_file_to_count_in():
     limited = RouterConfig(key_requests_per_day=5)
     config = FleetConfig(router=limited, servers=[ServerGroup(urls=["http://a:1"])])
     with pytest.raises(ConfigError) as error:
-        check_copies(config, 2, False)
+        check_processes(config, 2, False)
     assert "quota_file" in (error.value.hint or "")
     kept = RouterConfig(key_requests_per_day=5, quota_file="used")
-    check_copies(FleetConfig(router=kept, servers=config.servers), 2, False)
+    check_processes(FleetConfig(router=kept, servers=config.servers), 2, False)

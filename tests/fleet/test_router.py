@@ -12,16 +12,18 @@ import msgspec
 import pytest
 from fake_servers import FakeServer, text_of
 
+from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.choose import Ask
 from cairn.fleet.config import RouterConfig
-from cairn.fleet.refusals import broken_stream
-from cairn.fleet.relay import Exchange
+from cairn.fleet.exchange import Exchange
+from cairn.fleet.refusals import broken_stream, unserved_aliases
 from cairn.fleet.router import NO_KEYS, Router
 from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.wire import whole_request
 from cairn.fleet.worker import Worker
 from cairn.fleet.write_queue import WriteQueue
-from cairn.serve.text_keys import Asked
+from cairn.serve.pulse import Events
+from cairn.serve.text_keys import RequestFields
 
 
 async def exchange(url: str, *requests: tuple[str, bytes], headers: bytes = b"") -> bytes:
@@ -66,7 +68,7 @@ def fleet(check, count: int = 2, up: bool = True, page: bytes | None = None, **s
                     await asyncio.sleep(0.01)
                 await check(url, servers, router)
             assert not router.open
-            assert not router.held
+            assert not router.waiting
             for worker in router.workers:
                 assert (worker.waiting, worker.decoding, worker.queued_tokens) == (0, 0, 0)
         finally:
@@ -334,7 +336,7 @@ def test_a_server_that_sleeps_is_asked_where_nobody_is_awake_unless_its_host_dec
 
 def test_the_router_answers_for_itself_and_explains_its_decisions():
     async def check(url, servers, router):
-        body = b'{"prompt": "why", "max_tokens": 2}'
+        body = b'{"prompt": "why, and why there?", "max_tokens": 2}'
         # Four requests on one connection, sent before the first is answered.
         own = [("GET /cairn/fleet/requests/r-1", b""), ("GET /health", b""), ("GET /metrics", b"")]
         raw = await exchange(
@@ -349,6 +351,16 @@ def test_the_router_answers_for_itself_and_explains_its_decisions():
         status, _, raw = await ask(url, "x", 1, model="fkae")
         assert status == 404
         assert b"did you mean 'fake'" in raw
+        router.aliases = Aliases([Alias(name="chat", model="fake"), Alias(name="chat", model="f")])
+        (note,) = unserved_aliases(router)
+        assert "alias 'chat'" in note
+        (known,) = router.views._requests
+        keys, events = router.index, Events(1, [(7, 4)])
+        (choice,) = known.choices
+        assert keys.note(choice.chosen.number, events)
+        choice.candidates[choice.position].cached_tokens = known.prompt_tokens
+        (served,) = [one for one in router.views.fleet()["servers"] if one["sent"]]
+        assert (served["prefixes"], served["hit_share"]) == (1, 1.0)
 
     fleet(check)
 
@@ -438,9 +450,9 @@ def test_a_connection_of_a_slow_client_is_read_on_by_the_next():
         def write(self, data):
             pass
 
-    class SlowFront:
+    class SlowDownstream:
         def begin(self, *_):
-            asker.slow(True)
+            asker.pause(True)
 
         def finish(self):
             pass
@@ -449,9 +461,11 @@ def test_a_connection_of_a_slow_client_is_read_on_by_the_next():
         nonlocal asker
         worker, pool = Worker(0, "http://127.0.0.1:1"), Pool(WriteQueue())
         request = whole_request(b"GET /x HTTP/1.1\r\n\r\n")
-        router = SimpleNamespace(done=lambda exchange: None, held=SimpleNamespace(models={}))
-        asker = Exchange(router, SlowFront(), request, b"id", Ask(0, 1), NO_KEYS, None, Asked())
-        asker.sent_to(worker, 1)
+        router = SimpleNamespace(done=lambda exchange: None, waiting=SimpleNamespace(models={}))
+        asker = Exchange(
+            router, SlowDownstream(), request, b"id", Ask(0, 1), NO_KEYS, None, RequestFields()
+        )
+        asker.assign(worker, 1)
         upstream = Upstream(worker, pool)
         upstream.connection_made(Transport())
         asker.send(upstream)
@@ -539,8 +553,8 @@ def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
     "half", [b"POST /v1/comp", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"]
 )
 def test_a_client_that_sends_half_a_request_is_told_so_in_time(monkeypatch, half):
-    monkeypatch.setattr("cairn.fleet.front.HEAD_S", 0.2)
-    monkeypatch.setattr("cairn.fleet.front.BODY_S", 0.2)
+    monkeypatch.setattr("cairn.fleet.downstream.HEAD_S", 0.2)
+    monkeypatch.setattr("cairn.fleet.downstream.BODY_S", 0.2)
 
     async def check(url, servers, router):
         host, port = url.removeprefix("http://").split(":")

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.fleet.scale import BUSY, Arrived, LoadMeter, Rules, Seen, decide, late_share
-from cairn.fleet.simulate import span_s, speed_of
+from cairn.fleet.simulate import span_s
 from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
+from cairn.fleet.simulate_replica import speed_of
 from cairn.fleet.simulate_scale import run_scaled
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits

@@ -7,13 +7,14 @@ import pytest
 
 from cairn.cli.main import main
 from cairn.fleet.choose import POLICIES
-from cairn.fleet.simulate import Replica, Simulated, Speed, run_policy
+from cairn.fleet.simulate import Simulated, run_policy
 from cairn.fleet.simulate_prompts import (
     conversation_blocks,
     conversations,
     fitting,
     prompts_of,
 )
+from cairn.fleet.simulate_replica import Replica, Speed
 from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits
 
@@ -81,6 +82,23 @@ def test_the_verb_prints_json_and_names_mistakes(capsys):
     assert "before a server" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--policy all,llmd", "all, or names with commas"),
+        ("--servers 1025", "1 to 1,024"),
+        ("--scale 2-1", "LEAST-MOST"),
+        ("--scale 0-1025", "no more than 1,024"),
+        ("--scale 0-2 --policy llmd", "chosen by `seconds`"),
+        ("--scale 0-2 --load 1e-9", "a larger --load"),
+        ("--scale 0-2 --start-s inf", "expected a number >= 0 and <= 86400"),
+    ],
+)
+def test_what_could_never_end_or_would_be_ignored_is_refused(capsys, options, said):
+    assert main(["simulate", "fleet", "--requests", "5", *options.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_part_of_a_trace_is_what_a_file_with_that_part_alone_is(tmp_path, capsys):
     lines = [
         json.dumps({"timestamp": 500 * at, "input_length": 512 * (1 + at % 3), "output_length": 9})
@@ -96,6 +114,9 @@ def test_a_part_of_a_trace_is_what_a_file_with_that_part_alone_is(tmp_path, caps
         return json.loads(capsys.readouterr().out)["outcomes"]
 
     assert shown(whole, "--skip", 12, "--requests", 8) == shown(part)
+    (recorded,) = shown(whole, "--load", "recorded")
+    assert 9.5 < recorded["seconds"] < 10.5  # as long as the trace
+    assert shown(whole, "--load", recorded["load"]) == [recorded]
     assert main([*words, str(whole), "--skip", "20"]) == 2
     assert "no request after --skip 20" in capsys.readouterr().err
     assert main(["simulate", "fleet", "--skip", "1"]) == 2

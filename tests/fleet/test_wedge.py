@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_router import ask, fleet
 
+from cairn.fleet.exchange import Exchange
 from cairn.fleet.failing_servers import leave_wedged
-from cairn.fleet.relay import Exchange
 from cairn.fleet.request_head import request_head
 from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import LOST, MOST_FAILURES, REST_S, Worker, candidates
 from cairn.serve.pulse import Hello, Load
-from cairn.serve.text_keys import Asked
+from cairn.serve.text_keys import RequestFields
 
 
 def test_streams_of_a_wedged_server_go_on_elsewhere_and_it_rests():
@@ -54,7 +54,7 @@ def test_no_more_requests_leave_than_others_have_room_for():
         leave_wedged(router, now + 1000.0)
         assert (first.lost, first.decoding, second.waiting) == (room, held - room, room)
         assert first.rests_until_s == now + 1900.0  # not the short rest for requests that were lost
-        assert (second.lost, len(router.held)) == (0, 0)
+        assert (second.lost, len(router.waiting)) == (0, 0)
         servers[0].wedged_after = servers[1].wedged_after = None
         for at, answer in enumerate(asked):
             assert (await answer)[:2] == (200, text_of(f"p{at}", 8))
@@ -65,20 +65,20 @@ def test_no_more_requests_leave_than_others_have_room_for():
 def test_who_should_be_getting_tokens():
     """Not before the first one of a server whose speed is not known, and not where the client does not read."""
     head = request_head(b"POST", b"/v1/completions", b"")
-    request, asked = HttpRequest(head, b"", None), Asked()
-    router = SimpleNamespace(held=SimpleNamespace(models={}))
+    request, asked = HttpRequest(head, b"", None), RequestFields()
+    router = SimpleNamespace(waiting=SimpleNamespace(models={}))
     exchange = Exchange(router, SimpleNamespace(), request, b"id", None, None, None, asked)
     worker = Worker(0, "http://x:1")
-    exchange.sent_to(worker, 10)
+    exchange.assign(worker, 10)
     assert not exchange.expects_tokens
     exchange.streams = True
     assert not exchange.expects_tokens
     worker.told(Load(token_s=1e-3))
     assert exchange.expects_tokens
     worker.told(Load())
-    exchange._note_first()
+    exchange._note_first_token()
     assert exchange.expects_tokens
-    exchange.slow(True)
+    exchange.pause(True)
     assert not exchange.expects_tokens
 
 

@@ -206,7 +206,7 @@ def test_chunks_are_the_same_however_they_are_written_and_cut(chunks, cuts, by_c
     """Those that come whole are read without llhttp, which goes on where it was."""
     pool = Pool(WriteQueue())
     upstream, heard = Upstream(Worker(0, "http://x:1"), pool), Heard()
-    upstream.reader = heard
+    upstream.handler = heard
     pieces = [form % len(body) + body + b"\r\n" for form, body in chunks]
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     data = [head, *pieces, b"0\r\n\r\n"]
@@ -249,7 +249,7 @@ def test_nobody_gets_what_a_server_sends_behind_an_answer(answer, behind, togeth
     pool = Pool(WriteQueue())
     upstream, heard = Upstream(Worker(0, "http://x:1"), pool), Heard()
     upstream.connection_made(Open())
-    upstream.reader = heard
+    upstream.handler = heard
     for data in [answer + behind] if together else [answer, behind]:
         if data:
             upstream.data_received(data)
@@ -263,7 +263,7 @@ def test_an_interim_answer_is_followed_by_the_answer(cut):
     pool = Pool(WriteQueue())
     upstream, heard = Upstream(Worker(0, "http://x:1"), pool), Heard()
     upstream.connection_made(Open())
-    upstream.reader = heard
+    upstream.handler = heard
     data = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + ONE
     for part in (data[:cut], data[cut:]):
         if part:

@@ -85,11 +85,16 @@ def test_labs_after_a_failure_still_run(labs, capsys):
 
 
 def test_an_unmet_need_is_said_and_leaves_with_3(labs, capsys):
-    status, out, err = status_and_output(capsys, "run", "fine", "distant")
+    status, out, err = status_and_output(capsys, "run", "distant")
     assert status == 3
     assert out == ""
     assert "lab 'distant' cannot run here: needs gpu: this machine has no GPU; needs root" in err
     assert record.read().entries == []
+    status, out, err = status_and_output(capsys, "run", "distant", "fine")
+    assert status == 3
+    assert "distant" in out
+    assert "needs gpu" in out
+    assert [entry.lab for entry in record.read().entries] == ["fine"]
 
 
 @pytest.mark.parametrize(

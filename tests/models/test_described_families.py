@@ -30,15 +30,28 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
 
 SIZES = dict(
-    vocab_size=99, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=160, bos_token_id=1,
-    eos_token_id=2, pad_token_id=None,
-)  # fmt: skip
+    vocab_size=99,
+    hidden_size=32,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=160,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=None,
+)
 EXPERTS = dict(
-    n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, n_shared_experts=2,
-    n_group=4, topk_group=2, routed_scaling_factor=1.5, norm_topk_prob=True,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=12,
+    n_shared_experts=2,
+    n_group=4,
+    topk_group=2,
+    routed_scaling_factor=1.5,
+    norm_topk_prob=True,
     first_k_dense_replace=1,
-)  # fmt: skip
+)
 LONG = dict(
     rope_type="longrope",
     short_factor=[1.0, 1.5, 2.0],

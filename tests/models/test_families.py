@@ -25,10 +25,16 @@ from cairn.models.spec import Experts, ModelSpec, Rope
 
 # What a config has to say; the rest has a default.
 SIZES = dict(
-    vocab_size=99, hidden_size=32, intermediate_size=24, num_hidden_layers=8,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, bos_token_id=5,
+    vocab_size=99,
+    hidden_size=32,
+    intermediate_size=24,
+    num_hidden_layers=8,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    bos_token_id=5,
     eos_token_id=6,
-)  # fmt: skip
+)
 MINIMAL = {
     **{kind: SIZES for kind in FAMILIES if kind != "gpt2"},
     "qwen3_moe": SIZES | {"moe_intermediate_size": 12},
@@ -355,16 +361,24 @@ def test_a_size_of_the_wrong_type_is_named(kind, value):
         ("llama", {"eos_token_id": ["end"]}, "field 'eos_token_id' is ['end']"),
         ("llama", {"eos_token_id": True}, "field 'eos_token_id' is True"),
         ("llama", {"rms_norm_eps": math.nan}, "field 'rms_norm_eps' is nan"),
-        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 8"),
         (
             "qwen2",
-            {"use_sliding_window": True, "sliding_window": 4,
-             "layer_types": ["sliding_attention"] * 7 + ["chunked_attention"]},
+            {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries, num_hidden_layers is 8",
+        ),
+        (
+            "qwen2",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 4,
+                "layer_types": ["sliding_attention"] * 7 + ["chunked_attention"],
+            },
             "layer_types has ['chunked_attention']",
         ),
         ("gemma2", {"layer_types": ["odd_attention"] * 8}, "layer_types has ['odd_attention']"),
         ("qwen3_moe", {"mlp_only_layers": ["one"]}, "field 'mlp_only_layers' is ['one']"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "field 'decoder_sparse_step' is 0"),
+        ("qwen3_moe", {"num_experts": 0}, "field 'num_experts' is 0"),
         ("gemma2", {"query_pre_attn_scalar": -4}, "field 'query_pre_attn_scalar' is -4"),
         ("gemma3_text", {"sliding_window_pattern": -1}, "'sliding_window_pattern' is -1"),
         (
@@ -382,7 +396,7 @@ def test_a_size_of_the_wrong_type_is_named(kind, value):
         ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_would_be_computed_wrongly_is_refused(kind, fields, message):
     assert message in refusal(minimal(kind, **fields)).message
 
@@ -406,8 +420,15 @@ JSON = st.recursive(
 @given(kind=st.sampled_from(list(FAMILIES)), data=st.data())
 def test_any_config_is_a_spec_or_an_error_of_one_line(kind, data):
     """Whatever a file says, nothing but a CairnError comes out."""
-    known = sorted({*as_transformers_reads_it(minimal(kind)), "rope_scaling", "rope_theta",
-                    "rope_local_base_freq", "sliding_window_pattern"})  # fmt: skip
+    known = sorted(
+        {
+            *as_transformers_reads_it(minimal(kind)),
+            "rope_scaling",
+            "rope_theta",
+            "rope_local_base_freq",
+            "sliding_window_pattern",
+        }
+    )
     changes = data.draw(st.dictionaries(st.sampled_from(known), JSON, min_size=1, max_size=3))
     config = json.loads(json.dumps(minimal(kind, **changes)))
     try:
@@ -487,11 +508,18 @@ def expressible(draw, family: str) -> ModelSpec:
     )  # fmt: skip
     if family == "gpt2":
         return ModelSpec(
-            **fields | dict(
-                kv_heads=heads, head_dim=hidden // heads, norm="layer", qkv_bias=True,
-                out_bias=True, mlp_bias=True, gated=False, positions="learned",
+            **fields
+            | dict(
+                kv_heads=heads,
+                head_dim=hidden // heads,
+                norm="layer",
+                qkv_bias=True,
+                out_bias=True,
+                mlp_bias=True,
+                gated=False,
+                positions="learned",
             )
-        )  # fmt: skip
+        )
     kinds = (
         ["default", "linear"]
         if family == "gemma3"

@@ -58,10 +58,17 @@ def test_greedy_is_what_transformers_generates(model):
 def test_generation_stops_where_transformers_stops(model):
     tokens, _ = generate(model, max_tokens=20)
     eos = tokens[6]
-    expected = tiny_checkpoints.reference("llama").generate(
-        torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False, eos_token_id=[eos, 2],
-        pad_token_id=0,
-    )[0, len(PROMPT) :].tolist()  # fmt: skip
+    expected = (
+        tiny_checkpoints.reference("llama")
+        .generate(
+            torch.tensor([PROMPT]),
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=[eos, 2],
+            pad_token_id=0,
+        )[0, len(PROMPT) :]
+        .tolist()
+    )
     assert expected[-1] == eos
     assert generate(model, max_tokens=20, eos_ids=(2, eos)) == (expected[:-1], "stop")
 

@@ -110,8 +110,15 @@ def model_of(spec: ModelSpec, is_fused: bool = True) -> Transformer:
     return random_model(spec, Build("cpu", fused=is_fused), seed=3).requires_grad_(False)
 
 
-FEW = ["skinny product", "rope_write + attention", "skinny parts", "join_add_rmsnorm in place",
-       "skinny swiglu", "skinny parts", "join_add_rmsnorm in place"]  # fmt: skip
+FEW = [
+    "skinny product",
+    "rope_write + attention",
+    "skinny parts",
+    "join_add_rmsnorm in place",
+    "skinny swiglu",
+    "skinny parts",
+    "join_add_rmsnorm in place",
+]
 SOME = [
     "rope_write + attention",
     "add_rmsnorm in place",

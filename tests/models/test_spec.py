@@ -50,9 +50,16 @@ PUBLISHED = {
     "gpt2-xl": 1_557_611_200,
 }
 SIZES = dict(
-    family="llama", vocab=50, hidden=24, layers=2, heads=4, kv_heads=2, head_dim=8,
-    intermediate=20, context=64,
-)  # fmt: skip
+    family="llama",
+    vocab=50,
+    hidden=24,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=20,
+    context=64,
+)
 
 
 def with_changes(**changes) -> ModelSpec:
@@ -270,7 +277,13 @@ def test_a_windowed_layer_keeps_its_window():
         *[
             ({field: 0}, f"{field} is 0 in a llama model")
             for field in (
-                "vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate",
+                "vocab",
+                "hidden",
+                "layers",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "intermediate",
                 "context",
             )
         ],
@@ -287,7 +300,7 @@ def test_a_windowed_layer_keeps_its_window():
         ({"experts": Experts(count=4, per_token=0, intermediate=8)}, "0 of 4 experts per token"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_shape_that_cannot_be_built_is_refused_with_its_values(changes, message):
     with pytest.raises(ConfigError) as caught:
         with_changes(**changes)

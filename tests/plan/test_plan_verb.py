@@ -51,10 +51,11 @@ def test_train_as_json_and_as_a_page(capsys, tmp_path):
 
 def test_train_in_words(capsys):
     status, out, _ = run(
-        capsys, "train", "llama-3.1-70b", "--gpus", "16", "--batch-tokens", "1048580"
+        capsys, "train", "llama-3.1-70b", "--gpus", "16", "--batch-tokens", "1052676"
     )
     assert status == 0
-    assert "= 1,048,576 tokens a step: --batch-tokens 1048580 has 4 more" in out
+    assert "= 1,052,672 tokens a step: --batch-tokens 1052676 has 4 more" in out
+    assert "with --batch-tokens 1048576 (256 sequences) it can" in out
     assert "why the others lost" in out
     assert "memory of a rank of the first" in out
 

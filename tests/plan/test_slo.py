@@ -61,6 +61,16 @@ def test_a_tighter_promise_holds_a_lower_rate_and_an_impossible_one_is_refused(c
         choose(SERVED, Slo(0.5, 0.001), LENGTHS)
 
 
+def test_the_planner_takes_a_promise_in_the_same_words(capsys):
+    line = "plan serve qwen3-0.6b --gpus 1 --requests 20 --json".split()
+    documents = []
+    for given in (["--slo", "ttft=80ms,tpot=9ms"], ["--slo-ttft-ms", "80", "--slo-tpot-ms", "9"]):
+        main([*line, *given])
+        documents.append(capsys.readouterr().out)
+    assert documents[0] == documents[1]
+    assert main(["plan", "serve", "qwen3-0.6b", "--slo", "ttft=80ms"]) == 2
+
+
 def test_promises_are_read_and_mistakes_are_named():
     assert parse_slo("tpot=25ms, ttft=0.5s") == Slo(0.5, 0.025)
     assert parse_lengths("30000/128") == Lengths(30000, 128)
@@ -69,6 +79,7 @@ def test_promises_are_read_and_mistakes_are_named():
         "ttft=1s,tpot=1ms,ttft=2s",
         "speed=1s,tpot=1ms",
         "ttft 1s,tpot=1ms",
+        "ttft=soon,tpot=1ms",
         "",
     ):
         with pytest.raises(ConfigError, match="--slo is"):

@@ -28,23 +28,31 @@ from cairn.serve.engine.speculate.ngram import NgramDrafter
 from cairn.serve.engine.speculate.synthetic import make_synthetic_on_device, rates_of_length
 
 
-def device_engine(drafts: int = 3, **how: Any):
-    host = GrammarDrafter(NgramDrafter())
-    return tiny_engine(FAMILY, drafter=host, drafts=drafts, device_drafts=True, **how)
+class Dead(NgramDrafter):
+    def propose(self, asks):
+        raise RuntimeError("out of ideas")
+
+
+def device_engine(drafts: int = 3, host: type[NgramDrafter] = NgramDrafter, **how: Any):
+    drafter = GrammarDrafter(host())
+    return tiny_engine(FAMILY, drafter=drafter, drafts=drafts, device_drafts=True, **how)
 
 
 @pytest.mark.parametrize(
     "how",
     [
         dict(overlap=True, tight=True),
-        dict(overlap=True, chunked=True, rows=3),
+        dict(overlap=True, chunked=True, rows=3, host=Dead),
     ],
-    ids=["preempted", "chunked"],
+    ids=["preempted", "chunked, and nothing drafts on the host"],
 )
 def test_tokens_are_those_of_a_run_without_drafts(how):
     engine = device_engine(**how)
+    speculation = engine.scheduler.speculation
+    speculation._on_failure = lambda problem: None
     assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
-    counts = engine.scheduler.speculation.counts
+    assert speculation.failed is ("host" in how)
+    counts = speculation.counts
     assert 0 < counts.accepted < counts.drafted
     at_rest(engine)
 

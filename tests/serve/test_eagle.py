@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import shared_data
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_engines import VOCABULARY, at_rest, greedy, model, prompt_of, submit, tiny_engine
 
 from cairn.core.errors import ConfigError, UnsupportedModel
@@ -146,8 +146,18 @@ def test_a_head_of_another_model_is_refused(tmp_path):
         ({"head_dim": 8}, "heads of 8 columns"),
         ({"norm_output": True}, "norm_output"),
         ({"intermediate_size": 40}, "configuration says"),
+        ({"vocab_size": VOCABULARY + 1}, f"vocabulary of {VOCABULARY + 1} tokens"),
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ConfigError, match=what):
+            eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for d2t, what in (
+        (torch.full((KNOWN,), VOCABULARY - KNOWN + 1), f"guesses token {VOCABULARY}"),
+        (torch.zeros(KNOWN + 1, dtype=torch.int64), f"{KNOWN + 1} entries"),
+    ):
+        save_file(tensors | {"d2t": d2t}, folder / "model.safetensors")
         with pytest.raises(ConfigError, match=what):
             eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
 

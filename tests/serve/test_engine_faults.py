@@ -119,17 +119,29 @@ def random_request(chance: random.Random, id: int, prefixes: list[list[int]]) ->
     prompt = prompt + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 24))]
     most = chance.randrange(1, 24)
     params = SamplingParams(
-        temperature=chance.choice([0.0, 0.0, 0.7, 1.5]), top_p=chance.choice([1.0, 0.8]),
-        top_k=chance.choice([0, 1, 20]), min_p=chance.choice([0.0, 0.1]),
-        seed=chance.choice([None, 3]), max_tokens=most, min_tokens=chance.randrange(0, most + 1),
-        repetition_penalty=chance.choice([1.0, 1.0, 1.3]), presence_penalty=chance.choice([0.0, 0.0, 1.0]),
-        frequency_penalty=chance.choice([0.0, 0.0, 0.5]), logprobs=chance.choice([None, None, 0, 3]),
+        temperature=chance.choice([0.0, 0.0, 0.7, 1.5]),
+        top_p=chance.choice([1.0, 0.8]),
+        top_k=chance.choice([0, 1, 20]),
+        min_p=chance.choice([0.0, 0.1]),
+        seed=chance.choice([None, 3]),
+        max_tokens=most,
+        min_tokens=chance.randrange(0, most + 1),
+        repetition_penalty=chance.choice([1.0, 1.0, 1.3]),
+        presence_penalty=chance.choice([0.0, 0.0, 1.0]),
+        frequency_penalty=chance.choice([0.0, 0.0, 0.5]),
+        logprobs=chance.choice([None, None, 0, 3]),
         prompt_logprobs=chance.choice([None, None, None, 1]),
         logit_bias=chance.choice([None, None, {3: -5.0, 200: 1.0}]),
         stop_token_ids=[chance.randrange(VOCABULARY) for _ in range(chance.choice([0, 0, 9]))],
-    )  # fmt: skip
-    return Request(id, prompt, params, priority=chance.choice([0, 0, 0, 1, -1]),
-                   salt=chance.choice(["", "", "a"]), eos_ids=[2])  # fmt: skip
+    )
+    return Request(
+        id,
+        prompt,
+        params,
+        priority=chance.choice([0, 0, 0, 1, -1]),
+        salt=chance.choice(["", "", "a"]),
+        eos_ids=[2],
+    )
 
 
 @pytest.mark.timeout(1200)

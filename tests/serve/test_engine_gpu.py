@@ -154,8 +154,14 @@ def test_seeds_and_the_special_parameters(loaded):
     engine = engine_of(loaded, batch_invariant=True)
     [alone] = submit(engine, [mine], **ask)
     engine.run()
-    crowd = submit(engine, [prompt_of(20 + n, seed=n) for n in range(5)], temperature=0.8,
-                   presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.2)  # fmt: skip
+    crowd = submit(
+        engine,
+        [prompt_of(20 + n, seed=n) for n in range(5)],
+        temperature=0.8,
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        repetition_penalty=1.2,
+    )
     [again] = submit(engine, [mine], **ask)
     [biased] = submit(engine, [mine], logit_bias={17: 100.0}, logprobs=3)
     outputs = engine.run()
@@ -224,9 +230,15 @@ def test_windows_that_free_their_pages(name, switches):
     loaded = opened, opened.load("cuda", "bfloat16")
     length = min(opened.spec.context, 2048) - MOST
     config = EngineConfig(
-        model=name, device="cuda", max_model_len=length + MOST, max_num_seqs=8, block_size=16,
-        max_num_batched_tokens=96 if length < 500 else 768, num_gpu_blocks_override=4096, **switches,
-    )  # fmt: skip
+        model=name,
+        device="cuda",
+        max_model_len=length + MOST,
+        max_num_seqs=8,
+        block_size=16,
+        max_num_batched_tokens=96 if length < 500 else 768,
+        num_gpu_blocks_override=4096,
+        **switches,
+    )
     engine = start_with(*loaded, config).engine
     whole = [token % opened.spec.vocab for token in prompt_of(length, seed=5)]
     requests = submit(engine, [whole, whole[3:10], whole[: length // 2]])

@@ -53,9 +53,15 @@ RULES = {
     "bias": dict(logit_bias={FREE[0]: -100.0, 7: 1.5, 8: 1.4}),
     "stop": dict(stop_token_ids=[FREE[5]]),
     "stop later": dict(stop_token_ids=[FREE[2]], min_tokens=6),
-    "all": dict(repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3, min_tokens=3,
-                logit_bias={5: 2.0, FREE[1]: -3.0}, stop_token_ids=[FREE[0], FREE[3]]),
-}  # fmt: skip
+    "all": dict(
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        min_tokens=3,
+        logit_bias={5: 2.0, FREE[1]: -3.0},
+        stop_token_ids=[FREE[0], FREE[3]],
+    ),
+}
 
 
 @pytest.mark.parametrize(

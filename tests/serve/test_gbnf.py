@@ -129,19 +129,31 @@ def test_the_same_texts_are_accepted(root, x, y, texts):
 
 @pytest.mark.parametrize(
     ("text", "fine"),
-    [('{"a": [1, -2.5, "x\\n\\u00e9", {}], "b": null}', True), ("[]", False), ('{"a": 01}', False),
-     ('{"a"  : 1}', False), ('{"a": "\x1f"}', False), ('{"a":\n\t"é"}', True)],
-)  # fmt: skip
+    [
+        ('{"a": [1, -2.5, "x\\n\\u00e9", {}], "b": null}', True),
+        ("[]", False),
+        ('{"a": 01}', False),
+        ('{"a"  : 1}', False),
+        ('{"a": "\x1f"}', False),
+        ('{"a":\n\t"é"}', True),
+    ],
+)
 def test_json_as_llama_cpp_writes_it(text, fine):
     assert accepts(JSON, text) is fine
 
 
 @pytest.mark.parametrize(
     ("grammar", "text"),
-    [(r'root ::= "\u0041\x42\U0001F600\t\"\\"', 'AB😀\t"\\'), (r"root ::= [\u00e9-\u00eb/^-]+", "é/^-"),
-     (r"root ::= [^\n]* [\n]", "a/b\n"), ("root::=[a-]", "-"), ('root ::= ("a" | )\n\n  \nx ::= "b"', ""),
-     ("root ::= . .", "\né"), ('root ::= [a-z]* "x"', "axbx")],
-)  # fmt: skip
+    [
+        (r'root ::= "\u0041\x42\U0001F600\t\"\\"', 'AB😀\t"\\'),
+        (r"root ::= [\u00e9-\u00eb/^-]+", "é/^-"),
+        (r"root ::= [^\n]* [\n]", "a/b\n"),
+        ("root::=[a-]", "-"),
+        ('root ::= ("a" | )\n\n  \nx ::= "b"', ""),
+        ("root ::= . .", "\né"),
+        ('root ::= [a-z]* "x"', "axbx"),
+    ],
+)
 def test_escapes_classes_and_space(grammar, text):
     assert accepts(grammar, text)
     assert not accepts(grammar, f"{text}ñ")

@@ -65,11 +65,17 @@ def fits_schema(text: str) -> bool:
 
 
 GUIDES = {
-    "schema": ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, fits_schema),
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        fits_schema,
+    ),
     "regex": ({"guided_regex": REGEX}, lambda text: re.fullmatch(REGEX, text)),
     "choice": ({"structured_outputs": {"choice": CHOICES}}, lambda text: text in CHOICES),
-    "lark": ({"guided_grammar": LARK}, lambda text: re.fullmatch(rf"\({ITEM}(,{ITEM}){{0,3}}\)", text)),
-}  # fmt: skip
+    "lark": (
+        {"guided_grammar": LARK},
+        lambda text: re.fullmatch(rf"\({ITEM}(,{ITEM}){{0,3}}\)", text),
+    ),
+}
 
 
 @functools.cache
@@ -103,10 +109,16 @@ def net():
 
 def new_engine(*, overlap=False, tight=False, **drafts):
     config = EngineConfig(
-        model="tiny", device="cpu", dtype="float32", block_size=16, max_num_seqs=16, plain=True,
-        max_num_batched_tokens=24 if tight else 512, num_gpu_blocks_override=16 if tight else 400,
+        model="tiny",
+        device="cpu",
+        dtype="float32",
+        block_size=16,
+        max_num_seqs=16,
+        plain=True,
+        max_num_batched_tokens=24 if tight else 512,
+        num_gpu_blocks_override=16 if tight else 400,
         **drafts,
-    )  # fmt: skip
+    )
     model = net()
     engine = start_with(
         OpenModel("tiny", model.spec, None, (), None), Runnable("tiny", model, "a test"), config

@@ -95,8 +95,15 @@ def test_a_shape_holds_its_step_and_has_room(step, shared):
 
 @given(st.integers(1, 2000))
 def test_sizes_rise_to_the_limit(most):
-    limits = Limits(rows=1, step_tokens=2 * most, context=64, pages=9, page_size=16, vocabulary=9,
-                    mixed_step_tokens=most)  # fmt: skip
+    limits = Limits(
+        rows=1,
+        step_tokens=2 * most,
+        context=64,
+        pages=9,
+        page_size=16,
+        vocabulary=9,
+        mixed_step_tokens=most,
+    )
     for sizes in (
         decode_sizes(most),
         cascade_sizes(most),
@@ -124,8 +131,15 @@ def test_many_requests_may_begin_with_the_same_pages():
 @given(st.integers(1, 300), st.integers(1, 9), st.data())
 def test_rows_with_drafts_fit_a_graph_of_uniform_rows(rows, drafts, data):
     """Whatever number of drafts each row has; a step without any is the ordinary decode step."""
-    limits = Limits(rows=rows, step_tokens=8192, context=512, pages=5000, page_size=16, vocabulary=9,
-                    drafts=drafts)  # fmt: skip
+    limits = Limits(
+        rows=rows,
+        step_tokens=8192,
+        context=512,
+        pages=5000,
+        page_size=16,
+        vocabulary=9,
+        drafts=drafts,
+    )
     counts = data.draw(st.lists(st.integers(0, drafts), min_size=1, max_size=min(rows, 20)))
     request = Request(0, [1], SamplingParams())
     chunks = [Chunk(request, 40, 1 + n, 3, (), 1 + n, [0] * n) for n in counts]
@@ -144,8 +158,14 @@ def test_rows_with_drafts_fit_a_graph_of_uniform_rows(rows, drafts, data):
 
 @given(st.integers(1, 300), st.integers(9, 40000), st.integers(64, 9000))
 def test_large_steps_of_a_dry_run_have_room(rows, budget, context):
-    limits = Limits(rows=min(rows, budget), step_tokens=budget, context=context, pages=500, page_size=16,
-                    vocabulary=9)  # fmt: skip
+    limits = Limits(
+        rows=min(rows, budget),
+        step_tokens=budget,
+        context=context,
+        pages=500,
+        page_size=16,
+        vocabulary=9,
+    )
     for shape in large_shapes(limits):
         layout = shape.layout
         assert mixed_sizes(limits)[-1] - 5 <= layout.tokens <= budget

@@ -38,8 +38,14 @@ def step(
     bounds = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
     one_each = max(counts) == 1
     positions = torch.cat(places).int()
-    return positions, Paged(pool, slots.int()[None], positions, torch.tensor(lengths, dtype=torch.int32), tables[None],
-                            None if one_each else bounds)  # fmt: skip
+    return positions, Paged(
+        pool,
+        slots.int()[None],
+        positions,
+        torch.tensor(lengths, dtype=torch.int32),
+        tables[None],
+        None if one_each else bounds,
+    )
 
 
 @pytest.mark.parametrize("family", tiny_checkpoints.FAMILY_NAMES)

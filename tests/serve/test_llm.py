@@ -44,11 +44,18 @@ def folder(tmp_path_factory):
     torch.manual_seed(3)
     backend = tiny_tokenizers.byte_level()
     config = transformers.LlamaConfig(
-        vocab_size=backend.get_vocab_size(), hidden_size=32, intermediate_size=48,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=CONTEXT, bos_token_id=1, eos_token_id=0, pad_token_id=None,
+        vocab_size=backend.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=1,
+        eos_token_id=0,
+        pad_token_id=None,
         initializer_range=0.4,
-    )  # fmt: skip
+    )
     path = tmp_path_factory.mktemp("models") / "tiny"
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     return tiny_tokenizers.save(
@@ -108,8 +115,14 @@ def test_greedy_answers_are_those_of_the_plain_generator(llm, folder):
 
 def test_a_prompt_has_many_forms(llm):
     ids = llm.tokenizer.encode(PROMPTS[0])
-    forms = [PROMPTS[0], ids, tuple(ids), {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids},
-             {"prompt": "a title", "prompt_token_ids": ids, "cache_salt": "a"}]  # fmt: skip
+    forms = [
+        PROMPTS[0],
+        ids,
+        tuple(ids),
+        {"prompt": PROMPTS[0]},
+        {"prompt_token_ids": ids},
+        {"prompt": "a title", "prompt_token_ids": ids, "cache_salt": "a"},
+    ]
     together = llm.generate(forms, GREEDY)
     alone = [llm.generate(form, GREEDY)[0] for form in forms]
     answers = {tuple(output.outputs[0].token_ids) for output in together + alone}
@@ -204,14 +217,14 @@ def test_logprobs_of_answers_and_prompts(llm, folder):
 
 
 def test_a_bar_where_a_person_watches(capsys, monkeypatch):
-    with answer_bar(2, 10, wanted=True) as show:
+    with answer_bar(2, 10, visible=True) as show:
         show(1, 5, 9)
     assert capsys.readouterr() == ("", "")  # no terminal
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with answer_bar(2, 10, wanted=False) as show:
+    with answer_bar(2, 10, visible=False) as show:
         show(1, 5, 9)
     assert capsys.readouterr().err == ""
-    with answer_bar(2, 10, wanted=True) as show:
+    with answer_bar(2, 10, visible=True) as show:
         show(1, 5, 9)
     drawn = capsys.readouterr().err
     assert "1/2 answers" in drawn

@@ -15,7 +15,8 @@ from cairn.models.cache import CacheGroup
 from cairn.models.transformer import PlainResidual, PlainStep, Transformer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pieces import ArenaRows, Piece
-from cairn.serve.engine.request import Limits, Request, check_request
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.spans import reaches_of, whole_end

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import RequestError
-from cairn.serve.engine.request import Limits, Request, check_request
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import INSTEAD, SamplingParams
 
 LIMITS = Limits(rows=4, step_tokens=64, context=100, pages=11, page_size=8, vocabulary=1000)
@@ -138,8 +139,14 @@ def test_what_cannot_be_served_is_refused_with_numbers(prompt, params, numbers):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"priority": "high"}, {"priority": 0.5}, {"priority": -(2**63)}, {"salt": b"x"}, {"salt": "\ud800"}],
-)  # fmt: skip
+    [
+        {"priority": "high"},
+        {"priority": 0.5},
+        {"priority": -(2**63)},
+        {"salt": b"x"},
+        {"salt": "\ud800"},
+    ],
+)
 def test_a_place_in_line_is_a_number_and_a_salt_is_text(fields):
     with pytest.raises(RequestError, match=r"priority is|salt (is|has)"):
         check_request(Request(1, [1], SamplingParams(), **fields), LIMITS)

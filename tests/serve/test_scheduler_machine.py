@@ -295,9 +295,15 @@ def test_turns_of_conversations_find_what_the_turn_before_has_computed(groups) -
     for kinds in ((FULL,), groups):
         rng = random.Random(1)
         limits = Limits(
-            rows=4, step_tokens=16, context=200, pages=1000, page_size=2, vocabulary=VOCABULARY, groups=kinds,
+            rows=4,
+            step_tokens=16,
+            context=200,
+            pages=1000,
+            page_size=2,
+            vocabulary=VOCABULARY,
+            groups=kinds,
             states=200 if STATE in kinds else 0,
-        )  # fmt: skip
+        )
         engine = CheckedScheduler(limits)
         params = SamplingParams(max_tokens=5, ignore_eos=True)
         talks = [[7, 7, 3, 1, EOS] for _ in range(8)]

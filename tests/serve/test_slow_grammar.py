@@ -43,10 +43,17 @@ def tiny_folder(path):
     torch.manual_seed(3)
     backend = tiny_tokenizers.byte_level()
     config = transformers.LlamaConfig(
-        vocab_size=backend.get_vocab_size(), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1200, eos_token_id=0,
-        bos_token_id=1, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=backend.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1200,
+        eos_token_id=0,
+        bos_token_id=1,
+        pad_token_id=None,
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     return tiny_tokenizers.save(path, backend, eos_token="<|end|>", bos_token="<|begin|>")
 

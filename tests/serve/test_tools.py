@@ -74,10 +74,16 @@ def test_a_whole_answer_and_the_same_by_characters(format, text, content, calls)
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["</tool_call>", '"}]', "\\"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from(["</tool_call>", '"}]', "\\"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 arguments = st.dictionaries(st.text(max_size=5), values, max_size=4)
 indents = st.sampled_from([None, 2])
 

@@ -48,8 +48,15 @@ def other(tmp_path_factory) -> Path:
 def fresh(**how) -> Engine:
     """On a model of its own: others must not see its weights change."""
     net = open_checkpoint(tiny_checkpoints.folder(FAMILY)).load("cpu", torch.float32)
-    config = EngineConfig(model=FAMILY, device="cpu", dtype="float32", block_size=16, max_num_seqs=8,
-                          num_gpu_blocks_override=64, **how)  # fmt: skip
+    config = EngineConfig(
+        model=FAMILY,
+        device="cpu",
+        dtype="float32",
+        block_size=16,
+        max_num_seqs=8,
+        num_gpu_blocks_override=64,
+        **how,
+    )
     opened = OpenModel(FAMILY, net.spec, None, (), None)
     return start_with(opened, Runnable(FAMILY, net, "a test"), config).engine
 

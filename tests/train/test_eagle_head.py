@@ -28,9 +28,16 @@ from cairn.train.eagle_head import (
 
 def small() -> tuple[Transformer, eagle.EagleHead]:
     spec = msgspec.structs.replace(
-        preset("tiny"), vocab=40, hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8,
-        intermediate=48, context=64,
-    )  # fmt: skip
+        preset("tiny"),
+        vocab=40,
+        hidden=32,
+        layers=3,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        intermediate=48,
+        context=64,
+    )
     model = random_model(spec, Build("cpu")).requires_grad_(False)
     head = eagle.random_head(spec, Build("cpu"))
     return model, head

@@ -14,8 +14,15 @@ from cairn.models.spec import Experts, ModelSpec
 from cairn.train.expert_products import has_own_backward, trained_experts
 
 SIZES = dict(
-    family="qwen3_moe", vocab=16, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=32, context=64
-)  # fmt: skip
+    family="qwen3_moe",
+    vocab=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    intermediate=32,
+    context=64,
+)
 
 
 def layer_of(shared: int, hidden: int = 24, empty: int | None = None) -> ExpertLayer:

@@ -13,8 +13,9 @@ from cairn.train.checkpoint.export import export_newest
 from cairn.train.checkpoint.folder import folder_of
 from cairn.train.checkpoint.load import read_about
 from cairn.train.config import Checkpoint, Optim, Schedule
+from cairn.train.describe import shape_of
 from cairn.train.metrics_log import read_log
-from cairn.train.prepare import prepare, shape_of
+from cairn.train.prepare import prepare
 
 FROZEN = ["embedding.*", "layers.0.*"]
 

@@ -78,10 +78,16 @@ def test_the_recipes_fit_where_they_say(name, limit):
 def test_recomputing_needs_less():
     spec = preset("qwen3-0.6b")
     totals = [
-        predict(spec, recipe(precision=Precision(kind="bfloat16", recompute=kind),
-                             data=Data(sequence=4096, sequences=8, microbatch=8)), True).total()
+        predict(
+            spec,
+            recipe(
+                precision=Precision(kind="bfloat16", recompute=kind),
+                data=Data(sequence=4096, sequences=8, microbatch=8),
+            ),
+            True,
+        ).total()
         for kind in ("none", "selective", "full")
-    ]  # fmt: skip
+    ]
     assert totals == sorted(totals, reverse=True)
 
 

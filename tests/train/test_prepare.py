@@ -19,9 +19,9 @@ from cairn.train.config import Data, Distill, Log, Model, Optim, Train
 from cairn.train.data.store_writer import StoreWriter
 from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.tokenizer_trainer import byte_tokenizer, save_tokenizer
+from cairn.train.describe import describe, shape_of, spec_of
 from cairn.train.only_here import only_here
 from cairn.train.parallel.layout import Balance, Layout
-from cairn.train.prepare import describe, shape_of, spec_of
 from cairn.train.refuse import check_balance, check_folder, check_goes_on, check_memory
 from cairn.train.run import run
 from cairn.train.step import train_step

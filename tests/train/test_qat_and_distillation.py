@@ -16,9 +16,9 @@ from cairn.models.quantized.rounding import Grid, fake_quantized
 from cairn.models.weights import random_model
 from cairn.train.config import Checkpoint, Data, Distill, Precision, Qat
 from cairn.train.data.batch import IGNORED, make_batch
+from cairn.train.describe import shape_of
 from cairn.train.distill import IDS, LOGP, Distillation, Teacher, top_divergence
 from cairn.train.parallel.layout import Layout
-from cairn.train.prepare import shape_of
 from cairn.train.products import product
 from cairn.train.qat import FakeQuantized
 from cairn.train.run import run

@@ -20,9 +20,15 @@ DATA = Data(sources=["random"], sequence=32, sequences=4, microbatch=2)
 def config(folder, steps, layout=Layout(), zero=0):  # noqa: B008
     model = msgspec.structs.replace(TINY, kv_heads=2)
     return recipe(
-        folder, steps=steps, parallel=layout, data=DATA, schedule=Schedule(kind="constant"),
-        model=model, checkpoint=Checkpoint(every=2, export=False), strategy=Strategy(zero=zero),
-    )  # fmt: skip
+        folder,
+        steps=steps,
+        parallel=layout,
+        data=DATA,
+        schedule=Schedule(kind="constant"),
+        model=model,
+        checkpoint=Checkpoint(every=2, export=False),
+        strategy=Strategy(zero=zero),
+    )
 
 
 def run_on(layout, folder, steps, kill=None, zero=0):

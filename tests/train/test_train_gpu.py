@@ -74,8 +74,14 @@ def calm(store, precision):
         microbatch=SEQUENCES,
         document_mask=False,
     )
-    config = ready(store.parent, precision=precision, data=data, steps=STEPS, optim=Optim(lr=3e-4),
-                   schedule=Schedule(kind="cosine", warmup=50))  # fmt: skip
+    config = ready(
+        store.parent,
+        precision=precision,
+        data=data,
+        steps=STEPS,
+        optim=Optim(lr=3e-4),
+        schedule=Schedule(kind="cosine", warmup=50),
+    )
     prepared = prepare(config)
 
     def batches(step):
@@ -261,8 +267,12 @@ def test_offloaded_activations_come_back_as_they_were(tmp_path, monkeypatch, rec
     monkeypatch.setattr(offload, "SMALL", 0)
 
     def curve_of(moved):
-        precision = Precision(kind="bfloat16", recompute=recompute, offload_activations=moved > 0,
-                              offload_layers=moved)  # fmt: skip
+        precision = Precision(
+            kind="bfloat16",
+            recompute=recompute,
+            offload_activations=moved > 0,
+            offload_layers=moved,
+        )
         return curve(tmp_path / str(moved), precision, 5)
 
     assert curve_of(2) == curve_of(4) == curve_of(0)

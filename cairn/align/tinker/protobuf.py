@@ -12,60 +12,60 @@ Fields = dict[int, list[int | bytes]]
 
 
 def read_fields(data: bytes) -> Fields:
-    found: Fields = {}
+    message: Fields = {}
     try:
         for number, value in fields(data):
-            found.setdefault(number, []).append(value)
+            message.setdefault(number, []).append(value)
     except WireError as problem:
         raise RequestError(f"the protobuf message cannot be read: {problem}") from None
-    return found
+    return message
 
 
-def all_bytes(found: Fields, number: int) -> list[bytes]:
+def all_bytes(message: Fields, number: int) -> list[bytes]:
     """Every value of a field of strings, bytes or messages."""
-    values = found.get(number, [])
+    values = message.get(number, [])
     kept = [value for value in values if isinstance(value, bytes)]
     if len(kept) < len(values):
         raise RequestError(f"field {number} of a protobuf message is a number")
     return kept
 
 
-def last_bytes(found: Fields, number: int) -> bytes:
+def last_bytes(message: Fields, number: int) -> bytes:
     """Of a field that may occur once; empty where it is absent."""
-    return (all_bytes(found, number) or [b""])[-1]
+    return (all_bytes(message, number) or [b""])[-1]
 
 
-def text(found: Fields, number: int) -> str:
+def text(message: Fields, number: int) -> str:
     try:
-        return last_bytes(found, number).decode()
+        return last_bytes(message, number).decode()
     except UnicodeDecodeError:
         raise RequestError(f"field {number} of a protobuf message is no text") from None
 
 
-def number_of(found: Fields, number: int) -> int:
+def number_of(message: Fields, number: int) -> int:
     """Of a field of integers, truth values or an enum; 0 where it is absent."""
-    value = found.get(number, [0])[-1]
+    value = message.get(number, [0])[-1]
     if isinstance(value, bytes):
         raise RequestError(f"field {number} of a protobuf message is no integer")
     return value
 
 
-def double_of(found: Fields, number: int) -> float:
-    raw = last_bytes(found, number)
+def double_of(message: Fields, number: int) -> float:
+    raw = last_bytes(message, number)
     if len(raw) not in (0, 8):
         raise RequestError(f"field {number} of a protobuf message is no double")
     return struct.unpack("<d", raw)[0] if raw else 0.0
 
 
-def integers(found: Fields, number: int) -> list[int]:
+def integers(message: Fields, number: int) -> list[int]:
     """A repeated field of integers, packed or not; small and positive ones, such as the sizes of a tensor."""
-    made: list[int] = []
+    values: list[int] = []
     try:
-        for value in found.get(number, []):
-            made.extend([value] if isinstance(value, int) else varints(value))
+        for value in message.get(number, []):
+            values.extend([value] if isinstance(value, int) else varints(value))
     except WireError as problem:
         raise RequestError(f"field {number} of a protobuf message: {problem}") from None
-    return made
+    return values
 
 
 def write_entry(number: int, key: str, value: bytes) -> bytes:

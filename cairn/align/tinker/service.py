@@ -61,7 +61,7 @@ class Future:
 class Waiting(NamedTuple):
     future: Future
     weights: Weights
-    asked: Sample
+    request: Sample
 
 
 class Order:
@@ -126,13 +126,13 @@ class Service:
         with self._changed:
             self._orders.pop(model, None)
 
-    def sample(self, id: str, weights: Weights, asked: Sample) -> Future:
-        check_sample(self.base, asked)
+    def sample(self, id: str, weights: Weights, request: Sample) -> Future:
+        check_sample(self.base, request)
         with self._changed:
             if id in self.futures:
                 return self.futures[id]
             future = self._new(id)
-            self._samples.append(Waiting(future, weights, asked))
+            self._samples.append(Waiting(future, weights, request))
             self._changed.notify()
         return future
 
@@ -177,17 +177,17 @@ class Service:
             one.future.settle(answer)
 
     def _sampled(self, batch: list[Waiting]) -> "list[Answer | Failure]":
-        asked, stops = [], []
+        prompts, stops = [], []
         for one in batch:
-            params, texts = sampling_of(one.asked)
-            prompt = one.asked.prompt.tokens()
-            for at in range(one.asked.num_samples):
-                asked.append((prompt, _numbered(params, at)))
+            params, texts = sampling_of(one.request)
+            prompt = one.request.prompt.tokens()
+            for at in range(one.request.num_samples):
+                prompts.append((prompt, _numbered(params, at)))
                 stops.append(texts)
-        found = iter(self.base.sample(batch[0].weights, asked, stops))
+        samples = iter(self.base.sample(batch[0].weights, prompts, stops))
         return [
             write_samples(
-                samples_of(one.asked, [next(found) for _ in range(one.asked.num_samples)])
+                samples_of(one.request, [next(samples) for _ in range(one.request.num_samples)])
             )
             for one in batch
         ]
@@ -207,14 +207,14 @@ def failure(problem: Exception) -> Failure:
     return Failure(f"{type(problem).__name__}: {problem}", "server")
 
 
-def check_sample(base: SharedBase, asked: Sample) -> None:
+def check_sample(base: SharedBase, request: Sample) -> None:
     """Refuses at once what could not be answered."""
-    prompt = asked.prompt.tokens()
-    if asked.target_prompt_logprobs is not None or asked.prompt_alt_tokens_k:
+    prompt = request.prompt.tokens()
+    if request.target_prompt_logprobs is not None or request.prompt_alt_tokens_k:
         raise RequestError("target_prompt_logprobs and prompt_alt_tokens_k are not offered here")
-    if not 1 <= asked.num_samples <= MOST_SEQUENCES:
+    if not 1 <= request.num_samples <= MOST_SEQUENCES:
         raise RequestError(
-            f"num_samples is {asked.num_samples}", hint=f"ask for 1 to {MOST_SEQUENCES}"
+            f"num_samples is {request.num_samples}", hint=f"ask for 1 to {MOST_SEQUENCES}"
         )
     if not 0 < len(prompt) < base.length:
         raise RequestError(f"a prompt of {len(prompt)} tokens; 1 to {base.length - 1} are possible")
@@ -222,32 +222,32 @@ def check_sample(base: SharedBase, asked: Sample) -> None:
         raise RequestError(
             f"token ids from {min(prompt)} to {max(prompt)}, the model has {base.spec.vocab}"
         )
-    most = asked.sampling_params.max_tokens
+    most = request.sampling_params.max_tokens
     if most is not None and len(prompt) + most > base.length:
         raise RequestError(
             f"{len(prompt)} tokens of prompt and {most} new ones are more than {base.length}",
             hint="ask for fewer, or start the server with a larger --max-model-len",
         )
-    params, _ = sampling_of(asked)
+    params, _ = sampling_of(request)
     unknown = [one for one in params.stop_token_ids if not 0 <= one < base.spec.vocab]
     if unknown:
         raise RequestError(f"stop has the token {unknown[0]}, the model has {base.spec.vocab}")
 
 
-def sampling_of(asked: Sample) -> tuple[SamplingParams, list[str]]:
+def sampling_of(request: Sample) -> tuple[SamplingParams, list[str]]:
     """As the engine wants it, and the texts to stop at."""
-    given = asked.sampling_params
-    stop = [given.stop] if isinstance(given.stop, str) else given.stop
-    prompt = asked.topk_prompt_logprobs if asked.prompt_logprobs else None
+    settings = request.sampling_params
+    stop = [settings.stop] if isinstance(settings.stop, str) else settings.stop
+    prompt = request.topk_prompt_logprobs if request.prompt_logprobs else None
     params = SamplingParams(
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        seed=given.seed,
-        max_tokens=given.max_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        seed=settings.seed,
+        max_tokens=settings.max_tokens,
         ignore_eos=stop == [],
         stop_token_ids=[one for one in stop or () if isinstance(one, int)],
-        logprobs=asked.topk_sample_logprobs,
+        logprobs=request.topk_sample_logprobs,
         prompt_logprobs=prompt,
     )
     return params, [one for one in stop or () if isinstance(one, str)]
@@ -260,19 +260,19 @@ def _numbered(params: SamplingParams, at: int) -> SamplingParams:
     return msgspec.structs.replace(params, seed=(params.seed + at) % (1 << 63))
 
 
-def samples_of(asked: Sample, found: list[Sampled]) -> Samples:
+def samples_of(request: Sample, samples: list[Sampled]) -> Samples:
     sequences = [
         SampledTokens(
-            one.tokens, one.logp, one.stopped, one.top if asked.topk_sample_logprobs else []
+            one.tokens, one.logp, one.stopped, one.top if request.topk_sample_logprobs else []
         )
-        for one in found
+        for one in samples
     ]
-    first = found[0].prompt_logprobs
+    first = samples[0].prompt_logprobs
     if first is None:
-        return Samples(sequences, cached=found[0].cached)
+        return Samples(sequences, cached=samples[0].cached)
     values: list[float | None] = [None, *[one.logprob for one in first]]
-    if asked.prompt_logprobs_last_n:
-        kept = asked.prompt_logprobs_last_n
-        values = [None] * (len(values) - kept) + values[-kept:]
-    top = [[], *[one.top for one in first]] if asked.topk_prompt_logprobs else None
-    return Samples(sequences, values, top, found[0].cached)
+    if request.prompt_logprobs_last_n:
+        last = request.prompt_logprobs_last_n
+        values = [None] * (len(values) - last) + values[-last:]
+    top = [[], *[one.top for one in first]] if request.topk_prompt_logprobs else None
+    return Samples(sequences, values, top, samples[0].cached)

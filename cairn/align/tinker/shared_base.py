@@ -11,7 +11,6 @@ same (32 / largest rank), so that a learning rate does not depend on the rank. N
 
 import itertools
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,37 +18,39 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from cairn.align.policy import Policy, Sampled
-from cairn.align.rollout import PADDED
 from cairn.align.tinker.losses import AT, TinkerRule
-from cairn.align.tinker.wire import AdamParams, Datum, LoraConfig, Pass, Passed
-from cairn.core.errors import ConfigError, DataError, RequestError
-from cairn.models.adapter.folder import PREFIX, adapter_slots, peft_name, read_tensors
-from cairn.models.adapter.folder import write_adapter as write_folder
+from cairn.align.tinker.pass_batches import documents_of, microbatches
+from cairn.align.tinker.saved_runs import (
+    About,
+    Tensors,
+    about_of,
+    has_optimizer,
+    load_optimizer,
+    read_values,
+    save_run,
+)
+from cairn.align.tinker.wire import AdamParams, LoraConfig, Pass, Passed
+from cairn.core.errors import ConfigError, RequestError
 from cairn.models.adapter.lora import LoRA
 from cairn.models.checkpoint import check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
-from cairn.models.safetensors_file import write_tensors
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.train.config import Adapter, Checkpoint, Data, Model, Optim, Train
 from cairn.train.corpus import Corpus
-from cairn.train.data.batch import Batch, Document, pack
+from cairn.train.data.batch import Batch
 from cairn.train.data.tokenizer_identity import id_limit
 from cairn.train.data.tokenizer_trainer import save_tokenizer
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import Objective
 from cairn.train.optim.adamw import AdamW
-from cairn.train.prepare import adapter_of, assemble
+from cairn.train.prepare import assemble
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.step import clip_factor
+from cairn.train.trainable import adapter_of
 
 ALPHA = 32.0
-PASS_TOKENS = 4096  # of a microbatch, unless one sequence is longer
-ABOUT, OPTIMIZER = "tinker.json", "optimizer.safetensors"
-Tensors = dict[str, Tensor]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,14 +62,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_rank: int = 32
     max_model_len: int = 2048
     max_num_seqs: int = 32
-
-
-class About(msgspec.Struct, frozen=True):
-    """Beside the tensors of saved weights."""
-
-    base_model: str
-    lora: LoraConfig
-    steps: int
 
 
 class Weights(NamedTuple):
@@ -143,27 +136,27 @@ class SharedBase:
         chance = torch.Generator().manual_seed(lora.seed if lora.seed is not None else 0)
         if lora.seed is None:
             chance.seed()
-        made = {name: torch.zeros_like(p) for name, p in self._now().items()}
+        values = {name: torch.zeros_like(p) for name, p in self._now().items()}
         for name, module in self._adapters().items():
-            a_RK = made[f"{name}.a_RK"]
+            a_RK = values[f"{name}.a_RK"]
             start, bound = 0, 1 / math.sqrt(a_RK.shape[1])
             for part in module.parts:
                 rows = (min(lora.rank, part.rank), a_RK.shape[1])
                 drawn = torch.empty(rows).uniform_(-bound, bound, generator=chance)
                 a_RK[start : start + len(drawn)] = drawn.to(a_RK)
                 start += part.rank
-        return made
+        return values
 
     def _adapters(self) -> dict[str, LoRA]:
         """By the path under which their parameters are."""
-        found = {}
+        modules = {}
         for name in self.parameters:
             if name.endswith(".a_RK"):
                 path = name.removesuffix(".a_RK")
                 module = self.policy.model.get_submodule(path)
                 assert isinstance(module, LoRA)
-                found[path] = module
-        return found
+                modules[path] = module
+        return modules
 
     def frozen(self, run: Run, name: str) -> bool:
         """Whether a run was asked to leave this part alone."""
@@ -178,16 +171,17 @@ class SharedBase:
 
     # -- training -------------------------------------------------------------------------------
 
-    def run_pass(self, run: Run, asked: Pass) -> Passed:
+    def run_pass(self, run: Run, request: Pass) -> Passed:
         """Gradients are added to those of the run's passes since its last step, unless it is forward only."""
-        documents = [self._document(one, at, asked) for at, one in enumerate(asked.data)]
+        documents = documents_of(request, self.length, self.spec.vocab)
         lengths = [len(one.tokens_T) for one in documents]
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        rule = TinkerRule(asked.loss, asked.settings, int(starts[-1]))
-        batches = [batch.to(self.device) for batch in self._batches(documents, starts)]
+        rule = TinkerRule(request.loss, request.settings, int(starts[-1]))
+        pad_id = self.tokenizer.pad_id or 0
+        batches = [one.to(self.device) for one in microbatches(documents, starts, pad_id)]
         self._put(run)
         objective = Objective(self.spec, rule, self.fused)
-        if asked.forward_only:
+        if request.forward_only:
             loss = self._forward(batches, rule)
         else:
             loss = self._backward(run, batches, objective)
@@ -214,53 +208,6 @@ class SharedBase:
             loss_T, _ = rule(values["logp"], batch.extra)
             total += float(loss_T.where(counts_T, 0.0).sum())
         return total
-
-    def _document(self, datum: Datum, at: int, asked: Pass) -> Document:
-        kind = TinkerRule(asked.loss, asked.settings, 0).kind
-        missing = [name for name in kind.inputs if name not in datum.inputs]
-        if missing:
-            raise RequestError(
-                f"datum {at} has no {missing[0]!r}, which the loss {asked.loss} needs",
-                hint=f"it needs {', '.join(kind.inputs)}",
-            )
-        if not 0 < len(datum.tokens) <= self.length:
-            raise RequestError(
-                f"datum {at} has {len(datum.tokens)} tokens; 1 to {self.length} are possible",
-                hint="--max-model-len sets the limit",
-            )
-        targets = datum.inputs["target_tokens"]
-        for what, ids in (("token", datum.tokens), ("target", targets)):
-            if ids.min() < 0 or ids.max() >= self.spec.vocab:
-                raise RequestError(
-                    f"datum {at}: {what} ids from {ids.min()} to {ids.max()}, and the model has {self.spec.vocab}"
-                )
-        streams = {
-            name: torch.from_numpy(datum.inputs[name].astype(np.float32))
-            for name in kind.inputs
-            if name != "target_tokens"
-        }
-        tokens, wanted = (torch.from_numpy(ids.astype(np.int64)) for ids in (datum.tokens, targets))
-        return Document(tokens, wanted, streams)
-
-    def _batches(self, documents: list[Document], starts: np.ndarray) -> list[Batch]:
-        """Microbatches of whole sequences; the stream AT says where each token's answer belongs, -1 for padding."""
-        groups: list[list[int]] = [[]]
-        for at, document in enumerate(documents):
-            tokens = sum(len(documents[other].tokens_T) for other in groups[-1])
-            if groups[-1] and tokens + len(document.tokens_T) > PASS_TOKENS:
-                groups.append([])
-            groups[-1].append(at)
-        pad, made = self.tokenizer.pad_id or 0, []
-        for group in groups:
-            chosen = []
-            for at in group:
-                place_T = torch.arange(int(starts[at]), int(starts[at + 1])) + 1
-                extra = {**documents[at].extra, AT: place_T}
-                chosen.append(documents[at]._replace(extra=extra))
-            tokens = sum(len(one.tokens_T) for one in chosen)
-            batch = pack(chosen, -(-tokens // PADDED) * PADDED, pad, group)
-            made.append(batch._replace(extra={**batch.extra, AT: batch.extra[AT] - 1}))
-        return made
 
     def step(self, run: Run, params: AdamParams) -> dict[str, float]:
         """One update with the gradients that have come together."""
@@ -297,12 +244,12 @@ class SharedBase:
     # -- sampling -------------------------------------------------------------------------------
 
     def sample(
-        self, weights: Weights, asked: Sequence[tuple[list[int], SamplingParams]], stop: list
+        self, weights: Weights, prompts: Sequence[tuple[list[int], SamplingParams]], stop: list
     ) -> list[Sampled]:
         self._put(weights)
-        return self.policy.generate(asked, stop)
+        return self.policy.generate(prompts, stop)
 
-    # -- what is kept ---------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------
 
     def tokenizer_folder(self) -> Path:
         """Where clients of this machine find the tokenizer, as transformers reads it."""
@@ -315,30 +262,14 @@ class SharedBase:
         """A PEFT adapter of the largest rank, and beside it what a run needs to go on."""
         self._put(run)
         assert self.adapter is not None
-        unfinished = folder.with_name(f".{folder.name}.saving")
-        write_folder(self.policy.model, self.adapter, unfinished, self.settings.model)
-        if with_optimizer and run.optimizer is not None:
-            roles = run.optimizer.tensors().items()
-            kept = {f"{role}/{n}": one.cpu() for role, all_ in roles for n, one in all_.items()}
-            write_tensors(kept, unfinished / OPTIMIZER)
         about = About(self.settings.model, run.lora, run.steps)
-        (unfinished / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+        optimizer = run.optimizer if with_optimizer else None
+        save_run(self.policy.model, self.adapter, about, optimizer, folder)
 
     def read(self, folder: Path) -> tuple[About, Weights]:
         """Saved weights; also those that another program has saved, if they fit."""
-        stored = read_tensors(folder)
-        made = {name: torch.zeros_like(one) for name, one in self._now().items()}
-        for slot in adapter_slots(self.policy.model):
-            name = PREFIX + peft_name(self.spec, slot.name)
-            if name not in stored or tuple(stored[name].shape) != slot.shape:
-                found = list(stored[name].shape) if name in stored else "nothing"
-                raise DataError(
-                    f"{folder}: {name} is {found}, this server wants {list(slot.shape)}"
-                )
-            made[slot.parameter][slot.index] = stored[name].to(made[slot.parameter])
-        return about_of(folder), Weights(made, next(self._versions))
+        tensors = read_values(self.policy.model, self._now(), folder)
+        return about_of(folder), Weights(tensors, next(self._versions))
 
     def load(self, run: Run, folder: Path, with_optimizer: bool) -> None:
         about, weights = self.read(folder)
@@ -346,16 +277,12 @@ class SharedBase:
             raise RequestError(f"{folder} has rank {about.lora.rank}, the model {run.lora.rank}")
         run.tensors, run.version, run.gradients = weights.tensors, weights.version, {}
         run.optimizer, run.steps = None, 0
-        self._here = (
-            None if self._here is run else self._here
-        )  # what lies there is not the run any more
-        if with_optimizer and (folder / OPTIMIZER).is_file():
+        if self._here is run:  # what lies in the model is out of date
+            self._here = None
+        if with_optimizer and has_optimizer(folder):
             self._put(run)
             run.optimizer, run.steps = AdamW(self.parameters, Optim(), masters=True), about.steps
-            kept = load_file(folder / OPTIMIZER)
-            for role, tensors in run.optimizer.tensors().items():
-                for name, one in tensors.items():
-                    one.copy_(kept[f"{role}/{name}"])
+            load_optimizer(run.optimizer, folder)
 
     # -- what lies in the model -----------------------------------------------------------------
 
@@ -377,10 +304,3 @@ class SharedBase:
             parameter.copy_(wanted.tensors[name])
         self._here = wanted
         self.policy.engine.weights_changed(wanted.version)
-
-
-def about_of(folder: Path) -> About:
-    file = folder / ABOUT
-    if not file.is_file():
-        raise DataError(f"{folder} has no {ABOUT}", hint="it was not saved by this server")
-    return msgspec.json.decode(file.read_bytes(), type=About)

@@ -147,27 +147,27 @@ def write_passed(passed: Passed) -> bytes:
     batched = write_bytes(1, values) + write_bytes(2, offsets.tobytes()) + write_number(3, FLOAT32)
     record = write_bytes(1, b"ArrayRecord") + write_entry(2, LOGPROBS, write_bytes(2, batched))
     record += write_number(3, len(passed.logprobs))
-    made = write_bytes(1, b"ArrayRecord") + write_bytes(2, record)
+    message = write_bytes(1, b"ArrayRecord") + write_bytes(2, record)
     for name, value in passed.metrics.items():
-        made += write_entry(3, name, write_double(2, value))
-    return made
+        message += write_entry(3, name, write_double(2, value))
+    return message
 
 
 def write_samples(samples: Samples) -> bytes:
-    made = b"".join(write_bytes(1, _sequence(one)) for one in samples.sequences)
+    message = b"".join(write_bytes(1, _sequence(one)) for one in samples.sequences)
     if samples.prompt_logprobs is not None:
         values = [np.nan if one is None else one for one in samples.prompt_logprobs]
-        made += write_bytes(2, np.array(values, "<f4").tobytes())
+        message += write_bytes(2, np.array(values, "<f4").tobytes())
     if samples.prompt_top is not None:
-        made += write_bytes(3, _top(samples.prompt_top))
-    return made + write_number(4, samples.cached)
+        message += write_bytes(3, _top(samples.prompt_top))
+    return message + write_number(4, samples.cached)
 
 
 def _sequence(one: SampledTokens) -> bytes:
-    made = write_number(1, STOP if one.stopped else LENGTH)
-    made += write_bytes(2, np.array(one.tokens, "<i4").tobytes())
-    made += write_bytes(3, np.array(one.logprobs, "<f4").tobytes())
-    return made + (write_bytes(4, _top(one.top)) if one.top else b"")
+    message = write_number(1, STOP if one.stopped else LENGTH)
+    message += write_bytes(2, np.array(one.tokens, "<i4").tobytes())
+    message += write_bytes(3, np.array(one.logprobs, "<f4").tobytes())
+    return message + (write_bytes(4, _top(one.top)) if one.top else b"")
 
 
 def _top(rows: Sequence[Sequence[tuple[int, float]]]) -> bytes:
@@ -257,12 +257,12 @@ class ModelInput(msgspec.Struct, frozen=True):
     chunks: list[TextChunk]
 
     def tokens(self) -> list[int]:
-        found: list[int] = []
+        tokens: list[int] = []
         for chunk in self.chunks:
             if chunk.tokens is None:
                 raise RequestError(f"a prompt has a part of type {chunk.type!r}", hint="send text")
-            found.extend(chunk.tokens)
-        return found
+            tokens.extend(chunk.tokens)
+        return tokens
 
 
 class TinkerSampling(msgspec.Struct, frozen=True):

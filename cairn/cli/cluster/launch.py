@@ -39,7 +39,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     adopt: bool = False
     """go on from a checkpoint folder that another job wrote"""
     json: bool = False
-    """print what was submitted and how it ended as JSON; the log goes to stderr"""
+    """print what was submitted and how it ended (or what a dry run would submit) as JSON; the log goes to stderr"""
 
 
 def run(args: list[str]) -> int:
@@ -55,7 +55,7 @@ def run(args: list[str]) -> int:
     if options.dry_run:
         plan = resolve(job, engine.unseen(), now)
         _notes(plan)
-        sys.stdout.write(engine.render(plan))
+        _print_dry_run(plan, engine, options)
         return 0
     plan = _planned(job, engine, now)
     _notes(plan)
@@ -143,6 +143,20 @@ def _refuse_second(job: "Job") -> None:
                 f"a job '{job.name}' is {status.state} on {earlier.engine} already",
                 hint=f"cairn jobs stop {job.name}, or give this one another name",
             )
+
+
+def _print_dry_run(plan: "Plan", engine: "Backend", options: Launch) -> None:
+    if not options.json:
+        sys.stdout.write(engine.render(plan))
+        return
+    shown: dict[str, object] = {"job": plan.job.name, "engine": engine.name, "dry_run": True}
+    if options.on == "kubernetes":
+        from cairn.cluster.backends.kubernetes import objects
+
+        shown["objects"] = objects(plan, options.target)
+    else:
+        shown["text"] = engine.render(plan)
+    _print_json(shown)
 
 
 def _notes(plan: "Plan") -> None:

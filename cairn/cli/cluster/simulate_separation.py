@@ -50,9 +50,9 @@ def run(args: list[str]) -> int:
         env_prefix="CAIRN_SIMULATE_SEPARATION_",
         prog="cairn simulate separation",
     ).value
-    for name in ("requests", "prefill", "decode"):
-        if not 1 <= getattr(options, name) <= 100_000:
-            raise UsageError(f"--{name} is {getattr(options, name)}", hint="1 to 100,000")
+    for name, most in (("requests", 100_000), ("prefill", 1024), ("decode", 1024)):
+        if not 1 <= getattr(options, name) <= most:
+            raise UsageError(f"--{name} is {getattr(options, name)}", hint=f"1 to {most:,}")
     if not options.link > 0:
         raise UsageError(f"--link is {options.link:g}", hint="GB/s, above 0")
     grid = [_outcomes(options, *place) for place in _grid(options)]

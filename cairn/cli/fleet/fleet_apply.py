@@ -37,7 +37,7 @@ class FleetApply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dry_run: bool = False
     """print what would be submitted, and submit nothing"""
     json: bool = False
-    """print what was submitted as JSON"""
+    """print what was submitted, or with --dry-run would be, as JSON"""
 
 
 def run(args: list[str]) -> int:
@@ -68,7 +68,7 @@ def _job(config: "FleetConfig", options: FleetApply) -> int:
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
     if options.dry_run:
-        sys.stdout.write(engine.render(plan))
+        _print_dry_run(config, options, engine.render(plan))
         return 0
     launch = Launch(job=options.file, on=options.on, address=options.address)
     record = submit(job, plan, engine, launch)
@@ -86,16 +86,16 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
     from cairn.fleet.apply import objects_of
     from cairn.fleet.service import service_object
 
-    made = [service_object(config)] if options.operator else objects_of(config)
+    objects = [service_object(config)] if options.operator else objects_of(config)
     if options.dry_run:
-        sys.stdout.write(to_yaml(made))
+        _print_dry_run(config, options, to_yaml(objects), objects=objects)
         return 0
     if shutil.which("kubectl") is None:
         raise EngineMissing(
             "kubectl is not installed here", hint="look at the objects with --dry-run"
         )
     apply = ["apply", "--server-side", "--field-manager=cairn", "--filename=-"]
-    done = _kubectl(options, *apply, given=to_yaml(_as_known(made, options)))
+    done = _kubectl(options, *apply, given=to_yaml(_as_known(objects, options)))
     if not options.json:
         sys.stdout.write(done.stdout)
     if done.returncode != 0:
@@ -112,11 +112,22 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
     return 0
 
 
+def _print_dry_run(
+    config: "FleetConfig", options: FleetApply, text: str, **structured: object
+) -> None:
+    """`structured`: the same for machines, where it has more structure than a text."""
+    if options.json:
+        shown = structured or {"text": text}
+        _print_json({"fleet": config.name, "engine": options.on, "dry_run": True, **shown})
+    else:
+        sys.stdout.write(text)
+
+
 def _print_json(document: dict[str, object]) -> None:
     print(msgspec.json.encode(document).decode())
 
 
-def _as_known(made: list[dict[str, Any]], options: FleetApply) -> list[dict[str, Any]]:
+def _as_known(objects: list[dict[str, Any]], options: FleetApply) -> list[dict[str, Any]]:
     """In the versions that this cluster has."""
     from cairn.cluster.backends.interface import EngineUnreachable
     from cairn.cluster.operator.objects import as_known
@@ -129,9 +140,9 @@ def _as_known(made: list[dict[str, Any]], options: FleetApply) -> list[dict[str,
             hint="`kubectl config get-contexts` has the clusters; --address CONTEXT chooses one",
         )
     kinds = ("PodDisruptionBudget", "InferencePool")
-    known = as_known(made, {f"{line}/{kind}" for line in done.stdout.split() for kind in kinds})
-    if len(known) < len(made):
-        left = {one["kind"] for one in made} - {one["kind"] for one in known}
+    known = as_known(objects, {f"{line}/{kind}" for line in done.stdout.split() for kind in kinds})
+    if len(known) < len(objects):
+        left = {one["kind"] for one in objects} - {one["kind"] for one in known}
         print(f"note: the cluster has no {', '.join(sorted(left))}", file=sys.stderr)
     return known
 

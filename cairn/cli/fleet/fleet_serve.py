@@ -51,9 +51,12 @@ def run(args: list[str]) -> int:
         )
 
     config = read()
-    from cairn.fleet.serve import run_fleet
+    from cairn.fleet.serve import Listeners, run_fleet
 
-    run_fleet(config, read, _gpus(), options.keda, options.endpoint_picker, options.processes)
+    listeners = Listeners(
+        keda=options.keda, picker=options.endpoint_picker, processes=options.processes
+    )
+    run_fleet(config, read, _gpus(), listeners)
     return 0
 
 

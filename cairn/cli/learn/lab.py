@@ -6,7 +6,8 @@
     cairn lab run --area serving        all of an area; --all runs every one
     cairn lab report --html labs.html   what the record has, the newest run of each
 
-    0 ran (also where a verdict is "off": that is a result)   1 a lab failed   3 a lab that was named cannot run here
+    0 ran (also where a verdict is "off": that is a result)   1 a lab failed
+    3 a lab that was named cannot run here; the others that were named have run
 
 Chooses and prints; `cairn.labs` runs, records and draws.
 """
@@ -253,17 +254,17 @@ def _chosen(options: Run) -> "list[Lab]":
 
 
 def _refuse_unmet(labs: "list[Lab]", machine: "Machine", language: Language) -> None:
-    """A lab that was asked for by name and cannot run is said before anything is measured."""
+    """Where none of the labs that were named can run, that is said. Of several, those that can do."""
     from cairn.labs.needs import unmet
     from cairn.labs.wording import WORDS
 
-    for lab in labs:
-        if reasons := unmet(lab.needs, machine):
-            why = "; ".join(reason.of(language) for reason in reasons)
-            raise UnmetNeed(
-                WORDS["cannot run"].of(language).format(lab=lab.name, why=why),
-                hint=WORDS["can run"].of(language),
-            )
+    reasons = [unmet(lab.needs, machine) for lab in labs]
+    if all(reasons):
+        why = "; ".join(reason.of(language) for reason in reasons[0])
+        raise UnmetNeed(
+            WORDS["cannot run"].of(language).format(lab=labs[0].name, why=why),
+            hint=WORDS["can run"].of(language),
+        )
 
 
 class UnmetNeed(UsageError):

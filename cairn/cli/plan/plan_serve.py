@@ -57,6 +57,8 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """p99 until the first token"""
     slo_tpot_ms: float = 50.0
     """p99 between tokens"""
+    slo: str | None = None
+    """both at once, as for `cairn serve`: ttft=500ms,tpot=50ms"""
     quantization: str = ""
     """form of the weights: bf16, fp8, w8a8, w4a16, mxfp4, nvfp4, q4_k, q6_k or q8_0; default: as the checkpoint is"""
     kv_cache_dtype: str = "auto"
@@ -82,8 +84,10 @@ def run(args: list[str]) -> int:
     from cairn.plan.serve_plan import plan, sizes
     from cairn.plan.weight_forms import BF16, weight_form
 
-    name, spec, stored, vision = model_shape(options.model)
+    if options.slo is not None:
+        options = _with_slo(options, options.slo)
     _check(options)
+    name, spec, stored, vision = model_shape(options.model)
     options, media, seen = _with_images(options, spec, vision)
     form = weight_form("fp8" if options.fp8 else options.quantization, stored)
     gpu = device(
@@ -116,6 +120,14 @@ def run(args: list[str]) -> int:
     else:
         _print(options, found, notes, compared)
     return 0 if found.best is not None else 1
+
+
+def _with_slo(options: PlanServe, slo: str) -> PlanServe:
+    from cairn.plan.slo import parse_slo
+
+    both = parse_slo(slo)
+    limits = {"slo_ttft_ms": both.ttft_s * 1e3, "slo_tpot_ms": both.tpot_s * 1e3}
+    return msgspec.structs.replace(options, **limits)
 
 
 def _with_images(

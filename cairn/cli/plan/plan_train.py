@@ -104,12 +104,7 @@ def run(args: list[str]) -> int:
         "Memory of training on one H200": measured.training_memory(),
         "Published, several GPUs": published.compare(),
     }
-    step = (
-        f"{sequences:,} sequences of {options.sequence:,} = {sequences * options.sequence:,} tokens"
-    )
-    rest = options.batch_tokens - sequences * options.sequence
-    dropped = f": --batch-tokens {options.batch_tokens} has {rest:,} more" if rest else ""
-    notes = [f"{step} a step{dropped}", gpu.words()]
+    notes = [*_batch_notes(options, sequences), gpu.words()]
     if options.fp8 and options.gpus > 1:
         notes.append("`cairn train` refuses fp8 on several ranks so far: this is what it would be")
     cost = _cost(options, plan)
@@ -121,6 +116,23 @@ def run(args: list[str]) -> int:
     else:
         _print(options, plan, notes, cost, compared, seconds)
     return 0 if plan.rows else 1
+
+
+def _batch_notes(options: PlanTrain, sequences: int) -> list[str]:
+    """What a step holds, and which size near it lets data parallelism use all GPUs."""
+    held = sequences * options.sequence
+    noun = "sequence" if sequences == 1 else "sequences"
+    step = f"{sequences:,} {noun} of {options.sequence:,} = {held:,} tokens a step"
+    rest = options.batch_tokens - held
+    notes = [f"{step}: --batch-tokens {options.batch_tokens} has {rest:,} more" if rest else step]
+    alone = all(getattr(options, axis) in (None, 1) for axis in ("pp", "cp", "tp"))
+    if alone and sequences > options.gpus and sequences % options.gpus:
+        near = round(sequences / options.gpus) * options.gpus
+        notes.append(
+            f"{sequences:,} sequences do not divide by {options.gpus:,} GPUs, so dp * fsdp cannot be "
+            f"{options.gpus:,}; with --batch-tokens {near * options.sequence} ({near:,} sequences) it can"
+        )
+    return notes
 
 
 def write_page(path: Path, text: str) -> None:

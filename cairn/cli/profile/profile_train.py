@@ -37,6 +37,8 @@ class ProfileTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_gib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """with recompute auto: what may be used of the device's memory; 0: nine tenths of it"""
     states: Literal["float32", "bfloat16", "int8"] = "float32"
+    lora: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """rank of an adapter on all linear maps, which is trained in place of the weights; 0: none"""
     plain: bool = False
     """torch's own operations in place of our kernels"""
     steps: Positive = 5
@@ -70,6 +72,7 @@ def run(args: list[str]) -> int:
         recompute=options.recompute,
         memory_gib=options.memory_gib,
         states=options.states,
+        lora=options.lora,
         plain=options.plain,
         device=device,
     )
@@ -88,8 +91,10 @@ def run(args: list[str]) -> int:
 
 
 def text(found: "TrainProfile", top: int) -> str:
+    trained = f", an adapter of rank {found.lora}," if found.lora else ""
     lines = [
-        f"{found.model} {found.dtype} on {found.device}: {found.step_ms:.2f} ms a step of {found.tokens:,} tokens, "
+        f"{found.model} {found.dtype}{trained} on {found.device}: "
+        f"{found.step_ms:.2f} ms a step of {found.tokens:,} tokens, "
         f"floor {found.floor_ms:.2f} ms ({found.floor_ms / found.step_ms:.0%} of the step)",
         "",
         f"  {'part':<12}{'median':>12}{'share':>8}{'floor':>12}",

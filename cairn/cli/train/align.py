@@ -11,6 +11,7 @@ import tyro
 from cairn.align.config import Align
 from cairn.cli.train.display import Display
 from cairn.cli.train.train import free_folder
+from cairn.cli.train.tune import with_adapter
 from cairn.core.config import load, to_toml
 from cairn.core.flags import asks_for, read_flags
 from cairn.core.schema import leaves
@@ -32,7 +33,7 @@ class AlignVerb(Align, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def run(args: list[str]) -> int:
-    verb = _read(args)
+    verb = _read(with_adapter(args))
     config = Align(**{name: getattr(verb, name) for name in Align.__struct_fields__})
     if verb.print:
         sys.stdout.write(to_toml(config))

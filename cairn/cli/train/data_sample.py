@@ -37,7 +37,7 @@ def run_sample(args: list[str]) -> int:
     options = load(Sample, args=args, env_prefix="CAIRN_DATA_SAMPLE_").value
     if options.number < 0:
         raise UsageError(f"there is no sample {options.number}", hint="samples count from 0")
-    from cairn.train.prepare import describe
+    from cairn.train.describe import describe
 
     corpus, *_ = describe(_recipe(options.run))
     batch = corpus.source.batch(options.number)

@@ -52,7 +52,8 @@ def run(args: list[str]) -> int:
     listener = _bound(verb.host, verb.port)
     import uvicorn
 
-    from cairn.align.tinker.routes import Frontend, application
+    from cairn.align.tinker.frontend import Frontend
+    from cairn.align.tinker.routes import application
     from cairn.align.tinker.samplers import SAMPLING, own_folder
     from cairn.align.tinker.service import Service
     from cairn.align.tinker.shared_base import Settings, SharedBase

@@ -16,7 +16,7 @@ from cairn.cli.train.display import Display
 from cairn.core.config import load, to_toml, variable_name
 from cairn.core.errors import UsageError
 from cairn.core.flags import asks_for, read_flags
-from cairn.core.schema import leaves
+from cairn.core.schema import leaves, plain_value
 from cairn.core.units import format_duration
 from cairn.train.config import Train
 
@@ -52,6 +52,11 @@ def run(args: list[str]) -> int:
         from cairn.cli.train.pipeline import run as draw
 
         return draw(args[1:])
+    if any(arg.partition("=")[0] == "--lora" for arg in args):
+        raise UsageError(
+            "cairn train has no flag --lora",
+            hint="`cairn tune` has it, for a model that exists; here it is --adapter.rank RANK",
+        )
     return carry_out(read(args))
 
 
@@ -59,8 +64,7 @@ def carry_out(verb: TrainVerb) -> int:
     """Train as the flags say, or print what they ask for."""
     config = train_part(verb)
     if verb.print:
-        as_json = msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"
-        sys.stdout.write(as_json if verb.json else to_toml(config))
+        sys.stdout.write(_as_json(config) if verb.json else to_toml(config))
         return 0
     if verb.plan:
         from cairn.cli.train.memory_plan import show_plan
@@ -154,6 +158,10 @@ def resume_command(folder: Path | str) -> str:
     return f"cairn train --out {shlex.quote(str(folder))}"
 
 
+def _as_json(config: Train) -> str:
+    return msgspec.json.format(msgspec.json.encode(plain_value(config))).decode() + "\n"
+
+
 def train_part(verb: TrainVerb) -> Train:
     return Train(**{name: getattr(verb, name) for name in Train.__struct_fields__})
 
@@ -172,44 +180,27 @@ def _long(arg: str) -> str:
 
 
 def _train(config: Train, display: Display) -> "Finished":
+    from cairn.train.launch import from_environment
+
+    # To ask for a GPU must not wake the driver: the ranks are forked from this process.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    started = from_environment()
+    if started is None:
+        return _train_here(config, display)
+    return _train_rank(config, *started, display)
+
+
+def _train_here(config: Train, display: Display) -> "Finished":
+    """All ranks of the layout are started by this process, or it is the only one."""
     from cairn.models.checkpoint import default_device
-    from cairn.train.launch import (
-        from_environment,
-        join_group,
-        reporting_lost_peers,
-        run_local,
-    )
-    from cairn.train.parallel.layout import check
-    from cairn.train.prepare import spec_of
+    from cairn.train.describe import spec_of
+    from cairn.train.launch import run_local
     from cairn.train.refuse import check_layout
     from cairn.train.run import run as run_training
 
     world = config.parallel.world()
-    # To ask for a GPU must not wake the driver: the ranks are forked from this process.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    started = from_environment()
-    if started is not None and config.recovery.on and started[1] < world:  # the job has shrunk
-        from cairn.train.recovery.fewer_ranks import for_ranks, wait_idle
-
-        config = for_ranks(config, started[1])
-        world = config.parallel.world()
-        if started[0] >= world:
-            wait_idle(config, started[0], print)
-            raise SystemExit(0)
-        started = started[0], world
-    if started is not None:  # else each of several ranks would train all of a layout of one
-        check(config.parallel, started[1])
-    if (
-        started is None and world > 1
-    ):  # before ranks are started; each checks for itself in `prepare`
+    if world > 1:  # before ranks are started; each checks for itself in `prepare`
         check_layout(config, spec_of(config.model), world)
-    if started is not None and config.recovery.on:
-        return _train_launched(config, started[0], display)
-    if started is not None and world > 1:
-        again = f"go on from the newest complete checkpoint: {resume_command(config.folder)}"
-        with reporting_lost_peers(started[0], again):
-            join_group(*started, "env://", config.device)
-            return run_training(config, started[0], display.log_line, display.on_record)
     display.log_line(
         f"folder {config.folder}; after an interruption go on with: {resume_command(config.folder)}"
     )
@@ -223,6 +214,31 @@ def _train(config: Train, display: Display) -> "Finished":
 
     device = default_device() if config.device == "auto" else config.device
     return run_local(world, one_rank, device)
+
+
+def _train_rank(config: Train, rank: int, ranks: int, display: Display) -> "Finished":
+    """One of the ranks that a launcher has started."""
+    from cairn.train.launch import join_group, reporting_lost_peers
+    from cairn.train.parallel.layout import check
+    from cairn.train.run import run as run_training
+
+    if config.recovery.on and ranks < config.parallel.world():  # the job has shrunk
+        from cairn.train.recovery.fewer_ranks import for_ranks, wait_idle
+
+        config = for_ranks(config, ranks)
+        ranks = config.parallel.world()
+        if rank >= ranks:
+            wait_idle(config, rank, print)
+            raise SystemExit(0)
+    check(config.parallel, ranks)  # else each of several ranks would train all of a layout of one
+    if config.recovery.on:
+        return _train_launched(config, rank, display)
+    if ranks == 1:
+        return _train_here(config, display)
+    again = f"go on from the newest complete checkpoint: {resume_command(config.folder)}"
+    with reporting_lost_peers(rank, again):
+        join_group(rank, ranks, "env://", config.device)
+        return run_training(config, rank, display.log_line, display.on_record)
 
 
 def _train_launched(config: Train, rank: int, display: Display) -> "Finished":

@@ -36,16 +36,16 @@ def labels(job: Job, role: str) -> dict[str, str]:
 
 def resources(group: Group) -> Object:
     """CPUs and memory are asked for; memory and GPUs are limits, too: neither can be shared."""
-    asked = {
+    requests = {
         "cpu": f"{math.ceil(group.cpus * 1000)}m",
         "memory": f"{math.ceil(group.memory / (1 << 20))}Mi",
     }
-    limits = {"memory": asked["memory"]}
+    limits = {"memory": requests["memory"]}
     if group.gpus:
         name = f"nvidia.com/mig-{group.mig}" if group.mig else "nvidia.com/gpu"
         limits[name] = str(group.gpus)
-        asked[name] = str(group.gpus)
-    return {"requests": asked, "limits": limits}
+        requests[name] = str(group.gpus)
+    return {"requests": requests, "limits": limits}
 
 
 def environment(job: Job, group: Group) -> list[Object]:
@@ -115,7 +115,7 @@ def container(job: Job, group: Group, command: list[str], env: list[Object]) -> 
 
 
 def pod(
-    plan: Plan, group: Group, made: Object, annotations: dict[str, str] | None = None
+    plan: Plan, group: Group, main_container: Object, annotations: dict[str, str] | None = None
 ) -> Object:
     """A pod template; `made` is its container."""
     job = plan.job
@@ -133,7 +133,7 @@ def pod(
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [made],
+        "containers": [main_container],
         "volumes": volumes,
     }
     if group.gpus:

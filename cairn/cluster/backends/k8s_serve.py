@@ -49,9 +49,9 @@ def _server(plan: Plan, group: Group) -> Object:
     longer than a liveness probe has patience.
     """
     job = plan.job
-    made = container(job, group, rank_argv(group.argv, "python"), environment(job, group))
+    server = container(job, group, rank_argv(group.argv, "python"), environment(job, group))
     health = {"httpGet": {"path": "/health", "port": "http"}}
-    made |= {
+    server |= {
         "ports": [{"name": "http", "containerPort": job.port}],
         "startupProbe": {**health, "periodSeconds": 5, "failureThreshold": LOADING_S // 5},
         "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 2},
@@ -67,7 +67,7 @@ def _server(plan: Plan, group: Group) -> Object:
         "prometheus.io/port": str(job.port),
         "prometheus.io/path": "/metrics",
     }
-    template = pod(plan, group, made, scraped)
+    template = pod(plan, group, server, scraped)
     template["spec"]["topologySpreadConstraints"] = [
         {
             "maxSkew": 1,

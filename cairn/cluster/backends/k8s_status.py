@@ -43,19 +43,19 @@ RAY: dict[str, State] = {
 }
 
 
-def status_of(made: Object, pods: list[Object], workloads: list[Object]) -> Status:
+def status_of(resource: Object, pods: list[Object], workloads: list[Object]) -> Status:
     """`made` is the object that was submitted, as the cluster has it now."""
-    state, reason = _state(made, pods)
+    state, reason = _state(resource, pods)
     running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
     if state in ("queued", "starting"):
         reason = _held_by_kueue(workloads) or _held_by_a_pod(pods) or reason
-    restarts = int(made.get("status", {}).get("restarts", 0) or 0)
+    restarts = int(resource.get("status", {}).get("restarts", 0) or 0)
     return Status(state=state, reason=reason, nodes=running, restarts=restarts)
 
 
-def _state(made: Object, pods: list[Object]) -> tuple[State, str]:
-    status = made.get("status", {})
-    match made["kind"]:
+def _state(resource: Object, pods: list[Object]) -> tuple[State, str]:
+    status = resource.get("status", {})
+    match resource["kind"]:
         case "Job":
             phase = status.get("state", {})
             word = phase.get("phase", "Pending")
@@ -68,20 +68,20 @@ def _state(made: Object, pods: list[Object]) -> tuple[State, str]:
                 "message"
             ) or f"KubeRay says {word.lower() or 'nothing yet'}"
         case "Deployment" | "LeaderWorkerSet":
-            ready, wanted = status.get("readyReplicas", 0), made["spec"].get("replicas", 1)
-            return ("running" if ready else "starting"), f"{ready} of {wanted} copies answer"
+            ready, replicas = status.get("readyReplicas", 0), resource["spec"].get("replicas", 1)
+            return ("running" if ready else "starting"), f"{ready} of {replicas} copies answer"
     return _jobset(status, pods)
 
 
 def _jobset(status: Object, pods: list[Object]) -> tuple[State, str]:
     for condition in status.get("conditions", []):
         if condition.get("status") == "True":
-            said = condition.get("message") or condition.get("reason", "")
+            message = condition.get("message") or condition.get("reason", "")
             match condition["type"]:
                 case "Completed":
                     return "done", "all pods finished"
                 case "Failed":
-                    return "failed", said
+                    return "failed", message
                 case "Suspended":
                     return "queued", "waits for its queue"
     running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)

@@ -85,8 +85,10 @@ def replicated_pod(plan: Plan, group: Group, env: list[Object]) -> Object:
     """The template of a role's pods, which meet at the first of them: JOB-ROLE-0-0 in the subdomain JOB."""
     job = plan.job
     endpoint = f"{job.name}-{group.role}-0-0.{job.name}:{PORT}"
-    made = container(job, group, _command(job, group, endpoint), [*environment(job, group), *env])
-    return _placed(plan, group, made)
+    trainer = container(
+        job, group, _command(job, group, endpoint), [*environment(job, group), *env]
+    )
+    return _placed(plan, group, trainer)
 
 
 def _replicated(plan: Plan, group: Group) -> Object:
@@ -122,10 +124,10 @@ def _enough(group: Group) -> Object:
     return {"successPolicy": {"rules": [{"succeededCount": group.least}]}}
 
 
-def _placed(plan: Plan, group: Group, made: Object) -> Object:
+def _placed(plan: Plan, group: Group, trainer: Object) -> Object:
     """The pod, with nearness and priority in Kueue's words where there is a queue, else in the scheduler's."""
     job = plan.job
-    template = pod(plan, group, made, _nearness(job) if job.queue else None)
+    template = pod(plan, group, trainer, _nearness(job) if job.queue else None)
     near = affinity(job)
     if not job.queue:
         template["spec"] |= {"affinity": near} if near else {}
@@ -202,20 +204,20 @@ def volcano_objects(plan: Plan) -> list[Object]:
     if level:
         mode = "hard" if job.topology.required else "soft"
         spec["networkTopology"] = {"mode": mode, "highestTierAllowed": TIERS[level]}
-    made = {
+    volcano_job = {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
         "metadata": {"name": job.name, "labels": labels(job, "all")},
         "spec": spec,
     }
-    return [made, _never_drained(plan, plan.nodes)]
+    return [volcano_job, _never_drained(plan, plan.nodes)]
 
 
 def _task(plan: Plan, group: Group) -> Object:
     job = plan.job
     endpoint = f"{job.name}-{group.role}-0.{job.name}:{PORT}"
-    made = container(job, group, _command(job, group, endpoint), environment(job, group))
-    template = pod(plan, group, made)
+    trainer = container(job, group, _command(job, group, endpoint), environment(job, group))
+    template = pod(plan, group, trainer)
     template["spec"]["activeDeadlineSeconds"] = math.ceil(job.seconds)
     least = group.least if job.gang else 1
     return {"name": group.role, "replicas": group.most, "minAvailable": least, "template": template}
@@ -265,8 +267,8 @@ def rayjob_objects(plan: Plan) -> list[Object]:
             "workerGroupSpecs": [_ray_workers(plan, group) for group in plan.groups],
         },
     }
-    made = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}
-    return [config, made, _never_drained(plan, plan.nodes + 1)]
+    rayjob = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}
+    return [config, rayjob, _never_drained(plan, plan.nodes + 1)]
 
 
 def _ray_head(plan: Plan) -> Object:
@@ -291,8 +293,8 @@ def _ray_head(plan: Plan) -> Object:
 
 
 def _ray_workers(plan: Plan, group: Group) -> Object:
-    made: dict[str, Any] = container(plan.job, group, [], environment(plan.job, group))
-    del made["command"]  # KubeRay writes it
+    worker: dict[str, Any] = container(plan.job, group, [], environment(plan.job, group))
+    del worker["command"]  # KubeRay writes it
     return {
         "groupName": group.role,
         "replicas": group.most,
@@ -300,7 +302,7 @@ def _ray_workers(plan: Plan, group: Group) -> Object:
         "maxReplicas": group.most,
         # KubeRay counts whole GPUs by itself, and no slices.
         "rayStartParams": {"num-gpus": str(group.gpus)} if group.mig else {},
-        "template": _placed(plan, group, made),
+        "template": _placed(plan, group, worker),
     }
 
 

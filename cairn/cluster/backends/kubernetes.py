@@ -63,12 +63,12 @@ class Kubernetes:
                 hint="install it, or look at the objects with --dry-run",
             )
         forbidden: list[Object] = []
-        found = self._get("nodes", forbidden=forbidden)
-        nodes = [node_of(item) for item in found]
+        listed = self._get("nodes", forbidden=forbidden)
+        nodes = [node_of(item) for item in listed]
         queues = self._get(QUEUES[self.target], missing=[])
         names = [queue["metadata"]["name"] for queue in queues]
         if not nodes:
-            why = "nodes may not be listed" if found is forbidden else "the cluster has no nodes"
+            why = "nodes may not be listed" if listed is forbidden else "the cluster has no nodes"
             print(f"note: {why}, so the job's size is not checked", file=sys.stderr)
         return Cluster(
             engine=self.name,
@@ -86,19 +86,19 @@ class Kubernetes:
         return to_yaml(objects(plan, self.target))
 
     def submit(self, plan: Plan, record: Record) -> Record:
-        made = objects(plan, self.target)
-        write_private(record.folder / "objects.yaml", to_yaml(made).encode())
-        record = msgspec.structs.replace(record, id=_id(made))
+        manifests = objects(plan, self.target)
+        write_private(record.folder / "objects.yaml", to_yaml(manifests).encode())
+        record = msgspec.structs.replace(record, id=_id(manifests))
         records.save(record)
-        done = self._kubectl("create", "--filename=-", given=to_yaml(made))
+        done = self._kubectl("create", "--filename=-", stdin=to_yaml(manifests))
         if done.returncode != 0:
             if "AlreadyExists" in done.stderr:  # what was there before is not ours to take away
                 raise SubmitFailed(
                     f"Kubernetes has '{plan.job.name}' already, and this machine did not launch it",
                     hint="give the job another name",
                 )
-            self._kubectl("delete", "--ignore-not-found", "--filename=-", given=to_yaml(made))
-            said = done.stderr.strip().splitlines()
+            self._kubectl("delete", "--ignore-not-found", "--filename=-", stdin=to_yaml(manifests))
+            lines = done.stderr.strip().splitlines()
             if missing := _missing_kind(done.stderr):
                 raise SubmitFailed(
                     f"this cluster has no {missing}, which the target {self.target} needs",
@@ -106,7 +106,7 @@ class Kubernetes:
                     "as a TrainJob, which needs neither",
                 )
             raise SubmitFailed(
-                f"Kubernetes refused the job: {said[-1] if said else done.returncode}",
+                f"Kubernetes refused the job: {lines[-1] if lines else done.returncode}",
                 hint=f"the objects are in {record.folder / 'objects.yaml'}",
             )
         return record
@@ -117,15 +117,15 @@ class Kubernetes:
             last.state in records.ENDED
         ):  # stopped, or never submitted: an object of its name is not ours
             return last
-        found = self._get(record.id, missing=[])
-        if not found:
+        resources = self._get(record.id, missing=[])
+        if not resources:
             return Status(state="lost", reason=f"{record.id} is not in the cluster any more")
         pods = self._get("pods", f"--selector=cairn/job={record.name}")
         workloads = (
             self._get("workloads.kueue.x-k8s.io", missing=[]) if self.target != "volcano" else []
         )
         own = [w for w in workloads if _owned(w, record.name)]
-        status = status_of(found[0], pods, own)
+        status = status_of(resources[0], pods, own)
         if status.state == "failed":
             failure = first_of(found_in(self.lines(record, follow=False)))
             status = msgspec.structs.replace(status, failure=report(failure) if failure else "")
@@ -167,22 +167,22 @@ class Kubernetes:
         """`missing`: the answer where there is no such thing; `forbidden`: where we may not ask."""
         done = self._kubectl("get", *words, "--output=json", PATIENCE)
         if done.returncode == 0:
-            found: dict[str, Any] = json.loads(done.stdout)
-            return found["items"] if found.get("kind") == "List" else [found]
+            document: dict[str, Any] = json.loads(done.stdout)
+            return document["items"] if document.get("kind") == "List" else [document]
         gone = any(word in done.stderr for word in ("NotFound", "doesn't have a resource type"))
         if missing is not None and gone:
             return missing
         if forbidden is not None and "(Forbidden)" in done.stderr:
             return forbidden
-        said = done.stderr.strip().splitlines()
+        lines = done.stderr.strip().splitlines()
         raise EngineUnreachable(
-            f"kubectl gets no answer: {said[-1] if said else done.returncode}",
+            f"kubectl gets no answer: {lines[-1] if lines else done.returncode}",
             hint="`kubectl config get-contexts` has the clusters; --address CONTEXT chooses one",
         )
 
-    def _kubectl(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    def _kubectl(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self._words(*words), input=given, capture_output=True, text=True, check=False
+            self._words(*words), input=stdin, capture_output=True, text=True, check=False
         )
 
     def _words(self, *words: str) -> list[str]:
@@ -220,7 +220,7 @@ def _check_names(plan: Plan) -> None:
             )
 
 
-def to_yaml(made: list[Object]) -> str:
+def to_yaml(manifests: list[Object]) -> str:
     import yaml
 
     class Plain(yaml.SafeDumper):
@@ -229,7 +229,7 @@ def to_yaml(made: list[Object]) -> str:
         def ignore_aliases(self, data: object) -> bool:
             return True
 
-    dumped = (yaml.dump(each, Dumper=Plain, sort_keys=False, width=120) for each in made)
+    dumped = (yaml.dump(each, Dumper=Plain, sort_keys=False, width=120) for each in manifests)
     return "---\n".join(dumped)
 
 
@@ -260,15 +260,15 @@ def quantity(text: str) -> float:
     return float(text)
 
 
-def _missing_kind(said: str) -> str | None:
+def _missing_kind(stderr: str) -> str | None:
     """The kind that the API server does not know, as kubectl names it."""
-    found = re.search(r'no matches for kind "(\w+)" in version "([^"]+)"', said)
-    return f"{found[1]} ({found[2]})" if found else None
+    match = re.search(r'no matches for kind "(\w+)" in version "([^"]+)"', stderr)
+    return f"{match[1]} ({match[2]})" if match else None
 
 
-def _id(made: list[Object]) -> str:
+def _id(manifests: list[Object]) -> str:
     """`jobset.jobset.x-k8s.io/train-tiny`: what kubectl takes for the object that is the job."""
-    main = next(each for each in made if each["kind"] not in ("ConfigMap", "Secret"))
+    main = next(each for each in manifests if each["kind"] not in ("ConfigMap", "Secret"))
     group, _, version = main["apiVersion"].rpartition("/")
     kind = main["kind"].lower()
     return (

@@ -66,12 +66,12 @@ class LocalSeats:
 
     def reserve(self, plan: Plan) -> str | None:
         each = [group.gpus for group in plan.groups for _ in range(group.most)]
-        got = local_gpus.claim(self.record, sum(each), _gpus()) if any(each) else []
-        if isinstance(got, str):
-            return got
+        claimed = local_gpus.claim(self.record, sum(each), _gpus()) if any(each) else []
+        if isinstance(claimed, str):
+            return claimed
         ends = list(itertools.accumulate(each))
         self.gpus = {
-            index: got[end - count : end]
+            index: claimed[end - count : end]
             for index, (count, end) in enumerate(zip(each, ends, strict=True))
         }
         return None

@@ -19,16 +19,16 @@ HELD = "gpus.json"
 LOCK = ".gpus.lock"
 
 
-def claim(record: Record, wanted: int, there: int) -> list[int] | str:
+def claim(record: Record, count: int, there: int) -> list[int] | str:
     """Their numbers, or why there are not enough now."""
     with _alone():
-        held = held_by_others(record)
-        free = [number for number in range(there) if number not in held]
-        if len(free) < wanted:
-            whose = ", ".join(f"'{name}'" for name in sorted(set(held.values()))) or "nobody"
-            return f"waiting for {wanted} GPUs at once; {len(free)} of {there} are free, the others are held by {whose}"
-        (record.folder / HELD).write_bytes(msgspec.json.encode(free[:wanted]))
-        return free[:wanted]
+        holders = held_by_others(record)
+        free = [number for number in range(there) if number not in holders]
+        if len(free) < count:
+            whose = ", ".join(f"'{name}'" for name in sorted(set(holders.values()))) or "nobody"
+            return f"waiting for {count} GPUs at once; {len(free)} of {there} are free, the others are held by {whose}"
+        (record.folder / HELD).write_bytes(msgspec.json.encode(free[:count]))
+        return free[:count]
 
 
 def release(record: Record) -> None:
@@ -37,14 +37,14 @@ def release(record: Record) -> None:
 
 def held_by_others(mine: Record) -> dict[int, str]:
     """GPU -> the job that has it; a job whose supervisor was killed holds nothing any more."""
-    held: dict[int, str] = {}
+    holders: dict[int, str] = {}
     for other in records.latest():
         if other.engine != "local" or other.folder == mine.folder or not records.supervised(other):
             continue
         with contextlib.suppress(OSError, msgspec.DecodeError):
             numbers = msgspec.json.decode((other.folder / HELD).read_bytes(), type=list[int])
-            held |= dict.fromkeys(numbers, other.name)
-    return held
+            holders |= dict.fromkeys(numbers, other.name)
+    return holders
 
 
 @contextlib.contextmanager

@@ -78,10 +78,10 @@ class Ray:
         supervisor_process.stop(record)
 
 
-def nodes_of(found: list[dict]) -> list[Node]:
+def nodes_of(listed: list[dict]) -> list[Node]:
     """Ray's own list as ours; nodes that died stay in it for ever."""
     nodes = []
-    for node in found:
+    for node in listed:
         if node["Alive"]:
             has = node["Resources"]
             nodes.append(

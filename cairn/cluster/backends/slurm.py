@@ -119,17 +119,17 @@ class Slurm:
         _check_installed()
         # The name, too: another Slurm has other jobs of the same number.
         which = [f"--jobs={record.id}", f"--name={record.name}"]
-        said = _asked(
+        listing = _asked(
             ["squeue", "--noheader", "--states=all", *which, "--format=%T|%r|%D"], UNKNOWN_JOB
         )
-        status = status_of(said) or _remembered(record)
-        restarts = int(_field(record.id, "Restarts") or 0) if said else 0
+        status = status_of(listing) or _remembered(record)
+        restarts = int(_field(record.id, "Restarts") or 0) if listing else 0
         if restarts and status.state == "queued" and status.reason == REASONS["None"]:
             status = msgspec.structs.replace(status, reason=REASONS["BeginTime"])
         failure = first_of(failures_in(record.logs)) if status.state == "failed" else None
         last_report = report(failure) if failure is not None else ""
         status = msgspec.structs.replace(status, restarts=restarts, failure=last_report)
-        if said and status.state in ENDED:  # Slurm forgets it in a few minutes
+        if listing and status.state in ENDED:  # Slurm forgets it in a few minutes
             records.write_status(record, status)
         return status
 
@@ -148,9 +148,9 @@ class Slurm:
             time.sleep(0.2)
 
 
-def status_of(said: str) -> Status | None:
+def status_of(listing: str) -> Status | None:
     """What squeue says of a job (of an array: of its tasks) as one status; None when it knows nothing of it."""
-    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 2]
+    rows = [line.split("|") for line in listing.splitlines() if line.count("|") == 2]
     if not rows:
         return None
     if all(row[:2] == ["CANCELLED", NEVER] for row in rows):
@@ -164,8 +164,8 @@ def status_of(said: str) -> Status | None:
         "stopped",
         "done",
     ]
-    found = [(STATES.get(state, "queued"), state, reason, nodes) for state, reason, nodes in rows]
-    state, word, reason, nodes = min(found, key=lambda row: order.index(row[0]))
+    states = [(STATES.get(state, "queued"), state, reason, nodes) for state, reason, nodes in rows]
+    state, word, reason, nodes = min(states, key=lambda row: order.index(row[0]))
     count = int(nodes) if state == "running" and nodes.isdigit() else 0
     return Status(state=state, reason=_words(state, word, reason, count), nodes=count)
 
@@ -181,8 +181,8 @@ def _words(state: State, word: str, reason: str, nodes: int) -> str:
     if word in ("TIMEOUT", "DEADLINE"):
         return REASONS["TimeLimit" if word == "TIMEOUT" else "DeadLine"]
     if state == "failed":
-        said = "" if reason in ("None", "NonZeroExitCode") else f" ({reason})"
-        return f"Slurm says {word.lower()}{said}"
+        because = "" if reason in ("None", "NonZeroExitCode") else f" ({reason})"
+        return f"Slurm says {word.lower()}{because}"
     return "finished" if state == "done" else word.lower()
 
 
@@ -242,9 +242,9 @@ def _remembered(record: Record) -> Status:
 
 
 def _field(job: str, name: str) -> str | None:
-    said = _asked(["scontrol", "show", "job", job], UNKNOWN_JOB)
-    found = re.search(rf"\b{name}=(\S+)", said)
-    return found[1] if found else None
+    listing = _asked(["scontrol", "show", "job", job], UNKNOWN_JOB)
+    match = re.search(rf"\b{name}=(\S+)", listing)
+    return match[1] if match else None
 
 
 def _has_containers() -> bool:
@@ -276,13 +276,13 @@ def _asked(command: list[str], nothing: str | None = None) -> str:
         raise EngineUnreachable(
             f"`{command[0]}` got no answer within {PATIENCE_S:.0f} s", hint="is slurmctld running?"
         ) from None
-    said = done.stderr.strip()
+    stderr = done.stderr.strip()
     if done.returncode == 0:
         return done.stdout
-    silent = re.search("Unable to contact|Connection refused|configuration source", said)
-    if nothing is not None and not silent and re.search(nothing, said):
+    silent = re.search("Unable to contact|Connection refused|configuration source", stderr)
+    if nothing is not None and not silent and re.search(nothing, stderr):
         return ""
     raise EngineUnreachable(
-        f"`{command[0]}` failed: {said.splitlines()[-1] if said else done.returncode}",
+        f"`{command[0]}` failed: {stderr.splitlines()[-1] if stderr else done.returncode}",
         hint="is slurmctld running, and is SLURM_CONF the right one? `scontrol ping` says",
     )

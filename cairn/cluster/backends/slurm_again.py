@@ -19,12 +19,12 @@ NEVER = 3
 
 
 def first_failure(run: Path) -> RankFailure | None:
-    found = [
+    failures = [
         failure
         for path in sorted(run.glob("failures/*.json"))
         for failure in found_in([path.read_text(encoding="utf-8")])
     ]
-    return first_of(found)
+    return first_of(failures)
 
 
 def main(run: Path) -> int:
@@ -48,9 +48,9 @@ def _allocated() -> list[str]:
 
 def _left_out() -> list[str]:
     """Already: the new list takes the place of the old one."""
-    shown = _asked("show", "job", os.environ.get("SLURM_JOB_ID", ""))
-    found = re.search(r"\bExcNodeList=([^\s(]+)", shown)
-    return [found[1]] if found else []
+    listing = _asked("show", "job", os.environ.get("SLURM_JOB_ID", ""))
+    match = re.search(r"\bExcNodeList=([^\s(]+)", listing)
+    return [match[1]] if match else []
 
 
 def _asked(*words: str) -> str:

@@ -104,7 +104,7 @@ def _run(logs: str) -> str:
 
 
 def _directives(job: Job, logs: str, dependencies: list[str]) -> list[str]:
-    asked = [
+    options = [
         f"--job-name={job.name}",
         f"--time={slurm_time(job.seconds)}",
         "--requeue" if job.restart.policy != "fail" else "--no-requeue",
@@ -112,30 +112,30 @@ def _directives(job: Job, logs: str, dependencies: list[str]) -> list[str]:
         f"--output={logs}/batch.log",
     ]
     if job.queue:
-        asked.append(f"--partition={job.queue}")
+        options.append(f"--partition={job.queue}")
     if job.priority:
-        asked.append(f"--qos={job.priority}")
+        options.append(f"--qos={job.priority}")
     if job.deadline is not None:
         utc = job.deadline.astimezone(datetime.UTC)
-        asked.append(f"--deadline=uts{round(utc.timestamp())}")
+        options.append(f"--deadline=uts{round(utc.timestamp())}")
     if dependencies:
-        asked.append(f"--dependency=afterok:{':'.join(dependencies)}")
-        asked.append("--kill-on-invalid-dep=yes")  # or it would wait for ever
+        options.append(f"--dependency=afterok:{':'.join(dependencies)}")
+        options.append("--kill-on-invalid-dep=yes")  # or it would wait for ever
     if job.array.count > 1:
         once = f"%{job.array.parallel}" if job.array.parallel else ""
-        asked.append(f"--array=0-{job.array.count - 1}{once}")
+        options.append(f"--array=0-{job.array.count - 1}{once}")
     if job.topology.required == "rack":
-        asked.append("--switches=1")
+        options.append("--switches=1")
     elif job.topology.preferred in ("rack", "block"):
-        asked.append(f"--switches=1@{WAIT_FOR_SWITCH}")
+        options.append(f"--switches=1@{WAIT_FOR_SWITCH}")
     if job.restart.policy == "shrink":
-        asked.append("--no-kill")
-    return [f"#SBATCH {word}" for word in asked]
+        options.append("--no-kill")
+    return [f"#SBATCH {word}" for word in options]
 
 
 def _resources(job: Job, group: Group) -> list[str]:
     nodes = str(group.most) if group.least == group.most else f"{group.least}-{group.most}"
-    asked = [
+    options = [
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={math.ceil(group.cpus)}",
@@ -143,8 +143,8 @@ def _resources(job: Job, group: Group) -> list[str]:
     ]
     if group.gpus:
         kind = f"gpu:{group.mig}" if group.mig else "gpu"
-        asked.append(f"--gres={kind}:{group.gpus}")
-    return [f"#SBATCH {word}" for word in asked]
+        options.append(f"--gres={kind}:{group.gpus}")
+    return [f"#SBATCH {word}" for word in options]
 
 
 def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> str:

@@ -38,10 +38,10 @@ class Api:
 
     async def has(self, api: str, kind: str) -> bool:
         """Whether this cluster knows the kind."""
-        found = self._client.list(_resource(api, kind), namespace=self.namespace, chunk_size=1)
+        pages = self._client.list(_resource(api, kind), namespace=self.namespace, chunk_size=1)
         try:
             with _translated():
-                async for _ in found:
+                async for _ in pages:
                     break
         except ApiRefused as refused:
             if refused.code == MISSING:
@@ -50,13 +50,13 @@ class Api:
         return True
 
     async def list(self, api: str, kind: str, children: bool) -> tuple[list[Object], str]:
-        """All objects of a kind, or those that the operator made, and the version to watch from."""
-        found = self._client.list(
+        """All objects of a kind, or those that the operator created, and the version to watch from."""
+        pages = self._client.list(
             _resource(api, kind), namespace=self.namespace, labels=_labels(children)
         )
         with _translated():
-            made = [_plain(one, api, kind) async for one in found]
-        return made, found.resourceVersion
+            objects = [_plain(one, api, kind) async for one in pages]
+        return objects, pages.resourceVersion
 
     async def watch(
         self, api: str, kind: str, children: bool, version: str
@@ -72,34 +72,34 @@ class Api:
             )
             until_s = asyncio.get_running_loop().time() + WATCH_S + SILENT_S
             while (event := await _next(events, until_s)) is not None:
-                change, made = event[0], _plain(event[1], api, kind)
-                version = made["metadata"]["resourceVersion"]
-                yield change, made
+                change, obj = event[0], _plain(event[1], api, kind)
+                version = obj["metadata"]["resourceVersion"]
+                yield change, obj
 
     async def get(self, ref: Ref) -> Object | None:
         resource = _resource(ref.api, ref.kind)
         try:
             with _translated():
-                found = await self._client.get(resource, ref.name, namespace=ref.namespace)
+                got = await self._client.get(resource, ref.name, namespace=ref.namespace)
         except ApiRefused as refused:
             if refused.code == MISSING:
                 return None
             raise
-        return _plain(found, ref.api, ref.kind)
+        return _plain(got, ref.api, ref.kind)
 
-    async def create(self, made: Object) -> Object:
-        return await self._write("create", _typed(made))
+    async def create(self, obj: Object) -> Object:
+        return await self._write("create", _typed(obj))
 
-    async def replace(self, made: Object) -> Object:
-        return await self._write("replace", _typed(made))
+    async def replace(self, obj: Object) -> Object:
+        return await self._write("replace", _typed(obj))
 
     async def do(self, action: Action) -> Object | None:
         """The object after the action; None where it is gone."""
         from lightkube.types import PatchType
 
         match action:
-            case Apply(made, new):
-                return await self._apply(made, new)
+            case Apply(obj, new):
+                return await self._apply(obj, new)
             case Delete(ref, uid):
                 return await self._delete(ref, uid)
             case Merge(ref, patch):
@@ -117,28 +117,28 @@ class Api:
                     ref, *where, patch_type=PatchType.APPLY, field_manager=MANAGER, force=True
                 )
 
-    async def _apply(self, made: Object, new: bool) -> Object | None:
+    async def _apply(self, obj: Object, new: bool) -> Object | None:
         from lightkube.types import PatchType
 
-        meta = made["metadata"]
-        ref = Ref(made["apiVersion"], made["kind"], meta["namespace"], meta["name"])
-        if new and (there := await self.get(ref)) is not None:
-            if not is_owned_by(there, meta["ownerReferences"][0]["uid"]):
+        meta = obj["metadata"]
+        ref = Ref(obj["apiVersion"], obj["kind"], meta["namespace"], meta["name"])
+        if new and (live := await self.get(ref)) is not None:
+            if not is_owned_by(live, meta["ownerReferences"][0]["uid"]):
                 raise ApiRefused(CONFLICT, f"{ref} exists already and is not ours")
-            return there  # made a moment ago: its event is still to come
+            return live  # created a moment ago: its event is still to come
         return await self._patch(
             ref,
             _resource(ref.api, ref.kind),
             ref.name,
-            made,
+            obj,
             patch_type=PatchType.APPLY,
             field_manager=MANAGER,
             force=not new,
         )
 
     async def _delete(self, ref: Ref, uid: str) -> None:
-        there = await self.get(ref)
-        if there is None or there["metadata"]["uid"] != uid:
+        live = await self.get(ref)
+        if live is None or live["metadata"]["uid"] != uid:
             return
         from lightkube.types import CascadeType
 
@@ -155,13 +155,13 @@ class Api:
 
     async def _patch(self, ref: Ref, *where: Any, **how: Any) -> Object | None:
         with _translated():
-            made = await self._client.patch(*where, namespace=ref.namespace, **how)
-        return _plain(made, ref.api, ref.kind)
+            obj = await self._client.patch(*where, namespace=ref.namespace, **how)
+        return _plain(obj, ref.api, ref.kind)
 
-    async def _write(self, verb: str, made: Any) -> Object:
+    async def _write(self, verb: str, obj: Any) -> Object:
         with _translated():
-            written = await getattr(self._client, verb)(made)
-        return _plain(written, made["apiVersion"], made["kind"])
+            written = await getattr(self._client, verb)(obj)
+        return _plain(written, obj["apiVersion"], obj["kind"])
 
 
 def connect(namespace: str = "*", context: str = "", transport: Any = None) -> Api:
@@ -213,17 +213,17 @@ def _resource(api: str, kind: str) -> Any:
     return type(kind, (generic.GenericNamespacedResource,), {"_api_info": info, "Status": part})
 
 
-def _typed(made: Object) -> Any:
-    return _resource(made["apiVersion"], made["kind"])(made)
+def _typed(obj: Object) -> Any:
+    return _resource(obj["apiVersion"], obj["kind"])(obj)
 
 
 def _labels(children: bool) -> dict[str, str] | None:
     return {MANAGED: MANAGER} if children else None
 
 
-def _plain(made: Any, api: str, kind: str) -> Object:
+def _plain(obj: Any, api: str, kind: str) -> Object:
     """Lists leave out what every object of them is; who owns which field is half of an object, and only the API's."""
-    plain: Object = {**made.to_dict(), "apiVersion": api, "kind": kind}
+    plain: Object = {**obj.to_dict(), "apiVersion": api, "kind": kind}
     plain["metadata"] = {k: v for k, v in plain["metadata"].items() if k != "managedFields"}
     return plain
 

@@ -36,11 +36,11 @@ def written(
 ) -> list[Object]:
     """The conditions as the API has them; the time of one changes only with its status."""
     old = {one["type"]: one for one in before}
-    made = []
+    conditions = []
     for part in [*parts, roll_up(parts)]:
         last = old.get(part.type, {})
         same = last.get("status") == part.status
-        made.append(
+        conditions.append(
             {
                 "type": part.type,
                 "status": part.status,
@@ -50,7 +50,7 @@ def written(
                 "lastTransitionTime": last["lastTransitionTime"] if same else now,
             }
         )
-    return made
+    return conditions
 
 
 def available(type_: str, live: Object | None) -> Condition:
@@ -58,12 +58,12 @@ def available(type_: str, live: Object | None) -> Condition:
     if live is None:
         return Condition(type=type_, ok=False, reason="Missing", message="it is being created")
     status, wanted = live.get("status", {}), live["spec"].get("replicas", 1)
-    there = status.get("availableReplicas", 0)
+    ready = status.get("availableReplicas", 0)
     fresh = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
     updated = status.get("updatedReplicas", 0) >= wanted
-    done = fresh and updated and there >= wanted
+    done = fresh and updated and ready >= wanted
     for one in status.get("conditions", []):
         if one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded":
             return Condition(type=type_, ok=False, reason=one["reason"], message=one["message"])
     reason = "Available" if done else "Progressing"
-    return Condition(type=type_, ok=done, reason=reason, message=f"{there} of {wanted} replicas")
+    return Condition(type=type_, ok=done, reason=reason, message=f"{ready} of {wanted} replicas")

@@ -140,26 +140,26 @@ def _inline(part: Any, defs: Object) -> Any:
         return _inline(defs[part["$ref"].rpartition("/")[2]], defs)
     if "anyOf" in part:
         return _union([_inline(one, defs) for one in part["anyOf"]])
-    made: Object = {}
+    schema: Object = {}
     for key, value in part.items():
         match key:
             case "properties":
-                made[key] = {name: _inline(one, defs) for name, one in value.items()}
+                schema[key] = {name: _inline(one, defs) for name, one in value.items()}
             case "exclusiveMinimum":
-                made |= {"minimum": value, "exclusiveMinimum": True}
+                schema |= {"minimum": value, "exclusiveMinimum": True}
             case "enum":
-                made |= {"type": "string", "enum": value}
+                schema |= {"type": "string", "enum": value}
             case "additionalProperties" if value is not False:
-                made[key] = _inline(value, defs)
+                schema[key] = _inline(value, defs)
             case "prefixItems" | "items" if value is not False:
-                made["items"] = _inline(value[0] if isinstance(value, list) else value, defs)
+                schema["items"] = _inline(value[0] if isinstance(value, list) else value, defs)
             case "required" if not value:
                 pass
             case "title" | "default" | "$defs" | "$schema" | "additionalProperties" | "items":
                 pass
             case _:
-                made[key] = value
-    return made
+                schema[key] = value
+    return schema
 
 
 def _union(parts: list[Object]) -> Object:

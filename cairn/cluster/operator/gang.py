@@ -88,13 +88,13 @@ def gang_objects(plan: Plan, attempt: int) -> list[Object]:
             "selector": {"cairn/job": job.name},
         },
     }
-    made: list[Object] = [*secret_objects(plan), service]
+    objects: list[Object] = [*secret_objects(plan), service]
     for group in plan.groups:
         counted = {"name": "CAIRN_ATTEMPT", "value": str(attempt)}
         template = replicated_pod(plan, group, [counted])
         names = [f"{job.name}-{group.role}-0-{index}" for index in range(group.most)]
-        made += [_pod(plan, template, name, attempt) for name in names]
-    return made
+        objects += [_pod(plan, template, name, attempt) for name in names]
+    return objects
 
 
 def _pod(plan: Plan, template: Object, name: str, attempt: int) -> Object:

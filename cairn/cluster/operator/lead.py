@@ -19,38 +19,63 @@ async def lead(
     api: Api, lease: Ref, me: str, work: Callable[[], Operator], duration_s: int, say: Say
 ) -> None:
     """For ever: waits for the Lease, runs an operator while it is held, begins again when it is lost."""
-    view = LeaseView(me=me)
-    refusals = Refusals(say)
-    task: asyncio.Task[None] | None = None
+    view, refusals, term = LeaseView(me=me), Refusals(say), Term(me, work, say)
     renewed_s = 0.0
     try:
         while True:
             held, asked_s = None, time.monotonic()
-            with suppress(TimeoutError):  # of an API that takes a question and never answers
+            with suppress(TimeoutError):  # of an API that takes a request and never answers
                 async with asyncio.timeout(duration_s / 3):
                     held = await _hold(api, lease, view, duration_s, refusals)
-            now = time.monotonic()
             if held:
-                renewed_s = asked_s  # others count from the write, which an answer may follow late
-                if task is None:
-                    say(f"{me} leads")
-                    task = asyncio.create_task(work().run())
-            late = held is None and now - renewed_s < duration_s * 2 / 3
-            if task is not None and not held and not late:
-                say(f"{me} does not lead any more")
-                await _end(task)
-                task = None
-            if task is not None and task.done():
-                error = task.exception()
-                if error is not None and not isinstance(error, ApiRefused | Unreachable):
-                    raise error
-                say(f"begins again: {error}")
-                task = None
+                renewed_s = asked_s  # others count from the write, whose answer may come late
+                term.begin()
+            elif held is False or time.monotonic() - renewed_s >= duration_s * 2 / 3:
+                await term.end()
+            term.check()
             await asyncio.sleep(duration_s / 3 if held else duration_s / 9)
     finally:
-        if task is not None:
-            await _end(task)
+        if term.runs:
+            await term.stop()
             await _give_up(api, lease, me)
+
+
+class Term:
+    """The operator that runs while this process holds the Lease."""
+
+    def __init__(self, me: str, work: Callable[[], Operator], say: Say) -> None:
+        self._me, self._work, self._say = me, work, say
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._task is not None
+
+    def begin(self) -> None:
+        if self._task is None:
+            self._say(f"{self._me} leads")
+            self._task = asyncio.create_task(self._work().run())
+
+    async def end(self) -> None:
+        if self._task is not None:
+            self._say(f"{self._me} does not lead any more")
+            await self.stop()
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def check(self) -> None:
+        """An operator that the API has ended is begun again with the next renewal; any other error is raised."""
+        if self._task is None or not self._task.done():
+            return
+        error = self._task.exception()
+        if error is not None and not isinstance(error, ApiRefused | Unreachable):
+            raise error
+        self._task = None
+        self._say(f"begins again: {error}")
 
 
 class Refusals:
@@ -71,13 +96,13 @@ async def _hold(
 ) -> bool | None:
     """Whether the Lease is ours now; None: the API does not answer."""
     try:
-        there = await api.get(lease)
-        step = view.step(there, time.monotonic())
+        current = await api.get(lease)
+        step = view.step(current, time.monotonic())
         if step == "wait":
             return False
         now = datetime.datetime.now(datetime.UTC)
-        made = lease_of(lease, view.me, there, step, now, duration_s)
-        await (api.create(made) if there is None else api.replace(made))
+        renewed = lease_of(lease, view.me, current, step, now, duration_s)
+        await (api.create(renewed) if current is None else api.replace(renewed))
     except ApiRefused as error:
         if error.code == CONFLICT:
             return False
@@ -91,14 +116,9 @@ async def _hold(
 async def _give_up(api: Api, lease: Ref, me: str) -> None:
     """So that the next one need not wait for the Lease to end."""
     try:
-        there = await api.get(lease)
-        if there is not None and there["spec"].get("holderIdentity") == me:
-            there["spec"]["holderIdentity"] = ""
-            await api.replace(there)
+        current = await api.get(lease)
+        if current is not None and current["spec"].get("holderIdentity") == me:
+            current["spec"]["holderIdentity"] = ""
+            await api.replace(current)
     except (ApiRefused, Unreachable):
         return
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -13,7 +13,14 @@ from msgspec import Meta
 from cairn.cluster.backends.k8s_pod import USER
 from cairn.cluster.operator.conditions import Condition
 from cairn.cluster.operator.objects import Object
-from cairn.cluster.operator.reconcile import Action, Kind, Rendered, Seen, read_spec, status_actions
+from cairn.cluster.operator.reconcile import (
+    Action,
+    Kind,
+    Observed,
+    Rendered,
+    read_spec,
+    status_actions,
+)
 
 PREFIX = "model:"  # of the model of a server group that names a Model
 FOLDER = "/models"  # where its volume is mounted
@@ -39,23 +46,25 @@ def claim_name(name: str) -> str:
     return f"{name}-model"
 
 
-def render(seen: Seen) -> Rendered:
-    spec = read_spec(seen, ModelSpec)
-    job = seen.child("Job", f"{seen.name}-download")
+def render(observed: Observed) -> Rendered:
+    spec = read_spec(observed, ModelSpec)
+    job = observed.child("Job", f"{observed.name}-download")
     return Rendered(
-        objects=[_claim(seen.name, spec), _download(seen.name, spec)],
+        objects=[_claim(observed.name, spec), _download(observed.name, spec)],
         conditions=[_downloaded(job)],
-        fields={"source": spec.source, "claim": claim_name(seen.name)},
+        fields={"source": spec.source, "claim": claim_name(observed.name)},
     )
 
 
-def release(seen: Seen) -> list[Action] | None:
+def release(observed: Observed) -> list[Action] | None:
     """Waits while a service uses it, and says so."""
-    users = sorted(one["metadata"]["name"] for one in seen.related if uses(one, seen.name))
+    users = sorted(one["metadata"]["name"] for one in observed.related if uses(one, observed.name))
     if not users:
         return None
     said = f"used by {', '.join(users[:5])}"
-    return status_actions(seen, [Condition(type="Unused", ok=False, reason="InUse", message=said)])
+    return status_actions(
+        observed, [Condition(type="Unused", ok=False, reason="InUse", message=said)]
+    )
 
 
 def uses(service: Object, name: str) -> bool:

@@ -38,9 +38,9 @@ class Ref(msgspec.Struct, frozen=True, order=True):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-def ref_of(made: Object) -> Ref:
-    meta = made["metadata"]
-    return Ref(made["apiVersion"], made["kind"], meta.get("namespace", ""), meta["name"])
+def ref_of(obj: Object) -> Ref:
+    meta = obj["metadata"]
+    return Ref(obj["apiVersion"], obj["kind"], meta.get("namespace", ""), meta["name"])
 
 
 def plural(kind: str) -> str:
@@ -48,24 +48,24 @@ def plural(kind: str) -> str:
     return f"{kind.lower()}s"
 
 
-def owner_of(made: Object) -> Ref | None:
+def owner_of(obj: Object) -> Ref | None:
     """The object of ours that controls this one."""
-    meta = made["metadata"]
+    meta = obj["metadata"]
     for owner in meta.get("ownerReferences") or ():
         if owner.get("controller") and owner["apiVersion"] == API:
             return Ref(API, owner["kind"], meta.get("namespace", ""), owner["name"])
     return None
 
 
-def is_owned_by(made: Object, uid: str) -> bool:
-    owners = made["metadata"].get("ownerReferences") or ()
+def is_owned_by(obj: Object, uid: str) -> bool:
+    owners = obj["metadata"].get("ownerReferences") or ()
     return any(owner.get("controller") and owner["uid"] == uid for owner in owners)
 
 
-def owned(made: Object, owner: Object) -> Object:
-    """`made` as it is applied: in the owner's namespace, deleted with it, with a digest of what was wanted."""
-    meta = made["metadata"]
-    digest = hashlib.sha256(msgspec.json.encode(made, order="deterministic")).hexdigest()[:16]
+def owned(obj: Object, owner: Object) -> Object:
+    """`obj` as it is applied: in the owner's namespace, deleted with it, with a digest of what was wanted."""
+    meta = obj["metadata"]
+    digest = hashlib.sha256(msgspec.json.encode(obj, order="deterministic")).hexdigest()[:16]
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -74,7 +74,7 @@ def owned(made: Object, owner: Object) -> Object:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    return made | {
+    return obj | {
         "metadata": meta
         | {
             "namespace": owner["metadata"]["namespace"],
@@ -85,7 +85,7 @@ def owned(made: Object, owner: Object) -> Object:
     }
 
 
-def as_known(made: list[Object], apis: Collection[str]) -> list[Object]:
+def as_known(objects: list[Object], apis: Collection[str]) -> list[Object]:
     """The objects in the versions that a cluster has, without those of kinds that it does not know.
 
     Budgets were v1beta1 before Kubernetes 1.21; pools are there where a gateway was installed.
@@ -95,7 +95,7 @@ def as_known(made: list[Object], apis: Collection[str]) -> list[Object]:
     known["InferencePool"] = POOL_API if f"{POOL_API}/InferencePool" in apis else None
     return [
         one | {"apiVersion": known.get(one["kind"], one["apiVersion"])}
-        for one in made
+        for one in objects
         if known.get(one["kind"], one["apiVersion"])
     ]
 
@@ -123,8 +123,8 @@ def _covers_list(live: list[Any], wanted: list[Any]) -> bool:
     key = _merge_key(wanted)
     if key is None:
         return len(live) == len(wanted) and all(map(covers, live, wanted))
-    found = {one.get(key): one for one in live if isinstance(one, dict)}
-    return all(one[key] in found and covers(found[one[key]], one) for one in wanted)
+    entries = {one.get(key): one for one in live if isinstance(one, dict)}
+    return all(one[key] in entries and covers(entries[one[key]], one) for one in wanted)
 
 
 def _merge_key(wanted: list[Any]) -> str | None:

@@ -1,6 +1,6 @@
 """What has to be done so that the cluster has what an object asks for. Pure: no API, no clock.
 
-    Seen (the object, its children, what it refers to) --Kind.render--> Rendered --reconcile--> actions
+    Observed (the object, its children, what it refers to) --Kind.render--> Rendered --reconcile--> actions
 
 Level-triggered: only what is seen counts, never the event that was the reason to look. Actions are ordered so that a
 crash after any of them is mended by the next call, and a call on a cluster that is as it should be gives none.
@@ -32,7 +32,7 @@ Spec = TypeVar("Spec", bound=msgspec.Struct)
 class Apply(msgspec.Struct, frozen=True):
     """Server-side apply; `new`: an object of that name that is not ours is an error."""
 
-    made: Object
+    obj: Object
     new: bool
 
 
@@ -56,7 +56,7 @@ class SetStatus(msgspec.Struct, frozen=True):
 Action = Apply | Delete | Merge | SetStatus
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator knows when it decides; it may lag behind."""
 
     resource: Object
@@ -76,10 +76,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return self.resource.get("status") or {}
 
     def child(self, kind: str, name: str) -> Object | None:
-        found = (
+        named = (
             one for one in self.children if one["kind"] == kind and one["metadata"]["name"] == name
         )
-        return next(found, None)
+        return next(named, None)
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,88 +97,88 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    render: Callable[[Seen], Rendered]
-    release: Callable[[Seen], Sequence[Action] | None] | None = None
+    render: Callable[[Observed], Rendered]
+    release: Callable[[Observed], Sequence[Action] | None] | None = None
     related: tuple[str, ...] = ()
 
 
-def reconcile(kind: Kind, seen: Seen) -> list[Action]:
-    meta = seen.resource["metadata"]
-    held = FINALIZER in (meta.get("finalizers") or ())
+def reconcile(kind: Kind, observed: Observed) -> list[Action]:
+    meta = observed.resource["metadata"]
+    has_finalizer = FINALIZER in (meta.get("finalizers") or ())
     if meta.get("deletionTimestamp"):
-        if not held:
+        if not has_finalizer:
             return []
-        before = kind.release(seen) if kind.release else None
-        return [_finalizers(seen, add=False)] if before is None else list(before)
-    if kind.release and not held:  # before any child exists: whatever is made later is released
-        return [_finalizers(seen, add=True)]
+        before = kind.release(observed) if kind.release else None
+        return [_finalizers(observed, add=False)] if before is None else list(before)
+    if kind.release and not has_finalizer:  # before any child exists, so that all are released
+        return [_finalizers(observed, add=True)]
     try:
-        rendered = kind.render(seen)
+        rendered = kind.render(observed)
     except CairnError as error:
         why = "; ".join(filter(None, (error.message, error.hint)))
         refused = Condition(type="Valid", ok=False, reason="Refused", message=why)
-        return status_actions(seen, [refused])
+        return status_actions(observed, [refused])
     valid = Condition(type="Valid", ok=True, reason="Accepted")
     conditions = [valid, *rendered.conditions]
-    return [*_changes(seen, rendered), *status_actions(seen, conditions, rendered.fields)]
+    return [*_changes(observed, rendered), *status_actions(observed, conditions, rendered.fields)]
 
 
-def _changes(seen: Seen, rendered: Rendered) -> list[Action]:
+def _changes(observed: Observed, rendered: Rendered) -> list[Action]:
     if rendered.objects is None:
         return []
-    live = {ref_of(one): one for one in seen.children}
-    wanted = [owned(one, seen.resource) for one in as_known(rendered.objects, seen.apis)]
+    live = {ref_of(one): one for one in observed.children}
+    wanted = [owned(one, observed.resource) for one in as_known(rendered.objects, observed.apis)]
     refs = {ref_of(one) for one in wanted}
     actions: list[Action] = []
     for one in wanted:
-        there = live.get(ref_of(one))
-        if there is None:
+        now = live.get(ref_of(one))
+        if now is None:
             actions.append(Apply(one, new=True))
-        elif there["metadata"].get("deletionTimestamp") or is_current(there, one):
+        elif now["metadata"].get("deletionTimestamp") or is_current(now, one):
             continue
         elif one["kind"] in IMMUTABLE:
-            actions.append(delete(there))
+            actions.append(delete(now))
         else:
             actions.append(Apply(one, new=False))
     return actions + [delete(one) for ref, one in live.items() if ref not in refs and alive(one)]
 
 
-def delete(made: Object) -> Delete:
-    return Delete(ref_of(made), made["metadata"]["uid"])
+def delete(obj: Object) -> Delete:
+    return Delete(ref_of(obj), obj["metadata"]["uid"])
 
 
-def alive(made: Object) -> bool:
-    return not made["metadata"].get("deletionTimestamp")
+def alive(obj: Object) -> bool:
+    return not obj["metadata"].get("deletionTimestamp")
 
 
 def status_actions(
-    seen: Seen, conditions: list[Condition], fields: Object | None = None
+    observed: Observed, conditions: list[Condition], fields: Object | None = None
 ) -> list[Action]:
     """Written only when it differs, so that a quiet cluster sees no writes. Without `fields` the others stay."""
-    generation = seen.resource["metadata"].get("generation", 0)
-    before = seen.status.get("conditions", [])
+    generation = observed.resource["metadata"].get("generation", 0)
+    before = observed.status.get("conditions", [])
     status = {
-        **(seen.status if fields is None else fields),
+        **(observed.status if fields is None else fields),
         "observedGeneration": generation,
-        "conditions": written(conditions, before, generation, seen.now),
+        "conditions": written(conditions, before, generation, observed.now),
     }
-    return [SetStatus(ref_of(seen.resource), status)] if status != seen.status else []
+    return [SetStatus(ref_of(observed.resource), status)] if status != observed.status else []
 
 
-def _finalizers(seen: Seen, add: bool) -> Merge:
-    meta = seen.resource["metadata"]
+def _finalizers(observed: Observed, add: bool) -> Merge:
+    meta = observed.resource["metadata"]
     others = [one for one in meta.get("finalizers") or () if one != FINALIZER]
     patch = {
         "resourceVersion": meta["resourceVersion"],
         "finalizers": [*others, FINALIZER] if add else others,
     }
-    return Merge(ref_of(seen.resource), {"metadata": patch})
+    return Merge(ref_of(observed.resource), {"metadata": patch})
 
 
-def read_spec(seen: Seen, schema: type[Spec], **more: object) -> Spec:
+def read_spec(observed: Observed, schema: type[Spec], **more: object) -> Spec:
     """The spec as its class; what the schema of the CRD let through and the class refuses is a ConfigError."""
-    kind = seen.resource["kind"]
+    kind = observed.resource["kind"]
     try:
-        return msgspec.convert({**seen.resource.get("spec", {}), **more}, schema)
+        return msgspec.convert({**observed.resource.get("spec", {}), **more}, schema)
     except msgspec.ValidationError as error:
         raise ConfigError(f"spec: {error}", hint=f"kubectl explain {kind}.spec") from None

@@ -1,6 +1,6 @@
 """The operator as it runs: watches, a queue of objects to look at, workers that carry out what `reconcile` says.
 
-    list + watch -> Cache -> keys -> WorkQueue -> reconcile(Seen) -> actions -> API
+    list + watch -> Cache -> keys -> WorkQueue -> reconcile(Observed) -> actions -> API
                                         ^---- later, after an error ----'
 
 Only the holder of the Lease acts. A process that loses it stops at once; one that gets it begins with fresh lists.
@@ -23,7 +23,7 @@ from cairn.cluster.operator.api import (
 from cairn.cluster.operator.cache import Cache
 from cairn.cluster.operator.conditions import Condition, written
 from cairn.cluster.operator.objects import API, POOL_API, Object, Ref, ref_of
-from cairn.cluster.operator.reconcile import Action, Kind, Seen, SetStatus, reconcile
+from cairn.cluster.operator.reconcile import Action, Kind, Observed, SetStatus, reconcile
 from cairn.cluster.operator.work_queue import WorkQueue
 
 WORKERS = 8
@@ -67,11 +67,11 @@ class Operator:
         for kind in self._kinds:
             await self._until_known(kind)
         # CRDs are served all at once: now a kind that is not there is not installed.
-        there = await asyncio.gather(*(self._api.has(*pair) for pair in OPTIONAL))
-        found = [pair for pair, has in zip(OPTIONAL, there, strict=True) if has]
-        self.apis = frozenset(f"{api}/{kind}" for api, kind in found)
+        served = await asyncio.gather(*(self._api.has(*pair) for pair in OPTIONAL))
+        optional = [pair for pair, has in zip(OPTIONAL, served, strict=True) if has]
+        self.apis = frozenset(f"{api}/{kind}" for api, kind in optional)
         own = [(API, name, False) for name in self._kinds]
-        watched = own + [(api, kind, True) for api, kind in (*CHILDREN, *found)]
+        watched = own + [(api, kind, True) for api, kind in (*CHILDREN, *optional)]
         synced = [asyncio.Event() for _ in watched]
         async with asyncio.TaskGroup() as tasks:
             for (api, kind, children), event in zip(watched, synced, strict=True):
@@ -95,14 +95,14 @@ class Operator:
         """Keeps the cache as the cluster is, for one kind."""
         while True:
             try:
-                found, version = await self._api.list(api, kind, children)
-                for changed in self.cache.replace(api, kind, found):
+                objects, version = await self._api.list(api, kind, children)
+                for changed in self.cache.replace(api, kind, objects):
                     self._changed(changed)
                 synced.set()
                 self._last_said.pop(kind, None)
-                async for change, made in self._api.watch(api, kind, children, version):
-                    if self.cache.take(made, gone=change == "DELETED"):
-                        self._changed(made)
+                async for change, obj in self._api.watch(api, kind, children, version):
+                    if self.cache.take(obj, gone=change == "DELETED"):
+                        self._changed(obj)
             except (ApiRefused, Unreachable) as error:
                 self._say_once(kind, f"watching {kind}: {error.message}")
                 await asyncio.sleep(AGAIN_S)
@@ -113,8 +113,8 @@ class Operator:
             self._say(text)
         self._last_said[about] = text
 
-    def _changed(self, made: Object) -> None:
-        for ref in self.cache.concerned(made, list(self._kinds.values())):
+    def _changed(self, obj: Object) -> None:
+        for ref in self.cache.concerned(obj, list(self._kinds.values())):
             self.queue.add(ref)
         self._wake.set()
 
@@ -146,8 +146,8 @@ class Operator:
         resource = self.cache.get(key)
         if resource is None:
             return True
-        seen = self._seen(resource)
-        for action in reconcile(self._kinds[key.kind], seen):
+        observed = self._observed(resource)
+        for action in reconcile(self._kinds[key.kind], observed):
             try:
                 await self._carry_out(action)
             except Unreachable as error:
@@ -157,37 +157,37 @@ class Operator:
                 if error.code == MISSING and isinstance(action, SetStatus):
                     return False  # it has gone, or CRDs are not served yet: its event or the next try will tell
                 self._say(f"{key}: {error.message}")
-                await self._report(seen, error)
+                await self._report(observed, error)
                 return False
         return True
 
     async def _carry_out(self, action: Action) -> None:
         self.writes += 1
-        made = await self._api.do(action)
-        if made is not None and self.cache.take(made, gone=False):
-            self._changed(made)  # its event will be no news any more
+        obj = await self._api.do(action)
+        if obj is not None and self.cache.take(obj, gone=False):
+            self._changed(obj)  # its event will be no news any more
 
-    async def _report(self, seen: Seen, error: ApiRefused) -> None:
+    async def _report(self, observed: Observed, error: ApiRefused) -> None:
         """What the API refused stands in the status; a version that was too old or a server in trouble is no news."""
         if error.code == CONFLICT and "exists already" not in error.message:
             return
         if error.code == TOO_MANY or error.code >= SERVER_ERROR:
             return
-        meta, before = seen.resource["metadata"], seen.status.get("conditions", [])
+        meta, before = observed.resource["metadata"], observed.status.get("conditions", [])
         refused = Condition(type="Applied", ok=False, reason="Refused", message=error.message)
         generation = meta.get("generation", 0)
-        made = written([refused], before, generation, seen.now)
-        status = {**seen.status, "observedGeneration": generation, "conditions": made}
-        if status == seen.status:
+        conditions = written([refused], before, generation, observed.now)
+        status = {**observed.status, "observedGeneration": generation, "conditions": conditions}
+        if status == observed.status:
             return
         try:
-            await self._carry_out(SetStatus(ref_of(seen.resource), status))
+            await self._carry_out(SetStatus(ref_of(observed.resource), status))
         except (ApiRefused, Unreachable) as worse:
             self._say(f"status of {meta['name']}: {worse.message}")
 
-    def _seen(self, resource: Object) -> Seen:
+    def _observed(self, resource: Object) -> Observed:
         kind = self._kinds[resource["kind"]]
-        return Seen(
+        return Observed(
             resource=resource,
             children=self.cache.children(resource),
             related=self.cache.related(resource, kind.related),

@@ -11,7 +11,7 @@ from cairn.cluster.job_file import job_from
 from cairn.cluster.operator.conditions import Condition
 from cairn.cluster.operator.gang import gang_step
 from cairn.cluster.operator.objects import Object
-from cairn.cluster.operator.reconcile import Kind, Rendered, Seen
+from cairn.cluster.operator.reconcile import Kind, Observed, Rendered
 from cairn.cluster.resolve import Plan, resolve
 from cairn.core.errors import ConfigError, did_you_mean
 
@@ -25,63 +25,68 @@ UNSEEN = Cluster(engine="kubernetes", queues=[], needs_image=True, checked=False
 ENDED = ("Succeeded", "Failed")
 
 
-def render(seen: Seen) -> Rendered:
-    values: dict[str, Any] = dict(seen.resource.get("spec", {}))
-    target = _target(str(values.pop("target", "auto")), seen)
-    job = job_from({**values, "name": seen.name}, f"TrainJob {seen.name}")
+def render(observed: Observed) -> Rendered:
+    values: dict[str, Any] = dict(observed.resource.get("spec", {}))
+    target = _target(str(values.pop("target", "auto")), observed)
+    job = job_from({**values, "name": observed.name}, f"TrainJob {observed.name}")
     if job.kind != "train":
         raise ConfigError(f"kind is {job.kind!r}", hint="a server is an InferenceService")
     plan = resolve(job, UNSEEN)
-    if seen.status.get("phase") in ENDED:
-        return _over(seen)
-    return _gang(seen, plan) if target == PODS else _delegated(seen, plan, target)
+    if observed.status.get("phase") in ENDED:
+        return _over(observed)
+    if target == PODS and job.queue is not None and not observed.status.get("target"):
+        raise ConfigError(
+            f"queue is {job.queue!r}, and pods that the operator starts itself wait in no queue",
+            hint="leave `queue` out, or install JobSet and Kueue, or Volcano",
+        )
+    return _gang(observed, plan) if target == PODS else _delegated(observed, plan, target)
 
 
-def _target(asked: str, seen: Seen) -> str:
+def _target(asked: str, observed: Observed) -> str:
     known = ("auto", *TARGETS, PODS)
     if asked not in known:
         near = did_you_mean(asked, known, otherwise=f"one of {', '.join(known)}")
         raise ConfigError(f"target is {asked!r}", hint=near)
     if asked != "auto":
-        if asked in NEEDS and NEEDS[asked] not in seen.apis:
+        if asked in NEEDS and NEEDS[asked] not in observed.apis:
             raise ConfigError(
                 f"target is {asked!r}, and this cluster has no {NEEDS[asked]}",
                 hint="install its CRD and controller, or target: pods",
             )
         return asked
-    if seen.status.get("target"):  # a CRD that comes later does not move a job that runs
-        return seen.status["target"]
-    return next((one for one in ("jobset", "volcano") if NEEDS[one] in seen.apis), PODS)
+    if observed.status.get("target"):  # a CRD that comes later does not move a job that runs
+        return observed.status["target"]
+    return next((one for one in ("jobset", "volcano") if NEEDS[one] in observed.apis), PODS)
 
 
-def _gang(seen: Seen, plan: Plan) -> Rendered:
-    pods = [one for one in seen.children if one["kind"] == "Pod"]
-    before = seen.status
+def _gang(observed: Observed, plan: Plan) -> Rendered:
+    pods = [one for one in observed.children if one["kind"] == "Pod"]
+    before = observed.status
     step = gang_step(plan, before.get("attempt", 0), before.get("phase"), pods)
     fields = {"target": PODS, "attempt": step.attempt, "phase": step.phase}
     part = _condition(step.phase, step.message)
     return Rendered(objects=step.objects, conditions=[part], fields=fields)
 
 
-def _over(seen: Seen) -> Rendered:
-    """A job that has ended is not made again, though controllers take its objects away a day later."""
-    conditions = seen.status.get("conditions", [])
+def _over(observed: Observed) -> Rendered:
+    """A job that has ended is not created again, though controllers take its objects away a day later."""
+    conditions = observed.status.get("conditions", [])
     last = next((one for one in conditions if one["type"] == "Complete"), {})
-    part = _condition(seen.status["phase"], last.get("message", ""))
+    part = _condition(observed.status["phase"], last.get("message", ""))
     return Rendered(objects=None, conditions=[part], fields=None)
 
 
-def _delegated(seen: Seen, plan: Plan, target: str) -> Rendered:
-    made = objects(plan, target)
-    main = next(one for one in made if one["kind"] not in ("ConfigMap", "Secret"))
-    live = seen.child(main["kind"], main["metadata"]["name"])
+def _delegated(observed: Observed, plan: Plan, target: str) -> Rendered:
+    rendered = objects(plan, target)
+    main = next(one for one in rendered if one["kind"] not in ("ConfigMap", "Secret"))
+    live = observed.child(main["kind"], main["metadata"]["name"])
     if live is None:
         part = _condition("Running", "it is being created")
-        return Rendered(objects=made, conditions=[part], fields={"target": target})
+        return Rendered(objects=rendered, conditions=[part], fields={"target": target})
     status = status_of(live, [], [])
     phase = {"done": "Succeeded", "failed": "Failed"}.get(status.state, "Running")
     fields: Object = {"target": target, "attempt": status.restarts, "phase": phase}
-    return Rendered(objects=made, conditions=[_condition(phase, status.reason)], fields=fields)
+    return Rendered(objects=rendered, conditions=[_condition(phase, status.reason)], fields=fields)
 
 
 def _condition(phase: str, message: str) -> Condition:

@@ -18,7 +18,7 @@ class WorkQueue(Generic[Key]):
         self._again: set[Key] = set()
         self._later: list[tuple[float, int, Key]] = []
         self._failures: dict[Key, int] = {}
-        self._made = 0
+        self._delayed = 0
 
     def add(self, key: Key) -> None:
         if key in self._working:
@@ -27,8 +27,8 @@ class WorkQueue(Generic[Key]):
             self._waiting.setdefault(key)
 
     def add_later(self, key: Key, at_s: float) -> None:
-        self._made += 1
-        heapq.heappush(self._later, (at_s, self._made, key))
+        self._delayed += 1
+        heapq.heappush(self._later, (at_s, self._delayed, key))
 
     def take(self, now_s: float) -> Key | None:
         while self._later and self._later[0][0] <= now_s:

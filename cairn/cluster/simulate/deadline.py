@@ -52,12 +52,12 @@ class _Scan:
         return self._falls_below(gpus, min(at, end)) or self._falls_below(0, end)
 
     def _falls_below(self, gpus: int, before: float) -> bool:
-        known = self.below.get(gpus)
-        if known is None:
-            known = self._look(gpus, before)
-            if known < NEVER:
-                self.below[gpus] = known
-        return known < before
+        end = self.below.get(gpus)
+        if end is None:
+            end = self._look(gpus, before)
+            if end < NEVER:
+                self.below[gpus] = end
+        return end < before
 
     def _look(self, gpus: int, before: float) -> float:
         """From when fewer are free, if that is before; NEVER says nothing about later."""

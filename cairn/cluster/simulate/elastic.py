@@ -42,29 +42,29 @@ def decide_elastic(view: View) -> Action | None:
 
 def sizes(job: Job) -> list[int]:
     """From the full size down to the least, by halves."""
-    found, size = [job.gpus], job.gpus
+    halved, size = [job.gpus], job.gpus
     while job.least and size % 2 == 0 and size // 2 >= job.least:
         size //= 2
-        found.append(size)
-    return found
+        halved.append(size)
+    return halved
 
 
-def _shrink(view: View, head: Job, wanted: int) -> Action | None:
+def _shrink(view: View, head: Job, needed: int) -> Action | None:
     """One step towards room for the head with so many GPUs, if room can be made at all."""
     now, free = view.now, view.free
     nodes = (
-        wanted // free.gpus
+        needed // free.gpus
     )  # that have to be empty; most often they cannot be, and that is quickly said
     if nodes and free.idle_nodes() + view.offers.emptied(free) < nodes:
         return None
     surplus = [run for run in view.offers.halvable.values() if run.believed - now > WORTH]
-    if not surplus or view.free.idle + sum(run.gpus // 2 for run in surplus) < wanted:
+    if not surplus or view.free.idle + sum(run.gpus // 2 for run in surplus) < needed:
         return None
-    if view.shares.lacks(head) is not None or not _room_with(view.free, head, wanted, surplus):
+    if view.shares.lacks(head) is not None or not _room_with(view.free, head, needed, surplus):
         return None
     surplus.sort(key=lambda run: (-run.gpus, run.job.id))
     for run in surplus[:TRIED]:  # one that makes room alone is worth more than several
-        if _room_with(view.free, head, wanted, [run]):
+        if _room_with(view.free, head, needed, [run]):
             return _halve(run)
     return _halve(surplus[0])
 
@@ -126,8 +126,8 @@ def _grow(view: View) -> Action | None:
 
 def _may_double(free: Free, run: Running, idle_nodes: int, largest: int) -> bool:
     """Quick, and never wrong with a no: whether there is twice the room where it could be."""
-    wanted = run.gpus * 2
-    if wanted > free.gpus:
-        return idle_nodes + len(run.pieces) >= wanted // free.gpus
+    needed = run.gpus * 2
+    if needed > free.gpus:
+        return idle_nodes + len(run.pieces) >= needed // free.gpus
     own = max(free.masks[node].bit_count() + mask.bit_count() for node, mask, _ in run.pieces)
-    return own >= wanted or largest >= wanted
+    return own >= needed or largest >= needed

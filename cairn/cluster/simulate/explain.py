@@ -10,7 +10,7 @@ from cairn.core.units import format_duration
 
 
 def explain(view: View, job: Job, policy: str) -> str:
-    """The first reason that holds, from what can never be mended by waiting to whose turn it is."""
+    """The first reason that holds, from those that no waiting can change to the order of the queue."""
     lacks = view.shares.lacks(job)
     if lacks is not None:
         return f"needs {lacks}"

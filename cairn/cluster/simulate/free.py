@@ -125,8 +125,8 @@ class Free:
             return lowest_bits(min(enough, key=int.bit_count), count)
         chosen = 0
         for part in sorted(parts, key=int.bit_count, reverse=True):
-            wanted = min(part.bit_count(), count - chosen.bit_count())
-            chosen |= lowest_bits(part, wanted)
+            count_here = min(part.bit_count(), count - chosen.bit_count())
+            chosen |= lowest_bits(part, count_here)
         return chosen
 
     def _shared_piece(self, node: int, milli: int) -> Piece:

@@ -67,13 +67,13 @@ def upper_half(run: Running) -> Pieces:
 
 
 def _upper_half(run: Running) -> Pieces:
-    wanted = run.gpus // 2
+    needed = run.gpus // 2
     back = []
     for node, mask, milli in reversed(run.pieces):
-        if wanted == 0:
+        if needed == 0:
             break
         count = mask.bit_count()
-        given = mask if count <= wanted else mask ^ lowest_bits(mask, count - wanted)
-        wanted -= min(count, wanted)
-        back.append((node, given, milli))
+        freed = mask if count <= needed else mask ^ lowest_bits(mask, count - needed)
+        needed -= min(count, needed)
+        back.append((node, freed, milli))
     return tuple(back)

@@ -120,13 +120,13 @@ POLICIES = (*SCORES, "fgd")
 
 def workload(pods: Pods, nodes: Nodes, inflated: float, draw: np.random.Generator) -> Ints:
     """Every pod once in random order, then drawn ones until the demand is `inflated` times the GPUs."""
-    wanted = int(nodes.gpus.sum()) * MILLI * inflated
+    most = int(nodes.gpus.sum()) * MILLI * inflated
     order = draw.permutation(len(pods)).tolist()
     demand = pods.demand()
     total = int(demand.sum())
     while True:
         extra = int(draw.integers(len(pods)))
-        if total + int(pods.milli[extra]) > wanted:
+        if total + int(pods.milli[extra]) > most:
             return np.array(order)
         total += int(demand[extra])
         order.append(extra)
@@ -139,22 +139,22 @@ def pack(pods: Pods, nodes: Nodes, policy: str, seed: int, arrived: float = 1.0)
     room = _empty(nodes, draw.permutation(len(nodes)))
     fgd = FgdScores(typical_kinds(pods)) if policy == "fgd" else None
     capacity = int(nodes.gpus.sum()) * MILLI
-    asked = given = turned_away = 0
+    requested = allocated = turned_away = 0
     curve: list[tuple[float, float]] = [(0.0, 0.0)]
     for number in order:
         pod = Pod(
             *(int(column[number]) for column in (pods.cpu, pods.memory, pods.count, pods.milli))
         )
-        asked += pod.count * pod.milli
-        if asked > arrived * capacity:
+        requested += pod.count * pod.milli
+        if requested > arrived * capacity:
             break
         if _place(room, pod, policy, fgd, draw):
-            given += pod.count * pod.milli
+            allocated += pod.count * pod.milli
         else:
             turned_away += 1
-        if asked - curve[-1][0] * capacity >= capacity / 100:
-            curve.append((asked / capacity, given / capacity))
-    return Packed(policy, seed, given / capacity, turned_away, curve)
+        if requested - curve[-1][0] * capacity >= capacity / 100:
+            curve.append((requested / capacity, allocated / capacity))
+    return Packed(policy, seed, allocated / capacity, turned_away, curve)
 
 
 def _empty(nodes: Nodes, order: Ints) -> Room:

@@ -44,7 +44,7 @@ def victims(view: View, job: Job) -> tuple[int, ...]:
 
 
 def _needed(view: View, job: Job, gone: list[Running]) -> list[Running]:
-    """Puts back everyone without whom it fits as well; the last one is needed, since it did not fit before."""
+    """Spares every victim that the job can do without; the last one is needed, since it did not fit before."""
     needed = gone[-1:]
     for run in gone[:-1]:
         view.undo(run)

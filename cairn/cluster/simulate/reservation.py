@@ -101,9 +101,9 @@ def _one_node(
     now: float,
 ) -> Reservation:
     if job.milli == MILLI:
-        found = _one_node_whole(free, ends, running, job.gpus, now)
-        if found is not None:
-            return found
+        reservation = _one_node_whole(free, ends, running, job.gpus, now)
+        if reservation is not None:
+            return reservation
     masks, coming, shared = free.masks, {}, _Shared(free)
     for end, identity in ends:
         for node, mask, milli in running[identity].pieces:

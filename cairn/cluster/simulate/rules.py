@@ -18,15 +18,15 @@ def fgd_rule(jobs: Sequence[Job], gpus: int) -> Rule:
     sizes = typical_sizes(jobs, gpus)
     memo: dict[tuple[State, int, int], float] = {}
 
-    def cost(state: State, wanted: int, milli: int) -> float:
-        asked = (state, wanted, milli)
-        found = memo.get(asked)
-        if found is None:
-            rise = state_fragmentation(after(state, wanted, milli), sizes) - state_fragmentation(
+    def cost(state: State, count: int, milli: int) -> float:
+        key = (state, count, milli)
+        value = memo.get(key)
+        if value is None:
+            rise = state_fragmentation(after(state, count, milli), sizes) - state_fragmentation(
                 state, sizes
             )
-            found = memo[asked] = rise + 1e-6 * sum((state[0] * MILLI, *state[1:]))
-        return found
+            value = memo[key] = rise + 1e-6 * sum((state[0] * MILLI, *state[1:]))
+        return value
 
     return cost
 

@@ -41,21 +41,21 @@ class Shares:
     def change(self, job: Job, gpus: int, sign: int, now: float) -> None:
         """The job got (+1) or gave back (-1) these GPUs."""
         user, gpus_held = job.user, sign * gpus * job.milli / MILLI
-        held = self._held.get(user)
-        if held is None:
-            held = self._held[user] = [0.0, 0.0, 0.0]
-        held[0] += gpus_held
+        amounts = self._held.get(user)
+        if amounts is None:
+            amounts = self._held[user] = [0.0, 0.0, 0.0]
+        amounts[0] += gpus_held
         value, rate, since = self._usage.get(user, (0.0, 0.0, now))
         value = _decayed(value, rate, now - since, self._half_life)
-        self._usage[user] = (value, held[0], now)
+        self._usage[user] = (value, amounts[0], now)
         self._together[0] += gpus_held
         if not self.limited:
-            self._dominant[user] = held[0] / self._capacity[0]
+            self._dominant[user] = amounts[0] / self._capacity[0]
             return
         for place, amount in ((1, job.cpus), (2, job.memory_gib)):
-            held[place] += sign * amount
+            amounts[place] += sign * amount
             self._together[place] += sign * amount
-        self._dominant[user] = max(h / c for h, c in zip(held, self._capacity, strict=True) if c)
+        self._dominant[user] = max(h / c for h, c in zip(amounts, self._capacity, strict=True) if c)
 
     def dominant(self, user: str) -> float:
         return self._dominant[user]
@@ -80,12 +80,12 @@ class Shares:
         """Of these users at least. Kept for one moment: jobs that start or end have used nothing in it."""
         if now != self._now:
             self._now, self._known = now, {}
-        known = self._known
+        cached = self._known
         for user in users:
-            if user not in known:
+            if user not in cached:
                 value, rate, since = self._usage.get(user, (0.0, 0.0, now))
-                known[user] = _decayed(value, rate, now - since, self._half_life)
-        return known
+                cached[user] = _decayed(value, rate, now - since, self._half_life)
+        return cached
 
 
 def _decayed(value: float, rate: float, seconds: float, half_life: float) -> float:

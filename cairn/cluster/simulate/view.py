@@ -47,12 +47,12 @@ class View:
 
     def fits(self, job: Job, gpus: int | None = None, avoid: int = 0) -> Pieces | None:
         """Where the job could start now, or None; with another number of GPUs where it is elastic."""
-        wanted = job.gpus if gpus is None else gpus
-        if job.milli == MILLI and wanted >= self.free.too_many():
+        count = job.gpus if gpus is None else gpus
+        if job.milli == MILLI and count >= self.free.too_many():
             return None
         if self.shares.limited and self.shares.lacks(job) is not None:
             return None
-        return self.free.find(wanted, job.milli, self.rule, avoid=avoid, packed=self.packed)
+        return self.free.find(count, job.milli, self.rule, avoid=avoid, packed=self.packed)
 
     def reservation(self, job: Job) -> Reservation:
         """When a job that does not fit now will fit at the latest; remembered until a job gives GPUs back.
@@ -60,12 +60,12 @@ class View:
         A job that starts beside the promise ends before or keeps off the nodes, so it stays true; a job that starts
         otherwise makes it void.
         """
-        known = self.known_promise(job)
-        if known is not None:
-            return known
-        found = reserve(self.free, self.ends, self.running, job, self.now)
-        self._memo = (job.id, self.ended, found)
-        return found
+        promise = self.known_promise(job)
+        if promise is not None:
+            return promise
+        reserved = reserve(self.free, self.ends, self.running, job, self.now)
+        self._memo = (job.id, self.ended, reserved)
+        return reserved
 
     def known_promise(self, job: Job) -> Reservation | None:
         """What was worked out before, if it is still true."""

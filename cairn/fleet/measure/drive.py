@@ -18,10 +18,11 @@ from pathlib import Path
 import msgspec
 
 from cairn.core.errors import CairnError
+from cairn.fleet.measure.mock_server import FRAMES
 from cairn.fleet.measure.peers import Peer
-from cairn.fleet.measure.upstream import FRAMES
 
 SERVERS = 2
+OWN = "cairn"  # the peer whose failure is an error
 PATIENCE_S = 30.0
 
 
@@ -36,16 +37,25 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(peer: Peer, requests: int, streams: int) -> Cost:
-    """One router; the servers are started anew for each."""
+    """One router; the servers are started anew for each. One that cannot be started has a note instead of figures."""
     if not peer.installed:
         return Cost(router=peer.name, installed=False, note=f"not installed: {peer.where}")
+    try:
+        return _measure_started(peer, requests, streams)
+    except CairnError as error:
+        if peer.name == OWN:
+            raise
+        return Cost(router=peer.name, installed=True, note=error.message.splitlines()[-1])
+
+
+def _measure_started(peer: Peer, requests: int, streams: int) -> Cost:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = [_free_port() for _ in range(SERVERS + 1)]
-        upstream = [sys.executable, "-m", "cairn.fleet.measure.upstream"]
+        ports = [free_port() for _ in range(SERVERS + 1)]
+        upstream = [sys.executable, "-m", "cairn.fleet.measure.mock_server"]
         for port in ports[1:]:
-            stack.enter_context(_started([*upstream, str(port)], port))
-        pid = stack.enter_context(_started(peer.command(folder, ports[0], ports[1:]), ports[0]))
+            stack.enter_context(started([*upstream, str(port)], port))
+        pid = stack.enter_context(started(peer.command(folder, ports[0], ports[1:]), ports[0]))
         return asyncio.run(_measure(peer, pid, ports[0], requests, streams))
 
 
@@ -65,7 +75,7 @@ async def _measure(peer: Peer, pid: int, port: int, requests: int, streams: int)
         us_per_request=round(each * 1e6, 1),
         us_per_frame=round(frame * 1e6, 1),
         requests_per_s=round(requests / took, 1),
-        rss_mb=round(_rss(pid) / 1e6, 1),
+        rss_mb=round(rss_bytes(pid) / 1e6, 1),
     )
 
 
@@ -78,7 +88,7 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
-def _rss(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -133,7 +143,7 @@ async def _until_answered(port: int, request: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], port: int) -> Generator[int]:
+def started(command: Sequence[str], port: int) -> Generator[int]:
     process = subprocess.Popen(
         list(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -163,7 +173,7 @@ def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
     raise CairnError(f"{process.args} does not listen on port {port}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -116,6 +116,15 @@ static inline Quarter sums_of_pairs(Quarter a, Quarter b) {
 #endif
 }
 
+#if defined(__AVX512F__) && defined(HAS_VECTORS)
+
+/* The sums of the lanes of four vectors. */
+static inline Quarter sums_of_lanes(const Lanes *v) {
+    return (Quarter)four_sums((Vec)v[0], (Vec)v[1], (Vec)v[2], (Vec)v[3]);
+}
+
+#else
+
 static inline Quarter folded(Lanes lanes) {
     Quarter part[LANES / 4];
     memcpy(part, &lanes, sizeof lanes);
@@ -128,6 +137,8 @@ static inline Quarter folded(Lanes lanes) {
 static inline Quarter sums_of_lanes(const Lanes *v) {
     return sums_of_pairs(sums_of_pairs(folded(v[0]), folded(v[1])), sums_of_pairs(folded(v[2]), folded(v[3])));
 }
+
+#endif
 
 /* `queries`, a constant up to four, with four keys: score [queries, KEYS]. */
 static inline __attribute__((always_inline)) void score_tile(const float *q, int queries, const float *const *key,
@@ -181,7 +192,7 @@ static void weigh_keys(float *score, Running r) {
         for (int n = 0; n < r.from[g]; n++) of[n] = -INFINITY;
         for (int n = r.to[g]; n < KEYS; n++) of[n] = -INFINITY;
 #pragma omp simd reduction(max : most)
-        for (int n = 0; n < KEYS; n++) most = larger_of(most, of[n]);
+        for (int n = 0; n < KEYS; n++) most = larger_of(of[n], most);
         top[g] = most;
     }
     for (int g = 0; g < r.queries; g++) r.factor[g] = power_of_e(r.largest[g] - top[g]), r.largest[g] = top[g];
@@ -297,9 +308,11 @@ static void attend_tile(void *given, int chunk) {
     for (int start = first / KEYS * KEYS; start < end; start += KEYS) {
         const int count = smaller(end - start, KEYS);
         int64_t offset[KEYS];
+        int page = start / s->page_size, at = start % s->page_size; /* one division for all keys of the block */
         for (int n = 0; n < count; n++) {
-            const int64_t slot = (int64_t)table[(start + n) / s->page_size] * s->page_size + (start + n) % s->page_size;
+            const int64_t slot = (int64_t)table[page] * s->page_size + at;
             offset[n] = (slot * h->kv_heads + head) * size;
+            if (++at == s->page_size) at = 0, page++;
         }
         see_keys(h, &tile, start, count, r);
         score_keys(q, queries, size, a->keys, offset, count, score);

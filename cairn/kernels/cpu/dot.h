@@ -113,11 +113,13 @@ static void dot(Row w, const Rounded *x, int rows, int columns, int is_signed, f
 
 #endif
 
+#if !defined(HAS_DOT512)
+
 /* Up to STRIDE columns of a row, by the largest of them. */
 static void round_piece(const float *restrict x, int columns, Rounded *restrict out) {
     float largest = 0;
 #pragma omp simd reduction(max : largest)
-    for (int i = 0; i < columns; i++) largest = larger_of(largest, __builtin_fabsf(x[i]));
+    for (int i = 0; i < columns; i++) largest = larger_of(__builtin_fabsf(x[i]), largest);
     float inverse = largest > 0 ? MOST_STEPS / largest : 0.f;
     out->scale = largest / MOST_STEPS;
     for (int at = 0; at < STRIDE; at += GROUP) {
@@ -133,6 +135,8 @@ static void round_piece(const float *restrict x, int columns, Rounded *restrict 
         out->sum[at / GROUP] = out->scale * (float)sum;
     }
 }
+
+#endif
 
 /* The caches of x86 look ahead to the end of a page. With one row of x a core would wait for its weights half of the time. */
 static inline __attribute__((always_inline)) void ask_ahead(const uint8_t *weights, int64_t bytes, int64_t ahead) {

@@ -20,7 +20,7 @@
 
 #define ROWS_OF_W 4     /* that are multiplied with two rows of x while their sums are in registers */
 #define PIECES_IN_CACHE 8 /* of four rows of weights and two of x: 22 KB */
-#define ROWS_TOGETHER 16  /* of weights whose sums are kept from some pieces to the next: 128 KB with 128 rows of x */
+#define ROWS_TOGETHER 16  /* of weights whose sums are kept from some pieces to the next: 64 KB with 64 rows of x */
 
 /* Registers of 64 columns that a piece has. */
 INLINE int registers_of(int columns) { return columns > 128 ? 4 : columns > 64 ? 2 : 1; }
@@ -48,80 +48,39 @@ INLINE __m512 order_scales(__m512 scale, int registers) {
     return _mm512_permutexvar_ps(registers == 4 ? of_4 : registers == 2 ? of_2 : of_1, scale);
 }
 
-INLINE __m512i add_products(__m512i sum, __m512i level, __m512i x, int is_signed) {
-    if (is_signed) { /* products of levels with a sign: |level| * (x with that sign) */
-        x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(level), _mm512_setzero_si512(), x);
-        level = _mm512_abs_epi8(level);
+/* Up to STRIDE columns of a row, by the largest of them; what is no number does not count. The lanes are not in order yet. */
+INLINE void round_piece(const float *x, int columns, Rounded *out) {
+    __m512 most = _mm512_setzero_ps();
+    for (int at = 0; at < columns; at += GROUP) most = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(x + at)), most);
+    const float largest = _mm512_reduce_max_ps(most), scale = largest / MOST_STEPS;
+    const __m512 inverse = _mm512_set1_ps(largest > 0 ? MOST_STEPS / largest : 0.f), half = _mm512_set1_ps(0.5f);
+    const __m512 sign = _mm512_set1_ps(-0.f);
+    out->scale = scale;
+    for (int at = 0; at < STRIDE; at += GROUP) {
+        const __m512 value = at < columns ? _mm512_mul_ps(_mm512_loadu_ps(x + at), inverse) : _mm512_setzero_ps();
+        const __m512i steps = _mm512_cvttps_epi32(_mm512_add_ps(value, _mm512_or_ps(_mm512_and_ps(value, sign), half)));
+        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(128)), 8);
+        const __m512i upper = _mm512_slli_epi32(high, 8);
+        const __m512i low = _mm512_max_epi32(_mm512_sub_epi32(steps, upper), _mm512_set1_epi32(-127)); /* its sign can be changed */
+        _mm_store_si128((__m128i *)(out->high + at), _mm512_cvtepi32_epi8(high));
+        _mm_store_si128((__m128i *)(out->low + at), _mm512_cvtepi32_epi8(low));
+        out->sum[at / GROUP] = scale * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(upper, low));
     }
-#if defined(__AVX512VNNI__)
-    return _mm512_dpbusd_epi32(sum, level, x);
-#else
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1)));
-#endif
-}
-
-/* -- activations --------------------------------------------------------------------------------------------------------- */
-
-/* Lanes of four registers of 32 bits, or groups of four registers of 8 bits in order, to the order in memory and back. */
-#define TRANSPOSED _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0)
-
-/* 64 values in 8 bits. */
-INLINE __m512i narrowed(const __m512i v[4]) {
-    const __m512i lanes = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
-    return _mm512_permutexvar_epi32(TRANSPOSED, lanes);
-}
-
-/* 16 of `columns` values; zeros behind the last. */
-INLINE __m512 load_group(const float *x, int columns) {
-    return _mm512_maskz_loadu_ps((__mmask16)(columns < 16 ? (1 << (columns < 0 ? 0 : columns)) - 1 : 0xffff), x);
-}
-
-/* What all values of each group add up to. */
-INLINE __m512i group_sums(const __m512i digit[4]) {
-    __m512i r[4] = {digit[0], digit[1], digit[2], digit[3]}, sum = _mm512_setzero_si512();
-    order_lanes(r, 4);
-    for (int c = 0; c < 4; c++) sum = add_products(sum, _mm512_set1_epi8(1), r[c], 0);
-    return _mm512_permutexvar_epi32(TRANSPOSED, sum);
-}
-
-INLINE void store_digit(__m512i digit[4], int registers, int8_t *to) {
-    order_lanes(digit, registers);
-    for (int c = 0; c < 4; c++) _mm512_store_si512(to + 64 * c, digit[c]);
-}
-
-/* `round_piece`, with lanes in order. */
-INLINE void round_ordered(const float *x, int columns, Rounded *out) {
-    __m512 largest = _mm512_setzero_ps();
-    for (int k = 0; k < columns; k += 16) largest = _mm512_max_ps(largest, _mm512_abs_ps(load_group(x + k, columns - k)));
-    const float most = _mm512_reduce_max_ps(largest);
-    const __m512 inverse = _mm512_set1_ps(most > 0 ? MOST_STEPS / most : 0.f);
-    __m512i high[4], low[4];
-    for (int c = 0; c < 4; c++) {
-        __m512i of_16[4], rest[4];
-        for (int i = 0; i < 4; i++) {
-            const int k = 64 * c + 16 * i;
-            const __m512 value = _mm512_mul_ps(load_group(x + k, columns - k), inverse);
-            const __mmask16 below = _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_LT_OQ);
-            const __m512 half_away = _mm512_mask_mov_ps(_mm512_set1_ps(0.5f), below, _mm512_set1_ps(-0.5f));
-            const __m512i steps = _mm512_cvttps_epi32(_mm512_add_ps(value, half_away));
-            of_16[i] = _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(128)), 8);
-            rest[i] = _mm512_sub_epi32(steps, _mm512_slli_epi32(of_16[i], 8));
-            rest[i] = _mm512_max_epi32(rest[i], _mm512_set1_epi32(-127));
-        }
-        high[c] = narrowed(of_16), low[c] = narrowed(rest);
-    }
-    out->scale = most / MOST_STEPS;
-    const __m512i sums = _mm512_add_epi32(_mm512_slli_epi32(group_sums(high), 8), group_sums(low));
-    _mm512_store_ps(out->sum, _mm512_mul_ps(_mm512_set1_ps(out->scale), _mm512_cvtepi32_ps(sums)));
-    store_digit(high, registers_of(columns), out->high);
-    store_digit(low, registers_of(columns), out->low);
 }
 
 /* The t-th row of x; `rows` of them lie side by side. */
 static void round_row(const float *x, int columns, int rows, int t, Activations *out) {
     out += t;
-    for (int k = 0; k < columns; k += STRIDE, out += rows)
-        round_ordered(x + k, columns - k < STRIDE ? columns - k : STRIDE, out);
+    for (int k = 0; k < columns; k += STRIDE, out += rows) {
+        const int some = columns - k < STRIDE ? columns - k : STRIDE, registers = registers_of(some);
+        round_piece(x + k, some, out);
+        for (int8_t *digit = out->high; digit <= out->low; digit += out->low - out->high) {
+            __m512i r[4];
+            for (int c = 0; c < 4; c++) r[c] = _mm512_load_si512(digit + 64 * c);
+            order_lanes(r, registers);
+            for (int c = 0; c < 4; c++) _mm512_store_si512(digit + 64 * c, r[c]);
+        }
+    }
 }
 
 /* -- weights ------------------------------------------------------------------------------------------------------------ */
@@ -160,6 +119,18 @@ INLINE void ordered_piece(const Rows *w, const uint8_t *packed, int start, int l
 
 /* -- products ------------------------------------------------------------------------------------------------------------ */
 
+INLINE __m512i add_products(__m512i sum, __m512i level, __m512i x, int is_signed) {
+    if (is_signed) { /* products of levels with a sign: |level| * (x with that sign) */
+        x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(level), _mm512_setzero_si512(), x);
+        level = _mm512_abs_epi8(level);
+    }
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sum, level, x);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1)));
+#endif
+}
+
 /* A piece of `count` rows of weights with `tokens` rows of x, onto their sums. */
 INLINE void add_piece(int is_signed, const Piece *w, int count, const Rounded *x, int tokens, int registers,
                       __m512 sum[ROWS_OF_W][2]) {
@@ -196,17 +167,6 @@ INLINE void add_last_piece(int is_signed, const Piece *w, int count, const Round
     case 2: add_piece(is_signed, w, count, x, tokens, 2, sum); break;
     default: add_piece(is_signed, w, count, x, tokens, 4, sum);
     }
-}
-
-/* The lanes of four sums, each in the same order. */
-INLINE __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
-    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
-    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
-    return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all));
 }
 
 /* One row of weights with one of x. */

@@ -107,7 +107,7 @@ static int guess(Pool *pool, const DraftHead *h, int count, int stride, DraftRoo
         float most = score[0], total = 0;
         int best = 0;
 #pragma omp simd reduction(max : most)
-        for (int n = 0; n < h->vocabulary; n++) most = larger_of(most, score[n]);
+        for (int n = 0; n < h->vocabulary; n++) most = larger_of(score[n], most);
 #pragma omp simd reduction(+ : total)
         for (int n = 0; n < h->vocabulary; n++) total += power_of_e(score[n] - most);
         while (best < h->vocabulary - 1 && score[best] != most) best++;

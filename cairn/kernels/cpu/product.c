@@ -351,7 +351,7 @@ void cairn_digits(const float *x, const float *inlier, const float *pins, int ro
         const float *row = x + (int64_t)t * columns;
         float *high = digits + (int64_t)t * columns, *low = high + (int64_t)rows * columns, largest = 0;
 #pragma omp simd reduction(max : largest)
-        for (int k = 0; k < columns; k++) largest = larger_of(largest, __builtin_fabsf(row[k] * inlier[k]));
+        for (int k = 0; k < columns; k++) largest = larger_of(__builtin_fabsf(row[k] * inlier[k]), largest);
         step[t] = largest / most + __FLT_MIN__;
         float inverse = 1.f / step[t];
 #pragma omp simd

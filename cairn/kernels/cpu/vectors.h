@@ -10,6 +10,15 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* The larger one; b where a is not a number. This vectorises: C's function is an instruction on ARM and a call on x86. */
+static inline float larger_of(float a, float b) {
+#if defined(__aarch64__)
+    return __builtin_fmaxf(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
 #if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
@@ -17,15 +26,6 @@
 #else
 #define LANES 4
 #endif
-
-/* On x86 `fmaxf`, which has rules of its own for NaN, would be a call of the library for each value. */
-INLINE float larger_of(float a, float b) {
-#if defined(__x86_64__)
-    return a > b ? a : b;
-#else
-    return __builtin_fmaxf(a, b);
-#endif
-}
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -83,6 +83,17 @@ INLINE Vec vec_scale(Vec v, Vec power) {
 }
 INLINE Vec vec_from_half(const Half *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 INLINE void vec_to_half(Half *at, Vec v) { _mm256_storeu_si256((__m256i *)at, _mm512_cvtps_ph(v, 0)); }
+
+/* The lanes of four sums, each in the same order. */
+INLINE __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all));
+}
 #else
 typedef __m256 Vec;
 INLINE Vec vec_load(const float *at) { return _mm256_loadu_ps(at); }

@@ -1,4 +1,4 @@
-"""What Triton 3.6's CPU interpreter gets wrong, mended: one function for each thing, each with its reason.
+"""Repairs of Triton 3.6's CPU interpreter: one function for each fault, each with its reason.
 
     arithmetic    bfloat16 and 8-bit floats; minima and maxima
     reductions    tl.reduce and tl.associative_scan in few steps

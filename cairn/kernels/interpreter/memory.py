@@ -64,8 +64,8 @@ def launches_are_quiet_and_bounded() -> None:
     stock = executor.__call__
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        given = [*zip(self.arg_names, arguments, strict=False), *named.items()]
-        regions = [region for name, value in given for region in _regions_of(name, value)]
+        named_arguments = [*zip(self.arg_names, arguments, strict=False), *named.items()]
+        regions = [region for name, value in named_arguments for region in _regions_of(name, value)]
         with np.errstate(all="ignore"), _reachable(regions):
             return stock(self, *arguments, **named)
 
@@ -163,19 +163,19 @@ def _regions_of(name: str, value: Any) -> Iterator[Region]:
 
 
 def _check_bounds(what: str, pointers: Any, mask: np.ndarray) -> None:
-    wanted = pointers.data[np.broadcast_to(mask, np.shape(pointers.data)).astype(bool)]
-    if not wanted.size:
+    addresses = pointers.data[np.broadcast_to(mask, np.shape(pointers.data)).astype(bool)]
+    if not addresses.size:
         return
     width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-    low, high = int(wanted.min()), int(wanted.max()) + width
+    low, high = int(addresses.min()), int(addresses.max()) + width
     if any(region.start <= low and high <= region.end for region in _regions):
         return
-    inside = np.zeros(wanted.shape, dtype=bool)
+    inside = np.zeros(addresses.shape, dtype=bool)
     for region in _regions:
         last = max(region.end - width, 0)
-        inside |= (wanted >= np.uint64(region.start)) & (wanted <= np.uint64(last))
+        inside |= (addresses >= np.uint64(region.start)) & (addresses <= np.uint64(last))
     if not inside.all():
-        raise OutOfBounds(_describe(what, int(wanted[~inside][0]), int((~inside).sum()), width))
+        raise OutOfBounds(_describe(what, int(addresses[~inside][0]), int((~inside).sum()), width))
 
 
 def _describe(what: str, address: int, count: int, width: int) -> str:

@@ -71,8 +71,8 @@ class _OnAbsentGPU(TorchFunctionMode):
             return True  # there are no values: what is asked of them holds, as of weights rounded in the engine
         if func is torch._scaled_mm:  # has no form for `meta` tensors that writes into `out`
             return _marked(kwargs["out"])
-        made = func(*(_elsewhere(value) for value in args), **kwargs)
-        return _marked(made)
+        result = func(*(_elsewhere(value) for value in args), **kwargs)
+        return _marked(result)
 
 
 def _elsewhere(value: Any) -> Any:
@@ -88,13 +88,13 @@ def _elsewhere(value: Any) -> Any:
     return value
 
 
-def _marked(made: Any) -> Any:
-    if type(made) is Tensor and made.is_meta:
-        return made.as_subclass(AbsentTensor)
-    if isinstance(made, tuple | list) and any(type(part) is Tensor for part in made):
-        parts = [_marked(part) for part in made]
-        return parts if isinstance(made, list) else tuple(parts)
-    return made
+def _marked(result: Any) -> Any:
+    if type(result) is Tensor and result.is_meta:
+        return result.as_subclass(AbsentTensor)
+    if isinstance(result, tuple | list) and any(type(part) is Tensor for part in result):
+        parts = [_marked(part) for part in result]
+        return parts if isinstance(result, list) else tuple(parts)
+    return result
 
 
 class _AbsentDriver:
@@ -184,9 +184,15 @@ def _noted(launches: list[Launch]) -> Generator[None]:
         return original(self, *args, grid=grid, warmup=True, **kwargs)
 
     def note(
-        self: Any, key: str, signature: Any, device: int, constants: Any, options: Any,
-        attributes: Any, warmup: bool,
-    ) -> object:  # fmt: skip
+        self: Any,
+        key: str,
+        signature: Any,
+        device: int,
+        constants: Any,
+        options: Any,
+        attributes: Any,
+        warmup: bool,
+    ) -> object:
         kernels, _, target, _, _ = self.device_caches[device]
         source = self.ASTSource(self, signature, constants, attributes)
         launches.append(Launch(source, target, dict(options.__dict__)))

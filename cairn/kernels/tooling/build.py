@@ -32,7 +32,7 @@ Progress = Callable[[Compiled], None]
 
 
 class Job(NamedTuple):
-    """A variant by name: what a process can be told about it."""
+    """A variant by its name, which crosses the border of a process where the variant itself cannot."""
 
     kernel: str
     variant: str
@@ -41,13 +41,13 @@ class Job(NamedTuple):
 def variants(kernel: str) -> list[Variant]:
     """Every configuration of the kernel that ships, those of the tuned tables included. Imports triton."""
     module = catalogue.load(kernel)
-    found = list(module.VARIANTS)
-    names = [variant.name for variant in found]
+    declared = list(module.VARIANTS)
+    names = [variant.name for variant in declared]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"{kernel}.VARIANTS has several of the name {', '.join(repeated)}")
     tuned = module.tuned_variants() if hasattr(module, "tuned_variants") else ()
-    return list({variant.name: variant for variant in (*found, *tuned)}.values())
+    return list({variant.name: variant for variant in (*declared, *tuned)}.values())
 
 
 def jobs(kernels: Sequence[str]) -> list[Job]:
@@ -55,11 +55,11 @@ def jobs(kernels: Sequence[str]) -> list[Job]:
 
 
 def build(
-    wanted: Sequence[Job], *, workers: int = WORKERS, fresh: bool = False
+    jobs: Sequence[Job], *, workers: int = WORKERS, fresh: bool = False
 ) -> Iterator[Compiled]:
     """The facts of each job, without texts, in the order of completion: kept ones first."""
     left = []
-    for job in wanted:
+    for job in jobs:
         kept = None if fresh else read(job, texts=False)
         if kept is None:
             left.append(job)
@@ -82,13 +82,13 @@ def read(job: Job, *, texts: bool) -> Compiled | None:
     """
     path = _path(job)
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Compiled)
+        compiled = msgspec.json.decode(path.read_bytes(), type=Compiled)
         if texts:
             packed = path.with_suffix(".texts").read_bytes()
-            found = msgspec.msgpack.decode(zlib.decompress(packed), type=Compiled)
+            compiled = msgspec.msgpack.decode(zlib.decompress(packed), type=Compiled)
     except (OSError, zlib.error, msgspec.DecodeError):
         return None
-    return msgspec.structs.replace(found, kernel=job.kernel, variant=job.variant)
+    return msgspec.structs.replace(compiled, kernel=job.kernel, variant=job.variant)
 
 
 def _build_apart(left: Sequence[Job], workers: int) -> Iterator[Compiled]:

@@ -167,7 +167,7 @@ def _store_module(source: str, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.c"
         path.write_text(source)
-        made = _build(
+        library = _build(
             name,
             str(path),
             folder,
@@ -176,7 +176,7 @@ def _store_module(source: str, name: str) -> None:
             nvidia.libraries,
             LINKED,
         )
-        cache.put(Path(made).read_bytes(), file, binary=True)
+        cache.put(Path(library).read_bytes(), file, binary=True)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 @functools.cache
 def kernels(home: Path = HOME) -> Mapping[str, Entry]:
     """Name of each kernel -> where it is and what it says about itself, in alphabetical order."""
-    found = {}
+    entries = {}
     for path in sorted((home / "cases").glob("*.py")):
         names = _defined(_parsed(path))
         if "KERNEL" in names:
@@ -39,8 +39,8 @@ def kernels(home: Path = HOME) -> Mapping[str, Entry]:
             source = home.joinpath(*kernel.split(".")[2:]).with_suffix(".py")
             line = (ast.get_docstring(_parsed(source)) or "").partition("\n")[0]
             module = f"{PACKAGE}.cases.{path.stem}"
-            found[path.stem] = Entry(module, kernel, line, "tuning" in names)
-    return found
+            entries[path.stem] = Entry(module, kernel, line, "tuning" in names)
+    return entries
 
 
 def sources() -> list[Path]:
@@ -63,8 +63,8 @@ def chosen(only: Sequence[str]) -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    [known] = chosen([name])
-    return importlib.import_module(kernels()[known].module)
+    [kernel] = chosen([name])
+    return importlib.import_module(kernels()[kernel].module)
 
 
 def _parsed(path: Path) -> ast.Module:

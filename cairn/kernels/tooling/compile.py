@@ -46,7 +46,7 @@ def compile_variant(variant: Variant, kernel: str = "") -> Compiled:
             "kernels are interpreted in this process, so they cannot be compiled in it",
             hint="unset TRITON_INTERPRET",
         )
-    known = Compiled(
+    facts = Compiled(
         kernel=kernel,
         variant=variant.name,
         expect=variant.expect,
@@ -57,8 +57,8 @@ def compile_variant(variant: Variant, kernel: str = "") -> Compiled:
     try:
         built, log, stage_ms = _compile(variant)
     except Exception as problem:  # noqa: BLE001  the compiler raises what it likes
-        return msgspec.structs.replace(known, error=_reason(problem))
-    return _facts(known, built, log, stage_ms)
+        return msgspec.structs.replace(facts, error=_reason(problem))
+    return _facts(facts, built, log, stage_ms)
 
 
 def fingerprint(variant: Variant) -> str:
@@ -146,7 +146,7 @@ def _apart(stage_ms: dict[str, float]) -> Generator[StringIO]:
         yield log
 
 
-def _facts(known: Compiled, built: Any, log: str, stage_ms: dict[str, float]) -> Compiled:
+def _facts(facts: Compiled, built: Any, log: str, stage_ms: dict[str, float]) -> Compiled:
     metadata, texts = built
     resources = machine_code.read_log(log)
     sass = disassemble(texts["cubin"])
@@ -155,7 +155,7 @@ def _facts(known: Compiled, built: Any, log: str, stage_ms: dict[str, float]) ->
     counts = machine_code.opcodes(sass)
     stages = {name: texts[name] for name in ("ttir", "ttgir", "llir", "ptx") if name in texts}
     return msgspec.structs.replace(
-        known,
+        facts,
         registers=resources.registers,
         stack_bytes=resources.stack_bytes,
         spill_store_bytes=resources.spill_store_bytes,
@@ -171,7 +171,7 @@ def _facts(known: Compiled, built: Any, log: str, stage_ms: dict[str, float]) ->
         overwritten_barriers=machine_code.overwritten_barriers(texts["ptx"]),
         stage_ms=stage_ms,
         stages={
-            "source": "\n".join(source.text for source in known.sources),
+            "source": "\n".join(source.text for source in facts.sources),
             **stages,
             "sass": sass,
         },
@@ -203,17 +203,17 @@ def _function(variant: Variant) -> Any:
 
 def _parts(variant: Variant) -> list[tuple[Source, list[str]]]:
     """The kernel, then the functions of ours that it calls: each once, with the constants it reads."""
-    found: dict[tuple[str, int], tuple[Source, list[str]]] = {}
+    by_place: dict[tuple[str, int], tuple[Source, list[str]]] = {}
     waiting = [_function(variant)]
     while waiting:
         function = waiting.pop(0)
         source = _source(function.fn)
         place = (source.path, source.first_line)
-        if place in found or source.path.startswith(os.path.dirname(triton.__file__)):
+        if place in by_place or source.path.startswith(os.path.dirname(triton.__file__)):
             continue
-        found[place] = source, _constants(function)
+        by_place[place] = source, _constants(function)
         waiting.extend(_callees(function))
-    return list(found.values())
+    return list(by_place.values())
 
 
 def _callees(function: Any) -> Iterator[Any]:
@@ -222,12 +222,12 @@ def _callees(function: Any) -> Iterator[Any]:
 
 def _constants(function: Any) -> list[str]:
     """Compile-time constants of its module that the function reads."""
-    found = {
+    names = {
         f"{name}={value!r}"
         for name, value in _mentioned(function)
         if isinstance(value, tl.constexpr | int | float | str | tl.dtype)
     }
-    return sorted(found)
+    return sorted(names)
 
 
 def _mentioned(function: Any) -> Iterator[tuple[str, Any]]:
@@ -252,13 +252,13 @@ def _source(function: Any) -> Source:
 @functools.cache
 def _words(function: Any) -> Sequence[tuple[str, str]]:
     """The names in its text, each once, with what follows a dot."""
-    found: dict[tuple[str, str], None] = {}
+    names: dict[tuple[str, str], None] = {}
     for node in ast.walk(ast.parse(_source(function).text)):
         if isinstance(node, ast.Name):
-            found[node.id, ""] = None
+            names[node.id, ""] = None
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found[node.value.id, node.attr] = None
-    return tuple(found)
+            names[node.value.id, node.attr] = None
+    return tuple(names)
 
 
 def _reason(problem: Exception) -> str:

@@ -28,7 +28,7 @@ MEMORY = ("TMA", "asynchronous copy", "global memory", "shared memory", "local m
 
 def resources(kernel: Compiled) -> dict[str, str]:
     """What a block needs, and how many fit on a multiprocessor, in words."""
-    shown = {
+    rows = {
         "registers per thread": str(kernel.registers),
         "warps per block": str(kernel.warps),
         "shared memory": f"{format_bytes(kernel.shared_bytes)} of {format_bytes(SHARED_LIMIT)}",
@@ -38,17 +38,17 @@ def resources(kernel: Compiled) -> dict[str, str]:
     room = kernel.occupancy
     if room is not None:
         blocks = f"{room.blocks} block{'s' if room.blocks != 1 else ''} per multiprocessor"
-        shown["occupancy"] = f"{room.warps} of {WARPS_PER_SM} warps ({room.fraction:.0%}), {blocks}"
-        shown["limited by"] = room.limit
-    return shown
+        rows["occupancy"] = f"{room.warps} of {WARPS_PER_SM} warps ({room.fraction:.0%}), {blocks}"
+        rows["limited by"] = room.limit
+    return rows
 
 
 def accesses(kernel: Compiled) -> dict[str, int]:
     """Memory and tensor-core instructions with their widths: LDG.E.128 says that loads are vectors."""
     from cairn.kernels.tooling.machine_code import kind
 
-    wanted = {*MEMORY, "tensor core"}
-    return {opcode: count for opcode, count in kernel.opcodes.items() if kind(opcode) in wanted}
+    kinds = {*MEMORY, "tensor core"}
+    return {opcode: count for opcode, count in kernel.opcodes.items() if kind(opcode) in kinds}
 
 
 def summary(kernel: Compiled, findings: Sequence[Finding]) -> str:
@@ -118,8 +118,8 @@ def _title(stage: str) -> str:
 
 
 def _stages(kernel: Compiled) -> list[html.Markup]:
-    rows, shown, maps = _source(kernel)
-    texts = {"source": shown}
+    rows, source, maps = _source(kernel)
+    texts = {"source": source}
     for stage, reader in READERS.items():
         if stage in kernel.stages:
             lines = list(reader(kernel.stages[stage]))
@@ -134,14 +134,14 @@ def _stages(kernel: Compiled) -> list[html.Markup]:
 def _source(kernel: Compiled) -> tuple[dict[Place, int], list[str], dict[str, list[int]]]:
     """The functions below one another, and at which row of that each line of a file stands."""
     rows: dict[Place, int] = {}
-    shown: list[str] = []
+    lines: list[str] = []
     for source in kernel.sources:
-        shown.append(f"# {Path(source.path).name}, line {source.first_line}")
+        lines.append(f"# {Path(source.path).name}, line {source.first_line}")
         for offset, line in enumerate(source.text.splitlines()):
-            shown.append(line)
-            rows[source.path, source.first_line + offset] = len(shown)
-        shown.append("")
-    return rows, shown, {"source": list(range(1, len(shown) + 1))}
+            lines.append(line)
+            rows[source.path, source.first_line + offset] = len(lines)
+        lines.append("")
+    return rows, lines, {"source": list(range(1, len(lines) + 1))}
 
 
 def _row(places: Sequence[Place], rows: Mapping[Place, int]) -> int:

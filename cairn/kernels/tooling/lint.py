@@ -57,8 +57,8 @@ def tensor_cores(kernel: Compiled) -> str | None:
     mma = wgmma or "tensor core" in kernel.mix
     if wgmma if kernel.expect == "wgmma" else mma:
         return None
-    found = "only mma.sync" if mma else "no tensor-core instruction at all"
-    return f"expects {kernel.expect}, and the machine code has {found}"
+    instructions = "only mma.sync" if mma else "no tensor-core instruction at all"
+    return f"expects {kernel.expect}, and the machine code has {instructions}"
 
 
 def barriers(kernel: Compiled) -> str | None:

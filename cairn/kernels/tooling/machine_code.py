@@ -85,8 +85,8 @@ def read_log(log: str) -> Resources:
 
 def threads(ptx: str) -> int | None:
     """Per block, all of its warps: those that a warp-specialised kernel adds are in."""
-    found = _THREADS.search(ptx)
-    return int(found[1]) if found else None
+    match = _THREADS.search(ptx)
+    return int(match[1]) if match else None
 
 
 def opcodes(sass: str) -> Counter[str]:
@@ -142,7 +142,7 @@ def occupancy(registers: int, shared_bytes: int, warps: int) -> Occupancy:
     )
 
 
-def _sums(found: list[tuple[str, str, str]]) -> tuple[int, int, int]:
-    columns = zip(*found, strict=True) if found else ((), (), ())
+def _sums(spills: list[tuple[str, str, str]]) -> tuple[int, int, int]:
+    columns = zip(*spills, strict=True) if spills else ((), (), ())
     stack, stores, loads = (sum(map(int, column)) for column in columns)
     return stack, stores, loads

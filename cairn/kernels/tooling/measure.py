@@ -79,10 +79,10 @@ def measure_ceiling(dtypes: Iterable[str], budget_ms: float = 300.0) -> Ceiling:
     from cairn.hw.datasheet import DTYPES
     from cairn.hw.measure_device import Unmeasurable, copy_rate, matmul_rate
 
-    wanted = set(dtypes)
+    chosen = set(dtypes)
     rates: dict[str, Measured] = {}
     for dtype in DTYPES:
-        if dtype not in wanted:
+        if dtype not in chosen:
             continue
         try:
             rates[dtype] = matmul_rate("cuda", dtype, budget_ms)
@@ -134,8 +134,13 @@ def _timed(case: Case, first: Prepared, ceiling: Ceiling, blank: Row, budget_ms:
 
 
 def _row(
-    case: Case, ceiling: Ceiling, blank: Row, ours: timing.Timing, anchors: dict[str, float], notes: list[str]
-) -> Row:  # fmt: skip
+    case: Case,
+    ceiling: Ceiling,
+    blank: Row,
+    ours: timing.Timing,
+    anchors: dict[str, float],
+    notes: list[str],
+) -> Row:
     best = min(anchors, key=lambda name: anchors[name], default=None)
     seconds = ours.median_s
     return msgspec.structs.replace(
@@ -163,10 +168,10 @@ def rotation(make: Callable[[], Made], first: Made, size_bytes: float) -> list[M
     import torch
 
     properties = torch.cuda.get_device_properties("cuda")
-    wanted = math.ceil(CACHES * properties.L2_cache_size / max(size_bytes, 1.0))
+    copies = math.ceil(CACHES * properties.L2_cache_size / max(size_bytes, 1.0))
     began = time.perf_counter()
     sets = [first]
-    while len(sets) < min(wanted, COPIES) and time.perf_counter() - began < COPYING_S:
+    while len(sets) < min(copies, COPIES) and time.perf_counter() - began < COPYING_S:
         free, total = torch.cuda.mem_get_info()
         if free < total // 4:
             break

@@ -25,8 +25,8 @@ _SASS_NOTE = re.compile(r'//## File "([^"]+)", line (\d+)(?: inlined at "([^"]+)
 def mlir(text: str) -> Iterator[Line]:
     definitions: dict[str, str] = {}
     for line in text.splitlines():
-        if found := _MLIR_DEFINITION.match(line):
-            definitions[f"#loc{found[1]}"] = found[2]
+        if match := _MLIR_DEFINITION.match(line):
+            definitions[f"#loc{match[1]}"] = match[2]
     for line in text.splitlines():
         if line.startswith("#loc"):
             continue
@@ -50,9 +50,9 @@ def _mlir_places(location: str, definitions: Mapping[str, str], depth: int = 0) 
 def llvm(text: str) -> Iterator[Line]:
     nodes: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
-        if found := _LLVM_NODE.match(line):
-            fields = {name: value.strip('"') for name, value in _LLVM_FIELD.findall(found[3])}
-            nodes[found[1]] = fields
+        if match := _LLVM_NODE.match(line):
+            fields = {name: value.strip('"') for name, value in _LLVM_FIELD.findall(match[3])}
+            nodes[match[1]] = fields
     for line in text.splitlines():
         if line.startswith("!"):
             continue
@@ -73,16 +73,16 @@ def _llvm_places(node: str, nodes: Mapping[str, Mapping[str, str]]) -> Iterator[
 def ptx(text: str) -> Iterator[Line]:
     files: dict[str, str] = {}
     for line in text.splitlines():
-        if found := _PTX_FILE.match(line):
-            files[found[1]] = f"{found[2]}/{found[3]}" if found[3] else found[2]
+        if match := _PTX_FILE.match(line):
+            files[match[1]] = f"{match[2]}/{match[3]}" if match[3] else match[2]
     places: list[Place] = []
     for line in text.splitlines():
         if ".debug_" in line and ".section" in line:
             return  # tables for debuggers fill the rest
-        if found := _PTX_PLACE.match(line):
-            places = [(files.get(found[1], ""), int(found[2]))]
-            if found[3]:
-                places.append((files.get(found[3], ""), int(found[4])))
+        if match := _PTX_PLACE.match(line):
+            places = [(files.get(match[1], ""), int(match[2]))]
+            if match[3]:
+                places.append((files.get(match[3], ""), int(match[4])))
         else:
             is_instruction = line.startswith("\t") and not line.lstrip().startswith((".", "//"))
             yield line, places if is_instruction else ()
@@ -92,11 +92,11 @@ def sass(text: str) -> Iterator[Line]:
     places: list[Place] = []
     is_new = True  # notes of nested calls follow one another
     for line in text.splitlines():
-        if found := _SASS_NOTE.search(line):
+        if match := _SASS_NOTE.search(line):
             places = [] if is_new else places
-            places.append((found[1], int(found[2])))
-            if found[3]:
-                places.append((found[3], int(found[4])))
+            places.append((match[1], int(match[2])))
+            if match[3]:
+                places.append((match[3], int(match[4])))
             is_new = False
         elif line.lstrip().startswith("/*"):
             is_new = True

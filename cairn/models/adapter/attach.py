@@ -41,9 +41,9 @@ def attach(
     names: Sequence[str] | None = None,
 ) -> list[LoRA | EmbeddingLoRA]:
     """Adapters on all maps that `adapter` covers, with blank parameters. `names`: all maps, where `model` is a part."""
-    made = addends(model, spec, adapter, build, names)
-    hang(made.values())
-    return [one.lora for one in made.values()]
+    adapted = addends(model, spec, adapter, build, names)
+    install(adapted.values())
+    return [one.lora for one in adapted.values()]
 
 
 def addends(
@@ -61,19 +61,19 @@ def addends(
             f"DoRA with tensor parallel {build.shards.size}: no rank has whole rows to measure",
             hint="use plain LoRA, or fsdp in place of tp",
         )
-    made: dict[str, Addend] = {}
+    adapted: dict[str, Addend] = {}
     blanks: dict[Shape, LoRA] | None = {} if alike else None
     for path, home in _maps(model):
         if (lora := _adapt(path, home, spec, adapter, build, blanks)) is not None:
-            made[path] = Addend(home, lora)
-    if not made and names is None:
+            adapted[path] = Addend(home, lora)
+    if not adapted and names is None:
         raise ConfigError("the adapter covers no map of this model", hint="widen its targets")
-    return made
+    return adapted
 
 
-def hang(made: Iterable[Addend]) -> None:
+def install(adapted: Iterable[Addend]) -> None:
     """Each becomes a part of its map, and of every product from now on."""
-    for home, lora in made:
+    for home, lora in adapted:
         home.adapter = lora
         if isinstance(lora, EmbeddingLoRA):
             cast(Vocabulary, home).lookup_addend = lora.forward
@@ -86,24 +86,24 @@ def map_names(model: nn.Module, spec: ModelSpec) -> list[str]:
     return [_name(spec, path, part) for path, home in _maps(model) for part in _part_names(home)]
 
 
-def fill_new(made: Sequence[LoRA | EmbeddingLoRA]) -> None:
+def init_magnitudes(adapted: Sequence[LoRA | EmbeddingLoRA]) -> None:
     """What a new adapter needs beside drawn parameters."""
-    for one in made:
+    for one in adapted:
         if isinstance(one, LoRA):
-            one.begin()
+            one.init_magnitudes()
 
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
     """The base model inside the block."""
-    found = list(adapters(model))
-    before = [one.enabled for one in found]
-    for one in found:
+    loras = list(adapters(model))
+    before = [one.enabled for one in loras]
+    for one in loras:
         one.enabled = False
     try:
         yield
     finally:
-        for one, was in zip(found, before, strict=True):
+        for one, was in zip(loras, before, strict=True):
             one.enabled = was
 
 
@@ -163,13 +163,13 @@ def _parts(home: Linear, adapter: AdapterSpec, covered: Mapping[str, str]) -> li
         sizes = {"": (home.rows, home.shape[0])}
     else:
         sizes = {"": (home.shape_NK()[0],) * 2}
-    found = []
+    parts = []
     for name, (rows, total) in sizes.items():
         theirs = covered.get(name)
         rank = 0 if theirs is None else adapter.rank_of(theirs)
         scale = adapter.scale_of(theirs) if theirs is not None and rank else 0.0
-        found.append(Part(name, rows, total, rank, scale))
-    return found
+        parts.append(Part(name, rows, total, rank, scale))
+    return parts
 
 
 def _adapt_vocabulary(

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from cairn.core.errors import WeightsError
-from cairn.models.adapter.attach import Addend, addends, hang, map_names
+from cairn.models.adapter.attach import Addend, addends, install, map_names
 from cairn.models.adapter.lora import EmbeddingLoRA, LoRA
 from cairn.models.adapter.peft_config import FILE, read_config, to_peft
 from cairn.models.adapter.spec import AdapterSpec
@@ -38,8 +38,8 @@ ROTATED = re.compile(r"attention\.qkv\.adapter\.[qk]\.[bm]$")
 
 def read_adapter(model: Transformer, folder: Path, dtype: torch.dtype | None = None) -> AdapterSpec:
     """Attaches the adapter in a folder to a whole model. `dtype`: of its weights; by default the model's."""
-    spec, made = read_addends(model, folder, dtype)
-    hang(made.values())
+    spec, adapted = read_addends(model, folder, dtype)
+    install(adapted.values())
     return spec
 
 
@@ -51,10 +51,10 @@ def read_addends(
     stored = read_tensors(folder)
     device = str(model.embedding.weight.device)
     blank = model.build._replace(device=device, dtype=dtype or model.build.dtype)
-    made = addends(model, model.spec, spec, blank, map_names(model, model.spec))
+    adapted = addends(model, model.spec, spec, blank, map_names(model, model.spec))
     needed = {
         PREFIX + peft_name(model.spec, name): (one.lora, slot, row_order(model.spec, name))
-        for path, one in made.items()
+        for path, one in adapted.items()
         for slot in one.lora.slots()
         for name in (f"{path}.adapter.{slot.name}",)
     }
@@ -67,7 +67,7 @@ def read_addends(
         for name, (lora, slot, order) in needed.items():
             value = slot.share(_reordered(stored[name], order))
             lora.get_parameter(slot.parameter)[slot.index].copy_(value)
-    return spec, made
+    return spec, adapted
 
 
 def write_adapter(model: Transformer, spec: AdapterSpec, folder: Path, base: str = "") -> None:

@@ -115,18 +115,18 @@ class LoRA(Holder):
 
     def at(self, home: Linear) -> "LoRA":
         """The adapter of another map of the same shape, with the same parameters."""
-        made = LoRA.__new__(LoRA)
-        made.__dict__.update(self.__dict__, home=(home,))
-        return made
+        copy = LoRA.__new__(LoRA)
+        copy.__dict__.update(self.__dict__, home=(home,))
+        return copy
 
     def with_parameters(self, values: dict[str, Tensor]) -> "LoRA":
         """The same adapter with other numbers, which are not trained: plain tensors take less time to make."""
-        made = LoRA.__new__(LoRA)
-        made.__dict__.update(self.__dict__, _parameters=values)
-        return made
+        copy = LoRA.__new__(LoRA)
+        copy.__dict__.update(self.__dict__, _parameters=values)
+        return copy
 
     @torch.no_grad()
-    def begin(self) -> None:
+    def init_magnitudes(self) -> None:
         """Magnitudes of a new DoRA adapter: the length of each row, so that nothing changes at first."""
         if self.dora:
             for part, weight_NK in self._weights():

@@ -66,7 +66,7 @@ def _merged(home: Linear, adapter: LoRA | EmbeddingLoRA) -> list[tuple[Tensor, T
         delta_VD = adapter.scale * (adapter.b_Dr.float() @ adapter.a_rV.float()).t()
         return [(weight_VD, weight_VD.float() + delta_VD)]
     views = _views(home, [part.rows for part in adapter.parts])
-    found = []
+    pairs = []
     for part, weight_NK in zip(adapter.parts, views, strict=True):
         if not part.rank:
             continue
@@ -74,8 +74,8 @@ def _merged(home: Linear, adapter: LoRA | EmbeddingLoRA) -> list[tuple[Tensor, T
         if adapter.dora:
             gain_N = adapter.magnitude(part).float() / merged_NK.norm(dim=1)
             merged_NK = gain_N[:, None] * merged_NK
-        found.append((weight_NK, merged_NK))
-    return found
+        pairs.append((weight_NK, merged_NK))
+    return pairs
 
 
 def _views(home: Linear, rows: list[int]) -> list[Tensor]:

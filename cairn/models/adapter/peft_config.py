@@ -86,16 +86,16 @@ def _refuse(fields: dict[str, Any], file: Path) -> None:
         raise UnsupportedModel(
             f"{file}: peft_type is {kind!r}", hint="adapters of type LORA are read"
         )
-    found = [name for name in REFUSED if fields.get(name)]
+    refused = [name for name in REFUSED if fields.get(name)]
     if fields.get("bias", "none") != "none":
-        found.append("bias")
+        refused.append("bias")
     how = str(fields.get("init_lora_weights", True)).lower()
     if how.startswith(CHANGES_BASE):
-        found.append("init_lora_weights")
-    if found:
-        said = ", ".join(f"{name} = {fields[name]!r}" for name in found)
+        refused.append("init_lora_weights")
+    if refused:
+        named = ", ".join(f"{name} = {fields[name]!r}" for name in refused)
         raise UnsupportedModel(
-            f"{file}: {said} changes what the adapter computes and is not understood here",
+            f"{file}: {named} changes what the adapter computes and is not understood here",
             hint="merge it with PEFT (merge_and_unload) and use the merged model",
         )
 

@@ -103,10 +103,10 @@ class PreparedAdapter:
         raw, wide = file.raw, file.raw.element_size()
         flat = torch.empty(self.size, dtype=self.dtype, device=raw.device)
         # Some hundred small views: each in the one call that makes it fastest.
-        found = (file.stored[name].data_offsets for name in self.places)
+        offsets = (file.stored[name].data_offsets for name in self.places)
         torch._foreach_copy_(
             [_line(flat, place.begin, place.end) for place in self.places.values()],
-            [_line(raw, begin // wide, end // wide) for begin, end in found],
+            [_line(raw, begin // wide, end // wide) for begin, end in offsets],
         )
         return flat
 

@@ -54,11 +54,11 @@ def _compiled(model: Encoder, layers: list[EncoderLayer]) -> EncoderLayers:
     """With the matrices in an order of their own; those of the modules are given back."""
     shape = model.spec.shape
     described = EncoderShape(shape.heads, shape.head_dim, shape.scale, shape.norm_eps, "post")
-    made = EncoderLayers([_layer_weights(layer) for layer in layers], described)
+    compiled = EncoderLayers([_layer_weights(layer) for layer in layers], described)
     for layer in layers:
         for part in _products(layer):
             part.release()
-    return made
+    return compiled
 
 
 def _products(layer: EncoderLayer) -> list[Linear]:
@@ -72,11 +72,11 @@ def _layer_weights(layer: EncoderLayer) -> LayerWeights:
     return LayerWeights(*products, *norms)
 
 
-def _bias(given: Linear) -> Tensor:
-    return torch.cat([owner.bias for owner in given.owners()]).detach()  # type: ignore[misc]
+def _bias(linear: Linear) -> Tensor:
+    return torch.cat([owner.bias for owner in linear.owners()]).detach()  # type: ignore[misc]
 
 
-def _norm(given: LayerNorm | None) -> Affine:
-    if given is None or given.bias is None:
+def _norm(norm: LayerNorm | None) -> Affine:
+    if norm is None or norm.bias is None:
         raise TypeError("the kernel norms both sums of a layer, with a bias")
-    return Affine(given.weight, given.bias)
+    return Affine(norm.weight, norm.bias)

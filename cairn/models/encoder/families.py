@@ -179,18 +179,18 @@ def _ropes(fields: Fields) -> dict[str, Rope]:
         "full_attention": fields.take("global_rope_theta", float, 160_000.0),
         "sliding_attention": fields.take("local_rope_theta", float, 10_000.0),
     }
-    given = fields.take("rope_parameters", dict, {})
-    found = {}
+    settings = fields.take("rope_parameters", dict, {})
+    by_kind = {}
     for kind, theta in old.items():
-        own = Fields(given.get(kind) or {}, f"rope_parameters.{kind}")
+        own = Fields(settings.get(kind) or {}, f"rope_parameters.{kind}")
         if (scaling := own.take("rope_type", str, "default")) != "default":
             raise UnsupportedModel(
                 f"config.json: rotary positions of type {scaling!r} in an encoder",
                 hint="the default type is supported",
             )
-        found[kind] = Rope(theta=own.take("rope_theta", float, theta))
+        by_kind[kind] = Rope(theta=own.take("rope_theta", float, theta))
         own.finish()
-    return found
+    return by_kind
 
 
 def classifier_of(config: Mapping[str, Any], pooling: str = "cls") -> Classifier | None:
@@ -206,12 +206,12 @@ def classifier_of(config: Mapping[str, Any], pooling: str = "cls") -> Classifier
 
 
 def _activation(fields: Fields, name: str) -> Any:
-    given = fields.take(name, str, "gelu")
-    if given not in ACTIVATIONS:
+    activation = fields.take(name, str, "gelu")
+    if activation not in ACTIVATIONS:
         raise UnsupportedModel(
-            f"config.json: {name} is {given!r}", hint=f"supported: {', '.join(ACTIVATIONS)}"
+            f"config.json: {name} is {activation!r}", hint=f"supported: {', '.join(ACTIVATIONS)}"
         )
-    return ACTIVATIONS[given]
+    return ACTIVATIONS[activation]
 
 
 def _divide(hidden: int, heads: int) -> int:

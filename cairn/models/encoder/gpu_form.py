@@ -46,7 +46,7 @@ class PackedStep:
 
     def __init__(self, attend: Attend, spec: ModelSpec, rotations: dict[Rope, Rotation]) -> None:
         self.attend, self.spec, self.rotations = attend, spec, rotations
-        self.tables = {kind: table_of(found) for kind, found in rotations.items()}
+        self.tables = {kind: table_of(rotation) for kind, rotation in rotations.items()}
 
     def run(self, layer: Any, residual: Any) -> Any:
         return layer(residual, self)

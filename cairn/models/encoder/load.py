@@ -80,13 +80,13 @@ def prefix_of(tensors: TensorSource, family: str) -> str:
     """What stands before the names of the encoder itself."""
     embedding = source_of(family, "embedding.weight").tensor
     present = set(tensors.names())
-    found = next((prefix for prefix in PREFIXES if prefix + embedding in present), None)
-    if found is None:
+    matching = next((prefix for prefix in PREFIXES if prefix + embedding in present), None)
+    if matching is None:
         raise WeightsError(
             f"the checkpoint has no tensor {embedding}",
             hint="the weights do not belong to this config.json, or the download is incomplete",
         )
-    return found
+    return matching
 
 
 def _locate(spec: EncoderSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:

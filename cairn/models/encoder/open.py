@@ -43,10 +43,10 @@ class OpenEncoder(OpenModel):
         chosen, why = choose_dtype(self._stored(), False, device, dtype)
         build = Build(device, chosen, fused=True)
         if self.encoder is not None:
-            made = load_encoder(self.encoder, self.tensors, build)
+            encoder = load_encoder(self.encoder, self.tensors, build)
             if not plain:
-                give_cpu_forms(made)
-            return made, why
+                give_cpu_forms(encoder)
+            return encoder, why
         model = load_model(self.spec, self.tensors, build._replace(fused=False))
         return BidirectionalDecoder(model).requires_grad_(False).eval(), why
 

@@ -13,10 +13,10 @@ from cairn.models.encoder.pooling_rules import Pooling
 def pooled(hidden_TD: Tensor, lengths: Sequence[int], poolings: Sequence[Pooling]) -> Tensor:
     """Each text by its own rule; texts of one batch may have different ones."""
     counts_B = sent(np.array(lengths), hidden_TD.device)
-    made = {rule: _by_rule(rule, hidden_TD, counts_B) for rule in dict.fromkeys(poolings)}
-    if len(made) == 1:
-        return next(iter(made.values()))
-    return torch.stack([made[rule][at] for at, rule in enumerate(poolings)])
+    by_rule = {rule: _by_rule(rule, hidden_TD, counts_B) for rule in dict.fromkeys(poolings)}
+    if len(by_rule) == 1:
+        return next(iter(by_rule.values()))
+    return torch.stack([by_rule[rule][at] for at, rule in enumerate(poolings)])
 
 
 def _by_rule(rule: Pooling, hidden_TD: Tensor, counts_B: Tensor) -> Tensor:

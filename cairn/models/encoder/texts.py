@@ -43,15 +43,15 @@ def encode_pairs(
 ) -> list[TextIds]:
     """Only the second text of a pair is cut."""
     encodings = tokenizer.backend.encode_batch([*pairs], add_special_tokens=True)
-    found = []
+    encoded = []
     for encoding in encodings:
         second = next(
             (at for at, text in enumerate(encoding.sequence_ids) if text == 1), len(encoding.ids)
         )
         ids = _cut(encoding.ids, encoding.special_tokens_mask, most, second)
         segment = encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
-        found.append(TextIds(ids, segment))
-    return found
+        encoded.append(TextIds(ids, segment))
+    return encoded
 
 
 def _cut(ids: list[int], special: Sequence[int], most: int | None, first: int) -> list[int]:

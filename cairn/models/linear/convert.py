@@ -27,9 +27,9 @@ def convert_weights(model: Transformer, name: str, *, release: bool = False) -> 
     _check(model, name, parts, layers)
     nbytes = 0
     for part in parts:
-        made = form_class(name)(part.joined())
-        part.take(made)
-        nbytes += made.nbytes
+        packed = form_class(name)(part.joined())
+        part.take(packed)
+        nbytes += packed.nbytes
         if release:
             part.release()
     for layer in layers:
@@ -80,7 +80,7 @@ def convert_drafter(head: DraftHead, model: Transformer) -> str | None:
     """A head that drafts into the form that the model's matrices were converted to: what it guesses is verified anyway.
 
     None: those are as they were loaded. A matrix that has no such form stays as it is. Beside packed blocks on a CPU
-    the head is in 8-bit rows, which their kernels multiply with.
+    the head is in 8 bits, which their kernels multiply with: blocks of Q8_0, on ARM rows of levels.
     """
     if any(isinstance(part.form, BlocksForm) for part in linears(model)):
         return _round_drafter(head)
@@ -103,7 +103,7 @@ def _round_drafter(head: DraftHead) -> str | None:
         part.take(RoundedRows(part.joined(), rows, rounded_rows if ON_ARM else rounded_q8_0))
         part.release()
     size = format_bytes(sum(cast(BlocksForm, part.form).nbytes for part in parts), "binary")
-    return f"drafts: {len(parts)} matrices of the head in 8-bit rows, {size}" if parts else None
+    return f"drafts: {len(parts)} matrices of the head in 8 bits, {size}" if parts else None
 
 
 @torch.inference_mode()
@@ -114,9 +114,9 @@ def convert_head(model: Transformer, *, release: bool = False) -> str:
     why_not = "the device is a CPU" if not weight_VD.is_cuda else form.obstacle(weight_VD)
     if why_not:
         raise ConfigError(f"no 8-bit head: {why_not}", hint="leave out --head")
-    made = form(weight_VD)
-    head.take(made)
+    packed = form(weight_VD)
+    head.take(packed)
     if release and model.head is not None:
         head.release()
-    size = format_bytes(made.nbytes, "binary")
+    size = format_bytes(packed.nbytes, "binary")
     return f"head: {len(weight_VD)} rows in float8 by choice, {size}; exact: leave out --head"

@@ -313,9 +313,9 @@ def linears(model: nn.Module) -> Iterator[Linear]:
 def held_bytes(model: nn.Module) -> int:
     """Of all weights as they lie in memory: tied ones once, and those that were given back not at all."""
     storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
-    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    held.pop(0, None)  # the meta device
+    by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    by_address.pop(0, None)  # the meta device
     forms = [part.form for part in model.modules() if isinstance(part, Linear)]
     for part in model.modules():  # of experts
         forms += getattr(part, "forms", None) or ()
-    return sum(held.values()) + sum(form.nbytes for form in forms if form is not None)
+    return sum(by_address.values()) + sum(form.nbytes for form in forms if form is not None)

@@ -96,5 +96,5 @@ def fast_form(planes: "Planes", device: "torch.device | str") -> Any:
     return next((form for form in fast if form.obstacle(planes) is None), None)
 
 
-def _class(found: Registration) -> Any:
-    return getattr(import_module(found.module), found.name)
+def _class(registration: Registration) -> Any:
+    return getattr(import_module(registration.module), registration.name)

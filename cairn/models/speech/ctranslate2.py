@@ -44,11 +44,11 @@ def read_variables(folder: Path) -> dict[str, Tensor]:
     if kind != "WhisperSpec":
         raise UnsupportedModel(f"{reader.where} holds a {kind}", hint="Whisper is supported")
     reader.number("<I")  # revision of the kind
-    found = dict(reader.variable() for _ in range(reader.number("<I")))
+    variables = dict(reader.variable() for _ in range(reader.number("<I")))
     for _ in range(reader.number("<I")):
         alias, name = reader.text(), reader.text()
-        found[alias] = found[name]
-    return _dequantised(found)
+        variables[alias] = variables[name]
+    return _dequantised(variables)
 
 
 def _joined(folder: Path) -> bytes:
@@ -66,21 +66,21 @@ def _joined(folder: Path) -> bytes:
     return b"".join(parts)
 
 
-def _dequantised(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dequantised(variables: dict[str, Tensor]) -> dict[str, Tensor]:
     """8-bit rows divided by their scale; scales are left out."""
-    made = {}
-    for name, tensor in found.items():
+    tensors = {}
+    for name, tensor in variables.items():
         if name.endswith("_scale"):
             continue
-        scale = found.get(f"{name}_scale")
+        scale = variables.get(f"{name}_scale")
         if tensor.dtype == torch.int8 and scale is not None:
             tensor = tensor.float() / scale.float().reshape(-1, *[1] * (tensor.dim() - 1))
         elif tensor.dtype == torch.int16 and scale is not None:
             raise UnsupportedModel(
                 f"{name} is stored in 16-bit integers", hint="float16, float32 and int8 are read"
             )
-        made[name] = tensor
-    return made
+        tensors[name] = tensor
+    return tensors
 
 
 class _Reader:

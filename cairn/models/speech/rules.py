@@ -45,14 +45,14 @@ class Segment(NamedTuple):
     tokens: list[int]
 
 
-def allowed(said: Sequence[int], tokens: SpeechTokens) -> Allowed:
+def allowed(written: Sequence[int], tokens: SpeechTokens) -> Allowed:
     """What may follow these tokens, of one window that is written with timestamps."""
     first = tokens.first_timestamp
-    if not said:
+    if not written:
         return Allowed(False, True, first, first + LATEST_START)
-    last_is = said[-1] >= first
-    before_is = len(said) < 2 or said[-2] >= first
-    times = [token for token in said if token >= first]
+    last_is = written[-1] >= first
+    before_is = len(written) < 2 or written[-2] >= first
+    times = [token for token in written if token >= first]
     earliest = first
     if times:  # the second of a pair may repeat the first; a text has to last
         earliest = times[-1] if last_is and not before_is else times[-1] + 1
@@ -76,20 +76,20 @@ def repetition(text: str) -> float:
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
-def segments(said: Sequence[int], tokens: SpeechTokens, length_s: float) -> list[Segment]:
+def segments(written: Sequence[int], tokens: SpeechTokens, length_s: float) -> list[Segment]:
     """Text between timestamps; what has no end ends with the window."""
     first = tokens.first_timestamp
-    found: list[Segment] = []
+    parts: list[Segment] = []
     start, words = 0.0, list[int]()
-    for token in said:
+    for token in written:
         if token < first:
             words.append(token)
             continue
         at = min((token - first) * STEP_S, length_s)
         if words:
-            found.append(Segment(start, max(at, start), words))
+            parts.append(Segment(start, max(at, start), words))
             words = []
         start = at
     if words:
-        found.append(Segment(start, max(length_s, start), words))
-    return found
+        parts.append(Segment(start, max(length_s, start), words))
+    return parts

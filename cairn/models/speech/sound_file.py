@@ -31,8 +31,8 @@ Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 def read_sound(data: bytes) -> Samples:
     """Whatever format it has, by its content; the name of a file says nothing."""
-    found = _read_wave(data)
-    return _read_in_child(data) if found is None else found
+    sound = _read_wave(data)
+    return _read_in_child(data) if sound is None else sound
 
 
 def _read_wave(data: bytes) -> Samples | None:
@@ -67,8 +67,8 @@ def _read_in_child(data: bytes) -> Samples:
             hint="pip install cairn-stack[audio] for flac, ogg, mp3 and others",
         )
     if child.returncode:
-        said = child.stderr.decode("utf-8", "replace").strip().splitlines()
-        reason = said[-1] if said and child.returncode > 0 else "the decoder failed"
+        lines = child.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = lines[-1] if lines and child.returncode > 0 else "the decoder failed"
         # soundfile names the object that it read from, in a sentence.
         reason = reason.rpartition(">: ")[2].rstrip(".")
         raise RequestError(
@@ -89,9 +89,9 @@ def resampled(samples: Samples, rate: int) -> Samples:
     for start in range(0, len(samples), block):
         length = min(block, len(samples) - start)
         part = padded[start : start + length + 2 * margin]
-        made = _by_spectrum(part, int(len(part) * ratio))
+        spectral = _by_spectrum(part, int(len(part) * ratio))
         first = MARGIN_S * RATE
-        pieces.append(made[first : first + int(length * ratio)])
+        pieces.append(spectral[first : first + int(length * ratio)])
     return np.concatenate(pieces).astype(np.float32)
 
 

@@ -46,27 +46,27 @@ class Transcriber:
         self._token_V = torch.arange(opened.spec.vocab, device=self.device)
 
     @torch.inference_mode()
-    def transcribe(self, given: Sequence[tuple[Window, Wanted]]) -> list[Heard]:
+    def transcribe(self, requests: Sequence[tuple[Window, Wanted]]) -> list[Heard]:
         """In order. A window of silence costs nothing."""
-        loud = [at for at, (window, _) in enumerate(given) if not window.is_silent]
+        loud = [at for at, (window, _) in enumerate(requests) if not window.is_silent]
         silent = Heard(Decoded([], 0.0, 1.0, 0.0), None)
-        found = [silent] * len(given)
+        results = [silent] * len(requests)
         if loud:
-            chosen = [given[at] for at in loud]
+            chosen = [requests[at] for at in loud]
             sound = self._listen(self._mel([window for window, _ in chosen]))
-            heard = self._write(sound, [wanted for _, wanted in chosen])
+            heard = self._write(sound, [settings for _, settings in chosen])
             for at, one in zip(loud, heard, strict=True):
-                found[at] = one
-        return found
+                results[at] = one
+        return results
 
     def _mel(self, windows: Sequence[Window]) -> Tensor:
-        made = [
+        spectra = [
             log_mel(
                 torch.from_numpy(window.samples.copy()).to(self.device)[None], self.model.spec.bins
             )
             for window in windows
         ]
-        return torch.cat(made)
+        return torch.cat(spectra)
 
     def _listen(self, mel_BMN: Tensor) -> Sounds:
         """All windows at once; on a CPU, which is no faster so, one by one, so that no pass takes long."""
@@ -85,38 +85,38 @@ class Transcriber:
         self.passes += 1
         return logits_B1V[:, 0]
 
-    def _write(self, sound: Sounds, wanted: list[Wanted]) -> list[Heard]:
+    def _write(self, sound: Sounds, settings: list[Wanted]) -> list[Heard]:
         """Each window at the lowest temperature at which its text looks right."""
-        languages, no_speech = self._hear(sound, wanted)
+        languages, no_speech = self._hear(sound, settings)
         results: dict[int, Decoded] = {}
-        left = list(range(len(wanted)))
+        left = list(range(len(settings)))
         for temperature in TEMPERATURES:
             if not left:
                 break
             index_B = torch.tensor(left, device=self.device)
-            rows = sound if len(left) == len(wanted) else sound.rows(index_B)
-            given = [wanted[at] for at in left]
-            heats = [temperature if one.temperature is None else one.temperature for one in given]
-            starts = [self._start(wanted[at], languages[at]) for at in left]
-            made = self._decode(rows, starts, heats, [no_speech[at] for at in left])
-            results |= dict(zip(left, made, strict=True))
+            rows = sound if len(left) == len(settings) else sound.rows(index_B)
+            rest = [settings[at] for at in left]
+            heats = [temperature if one.temperature is None else one.temperature for one in rest]
+            starts = [self._start(settings[at], languages[at]) for at in left]
+            decoded = self._decode(rows, starts, heats, [no_speech[at] for at in left])
+            results |= dict(zip(left, decoded, strict=True))
             left = [
                 at
                 for at in left
-                if wanted[at].temperature is None
+                if settings[at].temperature is None
                 and looks_wrong(results[at], self.text(results[at].tokens))
             ]
-        return [Heard(results[at], languages[at]) for at in range(len(wanted))]
+        return [Heard(results[at], languages[at]) for at in range(len(settings))]
 
     def text(self, tokens: Sequence[int]) -> str:
         words = [token for token in tokens if token < self.tokens.end]
         return self.opened.tokenizer.decode(words)
 
     def _hear(
-        self, sound: Sounds, wanted: Sequence[Wanted]
+        self, sound: Sounds, settings: Sequence[Wanted]
     ) -> tuple[list[str | None], list[float]]:
         """Which language is spoken, and how likely it is that there is no speech."""
-        tokens, rows = self.tokens, len(wanted)
+        tokens, rows = self.tokens, len(settings)
         first_B1 = torch.full((rows, 1), tokens.start, device=self.device)
         texts = self.model.texts(rows)
         logits_BV = self._read(first_B1, texts, sound)
@@ -127,21 +127,21 @@ class Transcriber:
             return [None] * rows, silence
         codes, ids = list(tokens.languages), list(tokens.languages.values())
         best_B = logits_BV[:, ids].argmax(-1).tolist()
-        heard = [one.language or codes[at] for one, at in zip(wanted, best_B, strict=True)]
+        heard = [one.language or codes[at] for one, at in zip(settings, best_B, strict=True)]
         return list(heard), silence
 
-    def _start(self, wanted: Wanted, language: str | None) -> list[int]:
+    def _start(self, settings: Wanted, language: str | None) -> list[int]:
         """What stands before the text: the prompt, the language, the task."""
         tokens = self.tokens
         begin = [tokens.start]
         if language is not None:
-            task = tokens.transcribe if wanted.task == "transcribe" else tokens.translate
+            task = tokens.transcribe if settings.task == "transcribe" else tokens.translate
             if task is None:
-                raise RequestError(f"this model does not {wanted.task}")
+                raise RequestError(f"this model does not {settings.task}")
             begin += [tokens.languages[language], task]
-        if wanted.prompt and tokens.previous is not None:
+        if settings.prompt and tokens.previous is not None:
             room = self.model.spec.context // 2 - 1
-            begin = [tokens.previous, *wanted.prompt[-room:], *begin]
+            begin = [tokens.previous, *settings.prompt[-room:], *begin]
         return begin
 
     # -- decoding --------------------------------------------------------------------------------
@@ -153,16 +153,16 @@ class Transcriber:
         by_length: dict[int, list[int]] = {}
         for at, start in enumerate(starts):
             by_length.setdefault(len(start), []).append(at)
-        found: dict[int, Decoded] = {}
+        by_row: dict[int, Decoded] = {}
         for rows in by_length.values():
             index_B = torch.tensor(rows, device=self.device)
             part = sound if len(rows) == len(starts) else sound.rows(index_B)
-            made = self._decode_together(
+            decoded = self._decode_together(
                 part, [starts[at] for at in rows], [heats[at] for at in rows]
             )
-            for at, (tokens, logprob) in zip(rows, made, strict=True):
-                found[at] = Decoded(tokens, logprob, no_speech[at], heats[at])
-        return [found[at] for at in range(len(starts))]
+            for at, (tokens, logprob) in zip(rows, decoded, strict=True):
+                by_row[at] = Decoded(tokens, logprob, no_speech[at], heats[at])
+        return [by_row[at] for at in range(len(starts))]
 
     def _decode_together(
         self, sound: Sounds, starts: list[list[int]], heats: list[float]
@@ -170,14 +170,14 @@ class Transcriber:
         spec, tokens = self.model.spec, self.tokens
         rows = list(range(len(starts)))  # those that are computed
         texts = self.model.texts(len(rows))
-        said: list[list[int]] = [[] for _ in rows]
+        written: list[list[int]] = [[] for _ in rows]
         sums, over = [0.0] * len(rows), [False] * len(rows)
         generator = torch.Generator(self.device).manual_seed(0)
         given_BS = torch.tensor(starts, device=self.device)
         most = min(spec.context // 2, spec.context - len(starts[0]))
         for _ in range(most):
             logits_BV = self._read(given_BS, texts, sound, rows)
-            self._mask(logits_BV, [said[row] for row in rows])
+            self._mask(logits_BV, [written[row] for row in rows])
             chosen_B = _choose(logits_BV, [heats[row] for row in rows], generator)
             logprobs_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - logits_BV.logsumexp(-1)
             for row, token, logprob in zip(
@@ -188,22 +188,22 @@ class Transcriber:
                 sums[row] += logprob
                 over[row] = token == tokens.end
                 if not over[row]:
-                    said[row].append(token)
+                    written[row].append(token)
             if all(over):
                 break
             if self.model.compiled is not None:  # whose rows need not stay together
                 chosen_B = chosen_B[[at for at, row in enumerate(rows) if not over[row]]]
                 rows = [row for row in rows if not over[row]]
             given_BS = chosen_B[:, None]
-        return [(one, total / (len(one) + 1)) for one, total in zip(said, sums, strict=True)]
+        return [(one, total / (len(one) + 1)) for one, total in zip(written, sums, strict=True)]
 
-    def _mask(self, logits_BV: Tensor, said: list[list[int]]) -> None:
+    def _mask(self, logits_BV: Tensor, texts: list[list[int]]) -> None:
         """What may not come becomes minus infinity, in place: of all rows at once, as a GPU wants it."""
         tokens, vocab, never = self.tokens, logits_BV.shape[1], -math.inf
         first = tokens.first_timestamp
-        rules = [allowed(one, tokens) for one in said]
+        rules = [allowed(one, tokens) for one in texts]
         logits_BV.masked_fill_(self._never_V, never)
-        if not any(said):
+        if not any(texts):
             logits_BV[:, list(tokens.suppressed_first)] = never
         # Of each row: where text begins, where timestamps begin and end, and whether both are to be had.
         bounds = [
@@ -213,7 +213,7 @@ class Transcriber:
                 vocab if rule.latest is None else rule.latest + 1,
                 bool(one) and rule.timestamps,
             )
-            for one, rule in zip(said, rules, strict=True)
+            for one, rule in zip(texts, rules, strict=True)
         ]
         text_B1, earliest_B1, end_B1, both_B1 = torch.tensor(bounds, device=self.device).t()[
             ..., None

@@ -37,13 +37,13 @@ class Window(NamedTuple):
 
 def windows(samples: Samples) -> list[Window]:
     """All of the sound, in order and without overlap."""
-    found, start = [], 0
+    cut, start = [], 0
     while len(samples) - start > SAMPLES:
         end = start + _cut(samples[start : start + SAMPLES])
-        found.append(Window(start, samples[start:end]))
+        cut.append(Window(start, samples[start:end]))
         start = end
-    found.append(Window(start, samples[start:]))
-    return found
+    cut.append(Window(start, samples[start:]))
+    return cut
 
 
 def _cut(window: Samples) -> int:

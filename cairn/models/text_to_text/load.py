@@ -29,10 +29,10 @@ def stored_name(name: str, gated: bool) -> str:
     """The tensor of one of our parameters."""
     if name in OUTSIDE:
         return OUTSIDE[name]
-    found = INSIDE.fullmatch(name)
-    if found is None:
+    match = INSIDE.fullmatch(name)
+    if match is None:
         raise WeightsError(f"{name} is no parameter of a T5")
-    stack, layer, part, norm, matrix = found.groups()
+    stack, layer, part, norm, matrix = match.groups()
     last = 2 if stack == "decoder" else 1
     place = {"attention": 0, "look": 1, "feed_forward": last}[part]
     where = f"{stack}.block.{layer}.layer.{place}"

@@ -104,9 +104,9 @@ def _part(
         return {"type": "video"}
     text = part.get("text") if isinstance(part, Mapping) and kind in TEXT_PARTS else None
     if not isinstance(text, str):
-        shown = repr(kind) if kind is not None else type(part).__name__
+        name = repr(kind) if kind is not None else type(part).__name__
         raise RequestError(
-            f"{where} is a part of type {shown[:60]}",
+            f"{where} is a part of type {name[:60]}",
             hint="this model reads text and images: types text and image_url (video_url, where it takes videos)",
         )
     _check_text(text, reserved, where)
@@ -122,18 +122,18 @@ def _check_text(text: str, reserved: Sequence[str], where: str) -> None:
 
 
 def _video(part: Mapping[str, Any], where: str) -> ImageSource:
-    given, fps = part.get("video"), part.get("fps", FPS)
-    if given is None:
+    frames, fps = part.get("video"), part.get("fps", FPS)
+    if frames is None:
         url = part.get("video_url")
-        given = url.get("url") if isinstance(url, Mapping) else url
-    if given is None or (isinstance(given, list | tuple) and not given):
+        frames = url.get("url") if isinstance(url, Mapping) else url
+    if frames is None or (isinstance(frames, list | tuple) and not frames):
         raise RequestError(
             f"{where} is a video without a source",
             hint='send {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,FRAME,FRAME"}}',
         )
     if not isinstance(fps, int | float) or not 0.01 <= fps <= 1000:
         raise RequestError(f"{where}.fps is {fps!r}", hint="frames a second, such as 2")
-    return ImageSource(given, where, float(fps))
+    return ImageSource(frames, where, float(fps))
 
 
 def _source(part: Mapping[str, Any], where: str) -> Any:

@@ -22,9 +22,9 @@ def tower_parameters(vision: VisionSpec) -> int:
 def tower_flops(vision: VisionSpec, patches: int) -> int:
     """Of one picture: every patch through the layers and with all it sees, every cell through the projectors."""
     shape = vision.tower.shape
-    seen = vision.tower.window**2 or patches
+    windowed = vision.tower.window**2 or patches
     full = len(vision.tower.full_layers) if vision.tower.window else shape.layers
-    pairs = patches * (full * patches + (shape.layers - full) * min(seen, patches))
+    pairs = patches * (full * patches + (shape.layers - full) * min(windowed, patches))
     matrices = shape.matmul_parameters() + _patch_matrix(vision)
     rows = patches // vision.projector.merge**2
     maps = (1 + len(vision.tower.deep_layers)) * sum(_projector_matrices(vision))

@@ -108,11 +108,11 @@ def _llava(fields: Fields, vision: Fields, text: Mapping[str, Any]) -> VisionSpe
             hint=f"towers of a {fields.config.get('model_type')}: {', '.join(TOWERS)}",
         )
     tower = TOWERS[kind](vision, layer)
-    wanted = "default" if tower.class_token else "full"
-    if strategy != wanted:
+    expected = "default" if tower.class_token else "full"
+    if strategy != expected:
         raise UnsupportedModel(
             f"config.json: vision_feature_select_strategy is {strategy!r}, of a {kind}",
-            hint=f"for this tower it is {wanted!r}",
+            hint=f"for this tower it is {expected!r}",
         )
     projector = ProjectorSpec(
         "mlp",
@@ -251,7 +251,7 @@ def _shape(fields: Fields, family: str, layer: int, **rest: Any) -> ModelSpec:
             f"{fields.config.get('num_channels', 3)} channels",
             hint="those behind one of the layers are supported, of pictures of three channels",
         )
-    given: dict[str, Any] = dict(
+    settings: dict[str, Any] = dict(
         family=family,
         vocab=1,
         hidden=hidden,
@@ -268,7 +268,7 @@ def _shape(fields: Fields, family: str, layer: int, **rest: Any) -> ModelSpec:
         gated=False,
         positions="learned",
     )
-    return ModelSpec(**given | rest)
+    return ModelSpec(**settings | rest)
 
 
 def _sizes(fields: Fields, patch: int, image: int) -> tuple[int, int]:

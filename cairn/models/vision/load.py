@@ -19,8 +19,8 @@ class PartOfCheckpoint:
 
     def __init__(self, tensors: TensorSource, part: str) -> None:
         self._tensors, self.part = tensors, part
-        found = ((name, *part_of(name)) for name in tensors.names())
-        self._home = {inner: name for name, own, inner in found if own == part}
+        parts = ((name, *part_of(name)) for name in tensors.names())
+        self._home = {inner: name for name, own, inner in parts if own == part}
 
     def names(self) -> list[str]:
         return list(self._home)

@@ -113,12 +113,12 @@ DEEP = re.compile(r"deep\.(\d+)\.(.+)")
 def part_of(name: str) -> tuple[Part, str]:
     """To which part a stored tensor belongs, and its name there; a decoder's without a prefix is the text's."""
     for pattern, part in ((PROJECTOR, "projector"), (TOWER, "tower")):
-        if found := pattern.match(name):
-            return part, found[1]  # type: ignore[return-value]
-    if found := TEXT.match(name):
-        return "text", f"model.{found[1]}"
-    if found := HEAD.match(name):
-        return "text", found[1]
+        if match := pattern.match(name):
+            return part, match[1]  # type: ignore[return-value]
+    if match := TEXT.match(name):
+        return "text", f"model.{match[1]}"
+    if match := HEAD.match(name):
+        return "text", match[1]
     return "text", name
 
 
@@ -127,17 +127,17 @@ def tower_source(style: str, projector: str, slot: str, width: int) -> tuple[Par
     if slot.startswith("projector."):
         return "projector", _of_projector(style, projector, slot.removeprefix("projector."))
     if deep := DEEP.fullmatch(slot):
-        found = _named(deep[2], QWEN3_CELLS)
-        return "projector", Source(f"deepstack_merger_list.{deep[1]}.{found.tensor}")
+        source = _named(deep[2], QWEN3_CELLS)
+        return "projector", Source(f"deepstack_merger_list.{deep[1]}.{source.tensor}")
     names = TOWERS[style]
     if inside := LAYER.fullmatch(slot):
-        found = _named(inside[2], names.inside)
-        found = found._replace(tensor=f"{names.layer}{inside[1]}.{found.tensor}")
+        source = _named(inside[2], names.inside)
+        source = source._replace(tensor=f"{names.layer}{inside[1]}.{source.tensor}")
         path = inside[2].rpartition(".")[0]
         if names.joined and path in QKV:
             part = QKV.index(path)
-            found = found._replace(part=part, parts=3, start=part * width, rows=3 * width)
-        return "tower", found
+            source = source._replace(part=part, parts=3, start=part * width, rows=3 * width)
+        return "tower", source
     return "tower", _named(slot, names.outside)
 
 
@@ -145,8 +145,8 @@ def _of_projector(style: str, projector: str, slot: str) -> Source:
     names = PROJECTORS[projector]
     if style == "qwen3_vl":
         names = {slot: f"merger.{name}" for slot, name in QWEN3_CELLS.items()}
-    found = _named(slot, names)
-    return found._replace(transposed=found.tensor in TRANSPOSED)
+    source = _named(slot, names)
+    return source._replace(transposed=source.tensor in TRANSPOSED)
 
 
 def _named(slot: str, names: dict[str, str]) -> Source:

@@ -86,10 +86,10 @@ def open_image(content: bytes) -> Any:
     except MemoryError:
         raise RequestError("the image needs more memory than a picture may") from None
     except Exception as problem:  # noqa: BLE001  decoders of strangers' bytes raise anything
-        said = str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__
-        said = said.partition(" <")[0]  # Pillow names the object that it read from
+        reason = str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__
+        reason = reason.partition(" <")[0]  # Pillow names the object that it read from
         raise RequestError(
-            f"the image cannot be read: {said}", hint=f"send one of {', '.join(FORMATS)}"
+            f"the image cannot be read: {reason}", hint=f"send one of {', '.join(FORMATS)}"
         ) from None
 
 
@@ -175,8 +175,10 @@ def _animation(content: bytes) -> tuple[list[Any], float]:
             image.seek(number)
             shown_ms += image.info.get("duration") or DEFAULT_MS
         seconds = shown_ms / 1e3
-        wanted = min(max(int(seconds * SAMPLED_FPS), LEAST_FRAMES), MOST_FRAMES, count)
-        chosen = [round(at * (count - 1) / max(wanted - 1, 1)) for at in range(wanted)]
+        count_sampled = min(max(int(seconds * SAMPLED_FPS), LEAST_FRAMES), MOST_FRAMES, count)
+        chosen = [
+            round(at * (count - 1) / max(count_sampled - 1, 1)) for at in range(count_sampled)
+        ]
         frames = []
         for number in chosen:
             image.seek(number)

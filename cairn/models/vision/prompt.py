@@ -49,12 +49,12 @@ class Placeholders:
         around = self.step[0] + self.video + self.step[1]  # each step has its own instead
         places = [re.escape(one) for one in dict.fromkeys((self.mark, around, self.video)) if one]
         first, *rest = re.split(f"({'|'.join(places)})", text)
-        wanted = [picture.frame_s > 0 for picture in pictures]
-        found = [bool(self.video) and self.video in mark for mark in rest[::2]]
-        if wanted != found:
+        given = [picture.frame_s > 0 for picture in pictures]
+        place_videos = [bool(self.video) and self.video in mark for mark in rest[::2]]
+        if given != place_videos:
             raise RequestError(
-                f"the prompt has {len(found)} places for pictures and videos ({sum(found)} of them for videos), and "
-                f"{len(wanted)} ({sum(wanted)}) are given",
+                f"the prompt has {len(place_videos)} places for pictures and videos ({sum(place_videos)} of them for "
+                f"videos), and {len(given)} ({sum(given)}) are given",
                 hint=f"the text of a message must not hold {self.mark}; a template may know no videos",
             )
         marks = map(self.marks, pictures)
@@ -73,7 +73,7 @@ class Placeholders:
 
     def spans(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[list[range]]:
         """Of each picture the runs of placeholders in the prompt."""
-        found: list[list[range]] = [[] for _ in pictures]
+        by_picture: list[list[range]] = [[] for _ in pictures]
         left = [self.rows(picture) for picture in pictures]
         at, now = 0, 0
         tokens = {self.spec.image_token, self.spec.video_token}
@@ -83,14 +83,14 @@ class Placeholders:
                 if now == len(pictures):
                     raise self._mismatch()
                 count = min(end - at, left[now])
-                found[now].append(range(at, at + count))
+                by_picture[now].append(range(at, at + count))
                 left[now] -= count
                 at += count
                 now += left[now] == 0
             at = end
         if now != len(pictures):
             raise self._mismatch()
-        return found
+        return by_picture
 
     def _mismatch(self) -> RequestError:
         return RequestError(

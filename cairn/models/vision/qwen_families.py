@@ -65,8 +65,8 @@ def _qwen2_5_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionS
         )
     tower = _tower(vision, shape, 14, window=side, full_layers=tuple(full))
     apart = vision.take("tokens_per_second", (int, float), 4)
-    found = _vision(fields, vision, text, tower, out)
-    return msgspec.structs.replace(found, tokens_per_second=float(apart))
+    spec = _vision(fields, vision, text, tower, out)
+    return msgspec.structs.replace(spec, tokens_per_second=float(apart))
 
 
 def _qwen3_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionSpec:
@@ -92,8 +92,8 @@ def _qwen3_vl(fields: Fields, vision: Fields, text: dict[str, Any]) -> VisionSpe
         )
     start = fields.take("vision_start_token_id", int, 151652)
     end = fields.take("vision_end_token_id", int, 151653)
-    found = _vision(fields, vision, text, tower, out)
-    return msgspec.structs.replace(found, step_tokens=(start, end))
+    spec = _vision(fields, vision, text, tower, out)
+    return msgspec.structs.replace(spec, step_tokens=(start, end))
 
 
 QWEN_READERS: dict[str, Callable[[Fields, Fields, dict[str, Any]], VisionSpec]] = {
@@ -138,8 +138,8 @@ def _tower(vision: Fields, shape: ModelSpec, patch: int, **rest: Any) -> TowerSp
             hint="pictures of three channels, and heads that four divides, are supported",
         )
     frames = vision.take("temporal_patch_size", int, 2)
-    given: dict[str, Any] = {"patch_bias": False, **rest}
-    return TowerSpec(shape, patch, patch, positions="axial", frames=frames, **given)
+    settings: dict[str, Any] = {"patch_bias": False, **rest}
+    return TowerSpec(shape, patch, patch, positions="axial", frames=frames, **settings)
 
 
 def _vision(

@@ -31,8 +31,8 @@ def read_rules(folder: Path, spec: VisionSpec) -> ImageRules:
     config: dict[str, Any] = {}
     for name in ("processor_config.json", "preprocessor_config.json"):
         if (path := folder / name).is_file():
-            found = read_json(path)
-            config = found.get("image_processor", found if name.startswith("pre") else config)
+            file = read_json(path)
+            config = file.get("image_processor", file if name.startswith("pre") else config)
     if not config:
         raise UnsupportedModel(
             f"{folder} has no preprocessor_config.json, so pictures cannot be prepared",
@@ -52,8 +52,8 @@ def read_video_rules(folder: Path, spec: VisionSpec, pictures: ImageRules) -> Im
     config: dict[str, Any] = {}
     for name in ("processor_config.json", "video_preprocessor_config.json"):
         if (path := folder / name).is_file():
-            found = read_json(path)
-            config = found.get("video_processor", found if name.startswith("video") else config)
+            file = read_json(path)
+            config = file.get("video_processor", file if name.startswith("video") else config)
     size = {"shortest_edge": 128 * spec.cell**2, "longest_edge": 768 * spec.cell**2}
     size |= config.get("size") or {}
     return msgspec.structs.replace(
@@ -94,15 +94,15 @@ def _fixed(fields: Fields, spec: VisionSpec) -> ImageRules:
     if isinstance(size, int):
         size = {"shortest_edge": size}
     shortest = size.get("shortest_edge", 0)
-    wanted = crop if crops else size
+    shape = crop if crops else size
     if fields.config.get("do_pad") or (shortest and not crops):
         raise UnsupportedModel(
             "preprocessor_config.json: pictures are padded, or keep their shape",
             hint="pictures of one size, or cropped to one, are supported",
         )
-    if (wanted.get("height"), wanted.get("width")) != (side, side):
+    if (shape.get("height"), shape.get("width")) != (side, side):
         raise UnsupportedModel(
-            f"preprocessor_config.json: pictures of {wanted}, and a tower for {side} x {side}",
+            f"preprocessor_config.json: pictures of {shape}, and a tower for {side} x {side}",
             hint="the two have to be the same",
         )
     return ImageRules("fixed", side, side, shortest=shortest, **common)
@@ -149,15 +149,15 @@ def _area(fields: Fields, spec: VisionSpec) -> ImageRules:
     least = fields.take("min_pixels", int, size.get("shortest_edge", 56 * 56))
     most = fields.take("max_pixels", int, size.get("longest_edge", 28 * 28 * 1280))
     fields.seen |= {"min_pixels", "max_pixels"}
-    for name, wanted in (
+    for name, limit in (
         ("patch_size", spec.tower.patch),
         ("merge_size", spec.projector.merge),
         ("temporal_patch_size", spec.tower.frames),
     ):
-        found = fields.take(name, int, wanted)
-        if found != wanted:
+        configured = fields.take(name, int, limit)
+        if configured != limit:
             raise UnsupportedModel(
-                f"preprocessor_config.json: {name} is {found}, and the tower's is {wanted}",
+                f"preprocessor_config.json: {name} is {configured}, and the tower's is {limit}",
                 hint="the two have to be the same",
             )
     if not 0 < least <= most:

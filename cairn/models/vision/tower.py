@@ -108,7 +108,9 @@ class Tower(nn.Module):
             order_P, lengths = window_order(grids, tower.window, x_PD.device)
             windows = Bidirectional(lengths, x_PD.device)
             attend, x_PD = ByLayer(attend, windows, tower.full_layers), x_PD[order_P]
-            rotations = {rope: _reordered(found, order_P) for rope, found in rotations.items()}
+            rotations = {
+                rope: _reordered(rotation, order_P) for rope, rotation in rotations.items()
+            }
         if self.pre_norm is not None:
             x_PD = self.pre_norm(x_PD)
         step = packed_step(x_PD, attend, tower.shape, rotations)
@@ -248,12 +250,12 @@ def grid_rotation(
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     angles = 1.0 / rope.theta**exponents
     across = angles[::2] if kind == "axial" else angles[1::2]
-    found = {}
+    by_grid = {}
     for grid in set(grids):
         row_P = torch.arange(grid.height, device=device).repeat_interleave(grid.width).float()
         column_P = torch.arange(grid.width, device=device).repeat(grid.height).float()
-        found[grid] = torch.cat((row_P[:, None] * angles[::2], column_P[:, None] * across), 1)
-    angles_P1c = torch.cat([found[grid] for grid in grids])[:, None]
+        by_grid[grid] = torch.cat((row_P[:, None] * angles[::2], column_P[:, None] * across), 1)
+    angles_P1c = torch.cat([by_grid[grid] for grid in grids])[:, None]
     both = torch.cat((angles_P1c, angles_P1c), dim=-1)
     return Rotation(both.cos().to(x_PD.dtype), both.sin().to(x_PD.dtype))
 

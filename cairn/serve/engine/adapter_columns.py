@@ -38,11 +38,11 @@ class Positions:
 
     def place(self, slots: Iterable[int], among: int) -> list[Move]:
         """Gives each slot one of the first `among` positions: those that it has now, then free ones, then old ones."""
-        wanted, self._step = set(slots), self._step + 1
-        there = {slot: at for at, slot in enumerate(self._slots[:among]) if slot in wanted}
+        needed, self._step = set(slots), self._step + 1
+        there = {slot: at for at, slot in enumerate(self._slots[:among]) if slot in needed}
         order = sorted(range(among), key=lambda at: (self._slots[at] > 0, self._used[at], at))
-        others = iter([at for at in order if self._slots[at] not in wanted])
-        moves = [Move(slot, next(others)) for slot in sorted(wanted - there.keys())]
+        others = iter([at for at in order if self._slots[at] not in needed])
+        moves = [Move(slot, next(others)) for slot in sorted(needed - there.keys())]
         for move in moves:
             self.drop(move.slot)  # from a position that this step does not multiply with
             self._slots[move.position] = move.slot
@@ -89,17 +89,17 @@ class AdapterColumns:
     def place(self, adapters: Mapping[int, Mapping[Linear, LoRA]], among: int) -> dict[int, int]:
         """Copies the adapters of a step, by slot, to positions; returns all positions by slot."""
         into: list[Tensor] = []
-        found: list[Tensor] = []
+        matrices: list[Tensor] = []
         for slot, position in self.positions.place(adapters, among):
             for home, lora in adapters[slot].items():
                 rank, room = len(lora.a_RK), self.room.get(home, 0)
                 if rank <= room:
                     start = home.shape_NK()[0] + position * room
                     into.append(self._wide[home][start : start + rank])
-                    found.append(lora.a_RK.detach())
+                    matrices.append(lora.a_RK.detach())
         if into:
             with torch.inference_mode():
-                torch._foreach_copy_(into, found, non_blocking=True)
+                torch._foreach_copy_(into, matrices, non_blocking=True)
         return self.positions.by_slot()
 
 

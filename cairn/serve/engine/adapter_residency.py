@@ -29,14 +29,14 @@ class Residency:
 
     def use(self, numbers: Iterable[int]) -> Moves:
         """What has to move before a step with these adapters."""
-        wanted = dict.fromkeys(numbers)
-        bring = [number for number in wanted if number not in self._there]
-        for number in wanted:
+        needed = dict.fromkeys(numbers)
+        bring = [number for number in needed if number not in self._there]
+        for number in needed:
             self._there.pop(number, None)
         rest = list(self._there)
-        spare = len(rest) + len(wanted) - self.most if self.most else 0
+        spare = len(rest) + len(needed) - self.most if self.most else 0
         put_out = rest[: max(0, spare)]
-        self._there = dict.fromkeys([*rest[len(put_out) :], *wanted])
+        self._there = dict.fromkeys([*rest[len(put_out) :], *needed])
         return Moves(bring, put_out)
 
     def forget(self, number: int) -> None:

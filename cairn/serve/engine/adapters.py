@@ -91,9 +91,9 @@ class Adapters:
         if self.obstacle is not None:
             raise ConfigError(f"no adapter can be served: {self.obstacle}")
         with self._reading:
-            spec, made, flat = self._read(Path(folder))
-        found: dict[Linear, LoRA] = {}
-        for path, (home, lora) in made.items():
+            spec, by_path, flat = self._read(Path(folder))
+        addends: dict[Linear, LoRA] = {}
+        for path, (home, lora) in by_path.items():
             if not isinstance(lora, LoRA) or not isinstance(home, Columns | Rows):
                 raise UnsupportedModel(
                     f"the adapter in {folder} covers {path}, which is served without adapters",
@@ -106,8 +106,8 @@ class Adapters:
                 )
             if flat is None or lora.dora:
                 lora.settle()
-            found[home] = lora
-        return LoadedAdapter(spec.rank, found, flat)
+            addends[home] = lora
+        return LoadedAdapter(spec.rank, addends, flat)
 
     def warm_up(self) -> None:
         """What only the first adapter would wait for."""

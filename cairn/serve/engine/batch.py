@@ -211,8 +211,8 @@ def _write(
     words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int, groups: int, axes: bool
 ) -> int:
     """All parts of a step one behind the other, in the order of `Layout.sizes`; how many words that is."""
-    known = tokens_with_drafts if layout.verifies else tokens_of
-    tokens = [token for chunk in chunks for token in known(chunk)]
+    known_tokens = tokens_with_drafts if layout.verifies else tokens_of
+    tokens = [token for chunk in chunks for token in known_tokens(chunk)]
     padding = layout.padding(len(chunks), len(tokens))
     blank = [0] * len(padding)
     rows = [chunk.request.row for chunk in chunks] + [PADDING_ROW] * len(padding)
@@ -279,11 +279,11 @@ def tokens_of(chunk: Chunk) -> list[int]:
     request, start, count = chunk.request, chunk.start, chunk.count
     prompt = len(request.prompt)
     if start >= prompt:
-        found = request.outputs[start - prompt : start - prompt + count]
+        tokens = request.outputs[start - prompt : start - prompt + count]
     else:
-        found = request.prompt[start : start + count]
+        tokens = request.prompt[start : start + count]
         if request.pieces:
-            found = words_of_pieces(request, start, found)
+            tokens = words_of_pieces(request, start, tokens)
         if start + count > prompt:
-            found = found + request.outputs[: start + count - prompt]
-    return found if len(found) == count else [*found, SAMPLED_LAST]
+            tokens = tokens + request.outputs[: start + count - prompt]
+    return tokens if len(tokens) == count else [*tokens, SAMPLED_LAST]

@@ -99,18 +99,18 @@ class BlockManager:
         Returns what was added, for each place one page of every group. A request without a table begins with what
         the prefix cache has, and `computed` is set; its window groups get their pages chunk by chunk, by `prepare`.
         """
-        found = None if request.blocks else self.prefix.find(request)
-        if found is None and self.windowed:
+        prefix = None if request.blocks else self.prefix.find(request)
+        if prefix is None and self.windowed:
             self._leave_behind(request)
-        if not self._fits(request, upto_tokens, found):
+        if not self._fits(request, upto_tokens, prefix):
             return None
         first = len(request.blocks)
         places = max(
-            -(-upto_tokens // self.page_size) - (first or (found.pages if found else 0)), 0
+            -(-upto_tokens // self.page_size) - (first or (prefix.pages if prefix else 0)), 0
         )
-        if found is not None:
-            self._begin(request, found)
-        later = found is not None and self.windowed
+        if prefix is not None:
+            self._begin(request, prefix)
+        later = prefix is not None and self.windowed
         for index, table in enumerate(self._page_tables(request)):
             if later and self.groups[index].kind == "window":
                 table += [0] * places
@@ -154,8 +154,8 @@ class BlockManager:
         self._leave_behind(request)
         holding, tables = self._tables[request], self._page_tables(request)
         first = holding.filled
-        wanted = -(-upto_tokens // self.page_size) - first
-        places = max(0, min(wanted, self.pool.free.length // len(self._windows)))
+        needed = -(-upto_tokens // self.page_size) - first
+        places = max(0, min(needed, self.pool.free.length // len(self._windows)))
         for index, _ in self._windows:
             tables[index][first : first + places] = [self._take(index) for _ in range(places)]
         holding.filled = first + places
@@ -231,9 +231,9 @@ class BlockManager:
     def save_state(self, request: Request, computed: int) -> list[int]:
         """Take a snapshot of the states if this is an anchor and there is room; returns its pages."""
         length = computed // self.page_size
-        wanted = computed % self.page_size == 0 and length in self._tables[request].anchors
+        is_anchor = computed % self.page_size == 0 and length in self._tables[request].anchors
         room = self.pool.free_states.length
-        if not wanted or not self.prefix.enabled or room < len(request.states):
+        if not is_anchor or not self.prefix.enabled or room < len(request.states):
             return []
         snapshots = [self._take(index) for index in range(self._paged, len(self.groups))]
         self._unsaved.append((request, length, snapshots))
@@ -285,30 +285,30 @@ class BlockManager:
 
     # -- what is missing, and what is there ----------------------------------------------------------
 
-    def _fits(self, request: Request, upto_tokens: int, found: Found | None) -> bool:
+    def _fits(self, request: Request, upto_tokens: int, prefix: Found | None) -> bool:
         """Whether there are pages and, for a request that begins, slots for its states."""
-        if found is not None and self.pool.free_states.length < len(self.groups) - self._paged:
+        if prefix is not None and self.pool.free_states.length < len(self.groups) - self._paged:
             return False
-        return self._needed(request, upto_tokens, found) <= self._available(found)
+        return self._needed(request, upto_tokens, prefix) <= self._available(prefix)
 
-    def _needed(self, request: Request, upto_tokens: int, found: Found | None) -> int:
+    def _needed(self, request: Request, upto_tokens: int, prefix: Found | None) -> int:
         """Pages for longer tables; of a request that begins, windows count with what they will need at once."""
         places = -(-upto_tokens // self.page_size)
-        if found is None:
+        if prefix is None:
             return max(places - len(request.blocks), 0) * self._paged
-        places = max(places - found.pages, 0)
+        places = max(places - prefix.pages, 0)
         needed = places * self._full
         span = longest_span(request) if request.pieces and self.windowed else 0
         for index, group in self._windows:
-            held = sum(page > 0 for page in found.tables[index])
-            needed += min(places, group.most_pages(upto_tokens, self.page_size, span) - held)
+            hit_pages = sum(page > 0 for page in prefix.tables[index])
+            needed += min(places, group.most_pages(upto_tokens, self.page_size, span) - hit_pages)
         return needed
 
-    def _available(self, found: Found | None) -> int:
+    def _available(self, prefix: Found | None) -> int:
         """Free pages that are not themselves part of what was found."""
-        if found is None or not found.pages:
+        if prefix is None or not prefix.pages:
             return self.pool.free.length
-        taken = (page for table in found.tables for page in table if page)
+        taken = (page for table in prefix.tables for page in table if page)
         return self.pool.free.length - sum(self.pool.holders[page] == 0 for page in taken)
 
     def _page_tables(self, request: Request) -> list[list[int]]:
@@ -338,15 +338,15 @@ class BlockManager:
 
     # -- what changes hands -----------------------------------------------------------------------
 
-    def _begin(self, request: Request, found: Found) -> None:
-        for index, table in enumerate(found.tables):
+    def _begin(self, request: Request, prefix: Found) -> None:
+        for index, table in enumerate(prefix.tables):
             for page in table:
                 if page:
                     self.pool.hold(page, index)
-        request.blocks, *request.more_blocks = [list(table) for table in found.tables]
-        request.computed = found.pages * self.page_size
-        self.prefix.resume(request, found.pages)
-        self._tables[request] = holding = Holding(filled=found.pages)
+        request.blocks, *request.more_blocks = [list(table) for table in prefix.tables]
+        request.computed = prefix.pages * self.page_size
+        self.prefix.resume(request, prefix.pages)
+        self._tables[request] = holding = Holding(filled=prefix.pages)
         if self.windowed or self.stateful:
             # A snapshot serves exactly its length, and the same prompt needs its last token computed again.
             prompt = request.prompt[:-1] if self.stateful else request.prompt
@@ -354,11 +354,11 @@ class BlockManager:
             size = self.page_size
             holding.behind = [g.first_page(request.computed, size) for _, g in self._windows]
         if self.stateful:
-            for page in found.states:  # found again: it is worth keeping
+            for page in prefix.states:  # found again: it is worth keeping
                 self.pool.free_states.remove(page)
                 self.pool.free_states.append(page)
             request.states = [self._take(i) for i in range(self._paged, len(self.groups))]
-            self.restores += zip(found.states, request.states, strict=False)
+            self.restores += zip(prefix.states, request.states, strict=False)
         if request.ledger.preemptions == 0:
             request.cached = min(request.computed, len(request.prompt))  # of an answer that moved
             statistics = self.prefix.statistics

@@ -25,24 +25,24 @@ class CacheScales:
         self,
         layers: int,
         device: torch.device | str,
-        known: Sequence[tuple[float, float]] | None = None,
+        scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         """`known`: of each layer, for keys and for values."""
         self.factors_L2 = torch.ones(layers, 2, dtype=torch.float32, device=device)
-        self.is_known = known is not None
-        self.are_measured = known is None  # by this engine alone: another one's differ
-        if known is not None:
-            self._take(known)
+        self.is_known = scales is not None
+        self.are_measured = scales is None  # by this engine alone: another one's differ
+        if scales is not None:
+            self._take(scales)
         self._layers = [(row[:1], row[1:]) for row in self.factors_L2]
 
-    def _take(self, known: Sequence[tuple[float, float]]) -> None:
-        given = torch.tensor(known, dtype=torch.float32)
-        if given.shape != self.factors_L2.shape or not (given.isfinite() & (given > 0)).all():
+    def _take(self, scales: Sequence[tuple[float, float]]) -> None:
+        factors = torch.tensor(scales, dtype=torch.float32)
+        if factors.shape != self.factors_L2.shape or not (factors.isfinite() & (factors > 0)).all():
             raise ConfigError(
-                f"cache scales of {list(given.shape)} numbers that are not all above 0",
+                f"cache scales of {list(factors.shape)} numbers that are not all above 0",
                 hint=f"the model has {len(self.factors_L2)} layers, with one for keys and one for values each",
             )
-        self.factors_L2.copy_(given)
+        self.factors_L2.copy_(factors)
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Of keys and of values, each float32 [1]."""

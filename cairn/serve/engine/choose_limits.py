@@ -92,15 +92,15 @@ def choose_limits(
 
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
-    asked = config.max_model_len
-    if asked == "auto":
+    context = config.max_model_len
+    if context == "auto":
         return spec.context  # `longest_context` makes it shorter, once the pages are counted
-    if asked is not None and asked > spec.context:
+    if context is not None and context > spec.context:
         raise ConfigError(
-            f"max_model_len is {asked}, the model was made for {spec.context} tokens",
-            hint=f"use at most {spec.context}, or stretch the model: --context {asked}",
+            f"max_model_len is {context}, the model was made for {spec.context} tokens",
+            hint=f"use at most {spec.context}, or stretch the model: --context {context}",
         )
-    return asked or spec.context
+    return context or spec.context
 
 
 def longest_context(limits: Limits) -> int:

@@ -147,7 +147,7 @@ class EngineClient:
         """For a request; it is never given again."""
         return next(self._numbers)
 
-    def submit(self, receiver: Receiver, asked: Submit) -> None:
+    def submit(self, receiver: Receiver, request: Submit) -> None:
         """Put a request in line. The engine checks it: one that it can never serve ends with an error."""
         with self._lock:
             if self._over is not None:
@@ -157,8 +157,8 @@ class EngineClient:
             if not self._receivers:  # the watchdog counts from here, not from the last request
                 steps, since = self._progress
                 self._progress = (steps, max(since, time.monotonic()))
-            self._receivers[asked.id] = receiver
-            self._group.send(asked)
+            self._receivers[request.id] = receiver
+            self._group.send(request)
 
     def abort(self, id: int) -> None:
         """End a request, unless it has ended already; its receiver is called."""
@@ -434,7 +434,7 @@ def _in_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 
 
 def to_blame(fallen: list[tuple[int, int]]) -> tuple[int, int]:
-    """Of ranks with their exit status: one that was killed, since others fall over it; or one that failed.
+    """Of ranks with their exit status: one that was killed, since others fail because of it; or one that failed.
 
     A rank aborts itself (SIGABRT) for its own reasons, or since NCCL's watchdog found that another has gone.
     """
@@ -447,7 +447,7 @@ def _as_raised(failure: Failure | Returned) -> CairnError:
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, CairnError):
         return kind(failure.message, failure.hint)
-    said = f"{failure.kind}: {failure.message}"
+    message = f"{failure.kind}: {failure.message}"
     if isinstance(failure, Returned):
-        return EngineFailed(said, failure.hint)
-    return EngineFailed(f"the engine could not start: {said}", details=failure.traceback)
+        return EngineFailed(message, failure.hint)
+    return EngineFailed(f"the engine could not start: {message}", details=failure.traceback)

@@ -70,8 +70,8 @@ class CompiledLayers:
         layers = [cast(Layer, layer) for layer in lean.model.layers]
         self.kinds = list(lean.frequencies)
         self._kept: list[object] = []  # whose addresses are used
-        made = [self._layer(layer) for layer in layers]
-        self.layers = (DecoderLayer * len(made))(*made)
+        compiled = [self._layer(layer) for layer in layers]
+        self.layers = (DecoderLayer * len(compiled))(*compiled)
         forms = [cast(BlocksForm, part.form) for part in self._maps(layers)]
         self.room = max(map(_room, layers))
         self._most_rows = min(form.float_rows for form in forms)

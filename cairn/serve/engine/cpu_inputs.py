@@ -44,13 +44,13 @@ def inputs_on_cpu(decided: Decided, state: State, page_size: int, inputs: Inputs
 def place_drafts(decided: Decided, inputs: Inputs, text_NC: Tensor, made_NK: Tensor) -> None:
     """Enter the step's tokens into the rows' texts, a head's drafts in place of DRAFTED; as `draft_ngrams` does."""
     bounds, starts = decided.bounds_B1.tolist(), inputs.positions_T.numpy()
-    tokens_T, text, made = inputs.tokens_T.numpy(), text_NC.numpy(), made_NK.numpy()
+    tokens_T, text, drafts_NK = inputs.tokens_T.numpy(), text_NC.numpy(), made_NK.numpy()
     for b, row in enumerate(decided.rows_B.tolist()):
         own = tokens_T[bounds[b] : bounds[b + 1]]
         if row < 0 or not len(own):
             continue
         drafts = np.count_nonzero(own == DRAFTED)
         if drafts:
-            own[1:] = made[row, :drafts]
+            own[1:] = drafts_NK[row, :drafts]
         start, there = starts[bounds[b]], own >= 0  # rows of an arena are no tokens
         text[row, start : start + len(own)][there] = own[there]

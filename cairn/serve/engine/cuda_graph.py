@@ -187,9 +187,9 @@ class Graphs:
             return True
         if self.largest and tokens > self.largest:
             return False
-        seen = shape in self._seen
+        is_repeated = shape in self._seen
         self._seen.add(shape)
-        return seen
+        return is_repeated
 
     @property
     def is_settled(self) -> bool:

@@ -65,11 +65,14 @@ class CudaMemory:
         where = _Location(_DEVICE, device)
         self._properties = _Properties(_PINNED, 0, where, None)
         self._access = _Access(where, _READ_WRITE)
-        found = ctypes.c_size_t()
+        granularity = ctypes.c_size_t()
         self._call(
-            "cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(self._properties), 0
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(granularity),
+            ctypes.byref(self._properties),
+            0,
         )
-        self.granularity = found.value
+        self.granularity = granularity.value
 
     def reserve(self, size: int) -> int:
         address = ctypes.c_uint64()
@@ -150,13 +153,13 @@ class CudaMemory:
     def synchronize(self) -> None:
         self._call("cuCtxSynchronize")
 
-    def _call(self, name: str, *given: object) -> None:
-        status = getattr(self._cuda, name)(*given)
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._cuda, name)(*arguments)
         if status == 0:
             return
-        said = ctypes.c_char_p()
-        self._cuda.cuGetErrorName(status, ctypes.byref(said))
-        word = (said.value or b"?").decode()
+        name_pointer = ctypes.c_char_p()
+        self._cuda.cuGetErrorName(status, ctypes.byref(name_pointer))
+        word = (name_pointer.value or b"?").decode()
         hint = "another model may have taken the memory" if status == _OUT_OF_MEMORY else None
         raise HardwareError(f"{name} of the CUDA driver failed: {word} ({status})", hint=hint)
 

@@ -28,9 +28,9 @@ def large_shapes(limits: Limits) -> list[Shape]:
     most = mixed_sizes(limits)[-1]
     sizes = [size for size in token_sizes(limits.step_tokens) if size > most]
     numbers = sorted({n for n in SEQUENCES if n < limits.rows} | {limits.rows})
-    made = [(size, n) for size in sizes[:1] for n in numbers]
-    made += [(size, n) for size in sizes[-1:] for n in (1, limits.rows)]
-    layouts = {_layout(size - odd, n, limits) for size, n in made for odd in (0, ODD)}
+    shapes = [(size, n) for size in sizes[:1] for n in numbers]
+    shapes += [(size, n) for size in sizes[-1:] for n in (1, limits.rows)]
+    layouts = {_layout(size - odd, n, limits) for size, n in shapes for odd in (0, ODD)}
     fitting = sorted(layout for layout in layouts if layout.sequences <= limits.rows)
     return [Shape(layout, fresh) for layout in fitting for fresh in (True, False)]
 

@@ -22,7 +22,7 @@ from cairn.serve.engine.speculate.acceptance import Counts
 def stats_of(engine: Engine) -> Stats:
     scheduler, spent = engine.scheduler, engine.spent
     counts = scheduler.speculation.counts if scheduler.speculation is not None else Counts()
-    usage, found = scheduler.blocks.usage(), scheduler.blocks.prefix.statistics
+    usage, prefix = scheduler.blocks.usage(), scheduler.blocks.prefix.statistics
     return Stats(
         engine.steps,
         scheduler.waiting,
@@ -30,8 +30,8 @@ def stats_of(engine: Engine) -> Stats:
         usage.total,
         usage.used,
         usage.cached,
-        found.tokens,
-        found.hits,
+        prefix.tokens,
+        prefix.hits,
         scheduler.queues.preemptions,
         spent.prefill,
         spent.sampled,
@@ -95,8 +95,8 @@ def gpu_uuids(device: torch.device, ranks: int) -> list[str]:
     """Of the GPUs of all ranks, which are in a row; none on a CPU."""
     if device.type != "cuda":
         return []
-    found = [torch_uuid((device.index or 0) + rank) for rank in range(ranks)]
-    return [uuid for uuid in found if uuid is not None]
+    uuids = [torch_uuid((device.index or 0) + rank) for rank in range(ranks)]
+    return [uuid for uuid in uuids if uuid is not None]
 
 
 def device_name(device: torch.device) -> str:

@@ -124,13 +124,15 @@ class FixedPages(Paged):
             raise ValueError(f"layer {rule.layer} keeps a state, and the pool has no slots for any")
         states = self.pool.states
         group, planes = states.of_layer(rule.layer)
-        found: dict[int, Tensor] = {}
+        y_by_row: dict[int, Tensor] = {}
         for row, owner in self.owners.items():
             slot_1 = torch.tensor([states.slots[owner][group]])
-            found[row] = step_states(rule, tuple(x[row : row + 1] for x in inputs), planes, slot_1)
-        any_1 = next(iter(found.values()))
+            y_by_row[row] = step_states(
+                rule, tuple(x[row : row + 1] for x in inputs), planes, slot_1
+            )
+        any_1 = next(iter(y_by_row.values()))
         out = any_1.new_zeros(ROWS, *any_1.shape[1:])
-        for row, y_1 in found.items():
+        for row, y_1 in y_by_row.items():
             out[row] = y_1[0]
         return out
 
@@ -234,8 +236,8 @@ class InvariantRunner(Runner):
         slots_CG = torch.full((len(inputs.slots_GT), ROWS), EMPTY, dtype=torch.int32)
         slots_CG[:, rows] = inputs.slots_GT[:, tokens]
         lengths_G = torch.arange(1, ROWS + 1, dtype=torch.int32)
-        for filled, given in ((tokens_G, inputs.tokens_T), (positions_G, inputs.positions_T)):
-            filled[rows] = given[tokens]
+        for filled, source in ((tokens_G, inputs.tokens_T), (positions_G, inputs.positions_T)):
+            filled[rows] = source[tokens]
         blocks = self._blocks(group, chunks, inputs, lengths_G)
         of_token = [b for b, chunk in enumerate(chunks) for _ in range(chunk.count)]
         owners = {
@@ -282,11 +284,11 @@ class InvariantRunner(Runner):
 
 def _where_they_begin(chunks: Sequence[Chunk], positions: Sequence[int]) -> list[Chunk]:
     """Chunks with the starts that the step has: behind drafts in flight the scheduler could only hope."""
-    found, at = [], 0
+    placed, at = [], 0
     for chunk in chunks:
-        found.append(msgspec.structs.replace(chunk, start=positions[at]) if chunk.ahead else chunk)
+        placed.append(msgspec.structs.replace(chunk, start=positions[at]) if chunk.ahead else chunk)
         at += chunk.count
-    return found
+    return placed
 
 
 def _there(group: Group) -> tuple[list[int], list[int]]:

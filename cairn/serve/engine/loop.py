@@ -1,39 +1,38 @@
-"""The engine's loop: schedule, launch, take in; again and again while there is work.
+"""The engine's loop: schedule, launch, land, update; again and again while there is work.
 
     plain        schedule N, launch N, wait for N, update N
     overlapped   schedule N+1, launch N+1, wait for N, update N: the host's work hides behind the device's
 
-Both give the same tokens. In the overlapped form a stop is seen one step late, and the step too many is dropped. The
-loop stamps the requests' ledgers and keeps one of its own: where the time of each step went. A step that fails ends
-its own requests with the reason and no others. Not thread-safe: one thread owns an engine.
+Both give the same tokens. In the overlapped form a stop is seen one step late, and the step too many is dropped.
+Where the time of each step went stands in `step_ledger`. A step that fails ends its own requests with the reason and no
+others. What is done between two steps is in `controls`. Not thread-safe: one thread owns an engine.
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.core.errors import CairnError, ConfigError, RequestError, WeightsError
 from cairn.core.events import span
-from cairn.serve.engine.adapters import LoadedAdapter
+from cairn.serve.engine.controls import Controls
+from cairn.serve.engine.failure import described
 from cairn.serve.engine.media import MediaFailed, WaitingForRows
 from cairn.serve.engine.pooling import Pools
-from cairn.serve.engine.request import Finish, Request, RequestId, check_request
+from cairn.serve.engine.request import Finish, Request, RequestId
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.runner import Flight, Landed, Runner
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds
 from cairn.serve.engine.step import Advance, Step
 from cairn.serve.engine.step_budget import Pace
-from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
+from cairn.serve.engine.step_ledger import StepLedger, Turn
+from cairn.serve.engine.step_times import Spent, StepTimes
 from cairn.serve.engine.token_logprobs import TokenLogprobs
-from cairn.serve.engine.weight_sources import WeightsFrom, identity_of
 
 if TYPE_CHECKING:
     from cairn.serve.tiers.page_tiers import PageTiers
 
-REMEMBERED = 4096  # steps in the ledger
 DRAFTING_NEW = 0.1  # what the newest step counts for in the mean time of drafting
-ROOM = "lower gpu_memory_utilization or max_num_batched_tokens: a step found no room"
 
 
 class Output(NamedTuple):
@@ -45,7 +44,7 @@ class Output(NamedTuple):
     logprobs: list[TokenLogprobs] | None = None  # of each of them, if they were asked for
 
 
-class Engine:
+class Engine(Controls):
     def __init__(
         self,
         scheduler: Scheduler,
@@ -57,26 +56,25 @@ class Engine:
         media: WaitingForRows | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler, self.runner = scheduler, runner
+        super().__init__(scheduler, runner, media)
         self.overlap, self.clock = overlap, clock
         # With other ranks: they wait for this one, so its failure ends all of them.
         self.together = together
         self.pace = pace  # limits the time of a step
-        self.media = media  # where requests with pictures wait for their rows
-        self.times: deque[StepTimes] = deque(maxlen=REMEMBERED)
+        self.ledger = StepLedger()
         self.steps = 0  # taken so far: a watchdog looks at it
-        self.spent = NOTHING  # what has landed so far, and the time that it took
-        self._updating = 0.0  # seconds of the last update: the next turn counts them
         self.prompt_logprobs: dict[Request, list[TokenLogprobs]] = {}
         self.pools = Pools()  # prompts as vectors; the reader of the outputs takes them
-        self.tiers: PageTiers | None = None  # of the cache, beyond the device
         self._landed = 0.0  # when the last step did
         self._flying: Flight | None = None
-        self.paused = False  # no further step is scheduled
-        self.asleep = False  # its memory was given back, and no step is scheduled, either
-        self.version = 0  # of the weights; 0: those that the engine was started with
-        self._weights = b""  # their identity
-        self._loads = Counter[int]()  # by version: a trainer that went back gives a number again
+
+    @property
+    def times(self) -> deque[StepTimes]:
+        return self.ledger.times
+
+    @property
+    def spent(self) -> Spent:
+        return self.ledger.spent
 
     @property
     def has_work(self) -> bool:
@@ -96,8 +94,8 @@ class Engine:
 
     def _enqueue(self, request: Request) -> None:
         self.scheduler.add(request)
-        if self._weights:
-            request.identity = self._weights + request.identity
+        if self.weights_identity:
+            request.identity = self.weights_identity + request.identity
             request.hashes = []
 
     def abort(
@@ -119,184 +117,58 @@ class Engine:
     def step(self) -> list[Output]:
         """One turn of the loop; what it brought, which in the overlapped form is what was launched a turn ago."""
         if self.paused or self.asleep:
-            return self._land_last()
-        failed = self._admit_media() if self.media is not None else []
+            return self.land_last()
+        outputs = self._admit_media() if self.media is not None else []
         if self.tiers is not None:
             self.tiers.poll()
-        began, worked = self.clock(), time.thread_time()
-        with span("schedule"):
-            if self.pace is not None:
-                self.scheduler.step_limit = self.pace.tokens()
-            step = self.scheduler.schedule()
-        scheduled, worked_scheduling = self.clock(), time.thread_time() - worked
-        self._stamp(step, began, scheduled)
-        with span("launch", sequences=len(step.chunks), tokens=step.tokens):
-            outputs, flight = self._launch(step)
-        outputs = failed + outputs
-        launched = self.clock()
-        if flight is not None:
-            flight.launched = scheduled
-        if self.pace is not None:  # a CPU computes in `launch`
-            self.pace.note(step.tokens, launched - scheduled)
-        worked_all = time.thread_time() - worked
-        self._note_seconds(step, worked_scheduling, worked_all - worked_scheduling)
-        self._note_drafts(step)
+        turn = Turn(self.clock())
+        step, flight, failed = self._schedule_and_launch(turn)
+        outputs += failed
         due = flight
         if self.overlap:
             due, self._flying = self._flying, flight
         landed = None
         if due is not None:
             with span("wait"):
-                landed, lost = self._land(due)
-            outputs += lost
+                landed, failed = self._land(due)
+            outputs += failed
         elif self.tiers is not None and flight is None and self.tiers.is_loading:
             self.tiers.wait()
-        waited = self.clock()
-        self._spend(due, scheduled - began, launched - scheduled, waited - launched)
+        turn.waited = self.clock()
+        on_cpu = self.runner.device.type == "cpu"
+        self.ledger.spend(None if due is None else due.step, turn, on_cpu)
         if due is not None and landed is not None:
             with span("update"):
                 outputs += self._update(due.step, landed)
             if self.tiers is not None:
-                self._note_landed(self.tiers, due, waited)
-        ended = self.clock()
-        self._updating = ended - waited
+                self._note_landed(self.tiers, due, turn.waited)
+        turn.ended = self.clock()
         self.steps += 1
-        self.times.append(
-            StepTimes(
-                step.number,
-                len(step.chunks),
-                step.tokens,
-                scheduled - began,
-                launched - scheduled,
-                waited - launched,
-                ended - waited,
-                ended,
-                step.prefill,
-                len(step.sampling),
-                step.read,
-                step.pairs,
-            )
-        )
+        self.ledger.remember(step, turn)
         return outputs
 
-    # -- pausing and other weights ----------------------------------------------------------------
+    def _schedule_and_launch(self, turn: Turn) -> tuple[Step, Flight | None, list[Output]]:
+        """The next step, its flight unless it has no chunks or failed, and the requests that ended with it."""
+        thread_s = time.thread_time()
+        with span("schedule"):
+            if self.pace is not None:
+                self.scheduler.step_limit = self.pace.tokens()
+            step = self.scheduler.schedule()
+        turn.scheduled, scheduling_s = self.clock(), time.thread_time() - thread_s
+        self.ledger.stamp(step, turn)
+        with span("launch", sequences=len(step.chunks), tokens=step.tokens):
+            outputs, flight = self._launch(step)
+        turn.launched = self.clock()
+        if flight is not None:
+            flight.launched = turn.scheduled
+        if self.pace is not None:  # a CPU computes in `launch`
+            self.pace.note(step.tokens, turn.launch)
+        computing_s = time.thread_time() - thread_s - scheduling_s
+        self._note_seconds(step, scheduling_s, computing_s)
+        self._note_drafts(step)
+        return step, flight, outputs
 
-    def pause(self, keep: bool = True) -> list[Request]:
-        """Schedule nothing until `resume`. Requests stay where they are, or are aborted and returned."""
-        self.paused = True
-        aborted = [] if keep else [self.abort(id) for id in self.request_ids()]
-        return [request for request in aborted if request is not None]
-
-    def request_ids(self) -> list[RequestId]:
-        """Of all that it holds, those whose pictures wait included."""
-        waiting = [request.id for request in self.media.waiting] if self.media else []
-        return [*waiting, *self.scheduler.requests]
-
-    def resume(self) -> None:
-        self.wake()
-        self.paused = False
-
-    def sleep(self, level: int = 1) -> None:
-        """Give the memory of the device back until `wake`; what was cached is lost. A CairnError: it goes on.
-
-        At level 2 the weights are dropped as well, and read again by `wake`.
-        """
-        if self.asleep:
-            return
-        if running := len(self._held()):
-            raise RequestError(
-                f"{running} requests are under way, and would lose their pages",
-                hint="wait for their end, or abort them (mode=abort)",
-            )
-        self.check_sleep(level)
-        self._land_last()  # of requests that have ended
-        self.scheduler.blocks.reset()  # tiers beyond the device keep what they have
-        if self.tiers is not None:
-            self.tiers.settle()
-        self.runner.sleep(level)
-        self.asleep = True
-
-    def check_sleep(self, level: int = 1) -> None:
-        """A CairnError: this engine cannot sleep at this level. Changes nothing."""
-        if not self.asleep:
-            self.runner.check_sleep(level)
-
-    def wake(self) -> None:
-        """One that is paused stays so. A CairnError: it sleeps on."""
-        if self.asleep:
-            self.runner.wake()
-            self.asleep = False
-
-    def load_weights(self, version: int, source: WeightsFrom) -> None:
-        """Serve with other weights from the next step on. A CairnError: the old ones go on serving.
-
-        Requests under way go on with the keys and values that they have. Pages of another version are never found.
-        """
-        self.wake()
-        if version < 1:
-            raise RequestError(f"version is {version}", hint="versions are counted from 1")
-        if self.media is not None:
-            raise ConfigError(
-                "this model sees, and its tower cannot be replaced while it runs",
-                hint="start another engine with the new weights",
-            )
-        self.runner.load_weights(version, source)
-        self.weights_changed(version, self._loads[version])
-        self._loads[version] += 1
-
-    def _held(self) -> list[Request]:
-        """Requests under way, those whose pictures wait for rows included."""
-        return [*self.scheduler.requests.values(), *(self.media.waiting if self.media else ())]
-
-    def weights_changed(self, version: int, loaded_before: int = 0) -> None:
-        """The weights were overwritten in place; pages of another version are never found.
-
-        `loaded_before`: as `identity_of` takes it; 0 where the same number always means the same weights.
-        """
-        before, self._weights = self._weights, identity_of(version, loaded_before)
-        self.scheduler.queues.rename_waiting(before, self._weights)
-        self.version = version
-        if (events := self.scheduler.blocks.prefix.events) is not None:
-            events.cleared()
-        if self.tiers is not None:
-            self.tiers.weights_changed(self._weights)
-
-    def read_adapter(self, folder: str) -> LoadedAdapter:
-        """Any thread may call it; a CairnError says what is wrong with the folder."""
-        self._check_awake()
-        try:
-            return self.runner.adapters.read(folder)
-        except CairnError:
-            raise
-        except Exception as problem:  # whatever is in the folder, all other requests go on
-            raise WeightsError(
-                f"the adapter in {folder} cannot be read: {described(problem)}",
-                hint="is its adapter_config.json as PEFT has written it?",
-            ) from problem
-
-    def load_adapter(self, number: int, adapter: LoadedAdapter) -> None:
-        """From now on requests may have this number."""
-        self._check_awake()
-        self.runner.adapters.add(number, adapter)
-
-    def unload_adapter(self, number: int) -> None:
-        """Requests that have it go on; no other may come."""
-        self.runner.adapters.retire(number, self._held())
-
-    def _check_awake(self) -> None:
-        if self.asleep:
-            raise ConfigError(
-                "the engine sleeps, and an adapter is read beside its weights",
-                hint="wake it first (POST /wake_up, LLM.wake_up)",
-            )
-
-    def reset_prefix_cache(self) -> None:
-        """Forget every prefix, in tiers beyond the device, too; refused while pages are in use."""
-        self.scheduler.blocks.reset()
-        if self.tiers is not None:
-            self.tiers.clear()
-
-    def _land_last(self) -> list[Output]:
+    def land_last(self) -> list[Output]:
         """What was in flight when the engine was paused."""
         due, self._flying = self._flying, None
         if due is None:
@@ -335,39 +207,6 @@ class Engine:
             self._enqueue(request)
         return []
 
-    def _stamp(self, step: Step, began: float, scheduled: float) -> None:
-        """The ledgers of those that got a row, or lost it."""
-        for request in step.preempted:
-            if request.ledger.scheduled:
-                request.ledger.requeued -= scheduled
-        for request in step.admitted:
-            ledger = request.ledger
-            if ledger.scheduled == 0.0:
-                ledger.admitting, ledger.scheduled = began, scheduled
-                request.mark = self.spent
-            elif ledger.requeued < 0:
-                ledger.requeued += scheduled
-
-    def _spend(self, due: Flight | None, schedule: float, launch: float, wait: float) -> None:
-        """Add a turn to the totals, with the step that has landed in it. A CPU computes in `launch`."""
-        spent, on_cpu = self.spent, self.runner.device.type == "cpu"
-        host = spent.host + schedule + self._updating + (0.0 if on_cpu else launch)
-        device = spent.device + wait + (launch if on_cpu else 0.0)
-        if due is None:
-            self.spent = spent._replace(host=host, device=device)
-            return
-        step = due.step
-        self.spent = Spent(
-            spent.steps + 1,
-            spent.tokens + step.tokens,
-            spent.prefill + step.prefill,
-            spent.sampled + len(step.sampling),
-            spent.read + step.read,
-            spent.pairs + step.pairs,
-            host,
-            device,
-        )
-
     def _note_seconds(self, step: Step, scheduling: float, computing: float) -> None:
         """By these the number of drafts is chosen. Only a CPU has computed when a step is launched.
 
@@ -389,9 +228,9 @@ class Engine:
         speculation, head = self.scheduler.speculation, self.runner.head
         if speculation is None or speculation.pace is None or head is None or not step.chunks:
             return
-        made = step.head and head.chances_BK is not None
-        requests = [chunk.request for chunk in step.chunks] if made else []
-        chances = head.chances_BK.tolist() if made and head.chances_BK is not None else []
+        drafted = step.head and head.chances_BK is not None
+        requests = [chunk.request for chunk in step.chunks] if drafted else []
+        chances = head.chances_BK.tolist() if drafted and head.chances_BK is not None else []
         speculation.pace.drafted(requests, chances, head.passes_s)
         head.chances_BK = None
 
@@ -427,19 +266,18 @@ class Engine:
         return self._outputs(self.scheduler.fail(step, described(problem)))
 
     def _update(self, step: Step, landed: Landed) -> list[Output]:
-        for request, (start, found) in landed.prompt_logprobs.items():
+        for request, (start, entries) in landed.prompt_logprobs.items():
             if request.state != "finished":
-                # In place of what a chunk before a preemption has found already.
-                self.prompt_logprobs.setdefault(request, [])[start:] = found
+                # In place of what a chunk before a preemption has brought already.
+                self.prompt_logprobs.setdefault(request, [])[start:] = entries
         for request, part in landed.pooled.items():
             if request.state != "finished":
                 self.pools.add(request, part)
         if landed.drafts is not None:
             step.drafts = landed.drafts
         advances = self.scheduler.update(step, landed.tokens)
-        if step.drafts:  # those that held, which `_spend` could not know
-            more = sum(len(advance.tokens) for advance in advances) - len(step.sampling)
-            self.spent = self.spent._replace(sampled=self.spent.sampled + more)
+        if step.drafts:
+            self.ledger.accepted(sum(len(one.tokens) for one in advances) - len(step.sampling))
         return self._outputs(advances, landed.logprobs)
 
     def _outputs(
@@ -450,38 +288,19 @@ class Engine:
         for advance in advances:
             request = advance.request
             if request.ledger.first_token == 0.0 and advance.tokens:
-                request.ledger.first_token = now
-                request.ledger.prefill = self.spent.since(request.mark)
-                request.mark = self.spent
+                self.ledger.first_token(request, now)
             if advance.finished:
                 self._close(request, now)
                 if not advance.tokens:
                     self.prompt_logprobs.pop(request, None)
                     self.pools.pop(request)
-            found = logprobs.get(request) if logprobs else None
-            if found is not None:
-                found = found[: len(advance.tokens)]
-            outputs.append(Output(request, advance.tokens, advance.finished, found))
+            entries = logprobs.get(request) if logprobs else None
+            if entries is not None:
+                entries = entries[: len(advance.tokens)]
+            outputs.append(Output(request, advance.tokens, advance.finished, entries))
         return outputs
 
     def _close(self, request: Request, now: float) -> None:
-        """The last lines of its ledger."""
-        ledger = request.ledger
-        ledger.finished = now
+        self.ledger.close(request, now)
         if self.runner.adapters.retired:
-            self.runner.adapters.sweep(self._held())
-        if ledger.requeued < 0:  # it ended without a row
-            ledger.requeued += now
-        if ledger.first_token:
-            ledger.decode = self.spent.since(request.mark)
-        elif ledger.scheduled:
-            ledger.prefill = self.spent.since(request.mark)
-
-
-def described(problem: BaseException) -> str:
-    """An exception in one line, for the request that fails with it."""
-    if isinstance(problem, CairnError):
-        return str(problem)
-    text = str(problem).strip().splitlines()
-    said = f"{type(problem).__name__}: {text[0] if text else 'no message'}"
-    return f"{said} (hint: {ROOM})" if type(problem).__name__ == "OutOfMemoryError" else said
+            self.runner.adapters.sweep(self._requests())

@@ -36,15 +36,15 @@ def pieces_of(
     pictures: Sequence[Picture], spans: Sequence[Sequence[range]], spec: VisionSpec
 ) -> list[Piece]:
     """Of the placeholders in a prompt: a piece for each run of them."""
-    found = []
+    pieces = []
     for number, (picture, runs) in enumerate(zip(pictures, spans, strict=True)):
         offset = 0
         for run in runs:
             digest = _digest(picture, offset, len(run))
             piece = Piece(run.start, len(run), digest, number, offset, spec.sees)
-            found.append(_placed(piece, picture, spec) if spec.axes else piece)
+            pieces.append(_placed(piece, picture, spec) if spec.axes else piece)
             offset += len(run)
-    return found
+    return pieces
 
 
 def _placed(piece: Piece, picture: Picture, spec: VisionSpec) -> Piece:
@@ -98,10 +98,10 @@ class WaitingForRows:
 
     def remove(self, id: RequestId) -> Request | None:
         """Take a request out of the queue; None: it is not in it."""
-        found = next((request for request in self.waiting if request.id == id), None)
-        if found is not None:
-            self.waiting.remove(found)
-        return found
+        removed = next((request for request in self.waiting if request.id == id), None)
+        if removed is not None:
+            self.waiting.remove(removed)
+        return removed
 
     def admit(self) -> list[Request]:
         """Requests whose rows are all in the arena now, `MediaFailed` where the tower failed."""
@@ -109,12 +109,12 @@ class WaitingForRows:
         new: list[NewRows] = []
         patches = 0
         while self.waiting and (not patches or patches < self.most_patches):
-            found = self._hold(self.waiting[0])
-            if found is None:
+            rows_to_compute = self._hold(self.waiting[0])
+            if rows_to_compute is None:
                 break
             admitted.append(self.waiting.popleft())
-            new += found
-            patches += sum(self.patches(rows.picture) for rows in found)
+            new += rows_to_compute
+            patches += sum(self.patches(rows.picture) for rows in rows_to_compute)
         if not new:
             self._count(admitted, new, 0.0)
             return admitted
@@ -134,25 +134,25 @@ class WaitingForRows:
         """All that were admitted with a call of the tower have waited for it."""
         for request in admitted:
             request.ledger.media += seconds
-        before, shown = self.counts, sum(len(request.pictures) for request in admitted)
+        before, pictures = self.counts, sum(len(request.pictures) for request in admitted)
         self.counts = MediaCounts(
-            before.computed + len(new), before.found + shown - len(new), before.seconds + seconds
+            before.computed + len(new), before.found + pictures - len(new), before.seconds + seconds
         )
 
     def _hold(self, request: Request) -> list[NewRows] | None:
         """Rows for every piece, and those that have to be computed; None: there is no room for all of them."""
         new: dict[int, NewRows] = {}
-        held: list[tuple[Piece, bool]] = []
+        reserved: list[tuple[Piece, bool]] = []
         rows: list[int] = []
         for piece in request.pieces:
-            found = self.arena.hold(piece.digest, piece.length)
-            if found is None:
-                for one, fresh in reversed(held):
+            place = self.arena.hold(piece.digest, piece.length)
+            if place is None:
+                for one, fresh in reversed(reserved):
                     self.arena.release(one.digest, keep=not fresh)
                 # Rows that were found may lie so that no gap is long enough: begin again without them.
                 return self._hold(request) if self.arena.forget() else None
-            row, fresh = found
-            held.append((piece, fresh))
+            row, fresh = place
+            reserved.append((piece, fresh))
             rows.append(row)
             if fresh:
                 picture = request.pictures[piece.picture]

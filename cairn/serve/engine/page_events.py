@@ -18,9 +18,9 @@ class PageEvent(NamedTuple):
 
 
 class PageEvents:
-    def __init__(self, known: Iterable[bytes]) -> None:
+    def __init__(self, stored: Iterable[bytes]) -> None:
         """`known`: what can be found when the record begins."""
-        self._log: deque[PageEvent] = deque(PageEvent(True, digest) for digest in known)
+        self._log: deque[PageEvent] = deque(PageEvent(True, digest) for digest in stored)
 
     def stored(self, digest: bytes) -> None:
         self._log.append(PageEvent(True, digest))

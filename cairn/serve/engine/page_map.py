@@ -29,10 +29,10 @@ class PageMap(msgspec.Struct, frozen=True, array_like=True):
 def map_of(blocks: BlockManager, cells: int = MOST_CELLS) -> PageMap:
     """Of all pages but the null page 0."""
     holders = blocks.pool.holders[1:]
-    held = page_map(holders, blocks.prefix._entry_of[1:], cells)
+    cell_text = page_map(holders, blocks.prefix._entry_of[1:], cells)
     if len(blocks.groups) == 1:
-        return PageMap(held)
-    return PageMap(held, group_map(holders, blocks.pool.group_of[1:], cells))
+        return PageMap(cell_text)
+    return PageMap(cell_text, group_map(holders, blocks.pool.group_of[1:], cells))
 
 
 def page_map(holders: Sequence[int], entries: Sequence[object], cells: int = MOST_CELLS) -> str:
@@ -54,14 +54,14 @@ def _bounds(pages: int, cells: int) -> Iterator[tuple[int, int]]:
 
 
 def _group(holders: Sequence[int], groups: Sequence[int]) -> str:
-    held = Counter(group for count, group in zip(holders, groups, strict=True) if count)
-    return str(held.most_common(1)[0][0]) if held else "."
+    counts = Counter(group for count, group in zip(holders, groups, strict=True) if count)
+    return str(counts.most_common(1)[0][0]) if counts else "."
 
 
 def _cell(holders: Sequence[int], entries: Sequence[object]) -> str:
     size = len(holders)
-    held = size - holders.count(0)
-    if held:
-        return str((held * TENTHS - 1) // size)
+    used = size - holders.count(0)
+    if used:
+        return str((used * TENTHS - 1) // size)
     findable = size - entries.count(None)
     return "c" if 2 * findable >= size else "."

@@ -96,10 +96,14 @@ class PagePool:
             raise IntegrityError(str(error)) from error
         counted = Counter(page for page, _ in listed)
         for page in range(1, len(self.holders)):
-            times, held, free = counted[page], self.holders[page], page in self._free_list(page)
-            if times != held or free == (held > 0):
+            times, counted_holders, free = (
+                counted[page],
+                self.holders[page],
+                page in self._free_list(page),
+            )
+            if times != counted_holders or free == (counted_holders > 0):
                 raise IntegrityError(
-                    f"page {page} is in {times} tables, is counted {held} times and is "
+                    f"page {page} is in {times} tables, is counted {counted_holders} times and is "
                     f"{'free' if free else 'not free'}"
                 )
         for page, group in listed:

@@ -301,11 +301,11 @@ class Paged:
         length = self._only_length
         if length is None or self.slots_GT.shape[1] > 1:
             return None
-        held = held_pages(self.pool, self.tables_GBP[0, 0], length)
-        alone = SingleToken.of(held.by_slot, held.first + length - 1, held.first, length)
-        if not held.copied:
+        cached = held_pages(self.pool, self.tables_GBP[0, 0], length)
+        alone = SingleToken.of(cached.by_slot, cached.first + length - 1, cached.first, length)
+        if not cached.copied:
             return alone
-        new = held.by_slot.select(2, length - 1)
+        new = cached.by_slot.select(2, length - 1)
         return alone._replace(kept=Kept(new, self.pool.by_slot.select(2, int(self.slots_GT[0, 0]))))
 
     @cached_property
@@ -314,8 +314,8 @@ class Paged:
         length = self._only_length
         if length is None or not 1 < self.slots_GT.shape[1] <= MOST_TOKENS or self.reaches:
             return None
-        held = held_pages(self.pool, self.tables_GBP[0, 0], length)
-        return FewTokens(held, length, self.slots_GT.shape[1])
+        cached = held_pages(self.pool, self.tables_GBP[0, 0], length)
+        return FewTokens(cached, length, self.slots_GT.shape[1])
 
     @cached_property
     def _only_length(self) -> int | None:

@@ -1,4 +1,4 @@
-"""One vector for a whole prompt, made of its hidden states as the chunks of its prefill come by.
+"""One vector for a whole prompt, made of its hidden states as the chunks of its prefill are computed.
 
     mean   the sum over all tokens of the prompt, divided by how many they are
     last   the state of the last token, which has seen all the others
@@ -45,11 +45,11 @@ class Pools:
         return len(self._sums)
 
     def add(self, request: Request, part: Part) -> None:
-        known = self._sums.get(request)
-        if known is None or part.start == 0 or request.params.pooling == "last":
+        total_D = self._sums.get(request)
+        if total_D is None or part.start == 0 or request.params.pooling == "last":
             self._sums[request] = part.vector_D
         else:
-            self._sums[request] = known + part.vector_D
+            self._sums[request] = total_D + part.vector_D
         if part.last and request.params.pooling == "mean":
             self._sums[request] = self._sums[request] / np.float32(len(request.prompt))
 

@@ -81,7 +81,7 @@ class PrefixCache:
 
     def __len__(self) -> int:
         """How many pages can be found."""
-        return sum(len(pages) for known in self._pages_of for pages in known.values())
+        return sum(len(pages) for by_digest in self._pages_of for pages in by_digest.values())
 
     def __contains__(self, page: int) -> bool:
         return self._entry_of[page] is not None
@@ -105,7 +105,7 @@ class PrefixCache:
         if not length:
             return nothing
         tables = [self._table(index, digests, length) for index in range(self._paged)]
-        states = [known[digests[length - 1]][0] for known in self._pages_of[self._paged :]]
+        states = [by_digest[digests[length - 1]][0] for by_digest in self._pages_of[self._paged :]]
         return Found(length, tables, states)
 
     def publish(self, request: Request, filled: int) -> list[int]:
@@ -147,17 +147,17 @@ class PrefixCache:
         if entry is None:
             return
         self._entry_of[page] = None
-        known = self._pages_of[entry.group]
-        pages = known[entry.digest]
+        by_digest = self._pages_of[entry.group]
+        pages = by_digest[entry.digest]
         pages.remove(page)
         if not pages:
-            del known[entry.digest]
+            del by_digest[entry.digest]
             if self.events is not None and entry.group == 0:
                 self.events.dropped(entry.digest)
 
     def clear(self) -> None:
-        for known in self._pages_of:
-            known.clear()
+        for by_digest in self._pages_of:
+            by_digest.clear()
         self._entry_of = [None] * len(self._entry_of)
         if self.events is not None:
             self.events.cleared()
@@ -170,12 +170,12 @@ class PrefixCache:
     def check_integrity(self) -> None:
         listed = {
             page: Entry(group, digest)
-            for group, known in enumerate(self._pages_of)
-            for digest, pages in known.items()
+            for group, by_digest in enumerate(self._pages_of)
+            for digest, pages in by_digest.items()
             for page in pages
         }
         entries = {page: entry for page, entry in enumerate(self._entry_of) if entry is not None}
-        empty = any(not pages for known in self._pages_of for pages in known.values())
+        empty = any(not pages for by_digest in self._pages_of for pages in by_digest.values())
         if listed != entries or len(listed) != len(self) or empty:
             wrong = sorted(set(listed.items()) ^ set(entries.items()))
             raise ValueError(f"the two directions of the prefix cache differ: {wrong[:4]}")
@@ -195,9 +195,9 @@ class PrefixCache:
         return length
 
     def _longest(self, index: int, group: CacheGroup, digests: Sequence[bytes], most: int) -> int:
-        known = self._pages_of[index]
+        by_digest = self._pages_of[index]
         if group.kind == "full":
-            return next((at for at in range(most) if digests[at] not in known), most)
+            return next((at for at in range(most) if digests[at] not in by_digest), most)
         length = most
         while length:
             first = length - 1
@@ -205,7 +205,7 @@ class PrefixCache:
                 first = group.first_page(length * self.page_size, self.page_size)
             # Every length from the missing page on needs that page, or its own snapshot.
             missing = next(
-                (at for at in reversed(range(first, length)) if digests[at] not in known), None
+                (at for at in reversed(range(first, length)) if digests[at] not in by_digest), None
             )
             if missing is None:
                 return length
@@ -213,9 +213,9 @@ class PrefixCache:
         return 0
 
     def _table(self, index: int, digests: Sequence[bytes], length: int) -> list[int]:
-        known, group = self._pages_of[index], self.groups[index]
+        by_digest, group = self._pages_of[index], self.groups[index]
         first = group.first_page(length * self.page_size, self.page_size)
-        return [0] * first + [known[digest][0] for digest in digests[first:length]]
+        return [0] * first + [by_digest[digest][0] for digest in digests[first:length]]
 
     def _enter(self, page: int, group: int, digest: bytes) -> None:
         self._entry_of[page] = Entry(group, digest)
@@ -239,32 +239,32 @@ def page_hashes(
     `weights`: the identity of those whose pages are meant; outside the engine a request does not know it.
     """
     named = request.identity.startswith(weights)
-    known = request.hashes[: len(tokens) // page_size] if named else []
-    first, last = len(known) * page_size, len(tokens) // page_size * page_size
+    digests = request.hashes[: len(tokens) // page_size] if named else []
+    first, last = len(digests) * page_size, len(tokens) // page_size * page_size
     identity = request.identity if named else weights + request.identity
-    return known + _hashes(request, known, tokens[first:last], page_size, identity)
+    return digests + _hashes(request, digests, tokens[first:last], page_size, identity)
 
 
 def _hashes(
     request: Request,
-    known: Sequence[bytes],
+    before: Sequence[bytes],
     tokens: Sequence[int],
     page_size: int,
     identity: bytes,
 ) -> list[bytes]:
     """Of the full pages that these tokens fill behind the pages of `known`."""
     written = array("i", tokens).tobytes()
-    first, width = len(known) * page_size, TOKEN_BYTES * page_size
-    parent = known[-1] if known else _root(request.salt, identity + _both_ways(request))
-    found = []
+    first, width = len(before) * page_size, TOKEN_BYTES * page_size
+    parent = before[-1] if before else _root(request.salt, identity + _both_ways(request))
+    digests = []
     for at in range(0, len(written), width):
         own = written[at : at + width]
         if request.pieces:
             begin = first + at // TOKEN_BYTES
             own += identity_within(request.pieces, begin, begin + page_size)
         parent = blake2b(parent + own, digest_size=HASH_BYTES).digest()
-        found.append(parent)
-    return found
+        digests.append(parent)
+    return digests
 
 
 def _both_ways(request: Request) -> bytes:

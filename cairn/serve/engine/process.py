@@ -110,10 +110,10 @@ class WorkerGroup:
         aborted = status == -signal.SIGABRT  # which may be the end of one that fell over another
         if self.failure is not None and (not killed or aborted or self.failure.rank == rank):
             who = who if self.failure.rank == rank else f"rank {self.failure.rank} of the engine"
-            said = f"{self.failure.kind}: {self.failure.message}"
+            message = f"{self.failure.kind}: {self.failure.message}"
             also = f"; rank {rank} aborted" if aborted and self.failure.rank != rank else ""
             return EngineFailed(
-                f"{who} failed with {said} (exit status {max(status, 1)}){also}",
+                f"{who} failed with {message} (exit status {max(status, 1)}){also}",
                 self.failure.hint,
                 self.failure.traceback,
             )

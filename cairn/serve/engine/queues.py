@@ -14,7 +14,8 @@ from heapq import heappop, heappush
 from cairn.core.errors import RequestError
 from cairn.serve.engine.block_manager import BlockManager, IntegrityError
 from cairn.serve.engine.pieces import ArenaRows
-from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
+from cairn.serve.engine.request import Finish, Limits, Request, RequestId
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.waiting_queue import WaitingQueue
 
 

@@ -45,9 +45,9 @@ class Ranks:
     def smallest(self, number: int) -> int:
         """Of all ranks' numbers."""
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        found = torch.tensor(number, device=device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+        least = torch.tensor(number, device=device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
 
 
 def join_ranks(config: EngineConfig, rank: int, folder: str) -> Shards:

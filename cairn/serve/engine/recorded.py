@@ -93,8 +93,8 @@ class Recorded:
 
     def _angles(self, positions_T: Tensor, attend: Attend | None = None) -> Angles:
         """Of the one kind of rotary positions that the layers have; of learned ones nothing."""
-        for found in self.lean.angles(positions_T, attend).values():
-            return found
+        for angles in self.lean.angles(positions_T, attend).values():
+            return angles
         return Angles(positions_T, positions_T)
 
     @torch.inference_mode()

@@ -129,9 +129,14 @@ class Runner:
             groups, limits.pages, limits.page_size, dtype or weight.dtype, weight.device, scales
         )
         if limits.states:
-            held = [group for group in groups if group.kind == "state"]
+            state_groups = [group for group in groups if group.kind == "state"]
             pool.states = StateSlots(
-                held, limits.states, limits.pages, weight.dtype, weight.device, 2 * limits.rows
+                state_groups,
+                limits.states,
+                limits.pages,
+                weight.dtype,
+                weight.device,
+                2 * limits.rows,
             )
         return pool
 
@@ -301,13 +306,13 @@ class Runner:
             computed_T = self.batch.inputs.tokens_T[: step.tokens]  # the next step overwrites it
             on_host = computed_T.device.type == "cpu"
             flight.tokens_T = computed_T.clone() if on_host else self._to_host(computed_T)
-        wanted = [r.params.logprobs for r in step.sampling if r.params.logprobs is not None]
-        if wanted:
+        tops = [r.params.logprobs for r in step.sampling if r.params.logprobs is not None]
+        if tops:
             flight.logprobs = self._logprobs(
-                done.logits_SV[:count], done.tokens_S[:count], max(wanted)
+                done.logits_SV[:count], done.tokens_S[:count], max(tops)
             )
-        for asked in prompt_rows(step.chunks):
-            flight.prompts.append((asked, self._prompt_logprobs(asked, done.hidden_TD)))
+        for prompt in prompt_rows(step.chunks):
+            flight.prompts.append((prompt, self._prompt_logprobs(prompt, done.hidden_TD)))
         at = 0
         for chunk in step.chunks:
             if chunk.request.params.pooling is not None:
@@ -317,15 +322,15 @@ class Runner:
         flight.sent(self.device)
         return flight
 
-    def _prompt_logprobs(self, asked: PromptRows, hidden_TD: Tensor) -> list[LogProbs]:
-        rows_T, next_T = self._to_device(asked.rows), self._to_device(asked.following)
-        found = []
-        for start in range(0, len(asked.rows), PROMPT_ROWS):
+    def _prompt_logprobs(self, prompt: PromptRows, hidden_TD: Tensor) -> list[LogProbs]:
+        rows_T, next_T = self._to_device(prompt.rows), self._to_device(prompt.following)
+        parts = []
+        for start in range(0, len(prompt.rows), PROMPT_ROWS):
             part = slice(start, start + PROMPT_ROWS)
             hidden = hidden_TD.index_select(0, rows_T[part])
-            scores_TV = self.prompt_scores(hidden, asked.positions[part])
-            found.append(self._logprobs(scores_TV, next_T[part], asked.top))
-        return found
+            scores_TV = self.prompt_scores(hidden, prompt.positions[part])
+            parts.append(self._logprobs(scores_TV, next_T[part], prompt.top))
+        return parts
 
     def prompt_scores(self, hidden_TD: Tensor, positions: Sequence[int]) -> Tensor:
         """Logits behind the prompt's tokens at these positions."""
@@ -383,10 +388,10 @@ class Flight:
                 drawn = rows[at : at + 1 + len(guessed)]
                 at += len(drawn)
                 if (n := request.params.logprobs) is not None:
-                    chosen[request] = [shortened(found, n) for found in drawn]
+                    chosen[request] = [shortened(entry, n) for entry in drawn]
         prompts: dict[Request, PromptLogprobs] = {}
-        for asked, parts in self.prompts:
-            prompts |= asked.split([row for part in parts for row in on_host(part)])
+        for prompt, parts in self.prompts:
+            prompts |= prompt.split([row for part in parts for row in on_host(part)])
         pooled = {
             chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
             for chunk, part_D in self.pooled
@@ -397,12 +402,12 @@ class Flight:
         if self.tokens_T is None:
             return None
         computed, ends = self.tokens_T.tolist(), 0
-        found: list[Sequence[int]] = []
+        drafts: list[Sequence[int]] = []
         for chunk in self.step.chunks:
             ends += chunk.count
             if chunk.samples:
-                found.append(computed[ends - len(chunk.drafts) : ends])
-        return found
+                drafts.append(computed[ends - len(chunk.drafts) : ends])
+        return drafts
 
 
 def computed(

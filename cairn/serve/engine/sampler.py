@@ -176,12 +176,12 @@ class Sampler:
             counted = torch.where(
                 holds_R[who], rows, -1
             )  # behind a draft that does not hold nothing counts
-            found = self._sample_each(
+            drawn_S = self._sample_each(
                 logits_SV[at], position_S[at], rows, runs.draws(depth), counted
             )
-            tokens_S[at] = found
+            tokens_S[at] = drawn_S
             guessed = self._sent(runs.next_drafts(depth), torch.int32)
-            holds_R[who] &= found == guessed
+            holds_R[who] &= drawn_S == guessed
         return tokens_S
 
     def _sample_each(
@@ -194,8 +194,8 @@ class Sampler:
     ) -> Tensor:
         """One draw for each row; `counted_S`: rows whose penalties count it, -1 elsewhere."""
         scores_SV = self._biased(logits_SV, draws)
-        wanted = [is_penalised(draw.request.params) for draw in draws]
-        penalties = self._penalties if any(wanted) else None
+        penalised = [is_penalised(draw.request.params) for draw in draws]
+        penalties = self._penalties if any(penalised) else None
         allowed_SW = self._allowed(draws)
         if scores_SV.is_cuda:
             tokens_S = sample(
@@ -210,8 +210,8 @@ class Sampler:
             penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S, allowed_BW=allowed_SW)
             tokens_S = sample_on_cpu(penalised_SV, self.parameters, position_S, rows_B=rows_S)
         if penalties is not None:
-            if not all(wanted):
-                counted_S = torch.where(self._sent(wanted, torch.bool), counted_S, -1).int()
+            if not all(penalised):
+                counted_S = torch.where(self._sent(penalised, torch.bool), counted_S, -1).int()
             count(penalties, tokens_S, counted_S)
         return tokens_S
 
@@ -327,6 +327,6 @@ def no_penalties(rows: int, vocabulary: int, device: torch.device) -> Penalties:
 
 def _bits(tokens: Sequence[int], vocabulary: int) -> np.ndarray:
     """One bit for each token of the vocabulary, in words of 32."""
-    seen = np.zeros(32 * words(vocabulary), dtype=np.uint8)
-    seen[np.asarray(tokens, dtype=np.int64)] = 1
-    return np.packbits(seen, bitorder="little").view(np.int32)
+    is_counted = np.zeros(32 * words(vocabulary), dtype=np.uint8)
+    is_counted[np.asarray(tokens, dtype=np.int64)] = 1
+    return np.packbits(is_counted, bitorder="little").view(np.int32)

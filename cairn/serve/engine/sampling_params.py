@@ -41,19 +41,19 @@ INSTEAD = {
 class ByName(msgspec.StructMeta):
     """A Struct's own refusal of an unknown name does not say which there are."""
 
-    def __call__(cls, *positional: Any, **given: Any) -> Any:
+    def __call__(cls, *positional: Any, **fields: Any) -> Any:
         if positional:
             raise RequestError(
                 f"{cls.__name__} was given {_shown(positional[0])} without a name",
                 hint=f"write {cls.__name__}(temperature=0.6, max_tokens=64)",
             )
         names = cls.__struct_fields__
-        for name in given:
+        for name in fields:
             if name not in names:
                 otherwise = f"there are: {', '.join(names)}"
                 hint = INSTEAD.get(name) or did_you_mean(name, names, otherwise)
                 raise RequestError(f"{cls.__name__} has no argument '{name}'", hint=hint)
-        return super().__call__(**given)
+        return super().__call__(**fields)
 
 
 class SamplingParams(
@@ -140,8 +140,8 @@ def _check_lengths(params: SamplingParams) -> None:
     _whole("min_tokens", params.min_tokens, 0, MOST_TOKENS)
     if params.max_tokens is None:
         return
-    wanted = f"at least 1 and at most {MOST_TOKENS}, or None for what the context leaves"
-    _whole("max_tokens", params.max_tokens, 1, MOST_TOKENS, wanted)
+    rule = f"at least 1 and at most {MOST_TOKENS}, or None for what the context leaves"
+    _whole("max_tokens", params.max_tokens, 1, MOST_TOKENS, rule)
     if params.min_tokens > params.max_tokens:
         raise RequestError(
             f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}",

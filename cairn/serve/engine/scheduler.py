@@ -178,7 +178,7 @@ class Scheduler:
             decoding = [request for request in self.queues.running if self._may_decode(request)]
             speculation.plan(decoding, self.limits.drafts)
         chunks, sampling = step.chunks, step.sampling
-        seen = 0  # by the tokens that are decoded
+        positions = 0  # by the tokens that are decoded
         for request in self.queues.running:  # may lose its last ones while the loop runs
             if budget == 0:
                 break
@@ -204,10 +204,10 @@ class Scheduler:
             sampling.append(request)
             request.computed = total
             request.total = total + 1
-            seen += total
+            positions += total
             budget -= 1
-        step.read += seen
-        step.pairs += seen
+        step.read += positions
+        step.pairs += positions
         return budget
 
     def _admit(self, step: Step, budget: int) -> int:
@@ -308,11 +308,11 @@ class Scheduler:
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
         total, drafts = request.total, NO_TOKENS
-        guesses, wanted, _ = speculation.planned(request)
-        if wanted:
+        guesses, drafted, _ = speculation.planned(request)
+        if drafted:
             # What is left when those that run behind it have a token each.
             spare = budget - max(len(self.queues.running) - len(step.chunks), 1)
-            drafts = guesses[: max(min(wanted, spare, request.end - total - 1), 0)]
+            drafts = guesses[: max(min(drafted, spare, request.end - total - 1), 0)]
         first_page, pages = len(request.blocks), NO_PAGES
         room = first_page * self.limits.page_size
         if drafts and total + len(drafts) > room:
@@ -442,8 +442,8 @@ class Scheduler:
         lost, unwritten = self._consequences(step)
         self.blocks.forget(sorted(unwritten))
         for request in [r for r in self.queues.running if r.loading is not None and r not in lost]:
-            held = (page for table in (request.blocks, *request.more_blocks) for page in table)
-            if not unwritten.isdisjoint(held):
+            pages = (page for table in (request.blocks, *request.more_blocks) for page in table)
+            if not unwritten.isdisjoint(pages):
                 self.queues.preempt(request)  # it has computed nothing on them yet: it looks again
         ended = [request for request in lost if request.state != "finished"]
         for request in ended:
@@ -462,17 +462,17 @@ class Scheduler:
                 continue
             filled = dict(later.filled)
             for chunk in later.chunks:  # who finds a page comes after the one that fills it
-                found = chunk.start // self.limits.page_size if chunk.first_page == 0 else 0
-                found *= tables
-                if chunk.request in lost or not unwritten.isdisjoint(chunk.pages[:found]):
+                shared = chunk.start // self.limits.page_size if chunk.first_page == 0 else 0
+                shared *= tables
+                if chunk.request in lost or not unwritten.isdisjoint(chunk.pages[:shared]):
                     lost[chunk.request] = None
                     unwritten.update(filled.get(chunk.request, ()))
         return lost, unwritten
 
     def _land(self, step: Step, drawn: int) -> None:
-        wanted = step.draws if step.drafts else len(step.sampling)
-        if wanted != drawn:
-            raise ValueError(f"step {step.number} samples {wanted} tokens, not {drawn}")
+        draws = step.draws if step.drafts else len(step.sampling)
+        if draws != drawn:
+            raise ValueError(f"step {step.number} samples {draws} tokens, not {drawn}")
         if not step.chunks:
             return
         if not self._in_flight or self._in_flight[0] is not step:

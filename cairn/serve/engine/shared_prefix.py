@@ -40,11 +40,11 @@ class SharedPrefix:
         """Call it after an admission: a request that comes back has other pages than before."""
         self._requests = []
 
-    def _count(self, requests: list[Request], known: int) -> int:
+    def _count(self, requests: list[Request], cached: int) -> int:
         """`known`: tokens that every one of them has computed before this step."""
         if len(requests) < 2:
             return 0
-        pages = common_pages([request.blocks for request in requests], known // self.page_size)
+        pages = common_pages([request.blocks for request in requests], cached // self.page_size)
         tokens = pages * self.page_size
         return tokens if (len(requests) - 1) * tokens * self.width >= self.worth else 0
 

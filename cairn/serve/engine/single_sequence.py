@@ -80,9 +80,9 @@ class SingleToken(NamedTuple):
 class FewTokens:
     """One sequence with its last `tokens` tokens in this step; each sees what stands before it, and itself."""
 
-    def __init__(self, held: Held, length: int, tokens: int) -> None:
-        cache, first = held.by_slot, held.first
-        self.length, self.tokens, self.copied = length, tokens, held.copied
+    def __init__(self, cached: Held, length: int, tokens: int) -> None:
+        cache, first = cached.by_slot, cached.first
+        self.length, self.tokens, self.copied = length, tokens, cached.copied
         self.new = cache.narrow(2, first + length - tokens, tokens).unbind()
         self.keys, self.values = _keys_and_values(cache, first, length)
         self._masks: dict[int, Tensor] = {}  # by queries of a token that a head of keys has

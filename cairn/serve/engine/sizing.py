@@ -80,8 +80,8 @@ def size_pages(
     room = int(memory.free - (1 - fraction) * memory.total) - beside
     fit = room // page_bytes
     windows = sum(group.kind == "window" for group in groups)
-    wanted = rows * most_pages(groups, context, page_size) + 1
-    wanted += windows * (rows + -(-min(step_tokens, rows * context) // page_size))
+    demand = rows * most_pages(groups, context, page_size) + 1
+    demand += windows * (rows + -(-min(step_tokens, rows * context) // page_size))
     if fit < LEAST_PAGES:
         needed = LEAST_PAGES * page_bytes
         share = "" if fraction == 1 else f" ({fraction:.0%} of which may be used)"
@@ -92,8 +92,8 @@ def size_pages(
             hint=f"{format_bytes(needed - room, 'binary')} are missing: lower max_num_batched_tokens or "
             "max_num_seqs, raise gpu_memory_utilization, or use a smaller model",
         )
-    pages = min(fit, wanted)
-    if pages == wanted:
+    pages = min(fit, demand)
+    if pages == demand:
         why = f"all that {rows} requests of {context} tokens can fill"
     else:
         share = "" if fraction == 1 else f"{fraction:.0%} of "

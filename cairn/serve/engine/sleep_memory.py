@@ -149,16 +149,20 @@ class GpuMemory(SleepMemory):
         def release(address: int, size: int, device: int, stream: int) -> None:
             self.release(address)
 
-        made = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(
-            allocate
-        )
+        allocated = ctypes.CFUNCTYPE(
+            ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
+        )(allocate)
         freed = ctypes.CFUNCTYPE(
             None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
         )(release)
-        self._callbacks += [made, freed]
-        pointers = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in (made, freed)]
+        self._callbacks += [allocated, freed]
+        pointers = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in (allocated, freed)]
         pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*pointers))
-        for one in (pool, made, freed):  # torch calls back when the interpreter is gone otherwise
+        for one in (
+            pool,
+            allocated,
+            freed,
+        ):  # torch calls back when the interpreter is gone otherwise
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
         return pool
 
@@ -182,8 +186,8 @@ def gpu_memory(device: str) -> GpuMemory:
     from cairn.serve.engine.cuda_memory import CudaMemory
 
     torch.cuda.init()
-    asked = torch.device("cuda" if device == "auto" else device)
-    index = torch.cuda.current_device() if asked.index is None else asked.index
+    cuda = torch.device("cuda" if device == "auto" else device)
+    index = torch.cuda.current_device() if cuda.index is None else cuda.index
     torch.cuda.set_device(index)
     torch.zeros(1, device=torch.device("cuda", index))  # makes the context
     return GpuMemory(CudaMemory(index))

@@ -58,7 +58,7 @@ class Reach(NamedTuple):
 
 def reaches_of(chunks: Sequence["Chunk"]) -> list[Reach]:
     """Empty: all tokens of the step see what stands before them and no more."""
-    found, at = [], 0
+    reaches, at = [], 0
     for number, chunk in enumerate(chunks):
         request, start, end = chunk.request, chunk.start, chunk.start + chunk.count
         if request.pieces and start < len(request.prompt):
@@ -67,9 +67,9 @@ def reaches_of(chunks: Sequence["Chunk"]) -> list[Reach]:
             for first, last in whole_spans(request):
                 reach_S[max(first - start, 0) : max(last - start, 0)] = last
             if (reach_S > before_S).any():
-                found.append(Reach(number, slice(at, at + chunk.count), end, reach_S))
+                reaches.append(Reach(number, slice(at, at + chunk.count), end, reach_S))
         at += chunk.count
-    return found
+    return reaches
 
 
 class Axes(NamedTuple):

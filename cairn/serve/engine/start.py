@@ -83,31 +83,31 @@ def start(config: EngineConfig, shards: Shards = ALONE, opened: OpenModel | None
         runnable = opened.load(device, config.dtype, shards, packed_stays)
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True, memory=memory)
-    made = time.monotonic() - loaded
+    engine_s = time.monotonic() - loaded
     started.notes.extend([threads] if threads else [])
     started.notes.append(
-        f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
+        f"weights loaded in {loaded - began:.1f} s, the engine made in {engine_s:.1f} s"
     )
     return started
 
 
 def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
     """`quantization` says what the checkpoint is; one in floating point can be rounded as it is loaded."""
-    asked = config.quantization
-    found = opened.checkpoint.method() if opened.checkpoint else None
-    if asked is None or asked == found:
+    method = config.quantization
+    stored = opened.checkpoint.method() if opened.checkpoint else None
+    if method is None or method == stored:
         return config
-    if found is None and asked in CONVERTED:
-        if config.weights not in ("auto", asked):
+    if stored is None and method in CONVERTED:
+        if config.weights not in ("auto", method):
             raise ConfigError(
-                f"quantization is {asked}, and weights is {config.weights}",
+                f"quantization is {method}, and weights is {config.weights}",
                 hint="leave out --weights",
             )
-        return msgspec.structs.replace(config, weights=asked)
+        return msgspec.structs.replace(config, weights=method)
     raise ConfigError(
-        f"quantization is {asked}, and {config.model} is {found or 'in floating point'}",
-        hint=f"use --quantization {found}, or leave it out"
-        if found
+        f"quantization is {method}, and {config.model} is {stored or 'in floating point'}",
+        hint=f"use --quantization {stored}, or leave it out"
+        if stored
         else f"leave it out, or quantise it first: cairn quantize {config.model}",
     )
 

@@ -66,10 +66,10 @@ class Step(msgspec.Struct, eq=False):
 
 def joined(advances: list[Advance]) -> list[Advance]:
     """One for each request, with all its tokens."""
-    found: list[Advance] = []
+    merged: list[Advance] = []
     for advance in advances:
-        if found and found[-1].request is advance.request:
-            tokens = (*found.pop().tokens, *advance.tokens)
+        if merged and merged[-1].request is advance.request:
+            tokens = (*merged.pop().tokens, *advance.tokens)
             advance = Advance(advance.request, tokens, advance.finished)
-        found.append(advance)
-    return found
+        merged.append(advance)
+    return merged

@@ -48,8 +48,8 @@ class Pace:
         """A step of so many tokens took so long. Small ones tell nothing about a prompt's tokens."""
         if tokens >= CPU_LEAST and seconds > 0:
             each = seconds / tokens
-            known = self._token_s or each
-            self._token_s = (1 - SMOOTHING) * known + SMOOTHING * each
+            before = self._token_s or each
+            self._token_s = (1 - SMOOTHING) * before + SMOOTHING * each
 
 
 def mixed_step_tokens(

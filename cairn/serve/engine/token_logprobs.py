@@ -38,24 +38,24 @@ class PromptRows(NamedTuple):
     positions: list[int]  # of the rows' own tokens
     parts: list[tuple[Request, int, int]]  # how many came before, and how many there are
 
-    def split(self, found: Sequence[TokenLogprobs]) -> dict[Request, PromptLogprobs]:
+    def split(self, entries: Sequence[TokenLogprobs]) -> dict[Request, PromptLogprobs]:
         split, at = {}, 0
         for request, start, count in self.parts:
-            split[request] = PromptLogprobs(start, [*found[at : at + count]])
+            split[request] = PromptLogprobs(start, [*entries[at : at + count]])
             at += count
         return split
 
 
 def prompt_rows(chunks: Iterable[Chunk]) -> list[PromptRows]:
     """One for each number of likeliest tokens that is wanted."""
-    wanted: dict[int, PromptRows] = {}
+    by_top: dict[int, PromptRows] = {}
     at = 0
     for chunk in chunks:
         top = chunk.request.params.prompt_logprobs
         if top is not None:
-            _add(wanted.setdefault(top, PromptRows(top, [], [], [], [])), chunk, at)
+            _add(by_top.setdefault(top, PromptRows(top, [], [], [], [])), chunk, at)
         at += chunk.count
-    return [one for one in wanted.values() if one.rows]
+    return [one for one in by_top.values() if one.rows]
 
 
 def _add(to: PromptRows, chunk: Chunk, at: int) -> None:
@@ -72,14 +72,14 @@ def _add(to: PromptRows, chunk: Chunk, at: int) -> None:
         to.parts.append((request, first - least, len(following)))
 
 
-def on_host(found: LogProbs) -> list[TokenLogprobs]:
-    lists = (part.tolist() for part in (found.token_B, found.ids_Bn, found.top_Bn))
+def on_host(logprobs: LogProbs) -> list[TokenLogprobs]:
+    lists = (part.tolist() for part in (logprobs.token_B, logprobs.ids_Bn, logprobs.top_Bn))
     return [
         TokenLogprobs(own, list(zip(ids, tops, strict=True)))
         for own, ids, tops in zip(*lists, strict=True)
     ]
 
 
-def shortened(found: TokenLogprobs, top: int) -> TokenLogprobs:
+def shortened(entry: TokenLogprobs, top: int) -> TokenLogprobs:
     """The step computed as many as its most demanding request wanted."""
-    return found if len(found.top) <= top else found._replace(top=found.top[:top])
+    return entry if len(entry.top) <= top else entry._replace(top=entry.top[:top])

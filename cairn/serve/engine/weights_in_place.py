@@ -121,15 +121,15 @@ def _differences(model: Transformer, spec: msgspec.Struct) -> str:
 def _pull(model: Transformer, version: int, source: SyncedWeights, build: Build) -> Transformer:
     """From the ranks of a trainer, as soon as all of them have published this version."""
     dtype, ranks = model.embedding.weight.dtype, len(source.addresses)
-    held = [held_by_rows(model.spec, dtype, rank, ranks) for rank in range(ranks)]
-    wanted = wanted_by(model)
+    offered = [held_by_rows(model.spec, dtype, rank, ranks) for rank in range(ranks)]
+    needed = wanted_by(model)
     end = make_transport(source.transport, f"weights-{uuid.uuid4().hex[:12]}")
     try:
-        sink = WeightSink(end, wanted, held, source.addresses, source.timeout_s)
+        sink = WeightSink(end, needed, offered, source.addresses, source.timeout_s)
         sink.pull(version, source.timeout_s)
         staged = Transformer(model.spec, build._replace(device="meta"))
         shares = {
-            name: share.clone() for name, share in read_shares(sink.memory, wanted, dtype).items()
+            name: share.clone() for name, share in read_shares(sink.memory, needed, dtype).items()
         }
         fill_shares(staged, shares, "cpu")
     finally:

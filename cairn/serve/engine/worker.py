@@ -176,7 +176,7 @@ class Worker:
         return others + [command for command, future in self._reading.values() if future.done()]
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
-        ended = [found for command in commands for found in self._obey(command)]
+        ended = [end for command in commands for end in self._obey(command)]
         outputs = self.engine.step() if self.engine.has_work else []
         self._tell_pages()
         if self.boot.rank == 0 and (outputs or ended):
@@ -209,8 +209,8 @@ class Worker:
                 case Pause(keep=keep):
                     self.engine.pause()
                     if not keep:
-                        found = [self._abort(id) for id in list(self._open)]
-                        ended = [one for one in found if one is not None]
+                        aborted = [self._abort(id) for id in list(self._open)]
+                        ended = [one for one in aborted if one is not None]
                 case Resume():
                     self.engine.resume()
                 case Sleep(level=level):

@@ -32,8 +32,8 @@ Dial = Callable[[str, int, float], socket.socket]
 
 
 def resolve_host(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in entries]
 
 
 def dial_address(address: str, port: int, timeout_s: float) -> socket.socket:
@@ -76,8 +76,8 @@ class MediaLoader:
             try:
                 status, headers, body = self._get(parts, address, deadline)
             except (OSError, http.client.HTTPException, ValueError) as problem:
-                said = f"{type(problem).__name__}: {problem}"[:120]
-                raise RequestError(f"{where}: the image could not be fetched: {said}") from None
+                reason = f"{type(problem).__name__}: {problem}"[:120]
+                raise RequestError(f"{where}: the image could not be fetched: {reason}") from None
             if status == 200:
                 return body
             moved = headers.get("location")
@@ -161,19 +161,19 @@ def _cut(wrapped: socket.socket) -> None:
 def is_public(address: str) -> bool:
     """Not a private, loopback, link-local, shared or reserved network, also behind an IPv4 address in IPv6."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        inner = inner or (found.teredo[1] if found.teredo else None)
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour
+        inner = inner or (ip.teredo[1] if ip.teredo else None)
         if inner is not None and not inner.is_global:
             return False
-        if found in NAT64:
-            return ipaddress.ip_address(int(found) & 0xFFFFFFFF).is_global
-        if found not in UNICAST:
+        if ip in NAT64:
+            return ipaddress.ip_address(int(ip) & 0xFFFFFFFF).is_global
+        if ip not in UNICAST:
             return False
-    return found.is_global and not found.is_multicast
+    return ip.is_global and not ip.is_multicast
 
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")

@@ -67,34 +67,34 @@ class Sight:
         return msgspec.structs.replace(picture, decode_s=time.monotonic() - began)
 
     def _picture(self, source: ImageSource) -> Picture:
-        given = source.given
-        if isinstance(given, str):
-            given = self.loader.load(given, source.where)
-        if isinstance(given, bytes | bytearray | memoryview):
-            return self.decoder.prepare([bytes(given)], self.rules)
-        if hasattr(given, "convert") and hasattr(given, "size"):
-            return prepare_image(given, self.rules)
+        image = source.given
+        if isinstance(image, str):
+            image = self.loader.load(image, source.where)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return self.decoder.prepare([bytes(image)], self.rules)
+        if hasattr(image, "convert") and hasattr(image, "size"):
+            return prepare_image(image, self.rules)
         raise RequestError(
-            f"{source.where} is {type(given).__name__}",
+            f"{source.where} is {type(image).__name__}",
             hint="give bytes, a data URL, or an image of Pillow's",
         )
 
     def _video(self, source: ImageSource) -> Picture:
-        given, rules = source.given, self.video_rules
+        frames, rules = source.given, self.video_rules
         if rules is None:
             raise RequestError(
                 f"{source.where} is a video, and this model takes pictures only",
                 hint="send its frames as images, or use a Qwen-VL",
             )
-        if isinstance(given, str):
-            given = self.loader.load_frames(given, source.where)
-        given = [given] if isinstance(given, bytes | bytearray | memoryview) else list(given)
-        if all(isinstance(one, bytes | bytearray | memoryview) for one in given):
-            return self.decoder.prepare([bytes(one) for one in given], rules, source.fps)
-        if all(hasattr(one, "convert") and hasattr(one, "size") for one in given):
-            return prepare_frames(given, 1 / source.fps, rules)
+        if isinstance(frames, str):
+            frames = self.loader.load_frames(frames, source.where)
+        frames = [frames] if isinstance(frames, bytes | bytearray | memoryview) else list(frames)
+        if all(isinstance(one, bytes | bytearray | memoryview) for one in frames):
+            return self.decoder.prepare([bytes(one) for one in frames], rules, source.fps)
+        if all(hasattr(one, "convert") and hasattr(one, "size") for one in frames):
+            return prepare_frames(frames, 1 / source.fps, rules)
         raise RequestError(
-            f"{source.where} is a video of {type(given[0]).__name__}",
+            f"{source.where} is a video of {type(frames[0]).__name__}",
             hint="give bytes, a data URL, or a list of frames: bytes or images of Pillow's",
         )
 

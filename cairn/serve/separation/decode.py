@@ -26,7 +26,8 @@ from cairn.comm.transfer.notes import Offer
 from cairn.comm.transfer.take import NotTaken, Take, Taken
 from cairn.core.errors import RequestError
 from cairn.serve.engine.loop import Engine, Output
-from cairn.serve.engine.request import Finish, Request, RequestId, check_request
+from cairn.serve.engine.request import Finish, Request, RequestId
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.separation.memory import KVMemory
 from cairn.serve.separation.prefill import Handoff, hold_pages
 
@@ -135,10 +136,10 @@ class DecodeSide:
 
     def forget(self, id: RequestId) -> Request | None:
         """No hand-over of this request will come. Bytes under way still land, in pages that are held until then."""
-        found = self._expected.pop(str(id), None)
+        expected = self._expected.pop(str(id), None)
         stream = self._stream_of(str(id))
         if stream is None:
-            return found
+            return expected
         if self._here.pop(str(id), None) is not None:
             self.blocks.give_up(stream.request.id)
         else:
@@ -155,28 +156,28 @@ class DecodeSide:
         self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
     ) -> Request | None:
         """Wherever it is. Bytes that are under way still land, in pages that are still its own."""
-        found = self.forget(id)
+        aborted = self.forget(id)
         for one in [one for one in self._line if one.request.id == id]:
             self._line.remove(one)
             self.decline(one.offer)
-            found = one.request
+            aborted = one.request
         for offer, one in self._coming.items():
             if one.request.id == id:
                 self._take.cancel(offer)
                 one.end = 0  # it is not wanted any more
-                found = one.request
+                aborted = one.request
         if (request := self.engine.abort(id, reason, stop_reason)) is not None:
             self.blocks.give_up(id)
             return request
-        if found is not None:
-            found.finish, found.stop_reason = reason, stop_reason
-        return found
+        if aborted is not None:
+            aborted.finish, aborted.stop_reason = reason, stop_reason
+        return aborted
 
     def request_ids(self) -> list[RequestId]:
         """Of all that it holds and whose pages come, or wait to."""
         coming = [one for one in (*self._line, *self._coming.values()) if one.end]
-        held = [one.request.id for one in (*coming, *self._here.values())]
-        return list(dict.fromkeys([*held, *self.engine.request_ids()]))
+        ids = [one.request.id for one in (*coming, *self._here.values())]
+        return list(dict.fromkeys([*ids, *self.engine.request_ids()]))
 
     def step(self, wait_s: float = NAP_S) -> list[Output]:
         """`wait_s`: how long to wait for bytes if there is nothing to decode."""

@@ -66,13 +66,13 @@ class Desk:
         """What has come free since; waits for the first up to `wait_s`."""
         if self._broken is not None:
             raise CairnError(f"readers are not answered any more: {self._broken}")
-        found: list[Freed] = []
+        grants: list[Freed] = []
         try:
-            found.append(self._freed.get(timeout=wait_s) if wait_s else self._freed.get_nowait())
+            grants.append(self._freed.get(timeout=wait_s) if wait_s else self._freed.get_nowait())
             while True:
-                found.append(self._freed.get_nowait())
+                grants.append(self._freed.get_nowait())
         except queue.Empty:
-            return found
+            return grants
 
     def close(self) -> None:
         self._closed.set()

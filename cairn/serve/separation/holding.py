@@ -41,8 +41,8 @@ class HoldingBlocks(TimedBlocks):
         self._wanted.add(id)
 
     def free(self, request: Request) -> None:
-        wanted = request.id in self._wanted
-        if not (wanted and request.outputs and request.blocks):
+        is_wanted = request.id in self._wanted
+        if not (is_wanted and request.outputs and request.blocks):
             super().free(request)  # preempted, it comes back and is still wanted
             return
         self._wanted.discard(request.id)

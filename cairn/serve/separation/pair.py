@@ -104,8 +104,8 @@ class Separated:
         """One turn of both sides; how many answers it ended."""
         ended = 0
         idle_s = WAIT_S / 10 if arriving.more else WAIT_S
-        for found in self.prefill.step(0.0 if self.decode.has_work else idle_s):
-            ended += self._found(found, answers, arriving.now())
+        for reply in self.prefill.step(0.0 if self.decode.has_work else idle_s):
+            ended += self._found(reply, answers, arriving.now())
         has_work = self.decode.has_work or self.decode.expects
         for output in self.decode.step() if has_work else ():
             answer = answers[str(output.request.id)]
@@ -115,16 +115,16 @@ class Separated:
                 ended += answer.close(output.request.finish or "error", output.request.error)
         return ended
 
-    def _found(self, found: Handoff | Ended, answers: dict[str, Answer], now: float) -> int:
-        answer = answers[found.ask.id if isinstance(found, Handoff) else found.id]
-        token = found.first if isinstance(found, Handoff) else found.token
+    def _found(self, reply: Handoff | Ended, answers: dict[str, Answer], now: float) -> int:
+        answer = answers[reply.ask.id if isinstance(reply, Handoff) else reply.id]
+        token = reply.first if isinstance(reply, Handoff) else reply.token
         if token is not None:
             answer.add(token, now)
-        if isinstance(found, Ended):
-            self.decode.forget(found.id)
-            return answer.close(found.finish, found.error)
+        if isinstance(reply, Ended):
+            self.decode.forget(reply.id)
+            return answer.close(reply.finish, reply.error)
         try:
-            self.decode.add(found)
+            self.decode.add(reply)
             return 0
         except CairnError as problem:
             return answer.close("error", str(problem))

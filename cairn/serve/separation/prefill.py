@@ -21,7 +21,8 @@ from cairn.comm.transfer.lease import TERMS, Freed, Terms
 from cairn.comm.transfer.notes import Offer
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.engine.loop import Engine, Output
-from cairn.serve.engine.request import Finish, Request, check_request
+from cairn.serve.engine.request import Finish, Request
+from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.token_logprobs import TokenLogprobs
 from cairn.serve.separation.desk import Desk
@@ -143,21 +144,21 @@ class PrefillSide:
         self._streams.before_step()
         outputs = self.engine.step() if self.engine.has_work else []
         self._free(self._desk.freed(0.0 if busy else wait_s))
-        found: list[Handoff | Ended] = []
+        replies: list[Handoff | Ended] = []
         for output in outputs:
             ask = self._asks.pop(str(output.request.id), None)
             if ask is None:
                 continue
             if not output.tokens or output.request.finish != "length" or ask.params.max_tokens == 1:
-                found.append(self._ended(output))
+                replies.append(self._ended(output))
             elif (offer := self._streams.complete(ask.id, self.blocks.table(ask.id))) is not None:
                 self.blocks.let_go(ask.id)  # the stream holds them, too
-                found.append(_handoff(ask, output, offer))
+                replies.append(_handoff(ask, output, offer))
             else:
                 self._waiting.append((ask, output))
-        found += self._offer_what_has_room()
+        replies += self._offer_what_has_room()
         self._stream()
-        return found
+        return replies
 
     def close(self) -> None:
         self._desk.close()
@@ -175,7 +176,7 @@ class PrefillSide:
         )
 
     def _offer_what_has_room(self) -> list[Handoff | Ended]:
-        found: list[Handoff | Ended] = []
+        replies: list[Handoff | Ended] = []
         while self._waiting:
             ask, output = self._waiting[0]
             pages = self.blocks.table(ask.id)
@@ -184,8 +185,8 @@ class PrefillSide:
                 break
             del self._waiting[0]
             self.memory.copy_out(pages, table)
-            found.append(self._offer(ask, output, table))
-        return found
+            replies.append(self._offer(ask, output, table))
+        return replies
 
     def _offer(self, ask: Ask, output: Output, table: list[int]) -> Handoff:
         name = self._new_name()
@@ -197,8 +198,8 @@ class PrefillSide:
         """Further chunks of what is on offer already, and prompts whose first chunks have been computed."""
         for request, tokens in self._streams.computed(self._asks):
             ask, stream = self._asks[str(request.id)], self._streams.of(request)
-            wanted = ask.reader and ask.params.max_tokens != 1
-            if stream is None and wanted and not self._waiting:  # those first, if room is short
+            streams = ask.reader and ask.params.max_tokens != 1
+            if stream is None and streams and not self._waiting:  # those first, if room is short
                 stream = self._begin_stream(ask, request)
             if stream is not None and not self._streams.publish(stream, request, tokens):
                 self._free(self._desk.withdraw(stream.offer.request))

@@ -76,20 +76,20 @@ class PrefillProcess:
         self._send(Abort(id))
 
     def step(self, wait_s: float = 0.0) -> list[Handoff | Ended]:
-        found: list[Handoff | Ended] = []
+        replies: list[Handoff | Ended] = []
         try:
-            while self._over is None and self._pipe.poll(0.0 if found else wait_s):
+            while self._over is None and self._pipe.poll(0.0 if replies else wait_s):
                 for report in _reports.decode(self._pipe.recv_bytes()):
-                    found += self._taken(report)
+                    replies += self._taken(report)
         except (EOFError, OSError):
             self._process.join(5)
             self._end(f"the prefill process has ended (status {self._process.exitcode})")
         if self._over is not None:
-            found += [
+            replies += [
                 Ended(id=id, token=None, finish="error", error=self._over) for id in self._asked
             ]
             self._asked.clear()
-        return found
+        return replies
 
     def close(self) -> None:
         self._end("the prefill process was closed")
@@ -162,9 +162,9 @@ def _serve(
         try:
             while True:
                 _take_in(side, pipe, tell)
-                found = side.step()
-                if found:
-                    tell(found)
+                replies = side.step()
+                if replies:
+                    tell(replies)
         finally:
             side.close()
 

@@ -91,5 +91,5 @@ def pays_elsewhere(
     return remote_pays(costs, tokens - start, moved, scheduler.running, ahead, now, pending)
 
 
-def _newer(known: float, seen: float) -> float:
-    return known + NEWEST * (seen - known) if known else seen
+def _newer(mean: float, newest: float) -> float:
+    return mean + NEWEST * (newest - mean) if mean else newest

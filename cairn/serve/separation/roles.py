@@ -155,16 +155,16 @@ class PrefillEngine:
 
     def step(self) -> list[Output]:
         outputs = []
-        for found in self.side.step(HELD_S):
-            handoff = isinstance(found, Handoff)
-            request = self._requests.pop(found.ask.id if handoff else found.id)
-            request.handoff = msgspec.msgpack.encode(found)
+        for reply in self.side.step(HELD_S):
+            handoff = isinstance(reply, Handoff)
+            request = self._requests.pop(reply.ask.id if handoff else reply.id)
+            request.handoff = msgspec.msgpack.encode(reply)
             if handoff:
-                request.outputs.append(found.first)
-                request.finish, request.cached = "length", found.cached
-                outputs.append(output_of(request, found.first, True))
+                request.outputs.append(reply.first)
+                request.finish, request.cached = "length", reply.cached
+                outputs.append(output_of(request, reply.first, True))
             else:
-                outputs.append(ended_output(request, found))
+                outputs.append(ended_output(request, reply))
         return outputs
 
 
@@ -232,8 +232,8 @@ class DecodeEngine:
     def pause(self, keep: bool = True) -> list[Request]:
         """As of an engine; what was asked for elsewhere, or is on its way, is aborted as well."""
         self.side.engine.pause()
-        asked = [request.id for request in self._asked.values()]
-        aborted = [] if keep else [self.abort(id) for id in [*asked, *self.side.request_ids()]]
+        remote = [request.id for request in self._asked.values()]
+        aborted = [] if keep else [self.abort(id) for id in [*remote, *self.side.request_ids()]]
         return [request for request in aborted if request is not None]
 
     def step(self) -> list[Output]:
@@ -267,33 +267,33 @@ class DecodeEngine:
 
     def _pending(self) -> Pending:
         """What each of the prefill servers, which take turns, was asked for from here."""
-        asked, share = self._asked.values(), 1 / max(len(self._config.prefill_urls), 1)
-        return Pending(len(asked) * share, sum(len(one.prompt) for one in asked) * share)
+        remote, share = self._asked.values(), 1 / max(len(self._config.prefill_urls), 1)
+        return Pending(len(remote) * share, sum(len(one.prompt) for one in remote) * share)
 
     def _replied(self, reply: Reply) -> list[Output]:
-        request, found = self._asked.pop(reply.id, None), reply.found
+        request, result = self._asked.pop(reply.id, None), reply.found
         (began, behind), now = self._asked_at.pop(reply.id, (0.0, 0)), self.clock()
-        if isinstance(found, Handoff):
-            computed = len(found.ask.prompt) - found.cached
-            self.costs.note_reply(computed, found.compute_s, now - began, now, behind)
+        if isinstance(result, Handoff):
+            computed = len(result.ask.prompt) - result.cached
+            self.costs.note_reply(computed, result.compute_s, now - began, now, behind)
         if request is None:  # it was aborted meanwhile
-            if isinstance(found, Handoff):
-                self.side.decline(found.offer)
+            if isinstance(result, Handoff):
+                self.side.decline(result.offer)
             return []
-        if not isinstance(found, Handoff):
+        if not isinstance(result, Handoff):
             self.side.forget(reply.id)
-        if isinstance(found, Ended) and found.finish in ("stop", "length"):
+        if isinstance(result, Ended) and result.finish in ("stop", "length"):
             self._began(request)
-            return [ended_output(request, found)]
-        if not isinstance(found, Handoff):
+            return [ended_output(request, result)]
+        if not isinstance(result, Handoff):
             self._unanswered += 1
             request.ledger.admitting = request.ledger.scheduled = 0.0
             self.side.engine.add(request)
             return []
         self.remote_prefills += 1
         self._began(request)
-        self.side.add(found, request)
-        return [output_of(request, found.first, False, found.logprobs)]
+        self.side.add(result, request)
+        return [output_of(request, result.first, False, result.logprobs)]
 
     def _note_arrival(self, arrival: Arrival) -> None:
         """What was left of a stream says little about the bandwidth: it counts only where nothing is known."""
@@ -319,13 +319,13 @@ def ask_of(request: Request) -> Ask:
     )
 
 
-def ended_output(request: Request, found: Ended) -> Output:
+def ended_output(request: Request, end: Ended) -> Output:
     """A request that was over with its first token, or failed."""
-    if found.token is not None:
-        request.outputs.append(found.token)
-    request.finish, request.stop_reason = found.finish, found.stop_reason
-    request.error = found.error
-    return output_of(request, found.token, True, found.logprobs)
+    if end.token is not None:
+        request.outputs.append(end.token)
+    request.finish, request.stop_reason = end.finish, end.stop_reason
+    request.error = end.error
+    return output_of(request, end.token, True, end.logprobs)
 
 
 def output_of(

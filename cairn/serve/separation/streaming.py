@@ -40,7 +40,7 @@ class Streams:
             running = self._engine.scheduler.queues.running
             self._before = {request: request.computed for request in running}
 
-    def computed(self, asked: Container[str]) -> Iterator[tuple[Request, int]]:
+    def computed(self, ids: Container[str]) -> Iterator[tuple[Request, int]]:
         """Requests whose prompts are not computed to the end, and tokens in full pages that are."""
         for request in self._engine.scheduler.queues.running if self._possible else ():
             landed = request.computed
@@ -48,7 +48,7 @@ class Streams:
                 landed = min(landed, self._before.get(request, 0))
             tokens = landed // self._page_size * self._page_size
             loading = request.loading is not None  # its pages may change until a tier brought them
-            if str(request.id) in asked and not loading and 0 < tokens < len(request.prompt):
+            if str(request.id) in ids and not loading and 0 < tokens < len(request.prompt):
                 yield request, tokens
 
     def of(self, request: Request) -> Stream | None:

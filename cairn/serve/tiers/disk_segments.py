@@ -86,8 +86,8 @@ class DiskSegments:
 
     def measure(self) -> float | None:
         """Bytes per second of cold reads; None: they cannot be measured here."""
-        found = disk_rates(self.folder, TRIED_BYTES)["disk_read_cold"]
-        return found.value if isinstance(found, Measured) else None
+        rate = disk_rates(self.folder, TRIED_BYTES)["disk_read_cold"]
+        return rate.value if isinstance(rate, Measured) else None
 
     def filled(self) -> Iterator[Filled]:
         """What earlier servers have left; pages themselves are not looked at before they are wanted."""
@@ -170,8 +170,8 @@ class DiskSegments:
 
 def too_small(capacity: int, page_bytes: int) -> ConfigError:
     needed = format_bytes(page_bytes)
-    said = f"kv_offload_disk has {format_bytes(capacity)}, and a page needs {needed}"
-    return ConfigError(said, hint="give it more room")
+    message = f"kv_offload_disk has {format_bytes(capacity)}, and a page needs {needed}"
+    return ConfigError(message, hint="give it more room")
 
 
 def _write(file: int, data: bytes | memoryview, at: int) -> None:

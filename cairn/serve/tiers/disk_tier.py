@@ -93,8 +93,8 @@ class DiskTier:
                 continue
             self.book.drop(key)
             if self.broken is None:
-                said = "no page is written to %s for %g s: %s"
-                log.warning(said, self.segments.folder, PAUSE_S, problem)
+                warning = "no page is written to %s for %g s: %s"
+                log.warning(warning, self.segments.folder, PAUSE_S, problem)
             self.broken = f"{type(problem).__name__}: {problem}"
             self._writes_s = time.monotonic() + PAUSE_S
         return done
@@ -139,9 +139,9 @@ class DiskTier:
             threads.shutdown(wait=True, cancel_futures=True)
         self.segments.close()
 
-    def _read(self, wanted: Sequence[tuple[Key, int, np.ndarray]]) -> Read:
+    def _read(self, pages: Sequence[tuple[Key, int, np.ndarray]]) -> Read:
         began, damaged, folder = time.monotonic(), [], self.segments.folder
-        for at, (key, slot, into_B) in enumerate(wanted):
+        for at, (key, slot, into_B) in enumerate(pages):
             try:
                 self.segments.read(slot, key, into_B)
             except Damaged as problem:
@@ -149,6 +149,6 @@ class DiskTier:
                 damaged.append(key)
             except Unreachable as problem:
                 log.warning("no page in %s is read for %g s: %s", folder, PAUSE_S, problem)
-                unread = [one[0] for one in wanted[at:]]
+                unread = [one[0] for one in pages[at:]]
                 return Read(damaged, time.monotonic() - began, unread)
         return Read(damaged, time.monotonic() - began)

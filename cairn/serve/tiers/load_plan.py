@@ -64,7 +64,7 @@ class Loading(msgspec.Struct, eq=False):
 
 
 def plan_load(
-    found: int,
+    hit: int,
     places: Sequence[Stored],
     end: int,
     sources: Sequence[Source],
@@ -77,22 +77,22 @@ def plan_load(
 
     `lasts`: where loading may end; by default behind the last place and wherever the tier changes.
     """
-    alone = compute(found, end)
-    best = LoadPlan(found, found, found, alone, alone)
-    for last in lasts if lasts is not None else _lasts(found, places):
-        load = _load_seconds(places[: last - found], sources)
+    alone = compute(hit, end)
+    best = LoadPlan(hit, hit, hit, alone, alone)
+    for last in lasts if lasts is not None else _lasts(hit, places):
+        load = _load_seconds(places[: last - hit], sources)
 
         def wins(first: int, load: list[float] = load) -> bool:
-            return compute(found, first) >= load[first - found]
+            return compute(hit, first) >= load[first - hit]
 
         # Computing grows with `first` and loading shrinks: the best is where they cross, or just before.
-        crossing = bisect_left(range(found, last), True, key=wins) + found if both_ends else found
+        crossing = bisect_left(range(hit, last), True, key=wins) + hit if both_ends else hit
         whole = load[0] + compute(last, end)
-        for first in sorted({found, max(crossing - 1, found), min(crossing, last - 1)}):
-            seconds = max(compute(found, first), load[first - found]) + compute(last, end)
-            bound = WORTH * alone if first == found else WORTH * min(alone, whole)
+        for first in sorted({hit, max(crossing - 1, hit), min(crossing, last - 1)}):
+            seconds = max(compute(hit, first), load[first - hit]) + compute(last, end)
+            bound = WORTH * alone if first == hit else WORTH * min(alone, whole)
             if seconds < min(best.seconds, bound):
-                best = LoadPlan(found, first, last, seconds, alone)
+                best = LoadPlan(hit, first, last, seconds, alone)
     return best
 
 
@@ -104,16 +104,16 @@ def worth_storing(bytes: int, source: Source, compute_s: float) -> bool:
 def longest_stored(
     groups: Sequence[CacheGroup],
     page_size: int,
-    found: int,
+    hit: int,
     most: int,
     has: Callable[[int, int], bool],
 ) -> int:
     """The longest prefix in pages that the device and the tiers have together; `has(group, place)`: a tier has it."""
     last = most
-    while last > found:
+    while last > hit:
         shorter = last
         for index, group in enumerate(groups):
-            first = max(group.first_page(last * page_size, page_size), found)
+            first = max(group.first_page(last * page_size, page_size), hit)
             missing = [place for place in range(first, last) if not has(index, place)]
             if (
                 missing
@@ -122,13 +122,13 @@ def longest_stored(
         if shorter == last:
             return last
         last = shorter
-    return found
+    return hit
 
 
-def _lasts(found: int, places: Sequence[Stored]) -> list[int]:
+def _lasts(hit: int, places: Sequence[Stored]) -> list[int]:
     count = len(places)
     changes = [at for at in range(1, count) if places[at].tier != places[at - 1].tier]
-    return [found + at for at in (*changes, *([count] if count else []))]
+    return [hit + at for at in (*changes, *([count] if count else []))]
 
 
 def _load_seconds(places: Sequence[Stored], sources: Sequence[Source]) -> list[float]:

@@ -77,8 +77,8 @@ class ObjectPages:
 
     def filled(self) -> Iterator[Filled]:
         """What is there at the start, as far as there are slots."""
-        found = sorted(self._files.find(self.folder)) if self._files.exists(self.folder) else []
-        matches = [match for name in found if (match := _NAME.fullmatch(name.rpartition("/")[2]))]
+        names = sorted(self._files.find(self.folder)) if self._files.exists(self.folder) else []
+        matches = [match for name in names if (match := _NAME.fullmatch(name.rpartition("/")[2]))]
         self._names = {slot: match[0] for slot, match in enumerate(matches[: self.slots])}
         self._users = Counter(self._names.values())
         for slot, match in enumerate(matches[: self.slots]):

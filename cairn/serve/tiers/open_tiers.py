@@ -97,19 +97,19 @@ def _check(engine: Engine, config: EngineConfig) -> None:
         name: getattr(config, name)
         for name in ("kv_offload_disk", "kv_offload_share", "kv_offload_peers")
     }
-    given = next((name for name, value in others.items() if value is not None), None)
-    if given is not None and scales is not None and scales.are_measured:
+    option = next((name for name, value in others.items() if value is not None), None)
+    if option is not None and scales is not None and scales.are_measured:
         raise ConfigError(
-            f"{given} is given, and the scales of the float8 cache are measured by each server for itself",
-            hint=f"leave out --kv-cache-dtype or {given}, or serve a checkpoint that has the scales",
+            f"{option} is given, and the scales of the float8 cache are measured by each server for itself",
+            hint=f"leave out --kv-cache-dtype or {option}, or serve a checkpoint that has the scales",
         )
 
 
 def _notes(tiers: PageTiers, page_size: int) -> list[str]:
     def line(where: str, slots: int, rate: float) -> str:
-        held = format_bytes(slots * tiers.copies.page_bytes)
+        size = format_bytes(slots * tiers.copies.page_bytes)
         tokens = slots * page_size
-        return f"{where}: {held} for {tokens} tokens of the KV cache, {format_rate(rate, 'B')}"
+        return f"{where}: {size} for {tokens} tokens of the KV cache, {format_rate(rate, 'B')}"
 
     notes = [line("host memory", tiers.host.slots, tiers.rate)]
     if tiers.shared is not None:
@@ -185,9 +185,9 @@ def _sample(checkpoint: Checkpoint, digest: "hashlib._Hash", timed: bool) -> Non
     path = checkpoint.path
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     for file in files:
-        found = file.stat()
-        size = found.st_size
-        digest.update(repr((file.name, size, found.st_mtime_ns if timed else 0)).encode())
+        status = file.stat()
+        size = status.st_size
+        digest.update(repr((file.name, size, status.st_mtime_ns if timed else 0)).encode())
         with file.open("rb") as opened:
             for at in range(0, size, max(size // SAMPLES, SAMPLE_BYTES)):
                 opened.seek(at)

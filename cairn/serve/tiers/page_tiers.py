@@ -182,8 +182,8 @@ class PageTiers:
             if prefix.entry(one.page) is not one.entry or one.key in self.host:
                 continue
             slot = None
-            known = one.seconds > 0  # else no step with a prompt has been timed yet
-            if not known or worth_storing(self.copies.page_bytes, source, one.seconds):
+            is_timed = one.seconds > 0  # else no step with a prompt has been timed yet
+            if not is_timed or worth_storing(self.copies.page_bytes, source, one.seconds):
                 slot = self.host.put(one.key, one.parent, one.seconds)
             if slot is None:
                 self.counts.skipped_pages += 1
@@ -215,33 +215,31 @@ class PageTiers:
         """Of a request that was just admitted: set `loading` if pages of it are loaded."""
         if request.params.whole_prompt or request.computed % self._size:
             return
-        found, most = request.computed // self._size, (request.known - 1) // self._size
+        hit, most = request.computed // self._size, (request.known - 1) // self._size
         most = min(most, len(request.hashes))
 
         def has(group: int, place: int) -> bool:
             return self._tier(request, group, place) is not None
 
-        last = longest_stored(self.scheduler.blocks.groups, self._size, found, most, has)
-        if last > found and (plan := self._plan(request, found, last)).kind != "compute":
+        last = longest_stored(self.scheduler.blocks.groups, self._size, hit, most, has)
+        if last > hit and (plan := self._plan(request, hit, last)).kind != "compute":
             self._load(request, plan)
 
-    def _plan(self, request: Request, found: int, last: int) -> LoadPlan:
+    def _plan(self, request: Request, hit: int, last: int) -> LoadPlan:
         blocks, page_bytes = self.scheduler.blocks, self.copies.page_bytes
-        firsts = [max(g.first_page(last * self._size, self._size), found) for g in blocks.groups]
+        firsts = [max(g.first_page(last * self._size, self._size), hit) for g in blocks.groups]
         places = []
-        for place in range(found, last):
-            held = [index for index, first in enumerate(firsts) if place >= first]
-            tiers = [self._tier(request, index, place) for index in held]
-            places.append(Stored(DISK if DISK in tiers else HOST, len(held) * page_bytes))
+        for place in range(hit, last):
+            groups = [index for index, first in enumerate(firsts) if place >= first]
+            tiers = [self._tier(request, index, place) for index in groups]
+            places.append(Stored(DISK if DISK in tiers else HOST, len(groups) * page_bytes))
         waiting = sum(len(load.keys) for load in self._loads.values()) * page_bytes
         sources = [Source(self.rate, LATENCY_S + waiting / self.rate)]
         sources += [self.disk.source] if self.disk is not None else []
         end = -(-request.total // self._size)
         if blocks.windowed:
-            return plan_load(
-                found, places, end, sources, self.compute, lasts=[last], both_ends=False
-            )
-        return plan_load(found, places, end, sources, self.compute)
+            return plan_load(hit, places, end, sources, self.compute, lasts=[last], both_ends=False)
+        return plan_load(hit, places, end, sources, self.compute)
 
     def _load(self, request: Request, plan: LoadPlan) -> None:
         blocks = self.scheduler.blocks
@@ -258,11 +256,11 @@ class PageTiers:
         for key in here:
             self.host.use(key)
             self.host.pin(key)
-        made = self._make_room(read)
-        if len(made) < len(read) or not blocks.open_windows(request, plan.last):
+        room = self._make_room(read)
+        if len(room) < len(read) or not blocks.open_windows(request, plan.last):
             for key in here:
                 self.host.unpin(key)
-            for key in made:
+            for key in room:
                 self.host.drop(key)
             return
         tables = (request.blocks, *request.more_blocks)
@@ -277,15 +275,15 @@ class PageTiers:
 
     def _make_room(self, keys: list[Key]) -> list[Key]:
         """Slots of the host that pages of the disk pass through; which of them have got one."""
-        made: list[Key] = []
+        slots: list[Key] = []
         for key in keys:
             if self.disk is None or key in self.host:  # it is on its way here for another request
                 break
-            known = self.disk.origin(key)  # None: it has left since the plan was made
-            if known is None or self.host.put(key, known.parent, known.seconds) is None:
+            origin = self.disk.origin(key)  # None: it has left since the plan was made
+            if origin is None or self.host.put(key, origin.parent, origin.seconds) is None:
                 break
-            made.append(key)
-        return made
+            slots.append(key)
+        return slots
 
     def _copy(self, load: Load) -> None:
         self.hold_steps()  # a copy of what the pages held before may be under way
@@ -382,8 +380,8 @@ class PageTiers:
                 if self._busy.get(page) is load.copied:
                     del self._busy[page]
             if load.copied.bytes >= TELLING_BYTES:
-                seen = load.copied.bytes / max(load.copied.seconds, 1e-9)
-                self.rate += NEWEST * (seen - self.rate)
+                rate = load.copied.bytes / max(load.copied.seconds, 1e-9)
+                self.rate += NEWEST * (rate - self.rate)
             load.loading.state = "landed"
 
     def _have_read(self, load: Load, read: Read) -> None:

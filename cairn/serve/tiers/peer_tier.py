@@ -134,10 +134,10 @@ class PeerPages:
             keys = self.keys
             for key in listing.removed:
                 keys.pop(key, None)
-            found = {key: Origin(parent, seconds) for key, parent, seconds in listing.stored}
-            if found and not self._measured:
-                self._measure(list(found)[:TRIED_PAGES])
-            keys.update(found)
+            listed = {key: Origin(parent, seconds) for key, parent, seconds in listing.stored}
+            if listed and not self._measured:
+                self._measure(list(listed)[:TRIED_PAGES])
+            keys.update(listed)
             if not listing.more:
                 self._stopped.wait(PERIOD_S)
 
@@ -230,18 +230,18 @@ class PeerTier:
         for peer in self.peers:
             peer.close()
 
-    def _read(self, wanted: list[tuple[Key, np.ndarray]]) -> Read:
+    def _read(self, pages: list[tuple[Key, np.ndarray]]) -> Read:
         """Of each page from the first server that has it."""
         began, damaged, unread = time.monotonic(), list[Key](), list[Key]()
         for peer in self.peers:
             mine, others = list[tuple[Key, np.ndarray]](), list[tuple[Key, np.ndarray]]()
-            for one in wanted:  # asked once for each: the listing changes meanwhile
+            for one in pages:  # asked once for each: the listing changes meanwhile
                 (mine if one[0] in peer.keys else others).append(one)
-            wanted = others
+            pages = others
             if not mine:
                 continue
             keys, into = zip(*mine, strict=True)
-            asked = time.monotonic()
+            began_read = time.monotonic()
             try:
                 missing = peer.read(keys, into)
             except OSError as error:
@@ -250,6 +250,6 @@ class PeerTier:
                 continue
             damaged += missing
             if came := len(keys) - len(missing):
-                seen = came * self.page_bytes / max(time.monotonic() - asked, 1e-9)
-                peer.rate += NEWEST * (seen - peer.rate)
-        return Read(damaged, time.monotonic() - began, [*unread, *(key for key, _ in wanted)])
+                rate = came * self.page_bytes / max(time.monotonic() - began_read, 1e-9)
+                peer.rate += NEWEST * (rate - peer.rate)
+        return Read(damaged, time.monotonic() - began, [*unread, *(key for key, _ in pages)])

@@ -37,10 +37,10 @@ class Recompute:
         flops = sum(
             self._spec.forward_flops(one.count, one.start, one.samples) for one in step.chunks
         )
-        seen = flops / seconds
+        rate = flops / seconds
         if self._known is not None:
-            seen = min(max(seen, self._known / WITHIN), self._known * WITHIN)
-        self.rate = seen if self.rate is None else self.rate + NEWEST * (seen - self.rate)
+            rate = min(max(rate, self._known / WITHIN), self._known * WITHIN)
+        self.rate = rate if self.rate is None else self.rate + NEWEST * (rate - self.rate)
 
     def _flops_before(self, place: int) -> int:
         return self._spec.forward_flops(place * self._size, 0, 0)

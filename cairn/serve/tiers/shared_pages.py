@@ -137,26 +137,26 @@ class SharedPages:
         self._open.pop(threading.current_thread(), None)
 
     def _answer(self, link: socket.socket) -> None:
-        told: set[Key] = set()
+        listed: set[Key] = set()
         while True:
             question = _decode_question(read_frame(link))
             if isinstance(question, Known):
-                write_frame(link, encode(self._listing(question, told)))
+                write_frame(link, encode(self._listing(question, listed)))
             else:
                 for key in question.keys:
                     self._send(link, key)
 
-    def _listing(self, asked: Known, told: set[Key]) -> Listing:
+    def _listing(self, question: Known, listed: set[Key]) -> Listing:
         page_bytes = self._memory_SB.shape[1]
-        if (asked.model, asked.page_bytes) != (self._model, page_bytes):
-            said = f"pages here are of {self._model[:12]} with {page_bytes} bytes, not of "
-            return Listing(refused=f"{said}{asked.model[:12]} with {asked.page_bytes}")
+        if (question.model, question.page_bytes) != (self._model, page_bytes):
+            mismatch = f"pages here are of {self._model[:12]} with {page_bytes} bytes, not of "
+            return Listing(refused=f"{mismatch}{question.model[:12]} with {question.page_bytes}")
         present = self.present()
-        fresh = (one for one in present.items() if one[0] not in told)
+        fresh = (one for one in present.items() if one[0] not in listed)
         stored = [(key, one.parent, one.seconds) for key, one in _portion(fresh)]
-        removed = _portion(key for key in told if key not in present)
-        told.difference_update(removed)
-        told.update(key for key, _, _ in stored)
+        removed = _portion(key for key in listed if key not in present)
+        listed.difference_update(removed)
+        listed.update(key for key, _, _ in stored)
         return Listing(stored, removed, more=MOST_LISTED in (len(stored), len(removed)))
 
     def _send(self, link: socket.socket, key: Key) -> None:
@@ -167,9 +167,9 @@ class SharedPages:
             link.sendall(PAGE.pack(1, zlib.crc32(page)) + page)
 
 
-def _portion(found: Iterable[T]) -> list[T]:
+def _portion(items: Iterable[T]) -> list[T]:
     """What fits into one message."""
-    return list(itertools.islice(found, MOST_LISTED))
+    return list(itertools.islice(items, MOST_LISTED))
 
 
 def write_frame(link: socket.socket, body: bytes) -> None:
@@ -192,7 +192,7 @@ def read_bytes(link: socket.socket, count: int) -> bytes:
 def read_into(link: socket.socket, into: memoryview) -> None:
     at = 0
     while at < len(into):
-        got = link.recv_into(into[at:])
-        if not got:
+        received = link.recv_into(into[at:])
+        if not received:
             raise EOFError("the connection was closed")
-        at += got
+        at += received

@@ -76,15 +76,15 @@ class SlotBook:
         self._children[parent] += 1
         return slot
 
-    def restore(self, found: Mapping[Key, tuple[int, Key, float]]) -> None:
+    def restore(self, entries: Mapping[Key, tuple[int, Key, float]]) -> None:
         """Of an empty book: slots whose pages are there, with the parent and the seconds of each."""
-        taken = {slot for slot, _, _ in found.values()}
+        taken = {slot for slot, _, _ in entries.values()}
         self._free = [slot for slot in self._free if slot not in taken]
-        for key, (slot, parent, seconds) in found.items():
+        for key, (slot, parent, seconds) in entries.items():
             self._turn += 1
             self._kept[key] = Kept(slot, parent, seconds, seconds, self._turn, ready=True)
             self._children[parent] += 1
-        for key in found:
+        for key in entries:
             self._enter(key)
 
     def ready(self, key: Key) -> None:

@@ -30,13 +30,13 @@ def choose_newest(
     if group is None:
         return folders.newest(root, warn)
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    seen = _seen_by_all(root, group, visible_s)
-    complete = [set(steps) for steps in seen]
-    common, known = set.intersection(*complete), set.union(*complete)
-    _warn_of_unfinished(root, known, warn)
-    for step in sorted(known, reverse=True):
+    steps_by_rank = _seen_by_all(root, group, visible_s)
+    complete = [set(steps) for steps in steps_by_rank]
+    common, any_complete = set.intersection(*complete), set.union(*complete)
+    _warn_of_unfinished(root, any_complete, warn)
+    for step in sorted(any_complete, reverse=True):
         folder = folders.folder_of(root, step)
-        blind = [number for number, steps in enumerate(seen) if step not in steps]
+        blind = [number for number, steps in enumerate(steps_by_rank) if step not in steps]
         if blind:
             warn.append(f"passed over {folder.name}: rank {blind[0]} does not see it")
             continue
@@ -45,7 +45,7 @@ def choose_newest(
         if reason is None:
             return folder
         warn.append(f"passed over {folder.name}: {reason}")
-    if not known:
+    if not any_complete:
         return None
     hint = (
         "restore them from a copy, or name another folder with --out to begin anew"
@@ -53,7 +53,8 @@ def choose_newest(
         else "--out has to be a folder that all ranks share"
     )
     raise DataError(
-        f"none of the {len(known)} checkpoints in {root} can be used: {'; '.join(warn)}", hint=hint
+        f"none of the {len(any_complete)} checkpoints in {root} can be used: {'; '.join(warn)}",
+        hint=hint,
     )
 
 
@@ -68,10 +69,10 @@ def _seen_by_all(root: Path, group: Any, visible_s: float) -> list[list[int]]:
     """The complete steps that each rank sees; asked again for a while as long as they differ."""
     deadline = time.monotonic() + visible_s
     while True:
-        seen = gathered((folders.complete_steps(root), time.monotonic() > deadline), group)
-        steps = [found for found, _ in seen]
+        answers = gathered((folders.complete_steps(root), time.monotonic() > deadline), group)
+        steps = [own for own, _ in answers]
         # Rank 0's clock decides for all, so that all leave in the same round.
-        if all(found == steps[0] for found in steps) or seen[0][1]:
+        if all(own == steps[0] for own in steps) or answers[0][1]:
             return steps
         time.sleep(POLL_S)
 

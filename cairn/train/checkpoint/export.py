@@ -66,8 +66,8 @@ def adapted_model(checkpoint: Path) -> tuple[Transformer, Base]:
     model = base_model(about, about.base)
     if about.base.nf4:
         round_base(model)
-    made = attach(model, about.spec, about.base.adapter, model.build._replace(device="meta"))
-    for one in made:
+    adapters = attach(model, about.spec, about.base.adapter, model.build._replace(device="meta"))
+    for one in adapters:
         one.to_empty(device="cpu")
     pieces = pieces_of(adapter_slots(model), dict(model.named_parameters()))
     load_pieces(checkpoint, {f"model/{name}": p for name, p in pieces.items()}, together=False)
@@ -86,18 +86,18 @@ def _write(model: Transformer, out: Path, tokenizer: Path | None) -> None:
 def export_newest(run: Path, out: Path, tokenizer: Path | None) -> Path:
     """The newest usable checkpoint of a run, which may go on meanwhile; which one it was."""
     while True:
-        found = folders.newest(run / "checkpoints", [])
-        if found is None:
+        newest = folders.newest(run / "checkpoints", [])
+        if newest is None:
             raise DataError(
                 f"{run} has no complete checkpoint", hint=f"train first: cairn train --out {run}"
             )
         try:
-            export_checkpoint(found, out, tokenizer)
+            export_checkpoint(newest, out, tokenizer)
         except Exception:
-            if (found / folders.COMPLETE).exists():
+            if (newest / folders.COMPLETE).exists():
                 raise
             continue  # the run has made room for newer ones while this one was read
-        return found
+        return newest
 
 
 def base_model(about: About, base: Base) -> Transformer:
@@ -106,10 +106,10 @@ def base_model(about: About, base: Base) -> Transformer:
     if not base.path:
         return random_model(about.spec, build, base.seed)
     start = open_checkpoint(resolve(base.path))
-    found = digest_of(start.path)
-    if found != base.digest:
+    digest = digest_of(start.path)
+    if digest != base.digest:
         raise DataError(
-            f"the frozen weights in {base.path} are not those of the run: their digest is {found}, not {base.digest}",
+            f"the frozen weights in {base.path} are not those of the run: their digest is {digest}, not {base.digest}",
             hint="put the files of the base model back",
         )
     return load_model(about.spec, start.tensors, build)

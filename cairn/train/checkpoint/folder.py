@@ -115,8 +115,8 @@ def complaint(folder: Path, part: int = 0, parts: int = 1) -> str | None:
             (name, n) for name, file in sorted(files.items()) for n in range(len(file.checks))
         ]
         mine = chunks[part::parts]
-        found = _mapped(lambda one: _check(folder / one[0], one[1]), mine)
-        for (name, number), check in zip(mine, found, strict=True):
+        checks = _mapped(lambda one: _check(folder / one[0], one[1]), mine)
+        for (name, number), check in zip(mine, checks, strict=True):
             if check != files[name].checks[number]:
                 return f"{name} is damaged: its checksum differs"
     except OSError as error:  # a bad disk, or a run that makes room at the same time
@@ -154,8 +154,8 @@ def _missing(folder: Path, marker: Marker) -> str | None:
 def _shards(folder: Path) -> list[str]:
     """The files of tensors that torch's metadata refers to; read as bytes, so that nothing in it is executed."""
     path = folder / METADATA
-    found = set(SHARD.findall(path.read_bytes())) if path.is_file() else set()
-    return sorted(name.decode() for name in found)
+    shards = set(SHARD.findall(path.read_bytes())) if path.is_file() else set()
+    return sorted(name.decode() for name in shards)
 
 
 def newest(root: Path, warn: "list[str]") -> Path | None:
@@ -164,9 +164,9 @@ def newest(root: Path, warn: "list[str]") -> Path | None:
     None where there is none. If there are some and none can be used, that is an error: a run must not begin again
     from nothing because a disk is bad.
     """
-    found = steps(root)
+    saved = steps(root)
     complete = complete_steps(root)
-    for step in reversed(found):
+    for step in reversed(saved):
         reason = complaint(folder_of(root, step))
         if reason is None:
             return folder_of(root, step)

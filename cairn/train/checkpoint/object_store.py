@@ -69,17 +69,17 @@ class ObjectStore:
         step = int(folder.name.removeprefix(folders.PREFIX))
         with span("object store", step=step):
             cuts = cuts_of(folder)
-            known = self._known()
+            stored = self._known()
             sizes = [0, 0, 0, 0]
             files = {}
             for path in sorted(folder.iterdir()):
-                files[path.name] = self._send_file(path, cuts.get(path.name, []), known, sizes)
+                files[path.name] = self._send_file(path, cuts.get(path.name, []), stored, sizes)
             text = msgspec.json.encode(Manifest(1, step, files))
             self._write(f"steps/{folder.name}.json", text)
         return Sent(step, *sizes)
 
     def _send_file(
-        self, path: Path, cuts: list[int], known: set[str], sizes: list[int]
+        self, path: Path, cuts: list[int], stored: set[str], sizes: list[int]
     ) -> list[Part]:
         parts = []
         with path.open("rb") as file:
@@ -87,10 +87,10 @@ class ObjectStore:
                 file.seek(begin)
                 data = file.read(end - begin)
                 digest = hashlib.blake2b(data, digest_size=20).hexdigest()
-                fresh = digest not in known
+                fresh = digest not in stored
                 if fresh:
                     self._write(_object(digest), data)
-                    known.add(digest)
+                    stored.add(digest)
                 parts.append(Part(digest, len(data)))
                 for place, amount in enumerate((len(data), len(data) * fresh, 1, int(fresh))):
                     sizes[place] += amount
@@ -104,8 +104,8 @@ class ObjectStore:
         self.files.mv(f"{target}.part", target)
 
     def _known(self) -> set[str]:
-        found = self.files.find(f"{self.root}/objects")
-        return {name.rpartition("/")[2] for name in found if not name.endswith(".part")}
+        names = self.files.find(f"{self.root}/objects")
+        return {name.rpartition("/")[2] for name in names if not name.endswith(".part")}
 
     # -- and back -----------------------------------------------------------------------------------
 
@@ -186,10 +186,10 @@ def cuts_of(folder: Path) -> dict[str, list[int]]:
     if not path.exists():
         return {}
     metadata: Any = pickle.loads(path.read_bytes())  # our own file, and COMPLETE has its checksum
-    found: dict[str, list[int]] = {}
+    cuts: dict[str, list[int]] = {}
     for info in metadata.storage_data.values():
-        found.setdefault(info.relative_path, []).append(info.offset)
-    return found
+        cuts.setdefault(info.relative_path, []).append(info.offset)
+    return cuts
 
 
 def _ranges(size: int, cuts: list[int]) -> list[tuple[int, int]]:

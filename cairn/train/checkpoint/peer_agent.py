@@ -139,12 +139,12 @@ class Agent:
 
     # -- a rank of this node ------------------------------------------------------------------------
 
-    def _reserve(self, link: Link, wanted: Reserve) -> None:
-        key = (wanted.generation, wanted.rank)
+    def _reserve(self, link: Link, request: Reserve) -> None:
+        key = (request.generation, request.rank)
         with self.lock:
             shard = self.own.get(key)
-            if shard is None or shard.size < wanted.size:
-                shard = self._larger(self.own, key, wanted.size, wanted.world)
+            if shard is None or shard.size < request.size:
+                shard = self._larger(self.own, key, request.size, request.world)
         link.send(Room(shard.size, shard.steps()), handed=shard.descriptor)
 
     @staticmethod
@@ -241,10 +241,10 @@ class Agent:
 
     def _ask(self, link: Link, _: Ask) -> None:
         with self.lock:
-            known = [*self.own.items(), *self.kept.items()]
+            shards = [*self.own.items(), *self.kept.items()]
         copies = [
             Held(*key, shard.step(slot), shard.used[slot], shard.check(slot), shard.world)
-            for key, shard in known
+            for key, shard in shards
             for slot in range(SLOTS)
             if shard.step(slot) >= 0 and shard.used[slot]
         ]
@@ -257,45 +257,45 @@ class Agent:
                 return shard, shard.steps().index(step)
         return None
 
-    def _fetch(self, link: Link, wanted: Fetch) -> None:
-        found = self._find(wanted.generation, wanted.rank, wanted.step)
-        if found is None or not _all_within(wanted.stretches, found[0].size):
-            link.send(Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
+    def _fetch(self, link: Link, request: Fetch) -> None:
+        copy = self._find(request.generation, request.rank, request.step)
+        if copy is None or not _all_within(request.stretches, copy[0].size):
+            link.send(Done(False, f"no copy of rank {request.rank} at step {request.step}"))
             return
-        shard, slot = found
-        link.send(Done(), payload(shard.view(slot, shard.size), wanted.stretches))
+        shard, slot = copy
+        link.send(Done(), payload(shard.view(slot, shard.size), request.stretches))
 
-    def _parts(self, link: Link, wanted: Parts) -> None:
+    def _parts(self, link: Link, request: Parts) -> None:
         """A copy that was not summed yet is summed now, so that at least the way from here to there is checked."""
-        found = self._find(wanted.generation, wanted.rank, wanted.step)
-        if found is None:
-            link.send(Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
+        copy = self._find(request.generation, request.rank, request.step)
+        if copy is None:
+            link.send(Done(False, f"no copy of rank {request.rank} at step {request.step}"))
             return
-        shard, slot = found
-        known = shard.sums[slot]
-        if not known.sums:
-            known = Sums(known.cuts, part_sums(shard.view(slot, shard.used[slot]), known.cuts))
-        link.send(known)
+        shard, slot = copy
+        sums = shard.sums[slot]
+        if not sums.sums:
+            sums = Sums(sums.cuts, part_sums(shard.view(slot, shard.used[slot]), sums.cuts))
+        link.send(sums)
 
-    def _open(self, link: Link, wanted: Open) -> None:
-        found = self._find(wanted.generation, wanted.rank, wanted.step)
-        if found is None:
-            link.send(Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
+    def _open(self, link: Link, request: Open) -> None:
+        copy = self._find(request.generation, request.rank, request.step)
+        if copy is None:
+            link.send(Done(False, f"no copy of rank {request.rank} at step {request.step}"))
             return
-        link.send(Room(found[0].size, found[0].steps()), handed=found[0].descriptor)
+        link.send(Room(copy[0].size, copy[0].steps()), handed=copy[0].descriptor)
 
     def _keep(self, link: Link, keeper: Keep) -> None:
         self.peer = keeper.address or None
         link.send(Done())
 
-    def _forget(self, link: Link, wanted: Forget) -> None:
+    def _forget(self, link: Link, request: Forget) -> None:
         with self.lock:
             for where in (self.own, self.kept):
-                for key in [key for key in where if key[0] < wanted.generation]:
+                for key in [key for key in where if key[0] < request.generation]:
                     where.pop(key).close()
                 for key, shard in where.items():
                     for slot in range(SLOTS):
-                        if key[0] == wanted.generation and shard.step(slot) > wanted.after:
+                        if key[0] == request.generation and shard.step(slot) > request.after:
                             mark(shard.memory, slot, shard.size, -1)
         link.send(Done())
 

@@ -134,10 +134,10 @@ def connect_local(path: str, patience_s: float) -> Link:
 
 def payload(memory: memoryview, stretches: Sequence[tuple[int, int]] | None = None) -> Scattered:
     """Stretches (offset, length) of a piece of memory, or all of it, to be sent from where they lie."""
-    found: Any = np.frombuffer(memory, np.uint8)
+    bytes_N: Any = np.frombuffer(memory, np.uint8)
     pairs = np.array([(0, len(memory))] if stretches is None else stretches, np.int64)
     starts, sizes = pairs.reshape(-1, 2).T
-    return Scattered(found, np.ascontiguousarray(starts), np.ascontiguousarray(sizes))
+    return Scattered(bytes_N, np.ascontiguousarray(starts), np.ascontiguousarray(sizes))
 
 
 def reason(answer: AnyMessage) -> str:

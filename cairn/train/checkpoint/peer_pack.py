@@ -45,14 +45,14 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def entries_of(pieces: Mapping[str, Piece]) -> list[Entry]:
-    found, at = [], 0
+    entries, at = [], 0
     for name, piece in pieces.items():
         own = tuple(piece.tensor.shape)
         kind = str(piece.tensor.dtype).removeprefix("torch.")
         entry = Entry(name, kind, piece.shape, piece.offsets, own, at)
-        found.append(entry)
+        entries.append(entry)
         at = -(-(at + entry.size()) // ALIGN) * ALIGN
-    return found
+    return entries
 
 
 def room_for(entries: list[Entry], about: Mapping[str, Any]) -> tuple[int, int]:
@@ -131,13 +131,13 @@ class Source(Protocol):
 def fill(pieces: Mapping[str, Piece], sources: Iterable[Source]) -> None:
     """Writes into the tensors of `pieces` what the sources have of them, the first ones first."""
     missing = {name: piece.tensor.numel() for name, piece in pieces.items() if piece.tensor.numel()}
-    seen: set[tuple[Any, ...]] = set()
+    filled: set[tuple[Any, ...]] = set()
     for source in sources:
         together: list[tuple[Entry, Tensor]] = []  # what is wanted as it lies there, all at once
         for entry in source.table.entries:
-            if entry.name not in missing or entry.key() in seen:
+            if entry.name not in missing or entry.key() in filled:
                 continue
-            seen.add(entry.key())
+            filled.add(entry.key())
             piece = pieces[entry.name]
             if _same_cut(piece, entry):
                 together.append((entry, piece.tensor))

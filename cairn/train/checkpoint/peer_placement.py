@@ -25,16 +25,16 @@ def keepers(domains: Sequence[int]) -> list[int | None]:
     A node's keeper stands in another domain wherever there is one; None only for a node on its own.
     """
     order = _spread(domains)
-    found: list[int | None] = [None] * len(domains)
+    keeper_of: list[int | None] = [None] * len(domains)
     for group in _groups(order):
         for place, node in enumerate(group):
             if len(group) > 1:
-                found[node] = group[(place + 1) % len(group)]
-    for node, keeper in enumerate(found):
+                keeper_of[node] = group[(place + 1) % len(group)]
+    for node, keeper in enumerate(keeper_of):
         if keeper is None or domains[keeper] == domains[node]:
             others = [n for n in order if domains[n] != domains[node]]
-            found[node] = others[node % len(others)] if others else keeper
-    return found
+            keeper_of[node] = others[node % len(others)] if others else keeper
+    return keeper_of
 
 
 def _spread(domains: Sequence[int]) -> list[int]:
@@ -69,20 +69,20 @@ def recovery_point(
     holdings: Mapping[int, Iterable[Held]], generation: int, world: int
 ) -> Recall | None:
     """The newest step of which the nodes still have every rank's copy; None: it has to be the disk."""
-    found: dict[int, dict[int, list[tuple[int, Held]]]] = {}
+    places: dict[int, dict[int, list[tuple[int, Held]]]] = {}
     for node, copies in holdings.items():
-        for held in copies:
-            if held.generation == generation:
-                found.setdefault(held.step, {}).setdefault(held.rank, []).append((node, held))
-    whole = [step for step, ranks in found.items() if set(range(world)) <= ranks.keys()]
+        for copy in copies:
+            if copy.generation == generation:
+                places.setdefault(copy.step, {}).setdefault(copy.rank, []).append((node, copy))
+    whole = [step for step, ranks in places.items() if set(range(world)) <= ranks.keys()]
     if not whole:
         return None
     step = max(whole)
     copies = tuple(
         Where(
             rank,
-            tuple(node for node, _ in found[step][rank]),
-            max(held.check for _, held in found[step][rank]),
+            tuple(node for node, _ in places[step][rank]),
+            max(copy.check for _, copy in places[step][rank]),
         )
         for rank in range(world)
     )
@@ -91,13 +91,20 @@ def recovery_point(
 
 def newest_point(holdings: Mapping[int, Iterable[Held]]) -> tuple[Recall, int] | None:
     """Of all generations, each with the number of ranks that it says itself: the newest whole step, and that number."""
-    copies = {node: list(found) for node, found in holdings.items()}
+    copies = {node: list(copies_here) for node, copies_here in holdings.items()}
     kinds = {
-        (held.generation, held.world) for found in copies.values() for held in found if held.world
+        (copy.generation, copy.world)
+        for copies_here in copies.values()
+        for copy in copies_here
+        if copy.world
     }
     points = [
         (point, world)
         for generation, world in kinds
         if (point := recovery_point(copies, generation, world)) is not None
     ]
-    return max(points, key=lambda found: (found[0].step, found[0].generation), default=None)
+    return max(
+        points,
+        key=lambda point: (point[0].step, point[0].generation),
+        default=None,
+    )

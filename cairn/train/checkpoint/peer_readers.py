@@ -66,9 +66,9 @@ class Remote:
             raise Gone(reason(answer))
         return dict(zip(answer.cuts, answer.sums, strict=True))
 
-    def read(self, wanted: Sequence[Wanted]) -> Sums:
+    def read(self, pieces: Sequence[Wanted]) -> Sums:
         """Fills every room; the sums of what came."""
-        loads = shared_out(wanted, most_lanes())
+        loads = shared_out(pieces, most_lanes())
         self._connect(len(loads))
         return together(loads, self._lane)
 
@@ -107,9 +107,9 @@ class Mapped:
     def parts(self) -> Sums:
         return self.known
 
-    def read(self, wanted: Sequence[Wanted]) -> Sums:
+    def read(self, pieces: Sequence[Wanted]) -> Sums:
         """A writer marks the copy before it begins: if the mark is still there, what was summed is what was copied."""
-        sums = together(shared_out(wanted, most_lanes()), self._lane)
+        sums = together(shared_out(pieces, most_lanes()), self._lane)
         if int.from_bytes(self.look(0, STEP), "little", signed=True) != self.step:
             raise Gone("it was overwritten")
         return sums
@@ -145,13 +145,13 @@ def together(loads: list[list[Wanted]], carry: Callable[[int, list[Wanted]], Sum
     return {at: value for sums in carried for at, value in sums.items()}
 
 
-def shared_out(wanted: Sequence[Wanted], most: int) -> list[list[Wanted]]:
+def shared_out(pieces: Sequence[Wanted], most: int) -> list[list[Wanted]]:
     """The largest stretch first, each to the lane that has the fewest bytes so far."""
-    total = sum(len(one.room) for one in wanted)
-    lanes = max(1, min(most, len(wanted), total // LEAST_BYTES))
+    total = sum(len(one.room) for one in pieces)
+    lanes = max(1, min(most, len(pieces), total // LEAST_BYTES))
     loads: list[list[Wanted]] = [[] for _ in range(lanes)]
     sizes = [0] * lanes
-    for one in sorted(wanted, key=lambda one: len(one.room), reverse=True):
+    for one in sorted(pieces, key=lambda one: len(one.room), reverse=True):
         lane = sizes.index(min(sizes))
         loads[lane].append(one)
         sizes[lane] += len(one.room)

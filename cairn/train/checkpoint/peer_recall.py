@@ -178,7 +178,7 @@ class Copy:
     def _carried(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
         """Tensors in one stretch of this machine's memory are filled in place, by all lanes; others by way of it."""
         reader = self._reader()
-        wanted, copied, homes = [], [], []  # homes: kept, because nothing else holds their memory
+        pieces, copied, homes = [], [], []  # homes: kept, because nothing else holds their memory
         for entry, room in rooms:
             direct = room.is_contiguous() and not room.is_cuda
             if not direct and reader.in_place:
@@ -189,9 +189,9 @@ class Copy:
                 copied.append((room, home))
             if entry.size():
                 at = self.table.data + entry.at
-                wanted.append(Wanted(at, bytes_of(home)))
+                pieces.append(Wanted(at, bytes_of(home)))
                 homes.append(home)
-        self._verify(reader.read(wanted) if wanted else {})
+        self._verify(reader.read(pieces) if pieces else {})
         for room, home in copied:
             room.copy_(home)
 

@@ -51,10 +51,10 @@ class LoadPieces(DefaultLoadPlanner):
         self.pieces = pieces
 
     def create_local_plan(self) -> LoadPlan:
-        known = self.metadata.state_dict_metadata if self.metadata is not None else {}
+        stored_metadata = self.metadata.state_dict_metadata if self.metadata is not None else {}
         items = []
         for name, piece in self.pieces.items():
-            stored = _checked(name, piece, known.get(name))
+            stored = _checked(name, piece, stored_metadata.get(name))
             if piece.tensor.numel():
                 items += create_read_items_for_chunk_list(name, stored, [_chunk(piece)])
         return LoadPlan(items)

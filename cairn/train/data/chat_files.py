@@ -75,7 +75,7 @@ def is_chat(value: object) -> bool:
         return False
     if "messages" in value or "conversations" in value:
         return True
-    return any(asked in value and answered in value for asked, answered in _PAIRS)
+    return any(question in value and answer in value for question, answer in _PAIRS)
 
 
 def _messages(value: Mapping[str, Any], where: str) -> object:
@@ -83,15 +83,17 @@ def _messages(value: Mapping[str, Any], where: str) -> object:
         return value["messages"]
     if "conversations" in value:
         return _sharegpt(value, where)
-    for asked, answered in _PAIRS:
-        if isinstance(value.get(asked), str) and isinstance(value.get(answered), str):
+    for prompt_field, answer_field in _PAIRS:
+        if isinstance(value.get(prompt_field), str) and isinstance(value.get(answer_field), str):
             more = value.get("input")
             question = (
-                f"{value[asked]}\n\n{more}" if isinstance(more, str) and more else value[asked]
+                f"{value[prompt_field]}\n\n{more}"
+                if isinstance(more, str) and more
+                else value[prompt_field]
             )
             return [
                 {"role": "user", "content": question},
-                {"role": "assistant", "content": value[answered]},
+                {"role": "assistant", "content": value[answer_field]},
             ]
     raise DataError(
         f"{where} is no chat; it has the fields: {', '.join(map(str, value)) or 'none'}",
@@ -112,9 +114,9 @@ def _sharegpt(value: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             raise DataError(f"{where}: conversations[{at}] is {type(turn).__name__}, not an object")
         speaker = turn.get("from", turn.get("role"))
         if speaker not in _SHAREGPT_ROLES:
-            known = ", ".join(_SHAREGPT_ROLES)
+            roles = ", ".join(_SHAREGPT_ROLES)
             raise DataError(
-                f"{where}: conversations[{at}] is from {speaker!r}", hint=f"known are {known}"
+                f"{where}: conversations[{at}] is from {speaker!r}", hint=f"known are {roles}"
             )
         content = turn.get("value", turn.get("content"))
         if not isinstance(content, str):

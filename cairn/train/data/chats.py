@@ -70,19 +70,19 @@ def chat(seed: int, number: int) -> Chat:
     if dice.below(4) == 0:
         messages.append({"role": "system", "content": dice.pick(_SYSTEM)})
     for _ in range(dice.pick((1, 1, 2, 3))):
-        asked, answered = dice.pick(_TURNS)(dice)
-        messages.append({"role": "user", "content": asked})
-        messages.append({"role": "assistant", "content": answered})
+        question, answer = dice.pick(_TURNS)(dice)
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer})
     return messages
 
 
 def _sum(dice: Dice) -> Turn:
-    made = problem(dice.below(1 << 62), 0)
-    return made.question, made.solution
+    sampled = problem(dice.below(1 << 62), 0)
+    return sampled.question, sampled.solution
 
 
 def _story(dice: Dice) -> Turn:
-    asked = dice.pick(
+    question = dice.pick(
         (
             "Tell me a story.",
             "Tell me a short story.",
@@ -91,20 +91,20 @@ def _story(dice: Dice) -> Turn:
             "Write a short story.",
         )
     )
-    return asked, story(dice.below(1 << 62), 0)
+    return question, story(dice.below(1 << 62), 0)
 
 
 def _greeting(dice: Dice) -> Turn:
-    asked = dice.pick(("Hello!", "Hi!", "Hello, how are you?", "Good morning!", "Hi there."))
-    answered = dice.pick(
+    question = dice.pick(("Hello!", "Hi!", "Hello, how are you?", "Good morning!", "Hi there."))
+    answer = dice.pick(
         ("Hello! How can I help you?", "Hi! What can I do for you?", "Hello! I am glad to help.")
     )
-    return asked, answered
+    return question, answer
 
 
 def _who(dice: Dice) -> Turn:
-    asked = dice.pick(("Who are you?", "What is your name?", "What can you do?"))
-    return asked, (
+    question = dice.pick(("Who are you?", "What is your name?", "What can you do?"))
+    return question, (
         f"I am {NAME}, a very small language model. I can tell short stories and work out simple sums."
     )
 

@@ -69,9 +69,9 @@ def text_field(line: bytes, field: str, where: str) -> str:
     """The text in one line of JSON."""
     value = decode_line(line, where)
     if not isinstance(value, dict) or field not in value:
-        found = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
+        content = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
         names = set(value) if isinstance(value, dict) else set()
-        raise DataError(f"{where} has no field {field!r}; it has: {found}", hint=_meant(names))
+        raise DataError(f"{where} has no field {field!r}; it has: {content}", hint=_meant(names))
     text = value[field]
     if text is not None and not isinstance(text, str):
         raise DataError(f"{where}: field {field!r} is {type(text).__name__}, not text")
@@ -179,8 +179,8 @@ def _clean_end(text: str, limit: int) -> int | None:
         at = text.rfind("\n", 0, at)
     if at >= 0:
         return at + 1
-    found = _LINE_THEN_LETTER.search(text, min(PIECE_CHARS, limit), limit)
-    return found.end() if found else None
+    match = _LINE_THEN_LETTER.search(text, min(PIECE_CHARS, limit), limit)
+    return match.end() if match else None
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:

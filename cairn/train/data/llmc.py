@@ -75,10 +75,10 @@ def _header(path: Path) -> tuple[int, int, int]:
 
 def _documents(tokens: np.ndarray, begin: int, step: int = 1 << 24) -> np.ndarray:
     """Where documents begin, found a part of the file at a time."""
-    found = [
+    starts_by_file = [
         np.nonzero(tokens[at : at + step] == begin)[0] + at for at in range(0, len(tokens), step)
     ]
-    starts = np.concatenate(found).astype(np.int64)
+    starts = np.concatenate(starts_by_file).astype(np.int64)
     if not len(starts) or starts[0] != 0:
         starts = np.concatenate([[0], starts])
     return np.concatenate([starts, [len(tokens)]]).astype(np.int64)

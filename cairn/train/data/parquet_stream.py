@@ -121,19 +121,19 @@ class ParquetStream:
         """The row group at a place of an epoch's order."""
         return permute(place, len(self._groups), mix(self._seed, epoch))
 
-    def _take(self, epoch: int, start: int, wanted: int) -> tuple[np.ndarray, np.ndarray]:
+    def _take(self, epoch: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """`wanted` tokens from `start` of an epoch, going round at its end, and where documents end in them."""
         parts: list[np.ndarray] = []
         ends: list[np.ndarray] = []
         place, have = 0, 0
-        while have < wanted:
+        while have < count:
             group = self._at(epoch, place % len(self._groups))
             place += 1
             if start >= self._count(group):
                 start -= self._count(group)
                 continue
             tokens = self._tokens(group)
-            part = tokens.ids[start : start + wanted - have]
+            part = tokens.ids[start : start + count - have]
             inside = tokens.ends[(tokens.ends > start) & (tokens.ends <= start + len(part))]
             ends.append(inside - start + have)
             parts.append(part)
@@ -142,19 +142,19 @@ class ParquetStream:
         return np.concatenate(parts), np.concatenate(ends)
 
     def _count(self, group: int) -> int:
-        known = self._counts.get(group)
-        return len(self._tokens(group).ids) if known is None else known
+        length = self._counts.get(group)
+        return len(self._tokens(group).ids) if length is None else length
 
     def _tokens(self, group: int) -> Tokenized:
         if group in self._recent:
             self._recent.move_to_end(group)
             return self._recent[group]
-        made = self._tokenize(self._groups[group])
-        self._counts.put(group, len(made.ids))
-        self._recent[group] = made
+        tokens = self._tokenize(self._groups[group])
+        self._counts.put(group, len(tokens.ids))
+        self._recent[group] = tokens
         if len(self._recent) > KEPT:
             self._recent.popitem(last=False)
-        return made
+        return tokens
 
     def _tokenize(self, group: Group) -> Tokenized:
         texts = _read(group, self._column)

@@ -91,15 +91,15 @@ class PictureChats:
         return PictureChat(ids, learn, pictures)
 
     def _picture(self, source: ImageSource, folder: Path) -> Picture:
-        given = source.given
+        image = source.given
         if source.fps:
             raise DataError(f"{source.where} is a video", hint="train on pictures")
-        if isinstance(given, str):
-            given = _bytes_of(given, folder, source.where)
+        if isinstance(image, str):
+            image = _bytes_of(image, folder, source.where)
         return (
-            prepare(given, self.rules)
-            if isinstance(given, bytes)
-            else prepare_image(given, self.rules)
+            prepare(image, self.rules)
+            if isinstance(image, bytes)
+            else prepare_image(image, self.rules)
         )
 
 
@@ -114,18 +114,18 @@ def expanded(rendered: Rendered, places: Placeholders, pictures: Sequence[Pictur
     return Rendered(places.expanded(rendered.text, pictures), spans)
 
 
-def _bytes_of(given: str, folder: Path, where: str) -> bytes:
-    if given.startswith("data:"):
+def _bytes_of(reference: str, folder: Path, where: str) -> bytes:
+    if reference.startswith("data:"):
         try:
-            return base64.b64decode(given.partition(",")[2], validate=True)
+            return base64.b64decode(reference.partition(",")[2], validate=True)
         except ValueError as problem:  # not base64, or not even ASCII
             raise DataError(f"{where} is a data URL that is not base64: {problem}") from None
-    if "://" in given:
+    if "://" in reference:
         raise DataError(
-            f"{where} is {given[:80]}, and training fetches nothing",
+            f"{where} is {reference[:80]}, and training fetches nothing",
             hint="name a file, or send a data URL",
         )
-    path = folder / given
+    path = folder / reference
     if not path.is_file():
         raise DataError(f"{where} names {path}, which is no file")
     return path.read_bytes()

@@ -86,11 +86,11 @@ class Preferences:
             _document(ids, learn, side, self._score_id)
             for side, (ids, learn) in enumerate((first, second))
         ]
-        made = pack(documents, self.sequence_length, self._pad, [number])
-        made.extra[SIDE][sum(made.lengths[:2]) :] = 2
+        packed = pack(documents, self.sequence_length, self._pad, [number])
+        packed.extra[SIDE][sum(packed.lengths[:2]) :] = 2
         name = GOOD if self.judged else MARGIN
-        made.extra[name] = torch.full((self.sequence_length,), value)
-        return made
+        packed.extra[name] = torch.full((self.sequence_length,), value)
+        return packed
 
     def _pair(self, pair: Pair, where: str) -> tuple[Encoded, Encoded, float]:
         chosen, rejected = (
@@ -114,9 +114,11 @@ class Preferences:
     def _encode(self, prompt: Text, answer: Text) -> Encoded:
         if isinstance(prompt, str) and isinstance(answer, str):
             return self._encode_text(prompt, answer)
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        return self._encode_chat([*asked, *said], len(asked))
+        conversation = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        completion = (
+            [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+        )
+        return self._encode_chat([*conversation, *completion], len(conversation))
 
     def _encode_text(self, prompt: str, answer: str) -> Encoded:
         before = self._tokenizer.encode(prompt)
@@ -125,29 +127,29 @@ class Preferences:
         ids = np.asarray([*before, *after], np.int64)
         return ids, np.arange(len(ids)) >= len(before)
 
-    def _encode_chat(self, messages: list[dict[str, Any]], asked: int) -> Encoded:
+    def _encode_chat(self, messages: list[dict[str, Any]], prompt_messages: int) -> Encoded:
         """Only the answer is learnt, not what the assistant said before in the prompt."""
         self._chats = self._chats or ChatEncoder(self._tokenizer)
-        told = [
-            one | {"weight": 0} if at < asked and one.get("role") == "assistant" else one
+        weighted = [
+            one | {"weight": 0} if at < prompt_messages and one.get("role") == "assistant" else one
             for at, one in enumerate(messages)
         ]
-        found = self._chats.encode(told)
-        return found.ids, found.learn
+        encoded = self._chats.encode(weighted)
+        return encoded.ids, encoded.learn
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    found = [
+    files = [
         file
         for path in paths
         for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])
     ]
-    for file in found:
+    for file in files:
         if not file.is_file():
             raise DataError(
                 f"there are no preferences at {file}", hint="name .jsonl files, or a folder of them"
             )
-    return found
+    return files
 
 
 def _end(tokenizer: Tokenizer) -> int:

@@ -1,4 +1,4 @@
-"""Samples that are made up as they are asked for: no file, no end, the same for everyone.
+"""Samples that are made up as they are asked for: no file, no end, the same on every machine.
 
 sample i    document (i, 0) | document (i, 1) | ... until the sample is full; the last one is cut
 

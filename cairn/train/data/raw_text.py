@@ -97,8 +97,8 @@ def _key(path: Path, files: list[TextFile], tokenizer: Tokenizer, field: str) ->
         ]
         for file in files
     ]
-    known = [named, field, tokenizer_hash(tokenizer), tokenizer.templates.sources]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+    identity = [named, field, tokenizer_hash(tokenizer), tokenizer.templates.sources]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 def _plain_texts(path: Path, field: str) -> Iterator[str]:
@@ -108,8 +108,8 @@ def _plain_texts(path: Path, field: str) -> Iterator[str]:
 
 
 def _chat_texts(path: Path) -> Iterator[str]:
-    found = (chat_lines(file, _unwatched) for file in find_files([path]))
-    for where, line in itertools.chain.from_iterable(found):
+    lines_by_file = (chat_lines(file, _unwatched) for file in find_files([path]))
+    for where, line in itertools.chain.from_iterable(lines_by_file):
         for message in read_chat(line, where).messages:
             if isinstance(message.get("content"), str):
                 yield message["content"]

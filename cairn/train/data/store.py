@@ -91,14 +91,14 @@ class Store:
             self._check_sum(LEARN, self.header.learn_crc32, advance)
 
     def _check_sum(self, name: str, expected: int, advance: Callable[[int], None]) -> None:
-        found = 0
+        checksum = 0
         with (self.path / name).open("rb") as file:
             while chunk := file.read(CHUNK):
-                found = zlib.crc32(chunk, found)
+                checksum = zlib.crc32(chunk, checksum)
                 advance(len(chunk))
-        if found != expected:
+        if checksum != expected:
             raise DataError(
-                f"{self.path / name} is damaged: its checksum is {found:08x}, not {expected:08x}",
+                f"{self.path / name} is damaged: its checksum is {checksum:08x}, not {expected:08x}",
                 hint="copy it again, or tokenize the text again",
             )
 

@@ -47,18 +47,18 @@ class TextFile(NamedTuple):
 
 def find_files(paths: Sequence[Path]) -> list[TextFile]:
     """All files, those of folders in the order of their names; refuses what is missing, empty or unknown."""
-    found = [file for path in paths for file in _expand(path)]
-    if not found:
+    files = [file for path in paths for file in _expand(path)]
+    if not files:
         where = ", ".join(map(str, paths)) or "no paths"
         raise DataError(
             f"there are no text files in {where}",
             hint=f"known are {' '.join(_KINDS)}, also with {' and '.join(_PACKED)}",
         )
-    for file in found:
+    for file in files:
         if not file.bytes:
             raise DataError(f"{file.path} is empty", hint="remove it from the list")
         _check_package(file)
-    return found
+    return files
 
 
 def _expand(path: Path) -> list[TextFile]:

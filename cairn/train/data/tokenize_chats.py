@@ -63,10 +63,10 @@ def tokenize_chats(
         check_room(files, out, writer.dtype.itemsize)
         writer.sources = [file.path.name for file in files]
         writer.text_bytes = sum(file.bytes for file in files)
-        made = ordered_map(
+        encoded = ordered_map(
             LineEncoder, (*_parts(tokenizer), longest), units(files, advance), workers
         )
-        for unit in made:
+        for unit in encoded:
             writer.add_many(unit.ids, unit.lengths, unit.learn)
             learnt += int(unit.learn.sum())
             open_ends += unit.open_ends
@@ -111,8 +111,8 @@ class LineEncoder:
     ) -> None:
         import tokenizers
 
-        made = tokenizers.Tokenizer.from_str(backend)
-        self._encoder = ChatEncoder(Tokenizer(made, special, templates, source))
+        backend_tokenizer = tokenizers.Tokenizer.from_str(backend)
+        self._encoder = ChatEncoder(Tokenizer(backend_tokenizer, special, templates, source))
         self._longest = longest
 
     def __call__(self, unit: Lines) -> Encoded:

@@ -34,14 +34,14 @@ def id_limit(tokenizer: Tokenizer) -> int:
     return max(tokenizer.backend.get_vocab(with_added_tokens=True).values()) + 1
 
 
-def check_same(found: str | None, expected: Tokenizer, where: str, made_with: str = "") -> None:
+def check_same(recorded: str | None, expected: Tokenizer, where: str, made_with: str = "") -> None:
     """Refuse tokens that another tokenizer made; their ids would mean other words."""
-    if found is None:
+    if recorded is None:
         return  # formats of others do not say
     mine = tokenizer_hash(expected)
-    if found != mine:
+    if recorded != mine:
         by = f" ({made_with})" if made_with else ""
         raise DataError(
-            f"{where} was made with another tokenizer: {found}{by}, not {mine} of {expected.source}",
+            f"{where} was made with another tokenizer: {recorded}{by}, not {mine} of {expected.source}",
             hint="tokenize the text again with this tokenizer; weights that are new can learn the store's own",
         )

@@ -117,10 +117,10 @@ class Windows:
         offsets = self.tokens.offsets
         with_next = self.tokens.read(start, min(stop + 1, int(offsets[-1])))
         tokens, targets = with_next[: stop - start], np.full(stop - start, IGNORED)
-        known = len(with_next) - 1  # the very last token of the stream has no next one
-        targets[:known] = with_next[1:]
+        learnt = len(with_next) - 1  # the very last token of the stream has no next one
+        targets[:learnt] = with_next[1:]
         if self.tokens.has_mask:
-            targets[:known][~self.tokens.mask(start + 1, start + 1 + known)] = IGNORED
+            targets[:learnt][~self.tokens.mask(start + 1, start + 1 + learnt)] = IGNORED
         first, last = np.searchsorted(offsets, [start, stop], side="right")
         cuts = np.unique(offsets[first:last])  # where documents end, in (start, stop]
         if self.boundaries:

@@ -65,8 +65,8 @@ class Muon:
         narrow = masters and any(p.dtype != torch.float32 for p in self.parameters.values())
         self.masters = {n: p.detach().float() for n, p in self.parameters.items()} if narrow else {}
         inside = {n: m for n, m in (matrices or {}).items() if is_inside(m.parameter)}
-        found = {n: m for n, m in inside.items() if len(m.shape) > 1}
-        self.matrices = found or _all_here(cut(self.momentum))
+        inside_matrices = {n: m for n, m in inside.items() if len(m.shape) > 1}
+        self.matrices = inside_matrices or _all_here(cut(self.momentum))
         self.batches = batches(self.matrices, TOGETHER)
         self.device = next(iter(self.momentum.values())).device
 

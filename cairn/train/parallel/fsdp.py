@@ -92,20 +92,20 @@ class Fsdp:
         pass
 
     def finish(self) -> None:
-        for held in self.held:
-            if held.sums:
-                held.collect()
+        for stage in self.held:
+            if stage.sums:
+                stage.collect()
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.local
 
     def gradients(self) -> dict[str, Tensor]:
-        found = {name: g for held in self.held for name, g in held.found().items()}
-        return {name: g for name, g in found.items() if name in self.local}
+        collected = {name: g for stage in self.held for name, g in stage.found().items()}
+        return {name: g for name, g in collected.items() if name in self.local}
 
     def zero_grad(self) -> None:
-        for held in self.held:
-            held.clear()
+        for stage in self.held:
+            stage.clear()
 
     def _sharded(self, stage: Stage) -> dict[str, nn.Parameter]:
         return {name: p for name, p in stage.named_parameters() if name in self.rows}

@@ -105,10 +105,10 @@ class Mesh:
 
 def place(layout: Layout, rank: int) -> Place:
     """Ranks along the axes from the rank in the world."""
-    found: Place = {}
+    coordinates: Place = {}
     for axis in reversed(ORDER):
-        rank, found[axis] = divmod(rank, getattr(layout, axis))
-    return found
+        rank, coordinates[axis] = divmod(rank, getattr(layout, axis))
+    return coordinates
 
 
 def world_rank(layout: Layout, where: Place) -> int:
@@ -154,15 +154,15 @@ def _rank_within(layout: Layout, where: Place, axis: str) -> int:
 def _open_groups(layout: Layout, rank: int) -> dict[str, Group]:
     """All groups with more than one member; every process makes every group, in the same order."""
     opened: dict[str, Group] = {}
-    known: dict[tuple[int, ...], Group] = {}
+    by_ranks: dict[tuple[int, ...], Group] = {}
     for axis in (*ORDER, *JOINED, "pp_ends", "ep", "expert_replica"):
         for ranks in _all_groups(layout, axis):
             if len(ranks) < 2:
                 continue
-            if ranks not in known:
-                known[ranks] = dist.new_group(list(ranks))
+            if ranks not in by_ranks:
+                by_ranks[ranks] = dist.new_group(list(ranks))
             if rank in ranks:
-                opened[axis] = known[ranks]
+                opened[axis] = by_ranks[ranks]
     return opened
 
 

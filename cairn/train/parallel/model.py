@@ -50,23 +50,25 @@ class ParallelModel:
     def __init__(
         self,
         spec: ModelSpec,
-        held: list[Stage],
+        stages: list[Stage],
         syncs: list[Sync],
         mesh: Mesh,
         strategy: Strategy,
         attend: MakeAttend | None = None,
     ) -> None:
-        self.spec, self.stages, self.syncs = spec, held, syncs
+        self.spec, self.stages, self.syncs = spec, stages, syncs
         self.mesh, self.strategy, self.attend = mesh, strategy, attend
         self.data_rank, self.data_ranks = mesh.data_rank, mesh.data_ranks
-        self.slots: list[Slot] = list({s.name: s for stage in held for s in stage.slots()}.values())
+        self.slots: list[Slot] = list(
+            {s.name: s for stage in stages for s in stage.slots()}.values()
+        )
         self.whole = _whole_on_every_rank(self.slots)
-        named = (entry for stage in held for entry in stage.named_parameters())
+        named = (entry for stage in stages for entry in stage.named_parameters())
         self.trained = {name for name, parameter in named if parameter.requires_grad}
         self.executed: list[Action] = []  # of the last step, where there is a pipeline
         self._pipelines: dict[tuple[int, bool], Pipeline] = {}
-        self.first_trained = first_trained(held, mesh)
-        modules = [entry for stage in held for entry in stage.named_modules()]
+        self.first_trained = first_trained(stages, mesh)
+        modules = [entry for stage in stages for entry in stage.named_modules()]
         self.routers = {path: m for path, m in modules if isinstance(m, Router)}
         self.balanced = [m for m in self.routers.values() if isinstance(m, BalancedRouter)]
 
@@ -106,12 +108,14 @@ class ParallelModel:
         work = self._microbatches(batches, head)
         pp, cp = self.mesh.size("pp"), self.mesh.group("cp")
         if pp > 1 and batches:
-            found, _ = self._pipeline(len(work), trains=False).run(work)
+            by_number, _ = self._pipeline(len(work), trains=False).run(work)
         else:
-            found = {number: work.forward(0, number, None, None) for number in range(len(work))}
+            by_number = {number: work.forward(0, number, None, None) for number in range(len(work))}
         for sync in self.syncs:
             sync.after_forward()
-        values = [in_batch_order(found[n], cp, self.strategy.attention) for n in sorted(found)]
+        values = [
+            in_batch_order(by_number[n], cp, self.strategy.attention) for n in sorted(by_number)
+        ]
         count = stages(self.mesh.layout, self.strategy)
         placement = "v" if self.strategy.order in IN_V and count > 1 else "loop"
         last, _ = holder(placement, pp, count - 1)
@@ -194,8 +198,8 @@ class ParallelModel:
                 copies *= 2 if self._is_on_both_ends(name) else 1
                 alike.setdefault((copies, gradient.dtype), []).append(gradient)
         total: Tensor | None = None
-        for (copies, _), found in alike.items():
-            part = square_sum_of(found) if copies == 1 else square_sum_of(found) / copies
+        for (copies, _), pieces in alike.items():
+            part = square_sum_of(pieces) if copies == 1 else square_sum_of(pieces) / copies
             total = part if total is None else total + part
         if total is None:  # nothing of this rank is trained
             total = torch.zeros((), device=self.mesh.device)
@@ -232,10 +236,10 @@ class ParallelModel:
         return pp > 1 and self.mesh.rank("pp") in (0, pp - 1)
 
 
-def first_trained(held: Sequence[Stage], mesh: Mesh) -> int:
+def first_trained(stages: Sequence[Stage], mesh: Mesh) -> int:
     """The first stage of the pipeline, on whichever rank, that has weights to train."""
-    mine = [s.share.stage for s in held if any(p.requires_grad for p in s.parameters())]
-    first = torch.tensor(min(mine, default=held[0].share.stages), device=mesh.device)
+    mine = [s.share.stage for s in stages if any(p.requires_grad for p in s.parameters())]
+    first = torch.tensor(min(mine, default=stages[0].share.stages), device=mesh.device)
     return int(all_reduce(first, mesh.group("pp"), dist.ReduceOp.MIN))
 
 

@@ -38,22 +38,22 @@ def _ordered(local_T: Tensor, group: Group, kind: Attention) -> Tensor:
 
 
 def from_last_stage(
-    found: Sequence[Values], group: Group, source: int, device: str
+    outputs: Sequence[Values], group: Group, source: int, device: str
 ) -> list[Values]:
     """`found`: by microbatch, empty on all ranks of pp but `source`, a rank of the world."""
     if group is None:
-        return list(found)
+        return list(outputs)
     is_source = dist.get_rank() == source
-    shapes = [[(name, x.shape, x.dtype) for name, x in values.items()] for values in found]
-    said = [shapes if is_source else None]
-    dist.broadcast_object_list(said, source, group, torch.device(device))
+    shapes = [[(name, x.shape, x.dtype) for name, x in values.items()] for values in outputs]
+    announced = [shapes if is_source else None]
+    dist.broadcast_object_list(announced, source, group, torch.device(device))
     if not is_source:
-        found = [
+        outputs = [
             {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in values}
-            for values in said[0] or []
+            for values in announced[0] or []
         ]
-    for values in found:
+    for values in outputs:
         for name in values:
             values[name] = values[name].contiguous()
             dist.broadcast(values[name], source, group)
-    return list(found)
+    return list(outputs)

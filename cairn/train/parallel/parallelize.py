@@ -18,7 +18,7 @@ from functools import partial
 import msgspec
 import torch
 
-from cairn.models.adapter.attach import attach, fill_new, map_names
+from cairn.models.adapter.attach import attach, init_magnitudes, map_names
 from cairn.models.adapter.folder import adapter_slots
 from cairn.models.adapter.quantized_base import quantize_base
 from cairn.models.adapter.spec import AdapterSpec
@@ -80,8 +80,8 @@ def parallelize(
     spec = with_choice_bias(spec, balance)
     is_fused = fused_context is not None
     build = Build("meta", dtype, _shards(mesh, strategy), fused=is_fused or products is not PLAIN)
-    held = build_stages(spec, build, mesh, strategy, balance)
-    for stage in held:
+    stages = build_stages(spec, build, mesh, strategy, balance)
+    for stage in stages:
         stage.recompute = recompute
         _filled(stage, fill or partial(_fill_random, device=mesh.device, seed=seed), quantized)
         if fused_context is not None:
@@ -96,7 +96,7 @@ def parallelize(
             moved = spread(len(stage.layers), min(offload.layers, len(stage.layers)))
             stage.offload = Offload(mesh.device, moved, memory)
     return ParallelModel(
-        spec, held, _syncs(held, mesh, strategy, wide_sums), mesh, strategy, attend
+        spec, stages, _syncs(stages, mesh, strategy, wide_sums), mesh, strategy, attend
     )
 
 
@@ -120,9 +120,9 @@ def _adapt(
     stage: Stage, spec: ModelSpec, adapter: AdapterSpec, build: Build, device: str, seed: int
 ) -> None:
     """A new adapter on the maps of this stage, which changes nothing yet."""
-    made = attach(stage, spec, adapter, build, map_names(Transformer(spec), spec))
+    adapters = attach(stage, spec, adapter, build, map_names(Transformer(spec), spec))
     fill_random(stage, adapter_slots(stage), device, seed)
-    fill_new(made)
+    init_magnitudes(adapters)
 
 
 def build_stages(
@@ -136,12 +136,12 @@ def build_stages(
     count = stages(mesh.layout, strategy)
     placement: Placement = "v" if strategy.order in IN_V and count > 1 else "loop"
     make = _expert_maker(mesh, balance)
-    held: list[Stage] = []
+    built: list[Stage] = []
     for chunk in range(count // mesh.size("pp")):
         number = stage_of(placement, mesh.size("pp"), mesh.rank("pp"), chunk)
-        known = next((s.embedding for s in held if s.embedding is not None), None)
-        held.append(Stage(spec, build, share_of(spec.layers, number, count), make, known))
-    return held
+        embedding = next((s.embedding for s in built if s.embedding is not None), None)
+        built.append(Stage(spec, build, share_of(spec.layers, number, count), make, embedding))
+    return built
 
 
 def with_choice_bias(spec: ModelSpec, balance: Balance) -> ModelSpec:
@@ -173,14 +173,14 @@ def _fill_random(stage: Stage, slots: list[Slot], device: str, seed: int) -> Non
     fill_random(stage, [slot for slot in slots if slot.parameter in blank], device, seed)
 
 
-def _syncs(held: list[Stage], mesh: Mesh, strategy: Strategy, wide_sums: bool) -> list[Sync]:
+def _syncs(stages: list[Stage], mesh: Mesh, strategy: Strategy, wide_sums: bool) -> list[Sync]:
     """Who looks after which parameters: experts that are spread apart from all others."""
-    everything = {name: p for stage in held for name, p in stage.named_parameters()}
+    everything = {name: p for stage in stages for name, p in stage.named_parameters()}
     parameters = {name: p for name, p in everything.items() if p.requires_grad}
     all_experts = {n for n in everything if mesh.size("ep") > 1 and is_expert_weight(n)}
     experts = {n: p for n, p in parameters.items() if n in all_experts}
     dense = {n: p for n, p in parameters.items() if n not in experts}
-    found: list[Sync] = []
+    syncs: list[Sync] = []
     if mesh.size("fsdp") > 1:
         from cairn.train.parallel.fsdp import Fsdp  # torch's takes a second to import
 
@@ -188,11 +188,11 @@ def _syncs(held: list[Stage], mesh: Mesh, strategy: Strategy, wide_sums: bool) -
         # Experts have groups of their own, and the biases of routers are steered, not trained.
         apart = {p for n, p in everything.items() if n in all_experts or n.endswith(".bias_E")}
         whole_ones = strategy.whole_gradients
-        found.append(Fsdp(held, mesh, apart, wide, strategy.reshard, whole_ones))
+        syncs.append(Fsdp(stages, mesh, apart, wide, strategy.reshard, whole_ones))
     elif strategy.zero and mesh.group("replica") is not None:
-        found.append(Zero(dense, mesh.group("replica"), strategy.zero))
+        syncs.append(Zero(dense, mesh.group("replica"), strategy.zero))
     else:
-        found.append(Replicas(dense, mesh.group("replica"), wide=wide_sums))
+        syncs.append(Replicas(dense, mesh.group("replica"), wide=wide_sums))
     if experts:
-        found.append(Replicas(experts, mesh.group("expert_replica")))
-    return found
+        syncs.append(Replicas(experts, mesh.group("expert_replica")))
+    return syncs

@@ -31,9 +31,9 @@ class Chunk(NamedTuple):
 
     @staticmethod
     def of(number: int, first: int, documents_N: Tensor, device: torch.device) -> "Chunk":
-        found, counts = documents_N.unique_consecutive(return_counts=True)
+        numbers, counts = documents_N.unique_consecutive(return_counts=True)
         documents_N = documents_N.to(device)
-        return Chunk(number, first, documents_N, counts.tolist(), int(found[0]), int(found[-1]))
+        return Chunk(number, first, documents_N, counts.tolist(), int(numbers[0]), int(numbers[-1]))
 
     def __len__(self) -> int:  # type: ignore[override]
         return sum(self.lengths)

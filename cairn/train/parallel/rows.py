@@ -37,7 +37,7 @@ def pieces_of_rows(
     slots: list[Slot], tensors: Mapping[str, Tensor], rows: Mapping[str, Rows]
 ) -> dict[str, Piece]:
     """`tensors`: by parameter, of which `rows` (all, if there is no entry) are here; empty parts are left out."""
-    found: dict[str, Piece] = {}
+    pieces: dict[str, Piece] = {}
     for slot in slots:
         if slot.parameter not in tensors:
             continue
@@ -45,8 +45,8 @@ def pieces_of_rows(
         span = rows.get(slot.parameter, Rows(0, local.shape[0]))
         piece = _piece(slot, local, span)
         if piece is not None:
-            found[slot.name] = piece
-    return found
+            pieces[slot.name] = piece
+    return pieces
 
 
 def _piece(slot: Slot, local: Tensor, rows: Rows) -> Piece | None:

@@ -138,9 +138,9 @@ class Stage(nn.Module):
 
     def vocabulary(self) -> Vocabulary:
         """The output projection of the last stage."""
-        found = self.head if self.head is not None else self.embedding
-        assert found is not None
-        return found
+        module = self.head if self.head is not None else self.embedding
+        assert module is not None
+        return module
 
     def embed(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
         assert self.embedding is not None

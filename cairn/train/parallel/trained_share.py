@@ -25,13 +25,13 @@ def largest_trained_share(
         rank = _rank_of(stage, layout, strategy)
         rank_of_layer |= dict.fromkeys(share_of(spec.layers, stage, count).layers, rank)
     ends = (_rank_of(0, layout, strategy), _rank_of(count - 1, layout, strategy))
-    held, trained = [0] * layout.pp, [0] * layout.pp
+    parameters, trained = [0] * layout.pp, [0] * layout.pp
     for slot in Transformer(spec).slots():
         size = math.prod(slot.shape)
         for rank in _holders(slot.name, rank_of_layer, ends, spec.tied):
-            held[rank] += size
+            parameters[rank] += size
             trained[rank] += size * trainable(slot.name)
-    return max(part / whole for part, whole in zip(trained, held, strict=True) if whole)
+    return max(part / whole for part, whole in zip(trained, parameters, strict=True) if whole)
 
 
 def _rank_of(stage: int, layout: Layout, strategy: Strategy) -> int:

@@ -39,13 +39,13 @@ def over_ranks(
     slots: Sequence[Slot], tensor: Group, rows: Group, mine: bool, apart: Callable[[str], bool]
 ) -> Matrices:
     """`tensor`: ranks of tp. `rows`: ranks that have other rows, but for parameters that are `apart`."""
-    found: Matrices = {}
+    matrices: Matrices = {}
     for slot in slots:
         by_rows = rows is not None and not apart(slot.parameter)
         groups = (rows,) if by_rows else ()
         groups += (tensor,) if slot.cut is not None and tensor is not None else ()
-        found[slot.name] = Matrix(slot.parameter, slot.shape, groups, mine or not by_rows)
-    return found
+        matrices[slot.name] = Matrix(slot.parameter, slot.shape, groups, mine or not by_rows)
+    return matrices
 
 
 def put_together(like: Matrix, parts: Sequence[Piece | None], device: torch.device) -> Tensor:
@@ -73,8 +73,8 @@ def batches(matrices: Mapping[str, Matrix], most: int) -> list[list[str]]:
     for name, matrix in matrices.items():
         key = (matrix.shape, tuple(map(id, matrix.groups)), matrix.mine)
         kinds.setdefault(key, []).append(name)
-    found = []
+    grouped = []
     for names in kinds.values():
         each = max(1, most // math.prod(matrices[names[0]].shape))
-        found += [names[i : i + each] for i in range(0, len(names), each)]
-    return found
+        grouped += [names[i : i + each] for i in range(0, len(names), each)]
+    return grouped

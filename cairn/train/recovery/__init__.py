@@ -1,1 +1,1 @@
-"""A run that does not care which of its processes dies: found, answered, and gone on with."""
+"""Training that survives the loss of any process: failures are detected, answered, and the run resumes."""

@@ -114,11 +114,11 @@ class Board:
         line = self.ranks[rank]
         done, resumed = int(line["step"]), int(line["resumed"])
         first = max(after + 1, resumed + 2, done - RING + 2)
-        found = []
+        steps = []
         for step in range(first, done + 1):
             whole_ns = self.ended_ns[rank, step % RING] - self.ended_ns[rank, (step - 1) % RING]
-            found.append((step, int(self.busy_of_ns[rank, step % RING]) / 1e9, int(whole_ns) / 1e9))
-        return found
+            steps.append((step, int(self.busy_of_ns[rank, step % RING]) / 1e9, int(whole_ns) / 1e9))
+        return steps
 
     # -- a rank -----------------------------------------------------------------------------------
 

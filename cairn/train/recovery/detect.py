@@ -65,36 +65,36 @@ class Progress(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-def moved(before: Progress, seen: Sequence[Seen], now: float) -> Progress:
-    signature = tuple((one.phase, one.step, one.collectives) for one in seen)
+def moved(before: Progress, ranks: Sequence[Seen], now: float) -> Progress:
+    signature = tuple((one.phase, one.step, one.collectives) for one in ranks)
     return before if signature == before.signature else Progress(signature, now)
 
 
 def judge(
-    seen: Sequence[Seen], progress: Progress, started: float, now: float, settings: Recovery
+    ranks: Sequence[Seen], progress: Progress, started: float, now: float, settings: Recovery
 ) -> Finding | None:
     """The surest finding, or None. `started`: when these processes were."""
-    for one in seen:
+    for one in ranks:
         if not one.alive:
             return Finding("exit", one.rank, one.beat or started, "its process has ended")
     quiet = [
-        one for one in seen if one.beat and now - one.beat > patience(one.state, settings.silent_s)
+        one for one in ranks if one.beat and now - one.beat > patience(one.state, settings.silent_s)
     ]
     if quiet:
         worst = min(quiet, key=lambda one: one.beat)
         return Finding(
             "silence", worst.rank, worst.beat, f"no sign of life for {now - worst.beat:.1f} s"
         )
-    if all(one.phase == TRAINING for one in seen) and now - progress.at > settings.stuck_s:
-        worst = suspect(seen)
+    if all(one.phase == TRAINING for one in ranks) and now - progress.at > settings.stuck_s:
+        worst = suspect(ranks)
         return Finding(
             "stuck",
             worst.rank,
             progress.at,
             f"nothing moved for {now - progress.at:.1f} s; it has begun {worst.collectives} collectives, "
-            f"others up to {max(one.collectives for one in seen)}",
+            f"others up to {max(one.collectives for one in ranks)}",
         )
-    late = [one for one in seen if one.phase <= STARTING]
+    late = [one for one in ranks if one.phase <= STARTING]
     if late and now - started > settings.start_s:
         return Finding("late", late[0].rank, started, f"not started after {now - started:.0f} s")
     return None
@@ -113,9 +113,9 @@ def patience(state: str, silent_s: float) -> float:
     return silent_s * (STARVED if state in ("R", "S", "D") else 1)
 
 
-def suspect(seen: Sequence[Seen]) -> Seen:
+def suspect(ranks: Sequence[Seen]) -> Seen:
     """Of ranks that wait for each other: the one with the fewest collectives; of equals, one that is in none."""
-    return min(seen, key=lambda one: (one.collectives, one.step, one.waits, one.rank))
+    return min(ranks, key=lambda one: (one.collectives, one.step, one.waits, one.rank))
 
 
 class Slow(NamedTuple):
@@ -130,12 +130,12 @@ class Slow(NamedTuple):
     def words(self) -> str:
         """In a sentence: the slowest rank waits for no other, so the rest of its step is the network's."""
         times = self.busy_s / max(self.others_s, 1e-9)
-        said = f"computes {self.busy_s:.3f} s of a step, {min(times, 999):.1f} times the others' {self.others_s:.3f} s"
+        text = f"computes {self.busy_s:.3f} s of a step, {min(times, 999):.1f} times the others' {self.others_s:.3f} s"
         if not self.step_s:
-            return said
+            return text
         rest = max(0.0, self.step_s - self.busy_s)
         waits = max(0.0, self.step_s - self.others_s)
-        return f"{said}, who wait {waits:.3f} s; network and the rest of its step take {rest:.3f} s"
+        return f"{text}, who wait {waits:.3f} s; network and the rest of its step take {rest:.3f} s"
 
 
 class Slowness:
@@ -156,27 +156,27 @@ class Slowness:
         self.over: list[int] = []  # who has just ceased to be one
         self.dragged_s = 0.0  # by which stragglers made steps longer
 
-    def look(self, seen: Sequence[Seen]) -> list[int]:
+    def look(self, observed: Sequence[Seen]) -> list[int]:
         """Ranks that have just become stragglers, with `evidence`. Looks once at each step."""
         self.over = []
-        for one in seen:
-            known = (Spent(one.step, one.busy_s, 0.0),) if one.recent is None else one.recent
-            for spent in known:
+        for one in observed:
+            steps = (Spent(one.step, one.busy_s, 0.0),) if one.recent is None else one.recent
+            for spent in steps:
                 if spent.step > self.step:
                     self.reported.setdefault(spent.step, {})[one.rank] = spent
-        found: list[int] = []
+        stragglers: list[int] = []
         for step in sorted(self.reported):
-            if len(seen) > 1 and len(self.reported[step]) == len(seen):
-                found += self._one(step, self.reported[step])
+            if len(observed) > 1 and len(self.reported[step]) == len(observed):
+                stragglers += self._one(step, self.reported[step])
                 self.step = step
-        least = min((one.step for one in seen), default=0)
+        least = min((one.step for one in observed), default=0)
         self.reported = {
             s: ranks for s, ranks in self.reported.items() if s > max(self.step, least - KEPT)
         }
-        return found
+        return stragglers
 
     def _one(self, step: int, ranks: dict[int, Spent]) -> list[int]:
-        found = []
+        stragglers = []
         ordered = sorted(spent.busy_s for spent in ranks.values())
         for rank, mine in ranks.items():
             others_s = median_of_others(ordered, mine.busy_s)
@@ -189,7 +189,7 @@ class Slowness:
             if self.in_a_row[rank] == SLOW_STEPS and rank not in self.named:
                 self.evidence[rank] = _middle(self.recent[rank])
                 self.named.add(rank)
-                found.append(rank)
+                stragglers.append(rank)
             elif rank in self.named and self.fine_in_a_row[rank] == SLOW_STEPS:
                 self.named.remove(rank)
                 self.over.append(rank)
@@ -197,7 +197,7 @@ class Slowness:
             ranks[r].busy_s - self.recent[r][-1].others_s for r in self.named if self.in_a_row[r]
         ]
         self.dragged_s += max(worst, default=0.0)
-        return found
+        return stragglers
 
 
 def _middle(slow: Sequence[Slow]) -> Slow:

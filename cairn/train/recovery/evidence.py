@@ -82,10 +82,10 @@ def culprits(ranks: Sequence[Ended]) -> list[int]:
     ]
 
 
-def blame(ranks: Sequence[Ended], failures: Sequence[Failure], found: Sequence[Found]) -> Blame:
+def blame(ranks: Sequence[Ended], failures: Sequence[Failure], findings: Sequence[Found]) -> Blame:
     """`found`: what the watches of the nodes have written about ranks that they ended in this life."""
-    if found:
-        return Blame(cause=found[0].cause, why=found[0].why, rank=found[0].rank)
+    if findings:
+        return Blame(cause=findings[0].cause, why=findings[0].why, rank=findings[0].rank)
     rank, evidence = evidence_of(ranks, failures)
     verdict = classify(evidence)
     return Blame(cause=verdict.cause, why=verdict.why, rank=rank)
@@ -103,8 +103,10 @@ def evidence_of(ranks: Sequence[Ended], failures: Sequence[Failure]) -> tuple[in
     if guilty:
         own = [failure for failure in failures if failure.rank in guilty]
         first = min(own, key=lambda failure: failure.at)
-        asked = isinstance(first.error, CairnError) and not isinstance(first.error, NotSaved)
-        return first.rank, Evidence(status=1, words=first.traceback, user_error=asked)
+        is_user_error = isinstance(first.error, CairnError) and not isinstance(
+            first.error, NotSaved
+        )
+        return first.rank, Evidence(status=1, words=first.traceback, user_error=is_user_error)
     return None, Evidence(status=1, words=failures[0].traceback if failures else "")
 
 

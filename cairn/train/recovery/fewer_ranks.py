@@ -23,13 +23,13 @@ LOOK_S = 1.0
 
 def for_ranks(config: Train, ranks: int, fits: Fits | None = None) -> Train:
     """The recipe in the layout for so many ranks: its own, if there are enough."""
-    asked = config.parallel
-    if ranks >= asked.world():
+    layout = config.parallel
+    if ranks >= layout.world():
         return config
-    best = best_for(asked, ranks, fits or layouts_that_fit(config))
+    best = best_for(layout, ranks, fits or layouts_that_fit(config))
     if best is None:
         raise ConfigError(
-            f"{ranks} ranks are left of {asked.world()}, and no layout smaller than {asked.words()} fits them",
+            f"{ranks} ranks are left of {layout.world()}, and no layout smaller than {layout.words()} fits them",
             hint="tp and cp stay as they are; give the role more nodes at least, or restart.policy requeue",
         )
     return msgspec.structs.replace(config, parallel=best)

@@ -48,14 +48,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return self.rung not in ("", "tell")
 
 
-def write_found(run: str | Path, found: Found) -> None:
+def write_found(run: str | Path, finding: Found) -> None:
     """In one write, so that the lines of two nodes do not mix; a folder that is not seen here is no reason to fail."""
     with contextlib.suppress(OSError):
         folder = Path(run) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / FINDINGS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, msgspec.json.encode(found) + b"\n")
+            os.write(descriptor, msgspec.json.encode(finding) + b"\n")
         finally:
             os.close(descriptor)
 
@@ -65,11 +65,11 @@ def read_found(run: str | Path) -> list[Found]:
         lines = (Path(run) / FOLDER / FINDINGS).read_bytes().splitlines()
     except OSError:
         return []
-    found = []
+    findings = []
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):  # cut off by the end of its writer
-            found.append(msgspec.json.decode(line, type=Found))
-    return found
+            findings.append(msgspec.json.decode(line, type=Found))
+    return findings
 
 
 def forget_found(run: str | Path) -> None:

@@ -141,7 +141,7 @@ class GuardedLoop(Loop):
             self._choose_interval()
 
     def _choose_interval(self) -> None:
-        """checkpoint.every by Young and Daly, from what rank 0 has measured; all ranks hear it after the same save."""
+        """checkpoint.every by Young and Daly, from what rank 0 has measured; all ranks get it after the same save."""
         line, now = self.board.ranks[self.rank], time.monotonic_ns()
         steps = self.state.step - int(line["resumed"])
         every = before = self.config.checkpoint.every
@@ -150,9 +150,9 @@ class GuardedLoop(Loop):
             step_s = (now - int(line["trained_ns"]) - int(line["blocked_ns"])) / 1e9 / steps
             failures, seconds = self._history()
             life_s = (now - int(line["trained_ns"])) / 1e9
-            found = every_steps(cost_s, step_s, failures, seconds + life_s)
-            if abs(found - before) > before / 5:  # what is measured is never quite the same
-                every = found
+            best = every_steps(cost_s, step_s, failures, seconds + life_s)
+            if abs(best - before) > before / 5:  # what is measured is never quite the same
+                every = best
                 self.log_line(
                     f"a checkpoint every {every} steps: it costs {cost_s:.3f} s, a step {step_s:.3f} s, "
                     f"{failures} failures so far"
@@ -172,10 +172,10 @@ class GuardedLoop(Loop):
         """All stop after the same step; and all make a copy after the same step, where an agent is a new one."""
         pause = self.board.paused()
         stop = here or pause or self.board.stopping()
-        asked = torch.tensor([float(stop), float(pause), float(self.agents != self._agents())])
+        flags = torch.tensor([float(stop), float(pause), float(self.agents != self._agents())])
         if self.control is not None:
-            dist.all_reduce(asked, group=self.control)
-        stop, self.pausing, self.copy_soon = (bool(answer) for answer in asked.tolist())
+            dist.all_reduce(flags, group=self.control)
+        stop, self.pausing, self.copy_soon = (bool(answer) for answer in flags.tolist())
         return stop
 
     def _finish(self) -> None:

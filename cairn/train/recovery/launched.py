@@ -66,8 +66,8 @@ def run_launched(
         leaving = dist.new_group(backend="gloo", timeout=STORAGE_TIMEOUT)
     node = node_memory.node_here()
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    known = secret_from(os.environ) or node.secret
-    arrived = _everybody(Arrived(socket.gethostname(), known, Secret.fresh()), world)
+    job_secret = secret_from(os.environ) or node.secret
+    arrived = _everybody(Arrived(socket.gethostname(), job_secret, Secret.fresh()), world)
     host, secret = _own_address([one.host for one in arrived]), secret_of(arrived)
     find = partial(
         node_memory.find, node, first, host, config.recovery, config.folder, rank == 0, secret
@@ -164,20 +164,20 @@ class LaunchedLoop(GuardedLoop):
         return outcome
 
     def resume(self) -> bool:
-        found = super().resume()
+        resumed = super().resume()
         if self.ledger is not None:
             self.ledger.trained(self.state.step)
-        return found
+        return resumed
 
     def _recall(self) -> bool:
         """If one rank cannot read a copy from memory, no rank goes on from it; the disk is next."""
-        trouble, found = "", False
+        trouble, recalled = "", False
         try:
-            found = super()._recall()
+            recalled = super()._recall()
         except RecallFailed as error:
             trouble = str(error)
         if not super(GuardedLoop, self)._anybody(bool(trouble)):
-            return found
+            return recalled
         why = trouble or "another rank could not read its copy"
         self.log_line(f"warning: the copies in memory cannot be used ({why}); resuming from disk")
         forget(self.assignment.reach.addresses[0], FOREVER, -1, self.assignment.reach.secret)
@@ -190,9 +190,9 @@ class LaunchedLoop(GuardedLoop):
         if self.ledger is None:
             return super()._history()
         with self.ledger.lock:
-            found = self.ledger.journal.ledger()
+            history = self.ledger.journal.ledger()
         life_s = (time.monotonic_ns() - int(self.board.ranks["trained_ns"][self.rank])) / 1e9
-        return len(found.incidents), max(0.0, found.wall - life_s)
+        return len(history.incidents), max(0.0, history.wall - life_s)
 
     def _one_step(self) -> None:
         super()._one_step()
@@ -331,18 +331,18 @@ def _set_out(agreement: Agreement, board: NodeBoard, rank: int, secret: Secret) 
             forget(own, recall.generation, recall.step, secret)
         else:
             forget(own, agreement.generation, -1, secret)
-    held = -1 if recall is None or recall.generation != agreement.generation else recall.step
-    doubled = _on_two_nodes(recall, held)
-    board.set(rank, copied=held, settled=held, replicated=doubled, blocked_ns=0, skipped=0)
+    step = -1 if recall is None or recall.generation != agreement.generation else recall.step
+    doubled = _on_two_nodes(recall, step)
+    board.set(rank, copied=step, settled=step, replicated=doubled, blocked_ns=0, skipped=0)
     board.set(rank, phase=STARTING, beat_ns=0)
     board.set(rank, step=agreement.back_to, resumed=agreement.back_to, collectives=0)
     board.set(rank, epoch=agreement.life, pid=os.getpid())
-    board.agreed, board.doubled = held, doubled
+    board.agreed, board.doubled = step, doubled
 
 
-def _on_two_nodes(recall: Recall | None, held: int) -> int:
+def _on_two_nodes(recall: Recall | None, step: int) -> int:
     """The step that is gone on from, if two nodes hold every rank's copy of it."""
-    return held if recall is not None and all(len(c.nodes) > 1 for c in recall.copies) else -1
+    return step if recall is not None and all(len(c.nodes) > 1 for c in recall.copies) else -1
 
 
 def _everybody(mine: Any, world: int) -> list[Any]:

@@ -44,15 +44,15 @@ class LaunchedLedger:
         self.run, self.board, self.waited = run, board, 0.0
         self.dragged = int(board.head["dragged_ns"][0])  # until now, in other lives
         self.findings = int(board.head["findings"][0])
-        found = read_found(run)
-        self.known = len(found)  # of the findings, how many are in the ledger
+        findings = read_found(run)
+        self.known = len(findings)  # of the findings, how many are in the ledger
         self.back_to, now = agreement.back_to, time.time()
         if not self.journal.book.now:
             submitted = _moment("CAIRN_JOB_SUBMITTED", now)
             self.journal.note(Submitted(at=min(submitted, now)))
             now = max(submitted, _moment("CAIRN_JOB_STARTED", now))  # then its place was there
         else:
-            self._note_end(agreement, world, found)
+            self._note_end(agreement, world, findings)
         self.journal.note(Started(at=now, step=agreement.back_to))
         self.lock, self.over = threading.Lock(), threading.Event()
         threading.Thread(target=self._keep_live, name="ledger", daemon=True).start()
@@ -63,16 +63,16 @@ class LaunchedLedger:
             with self.lock, contextlib.suppress(OSError):
                 self.journal.write_sums()
 
-    def _note_end(self, agreement: Agreement, world: int, found: list[Found]) -> None:
-        """How the life before ended, as far as anybody has written it down."""
+    def _note_end(self, agreement: Agreement, world: int, findings: list[Found]) -> None:
+        """How the life before ended, as far as the findings say."""
         last, before = self.journal.book.now or time.time(), agreement.before
-        self._note_stragglers([one for one in found if one.at > last])
+        self._note_stragglers([one for one in findings if one.at > last])
         if before and world > before:
             self.journal.note(Paused(at=last, cause="grow"))
             return
         # What was found before that life began is why an earlier one ended, however short ago that was.
         oldest = max(last - 1.0, self.journal.book.started)
-        ended = [one for one in found if one.ends and one.at >= oldest]
+        ended = [one for one in findings if one.ends and one.at >= oldest]
         decided = [one for one in ended if one.what == "decision"]
         if ended:
             self._note_found((decided or ended)[0], last)
@@ -120,12 +120,12 @@ class LaunchedLedger:
         count = int(self.board.head["findings"][0])
         if count == self.findings:
             return []
-        self.findings, found = count, read_found(self.run)
-        before, self.known = self.known, len(found)
-        return self._note_stragglers(found[before:])
+        self.findings, findings = count, read_found(self.run)
+        before, self.known = self.known, len(findings)
+        return self._note_stragglers(findings[before:])
 
-    def _note_stragglers(self, found: list[Found]) -> list[str]:
-        named = [one for one in found if one.cause == "straggler" and one.what != "decision"]
+    def _note_stragglers(self, findings: list[Found]) -> list[str]:
+        named = [one for one in findings if one.cause == "straggler" and one.what != "decision"]
         for one in named:
             about = dict(rank=one.rank, host=one.host, step=one.step, why=one.why)
             self.journal.note(Noticed(at=one.at, what=one.what, **about))  # type: ignore[arg-type]
@@ -158,10 +158,10 @@ class LaunchedLedger:
             self.journal.write_sums()
         return news
 
-    def copies(self, made: int, doubled: int) -> None:
+    def copies(self, copied: int, doubled: int) -> None:
         """The newest step that memory holds, and that two nodes hold."""
         with self.lock:
-            self.journal.book.copied, self.journal.book.doubled = made, doubled
+            self.journal.book.copied, self.journal.book.doubled = copied, doubled
 
     def ended(self) -> None:
         self.over.set()

@@ -253,8 +253,8 @@ class LocalDriver:
 
     def _incident(self, failures: list[Failure]) -> tuple[Incident, float]:
         """And since when all was not well any more, by the wall clock."""
-        found = [one for one in read_found(self.config.folder)[self.known :] if one.ends]
-        blame = evidence.blame(self.ranks, failures, found)
+        findings = [one for one in read_found(self.config.folder)[self.known :] if one.ends]
+        blame = evidence.blame(self.ranks, failures, findings)
         rank = blame.rank
         node = None if rank is None else self.ranks[rank].node
         lost = blame.cause != "straggler" and self._node_lost(node)
@@ -263,7 +263,7 @@ class LocalDriver:
         repeated = self.same[2] + 1 if self.same[:2] == (cause, step) else 0
         self.same = (cause, step, repeated)
         beat = int(self._line(rank or 0)["beat_ns"]) / 1e9 or self.started
-        since = found[0].since if found else time.time() - (time.monotonic() - beat)
+        since = findings[0].since if findings else time.time() - (time.monotonic() - beat)
         incident = Incident(
             cause=cause,
             why=f"node {node} is gone" if lost else blame.why,

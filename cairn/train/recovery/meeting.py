@@ -1,4 +1,4 @@
-"""Ranks that were started one by one agree from where they go on. Each says what its node has; all decide alike.
+"""Ranks that were started one by one agree on the step to resume from. Each says what its node has; all decide alike.
 
     rank 0 (node a) --.                                  holdings of a and b, and what the disk has
     rank 1 (node a) ---+-- all-gather of Present --> decide (pure): Agreement, the same on every rank
@@ -57,35 +57,37 @@ class Agreement(msgspec.Struct, frozen=True):
 
 def secret_of(arrived: Sequence[Arrived]) -> Secret:
     """What the nodes' memories ask each other for, the same on all: a copy is given to this job only."""
-    known = [one for one in arrived if one.known is not None]
-    for one in known:
-        if one.known != known[0].known:
+    with_secret = [one for one in arrived if one.known is not None]
+    for one in with_secret:
+        if one.known != with_secret[0].known:
             raise ConfigError(
-                f"the hosts {known[0].host} and {one.host} have different secrets for one job",
+                f"the hosts {with_secret[0].host} and {one.host} have different secrets for one job",
                 hint=f"set the same {VARIABLE} on every node, or none",
             )
-    return next((one.known for one in known if one.known is not None), arrived[0].fresh)
+    return next((one.known for one in with_secret if one.known is not None), arrived[0].fresh)
 
 
 def decide(present: Sequence[Present], rank: int) -> Agreement:
     nodes = list(dict.fromkeys(one.address for one in present))
     mine = present[rank].address
     addresses = (mine, *(address for address in nodes if address != mine))
-    held = {
+    copies_by_node = {
         addresses.index(one.address): one.holdings for one in present if one.holdings
     }  # the first rank of each node has said it
-    newest = newest_point(held)
+    newest = newest_point(copies_by_node)
     disk = present[0].disk
     recall, before = newest if newest is not None else (None, 0)
     if recall is not None and recall.step < disk:
         recall = None
-    known = max((h.generation for copies in held.values() for h in copies), default=0)
+    newest_generation = max(
+        (h.generation for copies in copies_by_node.values() for h in copies), default=0
+    )
     same = recall is not None and before == len(present)
     return Agreement(
         addresses=addresses,
         keeper=_keeper(present, nodes, mine),
         recall=recall,
-        generation=recall.generation if recall is not None and same else known + 1,
+        generation=recall.generation if recall is not None and same else newest_generation + 1,
         back_to=recall.step if recall is not None else disk,
         before=before,
         youngest=max(one.began for one in present),

@@ -13,9 +13,9 @@ def serve_metrics(path: Path, port: int) -> http.server.HTTPServer:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path == "/metrics" and path.exists()
-            body = path.read_bytes() if found else b""
-            self.send_response(200 if found else 404)
+            exists = self.path == "/metrics" and path.exists()
+            body = path.read_bytes() if exists else b""
+            self.send_response(200 if exists else 404)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -181,10 +181,10 @@ def _keep_descriptors() -> None:
 
 def _check_ours(folder: Path) -> None:
     """Its name can be guessed: another user may have made it first, to read what is written there."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise NodeMemoryMissing(
-            f"{folder} belongs to user {found.st_uid} with mode {stat.filemode(found.st_mode)}: "
+            f"{folder} belongs to user {status.st_uid} with mode {stat.filemode(status.st_mode)}: "
             "others could read what is written there",
             hint="remove it, or set TMPDIR to a folder of your own",
         )
@@ -210,35 +210,35 @@ def main(words: list[str]) -> int:
     parser.add_argument("--silent", type=float, default=3.0)
     parser.add_argument("--metrics", type=int, default=0)
     parser.add_argument("--run", type=Path)
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        launcher = os.pidfd_open(given.follow)
+        launcher = os.pidfd_open(options.follow)
     except ProcessLookupError:
-        shutil.rmtree(given.folder, ignore_errors=True)
+        shutil.rmtree(options.folder, ignore_errors=True)
         return 0
     try:
-        _live(given, launcher)
+        _live(options, launcher)
     finally:
-        shutil.rmtree(given.folder, ignore_errors=True)
+        shutil.rmtree(options.folder, ignore_errors=True)
     return 0
 
 
-def _live(given: argparse.Namespace, launcher: int) -> None:
-    folder = given.folder
+def _live(options: argparse.Namespace, launcher: int) -> None:
+    folder = options.folder
     before = (folder / ADDRESS).read_text() if (folder / ADDRESS).exists() else ":0"
-    doors = _doors(str(folder / SOCKET), given.host, int(before.rpartition(":")[2]))
+    doors = _doors(str(folder / SOCKET), options.host, int(before.rpartition(":")[2]))
     board = Board(MOST_RANKS, 1, folder / BOARD)
     secret = secret_in(folder)
     agent = Agent(0, doors, None, board, secret, _log)
     threading.Thread(target=agent.run, daemon=True).start()
-    launcher_alone = None if given.shared else given.follow
-    watch = NodeWatch(folder, board, given.host, launcher_alone, given.silent, secret)
+    launcher_alone = None if options.shared else options.follow
+    watch = NodeWatch(folder, board, options.host, launcher_alone, options.silent, secret)
     fresh = folder / f".{ADDRESS}"
     fresh.write_text(doors.address)
     fresh.replace(folder / ADDRESS)
-    if given.metrics:
+    if options.metrics:
         with contextlib.suppress(OSError):  # the port was taken; copies matter more
-            serve_metrics(given.run / FOLDER / METRICS, given.metrics)
+            serve_metrics(options.run / FOLDER / METRICS, options.metrics)
     poll = select.poll()
     poll.register(launcher, select.POLLIN)
     while not poll.poll(TICK_S * 1e3) and not watch.left:

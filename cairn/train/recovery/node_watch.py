@@ -156,9 +156,9 @@ class NodeWatch:
             if name == node:
                 link.send(order)
 
-    def _write_down(self, found: Found) -> None:
+    def _write_down(self, finding: Found) -> None:
         if self.duty is not None:
-            write_found(self.duty.run, found)
+            write_found(self.duty.run, finding)
             self.board.head["findings"][0] += 1
 
     # -- the others --------------------------------------------------------------------------------------

@@ -42,9 +42,9 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Oversight:
-    def __init__(self, duty: Duty, known: Sequence[Found], now: float) -> None:
+    def __init__(self, duty: Duty, findings: Sequence[Found], now: float) -> None:
         """`known`: what was found in earlier lives of this run."""
-        self.duty, self.known, self.started = duty, list(known), now
+        self.duty, self.known, self.started = duty, list(findings), now
         self.progress = Progress(at=now)
         self.slowness = Slowness(duty.settings.slow_factor)
         self.sights: dict[str, NodeSight] = {}
@@ -67,16 +67,16 @@ class Oversight:
         self.ranks = {one.rank: (one, node) for node in self.sights.values() for one in node.ranks}
         if sorted(self.ranks) != list(range(self.duty.world)):
             return []  # they start, or they end
-        seen = self._seen(now)
-        self.progress = moved(self.progress, seen, now)
-        found = self._stragglers(seen, wall)
+        ranks = self._seen(now)
+        self.progress = moved(self.progress, ranks, now)
+        decisions = self._stragglers(ranks, wall)
         quiet = {place: at for place, at in self.received_at.items() if now - at > FRESH_S}
         if quiet:
-            return found + self._unreachable(min(quiet, key=quiet.__getitem__), now, wall)
-        finding = judge(seen, self.progress, self.started, now, self.duty.settings)
+            return decisions + self._unreachable(min(quiet, key=quiet.__getitem__), now, wall)
+        finding = judge(ranks, self.progress, self.started, now, self.duty.settings)
         if finding is not None:
-            found += self._stuck(finding, now, wall)
-        return found
+            decisions += self._stuck(finding, now, wall)
+        return decisions
 
     def _seen(self, now: float) -> list[Seen]:
         spent, self.spent = self.spent, {}
@@ -96,9 +96,9 @@ class Oversight:
 
     # -- slow ------------------------------------------------------------------------------------------
 
-    def _stragglers(self, seen: list[Seen], wall: float) -> list[Decision]:
-        found = self.slowness.look(seen)
-        decisions = [self._slow(rank, wall) for rank in found]
+    def _stragglers(self, ranks: list[Seen], wall: float) -> list[Decision]:
+        stragglers = self.slowness.look(ranks)
+        decisions = [self._slow(rank, wall) for rank in stragglers]
         for rank in self.slowness.over:  # maybe named just now: several steps are looked at at once
             why = "it keeps up with the others again"
             over = self._found("straggler over", "straggler", rank, wall, wall, why, "tell")
@@ -113,8 +113,8 @@ class Oversight:
             order = self._order(rank, "straggler", why, response.rung)
             self.replacing = True
         rung = response.rung if order is not None else "tell"
-        found = self._found("straggler", "straggler", rank, wall, wall, why, rung)
-        return Decision(found, order, found.node)
+        finding = self._found("straggler", "straggler", rank, wall, wall, why, rung)
+        return Decision(finding, order, finding.node)
 
     # -- stuck -----------------------------------------------------------------------------------------
 
@@ -130,8 +130,8 @@ class Oversight:
             return [self._begin_again(verdict.cause, rank, now, wall, since, why)]
         self.ordered_at = now
         response = self._respond(verdict.cause, rank, why)
-        found = self._found(finding.kind, verdict.cause, rank, wall, since, why, response.rung)
-        return [Decision(found, self._order(rank, verdict.cause, why, response.rung), found.node)]
+        record = self._found(finding.kind, verdict.cause, rank, wall, since, why, response.rung)
+        return [Decision(record, self._order(rank, verdict.cause, why, response.rung), record.node)]
 
     def _unreachable(self, place: str, now: float, wall: float) -> list[Decision]:
         """A node that is gone is its launcher's business; one that only cannot be reached holds all others up."""
@@ -149,8 +149,8 @@ class Oversight:
         """`rank` is to blame and cannot be reached: one of the leader's own is ended, and all meet again."""
         self.ordered_at = now
         own = self.sights[f"{self.duty.host}/{self.duty.node}"].ranks[0].rank
-        found = self._found("stuck", cause, rank, wall, since, why, "redo")
-        return Decision(found, self._order(own, cause, why, "redo"), self.duty.node)
+        finding = self._found("stuck", cause, rank, wall, since, why, "redo")
+        return Decision(finding, self._order(own, cause, why, "redo"), self.duty.node)
 
     # -- what is done ----------------------------------------------------------------------------------
 
@@ -192,13 +192,20 @@ class Oversight:
 
 
 def answer(
-    duty: Duty, known: Sequence[Found], cause: Cause, rank: int, why: str, *, place: str, nodes: int
+    duty: Duty,
+    findings: Sequence[Found],
+    cause: Cause,
+    rank: int,
+    why: str,
+    *,
+    place: str,
+    nodes: int,
 ) -> Response:
     """What the ladder says. `place`: the node of that rank, one of `nodes`; `known`: what was found before."""
     settings = duty.settings
     if not duty.replaced:  # a node that leaves would end the job
         settings = msgspec.structs.replace(settings, same_place=NEVER, slow_action="tell")
-    ended = [one for one in known if one.ends]
+    ended = [one for one in findings if one.ends]
     fixed = duty.least >= duty.world  # then the starter of the nodes gives another one
     left = Left(
         layout=Layout(dp=duty.world),

@@ -88,15 +88,15 @@ def node_name(node: int) -> str:
     return f"node-{node}"
 
 
-def start_rank(given: Placement) -> LocalRank:
+def start_rank(placement: Placement) -> LocalRank:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_rank_main, args=(sender, given))
+    process = context.Process(target=_rank_main, args=(sender, placement))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork with threads
         process.start()
     sender.close()
-    return LocalRank(process, receiver, given.node)
+    return LocalRank(process, receiver, placement.node)
 
 
 def end_ranks(ranks: list[LocalRank]) -> None:
@@ -111,44 +111,44 @@ def end_ranks(ranks: list[LocalRank]) -> None:
         rank.pipe.close()
 
 
-def _rank_main(sender: Connection, given: Placement) -> None:
+def _rank_main(sender: Connection, placement: Placement) -> None:
     from cairn.train.recovery.guarded_loop import Paused
     from cairn.train.recovery.launched import run_launched
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    enter_network(given.node)
-    os.environ.update(given.environment())
+    enter_network(placement.node)
+    os.environ.update(placement.environment())
     obey_parent()
     die_with_parent()
 
     word: tuple[Word, Any]
     try:
-        _share_cores(given)
-        address = f"file://{given.folder}/rendezvous-{given.life}"
+        _share_cores(placement)
+        address = f"file://{placement.folder}/rendezvous-{placement.life}"
         result = run_launched(
-            given.config,
-            given.rank,
-            given.device,
+            placement.config,
+            placement.rank,
+            placement.device,
             log_line=lambda text: sender.send(("said", text)),
             on_record=lambda record: sender.send(("record", record)),
             address=address,
         )
-        word = ("done", result if given.rank == 0 else None)
+        word = ("done", result if placement.rank == 0 else None)
     except Paused:
         word = ("paused", None)
     except BaseException as error:  # noqa: BLE001  the driver decides what it means
-        word = ("failed", failure_of(given.rank, error))
+        word = ("failed", failure_of(placement.rank, error))
     with contextlib.suppress(BrokenPipeError):
         sender.send(word)
     sender.close()
     os._exit(0 if word[0] != "failed" else 1)  # threads of a broken group must not keep it
 
 
-def _share_cores(given: Placement) -> None:
+def _share_cores(placement: Placement) -> None:
     import torch
 
-    if given.device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // given.config.parallel.world()))
+    if placement.device == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // placement.config.parallel.world()))
 
 
 def enter_network(node: int) -> None:

@@ -35,6 +35,6 @@ def read_note(path: Path, pid: int) -> StallNote | None:
 
 def where(collectives: Mapping[int, str], rank: int) -> str:
     """The last collective of that rank, and in which one another waits for it; what is not known is left out."""
-    said = f"; its last collective was {collectives[rank]}" if collectives.get(rank) else ""
+    text = f"; its last collective was {collectives[rank]}" if collectives.get(rank) else ""
     others = [other for other, name in collectives.items() if other != rank and name]
-    return said + (f"; rank {others[0]} is in {collectives[others[0]]}" if others else "")
+    return text + (f"; rank {others[0]} is in {collectives[others[0]]}" if others else "")

@@ -20,12 +20,12 @@ Fits = Callable[[Layout], bool]  # whether a layout can run at all: divisors, la
 
 def templates(layout: Layout, fits: Fits) -> dict[int, Layout]:
     """For each number of ranks up to the layout's, the best layout that fits; counts without one are left out."""
-    found: dict[int, Layout] = {}
+    by_ranks: dict[int, Layout] = {}
     for ranks in range(1, layout.world() + 1):
         best = best_for(layout, ranks, fits)
         if best is not None:
-            found[ranks] = best
-    return found
+            by_ranks[ranks] = best
+    return by_ranks
 
 
 def best_for(layout: Layout, ranks: int, fits: Fits) -> Layout | None:

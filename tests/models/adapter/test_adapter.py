@@ -59,7 +59,7 @@ def adapted(family, spec, fused=False):
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for one in made:
-            getattr(one, "begin", lambda: None)()
+            getattr(one, "init_magnitudes", lambda: None)()
             for name, parameter in one.named_parameters():
                 if name.startswith("b") or name == "a_rV":
                     parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
@@ -171,7 +171,7 @@ def test_new_adapter_changes_nothing():
         made = attach(model, model.spec, spec, Build("meta", torch.float32))
         fill_random(model, adapter_slots(model), "cpu", 0)
         for one in made:
-            one.begin()
+            one.init_magnitudes()
         assert (scores(model) - before_TV).abs().max() < 1e-5
         assert all(one.a_RK.abs().max() > 0 for one in made)
 

@@ -56,11 +56,18 @@ def make_folder(
         [tokenizers.AddedToken(token, normalized=False, special=special) for token in added]
     )
     config = transformers.LlamaConfig(
-        vocab_size=backend.get_vocab_size(), hidden_size=32, intermediate_size=48,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=context, bos_token_id=1, eos_token_id=0, pad_token_id=None,
+        vocab_size=backend.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        bos_token_id=1,
+        eos_token_id=0,
+        pad_token_id=None,
         initializer_range=0.4,
-    )  # fmt: skip
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     return tiny_tokenizers.save(
         path, backend, eos_token="<|end|>", bos_token="<|begin|>", chat_template=template

@@ -11,6 +11,12 @@ PAGE = 16
 
 def paced(folder: Any, rows: int, step_s: float = 0.0, context: int = 512, **settings: Any) -> Any:
     opened = open_model(str(folder))
-    limits = Limits(rows=rows, step_tokens=1024, context=context, pages=1 + rows * (context // PAGE + 1),
-                    page_size=PAGE, vocabulary=opened.spec.vocab)  # fmt: skip
+    limits = Limits(
+        rows=rows,
+        step_tokens=1024,
+        context=context,
+        pages=1 + rows * (context // PAGE + 1),
+        page_size=PAGE,
+        vocabulary=opened.spec.vocab,
+    )
     return PacedServer(opened, limits, lambda step: step_s, **settings)

@@ -122,6 +122,10 @@ def test_an_adapter_that_goes_while_it_is_read_stops_nobody(folders, tmp_path, c
     assert served == ["poems"]
     assert "the adapter legal is not served" in caplog.text
     assert caplog.text.count("the adapter pickled is not served") == 1
+    shutil.rmtree(tmp_path / "many")  # what is served stays: a disk may come back
+    followed.scan()
+    followed.scan()
+    assert caplog.text.count("cannot be listed") == 1
 
 
 def test_settings():

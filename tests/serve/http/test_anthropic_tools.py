@@ -157,18 +157,24 @@ def test_a_shape(client):
         ({"tool_choice": {"type": "any"}}, "there are none"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type is"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens is 0"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
-         "output_config.format.schema cannot be followed"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-         "messages[0].content[0] is a part of type 'image'"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
+            "output_config.format.schema cannot be followed",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0] is a part of type 'image'",
+        ),
         ({"messages": [*MESSAGES, {"role": "assistant", "content": " "}]}, "no text to go on with"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-         "messages[0].content[0].tool_use_id is missing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+            "messages[0].content[0].tool_use_id is missing",
+        ),
         ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role is 'king'"),
         ({"messages": []}, "messages is empty"),
         ({"system": [{"type": "text"}]}, "system[0].text is missing"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_with_its_place(agent, change, said):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         if path.endswith("tokens") and "output_config" in change:

@@ -152,9 +152,9 @@ def test_mistakes_are_said_and_keys_see_only_their_own(tiny_folder, tmp_path):
             behind = created(client, line("a"))  # waits for the other one
             assert client.batches.cancel(behind.id).status == "cancelled"
             assert client.files.delete(behind.input_file_id).deleted
-            assert client.batches.cancel(batch.id).status == "cancelling"
             with pytest.raises(openai.BadRequestError, match="not over"):
                 client.files.delete(batch.input_file_id)
+            assert client.batches.cancel(batch.id).status == "cancelling"
         assert ended(client, batch.id).status == "cancelled"
         server.at_rest()
 
@@ -245,11 +245,17 @@ def test_a_batch_whose_results_cannot_be_read_fails_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "no requests"), (b"{", "truncated"), (b"\xff{}", "0xff at byte 0"),
-     (b'{"custom_id": "b\xffc"}', "0xff at byte 16 is not UTF-8"), (b"[1]", "object"),
-     (as_file(line("a") | {"url": "/v1/embeddings"}), "the batch is for"),
-     (as_file(line("a", stream=True)), "not streamed"), (b"{\"custom_id\": " + b"[" * 100_000, "str")],
-)  # fmt: skip
+    [
+        (b"", "no requests"),
+        (b"{", "truncated"),
+        (b"\xff{}", "0xff at byte 0"),
+        (b'{"custom_id": "b\xffc"}', "0xff at byte 16 is not UTF-8"),
+        (b"[1]", "object"),
+        (as_file(line("a") | {"url": "/v1/embeddings"}), "the batch is for"),
+        (as_file(line("a", stream=True)), "not streamed"),
+        (b'{"custom_id": ' + b"[" * 100_000, "str"),
+    ],
+)
 def test_an_input_file_that_is_none(content, said):
     with pytest.raises(Mistakes, match=said):
         read_lines(content, URL)

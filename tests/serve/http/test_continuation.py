@@ -12,7 +12,7 @@ from cairn.fleet.config import RouterConfig
 from cairn.fleet.router import Router
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.continuation import ProgressSend
-from cairn.serve.told_tokens import PROGRESS, TOKENS, read_answer
+from cairn.serve.token_marks import PROGRESS, TOKENS, read_answer
 
 CHAT = {
     "model": "tiny",
@@ -176,9 +176,11 @@ def test_a_wrong_continuation_is_refused(server, body, tail, length, said):
     assert answer.status_code == 400 or "error" in answer.text
 
 
-def test_a_router_knows_what_the_server_will_find(server):
+def test_a_router_knows_what_the_server_will_find(server, monkeypatch):
     """Conversations that grow, branch and repeat: what was predicted is what was cached, but for a page at the end."""
-    page = server.service.serving.limits.page_size
+    page, pulse = server.service.serving.limits.page_size, server.service.pulse
+    bind, bound = pulse.bind, []
+    monkeypatch.setattr(pulse, "bind", lambda *args: bound.append(bind(*args)))
 
     async def run() -> list[tuple[int, int]]:
         router = Router(RouterConfig(port=0), [server.url])
@@ -215,7 +217,11 @@ def test_a_router_knows_what_the_server_will_find(server):
                                 "content": document["choices"][0]["message"]["content"],
                             }
                         )
-                        await asyncio.sleep(0.12)  # events come within a tenth of a second
+                        # Until the keys of this answer are bound, and the router has heard of them.
+                        while len(bound) < len(pairs) or {key for key, _ in pulse.book.stored} != (
+                            router.index._keys_of.get(0)
+                        ):
+                            await asyncio.sleep(0.01)
         await router.stop(1.0)
         return pairs
 

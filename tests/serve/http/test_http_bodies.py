@@ -48,8 +48,14 @@ FLAGS = (
     "include_stop_str_in_output",
     "return_token_ids",
 )
-no_number = st.one_of(st.text(max_size=5), st.booleans(), st.lists(st.integers(), max_size=2),
-                      st.just({}), st.just(1e300), st.just(-1e9))  # fmt: skip
+no_number = st.one_of(
+    st.text(max_size=5),
+    st.booleans(),
+    st.lists(st.integers(), max_size=2),
+    st.just({}),
+    st.just(1e300),
+    st.just(-1e9),
+)
 no_whole = st.one_of(
     st.text(max_size=5),
     st.booleans(),

@@ -23,7 +23,7 @@ from cairn.models.vision.picture import MOST_BYTES, open_image
 from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message
 from cairn.serve.media import fetch
 from cairn.serve.media.fetch import MediaLoader, is_public
-from cairn.serve.text_keys import prompt_keys, read_asked
+from cairn.serve.text_keys import prompt_keys, read_fields
 
 
 def png(seed: int = 0) -> bytes:
@@ -92,7 +92,7 @@ def test_a_picture_in_a_message_counts_for_a_router_by_its_digest():
     def keys(data: str):
         url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
         body = {"model": "tiny", "messages": [{"role": "user", "content": [url, TEXT]}]}
-        return prompt_keys(read_asked(json.dumps(body).encode()))
+        return prompt_keys(read_fields(json.dumps(body).encode()))
 
     large = "A" * 3_000_000
     one, same, other = keys(large), keys(large), keys(large[:-1] + "B")
@@ -155,9 +155,16 @@ def test_private_addresses_are_never_dialled(address):
 
 @pytest.mark.parametrize(
     "url",
-    ["http://other.example/a", "http://good.example:8080/a", "http://u:p@good.example/a",
-     "ftp://good.example/a", "http://good.example.evil.net/a", "http://[::1", "http://%00/"],
-)  # fmt: skip
+    [
+        "http://other.example/a",
+        "http://good.example:8080/a",
+        "http://u:p@good.example/a",
+        "ftp://good.example/a",
+        "http://good.example.evil.net/a",
+        "http://[::1",
+        "http://%00/",
+    ],
+)
 def test_other_hosts_ports_and_schemes_are_refused(url):
     loader = MediaLoader(["good.example", "*.cdn.example"], lambda host, port: ["93.184.215.14"])
     loader._dial = lambda *_: pytest.fail("dialled")

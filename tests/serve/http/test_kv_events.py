@@ -16,7 +16,7 @@ from cairn.serve.engine.prefix_cache import page_hashes
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.server.kv_events import END, KvEvents, KvPublisher
-from cairn.serve.text_keys import prompt_keys, read_asked
+from cairn.serve.text_keys import prompt_keys, read_fields
 
 SIZE = 2
 PROMPTS = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8], [9, 9, 9, 9]]
@@ -137,7 +137,7 @@ def told_to_our_router(made, publisher: KvPublisher) -> None:
     answer = made.http.post("/v1/chat/completions", content=body)
     assert answer.status_code == 200, answer.text
     live_server.wait_until(lambda: len(publisher._sent) > before)
-    keys, worker = prompt_keys(read_asked(body)), Worker(0, made.url)
+    keys, worker = prompt_keys(read_fields(body)), Worker(0, made.url)
     told = asyncio.run(prompt_tokens(worker, b"/v1/chat/completions", body, keys, 60))
     assert told is not None
     follower, context = BatchFollower(), zmq.Context()

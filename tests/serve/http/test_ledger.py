@@ -102,9 +102,16 @@ def test_a_stream_says_it_in_a_comment(server, path, way):
 def test_real_clients_do_not_mind(server):
     """Those that ask for it on every request, streamed and whole."""
     wants = {"x-cairn-ledger": "1"}
-    chunks = list(server.client.chat.completions.create(
-        model="tiny", messages=SAID, max_tokens=6, stream=True, extra_headers=wants, extra_body={"ledger": True}
-    ))  # fmt: skip
+    chunks = list(
+        server.client.chat.completions.create(
+            model="tiny",
+            messages=SAID,
+            max_tokens=6,
+            stream=True,
+            extra_headers=wants,
+            extra_body={"ledger": True},
+        )
+    )
     assert chunks[-1].choices[0].finish_reason in ("length", "stop")
     whole = server.client.chat.completions.create(
         model="tiny", messages=SAID, max_tokens=6, extra_body={"ledger": True}

@@ -61,6 +61,7 @@ MADE = re.compile(r"(call|toolu|fc|rs|msg)_[A-Za-z0-9-]{16,}|moved-\d+|[0-9a-f]{
 
 
 LATER = 4  # of the writes
+NAMING = {"type", "item_id"}  # say what a piece is of, and are no part of a text that grows
 
 
 class Breaking:
@@ -119,8 +120,8 @@ def put_together(known, more):
             return [put_together(known[0], more[0])]
         return known + more
     if isinstance(known, dict) and isinstance(more, dict):
-        both = {key: put_together(known[key], more[key]) for key in known.keys() & more.keys()}
-        return known | more | both
+        grown = known.keys() & more.keys() - NAMING
+        return known | more | {key: put_together(known[key], more[key]) for key in grown}
     return more if more is not None else known
 
 

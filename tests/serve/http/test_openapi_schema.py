@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.serve.http.protocol.openapi import document
-from cairn.serve.http.server.api import PATHS
+from cairn.serve.http.server.paths import PATHS
 
 pytestmark = pytest.mark.timeout(1200 if os.environ.get("CAIRN_LONG") else 120)
 EXAMPLES = 1000 if os.environ.get("CAIRN_LONG") else 12

@@ -234,9 +234,16 @@ def test_formats(server):
     assert json.loads(server.http.post("/api/chat", json=body).json()["message"]["content"])[
         "a"
     ] in (1, 2)
-    started = server.http.post("/api/generate", json={
-        "model": "tiny", "prompt": "Once", "format": "json", "stream": False, "options": {"num_predict": 5},
-    }).json()  # fmt: skip
+    started = server.http.post(
+        "/api/generate",
+        json={
+            "model": "tiny",
+            "prompt": "Once",
+            "format": "json",
+            "stream": False,
+            "options": {"num_predict": 5},
+        },
+    ).json()
     assert started["response"].startswith("{")
 
 
@@ -267,6 +274,8 @@ def test_models_and_mistakes(server):
     assert server.http.get("/api/version").json()["version"]
     (loaded,) = server.http.get("/api/ps").json()["models"]
     assert (loaded["name"], loaded["size"], loaded["size_vram"]) == ("tiny", model["size"], 0)
+    assert len(loaded["digest"]) == 64  # `ollama list` and `ollama ps` cut it
+    assert loaded["digest"] == model["digest"]
     for path, body, status in (
         ("/api/chat", {"model": "other", "messages": SAID}, 404),
         ("/api/show", {"model": "other"}, 404),

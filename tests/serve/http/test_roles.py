@@ -63,10 +63,17 @@ def asked(server, prompt=LONG, **more):
     return [choice["token_ids"] for choice in found.json()["choices"]]
 
 
-@pytest.mark.parametrize("more", [
-    {}, {"temperature": 1.0, "n": 3}, {"stop": ["e"], "max_tokens": 60}, {"max_tokens": 1},
-    {"logprobs": 2}, {"presence_penalty": 1.5, "temperature": 0.7},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 1.0, "n": 3},
+        {"stop": ["e"], "max_tokens": 60},
+        {"max_tokens": 1},
+        {"logprobs": 2},
+        {"presence_penalty": 1.5, "temperature": 0.7},
+    ],
+)
 def test_tokens_are_those_of_one_server(both, decode, more):
     before = counted(decode)
     assert asked(decode, **more) == asked(both, **more)

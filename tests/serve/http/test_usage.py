@@ -298,12 +298,18 @@ def test_a_screen_fits_a_small_terminal():
     step = {"total_s": 0.02, "floor_s": 0.01, "limited_by": "memory"}
     percentiles = {"p50": 0.1234, "p99": 0.5678, "count": 3}
     engine = {
-        "model": "m" * 50, "status": "ok", "running": 3, "waiting": 1, "preempted": 0,
+        "model": "m" * 50,
+        "status": "ok",
+        "running": 3,
+        "waiting": 1,
+        "preempted": 0,
         "rate": {"output_tokens_per_s": 12345.6, "prompt_tokens_per_s": 99999.0},
-        "pages": {"used": 40, "cached": 30, "total": 100}, "prefix": {"looked_up_tokens": 1000, "hit_tokens": 250},
+        "pages": {"used": 40, "cached": 30, "total": 100},
+        "prefix": {"looked_up_tokens": 1000, "hit_tokens": 250},
         "batch": {"sequences": 3, "decode_tokens": 3, "prefill_tokens": 61, "budget_tokens": 512},
-        "latency": {"ttft_s": percentiles, "itl_s": percentiles, "e2e_s": percentiles}, "recent": [step] * 4,
-    }  # fmt: skip
+        "latency": {"ttft_s": percentiles, "itl_s": percentiles, "e2e_s": percentiles},
+        "recent": [step] * 4,
+    }
     key = {"key": "k", "requests": 1, "prompt_tokens": 5, "cached_tokens": 0, "output_tokens": 7, "device_s": 0.5,
            "joules": 12.0, "today_left": 3}  # fmt: skip
     usage = {"keys": [key] * 30, "event_loop_lag_s": 0.004, "idle_joules": 1.0}

@@ -203,10 +203,17 @@ def test_pieces_of_all_ranks_make_the_whole(first, second, size, cut):
     """Two tensors one above the other in a parameter, cut by rows over ranks; perhaps part of a wider one."""
     extra = 3 if cut else 0
     slots = [
-        Slot("a", "p", (first, 2 + extra), (slice(0, first),), (1, extra, 2 + extra) if cut else None),
-        Slot("b", "p", (second + extra, 2), (slice(first, first + second),),
-             (0, extra, second + extra) if cut else None),
-    ]  # fmt: skip
+        Slot(
+            "a", "p", (first, 2 + extra), (slice(0, first),), (1, extra, 2 + extra) if cut else None
+        ),
+        Slot(
+            "b",
+            "p",
+            (second + extra, 2),
+            (slice(first, first + second),),
+            (0, extra, second + extra) if cut else None,
+        ),
+    ]
     whole = torch.arange(2.0 * (first + second)).view(-1, 2)
     found = {"a": torch.full((first, 2 + extra), -1.0), "b": torch.full((second + extra, 2), -1.0)}
     for rank in range(size):

@@ -7,6 +7,7 @@ of a draw depends on seed, position and token alone, so where both models nearly
 (arXiv:2408.07978). A request that the draft model cannot hold goes without drafts.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,18 +31,23 @@ CPU_PAGED_TOKENS = 4096  # and on a CPU, besides one of the longest
 
 
 class ModelDrafter:
-    def __init__(self, engine: "Engine") -> None:
-        self.engine = engine
+    def __init__(self, engine: "Engine", vocabulary: int) -> None:
+        """`vocabulary`: tokens of the model that verifies; a draft model may be padded to more."""
+        self.engine, self.vocabulary = engine, vocabulary
         self._asked = 0
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         requests = [self._submit(ask) for ask in asks]
         while self.engine.has_work:
             self.engine.step()
-        return [[] if request is None else request.outputs for request in requests]
+        return [[] if request is None else self._known(request.outputs) for request in requests]
 
     def finish(self, request: Request) -> None:
         """Its pages are forgotten when others need them."""
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """As far as the model that verifies has them."""
+        return list(itertools.takewhile(lambda token: token < self.vocabulary, tokens))
 
     def _submit(self, ask: Ask) -> Request | None:
         asked = ask.request
@@ -106,7 +112,7 @@ def open_draft_model(config: "EngineConfig", target: "OpenModel") -> ModelDrafte
     )
     engine = start_with(opened, runnable, own, sole=True).engine
     engine.overlap = False
-    return ModelDrafter(engine)
+    return ModelDrafter(engine, target.spec.vocab)
 
 
 def check_same_tokens(target: "OpenModel", draft: "OpenModel") -> None:

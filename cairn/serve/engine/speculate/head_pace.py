@@ -25,22 +25,21 @@ if TYPE_CHECKING:
 
 PLAIN_STEPS = 3
 LEAST_STEPS = 6  # with drafts, before they are judged
-LEAST_GAIN = 1.02  # what saves less is not worth its risk
-# Of that as much may be missing after a single step; a mean of many varies by the root of their number less.
+LEAST_GAIN = 1.02  # tokens per second with drafts over those without, from which on a head pays
+# What may be missing from that after a single step; the mean of n steps varies by the root of n less.
 VARIATION = 0.5
 MOST_COUNTED = 250
 NEW = 0.01  # what the newest step counts for in a mean of many
 REFRESH_STEPS = 128  # with drafts, until one without says again how long that takes
-PATIENCE = (
-    1024  # steps without the head, until it is tried again; twice as many after every trial in vain
-)
+# Steps without the head, until it is tried again; twice as many after every trial in vain.
+PATIENCE = 1024
 MOST_PATIENCE = 16384
 
 Phase = Literal["plain", "on", "off"]
 
 
 class StepSeconds(Protocol):
-    """Of a step of so many tokens, and where measured ones are told."""
+    """How long a step of so many tokens takes, learnt from steps that were measured: `MeasuredSeconds`."""
 
     def __call__(self, tokens: int, /) -> float: ...
 
@@ -48,7 +47,7 @@ class StepSeconds(Protocol):
 
 
 class Mean:
-    """Of the first numbers that come; then the newest count most."""
+    """Of all numbers so far while they are few, then a decaying one: the newest counts for `new`."""
 
     def __init__(self, new: float = NEW) -> None:
         self.value, self.count, self.new = 0.0, 0, new
@@ -59,7 +58,7 @@ class Mean:
 
 
 class Trial:
-    """Of steps with about as many requests."""
+    """Is a head worth its time in steps with about so many requests?"""
 
     def __init__(self) -> None:
         self._patience = PATIENCE
@@ -77,14 +76,17 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """Tokens of a request per second, the better way; 0: not known yet."""
+        """Tokens of a request per second, with drafts or without, whichever are more; 0: not known yet."""
         ways = ((1.0, self.plain_s), (self.tokens.value, self.drafted_s))
         return max((tokens / mean.value for tokens, mean in ways if mean.value > 0), default=0.0)
 
     def note(
         self, guesses: bool, verified: bool, seconds: float, passes_s: float, tokens: float
     ) -> None:
-        """A step has landed: might it verify drafts, did it, what did it take, the head's passes of that, and bring?"""
+        """A step has landed, which might verify drafts (`guesses`), and did or did not.
+
+        `passes_s`: of `seconds`, those of the head's passes. `tokens`: that each request got.
+        """
         if guesses:
             self.drafted_s.add(seconds)
             self.tokens.add(tokens)

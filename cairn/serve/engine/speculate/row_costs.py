@@ -1,11 +1,10 @@
 """What do products of several rows cost, in products of one row? Measured when an engine starts, on a CPU.
 
-    rows    1    2    3    4    5    6    7    8   16      SmolLM2 in Q4_1 on a Cascade Lake
-    cost  1.0  1.1  1.3  1.4  1.6  1.8  2.0  2.2  3.9
+    rows    1    2    3    4    5    6    7    8   12   16      a layer of SmolLM2 in Q4_1 on a Cascade Lake
+    cost  1.0  1.1  1.2  1.3  1.5  1.7  1.9  2.0  2.7  3.4
 
-There rows share the unpacking of a weight, and each further one adds its dot products: 0.1 to 0.2 of a row. Before the
-AVX-512 form of docs/cpu.md three rows were two and one, and cost more than four.
-On other CPUs, and with weights in another form, it is otherwise. How many drafts save time depends on it most of all.
+There rows share the unpacking of a weight, and each further one adds its dot products: 0.1 to 0.2 of a row. On other
+CPUs, and with weights in another form, it is otherwise. How many drafts save time depends on it most of all.
 """
 
 import math

@@ -12,7 +12,7 @@ With `on_device`, the device drafts in the step that verifies (`kernels.draft_ng
 many: nothing is waited for, and the host learns the drafts when they land. Requests that are `special` are still
 drafted by the host, each when its own drafts in flight have landed.
 
-A drafter that raises is asked no more: requests go on without drafts, and their answers are the same.
+A drafter that raises is asked no more: requests go on without its drafts, and their answers are the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +87,7 @@ class Speculation:
         self._planned.clear()
         self._for_others = NOTHING
         decoding = [request for request in decoding if request.params.pooling is None]
-        if not decoding or self.failed:
+        if not decoding or (self.failed and not self.on_device):
             return
         alike = self.on_device and not any(map(special, decoding))
         self.head_guesses = self.pace is None or self.pace.verifies(decoding)
@@ -133,9 +133,9 @@ class Speculation:
 
     def _head_drafts(self, request: "Request", requests: int, most: int) -> int:
         """How many drafts that the device makes may be verified in a step of so many requests."""
-        if self.pace is None or not self.head_guesses:
-            return most if self.head_guesses else 0
-        return min(self.pace.guesses(request, requests), most)
+        if self.pace is None:
+            return most
+        return min(self.pace.guesses(request, requests), most) if self.head_guesses else 0
 
     def drafts_on_host(self, request: "Request") -> bool:
         return not self.on_device or special(request)
@@ -216,6 +216,8 @@ class Speculation:
                 self._fail(problem)
 
     def _propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
+        if self.failed:
+            return [NO_DRAFTS] * len(asks)
         try:
             proposed = self.drafter.propose(asks)
             return [

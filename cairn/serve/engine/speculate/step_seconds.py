@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from cairn.serve.engine.speculate.controller import Seconds
 
 FORGET = 0.995  # what an earlier step counts for
-FIRST_SHARE = (
-    0.9  # of a step of one row, that its products are believed to take until steps have been timed
-)
+# Of the time of a step of one row, what its products are believed to take until steps have been timed.
+FIRST_SHARE = 0.9
 # Steps of 8 rows that this belief counts as. With fewer of them the line follows others' load on a shared machine, and
 # a request loses half of what drafts save.
 FIRST_STEPS = 4

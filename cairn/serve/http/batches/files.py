@@ -44,10 +44,10 @@ class FileStore:
         self._records = read_records(self._folder, FileRecord, lambda record: record.file.id)
 
     def put(self, holder: str, filename: str, purpose: str, content: bytes) -> FileObject:
-        held = sum(record.file.bytes for record in self._records.values())
-        if held + len(content) > MOST_BYTES:
-            said = f"the files have {held} bytes already; {MOST_BYTES} is the most"
-            raise Refusal(413, f"{said}: delete some", code="files_full")
+        stored = sum(record.file.bytes for record in self._records.values())
+        if stored + len(content) > MOST_BYTES:
+            message = f"the files have {stored} bytes already; {MOST_BYTES} is the most"
+            raise Refusal(413, f"{message}: delete some", code="files_full")
         file = FileObject(
             id=f"file-{secrets.token_hex(12)}",
             bytes=len(content),
@@ -86,8 +86,8 @@ class FileStore:
 
     def of(self, holder: str) -> list[FileObject]:
         """Newest first."""
-        found = [record.file for record in self._records.values() if record.holder == holder]
-        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+        files = [record.file for record in self._records.values() if record.holder == holder]
+        return sorted(files, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def data_path(self, id: str) -> Path:
         return self._folder / f"{id}.data"
@@ -128,8 +128,8 @@ def kept_on_disk(*unfinished: Path) -> Iterator[None]:
     except OSError as error:
         for path in unfinished:
             path.unlink(missing_ok=True)
-        said = f"the server cannot keep this: {(error.strerror or str(error)).lower()}"
-        raise Refusal(507, f"{said}; its operator has to make room", code="files_full") from None
+        message = f"the server cannot keep this: {(error.strerror or str(error)).lower()}"
+        raise Refusal(507, f"{message}; its operator has to make room", code="files_full") from None
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:
@@ -140,11 +140,11 @@ def write_record(path: Path, record: msgspec.Struct) -> None:
 
 
 def read_records(folder: Path, kind: type[R], key: Callable[[R], str]) -> dict[str, R]:
-    found = {}
+    records = {}
     for path in sorted(folder.glob("*.json")):
         try:
             record = msgspec.json.decode(path.read_bytes(), type=kind)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
             raise ConfigError(f"cannot read {path}: {error}", hint="move it away") from None
-        found[key(record)] = record
-    return found
+        records[key(record)] = record
+    return records

@@ -1,4 +1,4 @@
-"""Batches, worked off beside the requests of people who wait: the same engine, at a low priority.
+"""Runs batches beside interactive requests: on the same engine, at a low priority.
 
     for each batch, oldest first:   validating -> in_progress -> finalizing -> completed
                                              \\-> failed     \\-> expired | cancelled: with what there is

@@ -44,20 +44,22 @@ class BatchStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._records = read_records(self._folder, BatchRecord, lambda record: record.batch.id)
 
-    def create(self, holder: str, asked: BatchRequest) -> Batch:
-        file = self.files.get(holder, asked.input_file_id)
+    def create(self, holder: str, request: BatchRequest) -> Batch:
+        file = self.files.get(holder, request.input_file_id)
         if file.purpose != "batch":
-            said = f"input_file_id names a file of the purpose {file.purpose!r}; it has to be batch"
-            raise Refusal(400, said, param="input_file_id")
+            message = (
+                f"input_file_id names a file of the purpose {file.purpose!r}; it has to be batch"
+            )
+            raise Refusal(400, message, param="input_file_id")
         now = int(self._clock())
         batch = Batch(
             id=f"batch_{secrets.token_hex(12)}",
-            endpoint=asked.endpoint,
+            endpoint=request.endpoint,
             input_file_id=file.id,
-            completion_window=asked.completion_window,
+            completion_window=request.completion_window,
             created_at=now,
             expires_at=now + WINDOW_S,
-            metadata=asked.metadata,
+            metadata=request.metadata,
         )
         record = BatchRecord(holder=holder, batch=batch)
         with kept_on_disk():
@@ -73,13 +75,13 @@ class BatchStore:
 
     def of(self, holder: str) -> list[Batch]:
         """Newest first."""
-        found = [record.batch for record in self._records.values() if record.holder == holder]
-        return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+        batches = [record.batch for record in self._records.values() if record.holder == holder]
+        return sorted(batches, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     def unfinished(self) -> list[BatchRecord]:
         """Oldest first."""
-        found = [record for record in self._records.values() if not record.batch.is_over]
-        return sorted(found, key=lambda record: (record.batch.created_at, record.batch.id))
+        records = [record for record in self._records.values() if not record.batch.is_over]
+        return sorted(records, key=lambda record: (record.batch.created_at, record.batch.id))
 
     def save(self, record: BatchRecord) -> None:
         write_record(self._folder / f"{record.batch.id}.json", record)
@@ -140,7 +142,7 @@ def read_lines(content: bytes, endpoint: str) -> list[BatchLine]:
     """Every line as a request, or `Mistakes` with the numbers of those that are none."""
     lines: list[BatchLine] = []
     mistakes: list[BatchError] = []
-    seen: set[str] = set()
+    ids: set[str] = set()
     for number, text in enumerate(content.splitlines(), 1):
         if not text.strip():
             continue
@@ -150,30 +152,30 @@ def read_lines(content: bytes, endpoint: str) -> list[BatchLine]:
             mistakes.append(BatchError(code="invalid_json_line", message=str(error), line=number))
             continue
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            said = no_json(text, error, "the line")
-            mistakes.append(BatchError(code="invalid_json_line", message=said, line=number))
+            problem_text = no_json(text, error, "the line")
+            mistakes.append(BatchError(code="invalid_json_line", message=problem_text, line=number))
             continue
-        if (problem := _problem(line, endpoint, seen)) is not None:
+        if (problem := _problem(line, endpoint, ids)) is not None:
             param, message = problem
             mistakes.append(
                 BatchError(code="invalid_request", message=message, line=number, param=param)
             )
-        seen.add(line.custom_id)
+        ids.add(line.custom_id)
         lines.append(line)
     if not lines and not mistakes:
         mistakes = [BatchError(code="empty_file", message="the input file has no requests")]
     if len(lines) > MOST_LINES:
-        said = f"the input file has {len(lines)} requests; {MOST_LINES} is the most"
-        mistakes = [BatchError(code="too_many_requests", message=said)]
+        problem_text = f"the input file has {len(lines)} requests; {MOST_LINES} is the most"
+        mistakes = [BatchError(code="too_many_requests", message=problem_text)]
     if mistakes:
         raise Mistakes(mistakes[:MOST_MISTAKES])
     return lines
 
 
-def _problem(line: BatchLine, endpoint: str, seen: set[str]) -> tuple[str, str] | None:
+def _problem(line: BatchLine, endpoint: str, ids: set[str]) -> tuple[str, str] | None:
     if line.url != endpoint:
         return "url", f"url is {line.url[:80]!r}; the batch is for {endpoint}"
-    if line.custom_id in seen:
+    if line.custom_id in ids:
         return "custom_id", f"custom_id is {line.custom_id[:80]!r} again"
     if line.body.get("stream"):
         return "body.stream", "body.stream is true; a batch is not streamed"

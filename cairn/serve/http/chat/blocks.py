@@ -75,10 +75,10 @@ class Blocks:
             if function is None:
                 continue
             if call.index != self._call or call.id is not None:
-                made = Block(
+                block = Block(
                     index=len(self.all), kind="call", id=call.id or "", name=function.name or ""
                 )
-                self._begin(made, changes)
+                self._begin(block, changes)
                 self._call = call.index
             self._more(function.arguments or "", changes)
 

@@ -32,44 +32,44 @@ MAY_BE_SILENT = ("assistant", "tool")  # roles whose content clients leave out w
 
 
 async def read_conversation(
-    service: Service, asked: ChatRequest | TokenizeRequest, *, any_length: bool = False
+    service: Service, payload: ChatRequest | TokenizeRequest, *, any_length: bool = False
 ) -> Prompt:
     """The text and the ids of a conversation, ending where the assistant begins, or goes on.
 
     `any_length`: it is counted or cut, and not answered as it is, so it may be longer than the context.
     """
-    extra = dict(asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
-    if isinstance(asked, ChatRequest) and asked.reasoning_effort is not None:
-        extra.setdefault("reasoning_effort", asked.reasoning_effort)
-    if isinstance(asked, ChatRequest) and asked.documents is not None:
-        extra["documents"] = asked.documents
-    tools = asked.tools or None
-    if isinstance(asked, ChatRequest) and asked.tool_choice == "none":
+    extra = dict(payload.chat_template_kwargs or {}) if isinstance(payload, ChatRequest) else {}
+    if isinstance(payload, ChatRequest) and payload.reasoning_effort is not None:
+        extra.setdefault("reasoning_effort", payload.reasoning_effort)
+    if isinstance(payload, ChatRequest) and payload.documents is not None:
+        extra["documents"] = payload.documents
+    tools = payload.tools or None
+    if isinstance(payload, ChatRequest) and payload.tool_choice == "none":
         tools = None
-    goes_on = asked.continue_final_message is True
-    if goes_on and asked.add_generation_prompt:
+    goes_on = payload.continue_final_message is True
+    if goes_on and payload.add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt are true", hint="set one of them"
         )
-    begin = asked.add_generation_prompt is not False and not goes_on
+    begin = payload.add_generation_prompt is not False and not goes_on
     for reserved in ("messages", "tools", "add_generation_prompt", "template"):
         if reserved in extra:
             raise RequestError(
                 f"chat_template_kwargs has the key {reserved!r}", hint="it is set already"
             )
-    messages = asked.messages or []
-    templates = templates_of(service, asked)
+    messages = payload.messages or []
+    templates = templates_of(service, payload)
 
     sight = service.serving.sight
 
-    def render(given: Sequence[Mapping[str, Any]]) -> str:
-        return cut_at_mark(written(with_mark(given))) if goes_on else written(given)
+    def render(conversation: Sequence[Mapping[str, Any]]) -> str:
+        return cut_at_mark(written(with_mark(conversation))) if goes_on else written(conversation)
 
-    def written(given: Sequence[Mapping[str, Any]]) -> str:
+    def written(conversation: Sequence[Mapping[str, Any]]) -> str:
         source = templates.sources[templates.choose(with_tools=tools is not None)]
         generic = tools is not None and format_of(source) is None
-        joins = sight is None or (generic and not has_images(given))
-        flat = flat_messages(given, None if _NULL.search(source) else "", joins=joins)
+        joins = sight is None or (generic and not has_images(conversation))
+        flat = flat_messages(conversation, None if _NULL.search(source) else "", joins=joins)
         if "message.thinking" in source:
             flat = [_with_thinking(message) for message in flat]
         parts = with_parts if sight is not None else list
@@ -94,26 +94,26 @@ async def read_conversation(
     return Prompt(text, await service.encode(text, special=False), pictures=pictures)
 
 
-async def without_oldest(service: Service, asked: ChatRequest, answer: int) -> ChatRequest:
+async def without_oldest(service: Service, payload: ChatRequest, answer: int) -> ChatRequest:
     """The conversation without its oldest turns, as many as it takes to leave room for so many tokens.
 
     A turn begins with a message of the user, and what the system says first stays. Where the last turn alone is too
     long, nothing is left out: who reads it says how long it is.
     """
-    messages, room = asked.messages, service.serving.limits.context - answer
+    messages, room = payload.messages, service.serving.limits.context - answer
     roles = [message.get("role") for message in messages]
     head = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
     turns = [at for at, role in enumerate(roles) if role == "user" and at > head]
 
     def from_turn(at: int) -> ChatRequest:
-        return msgspec.structs.replace(asked, messages=[*messages[:head], *messages[at:]])
+        return msgspec.structs.replace(payload, messages=[*messages[:head], *messages[at:]])
 
     async def fits(at: int) -> bool:
         prompt = await read_conversation(service, from_turn(at), any_length=True)
         return len(prompt.token_ids) <= room
 
     if await fits(head) or not turns or not await fits(turns[-1]):
-        return asked
+        return payload
     low, high = 0, len(turns) - 1  # the first turn that fits is between them
     while low < high:
         middle = (low + high) // 2
@@ -129,10 +129,10 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"thinking": thought}
 
 
-def templates_of(service: Service, asked: ChatRequest | TokenizeRequest) -> ChatTemplates:
+def templates_of(service: Service, payload: ChatRequest | TokenizeRequest) -> ChatTemplates:
     """The server's templates, or the one that a trusted client has sent."""
     templates = service.tokenizer.templates
-    if asked.chat_template is None:
+    if payload.chat_template is None:
         return templates
     if not service.config.trust_request_chat_template:
         raise Refusal(
@@ -141,7 +141,7 @@ def templates_of(service: Service, asked: ChatRequest | TokenizeRequest) -> Chat
             param="chat_template",
             code="chat_template_not_trusted",
         )
-    return templates.replaced(asked.chat_template)
+    return templates.replaced(payload.chat_template)
 
 
 def is_longer(value: object, most: int) -> bool:
@@ -190,14 +190,14 @@ def _flat(
 def _past_calls(calls: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise RequestError(f"{where} is {type(calls).__name__}", hint="it has to be a list")
-    found = []
+    past = []
     for at, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"{where}[{at}] has no function with a name")
         arguments = _object(function.get("arguments"))
-        found.append({**call, "function": {**function, "arguments": arguments}})
-    return found
+        past.append({**call, "function": {**function, "arguments": arguments}})
+    return past
 
 
 def _object(arguments: object) -> object:
@@ -219,9 +219,9 @@ def _joined(parts: list[Any], where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if kind in TEXT_PARTS else part if isinstance(part, str) else None
         if not isinstance(text, str):
-            shown = repr(kind) if kind is not None else type(part).__name__
+            name = repr(kind) if kind is not None else type(part).__name__
             raise RequestError(
-                f"{where}[{at}] is a part of type {shown[:60]}",
+                f"{where}[{at}] is a part of type {name[:60]}",
                 hint='this model reads text only: {"type": "text", "text": "..."}',
             )
         texts.append(text)

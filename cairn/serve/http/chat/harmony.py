@@ -29,6 +29,14 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 FUNCTIONS = "functions."
 
 
+def is_thought(header: str) -> bool:
+    """Does a message with this header say what the model thinks, or what it sends to a tool that is not offered?"""
+    channel = _CHANNEL.search(header)
+    return _RECIPIENT.search(header) is not None or (
+        channel is not None and channel[1] == "analysis"
+    )
+
+
 class Channels:
     """The reader of one answer; calls are looked for if tools were offered."""
 
@@ -53,8 +61,8 @@ class Channels:
             self._held = ""
             if self._header and CHANNEL not in self._header:  # no message ever began
                 self._say("content", self._header)
-        found, self._found = self._found, []
-        return found
+        deltas, self._found = self._found, []
+        return deltas
 
     def reason(self, reason: Reason | None) -> Reason | None:
         return "tool_calls" if reason == "stop" and self._calls else reason
@@ -71,16 +79,16 @@ class Channels:
 
     def _step(self) -> bool:
         """Take what comes before the next mark, and the mark; False: there is none yet."""
-        held = self._held
-        places = [(held.find(mark), mark) for mark in MARKS if mark in held]
+        text = self._held
+        places = [(text.find(mark), mark) for mark in MARKS if mark in text]
         if not places:
-            sure = len(held) - max(held_back(held, mark) for mark in MARKS)
-            self._take(held[:sure])
-            self._held = held[sure:]
+            sure = len(text) - max(held_back(text, mark) for mark in MARKS)
+            self._take(text[:sure])
+            self._held = text[sure:]
             return False
         at, mark = min(places)
-        self._take(held[:at])
-        self._held = held[at + len(mark) :]
+        self._take(text[:at])
+        self._held = text[at + len(mark) :]
         if mark == MESSAGE:
             self._begin()
         elif mark in (CHANNEL, CONSTRAIN):
@@ -95,18 +103,18 @@ class Channels:
             return
         self._header += text
         if len(self._header) > LONGEST_HEADER:
-            said, self._header, self._kind = self._header, None, "content"
-            self._say(self._kind, said)
+            header, self._header, self._kind = self._header, None, "content"
+            self._say(self._kind, header)
 
     def _begin(self) -> None:
-        """A message of the kind that its header says."""
+        """A header of the kind that its header says."""
         header, self._header = self._header or "", None
-        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        recipient = _RECIPIENT.search(header)
         self._last_kind = self._kind
         if recipient is not None and recipient[1].startswith(FUNCTIONS) and self._offer is not None:
             self._kind = "call"
             self._begin_call(recipient[1].removeprefix(FUNCTIONS), self._offer)
-        elif recipient is not None or (channel is not None and channel[1] == "analysis"):
+        elif is_thought(header):
             self._kind = "reasoning"
         else:
             self._kind = "content"
@@ -115,10 +123,10 @@ class Channels:
 
     def _begin_call(self, name: str, offer: Offer) -> None:
         function = FunctionCall(name=name, arguments="")
-        made = ToolCall(
+        call = ToolCall(
             index=self._calls, id=new_call_id(offer.format), type="function", function=function
         )
-        self._found.append(ChatDelta(tool_calls=[made]))
+        self._found.append(ChatDelta(tool_calls=[call]))
         self._calls, self._arguments = self._calls + 1, ""
 
     def _say(self, kind: str, text: str) -> None:

@@ -33,8 +33,8 @@ class PreparedChat(NamedTuple):
 def _cut(prompt: Prompt, longest: int) -> Prompt:
     """The last tokens of a conversation, as it was rendered; its text still says how it ends."""
     if prompt.pictures and len(prompt.token_ids) > longest:
-        said = "truncate_prompt_tokens would cut a conversation with pictures"
-        raise RequestError(said, hint="send fewer messages or smaller pictures")
+        message = "truncate_prompt_tokens would cut a conversation with pictures"
+        raise RequestError(message, hint="send fewer messages or smaller pictures")
     return prompt._replace(token_ids=prompt.token_ids[-longest:])
 
 

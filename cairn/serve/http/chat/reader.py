@@ -7,7 +7,7 @@ Works on pieces, and the pieces that come out add up to the same message whereve
 follows a grammar without a thought in it begins with its content, whatever that looks like.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from cairn.models.tokenizer import Tokenizer
@@ -19,7 +19,6 @@ from cairn.serve.http.protocol.answers import (
     ChatMessage,
     FunctionCall,
     Reason,
-    ReasoningTokens,
     ToolCall,
 )
 from cairn.serve.http.tools.tool_parser import (
@@ -75,8 +74,8 @@ class Calls:
         self._parser: ToolParser = tool_parser(offer.format, offer.plan.allowed)
 
     def push(self, text: str, ended: bool) -> list[ChatDelta]:
-        found = self._parts(self._parser.push(text))
-        return found + self._parts(self._parser.flush()) if ended else found
+        deltas = self._parts(self._parser.push(text))
+        return deltas + self._parts(self._parser.flush()) if ended else deltas
 
     def reason(self, reason: Reason | None) -> Reason | None:
         return "tool_calls" if reason == "stop" and self._parser.calls else reason
@@ -86,8 +85,8 @@ class Calls:
         return self._parser.unfinished
 
     def _parts(self, parsed: Parsed) -> list[ChatDelta]:
-        said = [ChatDelta(content=parsed.content)] if parsed.content else []
-        return said + [
+        deltas = [ChatDelta(content=parsed.content)] if parsed.content else []
+        return deltas + [
             ChatDelta(tool_calls=[self._call(call)])
             for call in parsed.calls
             if self._offer.plan.parallel or call.index == 0  # one was asked for: the first
@@ -148,23 +147,17 @@ def keeps_marks(
     return looks and not marks.isdisjoint(tokenizer.special_ids)
 
 
-def reasoning_tokens(thoughts: Iterable[str], tokenizer: Tokenizer, made: int) -> ReasoningTokens:
-    """Of `made` tokens those that are thoughts, as the tokenizer reads them; the marks around them are not counted."""
-    count = sum(len(tokenizer.encode(thought, special=False)) for thought in thoughts if thought)
-    return ReasoningTokens(min(count, made))
-
-
 def joined(parts: Sequence[ChatDelta], unfinished: Unfinished | None = None) -> ChatMessage:
     """The parts of a whole answer as one message. A call that was cut off is text: its arguments are incomplete."""
     message = ChatMessage(content="".join(part.content or "" for part in parts))
     reasoning = "".join(part.reasoning_content or "" for part in parts)
     if reasoning:
         message.reasoning_content = reasoning
-    found = [call for part in parts for call in part.tool_calls or ()]
-    if unfinished is not None and any(call.index == unfinished.index for call in found):
-        found = [call for call in found if call.index != unfinished.index]
+    parts_of_calls = [call for part in parts for call in part.tool_calls or ()]
+    if unfinished is not None and any(call.index == unfinished.index for call in parts_of_calls):
+        parts_of_calls = [call for call in parts_of_calls if call.index != unfinished.index]
         message.content = (message.content or "") + unfinished.text
-    calls = _joined_calls(found)
+    calls = _joined_calls(parts_of_calls)
     if calls:
         message.tool_calls = calls
         message.content = message.content or None
@@ -173,12 +166,12 @@ def joined(parts: Sequence[ChatDelta], unfinished: Unfinished | None = None) -> 
 
 def _joined_calls(parts: Sequence[ToolCall]) -> list[ToolCall]:
     """The first part of a call has its id and its name, and all have arguments."""
-    found: dict[int | None, tuple[ToolCall, FunctionCall]] = {}
+    by_index: dict[int | None, tuple[ToolCall, FunctionCall]] = {}
     for part in parts:
         function = part.function or FunctionCall()
-        if part.index not in found:
+        if part.index not in by_index:
             whole = FunctionCall(name=function.name, arguments="")
-            found[part.index] = ToolCall(id=part.id, type=part.type, function=whole), whole
-        whole = found[part.index][1]
+            by_index[part.index] = ToolCall(id=part.id, type=part.type, function=whole), whole
+        whole = by_index[part.index][1]
         whole.arguments = (whole.arguments or "") + (function.arguments or "")
-    return [call for call, _ in found.values()]
+    return [call for call, _ in by_index.values()]

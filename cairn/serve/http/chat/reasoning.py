@@ -80,8 +80,8 @@ class ReasoningSplitter:
             case "reasoning":
                 return self._think()
             case _:
-                said, self._held = self._held, ""
-                return said
+                text, self._held = self._held, ""
+                return text
 
     def _begin(self) -> str:
         bare = self._held.lstrip(_SPACE)
@@ -94,8 +94,8 @@ class ReasoningSplitter:
         return ""
 
     def _think(self) -> str:
-        thought, found, behind = self._held.partition(self._close)
-        if found:
+        thought, mark, behind = self._held.partition(self._close)
+        if mark:
             self._held, self._state = behind, "gap"
             return thought.rstrip(_SPACE)
         # Spaces are held back together with what may be the mark: they go with it if it comes.

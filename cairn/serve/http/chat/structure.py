@@ -54,12 +54,12 @@ class Offer(NamedTuple):
     hidden: bool  # the marks of a call are special tokens, so the text has to keep them
 
 
-def offer_of(service: Service, asked: ChatRequest) -> Offer | None:
+def offer_of(service: Service, payload: ChatRequest) -> Offer | None:
     """None: no tools are shown, and calls are not looked for."""
-    plan = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
+    plan = read_tools(payload.tools, payload.tool_choice, payload.parallel_tool_calls)
     if not plan.shown:
         return None
-    templates = templates_of(service, asked)
+    templates = templates_of(service, payload)
     taught = format_of(templates.sources[templates.choose(with_tools=True)])
     format = taught or GENERIC  # described in the system message by `conversation`
     return Offer(plan, format, hides_marks(format, service.tokenizer))
@@ -103,17 +103,17 @@ def _with_calls(guide: Guide | None, offer: Offer, tokenizer: Tokenizer) -> Guid
     return guide if calls is None else either(calls, guide)
 
 
-def guide_of(asked: SamplingFields) -> Guide | None:
+def guide_of(payload: SamplingFields) -> Guide | None:
     """The shape that the fields of a request ask for."""
     return read_guide(
-        response_format=asked.response_format,
-        structured_outputs=asked.structured_outputs,
-        guided_json=asked.guided_json,
-        guided_regex=asked.guided_regex,
-        guided_choice=asked.guided_choice,
-        guided_grammar=asked.guided_grammar,
-        grammar=asked.grammar or None,
-        json_schema=asked.json_schema,
+        response_format=payload.response_format,
+        structured_outputs=payload.structured_outputs,
+        guided_json=payload.guided_json,
+        guided_regex=payload.guided_regex,
+        guided_choice=payload.guided_choice,
+        guided_grammar=payload.guided_grammar,
+        grammar=payload.grammar or None,
+        json_schema=payload.json_schema,
     )
 
 
@@ -164,5 +164,5 @@ def _rule(guide: Guide) -> str:
             return f"%lark {{\n{guide.text}\n}}"
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
+def _escaped(match: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(match[0], match[0])

@@ -53,13 +53,13 @@ def _card(service: Service, served: ServedModel) -> ModelCard:
 
 
 async def health(service: Service, call: Call, body: bytes) -> JSON:
-    found = service.health()
-    return JSON(found, 200 if found.status in READY else 503)
+    status = service.health()
+    return JSON(status, 200 if status.status in READY else 503)
 
 
 async def live(service: Service, call: Call, body: bytes) -> JSON:
-    found = service.health()
-    return JSON(found, 503 if found.status in HOPELESS else 200)
+    health = service.health()
+    return JSON(health, 503 if health.status in HOPELESS else 200)
 
 
 async def version(service: Service, call: Call, body: bytes) -> JSON:

@@ -40,21 +40,21 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
 
 async def load_adapter(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
-    asked = decode(body, LoadAdapterRequest)
+    payload = decode(body, LoadAdapterRequest)
     load = service.serving.load_adapter
     try:
-        await asyncio.to_thread(load, asked.lora_name, asked.lora_path, asked.load_inplace)
+        await asyncio.to_thread(load, payload.lora_name, payload.lora_path, payload.load_inplace)
     except CairnError as error:
-        said = f"the adapter {asked.lora_name} was not loaded: {error}"
-        raise Refusal(400, said, param="lora_path", code="adapter_not_loaded") from None
-    return JSON(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+        message = f"the adapter {payload.lora_name} was not loaded: {error}"
+        raise Refusal(400, message, param="lora_path", code="adapter_not_loaded") from None
+    return JSON(f"Success: LoRA adapter '{payload.lora_name}' added successfully.")
 
 
 async def unload_adapter(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
-    asked = decode(body, UnloadAdapterRequest)
+    payload = decode(body, UnloadAdapterRequest)
     try:
-        await asyncio.to_thread(service.serving.unload_adapter, asked.lora_name)
+        await asyncio.to_thread(service.serving.unload_adapter, payload.lora_name)
     except ModelNotServed as error:
         raise Refusal(404, error.message, param="lora_name", code="model_not_found") from None
-    return JSON(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+    return JSON(f"Success: LoRA adapter '{payload.lora_name}' removed successfully.")

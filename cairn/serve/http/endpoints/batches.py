@@ -32,13 +32,13 @@ async def create_file(service: Service, call: Call, body: bytes) -> JSON:
             raise Refusal(400, f"{name} is missing", param=name, code="missing_field")
     purpose = parts["purpose"].content.decode("utf-8", "replace")
     if purpose != "batch":
-        said = (
+        message = (
             f"purpose is {purpose[:40]!r}; this server uses files for batches: it has to be batch"
         )
-        raise Refusal(400, said, param="purpose")
+        raise Refusal(400, message, param="purpose")
     if not parts["file"].content:
-        said = "the file is empty; send one line of JSON for each request"
-        raise Refusal(400, said, param="file", code="empty_file")
+        message = "the file is empty; send one line of JSON for each request"
+        raise Refusal(400, message, param="file", code="empty_file")
     filename = (parts["file"].filename or "upload")[:LONGEST_NAME]
     return JSON(files.put(call.holder, filename, purpose, parts["file"].content))
 
@@ -47,9 +47,9 @@ async def list_files(service: Service, call: Call, body: bytes) -> JSON:
     files = _runner(service).store.files.of(call.holder)
     if (purpose := query_of(call).get("purpose")) is not None:
         files = [file for file in files if file.purpose == purpose]
-    found, more = _page(call, in_order(call, files))
-    first, last = _ends(found)
-    return JSON(FileList(data=found, has_more=more, first_id=first, last_id=last))
+    page, more = _page(call, in_order(call, files))
+    first, last = _ends(page)
+    return JSON(FileList(data=page, has_more=more, first_id=first, last_id=last))
 
 
 async def get_file(service: Service, call: Call, body: bytes) -> JSON:
@@ -79,9 +79,9 @@ async def create_batch(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def list_batches(service: Service, call: Call, body: bytes) -> JSON:
-    found, more = _page(call, _runner(service).store.of(call.holder))
-    first, last = _ends(found)
-    return JSON(BatchList(data=found, has_more=more, first_id=first, last_id=last))
+    page, more = _page(call, _runner(service).store.of(call.holder))
+    first, last = _ends(page)
+    return JSON(BatchList(data=page, has_more=more, first_id=first, last_id=last))
 
 
 async def get_batch(service: Service, call: Call, body: bytes) -> JSON:
@@ -100,8 +100,10 @@ async def cancel_batch(service: Service, call: Call, body: bytes) -> JSON:
 
 def _runner(service: Service) -> BatchRunner:
     if service.batches is None:
-        said = "this server keeps no files and runs no batches: start it with --batch-folder FOLDER"
-        raise Refusal(404, said, code="unsupported")
+        message = (
+            "this server keeps no files and runs no batches: start it with --batch-folder FOLDER"
+        )
+        raise Refusal(404, message, code="unsupported")
     return service.batches
 
 

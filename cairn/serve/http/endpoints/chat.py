@@ -9,8 +9,9 @@ import msgspec
 
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
-from cairn.serve.http.chat.reader import joined, reasoning_tokens
+from cairn.serve.http.chat.reader import joined
 from cairn.serve.http.chat.structure import guide_of
+from cairn.serve.http.chat.thought_tokens import thought_tokens
 from cairn.serve.http.endpoints.logprobs import chat_logprobs, prompt_rows
 from cairn.serve.http.protocol.answers import (
     ChatChoice,
@@ -19,6 +20,7 @@ from cairn.serve.http.protocol.answers import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
+    ReasoningTokens,
     Usage,
     reason_of,
 )
@@ -29,50 +31,51 @@ from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes, last_events
+from cairn.serve.job import Job
 
 
 async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | None:
-    asked = decode(body, ChatRequest)
-    model = service.check_model(asked.model)
-    if asked.top_logprobs is not None and not asked.logprobs:
+    payload = decode(body, ChatRequest)
+    model = service.check_model(payload.model)
+    if payload.top_logprobs is not None and not payload.logprobs:
         raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
-    _check_offered(asked)
-    service.admission.check(asked.n or 1)
-    most = asked.max_completion_tokens or asked.max_tokens
-    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    prepared = await prepare_chat(service, asked, guide_of(asked), most, logprobs)
-    reply = ChatReply(service, asked, prepared, model, call)
+    _check_offered(payload)
+    service.admission.check(payload.n or 1)
+    most = payload.max_completion_tokens or payload.max_tokens
+    logprobs = (payload.top_logprobs or 0) if payload.logprobs else None
+    prepared = await prepare_chat(service, payload, guide_of(payload), most, logprobs)
+    reply = ChatReply(service, payload, prepared, model, call)
     exchange = Exchange(
-        service, call, [prepared.request], model, stream=asked.stream, ledger=asked.ledger
+        service, call, [prepared.request], model, stream=payload.stream, ledger=payload.ledger
     )
     async with exchange:
-        if asked.stream:
+        if payload.stream:
             await exchange.stream(ChunkWriter(reply, exchange))
             return None
         await exchange.finish()
         return JSON(reply.whole(exchange), headers={"x-request-id": call.id})
 
 
-def _check_offered(asked: ChatRequest) -> None:
+def _check_offered(payload: ChatRequest) -> None:
     """An answer without what these ask for would look as if the model had not wanted it."""
-    if asked.functions:
+    if payload.functions:
         raise Refusal(400, "functions is given; use tools", param="functions", code="unsupported")
-    if asked.web_search_options is not None:
-        said = "web_search_options is given; this server runs no tools itself"
-        raise Refusal(400, said, param="web_search_options", code="unsupported")
-    other = [kind for kind in asked.modalities or () if kind != "text"]
+    if payload.web_search_options is not None:
+        message = "web_search_options is given; this server runs no tools itself"
+        raise Refusal(400, message, param="web_search_options", code="unsupported")
+    other = [kind for kind in payload.modalities or () if kind != "text"]
     if other:
-        said = f"modalities has {other[0][:40]!r}; this server answers with text"
-        raise Refusal(400, said, param="modalities", code="unsupported")
+        message = f"modalities has {other[0][:40]!r}; this server answers with text"
+        raise Refusal(400, message, param="modalities", code="unsupported")
 
 
 class ChatReply:
     """How the answers to one request are written."""
 
     def __init__(
-        self, service: Service, asked: ChatRequest, prepared: PreparedChat, model: str, call: Call
+        self, service: Service, payload: ChatRequest, prepared: PreparedChat, model: str, call: Call
     ) -> None:
-        self.service, self.asked = service, asked
+        self.service, self.payload = service, payload
         self.prompt, self.readers = prepared.prompt, prepared.readers
         self.id, self.model, self.created = f"chatcmpl-{call.id}", model, int(time.time())
         self._thoughts: dict[int, list[str]] = {}  # by answer: of several the parts come mixed
@@ -90,7 +93,7 @@ class ChatReply:
                 finish_reason=reader.reason(reason_of(done)),
                 stop_reason=done.stop_reason,
             )
-            if self.asked.return_token_ids:
+            if self.payload.return_token_ids:
                 choice.token_ids = done.token_ids
             choices.append(choice)
         whole = ChatCompletion(
@@ -100,9 +103,9 @@ class ChatReply:
             choices=choices,
             usage=self.usage(exchange),
         )
-        if self.asked.return_token_ids:
+        if self.payload.return_token_ids:
             whole.prompt_token_ids = self.prompt.token_ids
-        if (most := self.asked.prompt_logprobs) is not None:
+        if (most := self.payload.prompt_logprobs) is not None:
             tokenizer = self.service.serving.opened.tokenizer
             whole.prompt_logprobs = prompt_rows(exchange.jobs[0], most, tokenizer)
         return whole
@@ -110,8 +113,8 @@ class ChatReply:
     def logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if output.logprobs is None:
             return None
-        top, tokenizer = self.asked.top_logprobs or 0, self.service.serving.opened.tokenizer
-        as_ids = self.asked.return_tokens_as_token_ids is True
+        top, tokenizer = self.payload.top_logprobs or 0, self.service.serving.opened.tokenizer
+        as_ids = self.payload.return_tokens_as_token_ids is True
         rows = chat_logprobs(output.token_ids, output.logprobs, top, tokenizer, as_ids)
         return ChatLogprobs(rows)
 
@@ -123,18 +126,21 @@ class ChatReply:
         return parts
 
     def usage(self, exchange: Exchange, ended: bool = True) -> Usage:
-        made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
-        asked = len(self.prompt.token_ids)
-        # Not while an answer grows: its thoughts would be read again for each of its tokens.
-        thoughts = map("".join, self._thoughts.values()) if ended else ()
-        tokenizer = self.service.tokenizer
+        completion_tokens = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
+        prompt_tokens = len(self.prompt.token_ids)
+        # Not while an answer grows: its tokens would be looked at again for each new one.
+        thoughts = sum(map(self._thought_tokens, exchange.jobs)) if ended else 0
         return Usage(
-            prompt_tokens=asked,
-            completion_tokens=made,
-            total_tokens=asked + made,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=exchange.prompt_details,
-            completion_tokens_details=reasoning_tokens(thoughts, tokenizer, made),
+            completion_tokens_details=ReasoningTokens(thoughts),
         )
+
+    def _thought_tokens(self, job: Job) -> int:
+        thought = "".join(self._thoughts.get(job.answer.index, ()))
+        return thought_tokens(job.answer.whole.token_ids, thought, self.service.tokenizer)
 
     def chunk(
         self,
@@ -150,17 +156,17 @@ class ChatReply:
         reader, index = self.readers[delta.index], delta.index
         parts = self._read(delta)
         reason = reader.reason(reason_of(delta))
-        if not parts and (reason is not None or delta.logprobs or self.asked.return_token_ids):
+        if not parts and (reason is not None or delta.logprobs or self.payload.return_token_ids):
             parts = [ChatDelta()]
-        made = [ChatChunkChoice(index=index, delta=part) for part in parts]
-        if made:
-            made[0].logprobs = self.logprobs(delta)
-            made[-1].finish_reason = reason
+        choices = [ChatChunkChoice(index=index, delta=part) for part in parts]
+        if choices:
+            choices[0].logprobs = self.logprobs(delta)
+            choices[-1].finish_reason = reason
             if delta.finished:
-                made[-1].stop_reason = delta.stop_reason
-            if self.asked.return_token_ids:
-                made[0].token_ids = delta.token_ids
-        return made
+                choices[-1].stop_reason = delta.stop_reason
+            if self.payload.return_token_ids:
+                choices[0].token_ids = delta.token_ids
+        return choices
 
 
 class ChunkWriter:
@@ -168,9 +174,11 @@ class ChunkWriter:
 
     def __init__(self, reply: ChatReply, exchange: Exchange) -> None:
         self.reply, self.exchange = reply, exchange
-        asked = reply.asked
-        self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
-        self._same = not (asked.wants_running_usage or asked.logprobs or asked.return_token_ids)
+        payload = reply.payload
+        self._usage = None if payload.wants_usage else msgspec.UNSET  # of a chunk that has none
+        self._same = not (
+            payload.wants_running_usage or payload.logprobs or payload.return_token_ids
+        )
         self._greeted: set[int] = set()
         self._plain: dict[int, Template] = {}  # by answer, once all that follows is content
 
@@ -191,13 +199,13 @@ class ChunkWriter:
         if self._same and index not in self._plain and reply.readers[index].passes:
             more = ChatChunkChoice(index=index, delta=ChatDelta(content=HOLE))
             self._plain[index] = Template(reply.chunk([more], self._usage))
-        running = reply.asked.wants_running_usage
+        running = reply.payload.wants_running_usage
         usage = reply.usage(self.exchange, ended=False) if running else self._usage
         return [reply.chunk([choice], usage) for choice in choices]
 
     def last(self) -> bytes:
         reply = self.reply
-        if not reply.asked.wants_usage:
+        if not reply.payload.wants_usage:
             return last_events()
         return last_events(reply.chunk([], reply.usage(self.exchange)))
 

@@ -63,29 +63,29 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 async def cohere_embed(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, CohereEmbedRequest)
-    texts = _texts(asked)
-    types = list(dict.fromkeys(asked.embedding_types or FLOAT))
-    _check_width(types, asked.output_dimension, service.serving.vectors.width)
+    payload = decode(body, CohereEmbedRequest)
+    texts = _texts(payload)
+    types = list(dict.fromkeys(payload.embedding_types or FLOAT))
+    _check_width(types, payload.output_dimension, service.serving.vectors.width)
     request = EmbeddingRequest(
         input=[*texts],
-        model=asked.model,
-        dimensions=asked.output_dimension,
+        model=payload.model,
+        dimensions=payload.output_dimension,
         normalize=True,
-        prompt_name=prompt_name(service.serving.vectors.rules, asked.input_type),
-        truncate_prompt_tokens=_most_tokens(asked, service.serving.limits.longest_text),
-        truncation_side="left" if asked.truncate == "START" else "right",
-        priority=asked.priority,
+        prompt_name=prompt_name(service.serving.vectors.rules, payload.input_type),
+        truncate_prompt_tokens=_most_tokens(payload, service.serving.limits.longest_text),
+        truncation_side="left" if payload.truncate == "START" else "right",
+        priority=payload.priority,
     )
-    made = await embedded(service, call, request)
+    embeddings = await embedded(service, call, request)
     return JSON(
         {
             "id": call.id,
-            "embeddings": {kind: MADE_AS[kind](made.vectors_BD) for kind in types},
+            "embeddings": {kind: MADE_AS[kind](embeddings.vectors_BD) for kind in types},
             "texts": texts,
             "meta": {
                 "api_version": {"version": "2"},
-                "billed_units": {"input_tokens": made.tokens},
+                "billed_units": {"input_tokens": embeddings.tokens},
             },
             "response_type": "embeddings_by_type",
         }
@@ -93,10 +93,10 @@ async def cohere_embed(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def cohere_rerank(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, RerankRequest)
-    if asked.truncate_prompt_tokens is None:
-        asked.truncate_prompt_tokens = WHOLE
-    return await reranked(service, call, asked)
+    payload = decode(body, RerankRequest)
+    if payload.truncate_prompt_tokens is None:
+        payload.truncate_prompt_tokens = WHOLE
+    return await reranked(service, call, payload)
 
 
 class CohereError(msgspec.Struct, kw_only=True):
@@ -113,50 +113,52 @@ def prompt_name(rules: PoolingRules, kind: InputType | None) -> str | None:
     return next((name for name in names if name in rules.prompts), None)
 
 
-def _texts(asked: CohereEmbedRequest) -> list[str]:
-    if asked.images or asked.input_type == "image":
+def _texts(payload: CohereEmbedRequest) -> list[str]:
+    if payload.images or payload.input_type == "image":
         raise Refusal(
             400, "images are not embedded; give texts", param="images", code="unsupported"
         )
-    if (asked.texts is None) == (asked.inputs is None):
-        said = "texts and inputs are given" if asked.texts is not None else "texts is missing"
-        raise Refusal(400, f"{said}; give one of texts and inputs", param="texts")
-    if asked.texts is not None:
-        found = asked.texts
+    if (payload.texts is None) == (payload.inputs is None):
+        message = "texts and inputs are given" if payload.texts is not None else "texts is missing"
+        raise Refusal(400, f"{message}; give one of texts and inputs", param="texts")
+    if payload.texts is not None:
+        texts = payload.texts
     else:
-        found = [_text(one, at) for at, one in enumerate(asked.inputs or ())]
-    if not found:
+        texts = [_text(one, at) for at, one in enumerate(payload.inputs or ())]
+    if not texts:
         raise Refusal(400, "texts is an empty list", param="texts")
-    return found
+    return texts
 
 
-def _text(given: CohereInput, at: int) -> str:
+def _text(value: CohereInput, at: int) -> str:
     """Of an input that is one text."""
-    kinds = [part.type for part in given.content]
-    if kinds != ["text"] or given.content[0].text is None:
-        said = f"inputs[{at}].content has {', '.join(kinds) or 'nothing'}; it has to be one text"
-        raise Refusal(400, said, param="inputs")
-    return given.content[0].text
+    kinds = [part.type for part in value.content]
+    if kinds != ["text"] or value.content[0].text is None:
+        message = f"inputs[{at}].content has {', '.join(kinds) or 'nothing'}; it has to be one text"
+        raise Refusal(400, message, param="inputs")
+    return value.content[0].text
 
 
-def _most_tokens(asked: CohereEmbedRequest, longest: int) -> int | None:
-    if asked.truncate != "NONE":
-        return WHOLE if asked.max_tokens is None else min(asked.max_tokens, longest)
-    if asked.max_tokens is not None:
-        said = "max_tokens cuts texts, and truncate is NONE; leave one of them out"
-        raise Refusal(400, said, param="max_tokens")
+def _most_tokens(payload: CohereEmbedRequest, longest: int) -> int | None:
+    if payload.truncate != "NONE":
+        return WHOLE if payload.max_tokens is None else min(payload.max_tokens, longest)
+    if payload.max_tokens is not None:
+        message = "max_tokens cuts texts, and truncate is NONE; leave one of them out"
+        raise Refusal(400, message, param="max_tokens")
     return None
 
 
-def _check_width(types: list[EmbeddingType], asked: int | None, width: int) -> None:
-    if asked is not None and asked > width:
-        said = f"output_dimension is {asked}; it has to be between 1 and {width}"
-        raise Refusal(400, said, param="output_dimension")
+def _check_width(types: list[EmbeddingType], dimensions: int | None, width: int) -> None:
+    if dimensions is not None and dimensions > width:
+        message = f"output_dimension is {dimensions}; it has to be between 1 and {width}"
+        raise Refusal(400, message, param="output_dimension")
     packed = [kind for kind in types if kind in ("binary", "ubinary")]
-    if packed and (asked or width) % 8:
-        said = f"{packed[0]} packs 8 dimensions into a byte, and vectors have {asked or width}"
+    if packed and (dimensions or width) % 8:
+        message = (
+            f"{packed[0]} packs 8 dimensions into a byte, and vectors have {dimensions or width}"
+        )
         hint = "use an output_dimension that 8 divides"
-        raise Refusal(400, f"{said}; {hint}", param="embedding_types")
+        raise Refusal(400, f"{message}; {hint}", param="embedding_types")
 
 
 # -- number types -----------------------------------------------------------------------------------

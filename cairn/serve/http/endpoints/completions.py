@@ -41,49 +41,51 @@ MOST_PROMPTS = 1024
 
 
 async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
-    asked = decode(body, CompletionRequest)
-    model = service.check_model(asked.model)
-    _check(asked)
-    service.admission.check(count_inputs(asked.prompt) * (asked.n or 1))
-    prompts = await _prompts(service, asked)
-    grammar = await grammar_for(service, guide_of(asked))
-    reply = CompletionReply(service, asked, prompts, model, call)
+    payload = decode(body, CompletionRequest)
+    model = service.check_model(payload.model)
+    _check(payload)
+    service.admission.check(count_inputs(payload.prompt) * (payload.n or 1))
+    prompts = await _prompts(service, payload)
+    grammar = await grammar_for(service, guide_of(payload))
+    reply = CompletionReply(service, payload, prompts, model, call)
     requests = reply.requests(grammar)
-    exchange = Exchange(service, call, requests, model, stream=asked.stream, ledger=asked.ledger)
+    exchange = Exchange(
+        service, call, requests, model, stream=payload.stream, ledger=payload.ledger
+    )
     async with exchange:
-        if asked.stream:
+        if payload.stream:
             await exchange.stream(ChunkWriter(reply, exchange))
             return None
         await exchange.finish()
         return JSON(reply.whole(exchange), headers={"x-request-id": call.id})
 
 
-async def _prompts(service: Service, asked: CompletionRequest) -> list[Prompt]:
-    answer = DEFAULT_TOKENS if asked.max_tokens is None else max(asked.max_tokens, 1)
-    longest = service.most_prompt_tokens(asked.truncate_prompt_tokens, answer)
-    special = asked.add_special_tokens is not False
+async def _prompts(service: Service, payload: CompletionRequest) -> list[Prompt]:
+    answer = DEFAULT_TOKENS if payload.max_tokens is None else max(payload.max_tokens, 1)
+    longest = service.most_prompt_tokens(payload.truncate_prompt_tokens, answer)
+    special = payload.add_special_tokens is not False
     if longest is not None:
-        return await cut_inputs(service, asked.prompt, "prompt", MOST_PROMPTS, longest, special)
-    if not asked.suffix:
-        return await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS, special)
-    if not isinstance(asked.prompt, str):
+        return await cut_inputs(service, payload.prompt, "prompt", MOST_PROMPTS, longest, special)
+    if not payload.suffix:
+        return await read_inputs(service, payload.prompt, "prompt", MOST_PROMPTS, special)
+    if not isinstance(payload.prompt, str):
         raise Refusal(400, "suffix is given; prompt has to be one text then", param="prompt")
-    return [await infill_prompt(service, asked.prompt, asked.suffix, ("prompt", "suffix"))]
+    return [await infill_prompt(service, payload.prompt, payload.suffix, ("prompt", "suffix"))]
 
 
-def _check(asked: CompletionRequest) -> None:
-    if asked.suffix and asked.echo:
+def _check(payload: CompletionRequest) -> None:
+    if payload.suffix and payload.echo:
         raise Refusal(400, "echo and suffix are given; one of them is supported", param="suffix")
-    if asked.suffix and asked.truncate_prompt_tokens is not None:
-        said = "suffix and truncate_prompt_tokens are given; one of them is supported"
-        raise Refusal(400, said, param="truncate_prompt_tokens")
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+    if payload.suffix and payload.truncate_prompt_tokens is not None:
+        message = "suffix and truncate_prompt_tokens are given; one of them is supported"
+        raise Refusal(400, message, param="truncate_prompt_tokens")
+    if payload.best_of is not None and payload.best_of != (payload.n or 1):
         raise Refusal(
             400,
-            f"best_of is {asked.best_of}; only n ({asked.n or 1}) is supported",
+            f"best_of is {payload.best_of}; only n ({payload.n or 1}) is supported",
             param="best_of",
         )
-    if asked.max_tokens == 0 and not asked.echo:
+    if payload.max_tokens == 0 and not payload.echo:
         raise Refusal(
             400, "max_tokens is 0; it has to be at least 1, or echo true", param="max_tokens"
         )
@@ -95,39 +97,39 @@ class CompletionReply:
     def __init__(
         self,
         service: Service,
-        asked: CompletionRequest,
+        payload: CompletionRequest,
         prompts: list[Prompt],
         model: str,
         call: Call,
     ) -> None:
-        self.service, self.asked, self.prompts = service, asked, prompts
+        self.service, self.payload, self.prompts = service, payload, prompts
         self.tokenizer = service.serving.opened.tokenizer
-        self.n = asked.n or 1
-        self.top = asked.logprobs
-        self.as_ids = asked.return_tokens_as_token_ids is True
-        self.silent = asked.max_tokens == 0  # only the prompt is wanted
+        self.n = payload.n or 1
+        self.top = payload.logprobs
+        self.as_ids = payload.return_tokens_as_token_ids is True
+        self.silent = payload.max_tokens == 0  # only the prompt is wanted
         self._texts: dict[int, str] = {}  # of prompts that were given as ids
         self._begun: set[int] = set()  # answers of a stream
         self._offsets: dict[int, TextOffsets] = {}  # by answer, as far as its tokens have come
         self.id, self.model, self.created = f"cmpl-{call.id}", model, int(time.time())
 
     def requests(self, grammar: Grammar | None) -> list[GenerateRequest]:
-        priority, salt = self.asked.priority or 0, self.asked.cache_salt or ""
+        priority, salt = self.payload.priority or 0, self.payload.cache_salt or ""
         return [
             GenerateRequest(prompt.token_ids, self._params(prompt), priority, salt, grammar)
             for prompt in self.prompts
         ]
 
     def _params(self, prompt: Prompt) -> SamplingParams:
-        asked, context = self.asked, self.service.serving.limits.context
-        most = asked.max_tokens
+        payload, context = self.payload, self.service.serving.limits.context
+        most = payload.max_tokens
         if most is None:
             most = min(DEFAULT_TOKENS, max(1, context - len(prompt.token_ids)))
         most = min(most, self.service.config.max_request_tokens or most)
         # A prompt that fills the context can still be scored, but not continued.
-        scored = [asked.prompt_logprobs, self.top if asked.echo else None]
+        scored = [payload.prompt_logprobs, self.top if payload.echo else None]
         return SamplingParams(
-            **sampling_of(asked, self.service.serving.sampling),
+            **sampling_of(payload, self.service.serving.sampling),
             max_tokens=max(1, most),
             logprobs=self.top,
             prompt_logprobs=max((one for one in scored if one is not None), default=None),
@@ -141,30 +143,30 @@ class CompletionReply:
             done = job.answer.result()
             text = "" if self.silent else done.text
             choices.append(self.choice(done, text, self.logprobs(done), whole=True))
-            if self.asked.echo:
+            if self.payload.echo:
                 self.echo(choices[-1], exchange)
-            if (top := self.asked.prompt_logprobs) is not None:
+            if (top := self.payload.prompt_logprobs) is not None:
                 first = self._first(done.index, exchange)
                 choices[-1].prompt_logprobs = prompt_rows(first, top, self.tokenizer)
-        made = self.document(choices, self.usage(exchange))
-        if self.asked.return_token_ids:
-            made.weights_version = self.service.serving.engine.weights_version()
-        return made
+        document = self.document(choices, self.usage(exchange))
+        if self.payload.return_token_ids:
+            document.weights_version = self.service.serving.engine.weights_version()
+        return document
 
     def piece(self, delta: CompletionOutput, exchange: Exchange) -> CompletionChoice | None:
         """A choice of a stream; None while there is only half of a character, or of a stop string."""
         index = delta.index
         first = index not in self._begun
         self._begun.add(index)
-        echo = first and bool(self.asked.echo)
+        echo = first and bool(self.payload.echo)
         logprobs = self.logprobs(delta)
         choice = self.choice(delta, "" if self.silent else delta.text, logprobs, whole=first)
         if echo:
             self.echo(choice, exchange)
         # A model without a tokenizer never has a text: its tokens are seen by their events alone.
         textless = self.tokenizer is None
-        seen = choice.text or logprobs or self.asked.return_token_ids or textless
-        return choice if seen or delta.finished else None
+        has_content = choice.text or logprobs or self.payload.return_token_ids or textless
+        return choice if has_content or delta.finished else None
 
     def choice(
         self,
@@ -175,18 +177,18 @@ class CompletionReply:
         whole: bool,
     ) -> CompletionChoice:
         """`whole`: with what is said once, which in a stream is its first piece."""
-        made = CompletionChoice(
+        written = CompletionChoice(
             index=output.index,
             text=text,
             logprobs=logprobs,
             finish_reason=reason_of(output),
             stop_reason=output.stop_reason,
         )
-        if self.asked.return_token_ids:
-            made.token_ids = [] if self.silent else output.token_ids
+        if self.payload.return_token_ids:
+            written.token_ids = [] if self.silent else output.token_ids
             if whole:
-                made.prompt_token_ids = self.prompts[output.index // self.n].token_ids
-        return made
+                written.prompt_token_ids = self.prompts[output.index // self.n].token_ids
+        return written
 
     def logprobs(self, output: CompletionOutput) -> CompletionLogprobs | None:
         if self.top is None or output.logprobs is None:
@@ -198,8 +200,8 @@ class CompletionReply:
     def _answer_offsets(self, index: int) -> TextOffsets:
         if index not in self._offsets:
             prompt = self.prompts[index // self.n].token_ids
-            start = len(self.prompt_text(index)) if self.asked.echo else 0
-            skip = self.asked.skip_special_tokens is not False
+            start = len(self.prompt_text(index)) if self.payload.echo else 0
+            skip = self.payload.skip_special_tokens is not False
             self._offsets[index] = TextOffsets(
                 self.tokenizer, start=start, after=prompt, skip_special=skip
             )
@@ -222,9 +224,9 @@ class CompletionReply:
         if choice.logprobs is None or first.prompt_logprobs is None or self.top is None:
             return
         ids = first.request.prompt
-        found = readable_prompt(ids, first.prompt_logprobs, self.tokenizer)
+        entries = readable_prompt(ids, first.prompt_logprobs, self.tokenizer)
         offsets = self._prompt_offsets(choice.index)
-        before = completion_logprobs(ids, found, self.top, offsets, self.tokenizer, self.as_ids)
+        before = completion_logprobs(ids, entries, self.top, offsets, self.tokenizer, self.as_ids)
         for name in CompletionLogprobs.__struct_fields__:
             setattr(choice.logprobs, name, getattr(before, name) + getattr(choice.logprobs, name))
 
@@ -242,12 +244,14 @@ class CompletionReply:
         return self._texts[at]
 
     def usage(self, exchange: Exchange) -> Usage:
-        made = 0 if self.silent else sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
-        asked = sum(len(prompt.token_ids) for prompt in self.prompts)
+        completion_tokens = (
+            0 if self.silent else sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
+        )
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         return Usage(
-            prompt_tokens=asked,
-            completion_tokens=made,
-            total_tokens=asked + made,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=CachedTokens(exchange.cached),
         )
 
@@ -264,12 +268,12 @@ class ChunkWriter:
 
     def __init__(self, reply: CompletionReply, exchange: Exchange) -> None:
         self.reply, self.exchange = reply, exchange
-        asked = reply.asked
-        self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
+        payload = reply.payload
+        self._usage = None if payload.wants_usage else msgspec.UNSET  # of a chunk that has none
         special = (
-            asked.wants_running_usage,
-            asked.logprobs is not None,
-            asked.return_token_ids,
+            payload.wants_running_usage,
+            payload.logprobs is not None,
+            payload.return_token_ids,
             reply.silent,
             reply.tokenizer is None,
         )
@@ -291,13 +295,13 @@ class ChunkWriter:
             self._plain[index] = Template(reply.document([more], self._usage))
         if choice is None:
             return []
-        running = reply.asked.wants_running_usage
+        running = reply.payload.wants_running_usage
         usage = reply.usage(self.exchange) if running else self._usage
         return [reply.document([choice], usage)]
 
     def last(self) -> bytes:
         reply = self.reply
-        if not reply.asked.wants_usage:
+        if not reply.payload.wants_usage:
             return last_events()
         return last_events(reply.document([], reply.usage(self.exchange)))
 

@@ -49,45 +49,45 @@ class OllamaEmbedding(msgspec.Struct, kw_only=True):
 
 
 async def embed(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, EmbedRequest)
+    payload = decode(body, EmbedRequest)
     request = EmbeddingRequest(
-        input=asked.inputs,
-        dimensions=asked.dimensions,
-        normalize=asked.normalize,
-        prompt_name=asked.prompt_name,
-        truncate_prompt_tokens=WHOLE if asked.truncate else None,
+        input=payload.inputs,
+        dimensions=payload.dimensions,
+        normalize=payload.normalize,
+        prompt_name=payload.prompt_name,
+        truncate_prompt_tokens=WHOLE if payload.truncate else None,
     )
     return JSON((await embedded(service, call, request)).vectors_BD.tolist())
 
 
 async def api_embed(service: Service, call: Call, body: bytes) -> JSON:
-    began, asked = time.monotonic_ns(), decode(body, OllamaEmbed)
+    began, payload = time.monotonic_ns(), decode(body, OllamaEmbed)
     request = EmbeddingRequest(
-        input=[asked.input] if isinstance(asked.input, str) else [*asked.input],
-        model=served_name(service, asked.model),
-        dimensions=asked.dimensions,
+        input=[payload.input] if isinstance(payload.input, str) else [*payload.input],
+        model=served_name(service, payload.model),
+        dimensions=payload.dimensions,
         normalize=True,
-        truncate_prompt_tokens=WHOLE if asked.truncate else None,
+        truncate_prompt_tokens=WHOLE if payload.truncate else None,
     )
-    made = await embedded(service, call, request)
+    embeddings = await embedded(service, call, request)
     return JSON(
         {
-            "model": asked.model,
-            "embeddings": made.vectors_BD.tolist(),
+            "model": payload.model,
+            "embeddings": embeddings.vectors_BD.tolist(),
             "total_duration": time.monotonic_ns() - began,
             "load_duration": 0,
-            "prompt_eval_count": made.tokens,
+            "prompt_eval_count": embeddings.tokens,
         }
     )
 
 
 async def api_embeddings(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, OllamaEmbedding)
+    payload = decode(body, OllamaEmbedding)
     request = EmbeddingRequest(
-        input=asked.prompt,
-        model=served_name(service, asked.model),
+        input=payload.prompt,
+        model=served_name(service, payload.model),
         normalize=False,
         truncate_prompt_tokens=WHOLE,
     )
-    made = await embedded(service, call, request)
-    return JSON({"embedding": made.vectors_BD[0].tolist()})
+    embeddings = await embedded(service, call, request)
+    return JSON({"embedding": embeddings.vectors_BD[0].tolist()})

@@ -73,27 +73,29 @@ class Embedded(NamedTuple):
 
 
 async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, EmbeddingRequest)
-    made = await embedded(service, call, asked)
-    as_text = asked.encoding_format == "base64"
+    payload = decode(body, EmbeddingRequest)
+    computed = await embedded(service, call, payload)
+    as_text = payload.encoding_format == "base64"
     data = [
         Embedding(index=at, embedding=encoded(vector_D) if as_text else vector_D.tolist())
-        for at, vector_D in enumerate(made.vectors_BD)
+        for at, vector_D in enumerate(computed.vectors_BD)
     ]
-    usage = EmbeddingUsage(prompt_tokens=made.tokens, total_tokens=made.tokens)
-    return JSON(EmbeddingList(model=made.model, data=data, usage=usage))
+    usage = EmbeddingUsage(prompt_tokens=computed.tokens, total_tokens=computed.tokens)
+    return JSON(EmbeddingList(model=computed.model, data=data, usage=usage))
 
 
-async def embedded(service: Service, call: Call, asked: EmbeddingRequest) -> Embedded:
-    model = service.check_model(asked.model)
+async def embedded(service: Service, call: Call, payload: EmbeddingRequest) -> Embedded:
+    model = service.check_model(payload.model)
     vectors = service.serving.vectors
-    if asked.dimensions is not None and asked.dimensions > vectors.width:
-        said = f"dimensions is {asked.dimensions}; it has to be between 1 and {vectors.width}"
-        raise Refusal(400, said, param="dimensions")
-    texts = await _read(service, asked)
-    pooling = asked.pooling or vectors.rules.pooling
-    pooled_BD, tokens = await pool(service, call, texts, pooling, model, asked.priority or 0)
-    return Embedded(vectors.embeddings(pooled_BD, asked.dimensions, asked.normalize), tokens, model)
+    if payload.dimensions is not None and payload.dimensions > vectors.width:
+        message = f"dimensions is {payload.dimensions}; it has to be between 1 and {vectors.width}"
+        raise Refusal(400, message, param="dimensions")
+    texts = await _read(service, payload)
+    pooling = payload.pooling or vectors.rules.pooling
+    pooled_BD, tokens = await pool(service, call, texts, pooling, model, payload.priority or 0)
+    return Embedded(
+        vectors.embeddings(pooled_BD, payload.dimensions, payload.normalize), tokens, model
+    )
 
 
 async def pool(
@@ -109,9 +111,9 @@ async def pool(
     requests = [GenerateRequest(text.ids, params, priority, segment=text.segment) for text in texts]
     async with Exchange(service, call, requests, model) as exchange:
         await exchange.finish()
-        found = [job.pooled for job in exchange.jobs]
-    whole = [one for one in found if one is not None]
-    if len(whole) < len(found):  # it was ended before it was computed
+        vectors = [job.pooled for job in exchange.jobs]
+    whole = [one for one in vectors if one is not None]
+    if len(whole) < len(vectors):  # it was ended before it was computed
         raise Refusal(
             503,
             "the request was ended before all of its inputs were computed",
@@ -121,15 +123,15 @@ async def pool(
     return matrix_of(whole), sum(len(text.ids) for text in texts)
 
 
-def longest_text(service: Service, asked: int | None) -> int | None:
+def longest_text(service: Service, limit: int | None) -> int | None:
     """How many tokens a text is cut to; None: it is refused where it is too long."""
-    if asked is None:
+    if limit is None:
         return None
     context = service.serving.limits.longest_text
-    if asked != -1 and not 1 <= asked <= context:
-        said = f"truncate_prompt_tokens is {asked}; it has to be -1 or between 1 and {context}"
-        raise Refusal(400, said, param="truncate_prompt_tokens")
-    return context if asked == -1 else asked
+    if limit != -1 and not 1 <= limit <= context:
+        message = f"truncate_prompt_tokens is {limit}; it has to be -1 or between 1 and {context}"
+        raise Refusal(400, message, param="truncate_prompt_tokens")
+    return context if limit == -1 else limit
 
 
 def most_inputs(service: Service) -> int:
@@ -137,18 +139,20 @@ def most_inputs(service: Service) -> int:
     return min(MOST_INPUTS, rules.rows + rules.waiting)
 
 
-async def _read(service: Service, asked: EmbeddingRequest) -> list[TextIds]:
+async def _read(service: Service, payload: EmbeddingRequest) -> list[TextIds]:
     """Texts behind their prompt, or token ids as they are."""
-    special = asked.add_special_tokens is not False
-    most, limit = longest_text(service, asked.truncate_prompt_tokens), most_inputs(service)
-    prompt = service.serving.vectors.rules.prompt(asked.prompt_name)
-    given = [asked.input] if isinstance(asked.input, str) else asked.input
-    texts = [one for one in given if isinstance(one, str)]
-    if not given or len(texts) < len(given):
+    special = payload.add_special_tokens is not False
+    most, limit = longest_text(service, payload.truncate_prompt_tokens), most_inputs(service)
+    prompt = service.serving.vectors.rules.prompt(payload.prompt_name)
+    inputs = [payload.input] if isinstance(payload.input, str) else payload.input
+    texts = [one for one in inputs if isinstance(one, str)]
+    if not inputs or len(texts) < len(inputs):
         cuts = most is not None
-        found = await read_inputs(service, asked.input, "input", limit, special, any_length=cuts)
-        side = asked.truncation_side or "right"
-        return [TextIds(_cut(one.token_ids, most, side)) for one in found]
+        prompts = await read_inputs(
+            service, payload.input, "input", limit, special, any_length=cuts
+        )
+        side = payload.truncation_side or "right"
+        return [TextIds(_cut(one.token_ids, most, side)) for one in prompts]
     return await encode_all(
         service,
         [prompt + text for text in texts],
@@ -156,7 +160,7 @@ async def _read(service: Service, asked: EmbeddingRequest) -> list[TextIds]:
         most,
         limit,
         special,
-        asked.truncation_side or "right",
+        payload.truncation_side or "right",
     )
 
 
@@ -178,8 +182,8 @@ async def encode_all(
 ) -> list[TextIds]:
     """Many texts, or long ones, are tokenized beside the event loop."""
     if len(texts) > limit:
-        said = f"{field} holds {len(texts)} entries; at most {limit} fit into one request"
-        raise Refusal(400, said, param=field)
+        message = f"{field} holds {len(texts)} entries; at most {limit} fit into one request"
+        raise Refusal(400, message, param=field)
     if most is None:
         for text in texts:
             service.check_length(text, field)

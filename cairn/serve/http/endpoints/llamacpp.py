@@ -8,7 +8,7 @@ Names and defaults are llama.cpp's. `grammar` is GBNF or Lark; what is not suppo
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -57,6 +57,7 @@ LLAMA_DEFAULTS = {
     "min_p": 0.05,
     "repetition_penalty": 1.0,
 }
+AtMost = Annotated[int, msgspec.Meta(le=2**31 - 1)]  # tokens
 LOOK_S = 0.005  # between two looks at an answer that has a limit on its time
 
 
@@ -64,8 +65,8 @@ class LlamaFields(msgspec.Struct, kw_only=True):
     """What /completion and /infill share. null is the default, as in llama.cpp."""
 
     # Below 0, or without it and `max_tokens`: what the context leaves. 0: the prompt is read, nothing is said.
-    n_predict: int | None = None
-    max_tokens: int | None = None  # counts where there is no `n_predict`, as in llama.cpp
+    n_predict: AtMost | None = None
+    max_tokens: AtMost | None = None  # counts where there is no `n_predict`, as in llama.cpp
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -111,44 +112,46 @@ class InfillRequest(LlamaFields, kw_only=True):
 
 
 async def completion(service: Service, call: Call, body: bytes) -> JSON | None:
-    asked = decode(body, LlamaRequest)
-    _check(asked)
-    [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
-    return await _answer(service, call, asked, prompt)
+    payload = decode(body, LlamaRequest)
+    _check(payload)
+    [prompt] = await read_inputs(service, payload.prompt, "prompt", 1)
+    return await _answer(service, call, payload, prompt)
 
 
 async def infill(service: Service, call: Call, body: bytes) -> JSON | None:
     """The text between `input_prefix` and `input_suffix`, as editors ask for it."""
-    asked = decode(body, InfillRequest)
-    _check(asked)
-    texts, fields = (asked.input_prefix, asked.input_suffix), ("input_prefix", "input_suffix")
-    gap = await infill_prompt(service, *texts, fields, asked.input_extra)
-    begun = await service.encode(asked.prompt, special=False) if asked.prompt else []
-    return await _answer(service, call, asked, Prompt(gap.text, gap.token_ids + begun))
+    payload = decode(body, InfillRequest)
+    _check(payload)
+    texts, fields = (payload.input_prefix, payload.input_suffix), ("input_prefix", "input_suffix")
+    gap = await infill_prompt(service, *texts, fields, payload.input_extra)
+    begun = await service.encode(payload.prompt, special=False) if payload.prompt else []
+    return await _answer(service, call, payload, Prompt(gap.text, gap.token_ids + begun))
 
 
-def _check(asked: LlamaFields) -> None:
+def _check(payload: LlamaFields) -> None:
     for name, instead in REFUSED.items():
-        if getattr(asked, name):
+        if getattr(payload, name):
             raise Refusal(400, f"{name} is given; {instead}", param=name, code="unsupported")
     for name, neutral in NEUTRAL.items():
-        value = getattr(asked, name)
+        value = getattr(payload, name)
         off = value is None or value == neutral or (name == "top_n_sigma" and value <= 0)
         if not off:
-            said = f"{name} is {value:g}; this server does not have it: leave it out, or send {neutral}"
-            raise Refusal(400, said, param=name, code="unsupported")
+            message = f"{name} is {value:g}; this server does not have it: leave it out, or send {neutral}"
+            raise Refusal(400, message, param=name, code="unsupported")
 
 
-async def _answer(service: Service, call: Call, asked: LlamaFields, prompt: Prompt) -> JSON | None:
-    model = service.check_model(asked.model)
-    grammar = await grammar_for(service, _guide_of(asked))
-    most = service.most_tokens(_limit(asked), len(prompt.token_ids))
-    request = GenerateRequest(prompt.token_ids, _params(service, asked, most), grammar=grammar)
-    exchange = Exchange(service, call, [request], model, stream=asked.stream)
-    writer = LlamaWriter(asked, model, prompt.text or "", exchange)
+async def _answer(
+    service: Service, call: Call, payload: LlamaFields, prompt: Prompt
+) -> JSON | None:
+    model = service.check_model(payload.model)
+    grammar = await grammar_for(service, _guide_of(payload))
+    most = service.most_tokens(_limit(payload), len(prompt.token_ids))
+    request = GenerateRequest(prompt.token_ids, _params(service, payload, most), grammar=grammar)
+    exchange = Exchange(service, call, [request], model, stream=payload.stream)
+    writer = LlamaWriter(payload, model, prompt.text or "", exchange)
     async with exchange:
-        with _time_limit(exchange, asked.t_max_predict_ms or 0.0):
-            if asked.stream:
+        with _time_limit(exchange, payload.t_max_predict_ms or 0.0):
+            if payload.stream:
                 await exchange.stream(writer)
                 return None
             await exchange.finish()
@@ -175,54 +178,54 @@ async def _end_late(exchange: Exchange, most_s: float) -> None:
     exchange.abort()
 
 
-def _guide_of(asked: LlamaFields) -> Guide | None:
-    if asked.json_schema is not None and asked.grammar:
+def _guide_of(payload: LlamaFields) -> Guide | None:
+    if payload.json_schema is not None and payload.grammar:
         raise Refusal(
             400, "grammar and json_schema both say what the answer looks like", param="grammar"
         )
-    if asked.grammar:
-        return grammar_guide(asked.grammar, "grammar")
-    return None if asked.json_schema is None else schema_guide(asked.json_schema, "json_schema")
+    if payload.grammar:
+        return grammar_guide(payload.grammar, "grammar")
+    return None if payload.json_schema is None else schema_guide(payload.json_schema, "json_schema")
 
 
-def _wanted(asked: LlamaFields) -> int | None:
-    return asked.max_tokens if asked.n_predict is None else asked.n_predict
+def _wanted(payload: LlamaFields) -> int | None:
+    return payload.max_tokens if payload.n_predict is None else payload.n_predict
 
 
-def _limit(asked: LlamaFields) -> int | None:
-    most = _wanted(asked)
+def _limit(payload: LlamaFields) -> int | None:
+    most = _wanted(payload)
     return None if most is None or most < 0 else max(most, 1)
 
 
-def _params(service: Service, asked: LlamaFields, most: int | None) -> SamplingParams:
-    given = {
-        "temperature": None if asked.temperature is None else max(asked.temperature, 0.0),
-        "top_k": None if asked.top_k is None else max(asked.top_k, 0),
-        "top_p": asked.top_p,
-        "min_p": asked.min_p,
-        "repetition_penalty": asked.repeat_penalty,
+def _params(service: Service, payload: LlamaFields, most: int | None) -> SamplingParams:
+    adjusted = {
+        "temperature": None if payload.temperature is None else max(payload.temperature, 0.0),
+        "top_k": None if payload.top_k is None else max(payload.top_k, 0),
+        "top_p": payload.top_p,
+        "min_p": payload.min_p,
+        "repetition_penalty": payload.repeat_penalty,
     }
     sampling: dict[str, Any] = LLAMA_DEFAULTS | service.serving.sampling
-    sampling |= {name: value for name, value in given.items() if value is not None}
+    sampling |= {name: value for name, value in adjusted.items() if value is not None}
     return SamplingParams(
         **sampling,
         max_tokens=most,
-        presence_penalty=asked.presence_penalty or 0.0,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        seed=asked.seed if asked.seed is not None and asked.seed >= 0 else None,
-        stop=asked.stop or [],
-        ignore_eos=bool(asked.ignore_eos),
+        presence_penalty=payload.presence_penalty or 0.0,
+        frequency_penalty=payload.frequency_penalty or 0.0,
+        seed=payload.seed if payload.seed is not None and payload.seed >= 0 else None,
+        stop=[word for word in payload.stop or () if word],  # an empty one counts for nothing there
+        ignore_eos=bool(payload.ignore_eos),
     )
 
 
 class LlamaWriter:
     """An answer as one document, or as the events of a stream."""
 
-    def __init__(self, asked: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
-        self._asked, self._model, self._prompt, self._exchange = asked, model, prompt, exchange
+    def __init__(self, payload: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
+        self._payload, self._model, self._prompt, self._exchange = payload, model, prompt, exchange
         self._ended: CompletionOutput | None = None
         self._ids: list[int] = []  # of tokens whose text has not come yet
-        self._silent = _wanted(asked) == 0  # the engine samples one token, which is thrown away
+        self._silent = _wanted(payload) == 0  # the engine samples one token, which is thrown away
 
     def write(self, delta: CompletionOutput) -> bytes:
         if delta.finished:
@@ -243,31 +246,31 @@ class LlamaWriter:
 
     def whole(self, output: CompletionOutput) -> dict[str, Any]:
         job = self._exchange.jobs[0]
-        made, read = len(job.answer.whole.token_ids), len(job.request.prompt)
+        completion_tokens, read = len(job.answer.whole.token_ids), len(job.request.prompt)
         if self._silent:
-            made, output = 0, msgspec.structs.replace(output, text="", token_ids=[])
+            completion_tokens, output = 0, msgspec.structs.replace(output, text="", token_ids=[])
         word = output.stop_reason if isinstance(output.stop_reason, str) else ""
         # An answer that is cut off where it is has met a limit, too: one on its time.
         ends = {"length": "limit", "abort": "limit", "stop": "word" if word else "eos"}
         return {
             "index": 0,
             "content": output.text,
-            "tokens": output.token_ids if self._asked.return_tokens else [],
+            "tokens": output.token_ids if self._payload.return_tokens else [],
             "id_slot": 0,
             "stop": True,
             "model": self._model,
             "prompt": self._prompt,
-            "tokens_predicted": made,
+            "tokens_predicted": completion_tokens,
             "tokens_evaluated": read,
             "tokens_cached": self._exchange.cached,
             "truncated": False,
             "stop_type": ends.get(output.finish_reason or "", "none"),
             "stopping_word": word,
-            "timings": timings(self._exchange, made),
+            "timings": timings(self._exchange, completion_tokens),
         }
 
 
-def timings(exchange: Exchange, made: int) -> dict[str, float]:
+def timings(exchange: Exchange, completion_tokens: int) -> dict[str, float]:
     """Of the first answer: reading the part of the prompt that no cache had, and the `made` tokens that came after."""
     prompt_s, decode_s = exchange.seconds
     read = len(exchange.jobs[0].request.prompt) - exchange.cached
@@ -276,17 +279,17 @@ def timings(exchange: Exchange, made: int) -> dict[str, float]:
         "prompt_n": read,
         "prompt_ms": prompt_s * 1e3,
         "prompt_per_second": read / prompt_s if prompt_s else 0.0,
-        "predicted_n": made,
+        "predicted_n": completion_tokens,
         "predicted_ms": decode_s * 1e3,
-        "predicted_per_second": made / decode_s if decode_s else 0.0,
+        "predicted_per_second": completion_tokens / decode_s if decode_s else 0.0,
     }
 
 
 async def apply_template(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, TokenizeRequest)
-    if asked.messages is None:
+    payload = decode(body, TokenizeRequest)
+    if payload.messages is None:
         raise Refusal(400, "messages is missing", param="messages", code="missing_field")
-    prompt = await read_conversation(service, asked, any_length=True)
+    prompt = await read_conversation(service, payload, any_length=True)
     return JSON({"prompt": prompt.text})
 
 

@@ -21,7 +21,7 @@ Found = Mapping[int, Logprob]
 
 def chat_logprobs(
     tokens: Sequence[int],
-    found: Sequence[Found],
+    entries: Sequence[Found],
     top: int,
     tokenizer: Tokenizer | None,
     as_ids: bool = False,
@@ -41,7 +41,7 @@ def chat_logprobs(
                 for id, one in _likeliest(by_id, top)
             ],
         )
-        for token, by_id in zip(tokens, found, strict=True)
+        for token, by_id in zip(tokens, entries, strict=True)
     ]
 
 
@@ -88,25 +88,25 @@ class TextOffsets:
 
 def completion_logprobs(
     tokens: Sequence[int],
-    found: Sequence[Found | None],
+    entries: Sequence[Found | None],
     top: int,
     offsets: TextOffsets,
     tokenizer: Tokenizer | None,
     as_ids: bool = False,
 ) -> CompletionLogprobs:
     """None in `found`: nothing comes before that token. `as_ids`: tokens are named by their ids."""
-    made = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-    for token, by_id in zip(tokens, found, strict=True):
+    logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    for token, by_id in zip(tokens, entries, strict=True):
         chosen = by_id[token] if by_id is not None else None
         text = text_of(token, chosen)
         if chosen is None and tokenizer is not None:
             text = spell(tokenizer.piece(token))
         at, text = offsets.place(token, text)
-        made.tokens.append(text_of(token, None) if as_ids else text)
-        made.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
-        made.top_logprobs.append(None if by_id is None else _row(by_id, token, top, as_ids))
-        made.text_offset.append(at)
-    return made
+        logprobs.tokens.append(text_of(token, None) if as_ids else text)
+        logprobs.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
+        logprobs.top_logprobs.append(None if by_id is None else _row(by_id, token, top, as_ids))
+        logprobs.text_offset.append(at)
+    return logprobs
 
 
 def _row(by_id: Found, token: int, top: int, as_ids: bool) -> dict[str, float]:
@@ -122,11 +122,11 @@ def prompt_rows(
     job: Job, top: int, tokenizer: Tokenizer | None
 ) -> list[dict[int, PromptLogprob] | None] | msgspec.UnsetType:
     """Of each token of a prompt the likeliest ones and itself, by id; UNSET: it was not computed to its end."""
-    ids, found = job.request.prompt, job.prompt_logprobs
-    if found is None and len(ids) > 1:
+    ids, entries = job.request.prompt, job.prompt_logprobs
+    if entries is None and len(ids) > 1:
         return msgspec.UNSET
     rows: list[dict[int, PromptLogprob] | None] = []
-    for token, by_id in zip(ids, readable_prompt(ids, found or (), tokenizer), strict=True):
+    for token, by_id in zip(ids, readable_prompt(ids, entries or (), tokenizer), strict=True):
         named = {} if by_id is None else dict([*_likeliest(by_id, top), (token, by_id[token])])
         row = {
             id: PromptLogprob(finite(one.logprob), one.rank, one.decoded_token)

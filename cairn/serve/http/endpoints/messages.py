@@ -61,33 +61,33 @@ def _error(refusal: Refusal) -> AnthropicError:
     kind = KINDS.get(
         refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error"
     )
-    said = refusal.message
-    if refusal.param is not None and refusal.param not in said:
-        said = f"{refusal.param}: {said}"
-    return AnthropicError(error=AnthropicErrorInfo(type=kind, message=said))
+    message = refusal.message
+    if refusal.param is not None and refusal.param not in message:
+        message = f"{refusal.param}: {message}"
+    return AnthropicError(error=AnthropicErrorInfo(type=kind, message=message))
 
 
 async def count_tokens(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, CountRequest)
-    service.check_model(asked.model)
-    chat = as_chat(asked)
+    payload = decode(body, CountRequest)
+    service.check_model(payload.model)
+    chat = as_chat(payload)
     offer_of(service, chat)  # refuses tools that could not be used
     prompt = await read_conversation(service, chat, any_length=True)
     return JSON(Counted(len(prompt.token_ids)))
 
 
 async def messages(service: Service, call: Call, body: bytes) -> JSON | None:
-    asked = decode(body, MessagesRequest)
-    model = service.check_model(asked.model)
-    prepared = await prepare_chat(service, as_chat(asked), guide_of(asked), asked.max_tokens)
+    payload = decode(body, MessagesRequest)
+    model = service.check_model(payload.model)
+    prepared = await prepare_chat(service, as_chat(payload), guide_of(payload), payload.max_tokens)
     blocks = Blocks(prepared.readers[0])
     usage = MessageUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
     message = AnthropicMessage(id=f"msg_{call.id}", model=model, content=[], usage=usage)
     exchange = Exchange(
-        service, call, [prepared.request], model, stream=asked.stream, ledger=asked.ledger
+        service, call, [prepared.request], model, stream=payload.stream, ledger=payload.ledger
     )
     async with exchange:
-        if asked.stream:
+        if payload.stream:
             await exchange.stream(EventWriter(message, blocks, exchange))
             return None
         await exchange.finish()
@@ -112,10 +112,10 @@ def _whole(block: Block) -> TextBlock | ThinkingBlock | ToolUseBlock:
 def _arguments(text: str) -> dict[str, Any]:
     """What was cut off, or is no JSON, is handed on as it is: it is all there is."""
     try:
-        found = msgspec.json.decode(text)
+        arguments = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return {"unfinished": text}
-    return found if isinstance(found, dict) else {"unfinished": text}
+    return arguments if isinstance(arguments, dict) else {"unfinished": text}
 
 
 def _ended(blocks: Blocks, output: CompletionOutput) -> tuple[StopReason, str | None]:
@@ -129,9 +129,11 @@ def _ended(blocks: Blocks, output: CompletionOutput) -> tuple[StopReason, str | 
 
 def _usage(message: AnthropicMessage, exchange: Exchange) -> MessageUsage:
     """Tokens of the prompt that were found in the cache are counted apart."""
-    made, cached = len(exchange.jobs[0].answer.whole.token_ids), exchange.cached
+    output_tokens, cached = len(exchange.jobs[0].answer.whole.token_ids), exchange.cached
     rest = message.usage.input_tokens - cached
-    return MessageUsage(input_tokens=rest, output_tokens=made, cache_read_input_tokens=cached)
+    return MessageUsage(
+        input_tokens=rest, output_tokens=output_tokens, cache_read_input_tokens=cached
+    )
 
 
 # -- a stream -------------------------------------------------------------------------------------

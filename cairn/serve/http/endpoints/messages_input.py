@@ -24,32 +24,32 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
-def as_chat(asked: CountRequest) -> ChatRequest:
+def as_chat(payload: CountRequest) -> ChatRequest:
     """RequestError names what is wrong, and where."""
-    messages = _system(asked.system)
-    for at, message in enumerate(asked.messages):
+    messages = _system(payload.system)
+    for at, message in enumerate(payload.messages):
         messages += _translated(message, f"messages[{at}]")
-    if not asked.messages:
+    if not payload.messages:
         raise RequestError(
             "messages is empty", hint='send at least {"role": "user", "content": "..."}'
         )
-    if asked.mcp_servers:
+    if payload.mcp_servers:
         raise RequestError("mcp_servers is given", hint="this server runs no tools itself")
     chat = ChatRequest(messages=messages)
-    if asked.messages[-1].get("role") == "assistant":  # the beginning of the answer
+    if payload.messages[-1].get("role") == "assistant":  # the beginning of the answer
         chat.continue_final_message = True
-    if asked.tools:
-        chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
-    if asked.tool_choice is not None:
-        chat.tool_choice = _choice(asked.tool_choice)
-        chat.parallel_tool_calls = not asked.tool_choice.disable_parallel_tool_use
-    if asked.thinking is not None:
-        chat.chat_template_kwargs = {"enable_thinking": asked.thinking.type != "disabled"}
-    if isinstance(asked, MessagesRequest):
+    if payload.tools:
+        chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(payload.tools)]
+    if payload.tool_choice is not None:
+        chat.tool_choice = _choice(payload.tool_choice)
+        chat.parallel_tool_calls = not payload.tool_choice.disable_parallel_tool_use
+    if payload.thinking is not None:
+        chat.chat_template_kwargs = {"enable_thinking": payload.thinking.type != "disabled"}
+    if isinstance(payload, MessagesRequest):
         for name in SAMPLING:
-            setattr(chat, name, getattr(asked, name))
-        chat.stop = asked.stop_sequences
-        for at, text in enumerate(asked.stop_sequences or ()):
+            setattr(chat, name, getattr(payload, name))
+        chat.stop = payload.stop_sequences
+        for at, text in enumerate(payload.stop_sequences or ()):
             if not text:
                 raise RequestError(
                     f"stop_sequences[{at}] is ''", hint="it has to be text that is not empty"
@@ -57,11 +57,11 @@ def as_chat(asked: CountRequest) -> ChatRequest:
     return chat
 
 
-def guide_of(asked: CountRequest) -> Guide | None:
-    shape = None if asked.output_config is None else asked.output_config.format
+def guide_of(payload: CountRequest) -> Guide | None:
+    shape = None if payload.output_config is None else payload.output_config.format
     if shape is not None:
         return schema_guide(shape.schema, "output_config.format.schema")
-    older = asked.output_format
+    older = payload.output_format
     return None if older is None else schema_guide(older.schema, "output_format.schema")
 
 
@@ -130,10 +130,10 @@ def _user_messages(blocks: list[tuple[dict[str, Any], str]]) -> list[dict[str, A
         if isinstance(content, list):  # images of a result follow it, in the user's message
             said_here += [part for part in content if _is_image(part)]
             content = [part for part in content if not _is_image(part)]
-        said = _result(content, f"{where}.content")
-        said = f"Error: {said}" if block.get("is_error") is True else said
+        result = _result(content, f"{where}.content")
+        result = f"Error: {result}" if block.get("is_error") is True else result
         id = _text_field(block, "tool_use_id", where)
-        results.append({"role": "tool", "tool_call_id": id, "content": said})
+        results.append({"role": "tool", "tool_call_id": id, "content": result})
     if said_here or not results:
         results.append({"role": "user", "content": joined_texts(said_here)})
     return results
@@ -155,12 +155,12 @@ def joined_texts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def _past_call(block: dict[str, Any], where: str) -> dict[str, Any]:
-    given = block.get("input", {})
-    if not isinstance(given, dict):
+    arguments = block.get("input", {})
+    if not isinstance(arguments, dict):
         raise RequestError(
-            f"{where}.input is {type(given).__name__}", hint="it has to be an object"
+            f"{where}.input is {type(arguments).__name__}", hint="it has to be an object"
         )
-    function = {"name": _text_field(block, "name", where), "arguments": given}
+    function = {"name": _text_field(block, "name", where), "arguments": arguments}
     return {"id": _text_field(block, "id", where), "type": "function", "function": function}
 
 
@@ -178,9 +178,9 @@ def _result(content: object, where: str) -> str:
 def _text(block: object, where: str) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(block, dict) or kind != "text":
-        shown = repr(kind)[:60] if isinstance(block, dict) else type(block).__name__
+        name = repr(kind)[:60] if isinstance(block, dict) else type(block).__name__
         raise RequestError(
-            f"{where} is a block of type {shown}",
+            f"{where} is a block of type {name}",
             hint='this model reads text only: {"type": "text", "text": "..."}',
         )
     return _text_field(block, "text", where)
@@ -189,8 +189,8 @@ def _text(block: object, where: str) -> str:
 def _text_field(block: dict[str, Any], name: str, where: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        shown = "missing" if value is None else type(value).__name__
-        raise RequestError(f"{where}.{name} is {shown}", hint="it has to be text")
+        kind = "missing" if value is None else type(value).__name__
+        raise RequestError(f"{where}.{name} is {kind}", hint="it has to be text")
     return value
 
 
@@ -207,11 +207,11 @@ def _tool(tool: CustomTool, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choice(given: ToolChoice) -> str | dict[str, Any]:
-    if given.type != "tool":
-        return CHOICES[given.type]
-    if given.name is None:
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type != "tool":
+        return CHOICES[choice.type]
+    if choice.name is None:
         raise RequestError(
             "tool_choice.name is missing", hint='type "tool" calls the one of this name'
         )
-    return {"type": "function", "function": {"name": given.name}}
+    return {"type": "function", "function": {"name": choice.name}}

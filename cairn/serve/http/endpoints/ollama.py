@@ -6,6 +6,7 @@
 Streams unless `stream` is false. `num_ctx` and `keep_alive` change nothing: the model is loaded, with its context.
 """
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -41,6 +42,8 @@ SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
 )
+MOST_TOKENS = 2**31 - 1
+NEVER = "2318-01-01T00:00:00Z"  # far away: a time that has passed reads as "stopping"
 Kind = Literal["message", "response"]  # the field that has the text
 _encode = msgspec.json.Encoder().encode
 
@@ -87,21 +90,21 @@ def ollama_error(refusal: Refusal) -> JSON:
 
 
 async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
-    asked = decode(body, OllamaChat)
-    model = _model(service, asked.model)
-    _check(asked)
-    if not asked.messages:
+    payload = decode(body, OllamaChat)
+    model = _model(service, payload.model)
+    _check(payload)
+    if not payload.messages:
         return _loaded(model, "message")
     if service.serving.sight is None:
-        for at, message in enumerate(asked.messages):
+        for at, message in enumerate(payload.messages):
             if message.get("images"):
-                said = f"messages[{at}].images is given; this model reads text only"
-                raise Refusal(400, said, param="messages", code="unsupported")
-    chat = _chat_of(asked, [_with_images(message) for message in asked.messages])
-    chat.tools = asked.tools
-    chat.continue_final_message = _goes_on(asked.messages[-1])
-    prepared = await prepare_chat(service, chat, _guide_of(asked), _limit(asked))
-    return await _answer(service, call, asked, prepared, LineWriter("message", model))
+                refused = f"messages[{at}].images is given; this model reads text only"
+                raise Refusal(400, refused, param="messages", code="unsupported")
+    chat = _chat_of(payload, [_with_images(message) for message in payload.messages])
+    chat.tools = payload.tools
+    chat.continue_final_message = _goes_on(payload.messages[-1])
+    prepared = await prepare_chat(service, chat, _guide_of(payload), _limit(payload))
+    return await _answer(service, call, payload, prepared, LineWriter("message", model))
 
 
 def _loaded(model: str, kind: Kind) -> JSON:
@@ -111,8 +114,8 @@ def _loaded(model: str, kind: Kind) -> JSON:
 
 def _goes_on(last: dict[str, Any]) -> bool | None:
     """Whether the answer begins with the last message, as with Ollama where that is the assistant's."""
-    said = last.get("role") == "assistant" and not last.get("tool_calls")
-    return True if said and last.get("content") else None
+    is_answer = last.get("role") == "assistant" and not last.get("tool_calls")
+    return True if is_answer and last.get("content") else None
 
 
 def _with_images(message: dict[str, Any]) -> dict[str, Any]:
@@ -129,56 +132,60 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
 
 
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
-    asked = decode(body, OllamaGenerate)
-    model = _model(service, asked.model)
-    _check(asked)
-    if asked.template:
+    payload = decode(body, OllamaGenerate)
+    model = _model(service, payload.model)
+    _check(payload)
+    if payload.template:
         raise Refusal(400, "template is not supported", param="template", code="unsupported")
-    if asked.system and (asked.raw or asked.suffix):
-        beside = "raw" if asked.raw else "suffix"
-        said = f"system and {beside} are given; such a prompt has no place for a system message"
-        raise Refusal(400, said, param="system")
-    if asked.images and (asked.raw or service.serving.sight is None):
-        said = (
+    if payload.system and (payload.raw or payload.suffix):
+        beside = "raw" if payload.raw else "suffix"
+        message = f"system and {beside} are given; such a prompt has no place for a system message"
+        raise Refusal(400, message, param="system")
+    if payload.images and (payload.raw or service.serving.sight is None):
+        message = (
             "images is given; "
-            + ("raw prompts are" if asked.raw else "this model reads")
+            + ("raw prompts are" if payload.raw else "this model reads")
             + " text only"
         )
-        raise Refusal(400, said, param="images", code="unsupported")
-    if not asked.prompt:
+        raise Refusal(400, message, param="images", code="unsupported")
+    if not payload.prompt:
         return _loaded(model, "response")
     if (
-        asked.suffix
-        or asked.raw
+        payload.suffix
+        or payload.raw
         or not (service.serving.has_tokenizer and service.tokenizer.templates)
     ):
-        prepared = await _prepare_text(service, asked)
+        prepared = await _prepare_text(service, payload)
     else:
-        system = [{"role": "system", "content": asked.system}] if asked.system else []
-        user = {"role": "user", "content": asked.prompt, "images": asked.images}
-        chat = _chat_of(asked, [*system, _with_images(user)])
-        prepared = await prepare_chat(service, chat, _guide_of(asked), _limit(asked))
-    return await _answer(service, call, asked, prepared, LineWriter("response", model))
+        system = [{"role": "system", "content": payload.system}] if payload.system else []
+        user = {"role": "user", "content": payload.prompt, "images": payload.images}
+        chat = _chat_of(payload, [*system, _with_images(user)])
+        prepared = await prepare_chat(service, chat, _guide_of(payload), _limit(payload))
+    return await _answer(service, call, payload, prepared, LineWriter("response", model))
 
 
-async def _prepare_text(service: Service, asked: OllamaGenerate) -> PreparedChat:
-    if asked.suffix:
-        prompt = await infill_prompt(service, asked.prompt, asked.suffix, ("prompt", "suffix"))
+async def _prepare_text(service: Service, payload: OllamaGenerate) -> PreparedChat:
+    if payload.suffix:
+        prompt = await infill_prompt(service, payload.prompt, payload.suffix, ("prompt", "suffix"))
     else:
-        [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
-    grammar = await grammar_for(service, _guide_of(asked))
-    most = service.most_tokens(_limit(asked), len(prompt.token_ids))
-    sampling = sampling_of(_chat_of(asked, []), service.serving.sampling)
+        [prompt] = await read_inputs(service, payload.prompt, "prompt", 1)
+    grammar = await grammar_for(service, _guide_of(payload))
+    most = service.most_tokens(_limit(payload), len(prompt.token_ids))
+    sampling = sampling_of(_chat_of(payload, []), service.serving.sampling)
     params = SamplingParams(**sampling, max_tokens=most)
     request = GenerateRequest(prompt.token_ids, params, grammar=grammar)
     return PreparedChat(prompt, request, [PlainText()])
 
 
 async def _answer(
-    service: Service, call: Call, asked: OllamaRequest, prepared: PreparedChat, writer: "LineWriter"
+    service: Service,
+    call: Call,
+    payload: OllamaRequest,
+    prepared: PreparedChat,
+    writer: "LineWriter",
 ) -> JSON | None:
-    model = served_name(service, asked.model)
-    streams = asked.stream is not False
+    model = served_name(service, payload.model)
+    streams = payload.stream is not False
     exchange = Exchange(service, call, [prepared.request], model, stream=streams)
     writer.begin(exchange, prepared.readers[0])
     async with exchange:
@@ -198,44 +205,46 @@ def _model(service: Service, name: str) -> str:
     return name
 
 
-def _check(asked: OllamaRequest) -> None:
+def _check(payload: OllamaRequest) -> None:
     for name in ("logprobs", "top_logprobs"):
-        if getattr(asked, name):
-            said = f"{name} is given; send it to /v1/chat/completions"
-            raise Refusal(400, said, param=name, code="unsupported")
+        if getattr(payload, name):
+            message = f"{name} is given; send it to /v1/chat/completions"
+            raise Refusal(400, message, param=name, code="unsupported")
 
 
 def served_name(service: Service, name: str) -> str:
     return name if name in service.serving.models else name.removesuffix(":latest")
 
 
-def _chat_of(asked: OllamaRequest, messages: list[dict[str, Any]]) -> ChatRequest:
-    options = asked.options or {}
+def _chat_of(payload: OllamaRequest, messages: list[dict[str, Any]]) -> ChatRequest:
+    options = payload.options or {}
     fields = {name: options[name] for name in SAMPLING if options.get(name) is not None}
     if options.get("repeat_penalty") is not None:
         fields["repetition_penalty"] = options["repeat_penalty"]
     try:
-        chat = msgspec.convert({"messages": messages, **fields}, ChatRequest)
-    except msgspec.ValidationError as error:
-        raise Refusal(400, f"options: {error}", param="options") from None
-    if asked.think is not None:
-        chat.chat_template_kwargs = {"enable_thinking": bool(asked.think)}
-    if isinstance(asked.think, str):
-        chat.reasoning_effort = asked.think
+        decode(_encode({"messages": [], **fields}), ChatRequest)
+    except Refusal as refusal:
+        raise Refusal(400, f"options.{refusal.message}", param="options") from None
+    chat = msgspec.convert({"messages": messages, **fields}, ChatRequest)
+    if payload.think is not None:
+        chat.chat_template_kwargs = {"enable_thinking": bool(payload.think)}
+    if isinstance(payload.think, str):
+        chat.reasoning_effort = payload.think
     return chat
 
 
-def _limit(asked: OllamaRequest) -> int | None:
-    most = (asked.options or {}).get("num_predict")
-    if most is not None and type(most) is not int:
-        raise Refusal(400, "options.num_predict has to be a whole number", param="options")
+def _limit(payload: OllamaRequest) -> int | None:
+    most = (payload.options or {}).get("num_predict")
+    if most is not None and (type(most) is not int or most > MOST_TOKENS):
+        message = f"options.num_predict is {str(most)[:40]}; it has to be a whole number up to {MOST_TOKENS}"
+        raise Refusal(400, message, param="options")
     return most if most is not None and most > 0 else None
 
 
-def _guide_of(asked: OllamaRequest) -> Guide | None:
-    if not asked.format:
+def _guide_of(payload: OllamaRequest) -> Guide | None:
+    if not payload.format:
         return None
-    schema = {"type": "object"} if asked.format == "json" else asked.format
+    schema = {"type": "object"} if payload.format == "json" else payload.format
     return schema_guide(schema, "format")
 
 
@@ -244,8 +253,8 @@ def _guide_of(asked: OllamaRequest) -> Guide | None:
 
 def _line(model: str, kind: Kind, text: str) -> dict[str, Any]:
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    said = {"role": "assistant", "content": text} if kind == "message" else text
-    return {"model": model, "created_at": now, kind: said, "done": False}
+    message = {"role": "assistant", "content": text} if kind == "message" else text
+    return {"model": model, "created_at": now, kind: message, "done": False}
 
 
 class LineWriter:
@@ -311,12 +320,12 @@ class LineWriter:
 
 
 def _calls(calls: "list[ToolCall] | msgspec.UnsetType") -> list[dict[str, Any]]:
-    made = []
+    entries = []
     for call in calls or ():
         if call.function is not None:
             arguments = _arguments(call.function.arguments or "{}")
-            made.append({"function": {"name": call.function.name, "arguments": arguments}})
-    return made
+            entries.append({"function": {"name": call.function.name, "arguments": arguments}})
+    return entries
 
 
 def _arguments(text: str) -> Any:
@@ -335,7 +344,29 @@ def _details(service: Service) -> dict[str, Any]:
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
     checkpoint = service.serving.opened.checkpoint
     stored = facts.dtype if checkpoint is None else checkpoint.stored_form()
-    return {"family": spec.family, "parameter_size": size, "quantization_level": stored}
+    is_gguf = checkpoint is not None and checkpoint.path.suffix == ".gguf"
+    return {
+        "parent_model": "",
+        "format": "gguf" if is_gguf else "safetensors",
+        "family": spec.family,
+        "families": [spec.family],
+        "parameter_size": size,
+        "quantization_level": stored,
+    }
+
+
+def _entry(service: Service, name: str) -> dict[str, Any]:
+    """A model in a list. Their command line cuts the digest to twelve digits and fails where there is none; nothing
+    is fetched by it here, so it is one of the name and the size.
+    """
+    weights = _size(service)
+    return {
+        "name": name,
+        "model": name,
+        "digest": hashlib.sha256(f"{name} {weights}".encode()).hexdigest(),
+        "size": weights,
+        "details": _details(service),
+    }
 
 
 def _size(service: Service) -> int:
@@ -346,37 +377,26 @@ def _size(service: Service) -> int:
 
 async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
     created = datetime.fromtimestamp(service.created, UTC).isoformat()
-    weights = _size(service)
-    return JSON(
-        {
-            "models": [
-                {
-                    "name": name,
-                    "model": name,
-                    "modified_at": created,
-                    "size": weights,
-                    "details": _details(service),
-                }
-                for name in service.serving.models
-            ]
-        }
-    )
+    names = service.serving.models
+    return JSON({"models": [_entry(service, name) | {"modified_at": created} for name in names]})
 
 
 async def api_ps(service: Service, call: Call, body: bytes) -> JSON:
-    """What is loaded: every model that this server has."""
-    weights = _size(service)
-    on_gpu = weights if service.serving.facts.device.startswith("cuda") else 0
-    about = {"size": weights, "size_vram": on_gpu, "details": _details(service)}
-    models = [{"name": name, "model": name, **about} for name in service.serving.models]
-    return JSON({"models": models})
+    """What is loaded: every model that this server has, until it ends."""
+    on_gpu = _size(service) if service.serving.facts.device.startswith("cuda") else 0
+    about = {
+        "size_vram": on_gpu,
+        "expires_at": NEVER,
+        "context_length": service.serving.limits.context,
+    }
+    return JSON({"models": [_entry(service, name) | about for name in service.serving.models]})
 
 
 async def api_show(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, OllamaShow)
-    if not (asked.model or asked.name):
+    payload = decode(body, OllamaShow)
+    if not (payload.model or payload.name):
         raise Refusal(400, "model is missing", param="model", code="missing_field")
-    _model(service, asked.model or asked.name)
+    _model(service, payload.model or payload.name)
     tokenizer, spec = service.serving.opened.tokenizer, service.serving.opened.spec
     sources = {} if tokenizer is None else tokenizer.templates.sources
     info = {

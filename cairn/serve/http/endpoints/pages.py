@@ -13,8 +13,8 @@ MOST_DIGITS = 9
 
 def query_of(call: Call) -> dict[str, str]:
     """The parameters behind the path; of one that is given several times, the first."""
-    found = parse_qs(call.scope["query_string"].decode("latin-1"))
-    return {name: values[0] for name, values in found.items()}
+    fields = parse_qs(call.scope["query_string"].decode("latin-1"))
+    return {name: values[0] for name, values in fields.items()}
 
 
 def in_order(call: Call, newest_first: list[T]) -> list[T]:
@@ -33,8 +33,8 @@ def page_of(
     limit, after = query.get("limit", str(usual)), query.get("after", "")
     is_number = limit.isascii() and limit.isdigit() and len(limit) <= MOST_DIGITS
     if not (is_number and 1 <= int(limit) <= most):
-        said = f"limit is {limit[:40]!r}; it has to be a whole number from 1 to {most}"
-        raise Refusal(400, said, param="limit")
+        message = f"limit is {limit[:40]!r}; it has to be a whole number from 1 to {most}"
+        raise Refusal(400, message, param="limit")
     start = ids.index(after) + 1 if after in ids else 0
     end = start + int(limit)
     return list(items[start:end]), len(items) > end

@@ -30,10 +30,10 @@ async def prefill(service: Service, call: Call, body: bytes) -> Response:
     exchange = Exchange(service, call, [request], None)
     async with exchange:
         await exchange.finish()
-        found = exchange.jobs[0].request.handoff
-        if not found:
+        handoff = exchange.jobs[0].request.handoff
+        if not handoff:
             raise Refusal(503, "the request was ended before its prompt was computed")
-        renamed = _named(decode_reply(found), ask.id)
+        renamed = _named(decode_reply(handoff), ask.id)
         return Response(msgspec.msgpack.encode(renamed), media_type=MEDIA_TYPE)
 
 

@@ -19,33 +19,33 @@ FEW = 16  # texts; more of them are tokenized beside the event loop
 FORMS = "text, a list of texts, token ids, or a list of lists of token ids"
 
 
-def count_inputs(given: str | list[Any]) -> int:
+def count_inputs(inputs: str | list[Any]) -> int:
     """How many prompts there are, before any of them is read."""
-    return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
+    return 1 if isinstance(inputs, str) or not inputs or isinstance(inputs[0], int) else len(inputs)
 
 
 async def cut_inputs(
     service: Service,
-    given: str | list[Any],
+    inputs: str | list[Any],
     field: str,
     most: int,
     longest: int,
     special: bool = True,
 ) -> list[Prompt]:
     """As `read_inputs`, with the last `longest` tokens of each."""
-    texts = [given] if isinstance(given, str) else given
-    if count_inputs(given) > most or not texts or not all(isinstance(one, str) for one in texts):
-        found = await read_inputs(service, given, field, most, any_length=True)
-        return [Prompt(None, one.token_ids[-longest:]) for one in found]
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    if count_inputs(inputs) > most or not texts or not all(isinstance(one, str) for one in texts):
+        prompts = await read_inputs(service, inputs, field, most, any_length=True)
+        return [Prompt(None, one.token_ids[-longest:]) for one in prompts]
     tokenizer = service.tokenizer
-    found = await asyncio.to_thread(encode_texts, tokenizer, texts, longest, special, "left")
+    prompts = await asyncio.to_thread(encode_texts, tokenizer, texts, longest, special, "left")
     # What is left of a text is not known as text: an echo is decoded.
-    return [Prompt(None, one.ids) for one in found]
+    return [Prompt(None, one.ids) for one in prompts]
 
 
 async def read_inputs(
     service: Service,
-    given: str | list[Any],
+    inputs: str | list[Any],
     field: str,
     most: int,
     special: bool = True,
@@ -55,32 +55,32 @@ async def read_inputs(
 
     `any_length`: of ids, which are cut.
     """
-    if isinstance(given, str):
-        service.check_length(given, field)
-        return [Prompt(given, await service.encode(given, special))]
-    if (count := count_inputs(given)) > most:
-        said = f"{field} holds {count} entries; at most {most} fit into one request"
-        raise Refusal(400, said, param=field)
-    _check_ids(service, given if count == 1 and not any_length else (), field)
-    kinds = {type(one) for one in given}
-    if not given or len(kinds) != 1:
-        what = "an empty list" if not given else "a list of different kinds"
+    if isinstance(inputs, str):
+        service.check_length(inputs, field)
+        return [Prompt(inputs, await service.encode(inputs, special))]
+    if (count := count_inputs(inputs)) > most:
+        message = f"{field} holds {count} entries; at most {most} fit into one request"
+        raise Refusal(400, message, param=field)
+    _check_ids(service, inputs if count == 1 and not any_length else (), field)
+    kinds = {type(one) for one in inputs}
+    if not inputs or len(kinds) != 1:
+        what = "an empty list" if not inputs else "a list of different kinds"
         raise Refusal(400, f"{field} is {what}; it has to be {FORMS}", param=field)
     if kinds == {int}:
-        return [Prompt(None, given)]
+        return [Prompt(None, inputs)]
     if kinds == {str}:
-        for text in given:
+        for text in inputs:
             service.check_length(text, field)
-        many = len(given) > FEW or sum(map(len, given)) > LONG_TEXT
+        many = len(inputs) > FEW or sum(map(len, inputs)) > LONG_TEXT
         encode = service.tokenizer.encode_batch
-        ids = await asyncio.to_thread(encode, given, special) if many else encode(given, special)
-        return [Prompt(text, found) for text, found in zip(given, ids, strict=True)]
-    return [Prompt(None, list(ids)) for ids in given]
+        ids = await asyncio.to_thread(encode, inputs, special) if many else encode(inputs, special)
+        return [Prompt(text, text_ids) for text, text_ids in zip(inputs, ids, strict=True)]
+    return [Prompt(None, list(ids)) for ids in inputs]
 
 
 def _check_ids(service: Service, ids: Sequence[Any], field: str) -> None:
     """Refuse a prompt that is longer than the context before its ids are looked at."""
     context = service.serving.limits.context
     if len(ids) > context:
-        said = f"the prompt has {len(ids)} tokens, the context is {context}"
-        raise Refusal(400, said, param=field, code="context_length_exceeded")
+        message = f"the prompt has {len(ids)} tokens, the context is {context}"
+        raise Refusal(400, message, param=field, code="context_length_exceeded")

@@ -124,84 +124,84 @@ async def rerank(service: Service, call: Call, body: bytes) -> JSON:
     return await reranked(service, call, decode(body, RerankRequest))
 
 
-async def reranked(service: Service, call: Call, asked: RerankRequest) -> JSON:
-    model = service.check_model(asked.model)
-    field = "documents" if asked.texts is None else "texts"
-    documents = _documents(asked)
-    pairs = [Pair(asked.query, document) for document in documents]
-    scores, usage = await _scores(service, call, pairs, asked, field, model)
-    order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: asked.top_n]
-    if asked.texts is not None:
-        shown = asked.return_text is True
+async def reranked(service: Service, call: Call, payload: RerankRequest) -> JSON:
+    model = service.check_model(payload.model)
+    field = "documents" if payload.texts is None else "texts"
+    documents = _documents(payload)
+    pairs = [Pair(payload.query, document) for document in documents]
+    scores, usage = await _scores(service, call, pairs, payload, field, model)
+    order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: payload.top_n]
+    if payload.texts is not None:
+        returned = payload.return_text is True
         return JSON(
             [
-                RankedText(index=at, score=scores[at], text=documents[at] if shown else None)
+                RankedText(index=at, score=scores[at], text=documents[at] if returned else None)
                 for at in order
             ]
         )
-    shown = asked.return_documents is not False
+    returned = payload.return_documents is not False
     results = [
         RerankResult(
             index=at,
             relevance_score=scores[at],
-            document=RerankDocument(text=documents[at]) if shown else None,
+            document=RerankDocument(text=documents[at]) if returned else None,
         )
         for at in order
     ]
     return JSON(RerankList(id=call.id, model=model, results=results, usage=usage))
 
 
-def _documents(asked: RerankRequest) -> list[str]:
+def _documents(payload: RerankRequest) -> list[str]:
     """Those of one kind of client or of the other."""
-    if asked.texts is None and asked.documents is None:
+    if payload.texts is None and payload.documents is None:
         raise Refusal(400, "documents is missing", param="documents", code="missing_field")
-    if asked.texts is not None and asked.documents is not None:
+    if payload.texts is not None and payload.documents is not None:
         raise Refusal(400, "documents and texts are given; give one of them", param="texts")
-    if asked.texts is not None:
-        if asked.truncate and asked.truncate_prompt_tokens is None:
-            asked.truncate_prompt_tokens = -1
-        found = asked.texts
+    if payload.texts is not None:
+        if payload.truncate and payload.truncate_prompt_tokens is None:
+            payload.truncate_prompt_tokens = -1
+        documents = payload.texts
     else:
-        found = [one if isinstance(one, str) else one.text for one in asked.documents or ()]
-    if not found:
-        field = "documents" if asked.texts is None else "texts"
+        documents = [one if isinstance(one, str) else one.text for one in payload.documents or ()]
+    if not documents:
+        field = "documents" if payload.texts is None else "texts"
         raise Refusal(400, f"{field} is an empty list", param=field)
-    return found
+    return documents
 
 
 async def score(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, ScoreRequest)
-    model = service.check_model(asked.model)
-    first = [asked.text_1] if isinstance(asked.text_1, str) else asked.text_1
-    second = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
+    payload = decode(body, ScoreRequest)
+    model = service.check_model(payload.model)
+    first = [payload.text_1] if isinstance(payload.text_1, str) else payload.text_1
+    second = [payload.text_2] if isinstance(payload.text_2, str) else payload.text_2
     if len(first) == 1:
         first = first * len(second)
     if not second or len(first) != len(second):
-        said = (
+        message = (
             f"text_1 has {len(first)} texts and text_2 has {len(second)}; "
             "give one text_1 for all, or equally many"
         )
-        raise Refusal(400, said, param="text_2")
+        raise Refusal(400, message, param="text_2")
     pairs = [Pair(one, two) for one, two in zip(first, second, strict=True)]
-    scores, usage = await _scores(service, call, pairs, asked, "text_2", model)
+    scores, usage = await _scores(service, call, pairs, payload, "text_2", model)
     data = [Score(index=at, score=value) for at, value in enumerate(scores)]
     return JSON(ScoreList(model=model, data=data, usage=usage))
 
 
 async def classify(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, ClassifyRequest)
-    model, vectors = service.check_model(asked.model), service.serving.vectors
+    payload = decode(body, ClassifyRequest)
+    model, vectors = service.check_model(payload.model), service.serving.vectors
     classifier = vectors.classifier
     if classifier is None:
-        said = f"{model} has no head that classifies texts"
-        raise Refusal(400, said, param="model", code="no_classifier")
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        message = f"{model} has no head that classifies texts"
+        raise Refusal(400, message, param="model", code="no_classifier")
+    texts = [payload.input] if isinstance(payload.input, str) else payload.input
     if not texts:
         raise Refusal(400, "input is an empty list", param="input")
-    most = longest_text(service, asked.truncate_prompt_tokens)
+    most = longest_text(service, payload.truncate_prompt_tokens)
     read = await encode_all(service, texts, "input", most, most_inputs(service))
     pooled_BD, tokens = await pool(
-        service, call, read, classifier.pooling, model, asked.priority or 0
+        service, call, read, classifier.pooling, model, payload.priority or 0
     )
     data = [
         Classification(
@@ -220,30 +220,32 @@ async def _scores(
     service: Service,
     call: Call,
     pairs: list[Pair],
-    asked: RerankRequest | ScoreRequest,
+    payload: RerankRequest | ScoreRequest,
     field: str,
     model: str,
 ) -> tuple[list[float], EmbeddingUsage]:
-    most, limit = longest_text(service, asked.truncate_prompt_tokens), most_inputs(service)
+    most, limit = longest_text(service, payload.truncate_prompt_tokens), most_inputs(service)
     if len(pairs) >= limit:  # cosines need the query beside the documents
-        said = f"{field} holds {len(pairs)} entries; at most {limit - 1} fit into one request"
-        raise Refusal(400, said, param=field)
+        message = f"{field} holds {len(pairs)} entries; at most {limit - 1} fit into one request"
+        raise Refusal(400, message, param=field)
     if most is None:
         for pair in pairs:
             service.check_length(pair.query, "query")
             service.check_length(pair.document, field)
-    make, task = service.serving.vectors.score_inputs, asked.instruction
+    make, task = service.serving.vectors.score_inputs, payload.instruction
     if sum(len(pair.document) for pair in pairs) > LONG_TEXT:
         inputs = await asyncio.to_thread(make, pairs, most, task)
     else:
         inputs = make(pairs, most, task)
     longest, room = max(len(text.ids) for text in inputs.texts), service.serving.limits.longest_text
     if longest > room:
-        said = f"a query or one of {field} has {longest} tokens, the model reads {room}"
+        message = f"a query or one of {field} has {longest} tokens, the model reads {room}"
         code = "context_length_exceeded"
-        raise Refusal(400, f"{said}; truncate_prompt_tokens = -1 cuts it", param=field, code=code)
+        raise Refusal(
+            400, f"{message}; truncate_prompt_tokens = -1 cuts it", param=field, code=code
+        )
     pooled_BD, tokens = await pool(
-        service, call, inputs.texts, inputs.pooling, model, asked.priority or 0
+        service, call, inputs.texts, inputs.pooling, model, payload.priority or 0
     )
     usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
     return inputs.scores(pooled_BD), usage

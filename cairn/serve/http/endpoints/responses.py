@@ -19,9 +19,10 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.conversation import without_oldest
 from cairn.serve.http.chat.prepare import prepare_chat
-from cairn.serve.http.chat.reader import reasoning_tokens
+from cairn.serve.http.chat.thought_tokens import thought_tokens
 from cairn.serve.http.endpoints.pages import in_order, page_of, query_of
 from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of, listed_items
+from cairn.serve.http.protocol.answers import ReasoningTokens
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.responses import (
@@ -47,34 +48,34 @@ LISTED, MOST_LISTED = 20, 100  # items of a page, as OpenAI has it
 
 
 async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
-    asked = decode(body, ResponsesRequest)
-    model = service.check_model(asked.model)
-    most = asked.max_output_tokens
-    before = _earlier(service, call, asked.previous_response_id)
-    chat = as_chat(asked, before, sees=service.serving.sight is not None)
-    if asked.truncation == "auto":
+    payload = decode(body, ResponsesRequest)
+    model = service.check_model(payload.model)
+    most = payload.max_output_tokens
+    before = _earlier(service, call, payload.previous_response_id)
+    chat = as_chat(payload, before, sees=service.serving.sight is not None)
+    if payload.truncation == "auto":
         chat = await without_oldest(service, chat, most or 1)
-    prepared = await prepare_chat(service, chat, guide_of(asked), most)
+    prepared = await prepare_chat(service, chat, guide_of(payload), most)
     blocks = Blocks(prepared.readers[0])
-    made = _begun(asked, model, prepared.request.params, call)
-    made.store = service.responses.most > 0 and asked.store is not False
+    reply = _begun(payload, model, prepared.request.params, call)
+    reply.store = service.responses.most > 0 and payload.store is not False
     exchange = Exchange(
-        service, call, [prepared.request], model, stream=asked.stream, ledger=asked.ledger
+        service, call, [prepared.request], model, stream=payload.stream, ledger=payload.ledger
     )
 
     def keep() -> None:
-        _keep(service, call, asked, made, before)
+        _keep(service, call, payload, reply, before)
 
     async with exchange:
-        if asked.stream:
-            await exchange.stream(EventWriter(made, blocks, exchange, keep))
+        if payload.stream:
+            await exchange.stream(EventWriter(reply, blocks, exchange, keep))
             return None
         await exchange.finish()
         done = exchange.jobs[0].answer.result()
         blocks.push(done)
-        _complete(made, blocks, done, exchange)
+        _complete(reply, blocks, done, exchange)
         keep()
-        return JSON(made)
+        return JSON(reply)
 
 
 # -- answers that are kept ------------------------------------------------------------------------
@@ -83,15 +84,15 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
 async def response(service: Service, call: Call, body: bytes) -> JSON:
     """GET /v1/responses/{id}"""
     if query_of(call).get("stream") == "true":
-        said = "stream is true; a kept response is given whole"
-        raise Refusal(400, said, param="stream", code="unsupported")
+        message = "stream is true; a kept response is given whole"
+        raise Refusal(400, message, param="stream", code="unsupported")
     return JSON(_stored(service, call, call.scope["path_params"]["id"], "id").response)
 
 
 async def input_items(service: Service, call: Call, body: bytes) -> JSON:
     """GET /v1/responses/{id}/input_items: what it was asked with, the conversation before it included."""
-    found = _stored(service, call, call.scope["path_params"]["id"], "id")
-    items = in_order(call, listed_items(found.inputs, found.response.id)[::-1])
+    stored = _stored(service, call, call.scope["path_params"]["id"], "id")
+    items = in_order(call, listed_items(stored.inputs, stored.response.id)[::-1])
     data, more = page_of(call, items, [item["id"] for item in items], LISTED, MOST_LISTED)
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return JSON(ItemList(data=data, first_id=ends[0], last_id=ends[1], has_more=more))
@@ -108,13 +109,15 @@ async def delete_response(service: Service, call: Call, body: bytes) -> JSON:
 def _stored(service: Service, call: Call, id: str, param: str) -> Stored:
     store = service.responses
     if store.most == 0:
-        said = f"{param} is not supported by this server: it keeps no responses (--store-responses)"
-        raise Refusal(404 if param == "id" else 400, said, param=param, code="unsupported")
-    found = store.get(call.holder, id)
-    if found is None:
-        said = f"response {id[:128]!r} is not kept; the last {store.most} are"
-        raise Refusal(404, said, param=param, code="response_not_found")
-    return found
+        message = (
+            f"{param} is not supported by this server: it keeps no responses (--store-responses)"
+        )
+        raise Refusal(404 if param == "id" else 400, message, param=param, code="unsupported")
+    stored = store.get(call.holder, id)
+    if stored is None:
+        message = f"response {id[:128]!r} is not kept; the last {store.most} are"
+        raise Refusal(404, message, param=param, code="response_not_found")
+    return stored
 
 
 def _earlier(service: Service, call: Call, id: str | None) -> list[dict[str, Any]]:
@@ -122,28 +125,35 @@ def _earlier(service: Service, call: Call, id: str | None) -> list[dict[str, Any
 
 
 def _keep(
-    service: Service, call: Call, asked: ResponsesRequest, made: ModelResponse, before: list[Any]
+    service: Service, call: Call, payload: ResponsesRequest, reply: ModelResponse, before: list[Any]
 ) -> None:
-    if made.store and made.status != "in_progress":
-        output = msgspec.to_builtins(made.output)
-        inputs = [*before, *items_of(asked)]
-        service.responses.put(call.holder, Stored(made, inputs, [*inputs, *output]))
+    if reply.store and reply.status != "in_progress":
+        output = msgspec.to_builtins(reply.output)
+        inputs = [*before, *items_of(payload)]
+        service.responses.put(call.holder, Stored(reply, inputs, [*inputs, *output]))
 
 
 def _begun(
-    asked: ResponsesRequest, model: str, params: SamplingParams, call: Call
+    payload: ResponsesRequest, model: str, params: SamplingParams, call: Call
 ) -> ModelResponse:
-    made = ModelResponse(
-        id=f"resp_{call.id}", created_at=int(time.time()), model=model, instructions=asked.instructions,
-        temperature=params.temperature, top_p=params.top_p,
-        max_output_tokens=asked.max_output_tokens, metadata=asked.metadata or {},
-        parallel_tool_calls=asked.parallel_tool_calls is not False, tools=asked.tools or [],
-        tool_choice=asked.tool_choice or "auto", previous_response_id=asked.previous_response_id,
-    )  # fmt: skip
-    made.truncation = asked.truncation or "disabled"
-    if asked.text is not None:
-        made.text = asked.text
-    return made
+    reply = ModelResponse(
+        id=f"resp_{call.id}",
+        created_at=int(time.time()),
+        model=model,
+        instructions=payload.instructions,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_output_tokens=payload.max_output_tokens,
+        metadata=payload.metadata or {},
+        parallel_tool_calls=payload.parallel_tool_calls is not False,
+        tools=payload.tools or [],
+        tool_choice=payload.tool_choice or "auto",
+        previous_response_id=payload.previous_response_id,
+    )
+    reply.truncation = payload.truncation or "disabled"
+    if payload.text is not None:
+        reply.text = payload.text
+    return reply
 
 
 def item_of(block: Block, response: str, status: Status) -> Item:
@@ -163,29 +173,31 @@ def item_of(block: Block, response: str, status: Status) -> Item:
             thought = [ReasoningText(text=text)] if grown else []
             return ReasoningItem(id=f"rs_{id}", content=thought, status=status)
         case _:
-            said = [OutputText(text=text)] if grown else []
-            return OutputMessage(id=f"msg_{id}", content=said, status=status)
+            parts = [OutputText(text=text)] if grown else []
+            return OutputMessage(id=f"msg_{id}", content=parts, status=status)
 
 
 def _complete(
-    made: ModelResponse, blocks: Blocks, done: CompletionOutput, exchange: Exchange
+    reply: ModelResponse, blocks: Blocks, done: CompletionOutput, exchange: Exchange
 ) -> None:
     """All but the last item are whole, however the answer ended."""
     cut = done.finish_reason != "stop"
-    made.status = "incomplete" if cut else "completed"
-    made.incomplete_details = {"reason": "max_output_tokens"} if cut else None
-    short = made.id.removeprefix("resp_")
+    reply.status = "incomplete" if cut else "completed"
+    reply.incomplete_details = {"reason": "max_output_tokens"} if cut else None
+    short = reply.id.removeprefix("resp_")
     *before, last = blocks.all
-    made.output = [item_of(block, short, "completed") for block in before]
-    made.output.append(item_of(last, short, made.status))
+    reply.output = [item_of(block, short, "completed") for block in before]
+    reply.output.append(item_of(last, short, reply.status))
     job = exchange.jobs[0]
-    asked, given = len(job.request.prompt), len(job.answer.whole.token_ids)
-    made.usage = ResponseUsage(
-        input_tokens=asked,
+    ids = job.answer.whole.token_ids
+    input_tokens, output_tokens = len(job.request.prompt), len(ids)
+    thought = thought_tokens(ids, blocks.thought, exchange.tokenizer)
+    reply.usage = ResponseUsage(
+        input_tokens=input_tokens,
         input_tokens_details=exchange.prompt_details,
-        output_tokens=given,
-        output_tokens_details=reasoning_tokens([blocks.thought], exchange.tokenizer, given),
-        total_tokens=asked + given,
+        output_tokens=output_tokens,
+        output_tokens_details=ReasoningTokens(thought),
+        total_tokens=input_tokens + output_tokens,
     )
 
 
@@ -193,9 +205,9 @@ class EventWriter:
     """A response as the events of a stream. It is kept before its last event: the next request may name it at once."""
 
     def __init__(
-        self, made: ModelResponse, blocks: Blocks, exchange: Exchange, keep: Callable[[], None]
+        self, reply: ModelResponse, blocks: Blocks, exchange: Exchange, keep: Callable[[], None]
     ) -> None:
-        self._made, self._blocks, self._exchange, self._keep = made, blocks, exchange, keep
+        self._made, self._blocks, self._exchange, self._keep = reply, blocks, exchange, keep
         self._numbers = itertools.count()
         self._begun = False
         self._moved = exchange.moved
@@ -216,12 +228,12 @@ class EventWriter:
         return body
 
     def last(self) -> bytes:
-        made = self._made
+        reply = self._made
         if self._ended is not None:
-            _complete(made, self._blocks, self._ended, self._exchange)
+            _complete(reply, self._blocks, self._ended, self._exchange)
         self._keep()
-        name = "incomplete" if made.status == "incomplete" else "completed"
-        return self._event(name, response=made)
+        name = "incomplete" if reply.status == "incomplete" else "completed"
+        return self._event(name, response=reply)
 
     def refused(self, refusal: Refusal) -> bytes:
         error = refusal.body().error

@@ -28,55 +28,55 @@ TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 def as_chat(
-    asked: ResponsesRequest, before: Sequence[dict[str, Any]] = (), sees: bool = False
+    payload: ResponsesRequest, before: Sequence[dict[str, Any]] = (), sees: bool = False
 ) -> ChatRequest:
     """Refusal or RequestError names what is wrong, and where. `before`: the items that the input goes on from."""
     for name in UNSUPPORTED:
-        if getattr(asked, name):
-            said = f"{name} is not supported by this server"
-            raise Refusal(400, said, param=name, code="unsupported")
-    if LOGPROBS in (asked.include or ()):
-        said = f"include has {LOGPROBS!r}; send logprobs to /v1/chat/completions"
-        raise Refusal(400, said, param="include", code="unsupported")
-    items = items_of(asked)
+        if getattr(payload, name):
+            message = f"{name} is not supported by this server"
+            raise Refusal(400, message, param=name, code="unsupported")
+    if LOGPROBS in (payload.include or ()):
+        message = f"include has {LOGPROBS!r}; send logprobs to /v1/chat/completions"
+        raise Refusal(400, message, param="include", code="unsupported")
+    items = items_of(payload)
     if not items:
         raise RequestError("input is empty", hint="it has to be text, or a list of items")
-    first = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    first = [{"role": "system", "content": payload.instructions}] if payload.instructions else []
     earlier = translated(before, sees) if before else []
     chat = ChatRequest(messages=first + earlier + translated(items, sees))
-    chat.temperature, chat.top_p = asked.temperature, asked.top_p
-    chat.priority = asked.priority
-    if asked.tools:
-        chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
-    chat.tool_choice, chat.parallel_tool_calls = asked.tool_choice, asked.parallel_tool_calls
-    if asked.reasoning is not None and (effort := asked.reasoning.effort) is not None:
+    chat.temperature, chat.top_p = payload.temperature, payload.top_p
+    chat.priority = payload.priority
+    if payload.tools:
+        chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(payload.tools)]
+    chat.tool_choice, chat.parallel_tool_calls = payload.tool_choice, payload.parallel_tool_calls
+    if payload.reasoning is not None and (effort := payload.reasoning.effort) is not None:
         kwargs = {"enable_thinking": effort != "none", "reasoning_effort": effort}
         chat.chat_template_kwargs = kwargs
     return chat
 
 
-def items_of(asked: ResponsesRequest) -> list[dict[str, Any]]:
+def items_of(payload: ResponsesRequest) -> list[dict[str, Any]]:
     """The input as a list of items; a text is a message of the user."""
-    if isinstance(asked.input, str):
-        return [{"role": "user", "content": asked.input}]
-    return asked.input
+    if isinstance(payload.input, str):
+        return [{"role": "user", "content": payload.input}]
+    return payload.input
 
 
 def listed_items(items: Sequence[dict[str, Any]], response: str) -> list[dict[str, Any]]:
     """Items as OpenAI's client reads them back: each with an id, the texts of messages as parts."""
-    short, found = response.removeprefix("resp_"), []
+    short, items_listed = response.removeprefix("resp_"), []
     for at, item in enumerate(items):
         kind, content = item.get("type", "message"), item.get("content")
-        made = {"id": f"{PREFIXES.get(kind, 'item')}_{short}_in{at}", **item, "type": kind}
+        listed = {"id": f"{PREFIXES.get(kind, 'item')}_{short}_in{at}", **item, "type": kind}
         if kind == "message" and isinstance(content, str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
-            made["content"] = [{"type": part, "text": content}]
-        found.append({"status": "completed", **made} if kind == "message" else made)
-    return found
+            listed["content"] = [{"type": part, "text": content}]
+        items_listed.append({"status": "completed", **listed} if kind == "message" else listed)
+    return items_listed
 
 
-def guide_of(asked: ResponsesRequest) -> Guide | None:
-    shape = None if asked.text is None else asked.text.format
+def guide_of(payload: ResponsesRequest) -> Guide | None:
+    shape = None if payload.text is None else payload.text.format
     if shape is None or shape.type == "text":
         return None
     if shape.type == "json_object":
@@ -109,22 +109,22 @@ def translated(items: Sequence[dict[str, Any]], sees: bool) -> list[dict[str, An
                 )
             case "function_call_output":
                 id = _text_field(item, "call_id", where)
-                said = _texts(item.get("output", ""), f"{where}.output")
-                messages.append({"role": "tool", "tool_call_id": id, "content": said})
+                message = _texts(item.get("output", ""), f"{where}.output")
+                messages.append({"role": "tool", "tool_call_id": id, "content": message})
             case _:
-                said = f"{where}.type is {str(kind)[:40]!r}"
-                raise RequestError(said, hint=f"it has to be {', '.join(ITEMS)}")
+                message = f"{where}.type is {str(kind)[:40]!r}"
+                raise RequestError(message, hint=f"it has to be {', '.join(ITEMS)}")
     return messages
 
 
 def _add_message(
     messages: list[dict[str, Any]], item: dict[str, Any], where: str, sees: bool
 ) -> None:
-    given = item.get("role")
-    role = ROLES.get(given) if isinstance(given, str) else None
+    name = item.get("role")
+    role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
-        said = f"{where}.role is {str(given)[:40]!r}"
-        raise RequestError(said, hint=f"it has to be {', '.join(ROLES)}")
+        message = f"{where}.role is {str(name)[:40]!r}"
+        raise RequestError(message, hint=f"it has to be {', '.join(ROLES)}")
     content = item.get("content")
     text = (_parts if sees else _texts)(content, f"{where}.content")
     if role == "assistant" and messages and messages[-1].get("content", "") is None:
@@ -167,9 +167,9 @@ def _texts(content: object, where: str, first: int = 0) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        shown = "missing" if content is None else type(content).__name__
-        raise RequestError(f"{where} is {shown}", hint="it has to be text or a list of text parts")
-    found = []
+        name = "missing" if content is None else type(content).__name__
+        raise RequestError(f"{where} is {name}", hint="it has to be text or a list of text parts")
+    texts = []
     for at, part in enumerate(content, first):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if not isinstance(part, dict) or kind not in TEXTS:
@@ -177,22 +177,22 @@ def _texts(content: object, where: str, first: int = 0) -> str:
                 f"{where}[{at}] is a part of type {str(kind)[:40]!r}",
                 hint='this model reads text only: {"type": "input_text", "text": "..."}',
             )
-        found.append(_text_field(part, "text", f"{where}[{at}]"))
-    return "\n".join(found)
+        texts.append(_text_field(part, "text", f"{where}[{at}]"))
+    return "\n".join(texts)
 
 
 def _text_field(item: dict[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        shown = "missing" if value is None else type(value).__name__
-        raise RequestError(f"{where}.{name} is {shown}", hint="it has to be text")
+        kind = "missing" if value is None else type(value).__name__
+        raise RequestError(f"{where}.{name} is {kind}", hint="it has to be text")
     return value
 
 
 def _tool(tool: FunctionTool, where: str) -> dict[str, Any]:
     if tool.type != "function":
-        said = f"{where}.type is {tool.type[:60]!r}"
-        raise RequestError(said, hint="this server runs no tools itself: it has to be function")
+        message = f"{where}.type is {tool.type[:60]!r}"
+        raise RequestError(message, hint="this server runs no tools itself: it has to be function")
     function = msgspec.to_builtins(tool)
     del function["type"]
     kept = {name: value for name, value in function.items() if value is not None}

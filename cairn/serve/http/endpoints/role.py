@@ -35,47 +35,47 @@ class RoleRequest(msgspec.Struct, kw_only=True):
 
 async def role(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
-    asked = decode(body, RoleRequest)
-    _check(service, asked)
+    payload = decode(body, RoleRequest)
+    _check(service, payload)
     began = time.monotonic()
     await service.wake()
     async with service.switching:
         try:
-            wanted = msgspec.structs.replace(
-                service.config, role=asked.role, prefill_urls=asked.prefill_urls
+            config = msgspec.structs.replace(
+                service.config, role=payload.role, prefill_urls=payload.prefill_urls
             )
-            await _switch(service, wanted, began + asked.timeout_s)
+            await _switch(service, config, began + payload.timeout_s)
         except CairnError as error:
-            said = f"the role is {service.config.role}, as before: {error}"
-            raise Refusal(409, said, param="role", code="role_not_changed") from None
-        service.take_role(wanted)
-    return JSON({"role": asked.role, "seconds": round(time.monotonic() - began, 6)})
+            message = f"the role is {service.config.role}, as before: {error}"
+            raise Refusal(409, message, param="role", code="role_not_changed") from None
+        service.take_role(config)
+    return JSON({"role": payload.role, "seconds": round(time.monotonic() - began, 6)})
 
 
-def _check(service: Service, asked: RoleRequest) -> None:
+def _check(service: Service, payload: RoleRequest) -> None:
     """What the start of a server with this role would refuse."""
     serving = service.serving
-    unknown = [url for url in asked.prefill_urls if url not in service.prefill_urls]
+    unknown = [url for url in payload.prefill_urls if url not in service.prefill_urls]
     if unknown:
-        said = f"prefill_urls has {unknown[0]!r}, and --prefill-urls of the start has not"
-        raise Refusal(400, said, param="prefill_urls", code="unknown_prefill_url")
-    if asked.role == "both":
+        message = f"prefill_urls has {unknown[0]!r}, and --prefill-urls of the start has not"
+        raise Refusal(400, message, param="prefill_urls", code="unknown_prefill_url")
+    if payload.role == "both":
         return
     adapters = [model.name for model in serving.models.values() if model.adapter]
     if serving.sight is not None or adapters:
         what = f"adapters are loaded: {', '.join(adapters)}" if adapters else "the model sees"
-        said = f"the role is {service.config.role}, as before: {what}"
-        raise Refusal(409, said, param="role", code="role_not_changed")
+        message = f"the role is {service.config.role}, as before: {what}"
+        raise Refusal(409, message, param="role", code="role_not_changed")
 
 
-async def _switch(service: Service, wanted: ServerConfig, deadline: float) -> None:
+async def _switch(service: Service, config: ServerConfig, deadline: float) -> None:
     """A RequestError: it was still at work when its time was over."""
-    engine, of_prompts = service.serving.engine, "prefill" in (wanted.role, service.config.role)
+    engine, of_prompts = service.serving.engine, "prefill" in (config.role, service.config.role)
     while True:
         try:
             if of_prompts and service.open:
                 raise RequestError(f"{len(service.open)} requests are under way")
-            await asyncio.to_thread(engine.switch_role, wanted.role_config())
+            await asyncio.to_thread(engine.switch_role, config.role_config())
             return
         except RequestError:
             if time.monotonic() > deadline:

@@ -42,22 +42,26 @@ class SleepState(msgspec.Struct, kw_only=True):
 
 async def sleep(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
-    asked = _query(call)
+    payload = _query(call)
     if service.config.role != "both":
-        said = f"a server of the role {service.config.role} has pages that others read, and does not sleep"
-        raise Refusal(409, said, code="not_asleep")
+        message = f"a server of the role {service.config.role} has pages that others read, and does not sleep"
+        raise Refusal(409, message, code="not_asleep")
     began, engine = time.monotonic(), service.serving.engine
-    if service.open and asked.mode == "refuse":
-        said = f"{len(service.open)} requests are under way; wait for their end, or use mode=abort"
-        raise Refusal(409, said, code="not_asleep")
+    if service.open and payload.mode == "refuse":
+        message = (
+            f"{len(service.open)} requests are under way; wait for their end, or use mode=abort"
+        )
+        raise Refusal(409, message, code="not_asleep")
     try:
         async with service.waking:
-            await asyncio.to_thread(engine.check_sleep, asked.level)  # before any request is ended
-            if asked.mode == "abort" and not service.asleep:
+            await asyncio.to_thread(
+                engine.check_sleep, payload.level
+            )  # before any request is ended
+            if payload.mode == "abort" and not service.asleep:
                 await asyncio.to_thread(engine.pause, False)
                 if not service.paused:  # else an administrator's pause goes on behind the sleep
                     await asyncio.to_thread(engine.resume)
-            await asyncio.to_thread(service.serving.sleep, asked.level)
+            await asyncio.to_thread(service.serving.sleep, payload.level)
     except CairnError as error:
         raise Refusal(409, str(error), code="not_asleep") from None
     return JSON({"status": "asleep", "seconds": round(time.monotonic() - began, 6)})
@@ -66,8 +70,8 @@ async def sleep(service: Service, call: Call, body: bytes) -> JSON:
 async def wake_up(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
     if (tags := set(_words(call).get("tags", PARTS))) != PARTS:
-        said = f"tags are {', '.join(sorted(tags))}; weights and kv_cache wake up together"
-        raise Refusal(400, said, param="tags", code="bad_tags")
+        message = f"tags are {', '.join(sorted(tags))}; weights and kv_cache wake up together"
+        raise Refusal(400, message, param="tags", code="bad_tags")
     began = time.monotonic()
     await service.wake()
     status = "paused" if service.paused else "running"
@@ -91,12 +95,12 @@ def _words(call: Call) -> dict[str, list[str]]:
 
 
 def _query(call: Call) -> SleepQuery:
-    given = {name: values[-1] for name, values in _words(call).items()}
+    words = {name: values[-1] for name, values in _words(call).items()}
     try:
-        return msgspec.convert(given, SleepQuery, strict=False)
+        return msgspec.convert(words, SleepQuery, strict=False)
     except msgspec.ValidationError as error:
-        unknown = [name for name in given if name not in SleepQuery.__struct_fields__]
-        known = SleepQuery.__struct_fields__
-        near = did_you_mean(unknown[0], known, otherwise="level and mode") if unknown else ""
-        said = f"/sleep?{call.scope['query_string'].decode('latin-1')[:200]}: {error}"
-        raise Refusal(400, f"{said}; {near}" if near else said, code="bad_query") from None
+        unknown = [name for name in words if name not in SleepQuery.__struct_fields__]
+        fields = SleepQuery.__struct_fields__
+        near = did_you_mean(unknown[0], fields, otherwise="level and mode") if unknown else ""
+        message = f"/sleep?{call.scope['query_string'].decode('latin-1')[:200]}: {error}"
+        raise Refusal(400, f"{message}; {near}" if near else message, code="bad_query") from None

@@ -17,22 +17,22 @@ T = TypeVar("T")
 
 
 async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, TokenizeRequest)
-    service.check_model(asked.model)
-    if [asked.prompt, asked.content, asked.messages].count(None) != 2:
-        said = "one of prompt, content (as llama.cpp has it) and messages has to be given"
-        raise Refusal(400, said, param="prompt")
-    if asked.content is not None:
-        ids = await service.encode(asked.content, bool(asked.add_special))
-    elif asked.prompt is not None:
-        ids = await service.encode(asked.prompt, asked.add_special_tokens is not False)
+    payload = decode(body, TokenizeRequest)
+    service.check_model(payload.model)
+    if [payload.prompt, payload.content, payload.messages].count(None) != 2:
+        message = "one of prompt, content (as llama.cpp has it) and messages has to be given"
+        raise Refusal(400, message, param="prompt")
+    if payload.content is not None:
+        ids = await service.encode(payload.content, bool(payload.add_special))
+    elif payload.prompt is not None:
+        ids = await service.encode(payload.prompt, payload.add_special_tokens is not False)
     else:
-        ids = (await read_conversation(service, asked, any_length=True)).token_ids
+        ids = (await read_conversation(service, payload, any_length=True)).token_ids
     names = None
-    if asked.return_token_strs:
+    if payload.return_token_strs:
         names = await _computed(len(ids), lambda: [service.tokenizer.token(id) for id in ids])
     tokens: list[int | Piece] = [*ids]
-    if asked.with_pieces:
+    if payload.with_pieces:
         tokens = await _computed(len(ids), lambda: _pieces(service.tokenizer, ids))
     context = service.serving.limits.context
     return JSON(Tokenized(count=len(ids), max_model_len=context, tokens=tokens, token_strs=names))
@@ -43,27 +43,27 @@ def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | Piece]:
 
 
 def _piece(tokenizer: Tokenizer, id: int) -> Piece:
-    found = tokenizer.piece(id)
-    if isinstance(found, bytes):
+    piece = tokenizer.piece(id)
+    if isinstance(piece, bytes):
         try:
-            return Piece(id, found.decode())
+            return Piece(id, piece.decode())
         except UnicodeDecodeError:
-            return Piece(id, list(found))
-    return Piece(id, tokenizer.decode([id], skip_special=False) if found is None else found)
+            return Piece(id, list(piece))
+    return Piece(id, tokenizer.decode([id], skip_special=False) if piece is None else piece)
 
 
 async def detokenize(service: Service, call: Call, body: bytes) -> JSON:
-    asked = decode(body, DetokenizeRequest)
-    service.check_model(asked.model)
+    payload = decode(body, DetokenizeRequest)
+    service.check_model(payload.model)
 
     def text() -> str:
-        vocabulary, largest = service.serving.limits.vocabulary, max(asked.tokens, default=0)
+        vocabulary, largest = service.serving.limits.vocabulary, max(payload.tokens, default=0)
         if largest >= vocabulary:
-            said = f"tokens holds {largest}; token ids go from 0 to {vocabulary - 1}"
-            raise Refusal(400, said, param="tokens")
-        return service.tokenizer.decode(asked.tokens, bool(asked.skip_special_tokens))
+            message = f"tokens holds {largest}; token ids go from 0 to {vocabulary - 1}"
+            raise Refusal(400, message, param="tokens")
+        return service.tokenizer.decode(payload.tokens, bool(payload.skip_special_tokens))
 
-    decoded = await _computed(len(asked.tokens), text)
+    decoded = await _computed(len(payload.tokens), text)
     return JSON(Detokenized(prompt=decoded, content=decoded))
 
 

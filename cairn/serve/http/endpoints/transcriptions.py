@@ -39,8 +39,8 @@ async def translations(service: Service, call: Call, body: bytes) -> Response | 
 async def _answer(service: Service, call: Call, body: bytes, task: Task) -> Response | None:
     opened = service.serving.opened
     if not isinstance(opened, OpenSpeech):
-        said = f"{service.model} does not hear; serve a Whisper for /v1/audio"
-        raise Refusal(400, said, param="model", code="no_speech_model")
+        message = f"{service.model} does not hear; serve a Whisper for /v1/audio"
+        raise Refusal(400, message, param="model", code="no_speech_model")
     headers = dict(call.scope["headers"])
     parts = read_parts(headers.get(b"content-type", b"").decode("latin-1"), body)
     if "file" not in parts:
@@ -48,14 +48,14 @@ async def _answer(service: Service, call: Call, body: bytes, task: Task) -> Resp
     model = service.check_model(_text(parts, "model"))
     form = _text(parts, "response_format") or "json"
     if form not in FORMATS:
-        said = f"response_format is {form!r}; it has to be one of {', '.join(FORMATS)}"
-        raise Refusal(400, said, param="response_format")
+        message = f"response_format is {form!r}; it has to be one of {', '.join(FORMATS)}"
+        raise Refusal(400, message, param="response_format")
     _refuse_absent(parts)
-    wanted = _wanted(opened, parts, task)
+    task_tokens = _wanted(opened, parts, task)
     samples = await asyncio.to_thread(read_sound, parts["file"].content)
     start = opened.whisper.tokens.start
     params = SamplingParams(max_tokens=1, temperature=0, pooling="last")
-    request = GenerateRequest([start], params, media=Speech(samples, wanted))
+    request = GenerateRequest([start], params, media=Speech(samples, task_tokens))
     streams = (_text(parts, "stream") or "false").lower() in ("true", "1")
     async with Exchange(service, call, [request], model, stream=streams) as exchange:
         if streams:
@@ -95,8 +95,8 @@ class TranscriptEvents:
 def _wanted(opened: OpenSpeech, parts: dict[str, Part], task: Task) -> Wanted:
     tokens, language = opened.whisper.tokens, _text(parts, "language")
     if language and opened.whisper.spec.multilingual and language not in tokens.languages:
-        said = f"language is {language!r}; it has to be a code such as {', '.join(list(tokens.languages)[:5])}"
-        raise Refusal(400, said, param="language")
+        message = f"language is {language!r}; it has to be a code such as {', '.join(list(tokens.languages)[:5])}"
+        raise Refusal(400, message, param="language")
     if task == "translate" and not opened.whisper.spec.multilingual:
         raise Refusal(400, f"{opened.name} knows English only", param="model")
     prompt = _text(parts, "prompt")
@@ -108,17 +108,17 @@ def _wanted(opened: OpenSpeech, parts: dict[str, Part], task: Task) -> Wanted:
     return Wanted(task, language or None, tuple(before), _temperature(_text(parts, "temperature")))
 
 
-def _temperature(given: str | None) -> float | None:
+def _temperature(text: str | None) -> float | None:
     """0, OpenAI's default, is the ladder that begins there."""
-    if not given:
+    if not text:
         return None
     try:
-        value = float(given)
+        value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:
         raise Refusal(
-            400, f"temperature is {given!r}; it has to be between 0 and 1", param="temperature"
+            400, f"temperature is {text!r}; it has to be between 0 and 1", param="temperature"
         )
     return value or None
 
@@ -127,8 +127,8 @@ def _refuse_absent(parts: dict[str, Part]) -> None:
     """What is not there is said, not ignored."""
     words = _text(parts, "timestamp_granularities[]")
     if words not in (None, "segment"):
-        said = f"timestamp_granularities is {words!r}; there is segment"
-        raise Refusal(400, said, param="timestamp_granularities[]")
+        message = f"timestamp_granularities is {words!r}; there is segment"
+        raise Refusal(400, message, param="timestamp_granularities[]")
 
 
 def _text(parts: dict[str, Part], name: str) -> str | None:

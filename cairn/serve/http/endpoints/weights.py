@@ -48,23 +48,23 @@ class UpdateRequest(msgspec.Struct, kw_only=True):
 
 def check_admin(service: Service, call: Call) -> None:
     if not service.config.admin_endpoints and not of_host(call):
-        said = "this path is for servers that were started with --admin-endpoints"
-        raise Refusal(404, said, code="admin_endpoints_off")
+        message = "this path is for servers that were started with --admin-endpoints"
+        raise Refusal(404, message, code="admin_endpoints_off")
 
 
 def of_host(call: Call) -> bool:
     """Does it come from the process that has started this server beside others?"""
     secret = os.environ.get(HOST_SECRET, "").encode()
-    given = (value for name, value in call.scope["headers"] if name == b"x-cairn-host")
-    return bool(secret) and hmac.compare_digest(next(given, b""), secret)
+    values = (value for name, value in call.scope["headers"] if name == b"x-cairn-host")
+    return bool(secret) and hmac.compare_digest(next(values, b""), secret)
 
 
 async def pause(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
-    asked = decode(body or b"{}", PauseRequest)
+    payload = decode(body or b"{}", PauseRequest)
     service.paused = True  # first, because a kept request then makes no progress
-    await asyncio.to_thread(service.serving.engine.pause, asked.keep)
-    return JSON({"status": "paused", "kept": asked.keep})
+    await asyncio.to_thread(service.serving.engine.pause, payload.keep)
+    return JSON({"status": "paused", "kept": payload.keep})
 
 
 async def resume(service: Service, call: Call, body: bytes) -> JSON:
@@ -76,20 +76,20 @@ async def resume(service: Service, call: Call, body: bytes) -> JSON:
 
 async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
     check_admin(service, call)
-    asked = decode(body, UpdateRequest)
-    source = asked.source
+    payload = decode(body, UpdateRequest)
+    source = payload.source
     if isinstance(source, RanksOfTrainer):
         source = SyncedWeights(**msgspec.structs.asdict(source))
     began = time.monotonic()
     await service.wake()
     try:
-        await asyncio.to_thread(service.serving.engine.load_weights, asked.version, source)
+        await asyncio.to_thread(service.serving.engine.load_weights, payload.version, source)
     except CairnError as error:
-        said = (
-            f"version {asked.version} was not loaded, and the weights before it serve on: {error}"
+        message = (
+            f"version {payload.version} was not loaded, and the weights before it serve on: {error}"
         )
-        raise Refusal(400, said, param="source", code="weights_not_loaded") from None
-    return JSON({"version": asked.version, "seconds": round(time.monotonic() - began, 6)})
+        raise Refusal(400, message, param="source", code="weights_not_loaded") from None
+    return JSON({"version": payload.version, "seconds": round(time.monotonic() - began, 6)})
 
 
 async def reset_prefix_cache(service: Service, call: Call, body: bytes) -> JSON:

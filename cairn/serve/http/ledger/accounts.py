@@ -104,7 +104,7 @@ class Accounts:
     # -- what is shown ---------------------------------------------------------------------------
 
     def view(self, stats: Stats, lag_s: float) -> UsageView:
-        now, known = time.time(), self._joules is not None
+        now, is_measured = time.time(), self._joules is not None
         keys = [
             KeyView(
                 key=name,
@@ -113,7 +113,7 @@ class Accounts:
                 cached_tokens=usage.cached_tokens,
                 output_tokens=usage.output_tokens,
                 device_s=round(usage.device_s, DIGITS),
-                joules=round(usage.joules, DIGITS) if known else None,
+                joules=round(usage.joules, DIGITS) if is_measured else None,
                 today_tokens=usage.today_tokens,
                 today_left=self.meter.budget_left(name, now),
             )
@@ -122,7 +122,7 @@ class Accounts:
         return UsageView(
             keys=keys,
             idle_device_s=round(self.meter.idle_s, DIGITS),
-            idle_joules=round(self.meter.idle_joules, DIGITS) if known else None,
+            idle_joules=round(self.meter.idle_joules, DIGITS) if is_measured else None,
             engine_prompt_tokens=stats.prompt_tokens,
             engine_output_tokens=stats.output_tokens,
             engine_device_s=round(stats.device_s, DIGITS),

@@ -93,7 +93,7 @@ class Book:
         """`about_to`: the status that it is going to end with, at this moment."""
         entry.look()
         now = entry.ended or time.monotonic()
-        known = bool(entry.ended or about_to)
+        has_ended = bool(entry.ended or about_to)
         ledger, floors = entry.ledger, self.floors
         prefill, decode = floors.of(ledger.prefill), floors.of(ledger.decode)
         reason, text = self._reason(entry, prefill, decode)
@@ -110,7 +110,7 @@ class Book:
             id=entry.id, endpoint=entry.endpoint, status=about_to or entry.status, began=_round(entry.began),
             prompt_tokens=entry.prompt, cached_tokens=entry.cached, output_tokens=entry.outputs,
             ttft_s=_maybe(entry.to_first), tpot_s=_maybe(entry.per_token),
-            e2e_s=_round(now - entry.arrived) if known else None, preemptions=ledger.preemptions, spans=spans,
+            e2e_s=_round(now - entry.arrived) if has_ended else None, preemptions=ledger.preemptions, spans=spans,
             floor=FloorView(prefill_s=_seconds(prefill), decode_s=_seconds(decode)), reason=reason,
             text_of_reason=text, answers=entry.answers, streamed=entry.streamed, steps=entry.steps,
             drafted_tokens=ledger.drafted, accepted_tokens=ledger.accepted,
@@ -128,17 +128,24 @@ class Book:
         took = {part.name: part.seconds for part in entry.parts() if not part.summed}
         return reason_of(
             Phases(
-                tokenize=took["tokenize"], queue=took.get("queue", 0.0) + took.get("schedule", 0.0),
-                prefill=took.get("prefill", 0.0), decode=took.get("decode", 0.0), respond=took.get("respond", 0.0),
-                requeued=max(ledger.requeued, 0.0), host=ledger.prefill.host + ledger.decode.host,
+                tokenize=took["tokenize"],
+                queue=took.get("queue", 0.0) + took.get("schedule", 0.0),
+                prefill=took.get("prefill", 0.0),
+                decode=took.get("decode", 0.0),
+                respond=took.get("respond", 0.0),
+                requeued=max(ledger.requeued, 0.0),
+                host=ledger.prefill.host + ledger.decode.host,
                 device=ledger.prefill.device + ledger.decode.device,
                 overlapped=self.floors.facts.device.startswith("cuda"),
-                tokens=entry.outputs if entry.answers == 1 else 0, per_token=entry.per_token, longest=entry.longest,
+                tokens=entry.outputs if entry.answers == 1 else 0,
+                per_token=entry.per_token,
+                longest=entry.longest,
                 prefill_bound=prefill.bound if prefill else "compute",
-                decode_bound=decode.bound if decode else "memory", prefill_floor=_seconds(prefill),
+                decode_bound=decode.bound if decode else "memory",
+                prefill_floor=_seconds(prefill),
                 decode_floor=_seconds(decode),
             )
-        )  # fmt: skip
+        )
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles:

@@ -68,7 +68,7 @@ async def usage(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def requests(service: Service, call: Call, body: bytes) -> JSON:
-    order = _asked(call, "order", "newest")
+    order = _query(call, "order", "newest")
     if order not in ORDERS:
         raise Refusal(
             400, f"order is {order[:40]!r}; it has to be newest or slowest", param="order"
@@ -111,8 +111,8 @@ def _entry(service: Service, call: Call) -> Entry:
     id = call.scope["path_params"]["id"]
     entry = service.book.find(id)
     if entry is None:
-        said = f"request {id[:128]!r} is not remembered; the last {REMEMBERED} are"
-        raise Refusal(404, said, param="id", code="request_not_found")
+        message = f"request {id[:128]!r} is not remembered; the last {REMEMBERED} are"
+        raise Refusal(404, message, param="id", code="request_not_found")
     return entry
 
 
@@ -122,20 +122,20 @@ def _attached(document: object, name: str) -> JSON:
     )
 
 
-def _asked(call: Call, name: str, otherwise: str) -> str:
+def _query(call: Call, name: str, otherwise: str) -> str:
     query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
     return query.get(name, [otherwise])[-1]
 
 
 def _number(call: Call, name: str, otherwise: float, least: float, most: float) -> float:
-    text = _asked(call, name, str(otherwise))
+    text = _query(call, name, str(otherwise))
     kind = type(otherwise)
     try:
         value = msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError:
         value = None
     if value is None or not least <= value <= most:
-        wanted = "a whole number" if kind is int else "a number"
-        said = f"{name} is {text[:40]!r}; it has to be {wanted} from {least:g} to {most:g}"
-        raise Refusal(400, said, param=name)
+        expected = "a whole number" if kind is int else "a number"
+        message = f"{name} is {text[:40]!r}; it has to be {expected} from {least:g} to {most:g}"
+        raise Refusal(400, message, param=name)
     return value

@@ -55,14 +55,14 @@ class Rates:
         self._seen: deque[Totals] = deque()
 
     def see(self, totals: Totals) -> None:
-        seen = self._seen
-        if seen and totals.prompt + totals.output < seen[-1].prompt + seen[-1].output:
-            seen.clear()  # another engine counts from the beginning
-        if seen and totals.at <= seen[-1].at:
+        newest = self._seen
+        if newest and totals.prompt + totals.output < newest[-1].prompt + newest[-1].output:
+            newest.clear()  # another engine counts from the beginning
+        if newest and totals.at <= newest[-1].at:
             return
-        seen.append(totals)
-        while len(seen) > 2 and seen[1].at <= totals.at - self._over_s:
-            seen.popleft()
+        newest.append(totals)
+        while len(newest) > 2 and newest[1].at <= totals.at - self._over_s:
+            newest.popleft()
 
     def view(self) -> RateView:
         if len(self._seen) < 2:
@@ -160,11 +160,18 @@ def step_view(step: StepTimes, now: float, floors: Floors) -> StepView:
     floor = floors.of_step(step) if step.tokens else None
     bound = floor.bound if floor is not None else None
     return StepView(
-        number=step.number, ended=round(max(now - step.ended, 0.0), DIGITS), sequences=step.sequences,
-        tokens=step.tokens, schedule_s=round(step.schedule, DIGITS), launch_s=round(step.launch, DIGITS),
-        wait_s=round(step.wait, DIGITS), update_s=round(step.update, DIGITS), total_s=round(step.total, DIGITS),
-        floor_s=None if floor is None else floor.seconds, limited_by=bound if bound != "launch" else None,
-    )  # fmt: skip
+        number=step.number,
+        ended=round(max(now - step.ended, 0.0), DIGITS),
+        sequences=step.sequences,
+        tokens=step.tokens,
+        schedule_s=round(step.schedule, DIGITS),
+        launch_s=round(step.launch, DIGITS),
+        wait_s=round(step.wait, DIGITS),
+        update_s=round(step.update, DIGITS),
+        total_s=round(step.total, DIGITS),
+        floor_s=None if floor is None else floor.seconds,
+        limited_by=bound if bound != "launch" else None,
+    )
 
 
 def model_card(serving: Serving, floors: Floors, source: str) -> ModelView:

@@ -163,16 +163,22 @@ class Entry:
     def parts(self, now: float | None = None) -> list[Part]:
         """In their order, without a gap, until it ended or until `now`; then those that are sums."""
         ledger, end = self.ledger, self.ended or now or time.monotonic()
-        moments = [("tokenize", self.submitted), ("queue", ledger.admitting), ("schedule", ledger.scheduled),
-                   ("prefill", ledger.first_token), ("decode", ledger.finished), ("respond", end)]  # fmt: skip
-        found, start = [], self.arrived
+        moments = [
+            ("tokenize", self.submitted),
+            ("queue", ledger.admitting),
+            ("schedule", ledger.scheduled),
+            ("prefill", ledger.first_token),
+            ("decode", ledger.finished),
+            ("respond", end),
+        ]
+        phases, start = [], self.arrived
         for name, moment in moments:
             moment = min(max(moment, start), end) if moment else end
-            found.append(Part(name, start, moment - start))
+            phases.append(Part(name, start, moment - start))
             start = moment
             if moment == end:  # it ended in this phase, or is in it
                 break
-        return [*found, *self._sums()]
+        return [*phases, *self._sums()]
 
     def _sums(self) -> list[Part]:
         ledger = self.ledger

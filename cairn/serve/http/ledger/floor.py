@@ -50,11 +50,11 @@ class Floors:
         self,
         spec: ModelSpec,
         facts: Facts,
-        known: Known | None = None,
+        ceilings: Known | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec, self.facts = spec, facts
-        self.known = known_ceilings(facts) if known is None else known
+        self.known = known_ceilings(facts) if ceilings is None else ceilings
         self._clock, self._looks, self._look_at = clock, 0, 0.0
         if facts.read_bytes:
             self._weight_bytes = facts.read_bytes * facts.ranks / spec.matmul_parameters()
@@ -149,7 +149,12 @@ def quick_look(facts: Facts) -> Known:
 
     own = dtype_name(facts.dtype)
     dtype: Dtype = next(
-        (known for known in DTYPES if known == own and why_not("cpu", known) is None), "fp32"
+        (
+            candidate
+            for candidate in DTYPES
+            if candidate == own and why_not("cpu", candidate) is None
+        ),
+        "fp32",
     )
     rates: dict[str, Measured] = {dtype: _best(matmul_rate("cpu", dtype, QUICK_MS))}
     unknown = Identity(cpu=None, threads=None, gpus=[], driver=None, torch=None)
@@ -177,9 +182,9 @@ def better(one: Known, other: Known) -> Known:
         return max((m for m in (a, b) if m is not None), key=lambda m: m.value, default=None)
 
     rates = {
-        dtype: found
+        dtype: ceiling
         for dtype in first.matmul | second.matmul
-        if (found := higher(first.matmul.get(dtype), second.matmul.get(dtype))) is not None
+        if (ceiling := higher(first.matmul.get(dtype), second.matmul.get(dtype))) is not None
     }
     copy = higher(first.copy, second.copy)
     return Known(msgspec.structs.replace(second, copy=copy, matmul=rates))

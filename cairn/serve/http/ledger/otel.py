@@ -74,7 +74,7 @@ class Traces:
         self._provider.shutdown()
 
     def _about(self, entry: Entry) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "http.request.method": "POST",
             "url.path": entry.endpoint,
             "gen_ai.operation.name": OPERATIONS.get(entry.endpoint, "text_completion"),
@@ -88,10 +88,10 @@ class Traces:
             "cairn.answers": entry.answers,
         }
         if entry.to_first is not None:
-            found["gen_ai.server.time_to_first_token"] = entry.to_first
+            attributes["gen_ai.server.time_to_first_token"] = entry.to_first
         if entry.per_token is not None:
-            found["gen_ai.server.time_per_output_token"] = entry.per_token
-        return found
+            attributes["gen_ai.server.time_per_output_token"] = entry.per_token
+        return attributes
 
 
 def open_traces(endpoint: str, model: str) -> Traces:

@@ -65,22 +65,22 @@ class PrefixHistory:
             return Miss("short")
         if cached >= most:
             return Miss("hit", cached)
-        found = self._longest(prompt)
-        own = [(n, seen) for n, seen in found if seen.owner == owner]
-        other = [(n, seen) for n, seen in found if seen.owner != owner]
-        known, seen = max(own, key=_by_length, default=(0, None))
+        matches = self._longest(prompt)
+        own = [(n, earlier) for n, earlier in matches if earlier.owner == owner]
+        other = [(n, earlier) for n, earlier in matches if earlier.owner != owner]
+        shared, earlier = max(own, key=_by_length, default=(0, None))
         apart, stranger = max(other, key=_by_length, default=(0, None))
-        if stranger is not None and self._pages(apart) > max(self._pages(known), cached):
+        if stranger is not None and self._pages(apart) > max(self._pages(shared), cached):
             return Miss("salt", apart, now - stranger.at)
-        if seen is None or not self._pages(known):
-            return Miss("never seen", known)
-        if self._pages(known) > cached:
-            return Miss("at once" if seen.at > arrived else "evicted", known, now - seen.at)
-        if known >= len(seen.prompt):
-            return Miss("new text", known, now - seen.at)
-        around = slice(max(known - AROUND, 0), known + AROUND)
-        before, after = tuple(seen.prompt[around]), tuple(prompt[around])
-        return Miss("changed", known, now - seen.at, before, after)
+        if earlier is None or not self._pages(shared):
+            return Miss("never seen", shared)
+        if self._pages(shared) > cached:
+            return Miss("at once" if earlier.at > arrived else "evicted", shared, now - earlier.at)
+        if shared >= len(earlier.prompt):
+            return Miss("new text", shared, now - earlier.at)
+        around = slice(max(shared - AROUND, 0), shared + AROUND)
+        before, after = tuple(earlier.prompt[around]), tuple(prompt[around])
+        return Miss("changed", shared, now - earlier.at, before, after)
 
     def add(self, prompt: Sequence[int], owner: bytes, now: float) -> None:
         number, self._next = self._next, self._next + 1
@@ -92,9 +92,9 @@ class PrefixHistory:
             self._forget()
 
     def _forget(self) -> None:
-        number, seen = self._seen.popitem(last=False)
-        self._held -= len(seen.prompt)
-        for digest in _hashes(seen.prompt):
+        number, oldest = self._seen.popitem(last=False)
+        self._held -= len(oldest.prompt)
+        for digest in _hashes(oldest.prompt):
             numbers = self._by_hash[digest]
             numbers.remove(number)
             if not numbers:
@@ -114,14 +114,14 @@ class PrefixHistory:
                 break
             deepest, chunks = numbers, chunks + 1
             for number in numbers[-4:]:  # the newest of each chunk stand for the rest
-                seen = self._seen[number]
-                best[seen.owner] = (chunks * CHUNK, seen)
+                earlier = self._seen[number]
+                best[earlier.owner] = (chunks * CHUNK, earlier)
         tried = deepest[-16:] if chunks else list(self._seen)[-32:]
         for number in tried:
-            seen = self._seen[number]
-            shared = common_length(seen.prompt, prompt, chunks * CHUNK)
-            if shared >= best.get(seen.owner, (0, seen))[0]:
-                best[seen.owner] = (shared, seen)
+            earlier = self._seen[number]
+            shared = common_length(earlier.prompt, prompt, chunks * CHUNK)
+            if shared >= best.get(earlier.owner, (0, earlier))[0]:
+                best[earlier.owner] = (shared, earlier)
         return list(best.values())
 
 
@@ -157,10 +157,8 @@ def sentence(miss: Miss, words: tuple[str, str] | None = None) -> str:
         case "short":
             return "the prompt has no whole page that could be found"
         case "changed":
-            shown = f": {words[0]!r} became {words[1]!r}" if words else ""
-            return (
-                f"the prompt of {age} is the same up to token {miss.known} and changed there{shown}"
-            )
+            change = f": {words[0]!r} became {words[1]!r}" if words else ""
+            return f"the prompt of {age} is the same up to token {miss.known} and changed there{change}"
         case "new text":
             return f"the first {miss.known} tokens were known, the rest is new"
         case "salt":

@@ -66,7 +66,7 @@ def shares(phases: Phases) -> dict[Reason, float]:
     left -= tail
     stolen = _host_share(phases) * left
     left -= stolen
-    found: dict[Reason, float] = {
+    seconds_of: dict[Reason, float] = {
         "queue": queue,
         "host": phases.tokenize + phases.respond + stolen,
         "tail": tail,
@@ -79,18 +79,18 @@ def shares(phases: Phases) -> dict[Reason, float]:
         (phases.decode_bound, phases.decode_floor, left - of_prompt),
     ):
         explained = seconds if floor is None else min(seconds, REACH * floor)
-        found["compute" if bound == "compute" else "memory"] += explained
-        found["host"] += seconds - explained
-    return found
+        seconds_of["compute" if bound == "compute" else "memory"] += explained
+        seconds_of["host"] += seconds - explained
+    return seconds_of
 
 
 def reason_of(phases: Phases) -> tuple[Reason, str]:
     """The largest share, and what there is to say about it."""
-    given = shares(phases)
-    reason = max(given, key=given.__getitem__)
-    part = given[reason] / phases.total if phases.total > 0 else 0.0
-    said = f"{format_duration(given[reason])} of {format_duration(phases.total)} ({part:.0%}) {SAYS[reason]}"
-    return reason, said + _distance(phases)
+    seconds_of = shares(phases)
+    reason = max(seconds_of, key=seconds_of.__getitem__)
+    part = seconds_of[reason] / phases.total if phases.total > 0 else 0.0
+    sentence = f"{format_duration(seconds_of[reason])} of {format_duration(phases.total)} ({part:.0%}) {SAYS[reason]}"
+    return reason, sentence + _distance(phases)
 
 
 def _pause(phases: Phases) -> float:

@@ -23,11 +23,17 @@ def trace_of(entries: Sequence[Entry], steps: Iterable[StepTimes], model: str) -
     start = min((entry.arrived for entry in entries), default=0.0)
     end = max((entry.arrived + entry.seconds for entry in entries), default=0.0)
     tracks = [
-        Track("engine", "steps", [
-            span for step in steps if start <= step.ended and step.ended - step.total <= end
-            for span in _step_spans(step)
-        ])
-    ]  # fmt: skip
+        Track(
+            "engine",
+            "steps",
+            [
+                span
+                for step in steps
+                if start <= step.ended and step.ended - step.total <= end
+                for span in _step_spans(step)
+            ],
+        )
+    ]
     for entry in entries:
         entry.look()
         tracks += _request_tracks(entry)
@@ -64,9 +70,15 @@ def _request_tracks(entry: Entry) -> list[Track]:
 def _step_spans(step: StepTimes) -> list[Span]:
     start = step.ended - step.total
     spans = [
-        _span(f"step {step.number}", start, step.total, sequences=step.sequences, tokens=step.tokens,
-              prefill_tokens=step.prefill)
-    ]  # fmt: skip
+        _span(
+            f"step {step.number}",
+            start,
+            step.total,
+            sequences=step.sequences,
+            tokens=step.tokens,
+            prefill_tokens=step.prefill,
+        )
+    ]
     for name in STEP_PARTS:
         seconds = getattr(step, name)
         spans.append(_span(name, start, seconds))

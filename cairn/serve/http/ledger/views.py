@@ -34,7 +34,7 @@ class PagesView(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     used: int  # held by requests
     cached: int  # free to be taken, and still holding a prefix that may be asked for again
-    free: int  # free and of no use to anybody
+    free: int  # free, and not found as a prefix
     size_tokens: int
     map: str  # '0'..'9': tenths held by requests; 'c': mostly cached; '.': free
     map_groups: str = ""  # of each held cell, the place in `groups` of most of its pages

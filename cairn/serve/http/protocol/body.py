@@ -98,13 +98,13 @@ def _explained(problem: str, body: bytes, kind: type[msgspec.Struct]) -> Refusal
         return Refusal(400, f"{name} is missing", param=name, code="missing_field")
     if not where:
         return Refusal(400, f"the body is wrong: {text[:1].lower()}{text[1:]}")
-    found = f"{where} is {_value_at(body, where)}"
+    value_at = f"{where} is {_value_at(body, where)}"
     leaf = _type_at(kind, where)
-    if leaf is not None and (wanted := described(leaf)):
-        said = f"{found}; it has to be {wanted}"
+    if leaf is not None and (rule := described(leaf)):
+        message = f"{value_at}; it has to be {rule}"
     else:
-        said = f"{found}: {text[:1].lower()}{text[1:]}"
-    return Refusal(400, said, param=where, code="invalid_value")
+        message = f"{value_at}: {text[:1].lower()}{text[1:]}"
+    return Refusal(400, message, param=where, code="invalid_value")
 
 
 def _steps(where: str) -> list[tuple[str, str]]:
@@ -115,9 +115,9 @@ def _steps(where: str) -> list[tuple[str, str]]:
 def _type_at(kind: type[msgspec.Struct], where: str) -> msgspec.inspect.Type | None:
     """What may be at a place of the body; None: more than one thing could have been meant."""
     info = msgspec.inspect
-    found: info.Type = info.type_info(kind)
+    type_here: info.Type = info.type_info(kind)
     for name, _ in _steps(where):
-        options = found.types if isinstance(found, info.UnionType) else (found,)
+        options = type_here.types if isinstance(type_here, info.UnionType) else (type_here,)
         inner = []
         for option in options:
             if isinstance(option, info.StructType) and name:
@@ -128,8 +128,8 @@ def _type_at(kind: type[msgspec.Struct], where: str) -> msgspec.inspect.Type | N
                 inner.append(option.item_type)
         if len(inner) != 1:
             return None
-        found = inner[0]
-    return found
+        type_here = inner[0]
+    return type_here
 
 
 def _value_at(body: bytes, where: str) -> str:
@@ -198,8 +198,8 @@ def _range(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
         None if least is None else f"at least {_number(least)}",
         None if most is None else f"at most {_number(most)}",
     ]
-    said = " and ".join(part for part in parts if part)
-    return f" {said}" if said else ""
+    bounds = " and ".join(part for part in parts if part)
+    return f" {bounds}" if bounds else ""
 
 
 def _number(value: float) -> str:

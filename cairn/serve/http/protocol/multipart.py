@@ -39,11 +39,11 @@ def read_parts(content_type: str, body: bytes) -> dict[str, Part]:
         raise Refusal(400, "the multipart body has no end", code="invalid_multipart")
     if len(sections) > MOST_PARTS + 2:
         raise Refusal(400, f"the body has more than {MOST_PARTS} parts", code="invalid_multipart")
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     for section in sections[1:-1]:
         part = _part(section)
-        found.setdefault(part.name, part)
-    return found
+        parts.setdefault(part.name, part)
+    return parts
 
 
 def _part(section: bytes) -> Part:
@@ -65,5 +65,5 @@ def _parameter(value: str, header: str, name: str) -> tuple[str, str | None]:
     message = Message()
     message[header] = " ".join(value.split())
     kind = message.get_content_type() if header == "content-type" else ""
-    found = message.get_param(name, header=header)
-    return kind, found if isinstance(found, str) else None
+    parameter = message.get_param(name, header=header)
+    return kind, parameter if isinstance(parameter, str) else None

@@ -186,20 +186,20 @@ MISTAKES = {
 @functools.cache
 def document() -> dict[str, Any]:
     kinds: set[type] = {ErrorBody, *ERRORS.values()}
-    for asked, answered, _ in POSTS.values():
-        kinds |= {asked, answered}
+    for body, answered, _ in POSTS.values():
+        kinds |= {body, answered}
     kinds |= {answered for answered, _ in GETS.values()}
-    kinds |= {asked for asked, _ in OTHER_POSTS.values() if asked is not None}
+    kinds |= {body for body, _ in OTHER_POSTS.values() if body is not None}
     order = sorted(kinds, key=lambda kind: kind.__name__)
     references, components = msgspec.json.schema_components(
         order, ref_template="#/components/schemas/{name}"
     )
     named = dict(zip(order, references, strict=True))
     paths: dict[str, Any] = {}
-    for path, (asked, answered, about) in POSTS.items():
+    for path, (body, answered, about) in POSTS.items():
         error = next((kind for begin, kind in ERRORS.items() if path.startswith(begin)), ErrorBody)
         operation = _operation(about, named[answered], named[error], [*MISTAKES])
-        operation["requestBody"] = {"required": True, "content": _json(named[asked])}
+        operation["requestBody"] = {"required": True, "content": _json(named[body])}
         if path in STREAMS:
             operation["responses"]["200"]["content"]["text/event-stream"] = {}
         paths[path] = {"post": operation}
@@ -212,11 +212,11 @@ def document() -> dict[str, Any]:
         ] + _query(path)
         paths.setdefault(path, {})["get"] = operation
     _add_files(paths, named[FileObject], named[Batch], named[ErrorBody])
-    for path, (asked, about) in OTHER_POSTS.items():
+    for path, (body, about) in OTHER_POSTS.items():
         operation = _operation(about, ANY, ANY, [*MISTAKES])
         operation["parameters"] = _query(path)
-        if asked is not None:
-            operation["requestBody"] = {"required": True, "content": _json(named[asked])}
+        if body is not None:
+            operation["requestBody"] = {"required": True, "content": _json(named[body])}
         operation["responses"]["200"]["content"] = {"*/*": {}}
         paths[path] = {"post": operation}
     for path, (media, about) in OTHER_GETS.items():

@@ -95,8 +95,8 @@ def refusal_of(
         first = error.message.partition(" ")[0].partition("[")[0].partition(".")[0]
         code = "context_length_exceeded" if "context" in error.message else "invalid_value"
         param = first if first in fields else prompt if "prompt" in error.message else None
-        said = error.message
+        message = error.message
         if prompt is not None and first == "prompts":  # several, which have the field's name here
-            said = prompt + said.removeprefix(first)
-        return Refusal(400, f"{said}{hint}", param=param, code=code)
+            message = prompt + message.removeprefix(first)
+        return Refusal(400, f"{message}{hint}", param=param, code=code)
     return Refusal(500, f"{error.message}{hint}")

@@ -100,35 +100,35 @@ def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, 
     """The arguments of `SamplingParams` that have the same name here; absent ones are the model's `defaults`, or the
     engine's."""
     _check_known(body)
-    given = {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
-    given = with_defaults(defaults, given)
+    fields = {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
+    fields = with_defaults(defaults, fields)
     if body.logit_bias is not None:
-        given["logit_bias"] = _biases(body.logit_bias)
+        fields["logit_bias"] = _biases(body.logit_bias)
     if body.stream_options is not None and not body.stream:
         raise Refusal(
             400, "stream_options is given, and stream is not true", param="stream_options"
         )
-    return given
+    return fields
 
 
 def _check_known(body: SamplingFields) -> None:
     for name in REFUSED:
         if getattr(body, name):
-            said = f"{name} is not supported: {INSTEAD[name]}"
-            raise Refusal(400, said, param=name, code="unsupported")
+            message = f"{name} is not supported: {INSTEAD[name]}"
+            raise Refusal(400, message, param=name, code="unsupported")
     if body.prompt_logprobs is not None and body.stream:
-        said = "prompt_logprobs and stream are given; one of them is supported"
-        raise Refusal(400, said, param="prompt_logprobs", code="unsupported")
+        message = "prompt_logprobs and stream are given; one of them is supported"
+        raise Refusal(400, message, param="prompt_logprobs", code="unsupported")
 
 
-def _biases(given: dict[str, float]) -> dict[int, float]:
-    found = {}
-    for token, bias in given.items():
+def _biases(biases: dict[str, float]) -> dict[int, float]:
+    by_token = {}
+    for token, bias in biases.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
             raise Refusal(
                 400,
                 f"logit_bias has the key {token[:40]!r}; keys are token ids",
                 param="logit_bias",
             )
-        found[int(token)] = bias
-    return found
+        by_token[int(token)] = bias
+    return by_token

@@ -1,4 +1,4 @@
-"""The server as an ASGI application: which path is answered by what, and what happens to everything that goes wrong.
+"""The server as an ASGI application: each path of `paths` is an endpoint, and every error becomes a document.
 
     request -> key -> body -> endpoint -> document, stream, or error document
                  401    408 413      400 404 429 503: Refusal    500: a bug, with its traceback in the log
@@ -9,7 +9,7 @@ Every answer carries x-request-id. Endpoints know nothing of this file.
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -29,213 +29,32 @@ from cairn.serve.http.batches.files import FileStore, hold_folder
 from cairn.serve.http.batches.perform import HOLDER, performer
 from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.batches.store import BatchStore
-from cairn.serve.http.endpoints.about import (
-    health,
-    live,
-    metrics,
-    model,
-    models,
-    openapi,
-    version,
-)
-from cairn.serve.http.endpoints.adapters import load_adapter, unload_adapter
-from cairn.serve.http.endpoints.batches import (
-    cancel_batch,
-    create_batch,
-    create_file,
-    delete_file,
-    file_content,
-    get_batch,
-    get_file,
-    list_batches,
-    list_files,
-)
+from cairn.serve.http.endpoints.about import metrics
 from cairn.serve.http.endpoints.chat import chat_completions
-from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_error, cohere_rerank
 from cairn.serve.http.endpoints.completions import completions
-from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
-from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
-from cairn.serve.http.endpoints.llamacpp import (
-    apply_template,
-    completion,
-    infill,
-    props,
-    slots,
-)
-from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
-from cairn.serve.http.endpoints.ollama import (
-    api_chat,
-    api_generate,
-    api_ps,
-    api_show,
-    api_tags,
-    api_version,
-    ollama_error,
-)
+from cairn.serve.http.endpoints.embeddings import embeddings
+from cairn.serve.http.endpoints.messages import anthropic_error
+from cairn.serve.http.endpoints.ollama import ollama_error
 from cairn.serve.http.endpoints.prefill import prefill
-from cairn.serve.http.endpoints.pulse import pulse
-from cairn.serve.http.endpoints.rerank import (
-    ClassifyRequest,
-    RerankRequest,
-    ScoreRequest,
-    classify,
-    rerank,
-    score,
-)
-from cairn.serve.http.endpoints.responses import (
-    delete_response,
-    input_items,
-    response,
-    responses,
-)
-from cairn.serve.http.endpoints.role import role
-from cairn.serve.http.endpoints.sleep import is_sleeping, sleep, wake_up
-from cairn.serve.http.endpoints.tokens import detokenize, tokenize
-from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
-from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
-from cairn.serve.http.ledger.endpoints import (
-    engine,
-    engine_events,
-    model_view,
-    request,
-    request_trace,
-    requests,
-    trace,
-    usage,
-)
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import put_into
 from cairn.serve.http.protocol.body import Gone, read_bytes
-from cairn.serve.http.protocol.messages import MessagesRequest
 from cairn.serve.http.protocol.refusal import Refusal, refusal_of
-from cairn.serve.http.protocol.requests import (
-    ChatRequest,
-    CompletionRequest,
-    TokenizeRequest,
-)
-from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.continuation import ROUTED, ProgressSend, header, split_body
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.model_kinds import check_kind
+from cairn.serve.http.server.paths import (
+    ERROR_FORMATS,
+    FIELDS,
+    GENERATING,
+    OPEN_TO_ALL,
+    PATHS,
+    PROMPT_IN,
+    Handle,
+)
 from cairn.serve.http.server.service import Service
 
-Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
-FIELDS = tuple({
-    name for kind in (ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, EmbeddingRequest,
-                      TokenizeRequest, RerankRequest, ScoreRequest, ClassifyRequest)
-    for name in kind.__struct_fields__
-})  # fmt: skip
-PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input", "classify": "input",
-             "embed": "inputs", "cohere_embed": "texts", "api_embed": "input", "api_embeddings": "prompt",
-             "responses": "input", "messages": "messages", "count_tokens": "messages",
-             "completion": "prompt"}  # fmt: skip
-ERROR_FORMATS = {
-    "messages": anthropic_error,
-    "count_tokens": anthropic_error,
-    "cohere_embed": cohere_error,
-    "cohere_rerank": cohere_error,
-    "api_chat": ollama_error,
-    "api_embed": ollama_error,
-    "api_embeddings": ollama_error,
-    "api_generate": ollama_error,
-    "api_show": ollama_error,
-}
-GENERATING = (
-    api_chat,
-    api_embed,
-    api_embeddings,
-    api_generate,
-    chat_completions,
-    classify,
-    cohere_embed,
-    cohere_rerank,
-    completion,
-    completions,
-    embed,
-    embeddings,
-    infill,
-    messages,
-    prefill,
-    rerank,
-    responses,
-    score,
-    transcriptions,
-    translations,
-)
-PATHS: tuple[tuple[str, str, Handle], ...] = (
-    ("POST", "/v1/chat/completions", chat_completions),
-    ("POST", "/v1/completions", completions),
-    ("POST", "/v1/embeddings", embeddings),
-    ("POST", "/v1/audio/transcriptions", transcriptions),
-    ("POST", "/v1/audio/translations", translations),
-    ("POST", "/v1/rerank", rerank),
-    ("POST", "/v2/rerank", cohere_rerank),
-    ("POST", "/rerank", rerank),
-    ("POST", "/v1/score", score),
-    ("POST", "/score", score),
-    ("POST", "/classify", classify),
-    ("POST", "/embed", embed),
-    ("POST", "/v2/embed", cohere_embed),
-    ("POST", "/v1/messages", messages),
-    ("POST", "/v1/messages/count_tokens", count_tokens),
-    ("POST", "/v1/responses", responses),
-    ("GET", "/v1/responses/{id}", response),
-    ("GET", "/v1/responses/{id}/input_items", input_items),
-    ("DELETE", "/v1/responses/{id}", delete_response),
-    ("POST", "/v1/files", create_file),
-    ("GET", "/v1/files", list_files),
-    ("GET", "/v1/files/{id}", get_file),
-    ("GET", "/v1/files/{id}/content", file_content),
-    ("DELETE", "/v1/files/{id}", delete_file),
-    ("POST", "/v1/batches", create_batch),
-    ("GET", "/v1/batches", list_batches),
-    ("GET", "/v1/batches/{id}", get_batch),
-    ("POST", "/v1/batches/{id}/cancel", cancel_batch),
-    ("GET", "/v1/models", models),
-    ("GET", "/v1/models/{name:path}", model),
-    ("POST", "/cairn/prefill", prefill),
-    ("POST", "/cairn/role", role),
-    ("POST", "/pause", pause),
-    ("POST", "/resume", resume),
-    ("POST", "/sleep", sleep),
-    ("POST", "/wake_up", wake_up),
-    ("GET", "/is_sleeping", is_sleeping),
-    ("POST", "/update_weights", update_weights),
-    ("POST", "/reset_prefix_cache", reset_prefix_cache),
-    ("POST", "/v1/load_lora_adapter", load_adapter),
-    ("POST", "/v1/unload_lora_adapter", unload_adapter),
-    ("POST", "/completion", completion),
-    ("POST", "/infill", infill),
-    ("POST", "/apply-template", apply_template),
-    ("GET", "/props", props),
-    ("GET", "/slots", slots),
-    ("POST", "/api/chat", api_chat),
-    ("POST", "/api/generate", api_generate),
-    ("POST", "/api/embed", api_embed),
-    ("POST", "/api/embeddings", api_embeddings),
-    ("POST", "/api/show", api_show),
-    ("GET", "/api/ps", api_ps),
-    ("GET", "/api/tags", api_tags),
-    ("GET", "/api/version", api_version),
-    ("POST", "/tokenize", tokenize),
-    ("POST", "/detokenize", detokenize),
-    ("GET", "/cairn/engine", engine),
-    ("GET", "/cairn/engine/events", engine_events),
-    ("GET", "/cairn/usage", usage),
-    ("GET", "/cairn/pulse", pulse),
-    ("GET", "/cairn/requests", requests),
-    ("GET", "/cairn/requests/{id}", request),
-    ("GET", "/cairn/requests/{id}/trace", request_trace),
-    ("GET", "/cairn/trace", trace),
-    ("GET", "/cairn/model", model_view),
-    ("GET", "/health", health),
-    ("GET", "/live", live),
-    ("GET", "/version", version),
-    ("GET", "/metrics", metrics),
-    ("GET", "/openapi.json", openapi),
-)
-OPEN_TO_ALL = (api_version, health, live, version, openapi)  # without a key
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # only the metrics see this status
 LONGEST_ID = 128
@@ -316,16 +135,16 @@ class Endpoint:
             raise
         except Exception:  # a bug: this request is answered, the server goes on
             log.exception("request %s failed", id)
-            said = f"this is a bug in the server; its log has more about request {id}"
-            return self.error_response(Refusal(500, said))
+            message = f"this is a bug in the server; its log has more about request {id}"
+            return self.error_response(Refusal(500, message))
 
     def _holder(self, scope: Scope) -> str:
         return self.service.keys.holder(scope) if self.guarded else ANYBODY
 
     def _check_role(self) -> None:
         if (self.handle is prefill) != (self.service.config.role == "prefill"):
-            said = f"{self.name} is not for a server of the role {self.service.config.role}"
-            raise Refusal(404, said, code="wrong_role")
+            message = f"{self.name} is not for a server of the role {self.service.config.role}"
+            raise Refusal(404, message, code="wrong_role")
 
 
 def _send_of(scope: Scope, send: Send) -> Send:
@@ -342,8 +161,8 @@ def _entry(scope: Scope) -> Entry | None:
 
 def request_id(scope: Scope) -> str:
     """The client's own, so that it finds its request in our log; or a new one."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    text = given.decode("latin-1")
+    header = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    text = header.decode("latin-1")
     fine = (
         0 < len(text) <= LONGEST_ID
         and text.isascii()
@@ -423,11 +242,11 @@ def batch_runner(service: Service, folder: Path) -> BatchRunner:
 
 
 def _middleware(service: Service) -> list[Middleware]:
-    config, found = service.config, []
+    config, middleware = service.config, []
     if config.allowed_hosts:
-        found.append(Middleware(TrustedHostMiddleware, allowed_hosts=config.allowed_hosts))
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=config.allowed_hosts))
     if config.cors_origins:
-        found.append(
+        middleware.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
@@ -436,7 +255,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
             )
         )
-    return found
+    return middleware
 
 
 # With which clients of Ollama fetch and remove models.
@@ -452,11 +271,11 @@ async def _outside(request: Request, error: Exception) -> Response:
     way_out = f"; did you mean {meant}?" if meant else ""
     if path in MANAGES_MODELS or path.startswith("/api/blobs/"):
         way_out = ": a server has the models that it was started with (cairn serve MODEL ...)"
-    said = {
+    messages = {
         404: f"there is no {path}{way_out}",
         405: f"{request.method} is not for {path}",
     }
-    refusal = Refusal(status, said.get(status, str(error)))
+    refusal = Refusal(status, messages.get(status, str(error)))
     response: Response = refusal.response()
     if path.startswith("/api/"):
         response = ollama_error(refusal)
@@ -469,5 +288,7 @@ async def _outside(request: Request, error: Exception) -> Response:
 def _meant(path: str) -> str | None:
     """The path that exists: clients differ in whether /v1 belongs to the address of a server."""
     words = path.strip("/").removeprefix("v1/").removeprefix("v1/")
-    found = (one for one in (f"/v1/{words}", f"/{words}", f"/api/{words}") if one != path)
-    return next((one for one in found if any(known == one for _, known, _ in PATHS)), None)
+    candidates = (one for one in (f"/v1/{words}", f"/{words}", f"/api/{words}") if one != path)
+    return next(
+        (one for one in candidates if any(known_path == one for _, known_path, _ in PATHS)), None
+    )

@@ -29,8 +29,8 @@ class Call:
     @property
     def traceparent(self) -> str | None:
         """The trace that the client has begun, as W3C writes it."""
-        given = (value for name, value in self.scope["headers"] if name == b"traceparent")
-        return next((value.decode("latin-1") for value in given), None)
+        values = (value for name, value in self.scope["headers"] if name == b"traceparent")
+        return next((value.decode("latin-1") for value in values), None)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

@@ -1,6 +1,6 @@
 """How a router follows an answer, and how another server goes on with it where the first one was lost.
 
-    x-cairn-router: 1      the tokens of the answer are told beside it (`serve.told_tokens`)
+    x-cairn-router: 1      the tokens of the answer are told beside it (`serve.token_marks`)
     x-cairn-continue: N    the last N bytes of the body are token ids in MessagePack: the answer so far. A stream begins
                            behind them, a whole answer has them: text, stop strings, tool calls and grammar are as if
                            it had never moved
@@ -17,7 +17,7 @@ from starlette.types import Message, Scope, Send
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.job import Job
-from cairn.serve.told_tokens import PROGRESS, answer_head, told
+from cairn.serve.token_marks import PROGRESS, answer_head, token_mark
 
 ROUTED, CONTINUED = b"x-cairn-router", b"x-cairn-continue"
 TOLD_EVERY_S = 0.5  # the tokens of a whole answer
@@ -25,8 +25,8 @@ _NOT_TOLD = (b"content-length", b"x-request-id")  # headers that the router writ
 _decode_ids = msgspec.msgpack.Decoder(list[int]).decode
 
 
-def header(scope: Scope, wanted: bytes) -> bytes | None:
-    return next((value for name, value in scope["headers"] if name == wanted), None)
+def header(scope: Scope, header_name: bytes) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == header_name), None)
 
 
 def split_body(scope: Scope, body: bytes) -> tuple[bytes, list[int]]:
@@ -36,13 +36,13 @@ def split_body(scope: Scope, body: bytes) -> tuple[bytes, list[int]]:
         return body, []
     count = int(length) if length.isdigit() else 0
     if not 0 < count <= len(body):
-        said = f"x-cairn-continue is {length[:20]!r}; the body has {len(body)} bytes"
-        raise Refusal(400, said, code="bad_continuation")
+        message = f"x-cairn-continue is {length[:20]!r}; the body has {len(body)} bytes"
+        raise Refusal(400, message, code="bad_continuation")
     try:
         return body[:-count], _decode_ids(body[-count:])
     except msgspec.MsgspecError as error:
-        said = f"the last {count} bytes of the body are no token ids: {error}"
-        raise Refusal(400, said, code="bad_continuation") from None
+        message = f"the last {count} bytes of the body are no token ids: {error}"
+        raise Refusal(400, message, code="bad_continuation") from None
 
 
 def ends_already(job: Job) -> bool:
@@ -50,10 +50,10 @@ def ends_already(job: Job) -> bool:
     request, answer = job.request, job.answer
     if answer.finished or not request.outputs:
         return answer.finished
-    last, made = request.outputs[-1], len(request.outputs)
-    if last in request.stop_ids and made >= request.min_tokens:
+    last, count = request.outputs[-1], len(request.outputs)
+    if last in request.stop_ids and count >= request.min_tokens:
         answer.end("stop", None if last in request.eos_ids else last)
-    elif made >= job.max_tokens:
+    elif count >= job.max_tokens:
         answer.end("length")
     return answer.finished
 
@@ -71,7 +71,7 @@ class TokenMarks:
             self._ids += delta.token_ids
         if not body or not self._ids:
             return body
-        written, self._ids = told(self._ids), []
+        written, self._ids = token_mark(self._ids), []
         return body + written
 
 
@@ -88,7 +88,9 @@ class ProgressSend:
             self._begun = True
             start = {"type": "http.response.start", "status": 200, "headers": self._headers}
             await self._send(start)
-        await self._send({"type": "http.response.body", "body": told(tokens), "more_body": True})
+        await self._send(
+            {"type": "http.response.body", "body": token_mark(tokens), "more_body": True}
+        )
 
     async def __call__(self, message: Message) -> None:
         if not self._begun:

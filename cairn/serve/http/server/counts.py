@@ -341,11 +341,11 @@ class EngineTotals:
         add("cairn_media_pictures_total", "pictures_found", rows="found")
         add("cairn_media_tower_seconds_total", "tower_s")
         add("cairn_spec_decode_num_drafts_total", "draft_runs")
-        for position, held in enumerate(stats.accepted_at):
+        for position, accepted in enumerate(stats.accepted_at):
             before = last.accepted_at[position] if position < len(last.accepted_at) else 0
             metrics.add(
                 "cairn_spec_decode_num_accepted_tokens_per_pos_total",
-                held - before,
+                accepted - before,
                 model=self._model,
                 position=str(position),
             )

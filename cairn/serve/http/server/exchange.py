@@ -36,7 +36,7 @@ from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import SSE, EventStream
 from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
-from cairn.serve.told_tokens import END
+from cairn.serve.token_marks import END
 
 log = logging.getLogger("cairn")
 
@@ -82,8 +82,8 @@ class Exchange:
         if call.continued:
             requests = [_continued(requests, call)]
         self.jobs = service.serving.jobs(requests, self._reader.on_update, streamed=call.streams)
-        self._asked = [job for job in self.jobs if not (call.continued and ends_already(job))]
-        self._left = len(self._asked)
+        self._submitted = [job for job in self.jobs if not (call.continued and ends_already(job))]
+        self._left = len(self._submitted)
         if len(self.jobs) > 1:
             self._reader.same_thread = False  # several are written together
         self._ticket: Ticket | None = None
@@ -143,8 +143,8 @@ class Exchange:
                 pass
         computes = service.config.role == "prefill"
         if self._call.role is not None and computes != (self._call.role == "prefill"):
-            said = f"the server has become a {service.config.role} server meanwhile"
-            raise Refusal(503, said, code="role_changed", retry_after_s=1)
+            message = f"the server has become a {service.config.role} server meanwhile"
+            raise Refusal(503, message, code="role_changed", retry_after_s=1)
 
     async def __aenter__(self) -> Self:
         service, config = self._service, self._service.config
@@ -160,7 +160,7 @@ class Exchange:
         service.open.add(self)
         self._entry = self._begin()
         try:
-            service.serving.submit(self._asked)
+            service.serving.submit(self._submitted)
         except CairnError as problem:  # it ended between the two lines
             self._close("error")
             raise Refusal(503, str(problem), code="engine_dead", retry_after_s=10) from None
@@ -257,11 +257,11 @@ class Exchange:
     async def _tell(self) -> None:
         """The router learns the tokens so far, so that another server could go on with them."""
         answer, progress = self.jobs[0].answer, self._call.progress
-        told = len(self._call.continued)
+        sent = len(self._call.continued)
         assert progress is not None
         while True:
-            if tokens := answer.tokens_from(told):
-                told += len(tokens)
+            if tokens := answer.tokens_from(sent):
+                sent += len(tokens)
                 await progress.tell(tokens)
             await asyncio.sleep(TOLD_EVERY_S)
 
@@ -311,8 +311,10 @@ class Exchange:
             self._timers.append(loop.call_later(deadline - idle, self._miss_deadline))
             return
         self.abort()
-        said = f"no token came, and the engine has taken no step for the deadline of {deadline:g} s"
-        self._reader.fail(Refusal(503, said, code="deadline", retry_after_s=deadline))
+        message = (
+            f"no token came, and the engine has taken no step for the deadline of {deadline:g} s"
+        )
+        self._reader.fail(Refusal(503, message, code="deadline", retry_after_s=deadline))
 
     def _failed(self, reason: str) -> Refusal:
         """It may work a moment later, or elsewhere: an engine that fell is started again."""
@@ -414,11 +416,11 @@ def _continued(requests: Sequence[GenerateRequest], call: Call) -> GenerateReque
     """The one request, behind the beginning of its answer."""
     params = requests[0].params
     if len(requests) != 1 or params.n != 1:
-        said = "x-cairn-continue is for a request with one answer"
-        raise Refusal(400, said, code="bad_continuation")
+        message = "x-cairn-continue is for a request with one answer"
+        raise Refusal(400, message, code="bad_continuation")
     if not call.streams and params.logprobs is not None:
-        said = "x-cairn-continue is for whole answers without log-probabilities"
-        raise Refusal(400, said, code="bad_continuation")
+        message = "x-cairn-continue is for whole answers without log-probabilities"
+        raise Refusal(400, message, code="bad_continuation")
     return requests[0]._replace(outputs=call.continued)
 
 

@@ -22,10 +22,10 @@ from cairn.serve.job import Job
 from cairn.serve.pulse import Events, Frame, Hello, KeyBook, Load, Outbox, speeds
 from cairn.serve.serving import Serving
 from cairn.serve.text_keys import (
-    Asked,
     PromptKeys,
+    RequestFields,
     prompt_keys,
-    read_asked,
+    read_fields,
     token_counts,
     with_answer,
 )
@@ -129,9 +129,9 @@ class Followers:
         """The keys of a stream whose prompt is computed: its answer may take long, and others have the same prompt."""
         if self._pages is None or not self._followers:
             return
-        if (asked := _asked(body, jobs)) is not None:
+        if (fields := _fields(body, jobs)) is not None:
             self.collect()
-            self._bind(prompt_keys(asked), jobs[0], jobs[0].request.prompt)
+            self._bind(prompt_keys(fields), jobs[0], jobs[0].request.prompt)
 
     def bind(self, body: bytes, jobs: Sequence[Job]) -> None:
         """The keys of a request that has ended, and of the conversation with its answer."""
@@ -142,13 +142,13 @@ class Followers:
             for job in jobs:
                 ids = [*job.request.prompt, *job.answer.whole.token_ids]
                 self.publisher.stored(job.request, ids, self._identity())
-        if not self._followers or (asked := _asked(body, jobs)) is None:
+        if not self._followers or (fields := _fields(body, jobs)) is None:
             return
         self.collect()
         job, ids = jobs[0], [*jobs[0].request.prompt, *jobs[0].answer.whole.token_ids]
-        self._bind(prompt_keys(asked), job, ids)
-        if asked.messages is not None and job.answer.finished:
-            self._bind(with_answer(asked, job.answer.result().text), job, ids)
+        self._bind(prompt_keys(fields), job, ids)
+        if fields.messages is not None and job.answer.finished:
+            self._bind(with_answer(fields, job.answer.result().text), job, ids)
 
     def _bind(self, keys: PromptKeys, job: Job, ids: Sequence[int]) -> None:
         if all(map(self.book.has, keys.keys)):  # or there are none
@@ -169,11 +169,11 @@ class Followers:
         return piece.encode() if isinstance(piece, str) else piece or b""
 
 
-def _asked(body: bytes, jobs: Sequence[Job]) -> Asked | None:
+def _fields(body: bytes, jobs: Sequence[Job]) -> RequestFields | None:
     """What a request of one prompt asks for; None: it has no keys."""
     if len(jobs) != 1 or not jobs[0].request.known:
         return None
     try:
-        return read_asked(body)
+        return read_fields(body)
     except msgspec.MsgspecError:  # of a protocol that has none
         return None

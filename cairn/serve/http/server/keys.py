@@ -41,20 +41,20 @@ class Keys:
         """The name of the key that a request carries, or 401."""
         if not self._digests:
             return ANYBODY
-        given = given_key(scope["headers"])
-        if given is None:
+        key = given_key(scope["headers"])
+        if key is None:
             raise Refusal(
                 401,
                 "this server needs an API key: Authorization: Bearer KEY",
                 code="missing_api_key",
             )
-        digest, found = _digest(given), None
-        for name, known in self._digests:  # all of them, so that the time says nothing
-            if hmac.compare_digest(digest, known):
-                found = name
-        if found is None:
+        digest, holder_name = _digest(key), None
+        for name, known_digest in self._digests:  # all of them, so that the time says nothing
+            if hmac.compare_digest(digest, known_digest):
+                holder_name = name
+        if holder_name is None:
             raise Refusal(401, "this API key is not known here", code="invalid_api_key")
-        return found
+        return holder_name
 
 
 def read_keys(file: Path | None, env: Mapping[str, str] = os.environ) -> Keys:

@@ -61,24 +61,24 @@ class KvEvents:
         self._told: set[bytes] = set()
 
     def note(self, pages: Iterable[PageEvent]) -> list[Event]:
-        made: list[Event] = []
+        events: list[Event] = []
         for stored, digest in pages:
             if stored:
                 self._live.add(digest)
             elif not digest:
                 self._live.clear()
                 self._told.clear()
-                made.append(AllBlocksCleared())
+                events.append(AllBlocksCleared())
             else:
                 self._live.discard(digest)
                 if digest in self._told:
                     self._told.discard(digest)
-                    made.append(BlockRemoved([_number(digest)]))
-        return made
+                    events.append(BlockRemoved([_number(digest)]))
+        return events
 
     def stored(self, digests: Sequence[bytes], ids: Sequence[int]) -> list[Event]:
         """The pages of a request that has ended, those that are new; `ids` are the tokens in them."""
-        size, made, at = self.page_size, list[Event](), 0
+        size, events, at = self.page_size, list[Event](), 0
         while at < len(digests) and digests[at] in self._live:
             begin = at
             while at < len(digests) and digests[at] in self._live and digests[at] not in self._told:
@@ -86,11 +86,11 @@ class KvEvents:
             if fresh := digests[begin:at]:
                 parent = _number(digests[begin - 1]) if begin else None
                 tokens = list(ids[begin * size : at * size])
-                made.append(BlockStored([_number(one) for one in fresh], parent, tokens, size))
+                events.append(BlockStored([_number(one) for one in fresh], parent, tokens, size))
                 self._told.update(fresh)
             else:
                 at += 1
-        return made
+        return events
 
 
 def _number(digest: bytes) -> int:
@@ -111,17 +111,17 @@ class KvPublisher:
         self._thread.start()
 
     def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
-        made = self._context.socket(kind)
-        made.set_hwm(MOST_UNSENT)
-        made.linger = 0
+        socket = self._context.socket(kind)
+        socket.set_hwm(MOST_UNSENT)
+        socket.linger = 0
         try:
-            made.bind(endpoint)
+            socket.bind(endpoint)
         except zmq.ZMQError as error:
-            made.close()
+            socket.close()
             raise ConfigError(
                 f"KV events cannot be sent from {endpoint!r}: {error}", hint="such as tcp://*:5557"
             ) from None
-        return made
+        return socket
 
     @property
     def endpoints(self) -> list[str]:

@@ -52,12 +52,18 @@ class Server(uvicorn.Server):
         config = service.config
         super().__init__(
             uvicorn.Config(
-                Application(service, more), lifespan="on", log_level="warning", access_log=False, server_header=False,
+                Application(service, more),
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
                 proxy_headers=False,
-                backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_S, ws="none",
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                ws="none",
                 timeout_graceful_shutdown=int(config.drain_timeout + MARGIN_S),
             )
-        )  # fmt: skip
+        )
         self.service, self._on_ready = service, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -94,22 +100,22 @@ HINTS = {
 def bind(config: ServerConfig) -> socket.socket:
     """A socket that does not listen yet: until the model is ready, connections are refused."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(
         socket, "TCP_USER_TIMEOUT"
     ):  # Linux: a client that never reads is disconnected by the kernel
         stall_ms = int(config.stall_timeout * 1000)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     try:
-        found.bind((config.host, config.port))
+        listener.bind((config.host, config.port))
     except OSError as error:
-        found.close()
+        listener.close()
         hint = HINTS.get(error.errno or 0, "name an address of this machine with --host")
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror}", hint=hint
         ) from None
-    return found
+    return listener
 
 
 def address_of(bound: socket.socket) -> str:

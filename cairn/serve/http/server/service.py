@@ -188,9 +188,9 @@ class Service:
             try:
                 await self._look_after()
             except Exception as error:  # health and what is cached are looked at again all the same
-                if (said := repr(error)) != problem:
+                if (text := repr(error)) != problem:
                     log.exception("what is done every second has failed")
-                problem = said
+                problem = text
 
     async def _look_after(self) -> None:
         """Every second."""
@@ -218,8 +218,8 @@ class Service:
             try:
                 await asyncio.to_thread(self.serving.wake)
             except CairnError as error:
-                said = f"{self.model} sleeps and cannot wake up: {error}"
-                raise Refusal(503, said, code="still_asleep", retry_after_s=5) from None
+                message = f"{self.model} sleeps and cannot wake up: {error}"
+                raise Refusal(503, message, code="still_asleep", retry_after_s=5) from None
 
     def has_free_row(self) -> bool:
         """Is there a row of the engine that no request uses or waits for?"""
@@ -243,8 +243,8 @@ class Service:
     def metrics_text(self) -> str:
         stats = self.serving.engine.stats()
         facts = self.serving.facts
-        held = facts.weights_bytes * facts.ranks
-        show_engine(self.metrics, self.model, stats, self.admission.inside, held)
+        weights_bytes = facts.weights_bytes * facts.ranks
+        show_engine(self.metrics, self.model, stats, self.admission.inside, weights_bytes)
         self._totals.count(self.metrics, stats)
         self.accounts.count(self.metrics, self.model)
         self.metrics.set("cairn_event_loop_lag_seconds", self.lag.worst_s, model=self.model)
@@ -264,8 +264,8 @@ class Service:
     @property
     def tokenizer(self) -> Tokenizer:
         if not self.serving.has_tokenizer:
-            said = f"{self.model} has no tokenizer, so it reads and writes token ids only"
-            raise Refusal(400, said, code="no_tokenizer")
+            message = f"{self.model} has no tokenizer, so it reads and writes token ids only"
+            raise Refusal(400, message, code="no_tokenizer")
         return self.serving.tokenizer
 
     def check_length(self, text: str, field: str) -> None:
@@ -285,23 +285,23 @@ class Service:
             return self.tokenizer.encode(text, special)
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
-    def most_tokens(self, wanted: int | None, prompt_tokens: int) -> int | None:
+    def most_tokens(self, limit: int | None, prompt_tokens: int) -> int | None:
         """How many tokens an answer may have: what was asked for, within the server's own limit."""
         largest = self.config.max_request_tokens
         if largest is None:
-            return wanted
-        return min(wanted or max(1, self.serving.limits.context - prompt_tokens), largest)
+            return limit
+        return min(limit or max(1, self.serving.limits.context - prompt_tokens), largest)
 
-    def most_prompt_tokens(self, asked: int | None, answer: int) -> int | None:
+    def most_prompt_tokens(self, limit: int | None, answer: int) -> int | None:
         """How many tokens a prompt is cut to; None: it is refused where it is too long. `answer`: tokens behind it."""
-        if asked is None:
+        if limit is None:
             return None
         context = self.serving.limits.context
-        if asked != -1 and not 1 <= asked < context:
+        if limit != -1 and not 1 <= limit < context:
             most = context - 1
-            said = f"truncate_prompt_tokens is {asked}; it has to be -1 or between 1 and {most}"
-            raise Refusal(400, said, param="truncate_prompt_tokens")
-        return max(context - answer, 1) if asked == -1 else asked
+            message = f"truncate_prompt_tokens is {limit}; it has to be -1 or between 1 and {most}"
+            raise Refusal(400, message, param="truncate_prompt_tokens")
+        return max(context - answer, 1) if limit == -1 else limit
 
     @property
     def reading(self) -> tuple[LoopWaker, bool]:

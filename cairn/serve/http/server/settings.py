@@ -14,8 +14,14 @@ from cairn.serve.adapter_folder import read_module
 from cairn.serve.config import EngineConfig, RoleConfig
 
 MOST_PORT = 65535
-POSITIVE = ("first_token_deadline", "request_timeout", "drain_timeout", "body_timeout", "stall_timeout",
-            "progress_timeout")  # fmt: skip
+POSITIVE = (
+    "first_token_deadline",
+    "request_timeout",
+    "drain_timeout",
+    "body_timeout",
+    "stall_timeout",
+    "progress_timeout",
+)
 
 
 class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,8 +126,12 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         for name in POSITIVE:
             value = getattr(self, name)
             _check(name, value, 0 < value < 1e9, "above 0")
-        for name in ("key_requests_per_minute", "key_concurrent_requests", "key_tokens_per_day",
-                     "max_request_tokens"):  # fmt: skip
+        for name in (
+            "key_requests_per_minute",
+            "key_concurrent_requests",
+            "key_tokens_per_day",
+            "max_request_tokens",
+        ):
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
         fine = (self.otel_endpoint or "http://").startswith(("http://", "https://"))
@@ -192,6 +202,6 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         return EngineConfig(**{name: getattr(self, name) for name in names})
 
 
-def _check(name: str, value: object, fine: bool, wanted: str) -> None:
+def _check(name: str, value: object, fine: bool, rule: str) -> None:
     if not fine:
-        raise ConfigError(f"{name} is {value}", hint=f"it has to be {wanted}")
+        raise ConfigError(f"{name} is {value}", hint=f"it has to be {rule}")

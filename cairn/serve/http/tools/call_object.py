@@ -52,12 +52,12 @@ class ValueEnd:
             self._escaped = False
             self.at += 1
             return False
-        found = (_INSIDE if self._in_string else _OUTSIDE).search(text, self.at)
-        if found is None:
+        match = (_INSIDE if self._in_string else _OUTSIDE).search(text, self.at)
+        if match is None:
             self.at = len(text)
             return False
-        self.at = found.end()
-        match found[0]:
+        self.at = match.end()
+        match match[0]:
             case "\\":
                 self._escaped = True
             case '"':
@@ -119,8 +119,8 @@ class CallObject:
         """The next thing; False: it is not there yet."""
         if self.state == "inside":
             return self._read_value()
-        found = _SPACE.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = _SPACE.match(self.text, self.at)
+        self.at = match.end() if match else self.at
         if self.at == len(self.text):
             return False
         char = self.text[self.at]

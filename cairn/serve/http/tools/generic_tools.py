@@ -36,11 +36,11 @@ def in_system_message(
     plain = [_plain(message) for message in messages]
     if plain and plain[0].get("role") in ("system", "developer"):
         first, plain = plain[0], plain[1:]
-        given = first.get("content")
-        said = _around(
-            "", given, f"\n\n{describe_tools(tools)}" if given else describe_tools(tools)
+        text = first.get("content")
+        content = _around(
+            "", text, f"\n\n{describe_tools(tools)}" if text else describe_tools(tools)
         )
-        return [{**first, "content": said}, *plain]
+        return [{**first, "content": content}, *plain]
     return [{"role": "system", "content": describe_tools(tools)}, *plain]
 
 
@@ -51,24 +51,24 @@ def in_first_message(
     system, *rest = in_system_message(messages, tools)
     if not rest:
         return [{**system, "role": "user"}]
-    first, said = rest[0], system["content"]
-    if isinstance(said, list):
-        said = "\n".join(part["text"] for part in said if part.get("type") == "text")
-    return [{**first, "content": _around(f"{said}\n\n", first.get("content"))}, *rest[1:]]
+    first, content = rest[0], system["content"]
+    if isinstance(content, list):
+        content = "\n".join(part["text"] for part in content if part.get("type") == "text")
+    return [{**first, "content": _around(f"{content}\n\n", first.get("content"))}, *rest[1:]]
 
 
 def _plain(message: Message) -> Message:
     """A message without the fields and the role that only templates with tools know."""
     if message.get("role") == "tool":
-        said = _around("<tool_response>\n", message.get("content"), "\n</tool_response>")
-        return {"role": "user", "content": said}
+        content = _around("<tool_response>\n", message.get("content"), "\n</tool_response>")
+        return {"role": "user", "content": content}
     calls = message.get("tool_calls")
     if not calls:
         return message
     written = "\n".join(_call(call["function"]) for call in calls)
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
-    given = message.get("content")
-    return {**kept, "content": _around("", given, f"\n{written}" if given else written)}
+    text = message.get("content")
+    return {**kept, "content": _around("", text, f"\n{written}" if text else written)}
 
 
 def _around(before: str, content: Any, after: str = "") -> Any:

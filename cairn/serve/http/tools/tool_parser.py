@@ -146,15 +146,17 @@ class ToolParser:
         if self._trim:
             self._held = self._held.lstrip(_SPACE)
             self._trim = not self._held
-        held, places = self._held, [(self._held.find(mark), mark) for mark in marks]
-        at, found = min(((at, mark) for at, mark in places if at >= 0), default=(len(held), ""))
-        said = held[:at]
-        if not found:
-            said = held[: len(held) - max(held_back(held, mark) for mark in marks)]
-        sure = said.rstrip(_SPACE)
+        buffer, places = self._held, [(self._held.find(mark), mark) for mark in marks]
+        at, first_mark = min(
+            ((at, mark) for at, mark in places if at >= 0), default=(len(buffer), "")
+        )
+        text = buffer[:at]
+        if not first_mark:
+            text = buffer[: len(buffer) - max(held_back(buffer, mark) for mark in marks)]
+        sure = text.rstrip(_SPACE)
         self._say(sure)
-        self._held = held[at + len(found) :] if found else held[len(sure) :]
-        return said[len(sure) :] + found if found else None
+        self._held = buffer[at + len(first_mark) :] if first_mark else buffer[len(sure) :]
+        return text[len(sure) :] + first_mark if first_mark else None
 
 
 class HermesParser(ToolParser):
@@ -166,20 +168,20 @@ class HermesParser(ToolParser):
         self._close = CLOSE
 
     def _content(self) -> bool:
-        found = self._seek(OPEN) if self._names is None else self._seek(OPEN, FENCE)
-        if found is None:
+        mark = self._seek(OPEN) if self._names is None else self._seek(OPEN, FENCE)
+        if mark is None:
             return False
         self._close = CLOSE
-        if found.endswith(OPEN):
-            self._begin_call(found)
+        if mark.endswith(OPEN):
+            self._begin_call(mark)
         else:
-            self._before, self._step = found, self._behind_fence
+            self._before, self._step = mark, self._behind_fence
         return True
 
     def _behind_fence(self) -> bool:
-        if found := _FENCED_CALL.match(self._held):
-            self._held, self._close = self._held[found.end() :], FENCE
-            self._begin_call(self._before + found[0], self._names)
+        if match := _FENCED_CALL.match(self._held):
+            self._held, self._close = self._held[match.end() :], FENCE
+            self._begin_call(self._before + match[0], self._names)
         elif _FENCE_BEGUN.fullmatch(self._held):
             return False
         else:  # a block of code
@@ -190,22 +192,22 @@ class HermesParser(ToolParser):
     def _behind_call(self) -> bool:
         """Up to the closing mark: more of arguments that were cut, or spaces; another call may come without it."""
         if self._cut:
-            more, found, behind = self._held.partition(self._close)
-            if not found:
+            more, closed, behind = self._held.partition(self._close)
+            if not closed:
                 more = more[: len(more) - held_back(more, self._close)]
             self._report(None, more)
-            self._held = behind if found else self._held[len(more) :]
+            self._held = behind if closed else self._held[len(more) :]
         else:
-            found = self._close in self._held or OPEN in self._held
+            closed = self._close in self._held or OPEN in self._held
             junk, _, behind = self._held.partition(self._close)
-            if found and OPEN in junk:
+            if closed and OPEN in junk:
                 self._held = self._held.lstrip(_SPACE)
-            elif found:
+            elif closed:
                 self._say(junk.strip(_SPACE))
                 self._held = behind
-        if found:
+        if closed:
             self._step = self._content
-        return bool(found)
+        return bool(closed)
 
     def flush(self) -> Parsed:
         if self._cut and self._step == self._behind_call:
@@ -259,22 +261,22 @@ class MistralParser(ToolParser):
         self._end, self._sent = ValueEnd(0, "{"), 0  # of arguments that follow a bare name
 
     def _content(self) -> bool:
-        found = self._seek(TOOL_CALLS)
-        if found is None:
+        mark = self._seek(TOOL_CALLS)
+        if mark is None:
             return False
-        self._before = found
+        self._before = mark
         self._step = self._behind_mark
         return True
 
     def _behind_mark(self) -> bool:
-        if found := _FIRST_OF_LIST.match(self._held):
-            self._held = self._held[found.end() :]
-            self._begin_call(self._before + found[0])
-        elif found := _NAMED_CALL.match(self._held):
-            self._held, self._sent = self._held[found.end() :], 0
+        if match := _FIRST_OF_LIST.match(self._held):
+            self._held = self._held[match.end() :]
+            self._begin_call(self._before + match[0])
+        elif match := _NAMED_CALL.match(self._held):
+            self._held, self._sent = self._held[match.end() :], 0
             self._end, self._started = ValueEnd(0, "{"), False
-            self._before += found[0]
-            self._report(found[1], "")
+            self._before += match[0]
+            self._report(match[1], "")
             self._step = self._in_arguments
         elif _LIST_BEGUN.fullmatch(self._held) or _NAMED_BEGUN.fullmatch(self._held):
             return False
@@ -294,9 +296,9 @@ class MistralParser(ToolParser):
         return True
 
     def _behind_call(self) -> bool:
-        if found := _NEXT_OF_LIST.match(self._held):
-            self._held = self._held[found.end() :]
-            self._begin_call(found[0])
+        if match := _NEXT_OF_LIST.match(self._held):
+            self._held = self._held[match.end() :]
+            self._begin_call(match[0])
             return True
         if _NEXT_BEGUN.fullmatch(self._held):
             return False

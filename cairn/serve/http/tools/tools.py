@@ -154,21 +154,21 @@ def _function(tool: object, where: str) -> tuple[str, Mapping[str, Any]]:
     return name, parameters
 
 
-def _choice(given: object, parameters: Mapping[str, object]) -> tuple[Choice, str | None]:
-    if given is None:
+def _choice(value: object, parameters: Mapping[str, object]) -> tuple[Choice, str | None]:
+    if value is None:
         return ("auto", None) if parameters else ("none", None)
-    if given == "none":
+    if value == "none":
         return "none", None
-    if isinstance(given, str) and given not in CHOICES:
-        hint = did_you_mean(given, CHOICES, otherwise=f"it has to be {', '.join(CHOICES)}")
-        raise RequestError(f"tool_choice is {given[:80]!r}", hint=hint)
+    if isinstance(value, str) and value not in CHOICES:
+        hint = did_you_mean(value, CHOICES, otherwise=f"it has to be {', '.join(CHOICES)}")
+        raise RequestError(f"tool_choice is {value[:80]!r}", hint=hint)
     if not parameters:
         raise RequestError("tool_choice asks for a tool, and there are none", hint="send tools")
-    if given == "auto":
+    if value == "auto":
         return "auto", None
-    if given == "required":
+    if value == "required":
         return "required", None
-    function = given.get("function", given) if isinstance(given, Mapping) else None
+    function = value.get("function", value) if isinstance(value, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise RequestError(

@@ -133,8 +133,8 @@ class _Step:
         stage = self.schedule.stage_of(self.pipeline.rank, action.chunk)
         x_TD = None
         if stage:
-            wanted = self.trains and stage > self.pipeline.first_trained
-            x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_(wanted)
+            needs_gradient = self.trains and stage > self.pipeline.first_trained
+            x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_(needs_gradient)
         deferred: Deferred | None = [] if self.splits else None
         y = self.compute.forward(action.chunk, action.microbatch, x_TD, deferred)
         if self.trains:

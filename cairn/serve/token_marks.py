@@ -16,7 +16,7 @@ PROGRESS = b"application/x-cairn-progress"  # the media type of a whole answer w
 ANSWER = b":a "
 
 
-def told(ids: Iterable[int]) -> bytes:
+def token_mark(ids: Iterable[int]) -> bytes:
     return b"%b%b\n\n" % (TOKENS, b" ".join(b"%d" % id for id in ids))
 
 

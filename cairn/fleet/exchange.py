@@ -6,7 +6,7 @@
       '---------'-- lost in the middle of an answer ---------> the request with the tokens so far, elsewhere
 
 A stream of ours carries its token ids between its events, and a whole answer that takes long tells them before it
-comes (`serve.told_tokens`): both are taken out here. From another kind of server a broken stream ends with an
+comes (`serve.token_marks`): both are taken out here. From another kind of server a broken stream ends with an
 error event, because its tokens are not known.
 """
 
@@ -17,26 +17,28 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cairn.fleet.choose import Ask
-from cairn.fleet.front import END_OF_HEAD, Front, error_body
+from cairn.fleet.downstream import END_OF_HEAD, Downstream, error_body
 from cairn.fleet.placing import place, place_next
 from cairn.fleet.quota import ANYBODY
 from cairn.fleet.refusals import broken_stream
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
-from cairn.serve.text_keys import MOST_WANTED, Asked, PromptKeys
-from cairn.serve.told_tokens import END, PROGRESS, TOKENS, read_answer
+from cairn.serve.text_keys import MOST_WANTED, PromptKeys, RequestFields
+from cairn.serve.token_marks import END, PROGRESS, TOKENS, read_answer
 
 if TYPE_CHECKING:
     from cairn.fleet.hedge import Hedge
     from cairn.fleet.router import Router
-    from cairn.fleet.views import Remembered
+    from cairn.fleet.views import RequestRecord
 
 X_ID, CRLF_LENGTH = b"x-request-id: ", b"\r\ncontent-length: "
 MARK, LAST_MARK = b"\n" + TOKENS, b"\n" + END
 _LAST = END[-3]  # where ids of tokens have a digit
-TOLD = b"content-type: %b\r\n" % PROGRESS
-TELLS = 0  # in place of the status of a whole answer that tells its tokens, and has no status yet
+PROGRESS_TYPE = b"content-type: %b\r\n" % PROGRESS
+PROGRESS_STATUS = (
+    0  # in place of the status of a whole answer that tells its tokens, and has no status yet
+)
 USAGE = (b'"completion_tokens":', b'"output_tokens":', b'"eval_count":', b'"tokens_predicted":')
 _COUNT = re.compile(rb"\s*(\d{1,12})")
 LONGEST_ANSWER = 4096  # tokens that a quota reserves where a request sets no limit
@@ -49,23 +51,23 @@ class Exchange(msgspec.Struct, eq=False):
     """One request. Every callback may be the last one. A Struct: one is made in a third of the time."""
 
     router: "Router"
-    front: Front
+    downstream: Downstream
     request: HttpRequest
     id: bytes
     ask: Ask
     keys: PromptKeys
     model: str | None
-    asked: Asked
+    fields: RequestFields
     arrived_s: float = 0.0
-    holder: str = ANYBODY  # whose request it is
+    holder: str = ANYBODY  # of its API key: the key's digest
     computes: bool = True  # it waits for room, and costs its holder what it used
     streams: bool = False  # its answer comes token by token
     worker: Worker | None = None
     upstream: Upstream | None = None
     attempts: int = 0
-    fruitless: int = 0  # of them, since a token came; those that reached a server
+    attempts_without_token: int = 0  # of them, since a token came; those that reached a server
     new_tokens: int = (
-        0  # of its prompt, to be computed where it was sent, or at the best server when it came
+        0  # of its prompt, not cached where it was sent (or at the best server so far)
     )
     metered: bool = False  # they are counted as work that has come
     admitted: bool = False  # by the holder's quota, which is settled when it ends
@@ -74,15 +76,15 @@ class Exchange(msgspec.Struct, eq=False):
     paused: bool = False  # its client does not read
     tried: frozenset[int] = frozenset()  # servers that had no room for it
     hedge: "Hedge | None" = None  # a second copy, until one of them answers
-    remembered: "Remembered | None" = None  # where it went, for those who ask
-    _begun: bool = False  # the client has a head
-    _first: bool = True  # no token has come from the present server
-    _followed: bool = True  # every chunk so far told its tokens
+    record: "RequestRecord | None" = None  # where it went, for those who ask
+    _head_sent: bool = False  # the client has a head
+    _awaits_token: bool = True  # no token has come from the present server
+    _tokens_known: bool = True  # every chunk so far told its tokens
     _ended: bool = False  # the last chunk has come
     _complete: bool = False  # a server has answered it, with success
     _resumed: bool = False  # the present server was sent the tokens so far
-    _left: bool = False  # the client did not wait for the end, and a server had it
-    _counted: int | None = None  # tokens of an answer without marks: its usage, or else its events
+    _client_left: bool = False  # the client did not wait for the end, and a server had it
+    _counted_tokens: int | None = None  # of an answer without marks: its usage, or else its events
     _status: int = 0
     _lines: bytes = b""
     _marks: list[bytes] = []  # ids of tokens that have come, as they were written
@@ -93,7 +95,7 @@ class Exchange(msgspec.Struct, eq=False):
     @property
     def priority(self) -> int:
         """Lower ones go first."""
-        return self.asked.priority or 0
+        return self.fields.priority or 0
 
     @property
     def answer_tokens(self) -> int:
@@ -110,74 +112,80 @@ class Exchange(msgspec.Struct, eq=False):
         return max(self.arrived_s, self.lost_s)
 
     @property
-    def longest(self) -> int:
+    def most_answer_tokens(self) -> int:
         """Tokens that its answer may have."""
         if not self.request.head.generates:
             return 0
-        each, answers = self.asked.wanted_tokens or LONGEST_ANSWER, self.asked.n or 1
+        each, answers = self.fields.wanted_tokens or LONGEST_ANSWER, self.fields.n or 1
         return min(max(each, 1) * max(answers, 1), MOST_WANTED)
 
     # -- towards a server ------------------------------------------------------------------------
 
-    def sent_to(self, worker: Worker, new_tokens: int) -> None:
+    def assign(self, worker: Worker, new_tokens: int) -> None:
         """The router has chosen; a connection follows."""
-        self.worker, self.new_tokens, self._first = worker, new_tokens, True
+        self.worker, self.new_tokens, self._awaits_token = worker, new_tokens, True
         self.attempts += 1
-        self.fruitless += 1
+        self.attempts_without_token += 1
         worker.takes(new_tokens, self.streams)
         if self.streams:
             worker.requests.add(self)
-        self._resumed = self._begun or bool(self._marks)
-        worker.continued += self._resumed
+        if self.attempts > 1:
+            self._resumed = self._head_sent or bool(self._marks)
+            worker.continued += self._resumed
 
     def connected(self, upstream: Upstream | None, reason: str, attempt: int) -> None:
         if self.worker is None or attempt != self.attempts:  # the client left, or a copy was faster
             if upstream is not None:
                 upstream.drop()
         elif upstream is None:
-            self.fruitless -= 1  # it reached no server, so it cannot be what ended one
+            self.attempts_without_token -= 1  # it reached no server, so it cannot be what ended one
             self.lost(reason)
         else:
             self.send(upstream)
 
     def send(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        upstream.send(self, self.written())
+        upstream.send(self, self.request_bytes())
         if self.paused:
-            self.slow(True)
+            self.pause(True)
 
     def adopt(self, worker: Worker, upstream: Upstream | None, new_tokens: int) -> None:
         """The copy was faster: its answer is the one that counts."""
         slower = self.upstream
-        self._leave()
+        self._release_worker()
         if slower is not None:
             slower.drop()
-        self.worker, self.new_tokens, self._first, self.hedge = worker, new_tokens, True, None
+        self.worker, self.new_tokens, self._awaits_token, self.hedge = (
+            worker,
+            new_tokens,
+            True,
+            None,
+        )
         self.attempts += 1
         self.upstream = upstream
         if self.streams:
             worker.requests.add(self)
         if upstream is not None:
-            upstream.reader = self
+            upstream.handler = self
 
     @property
     def unanswered(self) -> bool:
         """A server has it, and nothing has come from there."""
-        return self.worker is not None and not self._begun and self._first
+        return self.worker is not None and not self._head_sent and self._awaits_token
 
     @property
     def expects_tokens(self) -> bool:
         """Its server should give it some. How long a prompt takes is not known where the server has told no speed."""
         if self.worker is None or not self.streams or self.paused:
             return False
-        return self.worker.load.token_s > 0 or not self._first
+        return self.worker.load.token_s > 0 or not self._awaits_token
 
     @property
     def movable(self) -> bool:
         """Another server could give the rest of the answer."""
-        return self._followed or not self._begun
+        return self._tokens_known or not self._head_sent
 
-    def written(self) -> tuple[bytes, ...]:
+    def request_bytes(self) -> tuple[bytes, ...]:
         """What is sent to a server, in pieces."""
         request = self.request
         sent, body = request.head.sent, request.body
@@ -198,51 +206,51 @@ class Exchange(msgspec.Struct, eq=False):
 
         An answer that was not counted costs as much as it may have.
         """
-        if not (self.computes and (self._complete or self._begun or self._left)):
+        if not (self.computes and (self._complete or self._head_sent or self._client_left)):
             return None
-        if self._begun and self._marks:
+        if self._head_sent and self._marks:
             return sum(marks.count(b" ") + 1 for marks in self._marks)
-        if self._counted is not None:
-            return self._counted
-        before_first = self.streams and self._left
-        return 0 if self._begun or before_first else self.longest
+        if self._counted_tokens is not None:
+            return self._counted_tokens
+        before_first = self.streams and self._client_left
+        return 0 if self._head_sent or before_first else self.most_answer_tokens
 
-    def _leave(self) -> Worker | None:
+    def _release_worker(self) -> Worker | None:
         """Its server has nothing more to do for it, and neither has a copy's."""
         if self.hedge is not None:
             self.hedge.cancel()
         worker, self.worker, self.upstream = self.worker, None, None
         if worker is not None:
             worker.requests.discard(self)
-            if self._first:
+            if self._awaits_token:
                 worker.computed(self.new_tokens, self.streams)
             else:
                 worker.decoding -= 1
         return worker
 
-    def _note_first(self) -> None:
+    def _note_first_token(self) -> None:
         if self.worker is not None:
             if self.hedge is not None:
                 self.hedge.cancel()
-            self._first, self.fruitless = False, 0
+            self._awaits_token, self.attempts_without_token = False, 0
             self.worker.computed(self.new_tokens, self.streams)
             self.worker.decoding += 1
-            if self.router.held.models:
+            if self.router.waiting.models:
                 place_next(self.router, time.monotonic())
 
     # -- from the server -------------------------------------------------------------------------
 
     def head(self, status: int, lines: bytes) -> None:
         self._status, self._lines, self._whole = status, lines, b""
-        if not self.streams and TOLD in lines:
-            self._status = TELLS
+        if not self.streams and PROGRESS_TYPE in lines:
+            self._status = PROGRESS_STATUS
 
     def chunk(self, body: bytes) -> None:
         if self._status != 200:
-            self._part(body)
+            self._collect(body)
             return
-        if self._first:
-            self._note_first()
+        if self._awaits_token:
+            self._note_first_token()
         if (worker := self.worker) is not None:
             worker.pieces += 1
         at = body.rfind(MARK)
@@ -251,21 +259,21 @@ class Exchange(msgspec.Struct, eq=False):
         else:
             self._marks.append(body[at + len(MARK) : -2])
             body = body[: at + 1]
-        if self._begun:
-            self.front.write(body)
+        if self._head_sent:
+            self.downstream.write(body)
             return
-        self._begun = True
+        self._head_sent = True
         line = worker.line if worker is not None else X_ID
-        self.front.begin(200, b"%b%b%b\r\n" % (self._lines, line, self.id), body)
+        self.downstream.begin(200, b"%b%b%b\r\n" % (self._lines, line, self.id), body)
 
-    def _part(self, body: bytes) -> None:
+    def _collect(self, body: bytes) -> None:
         """Of an error in chunks, whose end says what happens; or of a whole answer, and of the tokens before it."""
-        if self._status != TELLS or self._whole or not body.startswith(TOKENS):
+        if self._status != PROGRESS_STATUS or self._whole or not body.startswith(TOKENS):
             self._whole += body
             return
         self._marks.append(body[len(TOKENS) : -2])
-        if self._first:
-            self._note_first()
+        if self._awaits_token:
+            self._note_first_token()
         if self.worker is not None:
             self.worker.pieces += 1
 
@@ -277,91 +285,99 @@ class Exchange(msgspec.Struct, eq=False):
         if at >= 0:
             self._marks.append(body[at + len(MARK) : -2])
             return body[: at + 1]
-        self._followed = self._followed and self._ended
+        self._tokens_known = self._tokens_known and self._ended
         events = body.count(b"data: {") or int(body.startswith(b"{"))
-        self._counted = _usage(body, (self._counted or 0) + events)
+        self._counted_tokens = _usage(body, (self._counted_tokens or 0) + events)
         return body
 
     def end(self, body: bytes) -> None:
         if self.paused:  # its connection belongs to another request now, which wants to read
-            self.slow(False)
+            self.pause(False)
         body = body or self._whole
-        if self._marks and self._begun and not self._ended and self._status == 200:
-            self.lost("its engine has failed in the middle of the answer")
-            return
-        if self._status == TELLS:
+        if self._status == PROGRESS_STATUS:
             if (answer := read_answer(body)) is None:
                 self.lost("the answer ended without its end")
                 return
             self._status, lines, body = answer
-            self._lines = self._lines.replace(TOLD, lines)
-        worker, status = self._leave(), self._status
+            self._lines = self._lines.replace(PROGRESS_TYPE, lines)
+        elif self._marks and self._head_sent and not self._ended and self._status == 200:
+            self.lost("its engine has failed in the middle of the answer")
+            return
+        worker = self._release_worker()
         assert worker is not None
-        if status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
+        if self._status == 200 or not self._is_sent_again(worker, body):
+            self._pass_on(worker, body)
+
+    def _is_sent_again(self, worker: Worker, body: bytes) -> bool:
+        """After an error: to another server, or without the tokens so far, which this one cannot continue."""
+        if self._status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
             self.tried |= {worker.number}
-            place(self.router, self, time.monotonic())
-            return
-        if self._resumed and not self._begun and status != 200:  # it cannot go on: all of it again
+        elif self._resumed and not self._head_sent:
             self._marks.clear()
-            place(self.router, self, time.monotonic())
-            return
+        else:
+            return False
+        place(self.router, self, time.monotonic())
+        return True
+
+    def _pass_on(self, worker: Worker, body: bytes) -> None:
+        """The answer, or its last part, to the client."""
         worker.failures = 0
         worker.pieces += 1
-        self._complete, self._counted = status == 200, _usage(body, self._counted)
-        if not self._begun:
-            self.front.send(status, self._lines, body, b"%b%b\r\n" % (worker.line, self.id))
+        status = self._status
+        self._complete, self._counted_tokens = status == 200, _usage(body, self._counted_tokens)
+        if not self._head_sent:
+            self.downstream.send(status, self._lines, body, b"%b%b\r\n" % (worker.line, self.id))
         elif status == 200:
-            self.front.finish()
+            self.downstream.finish()
         else:  # the server that was to continue the answer has refused it
-            self._break_off(
-                f"the answer could not be continued: {body[:300].decode(errors='replace')}"
-            )
+            said = body[:300].decode(errors="replace")
+            self._end_with_error(f"the answer could not be continued: {said}")
         self.router.done(self)
 
     def lost(self, reason: str) -> None:
         """The server is gone, or does not answer any more. A copy elsewhere takes its place."""
         copy, self.hedge = self.hedge, None
-        worker, self.lost_s = self._leave(), time.monotonic()
+        worker, self.lost_s = self._release_worker(), time.monotonic()
         if worker is not None:
             self.router.lost(worker, reason)
         if copy is not None and copy.take_over():
             return
-        if self._begun and self._ended:
-            self.front.finish()
+        if self._head_sent and self._ended:
+            self.downstream.finish()
             self.router.done(self)
-        elif self._begun and not self._followed:
-            self._break_off(f"the server was lost in the middle of the answer: {reason}")
+        elif self._head_sent and not self._tokens_known:
+            self._end_with_error(f"the server was lost in the middle of the answer: {reason}")
             self.router.done(self)
         else:
             place(self.router, self, self.lost_s)
 
     def give_up(self, status: int, message: str, code: str) -> None:
         """No server can be found for it."""
-        if self._begun:
-            self._break_off(message)
+        if self._head_sent:
+            self._end_with_error(message)
         else:
-            self.front.send(status, *error_body(status, message, code))
+            self.downstream.send(status, *error_body(status, message, code))
         self.router.done(self)
 
-    def _break_off(self, message: str) -> None:
+    def _end_with_error(self, message: str) -> None:
         """In the stream, because the head has said 200 already."""
-        self.front.write(broken_stream(self.request.head.path, message))
-        self.front.finish()
+        self.downstream.write(broken_stream(self.request.head.path, message))
+        self.downstream.finish()
 
     # -- from the client -------------------------------------------------------------------------
 
-    def gone(self) -> None:
+    def client_left(self) -> None:
         upstream = self.upstream
-        self._left = self._leave() is not None
+        self._client_left = self._release_worker() is not None
         if upstream is not None:
             upstream.drop()
         self.router.done(self)
 
-    def slow(self, slow: bool) -> None:
-        self.paused = slow
+    def pause(self, paused: bool) -> None:
+        self.paused = paused
         transport = self.upstream.transport if self.upstream is not None else None
         if transport is not None and not transport.is_closing():
-            (transport.pause_reading if slow else transport.resume_reading)()
+            (transport.pause_reading if paused else transport.resume_reading)()
 
 
 def _usage(body: bytes, otherwise: int | None) -> int | None:

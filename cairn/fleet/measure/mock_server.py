@@ -1,6 +1,6 @@
 """A server without a model, for measuring what stands in front of it.
 
-    python -m cairn.fleet.measure.upstream PORT [EVENTS]
+    python -m cairn.fleet.measure.mock_server PORT [EVENTS]
 
     POST with "stream": true    64 events of about 170 bytes, one every 10 ms      POST without    one JSON document
     GET /cairn/pulse            as a server of ours, so that our router does all of its work; with EVENTS, of a stream,
@@ -16,7 +16,7 @@ from typing import cast
 import httptools
 
 from cairn.serve.pulse import Events, Hello, Load, framed
-from cairn.serve.text_keys import prompt_keys, read_asked
+from cairn.serve.text_keys import prompt_keys, read_fields
 
 FRAMES, PERIOD_S, PULSE_S = 64, 0.01, 0.05
 EVENT = (
@@ -31,7 +31,7 @@ WHOLE = (
 MODELS = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
 
 
-class Told:
+class ServerState:
     """What all connections of a server share: events of a stream, and keys that are to be told."""
 
     def __init__(self, events: int) -> None:
@@ -39,9 +39,9 @@ class Told:
         self.keys: list[tuple[int, int]] | None = [] if events else None
         self.number = 0
 
-    def got(self, body: bytes) -> None:
+    def note_prompt(self, body: bytes) -> None:
         if self.keys is not None:
-            found = prompt_keys(read_asked(body))
+            found = prompt_keys(read_fields(body))
             self.keys += zip(found.keys, found.tokens, strict=True)
 
     def take(self) -> bytes:
@@ -54,8 +54,8 @@ class Told:
 
 
 class MockServer(asyncio.Protocol):
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
         self._parser = httptools.HttpRequestParser(self)
         self._target, self._body, self._routed = b"", b"", False
         self._transport: asyncio.Transport | None = None
@@ -89,7 +89,7 @@ class MockServer(asyncio.Protocol):
             )
             self._pulse()
         elif self._body and b'"stream":true' in self._body.replace(b" ", b""):
-            self._told.got(self._body)
+            self._state.note_prompt(self._body)
             self._begin(b"text/event-stream")
             self._stream(0)
         else:
@@ -113,14 +113,14 @@ class MockServer(asyncio.Protocol):
 
     def _pulse(self) -> None:
         if self._transport is not None:
-            self._chunk(self._told.take())
-            period_s = 0.4 if self._told.keys is None else PULSE_S
+            self._chunk(self._state.take())
+            period_s = 0.4 if self._state.keys is None else PULSE_S
             asyncio.get_running_loop().call_later(period_s, self._pulse)
 
     def _stream(self, at: int) -> None:
         if self._transport is None:
             return
-        if at == self._told.events:
+        if at == self._state.events:
             self._chunk(b"data: [DONE]\n\n" + (b":e\n\n" if self._routed else b""), b"0\r\n\r\n")
             return
         self._chunk(EVENT + (b":t %d\n\n" % at if self._routed else b""))
@@ -128,9 +128,9 @@ class MockServer(asyncio.Protocol):
 
 
 async def main(port: int, events: int = 0) -> None:
-    told = Told(events)
+    state = ServerState(events)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: MockServer(told), "127.0.0.1", port)
+    server = await loop.create_server(lambda: MockServer(state), "127.0.0.1", port)
     print("ready", flush=True)
     await server.serve_forever()
 

@@ -2,8 +2,9 @@
 
     bytes --wire, httptools--> HttpRequest --handle--> send(whole answer) | begin(stream), write(chunk) ..., finish()
 
-A client that reads slowly stops the server's stream (`Asker.slow`), so it costs the memory of one buffer. A client that
-leaves ends its request (`Asker.gone`), and one that sends half of a request is told so in time. Knows no server.
+A client that reads slowly pauses the server's stream (`PendingRequest.pause`), so it costs the memory of one buffer. A
+client that leaves ends its request (`PendingRequest.client_left`). One that sends half of a request gets a 408 in time.
+Knows no server.
 """
 
 import asyncio
@@ -34,49 +35,48 @@ STATUS |= {code: b"HTTP/1.1 %d %b\r\n" % (code, code.phrase.encode()) for code i
 END_OF_HEAD, CLOSE = b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"
 LENGTH = b"content-length: "
 CHUNKED, LAST_CHUNK = b"transfer-encoding: chunked", b"0\r\n\r\n"
-UNFRAMED = b"cache-control: no-store"  # something has to stand in the place of the other
-HEAD_S = 30.0  # in which the headers of a request are here
-BODY_S = 60.0  # without a byte of a body, after which no more is awaited
-MOST_WAITING = 16  # requests of a connection, after which no more are read
+UNFRAMED = b"cache-control: no-store"  # in the place of CHUNKED, which ends the head
+HEAD_S = 30.0  # in which the headers of a request have to come
+BODY_S = 60.0  # that a body may make no progress
+MOST_PIPELINED = 16  # requests of a connection, after which no more are read
 JSON = b"content-type: application/json\r\n"
-Handle = Callable[["Front", HttpRequest], None]
+Handle = Callable[["Downstream", HttpRequest], None]
 
 
-class Asker(Protocol):
+class PendingRequest(Protocol):
     """A request that waits for its answer."""
 
-    def gone(self) -> None:
+    def client_left(self) -> None:
         """Its client has left."""
         ...
 
-    def slow(self, slow: bool) -> None:
+    def pause(self, paused: bool) -> None:
         """Its client does not read, or reads again."""
         ...
 
 
-class Front(asyncio.Protocol):
+class Downstream(asyncio.Protocol):
     def __init__(self, handle: Handle, largest_body: int, writes: WriteQueue) -> None:
         self._handle, self._largest, self._writes = handle, largest_body, writes
         self._reader = RequestReader()
         self._parser = httptools.HttpRequestParser(self)
         self._reading = False  # the parser is in the middle of a request
         self._in_body = False  # of it
-        self._due = 0.0  # until then its next part is awaited
-        self._watch: asyncio.TimerHandle | None = None
+        self._deadline_s = 0.0  # by which its next part has to come
+        self._timer: asyncio.TimerHandle | None = None
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
         self._parts, self._size = list[bytes](), 0
-        self._waiting: deque[HttpRequest] = deque()  # sent before the answer to the one before
-        self._busy = self._refused = False  # refused: whatever else comes is not read
-        self._going_on = False  # those that wait are being handled
+        self._pipelined = deque[HttpRequest]()  # that came before the answer to the one before
+        self._busy = False  # a request is being answered
+        self._refused = False  # nothing that comes is read any more
+        self._emptying = False  # the pipelined requests are being handled
         self._keep_alive = True
         # Of the request that is answered: the version of its HTTP; does it ask for the head of the answer alone?
         self._version, self._head_only = "1.1", False
-        self._written: Callable[[bytes], bytes] = (
-            chunk_of  # a piece of a stream, as its client reads it
-        )
-        self._last = LAST_CHUNK
+        self._frame: Callable[[bytes], bytes] = chunk_of  # of a piece of a stream
+        self._last_frame = LAST_CHUNK
         self.transport: asyncio.Transport | None = None
-        self.asker: Asker | None = None  # whose answer is awaited
+        self.pending: PendingRequest | None = None  # whose answer is awaited
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Front(asyncio.Protocol):
         if not self._reading and len(data) <= self._largest:
             request = self._reader.read(data)
             if request is not None:
-                self._came(request)
+                self._answer_or_queue(request)
                 return
         try:
             self._parser.feed_data(data if self._reading else without_upgrade(data))
@@ -96,41 +96,41 @@ class Front(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._refuse(400, "the connection cannot be upgraded or be a tunnel", "no_upgrade")
         if self._reading and self._in_body:
-            self._due = asyncio.get_running_loop().time() + BODY_S
+            self._deadline_s = asyncio.get_running_loop().time() + BODY_S
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        if self._watch is not None:
-            self._watch.cancel()
-        asker, self.asker = self.asker, None
-        if asker is not None:
-            asker.gone()
+        if self._timer is not None:
+            self._timer.cancel()
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.client_left()
 
     def pause_writing(self) -> None:
-        if self.asker is not None:
-            self.asker.slow(True)
+        if self.pending is not None:
+            self.pending.pause(True)
 
     def resume_writing(self) -> None:
-        if self.asker is not None:
-            self.asker.slow(False)
+        if self.pending is not None:
+            self.pending.pause(False)
 
     def on_message_begin(self) -> None:
         self._reading, self._target, self._headers, self._parts, self._size = True, b"", [], [], 0
         self._in_body = False
-        self._due = asyncio.get_running_loop().time() + HEAD_S
-        if self._watch is None:
-            self._look()
+        self._deadline_s = asyncio.get_running_loop().time() + HEAD_S
+        if self._timer is None:
+            self._check_deadline()
 
-    def _look(self) -> None:
-        """Is the rest of a request overdue? Otherwise again when it would be: a timer for many parts."""
-        self._watch = None
+    def _check_deadline(self) -> None:
+        """Refuses a request whose rest is overdue; otherwise looks again at the deadline: one timer for many parts."""
+        self._timer = None
         if not self._reading or self.transport is None or self._refused:
             return
         loop = asyncio.get_running_loop()
         if self._busy:  # with the answer before it, which is not cut short
-            self._due = loop.time() + HEAD_S
-        if self._due > loop.time():
-            self._watch = loop.call_at(self._due, self._look)
+            self._deadline_s = loop.time() + HEAD_S
+        if self._deadline_s > loop.time():
+            self._timer = loop.call_at(self._deadline_s, self._check_deadline)
         else:
             self._refuse(408, "the rest of the request did not come in time", "request_timeout")
 
@@ -165,14 +165,14 @@ class Front(asyncio.Protocol):
         request = HttpRequest(head, body, given)
         request.keep_alive = self._parser.should_keep_alive()
         request.version = self._parser.get_http_version()
-        self._came(request)
+        self._answer_or_queue(request)
 
-    def _came(self, request: HttpRequest) -> None:
+    def _answer_or_queue(self, request: HttpRequest) -> None:
         if self._refused:
             return
         if self._busy:
-            self._waiting.append(request)
-            if len(self._waiting) == MOST_WAITING and self.transport is not None:
+            self._pipelined.append(request)
+            if len(self._pipelined) == MOST_PIPELINED and self.transport is not None:
                 self.transport.pause_reading()
         else:
             self._busy, self._keep_alive = True, request.keep_alive
@@ -180,13 +180,13 @@ class Front(asyncio.Protocol):
             self._handle(self, request)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """The last that is said here. In the middle of an answer there is no room for a word: both end."""
+        """The last answer of this connection. In the middle of another answer there is no place for it: both end."""
         if self._refused:
             return
         self._refused, self._keep_alive = True, False
-        asker, self.asker = self.asker, None
-        if asker is not None:
-            asker.gone()
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.client_left()
         if not self._busy:
             self.send(status, *error_body(status, message, code))
         elif self.transport is not None:
@@ -202,52 +202,52 @@ class Front(asyncio.Protocol):
             rest = b"" if self._head_only else body
             parts = (STATUS[status], lines, id, LENGTH, size, ends, rest)
             self._writes.write(transport, parts)
-            self._over()
+            self._answer_sent()
 
     def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
         """A stream, with its first chunk. A client of HTTP/1.0 knows no chunks: its stream ends with the connection."""
-        self._written, last, framing = chunk_of, LAST_CHUNK, CHUNKED
+        self._frame, last, framing = chunk_of, LAST_CHUNK, CHUNKED
         if self._version == "1.0":
-            self._written, last, framing = bytes, b"", UNFRAMED
+            self._frame, last, framing = bytes, b"", UNFRAMED
             self._keep_alive = False
         if self._head_only:
-            self._written, last = _nothing, b""
-        self._last = last
+            self._frame, last = _no_body, b""
+        self._last_frame = last
         if self.transport is not None:
             ends = END_OF_HEAD if self._keep_alive else CLOSE
             head = b"%b%b%b" % (STATUS[status], lines, framing)
-            piece = self._written(chunk) if chunk else b""
+            piece = self._frame(chunk) if chunk else b""
             self._writes.write(self.transport, (head, ends, piece))
 
     def write(self, chunk: bytes) -> None:
         if self.transport is not None and chunk:  # an empty one would end the answer
-            self._writes.write_piece(self.transport, self._written(chunk))
+            self._writes.write_piece(self.transport, self._frame(chunk))
 
     def finish(self) -> None:
         if self.transport is not None:
-            self._writes.write_piece(self.transport, self._last)
-            self._over()
+            self._writes.write_piece(self.transport, self._last_frame)
+            self._answer_sent()
 
-    def _over(self) -> None:
-        """The answer is out; the next request, if there is one."""
-        self._busy, self.asker = False, None
+    def _answer_sent(self) -> None:
+        """The answer is complete: close, or go on with the next pipelined request."""
+        self._busy, self.pending = False, None
         if not self._keep_alive and self.transport is not None:
             self._writes.flush()
             self.transport.close()
-        elif self._waiting and not self._going_on:
-            self._go_on()
+        elif self._pipelined and not self._emptying:
+            self._answer_pipelined()
 
-    def _go_on(self) -> None:
-        """Those that wait, up to one whose answer has to be awaited. A loop: the router's own answers come at once."""
-        self._going_on, waiting = True, self._waiting
-        while waiting and not self._busy and self._keep_alive and self.transport is not None:
-            self._came(waiting.popleft())
-        self._going_on, transport = False, self.transport
-        if len(waiting) < MOST_WAITING and transport is not None and not transport.is_closing():
+    def _answer_pipelined(self) -> None:
+        """Pipelined requests, up to one that a server answers. A loop: the router's own answers come at once."""
+        self._emptying, pipelined = True, self._pipelined
+        while pipelined and not self._busy and self._keep_alive and self.transport is not None:
+            self._answer_or_queue(pipelined.popleft())
+        self._emptying, transport = False, self.transport
+        if len(pipelined) < MOST_PIPELINED and transport is not None and not transport.is_closing():
             transport.resume_reading()
 
 
-def _nothing(chunk: bytes) -> bytes:
+def _no_body(chunk: bytes) -> bytes:
     return b""
 
 

@@ -25,10 +25,10 @@ AGAIN_S, LONGEST_AGAIN_S = 0.2, 10.0  # doubles as long as it does not start
 STOP_S = 35.0
 LONGEST_LINE = 16 << 20
 GC_THRESHOLDS = (10_000, 50, 100)  # a request leaves few cycles; looking for them often costs more
-COMMAND = (sys.executable, "-m", "cairn.fleet.copies")
+COMMAND = (sys.executable, "-m", "cairn.fleet.router_processes")
 
 
-class State(msgspec.Struct, frozen=True):
+class SharedState(msgspec.Struct, frozen=True):
     """What every process has to know; sent whole whenever it changes."""
 
     config: FleetConfig
@@ -36,7 +36,7 @@ class State(msgspec.Struct, frozen=True):
     processes: list[str] = []  # where each of them can be asked
 
 
-def check_copies(config: FleetConfig, processes: int, scaler: bool) -> None:
+def check_processes(config: FleetConfig, processes: int, scaler: bool) -> None:
     """What one process alone can count is refused before anything starts."""
     if processes == 1:
         return
@@ -56,11 +56,11 @@ def check_copies(config: FleetConfig, processes: int, scaler: bool) -> None:
         )
 
 
-class Copies:
+class RouterProcesses:
     """The other processes, seen from the first one."""
 
     def __init__(
-        self, count: int, state: State, router: Router, say: Callable[[str], None]
+        self, count: int, state: SharedState, router: Router, say: Callable[[str], None]
     ) -> None:
         self._say = say
         self._state, self._router, self._addresses = state, router, {0: router.own_address}
@@ -77,7 +77,7 @@ class Copies:
             shared = msgspec.structs.replace(config.router, host=at.host, port=at.port)
             config = msgspec.structs.replace(config, router=shared)
         known = [self._addresses[number] for number in sorted(self._addresses)]
-        self._state = State(config or old.config, old.urls if urls is None else urls, known)
+        self._state = SharedState(config or old.config, old.urls if urls is None else urls, known)
         self._router.processes = known
         for writer in self._inputs.values():
             writer.write(msgspec.json.encode(self._state) + b"\n")
@@ -134,7 +134,7 @@ class Copies:
             task.cancel()
 
 
-async def _copy() -> None:
+async def _run_process() -> None:
     """One of them: until its input ends or SIGTERM."""
     import signal
 
@@ -143,7 +143,7 @@ async def _copy() -> None:
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the first process says when
     reader = asyncio.StreamReader(limit=LONGEST_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    first = msgspec.json.decode(await reader.readline(), type=State)
+    first = msgspec.json.decode(await reader.readline(), type=SharedState)
     router = Router(first.config.router, first.urls)
     router.configure(first.config)
     await router.start(shared=True)
@@ -153,7 +153,7 @@ async def _copy() -> None:
 
     async def follow() -> None:
         while line := await reader.readline():
-            state = msgspec.json.decode(line, type=State)
+            state = msgspec.json.decode(line, type=SharedState)
             router.configure(state.config)
             router.use(state.urls)
             router.processes = state.processes
@@ -170,4 +170,4 @@ async def _copy() -> None:
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(_copy())
+    uvloop.run(_run_process())
