@@ -68,6 +68,7 @@ def loaded(options: argparse.Namespace) -> tuple[Any, list[float]]:
     config = EngineConfig(model=options.model, device=options.device, dtype=options.dtype, max_loras=options.slots,
                           max_num_seqs=options.rows, max_model_len=options.prompt + options.answer + 8)  # fmt: skip
     engine = start_with(opened, runnable, config).engine
+    engine.runner.adapters.warm_up()  # as a server does before it listens
     took = []
     with adapter_folder(engine.runner.model) as folder:
         for number in range(1, options.registered + 1):

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cairn.cluster.chaos_faults import NotPermitted, Seen, inject, look
+from cairn.cluster.chaos_faults import NotPermitted, RunStatus, inject, look
 from cairn.cluster.chaos_network import Network
 from cairn.cluster.chaos_plan import QUIET, Due, Plan, schedule, victim
 from cairn.core.die_with_parent import die_with_parent
@@ -39,7 +39,7 @@ NEAR = 0.02  # nats: what another order of the same sums may make of a loss
 NOTICE_S = 60.0  # within which a fault that must be noticed is
 
 
-class Happened(msgspec.Struct, kw_only=True):
+class FaultOutcome(msgspec.Struct, kw_only=True):
     """One fault, and what became of it; seconds are from the fault itself."""
 
     kind: str
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     plan: str
     fine: bool
     complaints: list[str]
-    faults: list[Happened]
+    faults: list[FaultOutcome]
     steps: int
     steps_lost: int
     same_losses: bool | None  # None: not compared
@@ -172,7 +172,7 @@ class _Chaos:
             log_line,
         )
         self.chance = random.Random(plan.seed + 1)
-        self.happened: list[Happened] = []
+        self.happened: list[FaultOutcome] = []
         self.pids: set[int] = {process.pid}
         self.deadline = time.monotonic() + plan.timeout_s
 
@@ -182,16 +182,16 @@ class _Chaos:
                 lambda state, step=due.step: state.training() and state.step >= step
             )
             if state is None:
-                missing = Happened(kind=due.fault.kind, target=due.fault.target, step=due.step)
+                missing = FaultOutcome(kind=due.fault.kind, target=due.fault.target, step=due.step)
                 missing.skipped = OVER
                 self.happened.append(missing)
                 continue
             self._break(due, state)
 
-    def _break(self, due: Due, state: Seen) -> None:
+    def _break(self, due: Due, state: RunStatus) -> None:
         fault = due.fault
         target = victim(fault.target, self.chance, len(state.ranks), len(state.nodes))
-        one = Happened(kind=fault.kind, target=" ".join(map(str, target)), step=state.step)
+        one = FaultOutcome(kind=fault.kind, target=" ".join(map(str, target)), step=state.step)
         before = state.life
         one.at = time.time()  # as in the events of the run
         try:
@@ -209,7 +209,7 @@ class _Chaos:
             lambda state: (state.life > before and state.training()) or time.monotonic() > limit
         )
 
-    def _until(self, ready: Callable[[Seen], bool]) -> Seen | None:
+    def _until(self, ready: Callable[[RunStatus], bool]) -> RunStatus | None:
         """None when the job is over first."""
         while self.process.poll() is None and time.monotonic() < self.deadline:
             state = look(self.run)
@@ -236,13 +236,15 @@ class _Chaos:
                     failures, incidents = failures[place + 1 :], incidents[place + 1 :]
                     break
 
-    def _notice(self, one: Happened, events: list[AnyEvent]) -> None:
+    def _notice(self, one: FaultOutcome, events: list[AnyEvent]) -> None:
         noticed = (event for event in events if isinstance(event, Noticed) and event.at >= one.at)
         first = next((event for event in noticed if one.target == f"rank {event.rank}"), None)
         if first is not None:
             one.found_s, one.cause = first.at - one.at, first.what
 
-    def _describe(self, one: Happened, event: Failed, later: list[AnyEvent], incident: Any) -> None:
+    def _describe(
+        self, one: FaultOutcome, event: Failed, later: list[AnyEvent], incident: Any
+    ) -> None:
         one.found_s = event.at - one.at
         one.cause, one.rung = event.cause, event.rung
         one.found_step, one.steps_lost = incident.step, incident.steps_lost

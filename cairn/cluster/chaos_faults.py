@@ -41,7 +41,7 @@ class RankSeen(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What RUN/recovery/status.json says, as far as it matters here."""
 
     life: int
@@ -61,15 +61,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return [self.driver, *self.memories.values(), *(one.pid for one in self.ranks if one.pid)]
 
 
-def look(run: Path) -> Seen | None:
+def look(run: Path) -> RunStatus | None:
     try:
-        return msgspec.json.decode((run / FOLDER / STATUS).read_bytes(), type=Seen)
+        return msgspec.json.decode((run / FOLDER / STATUS).read_bytes(), type=RunStatus)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
 def inject(
-    fault: Fault, target: tuple[str, int], state: Seen, run: Path, chance: random.Random
+    fault: Fault, target: tuple[str, int], state: RunStatus, run: Path, chance: random.Random
 ) -> str:
     """Breaks it; says what was done. Slow and partition go on in a thread."""
     pids = pids_of(target, state)
@@ -91,7 +91,7 @@ def inject(
             return _flip(target, state, chance)
 
 
-def pids_of(target: tuple[str, int], state: Seen) -> list[int]:
+def pids_of(target: tuple[str, int], state: RunStatus) -> list[int]:
     kind, number = target
     if kind == "memory":
         return [state.memories[number]]
@@ -153,7 +153,7 @@ def corrupt_newest(run: Path, chance: random.Random) -> str:
     return f"byte {at} of {path.parent.name}/{path.name} was {byte}"
 
 
-def _flip(target: tuple[str, int], state: Seen, chance: random.Random) -> str:
+def _flip(target: tuple[str, int], state: RunStatus, chance: random.Random) -> str:
     """Through /proc/PID/mem, which a parent may write; the bit is one that keeps the number finite."""
     one = next((rank for rank in state.ranks if rank.rank == target[1]), None)
     if one is None or not one.address:

@@ -63,18 +63,18 @@ def job_of(config: FleetConfig, file: str) -> Job:
 
 
 def objects_of(config: FleetConfig) -> list[Object]:
-    """For Kubernetes, in the order in which they are made."""
-    made: list[Object] = []
+    """For Kubernetes, in the order in which they are servers."""
+    servers: list[Object] = []
     groups: list[ServerGroup] = []
     for at, group in enumerate(config.servers):
         if not group.model:
             groups.append(group)
             continue
         name = f"{config.name}-servers-{at}"
-        made += [_headless(config, name), _servers(config, group, name), _budget(config, name)]
+        servers += [_headless(config, name), _servers(config, group, name), _budget(config, name)]
         groups.append(ServerGroup(dns=f"{name}:{PORT}"))
-    pool = [_picker(config), _pool(config)] if config.inference_pool else []
-    return [_file(config, groups), *made, _router(config), _front(config), *pool]
+    pool = [_picker_service(config), _pool(config)] if config.inference_pool else []
+    return [_config_map(config, groups), *servers, _router(config), _client_service(config), *pool]
 
 
 def _meta(config: FleetConfig, name: str, part: str) -> Object:
@@ -91,7 +91,7 @@ def _labels(config: FleetConfig, part: str) -> dict[str, str]:
     }
 
 
-def _file(config: FleetConfig, groups: list[ServerGroup]) -> Object:
+def _config_map(config: FleetConfig, groups: list[ServerGroup]) -> Object:
     """The fleet as the router in the cluster sees it: names instead of servers to start."""
     router = msgspec.structs.replace(config.router, host=ANY, port=PORT)
     lines = [f"name = {toml.render_value(config.name)}", "", "[router]", *_changed(router)]
@@ -109,13 +109,13 @@ def _file(config: FleetConfig, groups: list[ServerGroup]) -> Object:
 
 def changed_fields(part: msgspec.Struct) -> dict[str, Any]:
     """What differs from the defaults."""
-    made: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for field in msgspec.structs.fields(type(part)):
         factory, value = field.default_factory, getattr(part, field.name)
         usual = field.default if factory is msgspec.NODEFAULT else factory()  # type: ignore[operator]
         if value != usual:
-            made[field.name] = value
-    return made
+            changed[field.name] = value
+    return changed
 
 
 def _changed(part: msgspec.Struct) -> list[str]:
@@ -144,22 +144,22 @@ def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
         named = []
     argv = ["cairn", "serve", path, *named, *group.args, "--host", ANY, "--port", str(PORT)]
     memory = f"{-(-parse_bytes(group.memory) // (1 << 20))}Mi"
-    asked, limits = {"cpu": f"{group.cpus:g}", "memory": memory}, {"memory": memory}
+    requests, limits = {"cpu": f"{group.cpus:g}", "memory": memory}, {"memory": memory}
     if group.gpus:
-        asked["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(group.gpus)
-    container = _container(config, argv, {"requests": asked, "limits": limits}) | {
+        requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(group.gpus)
+    container = _container(config, argv, {"requests": requests, "limits": limits}) | {
         "startupProbe": {**_probe("/health"), "failureThreshold": LOADING_S // 5},
         "livenessProbe": {**_probe("/live"), "failureThreshold": 6},
     }
-    made = _deployment(config, name, name, group.count, container)
+    deployment = _deployment(config, name, name, group.count, container)
     if config.inference_pool:  # a label more would exchange the servers of fleets without one
-        made["spec"]["template"]["metadata"]["labels"] |= SERVES
+        deployment["spec"]["template"]["metadata"]["labels"] |= SERVES
     if stored:
         container["volumeMounts"] = [{"name": "model", "mountPath": MODELS, "readOnly": True}]
         claim = {"claimName": claim_name(model), "readOnly": True}
-        pod = made["spec"]["template"]["spec"]
+        pod = deployment["spec"]["template"]["spec"]
         pod["volumes"] = [{"name": "model", "persistentVolumeClaim": claim}]
-    return made
+    return deployment
 
 
 def _router(config: FleetConfig) -> Object:
@@ -173,9 +173,11 @@ def _router(config: FleetConfig) -> Object:
     }
     container = _container(config, argv, resources)
     container["volumeMounts"] = [{"name": "fleet", "mountPath": FOLDER, "readOnly": True}]
-    made = _deployment(config, name, "router", 1, container)
-    made["spec"]["template"]["spec"]["volumes"] = [{"name": "fleet", "configMap": {"name": name}}]
-    return made
+    deployment = _deployment(config, name, "router", 1, container)
+    deployment["spec"]["template"]["spec"]["volumes"] = [
+        {"name": "fleet", "configMap": {"name": name}}
+    ]
+    return deployment
 
 
 def _container(config: FleetConfig, argv: list[str], resources: Object) -> Object:
@@ -233,7 +235,7 @@ def _budget(config: FleetConfig, name: str) -> Object:
     }
 
 
-def _picker(config: FleetConfig) -> Object:
+def _picker_service(config: FleetConfig) -> Object:
     """Where a gateway asks the router which server a request goes to; gRPC without TLS."""
     port = {"name": "picker", "port": PICKER_PORT, "protocol": "TCP", "targetPort": PICKER_PORT}
     return {
@@ -266,7 +268,7 @@ def _pool(config: FleetConfig) -> Object:
     }
 
 
-def _front(config: FleetConfig) -> Object:
+def _client_service(config: FleetConfig) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",

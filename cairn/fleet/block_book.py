@@ -36,8 +36,8 @@ class BlockBook:
     def snapshot(self) -> list[tuple[int, int]]:
         """Every key that the server has, with its cached tokens. The outbox goes on from there."""
         self.outbox = Outbox()
-        found = (keys for digest, keys in self._keys_at.items() if digest in self._found)
-        return [pair for keys in found for pair in keys.items()]
+        cached = (keys for digest, keys in self._keys_at.items() if digest in self._found)
+        return [pair for keys in cached for pair in keys.items()]
 
     def knows(self, key: int) -> bool:
         """Has its prompt been bound?"""
@@ -97,7 +97,7 @@ class BlockBook:
         self.outbox.remove([], cleared=True)
 
     def _find(self, digest: bytes) -> None:
-        """It and whatever hangs on it."""
+        """It and all that follow it."""
         reached = [digest]
         while reached:
             digest = reached.pop()
@@ -150,9 +150,9 @@ class BlockBook:
 
 def _digests(ids: Sequence[int], size: int, before: bytes) -> list[bytes]:
     """Of each full block: of its tokens and all before them."""
-    found: list[bytes] = []
+    digests: list[bytes] = []
     tokens = array("q", ids)
     for end in range(size, len(ids) + 1, size):
         before = blake2b(before + tokens[end - size : end].tobytes(), digest_size=16).digest()
-        found.append(before)
-    return found
+        digests.append(before)
+    return digests

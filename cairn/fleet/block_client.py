@@ -23,7 +23,7 @@ from cairn.serve.text_keys import PromptKeys
 
 LOOK_MS = 200
 MOST_UNREAD = 100_000  # batches
-MOST_ASKING = 8  # prompts whose tokens are asked for at a time; further ones are not
+MOST_ASKING = 8  # requests for the tokens of a prompt at a time; further prompts are not learnt
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -79,9 +79,9 @@ class BlockClient:
 
     async def _sent_again(self, start: int) -> dict[int, bytes]:
         """Batches from this number on, as far as the server remembers them."""
-        found: dict[int, bytes] = {}
+        batches: dict[int, bytes] = {}
         if not self.source.replay:
-            return found
+            return batches
         with self._context.socket(zmq.DEALER) as asking:
             asking.linger = 0
             asking.connect(self.source.replay)
@@ -90,8 +90,8 @@ class BlockClient:
                 *_, number, batch = await asking.recv_multipart()
                 if number == END:
                     break
-                found[int.from_bytes(number, "big")] = batch
-        return found
+                batches[int.from_bytes(number, "big")] = batch
+        return batches
 
     def tell(self) -> None:
         """The index, what is new."""

@@ -120,9 +120,9 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def _check_events(self) -> None:
         for name in ("kv_events", "kv_events_replay"):
-            given = getattr(self, name)
-            if given and not ENDPOINT.fullmatch(given):
-                raise ConfigError(f"{name} is {given!r}", hint='such as "tcp://*:5557"')
+            endpoint = getattr(self, name)
+            if endpoint and not ENDPOINT.fullmatch(endpoint):
+                raise ConfigError(f"{name} is {endpoint!r}", hint='such as "tcp://*:5557"')
         if (self.kv_events or self.kv_events_replay) and not (self.kv_events and self.urls):
             raise ConfigError(
                 f"a group of servers has kv_events {self.kv_events!r}, kv_events_replay"

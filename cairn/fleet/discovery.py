@@ -17,8 +17,10 @@ async def resolve(name: str) -> list[str]:
     """The servers behind HOST:PORT."""
     host, _, port = name.rpartition(":")
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, family=socket.AF_INET)
-    return sorted({f"http://{address[0]}:{port}" for *_, address in found})
+    addresses = await loop.getaddrinfo(
+        host, int(port), type=socket.SOCK_STREAM, family=socket.AF_INET
+    )
+    return sorted({f"http://{address[0]}:{port}" for *_, address in addresses})
 
 
 class Discovery:
@@ -38,12 +40,12 @@ class Discovery:
         self._changed()
 
     def urls(self) -> list[str]:
-        given = [url for group in self.config.servers for url in group.urls]
+        fixed = [url for group in self.config.servers for url in group.urls]
         named = [group.dns for group in self.config.servers if group.dns]
         return [
             *self._own,
             *(url for urls in self.scaled.values() for url in urls),
-            *given,
+            *fixed,
             *(url for name in named for url in self._found.get(name, ())),
         ]
 
@@ -56,7 +58,7 @@ class Discovery:
         for name in [group.dns for group in self.config.servers if group.dns]:
             try:
                 self._found[name] = await resolve(name)
-            except OSError:  # the name server has a bad moment: what was known stays
+            except OSError:  # the name server does not answer: what was known stays
                 continue
         self._changed()
 

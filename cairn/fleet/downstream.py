@@ -159,10 +159,10 @@ class Downstream(asyncio.Protocol):
         if self._parser.should_upgrade():  # it has not read the body
             return
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        given = next((value for name, value in self._headers if name == ID), None)
+        id = next((value for name, value in self._headers if name == ID), None)
         lines = lines_of(self._headers, NOT_SENT)
         head = request_head(self._parser.get_method(), self._target, lines)
-        request = HttpRequest(head, body, given)
+        request = HttpRequest(head, body, id)
         request.keep_alive = self._parser.should_keep_alive()
         request.version = self._parser.get_http_version()
         self._answer_or_queue(request)

@@ -76,7 +76,7 @@ class Exchange(msgspec.Struct, eq=False):
     paused: bool = False  # its client does not read
     tried: frozenset[int] = frozenset()  # servers that had no room for it
     hedge: "Hedge | None" = None  # a second copy, until one of them answers
-    record: "RequestRecord | None" = None  # where it went, for those who ask
+    record: "RequestRecord | None" = None  # where it went, for `fleet explain`
     _head_sent: bool = False  # the client has a head
     _awaits_token: bool = True  # no token has come from the present server
     _tokens_known: bool = True  # every chunk so far told its tokens
@@ -384,6 +384,6 @@ def _usage(body: bytes, otherwise: int | None) -> int | None:
     """The tokens of an answer, as it says itself."""
     for name in USAGE:
         if (at := body.rfind(name)) >= 0:
-            found = _COUNT.match(body, at + len(name))
-            return int(found[1]) if found is not None else otherwise
+            count = _COUNT.match(body, at + len(name))
+            return int(count[1]) if count is not None else otherwise
     return otherwise

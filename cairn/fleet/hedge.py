@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cairn.fleet.router import Router
 
 FAILED = 429  # answers from here on do not win
-SHARE, MOST = 0.1, 8.0  # copies for each request, and saved up for a bad moment
+SHARE, MOST = 0.1, 8.0  # copies for each request, and at most in the budget
 
 
 class Hedging:

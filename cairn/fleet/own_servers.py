@@ -58,11 +58,11 @@ class OwnServers:
 
     async def _start_beside(self, groups: dict[int, ServerGroup]) -> dict[int, list[ServerProcess]]:
         """Ready, all of them; or none, with what kept one from it."""
-        made: dict[int, list[ServerProcess]] = {}
+        processes_of: dict[int, list[ServerProcess]] = {}
         try:
             for at, group in groups.items():
-                made[at] = self._make(group)
-            every = [one for processes in made.values() for one in processes]
+                processes_of[at] = self._make(group)
+            every = [one for processes in processes_of.values() for one in processes]
             tasks = [asyncio.create_task(one.run()) for one in every]
             try:
                 while not all(one.is_ready for one in every):
@@ -75,26 +75,26 @@ class OwnServers:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 raise
         except BaseException:
-            for one in [one for processes in made.values() for one in processes]:
+            for one in [one for processes in processes_of.values() for one in processes]:
                 self._gpus.give_back(one.gpus)
             raise
         self._running |= dict(zip(every, tasks, strict=True))
-        return made
+        return processes_of
 
     def _make(self, group: ServerGroup) -> list[ServerProcess]:
-        made: list[ServerProcess] = []
+        processes: list[ServerProcess] = []
         for _ in range(group.count):
             name, own = f"server-{self._made}", self._gpus.take(group.gpus)
             if own is None:
-                for one in made:
+                for one in processes:
                     self._gpus.give_back(one.gpus)
                 raise CairnError(
-                    f"{name} needs {group.gpus} GPUs, and so many are not left",
+                    f"{name} needs {group.gpus} GPUs, and {self._gpus.free} are free",
                     hint="fewer servers, or fewer `gpus`; servers that are exchanged need theirs beside the old ones'",
                 )
-            made.append(ServerProcess(group, name, self._say, own))
+            processes.append(ServerProcess(group, name, self._say, own))
             self._made += 1
-        return made
+        return processes
 
     def _start(self, processes: Sequence[ServerProcess]) -> None:
         self._running |= {one: asyncio.create_task(one.run()) for one in processes}

@@ -41,23 +41,23 @@ class RequestStream:
         self._tokens, self._first = 0, True
         self._body = bytearray()  # so far
 
-    async def answer(self, asked: Processing) -> bytes:
-        if asked.kind == "request_headers" and not asked.ends:
+    async def answer(self, message: Processing) -> bytes:
+        if message.kind == "request_headers" and not message.ends:
             return write_continue("request_headers")  # the body says where to
-        if asked.kind in ("request_headers", "request_body"):
-            return await self._collect(asked)
-        if asked.kind == "response_headers":
+        if message.kind in ("request_headers", "request_body"):
+            return await self._collect(message)
+        if message.kind == "response_headers":
             self._began()
-        return write_continue(asked.kind)
+        return write_continue(message.kind)
 
-    async def _collect(self, asked: Processing) -> bytes:
+    async def _collect(self, message: Processing) -> bytes:
         """Picks once, when the body has come whole."""
-        self._body += asked.body
+        self._body += message.body
         most = self._router.config.max_body_bytes
         if len(self._body) > most:
             said = f"the body has more than {most} bytes"
             return write_refusal(413, error_body(413, said, "body_too_large")[1])
-        return await self._pick(asked.kind) if asked.ends else write_continue(asked.kind)
+        return await self._pick(message.kind) if message.ends else write_continue(message.kind)
 
     async def _pick(self, kind: Kind) -> bytes:
         data = bytes(self._body)
@@ -124,10 +124,10 @@ async def start_picker(router: Router, address: str) -> tuple[Any, int]:
         hint = "pip install 'cairn-stack[gateway]'"
         raise ConfigError("an endpoint picker needs grpcio", hint=hint) from None
 
-    async def process(asked: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async def process(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         picked = RequestStream(router)
         try:
-            async for data in asked:
+            async for data in messages:
                 message = read_processing(data)
                 if message is not None:
                     yield await picked.answer(message)

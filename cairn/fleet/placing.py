@@ -76,7 +76,7 @@ def _wait_for_server(router: "Router", exchange: "Exchange", now: float) -> None
     elif now >= exchange.waits_since_s + router.config.hold_s:
         exchange.give_up(503, why_nobody(router, now), "no_server")
     elif _queue(router, exchange):
-        if not exchange.attempts:  # nothing is cached as far as anybody knows
+        if not exchange.attempts:  # nothing is known to be cached
             exchange.new_tokens = exchange.ask.prompt_tokens
         router.meter(model, now, 0.0)
         if router.on_waiting is not None:
@@ -84,7 +84,7 @@ def _wait_for_server(router: "Router", exchange: "Exchange", now: float) -> None
 
 
 def _queue(router: "Router", exchange: "Exchange") -> bool:
-    """It waits, behind those who wait already; False: they are too many, and it was refused."""
+    """It waits, behind those that wait already; False: they are too many, and it was refused."""
     queue = router.waiting
     if not exchange.attempts and len(queue) >= MOST_WAITING_REQUESTS:
         exchange.give_up(429, f"{len(queue)} requests wait already", "too_many_waiting")
@@ -133,7 +133,7 @@ def _place_one(router: "Router", model: str | None, now: float) -> bool:
 
 
 def place_waiting(router: "Router", now: float) -> None:
-    """Those that wait; who has waited for too long goes to the best server, or is refused where there is none."""
+    """Those that wait. One that has waited for too long goes to the best server, or is refused where there is none."""
     place_next(router, now)
     before = now - router.config.hold_s
     for exchange in [one for one in router.waiting if one.waits_since_s <= before]:

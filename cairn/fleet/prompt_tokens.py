@@ -51,11 +51,11 @@ async def prompt_tokens(
     """None: a request of another kind, or the server does not say."""
     if plain_path(path) not in TOKENIZED:
         return None
-    asked = msgspec.json.decode(body)
+    fields = msgspec.json.decode(body)
     if keys.by_ids:
-        given = asked["prompt"]
-        return PromptTokens(given[0] if isinstance(given[0], list) else given, keys.tokens)
-    question = {name: asked[name] for name in PASSED_ON if name in asked}
+        prompt = fields["prompt"]
+        return PromptTokens(prompt[0] if isinstance(prompt[0], list) else prompt, keys.tokens)
+    question = {name: fields[name] for name in PASSED_ON if name in fields}
     with suppress(OSError, EOFError, TimeoutError, msgspec.MsgspecError, Unfollowed):
         async with asyncio.timeout(timeout_s):
             answer = await _post(worker, "/tokenize", question | {"return_token_strs": True})

@@ -1,4 +1,4 @@
-"""Follows one server: is it there, what has it cached, how busy is it. One task for each server, for ever.
+"""Follows one server: is it there, what has it cached, how busy is it. One task for each server.
 
 connect -> GET /cairn/pulse -> Hello, Events, Load ... | silence or a lost connection: down, and again
              404: a server of another kind, which is only asked whether it is healthy
@@ -25,14 +25,14 @@ class Unfollowed(Exception):
 
 
 class Stopping(Exception):
-    """The server has said goodbye."""
+    """The server has ended its pulse: it shuts down."""
 
 
 class PulseClient:
     def __init__(self, worker: Worker, index: KeyIndex, stall_s: float) -> None:
         self.worker, self.index, self._stall_s = worker, index, stall_s
         self.changed = asyncio.Event()  # a server came up or went down
-        # It went down without a word: its connections do not break by themselves.
+        # It went silent: its connections do not break by themselves.
         self.silent = False
 
     async def run(self) -> None:

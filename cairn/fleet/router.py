@@ -21,18 +21,17 @@ from typing import Any
 import msgspec
 
 from cairn.fleet.aliases import Aliases, with_model
-from cairn.fleet.block_client import BlockClient
 from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Arrivals, Ask, best
-from cairn.fleet.config import BlockSource, FleetConfig, RouterConfig
+from cairn.fleet.config import FleetConfig, RouterConfig
 from cairn.fleet.downstream import Downstream, error_body
 from cairn.fleet.exchange import Exchange
-from cairn.fleet.failing_servers import follow, leave_wedged
+from cairn.fleet.failing_servers import leave_wedged
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import LATE, answers_beside
 from cairn.fleet.listen import cannot_listen, drop_who_does_not_read
+from cairn.fleet.membership import Membership
 from cairn.fleet.placing import place, place_next, place_waiting
-from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.quota import Limits, Quotas
 from cairn.fleet.quota_file import KeptQuotas
 from cairn.fleet.scale import ScaledModel
@@ -74,10 +73,8 @@ class Router:
         self._numbers = itertools.count()
         self._prefix = f"{os.urandom(9).hex()}-".encode()  # of the ids that it gives itself
         self._tasks: set[asyncio.Task[None]] = set()
-        self._following: dict[str, list[asyncio.Task[None]]] = {}  # by url
+        self._membership = Membership(self)
         self._urls = list(urls)
-        self._sources: dict[str, BlockSource] = {}  # by url: servers that tell blocks, as vLLM does
-        self._blocks: dict[str, BlockClient] = {}
         self._listening: asyncio.Server | None = None
         self._own: asyncio.Server | None = None  # of this process alone, where several share a port
         self.own_address = ""
@@ -92,7 +89,7 @@ class Router:
             self._own = await self._listen(0, False)
             self.own_address = _address(self._own)
         self.use(self._urls)
-        self._spawn(self._tick())
+        self.spawn(self._tick())
         return _address(self._listening)
 
     async def _listen(self, port: int, shared: bool) -> asyncio.Server:
@@ -124,7 +121,7 @@ class Router:
         self.pool.close()
 
     def configure(self, config: FleetConfig) -> None:
-        """Everything of a file that can change while it runs; where it listens and who is followed cannot."""
+        """Everything of a file that can change while it runs; where it listens and which servers it follows cannot."""
         self.policy = POLICIES[config.router.policy]
         self.config = msgspec.structs.replace(
             config.router,
@@ -134,7 +131,7 @@ class Router:
             quota_file=self.config.quota_file,
         )
         self.aliases = Aliases(config.aliases)
-        self._sources = {
+        self._membership.sources = {
             url: source for group in config.servers for url, source in group.block_sources.items()
         }
         own = {
@@ -146,28 +143,10 @@ class Router:
 
     def use(self, urls: Sequence[str]) -> None:
         """These servers from now on. One that is not among them any more finishes what it has and gets nothing new."""
-        for worker in [one for one in self.workers if one.url not in urls]:
-            self.workers.remove(worker)
-            for task in self._following.pop(worker.url):
-                task.cancel()
-            self._blocks.pop(worker.url, None)
-            self.index.forget(worker.number)
-            self.pool.forget(worker.url)
-        known = {worker.url for worker in self.workers}
-        for url in [url for url in dict.fromkeys(urls) if url not in known]:
-            taken = {worker.number for worker in self.workers}
-            taken |= {one.worker.number for one in self.open if one.worker is not None}
-            number = next(at for at in itertools.count() if at not in taken)
-            worker = Worker(number, url)
-            self.workers.append(worker)
-            pulse = PulseClient(worker, self.index, self.config.stall_s)
-            self._following[url] = [self._spawn(pulse.run()), self._spawn(follow(self, pulse))]
-            if (source := self._sources.get(url)) is not None:
-                blocks = BlockClient(worker, self.index, source, self.config.stall_s)
-                self._blocks[url] = blocks
-                self._following[url].append(self._spawn(blocks.run()))
+        self._membership.use(urls)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the router."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -192,15 +171,11 @@ class Router:
             return
         fields, number = _read(request.body), next(self._numbers)
         model = fields.model or self.default_model
-        if self.aliases.targets and (
-            target := self.aliases.target(model, number, bytes(fields.user))
-        ):
-            model = target
-            if fields is not NO_FIELDS:
-                fields.model, request.body = target, with_model(request.body, target)
+        if self.aliases.targets:
+            model = self._resolve_alias(request, fields, model, number)
         keys = prompt_keys(fields) if request.body else NO_KEYS
-        now, given, computes = time.monotonic(), request.id, head.computes
-        id = given if given and _is_id(given) else b"%b%x" % (self._prefix, number)
+        now, client_id, computes = time.monotonic(), request.id, head.computes
+        id = client_id if client_id and _is_id(client_id) else b"%b%x" % (self._prefix, number)
         streams = head.generates and bool(head.streams if fields.stream is None else fields.stream)
         ask = self.ask(number, keys, fields.wanted_tokens, now, computes, streams)
         downstream.pending = exchange = Exchange(
@@ -223,6 +198,17 @@ class Router:
             self.waiting.arrived(head.holder)
         self.open.add(exchange)
         place(self, exchange, now)
+
+    def _resolve_alias(
+        self, request: HttpRequest, fields: RequestFields, model: str | None, number: int
+    ) -> str | None:
+        """The model that this request gets, which is written into its body."""
+        target = self.aliases.target(model, number, bytes(fields.user))
+        if not target:
+            return model
+        if fields is not NO_FIELDS:
+            fields.model, request.body = target, with_model(request.body, target)
+        return target
 
     def _admit(self, exchange: Exchange) -> bool:
         """Within the quota of its key? Otherwise it is answered here."""
@@ -310,23 +296,16 @@ class Router:
         if self.config.hedge_s:
             others = len(choice.workers) > 1
             self._hedging.sent(exchange, self.config.hedge_s if others else 0.0)
-        if self._blocks:
-            self._learn_blocks(exchange, chosen)
+        if self._membership.blocks:
+            self._membership.learn_blocks(exchange, chosen)
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.send(upstream)
         else:
             attempt = exchange.attempts
-            self.connect(chosen, lambda made, reason: exchange.connected(made, reason, attempt))
-
-    def _learn_blocks(self, exchange: Exchange, chosen: Worker) -> None:
-        """Of a server that tells its blocks: the tokens of a prompt that is new to it."""
-        blocks = self._blocks.get(chosen.url)
-        if blocks is not None and blocks.wants(exchange.keys):
-            request, others = exchange.request, list(self._blocks.values())
-            self._spawn(blocks.learn(request.head.path, request.body, exchange.keys, others))
+            self.connect(chosen, lambda new, reason: exchange.connected(new, reason, attempt))
 
     def connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
-        self._spawn(self.pool.connect(worker, ready))
+        self.spawn(self.pool.connect(worker, ready))
 
     def can_retry(self, exchange: Exchange, worker: Worker) -> bool:
         """Is there another server, when this one has no room?"""

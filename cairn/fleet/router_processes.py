@@ -1,4 +1,4 @@
-"""Several processes of the router behind one port (SO_REUSEPORT): the kernel deals connections out among them.
+"""Several processes of the router behind one port (SO_REUSEPORT): the kernel distributes connections among them.
 
     fleet serve --processes 3     first: starts the servers, listens too     second, third: routers, fed by lines
                                     '--{"urls": [...], "config": {...}, "processes": [...]}--> stdin of each

@@ -102,7 +102,7 @@ class ServerProcess:
             preexec_fn=die_with_parent,  # a router that is killed leaves no servers behind
         )
         self.pid = self._process.pid
-        if self._stopping:  # `stop` came while it was being made
+        if self._stopping:  # `stop` came while it was being started
             self._process.terminate()
         assert self._process.stderr is not None
         async for text in lines_of(self._process.stderr):
@@ -145,12 +145,16 @@ class Gpus:
     def __init__(self, names: Sequence[str]) -> None:
         self._free = list(names)
 
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
     def take(self, count: int) -> list[str] | None:
         """None: there are not so many."""
         if count > len(self._free):
             return None
-        taken, self._free = self._free[:count], self._free[count:]
-        return taken
+        names, self._free = self._free[:count], self._free[count:]
+        return names
 
     def give_back(self, names: Sequence[str]) -> None:
         self._free += names

@@ -40,8 +40,8 @@ def render(observed: Observed) -> Rendered:
     config = read_service(observed)
     check_for(config, "kubernetes")
     missing = _models(observed, config)
-    made = objects_of(config)
-    deployments = [one["metadata"]["name"] for one in made if one["kind"] == "Deployment"]
+    objects = objects_of(config)
+    deployments = [one["metadata"]["name"] for one in objects if one["kind"] == "Deployment"]
     parts = [
         available(_condition_name(name, observed.name), observed.child("Deployment", name))
         for name in deployments
@@ -52,7 +52,9 @@ def render(observed: Observed) -> Rendered:
         "selector": f"cairn/fleet={observed.name},cairn/part={observed.name}-servers-{_first(config)}",
         "url": f"http://{observed.name}.{observed.resource['metadata']['namespace']}",
     }
-    return Rendered(objects=None if missing else made, conditions=[*missing, *parts], fields=fields)
+    return Rendered(
+        objects=None if missing else objects, conditions=[*missing, *parts], fields=fields
+    )
 
 
 def read_service(observed: Observed) -> FleetConfig:
@@ -76,8 +78,8 @@ def read_service(observed: Observed) -> FleetConfig:
 
 
 def _first(config: FleetConfig) -> int:
-    found = (at for at, group in enumerate(config.servers) if group.model)
-    return next(found, 0)
+    started = (at for at, group in enumerate(config.servers) if group.model)
+    return next(started, 0)
 
 
 def _models(observed: Observed, config: FleetConfig) -> list[Condition]:

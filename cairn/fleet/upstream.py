@@ -48,7 +48,7 @@ class Upstream(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._chunked = self._reading = False  # reading: the parser is in the middle of an answer
         self._between = False  # the parser has read a whole chunk, and waits for the next one
-        # Who asked, and the body that came; until what came with it is read, too.
+        # The handler, and the body that came; until what came with it is read, too.
         self._ended: tuple[AnswerHandler | None, bytes] | None = None
         self._reusable = True  # after this answer
 
@@ -172,9 +172,9 @@ class Pool:
         """An open connection that is not in use."""
         idle = self._idle.get(worker.url, ())
         while idle:
-            found = idle.pop()
-            if found.transport is not None and not found.transport.is_closing():
-                return found
+            upstream = idle.pop()
+            if upstream.transport is not None and not upstream.transport.is_closing():
+                return upstream
         return None
 
     async def connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
@@ -182,13 +182,13 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, made = await loop.create_connection(
+                _, upstream = await loop.create_connection(
                     lambda: Upstream(worker, self), worker.host, worker.port
                 )
         except (OSError, TimeoutError) as error:
             ready(None, str(error) or "no connection in time")
             return
-        ready(made, "")
+        ready(upstream, "")
 
     def give_back(self, upstream: Upstream) -> None:
         url = upstream.worker.url

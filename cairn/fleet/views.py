@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,48 +87,61 @@ class Views:
     def __init__(self, router: "Router") -> None:
         self._router = router
         self._requests = deque[RequestRecord](maxlen=MOST_RECORDS)  # oldest first
+        self._pages: dict[bytes, Callable[[], Answer | None]] = {
+            b"/health": self._health,
+            b"/v1/models": self._openai_models,
+            b"/api/tags": self._ollama_models,
+            b"/metrics": lambda: (200, TEXT, self.metrics().encode()),
+            b"/fleet": lambda: (200, HTML, PAGE.read_bytes()),
+            b"/cairn/fleet": lambda: (200, JSON, msgspec.json.encode(self.fleet())),
+            REQUESTS[:-1]: self._newest_requests,
+        }
         self.total = self.moved = self.hedged = 0
 
     def note(self, exchange: "Exchange", choice: Choice) -> None:
-        known = exchange.record
-        if known is None:
-            known = RequestRecord(exchange.id, exchange.ask.prompt_tokens, [choice])
-            exchange.record = known
-            self._requests.append(known)
+        record = exchange.record
+        if record is None:
+            record = RequestRecord(exchange.id, exchange.ask.prompt_tokens, [choice])
+            exchange.record = record
+            self._requests.append(record)
             self.total += 1
         else:
             self.moved += 1
-            known.choices.append(choice)
+            record.choices.append(choice)
 
     def answer(self, path: bytes) -> Answer | None:
         """None: the path is not the router's own."""
-        if path == b"/health":
-            up = sum(one.state in ("up", "asleep") for one in self._router.workers)
-            starting = self._router.starting
-            status = "starting" if starting else "ok" if up else "no server is up"
-            body = {"status": status, "servers": up, "waiting": len(self._router.waiting)}
-            return 200 if status == "ok" else 503, JSON, msgspec.json.encode(body)
-        if path == b"/v1/models" and (names := self._models()):
-            return 200, JSON, msgspec.json.encode(_openai_list(names))
-        if path == b"/api/tags" and (names := self._models()):
-            return 200, JSON, msgspec.json.encode(_ollama_list(names))
-        if path == b"/metrics":
-            return 200, TEXT, self.metrics().encode()
-        if path == b"/cairn/fleet":
-            return 200, JSON, msgspec.json.encode(self.fleet())
-        if path == b"/fleet":
-            return 200, HTML, PAGE.read_bytes()
-        if path == REQUESTS[:-1]:
-            newest = [one.view() for one in itertools.islice(reversed(self._requests), SHOWN)]
-            return 200, JSON, msgspec.json.encode({"requests": newest})
+        if (page := self._pages.get(path)) is not None:
+            return page()
         if path.startswith(REQUESTS):
-            id = path[len(REQUESTS) :]
-            known = next((one for one in reversed(self._requests) if one.id == id), None)
-            if known is None:
-                said = f"this request is not remembered; the last {MOST_RECORDS} are"
-                return 404, *error_body(404, said, "request_not_found")
-            return 200, JSON, msgspec.json.encode(known.view())
+            return self._request(path[len(REQUESTS) :])
         return None
+
+    def _health(self) -> Answer:
+        up = sum(one.state in ("up", "asleep") for one in self._router.workers)
+        starting = self._router.starting
+        status = "starting" if starting else "ok" if up else "no server is up"
+        body = {"status": status, "servers": up, "waiting": len(self._router.waiting)}
+        return 200 if status == "ok" else 503, JSON, msgspec.json.encode(body)
+
+    def _openai_models(self) -> Answer | None:
+        names = self._models()
+        return (200, JSON, msgspec.json.encode(_openai_list(names))) if names else None
+
+    def _ollama_models(self) -> Answer | None:
+        names = self._models()
+        return (200, JSON, msgspec.json.encode(_ollama_list(names))) if names else None
+
+    def _newest_requests(self) -> Answer:
+        newest = [one.view() for one in itertools.islice(reversed(self._requests), SHOWN)]
+        return 200, JSON, msgspec.json.encode({"requests": newest})
+
+    def _request(self, id: bytes) -> Answer:
+        record = next((one for one in reversed(self._requests) if one.id == id), None)
+        if record is None:
+            said = f"this request is not remembered; the last {MOST_RECORDS} are"
+            return 404, *error_body(404, said, "request_not_found")
+        return 200, JSON, msgspec.json.encode(record.view())
 
     def _models(self) -> list[str]:
         """Of servers that do not all serve the same, those that start included; empty: any of them can tell."""

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from cairn.fleet.worker import Worker
 
-PROMPTS = 2.0  # times as long as the prompts should take: steps are shared with those who decode
+PROMPTS = (
+    2.0  # times as long as the prompts should take: steps are shared with requests that decode
+)
 MOST_DOUBLED = 5  # times
 
 

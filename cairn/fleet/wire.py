@@ -113,7 +113,7 @@ def _passed_on(
     lines: list[bytes], own: frozenset[bytes], body_bytes: int
 ) -> tuple[bytes, bytes | None] | None:
     """The lines that are passed on, and the request's id; None where more has to be known than the length."""
-    length, given, kept = -1, None, []
+    length, id, kept = -1, None, []
     for line in lines:
         name, colon, value = line.partition(b":")
         name = name.lower()
@@ -127,7 +127,7 @@ def _passed_on(
                 return None
             length = int(value)
         elif name == ID:
-            given = value.strip(b" \t")
+            id = value.strip(b" \t")
         elif name == b"connection":
             if value.strip(b" \t").lower() != b"keep-alive":
                 return None
@@ -138,7 +138,7 @@ def _passed_on(
     kept.append(b"")
     passed = b"\r\n".join(kept)
     strange = passed.count(b"\n") != len(kept) - 1 or passed.count(b"\r") != len(kept) - 1
-    return None if strange or b"\0" in passed else (passed, given)
+    return None if strange or b"\0" in passed else (passed, id)
 
 
 class Template:
@@ -184,13 +184,13 @@ class Template:
 def template_of(data: bytes) -> Template | None:
     """Of a message that was read whole; None: its length or its id is not written in the usual way."""
     head = data[: data.find(b"\r\n\r\n") + 4]
-    found = list(_VARYING.finditer(head))
+    varying = list(_VARYING.finditer(head))
     small = head.lower()
-    if small.count(b"content-length") + small.count(ID) != len(found) or len(found) > 2:
+    if small.count(b"content-length") + small.count(ID) != len(varying) or len(varying) > 2:
         return None
-    spans = [one.span(1 if one[1] is not None else 2) for one in found]
+    spans = [one.span(1 if one[1] is not None else 2) for one in varying]
     ends = [begin for begin, _ in spans[1:]] + [len(head)]
-    kinds = [one[1] is not None for one in found]
+    kinds = [one[1] is not None for one in varying]
     if len(set(kinds)) != len(kinds):
         return None
     pieces = [head[span[1] : end] for span, end in zip(spans, ends, strict=False)]
@@ -213,10 +213,10 @@ class RequestReader:
             body, id = self._template.match(data)
             if body is not None:
                 return HttpRequest(head, body, id)
-        found = whole_request(data)
-        if found is not None:
-            self._template, self._head = template_of(data), found.head
-        return found
+        request = whole_request(data)
+        if request is not None:
+            self._template, self._head = template_of(data), request.head
+        return request
 
 
 class AnswerReader:
@@ -233,15 +233,15 @@ class AnswerReader:
             body, _ = self._template.match(data)
             if body is not None:
                 return HttpAnswer(self._status, self._lines, body)
-        found = whole_answer(data)
-        if found is not None:
+        answer = whole_answer(data)
+        if answer is not None:
             self._template = template_of(data)
-            self._status, self._lines = found.status, found.lines
-        return found
+            self._status, self._lines = answer.status, answer.lines
+        return answer
 
 
 def without_upgrade(data: bytes) -> bytes:
-    """The beginning of a request, without its wish for another protocol: llhttp would not read the body.
+    """The beginning of a request, without its offer of another protocol: llhttp would not read the body.
 
     Java's client offers HTTP/2 with every request, and is content with an answer in HTTP/1.1.
     """

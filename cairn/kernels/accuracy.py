@@ -14,21 +14,21 @@ from torch import Tensor
 Tensors = Tensor | Sequence[Tensor]
 
 
-def relative_error(found: Tensors, truth: Tensors) -> float:
+def relative_error(result: Tensors, truth: Tensors) -> float:
     """Of several tensors the worst counts."""
-    if isinstance(found, Tensor) and isinstance(truth, Tensor):
-        return _relative_error(found, truth)
+    if isinstance(result, Tensor) and isinstance(truth, Tensor):
+        return _relative_error(result, truth)
     return max(
-        (_relative_error(one, other) for one, other in zip(found, truth, strict=True)), default=0.0
+        (_relative_error(one, other) for one, other in zip(result, truth, strict=True)), default=0.0
     )
 
 
-def _relative_error(found: Tensor, truth: Tensor) -> float:
-    if found.shape != truth.shape:
-        raise ValueError(f"found: wanted shape {list(truth.shape)}, got {list(found.shape)}")
+def _relative_error(result: Tensor, truth: Tensor) -> float:
+    if result.shape != truth.shape:
+        raise ValueError(f"found: wanted shape {list(truth.shape)}, got {list(result.shape)}")
     if truth.numel() == 0:
         return 0.0
-    wide, exact = found.detach().double(), truth.detach().double()
+    wide, exact = result.detach().double(), truth.detach().double()
     distance = float((wide - exact).norm())
     if not math.isfinite(distance):
         return math.inf

@@ -15,9 +15,9 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32)
 
 
-def require(fine: bool, name: str, wanted: str, found: object) -> None:
+def require(fine: bool, name: str, expected: str, value: object) -> None:
     if not fine:
-        raise ValueError(f"{name}: wanted {wanted}, got {found}")
+        raise ValueError(f"{name}: wanted {expected}, got {value}")
 
 
 def check(
@@ -36,8 +36,8 @@ def check(
     if not isinstance(tensor, Tensor):
         require(False, name, "a tensor", repr(tensor))
     if dtypes is not None and tensor.dtype not in dtypes:
-        wanted = " or ".join(short(dtype) for dtype in dtypes)
-        require(False, name, wanted, short(tensor.dtype))
+        kinds = " or ".join(short(dtype) for dtype in dtypes)
+        require(False, name, kinds, short(tensor.dtype))
     if shape is not None and not _fits(tensor.shape, shape):
         readable = [("*" if size is None else size) for size in shape]
         require(False, name, f"shape {_written(readable)}", _written(tensor.shape))
@@ -60,23 +60,23 @@ def as_rows(name: str, tensor: Tensor) -> Tensor:
     try:
         return tensor.view(-1, columns) if len(shape) != 2 else tensor
     except RuntimeError:
-        wanted = "rows at one distance from another"
-        raise ValueError(f"{name}: wanted {wanted}, got strides {tensor.stride()}") from None
+        expected = "rows at one distance from another"
+        raise ValueError(f"{name}: wanted {expected}, got strides {tensor.stride()}") from None
 
 
 def output(
     name: str,
-    given: Tensor | None,
+    out: Tensor | None,
     shape: Sequence[int],
     dtype: torch.dtype,
     beside: Tensor,
 ) -> Tensor:
     """The caller's buffer, if it fits, or a new one."""
-    if given is None:
+    if out is None:
         return empty_rows(shape, dtype, beside.device)
-    check(name, given, dtypes=(dtype,), shape=shape, beside=beside)
-    apart(name, as_rows(name, given))
-    return given
+    check(name, out, dtypes=(dtype,), shape=shape, beside=beside)
+    apart(name, as_rows(name, out))
+    return out
 
 
 def apart(name: str, buffer: Tensor) -> None:
@@ -91,11 +91,11 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _fits(have: Sequence[int], wanted: Sequence[int | None]) -> bool:
-    if have == wanted:
+def _fits(have: Sequence[int], pattern: Sequence[int | None]) -> bool:
+    if have == pattern:
         return True
-    return len(have) == len(wanted) and all(
-        want is None or size == want for size, want in zip(have, wanted, strict=True)
+    return len(have) == len(pattern) and all(
+        want is None or size == want for size, want in zip(have, pattern, strict=True)
     )
 
 

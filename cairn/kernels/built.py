@@ -141,13 +141,13 @@ class _BuiltCache(FileCacheManager):
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Files of a compiled kernel. Triton's own record of them has absolute paths: the folder may have moved."""
-        found = self._built or super().get_group(filename)
+        group = self._built or super().get_group(filename)
         if self.lookups is not None:
-            if found:
+            if group:
                 self.lookups.found += 1
             else:
                 self.lookups.missed.append(filename.removesuffix(".json"))
-        return found
+        return group
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         if self._built:  # Triton has to compile anew
@@ -160,8 +160,8 @@ def _complete(folder: Path) -> dict[str, str]:
     """The files of one key; none, where it was not written to the end: what Triton looks for is written last."""
     try:
         listed = os.scandir(folder)
-        found = {entry.name: entry.path for entry in listed if not entry.name.startswith(GROUP)}
+        files = {entry.name: entry.path for entry in listed if not entry.name.startswith(GROUP)}
     except OSError:
         return {}
-    ended = any(name.endswith((".json", ".so")) for name in found)
-    return found if ended else {}
+    ended = any(name.endswith((".json", ".so")) for name in files)
+    return files if ended else {}

@@ -29,15 +29,15 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(operation: str, asked: Impl, offers: Mapping[str, str | None]) -> Choice:
+def choose(operation: str, requested: Impl, offers: Mapping[str, str | None]) -> Choice:
     """`offers`: implementation -> why it cannot run these arguments, or None; best first."""
-    wanted, who = asked, "as asked"
-    if wanted == "auto":
+    name, who = requested, "as asked"
+    if name == "auto":
         overrides = _overrides(os.environ.get("CAIRN_KERNELS", ""))
-        wanted = overrides.get(operation) or overrides.get("all") or "auto"
+        name = overrides.get(operation) or overrides.get("all") or "auto"
         who = "CAIRN_KERNELS says so"
-    if wanted != "auto":
-        return _named(operation, wanted, who, offers)
+    if name != "auto":
+        return _named(operation, name, who, offers)
     refused = []
     for impl, obstacle in offers.items():
         if obstacle is None:
@@ -50,18 +50,18 @@ def choose(operation: str, asked: Impl, offers: Mapping[str, str | None]) -> Cho
     )
 
 
-def _named(operation: str, wanted: str, who: str, offers: Mapping[str, str | None]) -> Choice:
-    if wanted not in offers:
-        hint = did_you_mean(wanted, offers, otherwise=f"it has: {', '.join(offers)}")
-        raise ConfigError(f"{operation} has no implementation {wanted!r} ({who})", hint=hint)
-    obstacle = offers[wanted]
+def _named(operation: str, name: str, who: str, offers: Mapping[str, str | None]) -> Choice:
+    if name not in offers:
+        hint = did_you_mean(name, offers, otherwise=f"it has: {', '.join(offers)}")
+        raise ConfigError(f"{operation} has no implementation {name!r} ({who})", hint=hint)
+    obstacle = offers[name]
     if obstacle is not None:
         able = [impl for impl, reason in offers.items() if reason is None]
         raise HardwareError(
-            f"{operation} cannot run as {wanted} ({who}): {obstacle}",
+            f"{operation} cannot run as {name} ({who}): {obstacle}",
             hint=f"able to: {', '.join(able) or 'none'}",
         )
-    return _noted(operation, Choice(wanted, who))
+    return _noted(operation, Choice(name, who))
 
 
 @functools.lru_cache(maxsize=4096)

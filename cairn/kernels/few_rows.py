@@ -35,5 +35,5 @@ def readable_rows(rows_MK: Tensor, tile: int) -> int:
     if whole == count:
         return count
     end = rows_MK.storage_offset() + (whole - 1) * rows_MK.stride(0) + rows_MK.shape[1]
-    held = rows_MK.untyped_storage().nbytes() // rows_MK.element_size()
-    return whole if end <= held else count
+    allocated = rows_MK.untyped_storage().nbytes() // rows_MK.element_size()
+    return whole if end <= allocated else count

@@ -56,11 +56,11 @@ def tuned(kernel: str, key: str, default: Config) -> dict[str, Any]:
     device = _current_device()
     if device is None:
         return dict(default)
-    found = _configurations(device).get(kernel, {}).get(key)
-    if found is None:
+    measured = _configurations(device).get(kernel, {}).get(key)
+    if measured is None:
         _note_default(device, kernel, key)
         return dict(default)
-    return {**default, **found}
+    return {**default, **measured}
 
 
 @contextmanager

@@ -69,7 +69,8 @@ def resolve(name: str) -> Path:
         return _from_hub(*named.groups())
     raise ModelNotFound(
         f"no file or folder {name!r}, and it is not a repository name",
-        hint=_suggestion(name) or "give a path, or owner/name of a model hub",
+        hint=_suggestion(name)
+        or f"give a path, owner/name of a model hub, {BETTER}, or {TINY}, which comes with Cairn",
     )
 
 

@@ -67,7 +67,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
         return all(output.finished for output in self.outputs)
 
 
-class Found(Protocol):
+class ScoredToken(Protocol):
     """Log-probabilities of one token, as a runner brings them."""
 
     @property
@@ -139,7 +139,7 @@ class Answer:
         token: int,
         finish: Finish | None = None,
         stop_reason: int | str | None = None,
-        logprobs: Found | None = None,
+        logprobs: ScoredToken | None = None,
     ) -> bool:
         """The next token. True: a stop string is complete, and the engine need not go on."""
         whole = self.whole
@@ -167,7 +167,7 @@ class Answer:
         tokens: Sequence[int],
         finish: Finish | None = None,
         stop_reason: int | str | None = None,
-        logprobs: Sequence[Found] | None = None,
+        logprobs: Sequence[ScoredToken] | None = None,
     ) -> bool:
         """The next tokens, of which the last has the finish; what comes behind a stop string is dropped."""
         last = len(tokens) - 1
@@ -276,7 +276,7 @@ def spell(piece: str | bytes | None) -> str:
     return piece.decode(errors="replace") if isinstance(piece, bytes) else piece or ""
 
 
-def readable(token: int, entry: Found, tokenizer: "Tokenizer | None") -> dict[int, Logprob]:
+def readable(token: int, entry: ScoredToken, tokenizer: "Tokenizer | None") -> dict[int, Logprob]:
     """The likeliest tokens in their order, and the one that was chosen."""
 
     def spelled(id: int) -> str | None:
@@ -294,7 +294,7 @@ def readable(token: int, entry: Found, tokenizer: "Tokenizer | None") -> dict[in
 
 
 def readable_prompt(
-    prompt: Sequence[int], entries: Sequence[Found], tokenizer: "Tokenizer | None"
+    prompt: Sequence[int], entries: Sequence[ScoredToken], tokenizer: "Tokenizer | None"
 ) -> list[dict[int, Logprob] | None]:
     """One entry for each token of the prompt; the first follows nothing, and has none."""
     rest = zip(prompt[1:], entries, strict=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from cairn.serve.answer import Answer, Found
+from cairn.serve.answer import Answer, ScoredToken
 from cairn.serve.engine.request import Request
 from cairn.serve.guide import Guide
 
@@ -40,7 +40,7 @@ class Job:
         self.guide = guide
         # Of the tokens behind the first: of a prompt of one token there is nothing to find.
         alone = request.params.prompt_logprobs is not None and len(request.prompt) == 1
-        self.prompt_logprobs: Sequence[Found] | None = [] if alone else None
+        self.prompt_logprobs: Sequence[ScoredToken] | None = [] if alone else None
         self.pooled: bytes | None = None  # the prompt as a vector of float32, if that was asked for
         self.result: object = None  # of a job that is computed whole: a transcript
         self.detokenize_s = 0.0  # seconds that its text took to make

@@ -30,7 +30,7 @@ from cairn.models.encoder.pooling_rules import Pooling
 from cairn.models.encoder.texts import TextIds, encode_texts
 from cairn.models.runnable import OpenModel
 from cairn.models.speech.sound_file import read_sound
-from cairn.models.speech.transcribe import Wanted
+from cairn.models.speech.transcribe import WindowOptions
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
 from cairn.models.vision.conversation import refuse_images, with_parts
 from cairn.serve.answer import RequestOutput, readable_prompt
@@ -212,7 +212,7 @@ class LLM:
         """
         samples = read_sound(sound) if isinstance(sound, bytes) else sound.astype(np.float32)
         params = SamplingParams(max_tokens=1, temperature=0, pooling="last")
-        speech = Speech(samples, Wanted(task, language, temperature=temperature))
+        speech = Speech(samples, WindowOptions(task, language, temperature=temperature))
         countdown = _Countdown()
         request = GenerateRequest([0], params, media=speech)
         jobs = self.serving.jobs([request], countdown.on_update, streamed=False)

@@ -34,7 +34,7 @@ class Prompt(NamedTuple):
     pictures: Sequence[Picture] = ()  # whose rows stand in place of its placeholders
 
 
-class Given(NamedTuple):
+class UnreadPrompt(NamedTuple):
     """A prompt before its text is read."""
 
     text: str | None = None
@@ -124,19 +124,19 @@ def _is_ids(value: object) -> bool:
     return isinstance(value[0], int)
 
 
-def _bare(one: object, where: str) -> Given:
+def _bare(one: object, where: str) -> UnreadPrompt:
     if isinstance(one, Mapping):
         return _of_mapping(one, where)
     if isinstance(one, str):
-        return Given(text=one)
+        return UnreadPrompt(text=one)
     if isinstance(one, list | tuple) and set(map(type, one)) <= {int}:
-        return Given(token_ids=list(one))
+        return UnreadPrompt(token_ids=list(one))
     raise RequestError(
         f"{where} is {_described(one)}", hint="a prompt is text, or a list of token ids"
     )
 
 
-def _of_mapping(prompt: Mapping[str, Any], where: str) -> Given:
+def _of_mapping(prompt: Mapping[str, Any], where: str) -> UnreadPrompt:
     for key in prompt:
         if key not in KEYS:
             hint = did_you_mean(str(key), KEYS, otherwise=f"there are: {', '.join(KEYS)}")
@@ -154,7 +154,7 @@ def _of_mapping(prompt: Mapping[str, Any], where: str) -> Given:
             raise RequestError(message, hint=f"it has to be {called}")
     if ids is not None:
         ids = _bare(ids, f"prompt_token_ids of {where}").token_ids
-    return Given(text, ids, salt or "")
+    return UnreadPrompt(text, ids, salt or "")
 
 
 def _described(one: object) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.models.speech.rules import is_silent, segments
-from cairn.models.speech.transcribe import Heard, Transcriber, Wanted
+from cairn.models.speech.transcribe import Transcriber, WindowOptions, WindowText
 from cairn.models.speech.windows import Samples, Window, windows
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.request import RequestId
@@ -27,7 +27,7 @@ class Speech(NamedTuple):
     """What a transcription is asked with."""
 
     samples: Samples
-    wanted: Wanted
+    wanted: WindowOptions
 
 
 class SpeechSegment(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class SpeechThread(JobThread):
                     batch.append((one, one.left.popleft()))
         return batch
 
-    def _note(self, one: Listening, window: Window, heard: Heard) -> None:
+    def _note(self, one: Listening, window: Window, heard: WindowText) -> None:
         transcript, decoded = one.transcript, heard.decoded
         transcript.language = transcript.language or heard.language
         if is_silent(decoded):

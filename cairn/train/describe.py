@@ -51,13 +51,13 @@ def _open_start(model: Model) -> Checkpoint | None:
     """The weights to begin with, by path or by name; headers only."""
     if not model.checkpoint:
         return None
-    found = open_checkpoint(resolve(str(model.checkpoint)))
-    if found.vision is not None:
+    checkpoint = open_checkpoint(resolve(str(model.checkpoint)))
+    if checkpoint.vision is not None:
         raise ConfigError(
             f"{model.checkpoint} sees pictures, and the trainer would lose its tower",
             hint="`cairn tune pictures` trains a model that sees; else begin with a text model",
         )
-    return found
+    return checkpoint
 
 
 def _tokenizer_of_run(config: Train) -> Tokenizer | None:
@@ -83,7 +83,7 @@ def shape_of(model: Model) -> ModelSpec:
     return msgspec.structs.replace(spec, **chosen)
 
 
-def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> ModelSpec:
+def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, is_fixed: bool) -> ModelSpec:
     """With the vocabulary and the end-of-text tokens of the data."""
     if config.data.sequence > spec.context:
         raise ConfigError(
@@ -92,7 +92,7 @@ def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> Mode
         )
     if corpus.tokenizer is None:
         return spec
-    if given or config.model.vocab:
+    if is_fixed or config.model.vocab:
         if corpus.vocab > spec.vocab:
             raise ConfigError(
                 f"the tokenizer has ids up to {corpus.vocab - 1}, the model {spec.vocab} tokens",

@@ -100,7 +100,7 @@ def _pinned(size: int, hint: str) -> Tensor:
     return memory
 
 
-class _Moved:
+class _OffloadedPiece:
     """A piece of a layer's memory: on the device, on the host, or back."""
 
     def __init__(self, source: Tensor, memory: HostMemory) -> None:
@@ -131,7 +131,7 @@ class _Moved:
 class _Saved(NamedTuple):
     """What autograd holds in place of a tensor."""
 
-    moved: _Moved
+    moved: _OffloadedPiece
     begin: int  # bytes from the start of what was moved
     dtype: torch.dtype
     shape: torch.Size
@@ -150,8 +150,8 @@ class _Layer:
         """`previous`: the moved layer before this one."""
         self.owner, self.module, self.previous = owner, module, previous
         # Autograd alone keeps them alive: what backward has used goes.
-        self.moved: list[weakref.ref[_Moved]] = []
-        self.spans: list[tuple[int, int, _Moved]] = []  # by address, while forward runs
+        self.moved: list[weakref.ref[_OffloadedPiece]] = []
+        self.spans: list[tuple[int, int, _OffloadedPiece]] = []  # by address, while forward runs
         self.stays: set[int] | None = None
         self.ready: Any = (
             None  # the event that those wait for who use or free what is on the device
@@ -175,7 +175,7 @@ class _Layer:
             first = begin
         else:
             first = source.data_ptr()
-        moved = _Moved(source, self.owner.memory)
+        moved = _OffloadedPiece(source, self.owner.memory)
         with self.owner.beside():
             moved.send()
         self.moved.append(weakref.ref(moved))
@@ -220,7 +220,7 @@ class _Layer:
             torch.cuda.current_stream().wait_event(self.ready)
             self.ready = None
 
-    def _alive(self) -> Iterator[_Moved]:
+    def _alive(self) -> Iterator[_OffloadedPiece]:
         return (moved for one in self.moved if (moved := one()) is not None)
 
     def _stays(self, tensor: Tensor) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cairn.core.config import to_toml
-from cairn.core.job_ledger import read_ledger
+from cairn.core.job_ledger import Incident, read_ledger
 from cairn.core.units import format_bytes, format_count, format_duration
 from cairn.models.spec import ModelSpec
 from cairn.report import plot
@@ -164,25 +164,13 @@ def _wall_time(config: Train) -> list[str]:
         ]
         for part, seconds in ledger.parts.items()
     ]
-    failures = [
-        [
-            str(i.step),
-            i.cause,
-            i.why,
-            i.rung,
-            str(i.steps_lost),
-            f"{i.detect_s:.2f} s",
-            f"{i.recovery_s:.2f} s",
-        ]
-        for i in ledger.incidents
-    ]
     parts: list[str] = [
         heading(f"Wall time, {ledger.ettr:.1%} of it productive"),
         table(["part", "time", "share", "causes"], rows),
     ]
-    if failures:
+    if ledger.incidents:
         names = ["step", "cause", "why", "answer", "steps lost", "found after", "back after"]
-        parts += [heading("Failures"), table(names, failures)]
+        parts += [heading("Failures"), table(names, [_cells(one) for one in ledger.incidents])]
     if ledger.slow:
         rows = [
             [str(one.rank), one.host, f"{one.step} to {one.until or 'the end'}", one.why]
@@ -190,3 +178,15 @@ def _wall_time(config: Train) -> list[str]:
         ]
         parts += [heading("Slow ranks"), table(["rank", "host", "steps", "evidence"], rows)]
     return parts
+
+
+def _cells(incident: Incident) -> list[str]:
+    return [
+        str(incident.step),
+        incident.cause,
+        incident.why,
+        incident.rung,
+        str(incident.steps_lost),
+        f"{incident.detect_s:.2f} s",
+        f"{incident.recovery_s:.2f} s",
+    ]

@@ -100,12 +100,16 @@ def _size(slot: Slot) -> int:
 
 def adapter_of(config: Train) -> AdapterSpec | None:
     """The adapter that a recipe asks for."""
-    asked = config.adapter
-    if not asked.rank:
+    settings = config.adapter
+    if not settings.rank:
         return None
-    targets = asked.targets[0] if asked.targets == [ALL_LINEAR] else tuple(asked.targets)
+    targets = settings.targets[0] if settings.targets == [ALL_LINEAR] else tuple(settings.targets)
     return AdapterSpec(
-        rank=asked.rank, alpha=asked.alpha, targets=targets, rslora=asked.rslora, dora=asked.dora
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=targets,
+        rslora=settings.rslora,
+        dora=settings.dora,
     )
 
 

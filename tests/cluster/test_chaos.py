@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cairn.cli.main import main
 from cairn.cluster import chaos_faults
-from cairn.cluster.chaos import Happened, Report, complaints_of
+from cairn.cluster.chaos import FaultOutcome, Report, complaints_of
 from cairn.cluster.chaos_faults import NotPermitted, corrupt_newest, slow_down
 from cairn.cluster.chaos_network import Network
 from cairn.cluster.chaos_plan import Fault, Plan, read_plan, schedule, victim
@@ -142,7 +142,9 @@ def test_every_broken_promise_is_a_complaint():
     plan = Plan(
         name="x", argv=["x"], faults=[], most_steps_lost=5, most_detect_s=2, most_recovery_s=15
     )
-    fine = Happened(kind="kill", target="rank 1", step=7, found_s=0.1, recovered_s=2, steps_lost=2)
+    fine = FaultOutcome(
+        kind="kill", target="rank 1", step=7, found_s=0.1, recovered_s=2, steps_lost=2
+    )
     report = Report(
         plan="x",
         fine=True,

@@ -20,7 +20,7 @@ from cairn.cluster.spec import Checkpoint as JobCheckpoint
 from cairn.cluster.spec import Elastic, Job, Restart, Role
 from cairn.core.job_ledger import read_ledger
 from cairn.core.rank_failure import failures_in
-from cairn.train.checkpoint.peer_messages import Held
+from cairn.train.checkpoint.peer_messages import HeldCopy
 from cairn.train.config import Checkpoint, Data
 from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log
@@ -132,7 +132,7 @@ def test_what_is_lost_and_who_hangs_costs_steps_and_nothing_else_and_a_slow_rank
 
 
 def held(generation, world, step, ranks):
-    return tuple(Held(generation, rank, step, 1, 1, world) for rank in ranks)
+    return tuple(HeldCopy(generation, rank, step, 1, 1, world) for rank in ranks)
 
 
 def present(address, copies=(), disk=0, host="h"):
@@ -171,7 +171,7 @@ def test_whatever_is_held_all_go_on_from_the_newest_step_that_is_whole(found, wo
     copies = dict.fromkeys(nodes, ())
     for node, generation, rank, step in found:
         if node in copies:
-            copies[node] += (Held(generation, rank - 1, step, 1, 1, generation + 1),)
+            copies[node] += (HeldCopy(generation, rank - 1, step, 1, 1, generation + 1),)
     everybody = [present(f"{node}:1", copies[node]) for node in nodes]
     agreed = [decide(everybody, rank) for rank in range(world)]
     known = {(h.generation, h.rank, h.step) for every in copies.values() for h in every}

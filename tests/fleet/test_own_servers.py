@@ -133,7 +133,7 @@ def test_without_gpus_for_both_nothing_changes_and_none_is_lost():
         gpus = Gpus(["0", "1", "2"])
         own = OwnServers(config("one", "two", gpus=1), lambda text: None, gpus)
         before = own.urls
-        with pytest.raises(CairnError, match="needs 1 GPUs, and so many are not left"):
+        with pytest.raises(CairnError, match="needs 1 GPUs, and 0 are free"):
             await own.change(config("three", "four", gpus=1), lambda urls: None)
         assert own.urls == before
         assert gpus.take(1) == ["2"]

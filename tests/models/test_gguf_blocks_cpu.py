@@ -192,6 +192,6 @@ def test_a_forked_process_multiplies_with_threads_of_its_own():
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=__file__.rpartition("/")[0], timeout=60, check=False
+        [sys.executable, "-c", code], cwd=__file__.rpartition("/")[0], timeout=110, check=False
     )
     assert done.returncode == 0

@@ -22,7 +22,7 @@ from cairn.models.speech.load import is_whisper, open_whisper
 from cairn.models.speech.mel import RATE, SAMPLES, log_mel
 from cairn.models.speech.rules import Decoded, is_silent, looks_wrong, segments
 from cairn.models.speech.sound_file import _read_wave, read_sound, resampled
-from cairn.models.speech.transcribe import Transcriber, Wanted
+from cairn.models.speech.transcribe import Transcriber, WindowOptions
 from cairn.models.speech.windows import Window, windows
 
 
@@ -120,10 +120,10 @@ def test_what_may_be_said_next_is_what_transformers_allows(transcriber):
 def test_windows_together_alone_and_greedy_step_by_step(theirs, transcriber):
     """A batch says what each window says alone, and that is the argmax under the rules."""
     given_windows = [
-        (Window(0, noise(2)), Wanted(language="en", temperature=0.0)),
-        (Window(0, np.zeros(RATE, np.float32)), Wanted()),
-        (Window(0, noise(5, 1)), Wanted("translate", "de", temperature=0.0)),
-        (Window(0, noise(3, 2)), Wanted(language="en", prompt=(40, 41), temperature=0.0)),
+        (Window(0, noise(2)), WindowOptions(language="en", temperature=0.0)),
+        (Window(0, np.zeros(RATE, np.float32)), WindowOptions()),
+        (Window(0, noise(5, 1)), WindowOptions("translate", "de", temperature=0.0)),
+        (Window(0, noise(3, 2)), WindowOptions(language="en", prompt=(40, 41), temperature=0.0)),
     ]
     together = transcriber.transcribe(given_windows)
     alone = [transcriber.transcribe([one])[0] for one in given_windows]
@@ -146,7 +146,7 @@ def test_windows_together_alone_and_greedy_step_by_step(theirs, transcriber):
 
 
 def test_passes_are_counted_so_that_a_server_sees_progress_inside_a_batch(transcriber):
-    wanted, before = Wanted(language="en", temperature=0.0), transcriber.passes
+    wanted, before = WindowOptions(language="en", temperature=0.0), transcriber.passes
     heard = transcriber.transcribe([(Window(0, noise(2, seed)), wanted) for seed in range(2)])
     longest = max(len(one.decoded.tokens) for one in heard)
     spec = transcriber.model.spec
@@ -162,7 +162,7 @@ def test_the_language_is_the_likeliest_one(theirs, transcriber):
         start = torch.tensor([[tokens.start]])
         scores = theirs(input_features=mel, decoder_input_ids=start).logits[0, 0]
     best = max(tokens.languages, key=lambda code: scores[tokens.languages[code]])
-    heard = transcriber.transcribe([(Window(0, sound), Wanted(temperature=0.0))])[0]
+    heard = transcriber.transcribe([(Window(0, sound), WindowOptions(temperature=0.0))])[0]
     assert heard.language == best
     silence = float(scores.softmax(-1)[tokens.no_speech])
     assert heard.decoded.no_speech == pytest.approx(silence, rel=1e-3)

@@ -62,7 +62,7 @@ def test_a_tighter_promise_holds_a_lower_rate_and_an_impossible_one_is_refused(c
 
 
 def test_the_planner_takes_a_promise_in_the_same_words(capsys):
-    line = "plan serve qwen3-0.6b --gpus 1 --requests 20 --json".split()
+    line = ["plan", "serve", "qwen3-0.6b", "--gpus", "1", "--requests", "20", "--json"]
     documents = []
     for given in (["--slo", "ttft=80ms,tpot=9ms"], ["--slo-ttft-ms", "80", "--slo-tpot-ms", "9"]):
         main([*line, *given])

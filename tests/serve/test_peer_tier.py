@@ -18,7 +18,7 @@ from cairn.core.errors import ConfigError
 from cairn.serve.config import EngineConfig
 from cairn.serve.tiers import peer_tier, shared_pages
 from cairn.serve.tiers.peer_tier import PeerPages, PeerTier
-from cairn.serve.tiers.shared_pages import Known, Listing, SharedPages
+from cairn.serve.tiers.shared_pages import Listing, ListRequest, SharedPages
 from cairn.serve.tiers.slot_book import SlotBook
 
 LONG = prompt_of(70, 3)
@@ -250,7 +250,7 @@ def test_a_listing_that_is_too_long_for_a_message_comes_in_portions(monkeypatch)
     assert tier.peers[0].refused == ""
     tier.peers[0]._stopped.set()
     tier.close()
-    asked, told = Known("m", 8), {bytes([number]) for number in range(20)}
+    asked, told = ListRequest("m", 8), {bytes([number]) for number in range(20)}
     for number in range(3, 20):
         shared._book.drop(bytes([number]))
     portions = [shared._listing(asked, told) for _ in range(3)]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cairn.models.speech.mel import SAMPLES
-from cairn.models.speech.transcribe import Wanted
+from cairn.models.speech.transcribe import WindowOptions
 from cairn.serve.answer import Answer
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -37,7 +37,7 @@ class Slow:
 
 
 def job_of(id, windows, told):
-    speech = Speech(np.zeros(windows * SAMPLES, np.float32), Wanted("transcribe", "en"))
+    speech = Speech(np.zeros(windows * SAMPLES, np.float32), WindowOptions("transcribe", "en"))
     request = Request(id, [0], PARAMS, media=speech)
     return Job(request, Answer(0, PARAMS, None), 1, told.put, streamed=False)
 

@@ -80,11 +80,15 @@ def test_the_held_out_loss_is_that_of_the_plain_model(kernels, tmp_path):
         assert text == corpus.tokenizer.decode(ids)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return measured(0, 1, tmp_path_factory.mktemp("alone"), Layout())
+
+
 @pytest.mark.parametrize(
     "layout", [Layout(dp=2), Layout(fsdp=2), Layout(tp=2), Layout(pp=2), Layout(cp=2)]
 )
-def test_every_layout_measures_the_same(layout, tmp_path):
-    alone = measured(0, 1, tmp_path, Layout())
+def test_every_layout_measures_the_same(layout, alone, tmp_path):
     for held in run_ranks(2, measured, tmp_path, layout):
         assert held.loss == pytest.approx(alone.loss, rel=1e-6)
         assert held.bits_per_byte == pytest.approx(alone.bits_per_byte, rel=1e-6)

@@ -14,7 +14,7 @@ from cairn.report.progress import progress
 if TYPE_CHECKING:
     from cairn.cluster.simulate.history import History
     from cairn.cluster.simulate.jobs import Cluster
-    from cairn.cluster.simulate.packing import Packed
+    from cairn.cluster.simulate.packing import PackingRun
     from cairn.cluster.simulate.summary import Summary
     from cairn.cluster.simulate.traces import Trace
 
@@ -251,7 +251,7 @@ def _pack(options: SimulateCluster) -> int:
     pods, nodes = read_pods(options.trace), read_nodes(options.node_list)
     if not pods.demand().sum():
         raise DataError(f"{options.trace} asks for no GPUs", hint="is it the list of pods?")
-    runs: list[Packed] = []
+    runs: list[PackingRun] = []
     with progress(len(names) * options.seeds, "packing") as advance:
         for name in names:
             for seed in range(options.seeds):
@@ -276,7 +276,7 @@ def _pack(options: SimulateCluster) -> int:
     return 0
 
 
-def _document(name: str, runs: "list[Packed]") -> dict[str, object]:
+def _document(name: str, runs: "list[PackingRun]") -> dict[str, object]:
     from cairn.cluster.simulate.packing import PUBLISHED
 
     mean = 100 * sum(run.allocated for run in runs) / len(runs)

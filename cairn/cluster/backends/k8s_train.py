@@ -34,6 +34,7 @@ from cairn.cluster.spec import Job, Topology
 
 PORT = 29400
 RAY_VERSION = "2.60.0"
+CLUSTER_START_S = 600  # beyond the time of the job
 JOB_FILE = "/etc/cairn/job.json"
 TIERS = {"host": 1, "rack": 1, "block": 2}  # of Volcano's HyperNodes, from the leaf up
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
@@ -226,8 +227,38 @@ def _task(plan: Plan, group: Group) -> Object:
 def rayjob_objects(plan: Plan) -> list[Object]:
     """The job file as a ConfigMap; a Ray cluster of its size; `cairn launch` as what is run on it."""
     job = plan.job
-    # On that cluster the job is alone: what decides between jobs has been decided when it exists.
-    # Secrets come with the environment of the workers' pods.
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{job.name}-job", "labels": labels(job, "all")},
+        "data": {"job.json": job_json(_inner_job(plan))},
+    }
+    meta: Object = {"name": job.name, "labels": {**labels(job, "all"), **_queued(job)}}
+    restarts = job.restart.max if job.restart.policy == "requeue" else 0
+    spec: Object = {
+        "entrypoint": f"cairn launch {JOB_FILE} --on ray --address auto",
+        "submissionMode": "K8sJobMode",
+        "suspend": job.queue is not None,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": 3600,
+        "activeDeadlineSeconds": math.ceil(job.seconds) + CLUSTER_START_S,
+        "backoffLimit": restarts,
+        "rayClusterSpec": {
+            "rayVersion": RAY_VERSION,
+            "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _ray_head(plan)},
+            "workerGroupSpecs": [_ray_workers(plan, group) for group in plan.groups],
+        },
+    }
+    rayjob = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}
+    return [config, rayjob, _never_drained(plan, plan.nodes + 1)]
+
+
+def _inner_job(plan: Plan) -> Job:
+    """The job on its own Ray cluster: alone there, so without what decides between jobs.
+
+    Secrets come with the environment of the workers' pods.
+    """
+    job = plan.job
     roles = [
         msgspec.structs.replace(role, mig="", image=None, env=without_secrets(role.env))
         for role in job.roles
@@ -244,31 +275,7 @@ def rayjob_objects(plan: Plan) -> list[Object]:
     if any(keeps_files(job, group) for group in plan.groups):
         kept = msgspec.structs.replace(job.checkpoint, folder=job.checkpoint.folder or CHECKPOINTS)
         inner = msgspec.structs.replace(inner, checkpoint=kept)
-    config = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": f"{job.name}-job", "labels": labels(job, "all")},
-        "data": {"job.json": job_json(inner)},
-    }
-    meta: Object = {"name": job.name, "labels": {**labels(job, "all"), **_queued(job)}}
-    restarts = job.restart.max if job.restart.policy == "requeue" else 0
-    spec: Object = {
-        "entrypoint": f"cairn launch {JOB_FILE} --on ray --address auto",
-        "submissionMode": "K8sJobMode",
-        "suspend": job.queue is not None,
-        "shutdownAfterJobFinishes": True,
-        "ttlSecondsAfterFinished": 3600,
-        "activeDeadlineSeconds": math.ceil(job.seconds)
-        + 600,  # and a while to bring the cluster up
-        "backoffLimit": restarts,
-        "rayClusterSpec": {
-            "rayVersion": RAY_VERSION,
-            "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _ray_head(plan)},
-            "workerGroupSpecs": [_ray_workers(plan, group) for group in plan.groups],
-        },
-    }
-    rayjob = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}
-    return [config, rayjob, _never_drained(plan, plan.nodes + 1)]
+    return inner
 
 
 def _ray_head(plan: Plan) -> Object:

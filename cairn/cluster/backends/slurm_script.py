@@ -37,7 +37,7 @@ def script(
     head += [f"#SBATCH --exclude={','.join(plan.avoid)}"] if plan.avoid else []
     for number, group in enumerate(plan.groups):
         head += ["#SBATCH hetjob"] if number else []
-        head += _resources(job, group)
+        head += _resources(group)
     body = [_BEFORE.format(first=PORTS[0], ports=PORTS[1])]
     many = len(plan.groups) > 1
     for number, group in enumerate(plan.groups):
@@ -133,7 +133,7 @@ def _directives(job: Job, logs: str, dependencies: list[str]) -> list[str]:
     return [f"#SBATCH {word}" for word in options]
 
 
-def _resources(job: Job, group: Group) -> list[str]:
+def _resources(group: Group) -> list[str]:
     nodes = str(group.most) if group.least == group.most else f"{group.least}-{group.most}"
     options = [
         f"--nodes={nodes}",

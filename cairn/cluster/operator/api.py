@@ -14,7 +14,7 @@ from cairn.cluster.operator.reconcile import Action, Apply, Delete, Merge, SetSt
 from cairn.core.errors import CairnError
 
 WATCH_S = 240  # after which the server ends a watch and it is begun again where it was
-SILENT_S = 30  # after that time: the other end of the connection has gone without a word
+SILENT_S = 30  # after that time: the other end of the connection is taken to be gone
 MISSING, CONFLICT, TOO_MANY, SERVER_ERROR = 404, 409, 429, 500
 
 
@@ -144,7 +144,7 @@ class Api:
 
         resource = _resource(ref.api, ref.kind)
         try:
-            # A Job that is deleted without a word leaves its pods behind, which go on.
+            # A Job that is deleted without a cascade leaves its pods behind, which go on.
             with _translated():
                 await self._client.delete(
                     resource, ref.name, namespace=ref.namespace, cascade=CascadeType.BACKGROUND

@@ -29,7 +29,7 @@ PUBLISHED = {  # % of GPUs allocated at 100% arrived demand, mean of ten seeds (
 }
 
 
-class Packed(msgspec.Struct, frozen=True):
+class PackingRun(msgspec.Struct, frozen=True):
     policy: str
     seed: int
     allocated: float  # share of all GPUs, when the demand has arrived
@@ -132,7 +132,7 @@ def workload(pods: Pods, nodes: Nodes, inflated: float, draw: np.random.Generato
         order.append(extra)
 
 
-def pack(pods: Pods, nodes: Nodes, policy: str, seed: int, arrived: float = 1.0) -> Packed:
+def pack(pods: Pods, nodes: Nodes, policy: str, seed: int, arrived: float = 1.0) -> PackingRun:
     """Places pods one by one until `arrived` times the GPUs have been asked for."""
     draw = np.random.default_rng(seed)
     order = workload(pods, nodes, max(INFLATED, arrived), draw)
@@ -154,7 +154,7 @@ def pack(pods: Pods, nodes: Nodes, policy: str, seed: int, arrived: float = 1.0)
             turned_away += 1
         if requested - curve[-1][0] * capacity >= capacity / 100:
             curve.append((requested / capacity, allocated / capacity))
-    return Packed(policy, seed, allocated / capacity, turned_away, curve)
+    return PackingRun(policy, seed, allocated / capacity, turned_away, curve)
 
 
 def _empty(nodes: Nodes, order: Ints) -> Room:

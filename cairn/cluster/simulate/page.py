@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cairn.cluster.simulate.explain import refusals
 from cairn.cluster.simulate.history import History
-from cairn.cluster.simulate.packing import PUBLISHED, Packed
+from cairn.cluster.simulate.packing import PUBLISHED, PackingRun
 from cairn.cluster.simulate.summary import Summary
 from cairn.core.units import format_duration
 from cairn.report import plot
@@ -146,7 +146,7 @@ def _why(histories: Sequence[History]) -> list[Markup]:
     return parts
 
 
-def packing_page(title: str, notes: Sequence[str], runs: Sequence[Packed]) -> str:
+def packing_page(title: str, notes: Sequence[str], runs: Sequence[PackingRun]) -> str:
     names = list(dict.fromkeys(run.policy for run in runs))
     rows = [[name, *packing_cells(name, runs)] for name in names]
     series = [
@@ -166,7 +166,7 @@ def packing_page(title: str, notes: Sequence[str], runs: Sequence[Packed]) -> st
     )
 
 
-def packing_cells(name: str, runs: Sequence[Packed]) -> list[str]:
+def packing_cells(name: str, runs: Sequence[PackingRun]) -> list[str]:
     chosen = [run for run in runs if run.policy == name]
     mean = 100 * sum(run.allocated for run in chosen) / len(chosen)
     away = sum(run.turned_away for run in chosen) / len(chosen)
@@ -174,5 +174,5 @@ def packing_cells(name: str, runs: Sequence[Packed]) -> list[str]:
     return [f"{mean:.2f}%", f"{published:.2f}%", f"{mean - published:+.2f}", f"{away:,.0f}"]
 
 
-def _first(runs: Sequence[Packed], name: str) -> Packed:
+def _first(runs: Sequence[PackingRun], name: str) -> PackingRun:
     return next(run for run in runs if run.policy == name)

@@ -41,8 +41,8 @@ class ServerState:
 
     def note_prompt(self, body: bytes) -> None:
         if self.keys is not None:
-            found = prompt_keys(read_fields(body))
-            self.keys += zip(found.keys, found.tokens, strict=True)
+            prompt = prompt_keys(read_fields(body))
+            self.keys += zip(prompt.keys, prompt.tokens, strict=True)
 
     def take(self) -> bytes:
         """Once in a while."""

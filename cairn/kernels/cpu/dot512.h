@@ -48,39 +48,80 @@ INLINE __m512 order_scales(__m512 scale, int registers) {
     return _mm512_permutexvar_ps(registers == 4 ? of_4 : registers == 2 ? of_2 : of_1, scale);
 }
 
-/* Up to STRIDE columns of a row, by the largest of them; what is no number does not count. The lanes are not in order yet. */
-INLINE void round_piece(const float *x, int columns, Rounded *out) {
-    __m512 most = _mm512_setzero_ps();
-    for (int at = 0; at < columns; at += GROUP) most = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(x + at)), most);
-    const float largest = _mm512_reduce_max_ps(most), scale = largest / MOST_STEPS;
-    const __m512 inverse = _mm512_set1_ps(largest > 0 ? MOST_STEPS / largest : 0.f), half = _mm512_set1_ps(0.5f);
-    const __m512 sign = _mm512_set1_ps(-0.f);
-    out->scale = scale;
-    for (int at = 0; at < STRIDE; at += GROUP) {
-        const __m512 value = at < columns ? _mm512_mul_ps(_mm512_loadu_ps(x + at), inverse) : _mm512_setzero_ps();
-        const __m512i steps = _mm512_cvttps_epi32(_mm512_add_ps(value, _mm512_or_ps(_mm512_and_ps(value, sign), half)));
-        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(128)), 8);
-        const __m512i upper = _mm512_slli_epi32(high, 8);
-        const __m512i low = _mm512_max_epi32(_mm512_sub_epi32(steps, upper), _mm512_set1_epi32(-127)); /* its sign can be changed */
-        _mm_store_si128((__m128i *)(out->high + at), _mm512_cvtepi32_epi8(high));
-        _mm_store_si128((__m128i *)(out->low + at), _mm512_cvtepi32_epi8(low));
-        out->sum[at / GROUP] = scale * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(upper, low));
+INLINE __m512i add_products(__m512i sum, __m512i level, __m512i x, int is_signed) {
+    if (is_signed) { /* products of levels with a sign: |level| * (x with that sign) */
+        x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(level), _mm512_setzero_si512(), x);
+        level = _mm512_abs_epi8(level);
     }
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sum, level, x);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1)));
+#endif
+}
+
+/* -- activations --------------------------------------------------------------------------------------------------------- */
+
+/* Lanes of four registers of 32 bits, or groups of four registers of 8 bits in order, to the order in memory and back. */
+#define TRANSPOSED _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0)
+
+/* 64 values in 8 bits. */
+INLINE __m512i narrowed(const __m512i v[4]) {
+    const __m512i lanes = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
+    return _mm512_permutexvar_epi32(TRANSPOSED, lanes);
+}
+
+/* 16 of `columns` values; zeros behind the last. */
+INLINE __m512 load_group(const float *x, int columns) {
+    return _mm512_maskz_loadu_ps((__mmask16)(columns < 16 ? (1 << (columns < 0 ? 0 : columns)) - 1 : 0xffff), x);
+}
+
+/* What all values of each group add up to. */
+INLINE __m512i group_sums(const __m512i digit[4]) {
+    __m512i r[4] = {digit[0], digit[1], digit[2], digit[3]}, sum = _mm512_setzero_si512();
+    order_lanes(r, 4);
+    for (int c = 0; c < 4; c++) sum = add_products(sum, _mm512_set1_epi8(1), r[c], 0);
+    return _mm512_permutexvar_epi32(TRANSPOSED, sum);
+}
+
+INLINE void store_digit(__m512i digit[4], int registers, int8_t *to) {
+    order_lanes(digit, registers);
+    for (int c = 0; c < 4; c++) _mm512_store_si512(to + 64 * c, digit[c]);
+}
+
+/* `round_piece`, with lanes in order; what is no number does not count for the largest. */
+INLINE void round_ordered(const float *x, int columns, Rounded *out) {
+    __m512 largest = _mm512_setzero_ps();
+    for (int k = 0; k < columns; k += 16) largest = _mm512_max_ps(_mm512_abs_ps(load_group(x + k, columns - k)), largest);
+    const float most = _mm512_reduce_max_ps(largest);
+    const __m512 inverse = _mm512_set1_ps(most > 0 ? MOST_STEPS / most : 0.f);
+    __m512i high[4], low[4];
+    for (int c = 0; c < 4; c++) {
+        __m512i of_16[4], rest[4];
+        for (int i = 0; i < 4; i++) {
+            const int k = 64 * c + 16 * i;
+            const __m512 value = _mm512_mul_ps(load_group(x + k, columns - k), inverse);
+            const __mmask16 below = _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_LT_OQ);
+            const __m512 half_away = _mm512_mask_mov_ps(_mm512_set1_ps(0.5f), below, _mm512_set1_ps(-0.5f));
+            const __m512i steps = _mm512_cvttps_epi32(_mm512_add_ps(value, half_away));
+            of_16[i] = _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(128)), 8);
+            rest[i] = _mm512_sub_epi32(steps, _mm512_slli_epi32(of_16[i], 8));
+            rest[i] = _mm512_max_epi32(rest[i], _mm512_set1_epi32(-127));
+        }
+        high[c] = narrowed(of_16), low[c] = narrowed(rest);
+    }
+    out->scale = most / MOST_STEPS;
+    const __m512i sums = _mm512_add_epi32(_mm512_slli_epi32(group_sums(high), 8), group_sums(low));
+    _mm512_store_ps(out->sum, _mm512_mul_ps(_mm512_set1_ps(out->scale), _mm512_cvtepi32_ps(sums)));
+    store_digit(high, registers_of(columns), out->high);
+    store_digit(low, registers_of(columns), out->low);
 }
 
 /* The t-th row of x; `rows` of them lie side by side. */
 static void round_row(const float *x, int columns, int rows, int t, Activations *out) {
     out += t;
-    for (int k = 0; k < columns; k += STRIDE, out += rows) {
-        const int some = columns - k < STRIDE ? columns - k : STRIDE, registers = registers_of(some);
-        round_piece(x + k, some, out);
-        for (int8_t *digit = out->high; digit <= out->low; digit += out->low - out->high) {
-            __m512i r[4];
-            for (int c = 0; c < 4; c++) r[c] = _mm512_load_si512(digit + 64 * c);
-            order_lanes(r, registers);
-            for (int c = 0; c < 4; c++) _mm512_store_si512(digit + 64 * c, r[c]);
-        }
-    }
+    for (int k = 0; k < columns; k += STRIDE, out += rows)
+        round_ordered(x + k, columns - k < STRIDE ? columns - k : STRIDE, out);
 }
 
 /* -- weights ------------------------------------------------------------------------------------------------------------ */
@@ -109,27 +150,18 @@ INLINE void unpack_if_needed(const Rows *w, const uint8_t *packed, int columns) 
 /* The piece of a row from column `start` on, with lanes in order. `whole`: it is not the last of its row. */
 INLINE void ordered_piece(const Rows *w, const uint8_t *packed, int start, int left, int whole, Piece *out) {
     const int registers = whole ? 4 : registers_of(left);
+    const uint8_t *at = packed + (int64_t)(start / STRIDE) * piece_bytes(w->form);
     Piece piece; /* in registers, which nothing else can point to */
     if (!has_pieces(w->form)) unpacked_piece(w->form, w->room, start, &piece);
-    else piece_of(w->form, packed + (int64_t)(start / STRIDE) * piece_bytes(w->form), whole ? STRIDE : left, &piece);
+    else if (whole) piece_of(w->form, at, STRIDE, &piece);
+    else if (left == 64) piece_of(w->form, at, 64, &piece); /* as of 576 columns; a constant leaves out what is not there */
+    else piece_of(w->form, at, left, &piece);
     order_lanes(piece.level, registers);
     piece.scale = order_scales(piece.scale, registers);
     *out = piece;
 }
 
 /* -- products ------------------------------------------------------------------------------------------------------------ */
-
-INLINE __m512i add_products(__m512i sum, __m512i level, __m512i x, int is_signed) {
-    if (is_signed) { /* products of levels with a sign: |level| * (x with that sign) */
-        x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(level), _mm512_setzero_si512(), x);
-        level = _mm512_abs_epi8(level);
-    }
-#if defined(__AVX512VNNI__)
-    return _mm512_dpbusd_epi32(sum, level, x);
-#else
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(level, x), _mm512_set1_epi16(1)));
-#endif
-}
 
 /* A piece of `count` rows of weights with `tokens` rows of x, onto their sums. */
 INLINE void add_piece(int is_signed, const Piece *w, int count, const Rounded *x, int tokens, int registers,

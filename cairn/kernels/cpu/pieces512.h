@@ -62,7 +62,9 @@ INLINE void blocks_of_32(int type, const uint8_t *at, int blocks, Piece *out) {
     const int wide = type == Q5_0 || type == Q5_1, shifted = type == Q4_1 || type == Q5_1, whole = type == Q8_0;
     const int front = (shifted ? 4 : 2) + (wide ? 4 : 0), size = front + (whole ? 32 : 16);
     uint64_t heads[4] = {0, 0, 0, 0}; /* scales, then offsets */
-    for (int i = 0; i < blocks; i++) {
+#pragma GCC unroll 8                  /* or they are in memory, and what reads them at once waits for what wrote them singly */
+    for (int i = 0; i < 8; i++) {
+        if (i >= blocks) break;
         heads[i / 4] |= (uint64_t)word(at + size * i) << 16 * (i % 4);
         if (shifted) heads[2 + i / 4] |= (uint64_t)word(at + size * i + 2) << 16 * (i % 4);
     }

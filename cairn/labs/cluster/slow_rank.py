@@ -37,12 +37,12 @@ def timed_steps(rank: int, count: int, steps: int, slow: float) -> list[tuple[fl
 def detected(steps: list[list[tuple[float, float]]]) -> dict[int, int]:
     """Rank -> step at which the trainer's detector calls it slow."""
     from cairn.train.recovery.board import TRAINING
-    from cairn.train.recovery.detect import Seen, Slowness
+    from cairn.train.recovery.detect import RankView, Slowness
 
     watch, detected_at = Slowness(factor=2.0), {}
     for number in range(len(steps[0])):
         samples = [
-            Seen(
+            RankView(
                 rank=rank, alive=True, phase=TRAINING, beat=1.0, step=number, busy_s=own[number][0]
             )
             for rank, own in enumerate(steps)

@@ -17,7 +17,7 @@ from cairn.models.speech.windows import Window
 Task = Literal["transcribe", "translate"]
 
 
-class Wanted(NamedTuple):
+class WindowOptions(NamedTuple):
     """How one window is to be written."""
 
     task: Task = "transcribe"
@@ -26,7 +26,7 @@ class Wanted(NamedTuple):
     temperature: float | None = None  # None: 0, and higher ones where that fails
 
 
-class Heard(NamedTuple):
+class WindowText(NamedTuple):
     decoded: Decoded
     language: str | None
 
@@ -46,10 +46,10 @@ class Transcriber:
         self._token_V = torch.arange(opened.spec.vocab, device=self.device)
 
     @torch.inference_mode()
-    def transcribe(self, requests: Sequence[tuple[Window, Wanted]]) -> list[Heard]:
+    def transcribe(self, requests: Sequence[tuple[Window, WindowOptions]]) -> list[WindowText]:
         """In order. A window of silence costs nothing."""
         loud = [at for at, (window, _) in enumerate(requests) if not window.is_silent]
-        silent = Heard(Decoded([], 0.0, 1.0, 0.0), None)
+        silent = WindowText(Decoded([], 0.0, 1.0, 0.0), None)
         results = [silent] * len(requests)
         if loud:
             chosen = [requests[at] for at in loud]
@@ -85,7 +85,7 @@ class Transcriber:
         self.passes += 1
         return logits_B1V[:, 0]
 
-    def _write(self, sound: Sounds, settings: list[Wanted]) -> list[Heard]:
+    def _write(self, sound: Sounds, settings: list[WindowOptions]) -> list[WindowText]:
         """Each window at the lowest temperature at which its text looks right."""
         languages, no_speech = self._hear(sound, settings)
         results: dict[int, Decoded] = {}
@@ -106,14 +106,14 @@ class Transcriber:
                 if settings[at].temperature is None
                 and looks_wrong(results[at], self.text(results[at].tokens))
             ]
-        return [Heard(results[at], languages[at]) for at in range(len(settings))]
+        return [WindowText(results[at], languages[at]) for at in range(len(settings))]
 
     def text(self, tokens: Sequence[int]) -> str:
         words = [token for token in tokens if token < self.tokens.end]
         return self.opened.tokenizer.decode(words)
 
     def _hear(
-        self, sound: Sounds, settings: Sequence[Wanted]
+        self, sound: Sounds, settings: Sequence[WindowOptions]
     ) -> tuple[list[str | None], list[float]]:
         """Which language is spoken, and how likely it is that there is no speech."""
         tokens, rows = self.tokens, len(settings)
@@ -130,7 +130,7 @@ class Transcriber:
         heard = [one.language or codes[at] for one, at in zip(settings, best_B, strict=True)]
         return list(heard), silence
 
-    def _start(self, settings: Wanted, language: str | None) -> list[int]:
+    def _start(self, settings: WindowOptions, language: str | None) -> list[int]:
         """What stands before the text: the prompt, the language, the task."""
         tokens = self.tokens
         begin = [tokens.start]

@@ -49,12 +49,12 @@ class Placeholders:
         around = self.step[0] + self.video + self.step[1]  # each step has its own instead
         places = [re.escape(one) for one in dict.fromkeys((self.mark, around, self.video)) if one]
         first, *rest = re.split(f"({'|'.join(places)})", text)
-        given = [picture.frame_s > 0 for picture in pictures]
+        videos = [picture.frame_s > 0 for picture in pictures]
         place_videos = [bool(self.video) and self.video in mark for mark in rest[::2]]
-        if given != place_videos:
+        if videos != place_videos:
             raise RequestError(
                 f"the prompt has {len(place_videos)} places for pictures and videos ({sum(place_videos)} of them for "
-                f"videos), and {len(given)} ({sum(given)}) are given",
+                f"videos), and {len(videos)} ({sum(videos)}) are given",
                 hint=f"the text of a message must not hold {self.mark}; a template may know no videos",
             )
         marks = map(self.marks, pictures)

@@ -26,7 +26,7 @@ from cairn.core.errors import RequestError
 from cairn.models.cache import ONE_GROUP, CacheGroup
 from cairn.serve.engine.anchors import anchors_of
 from cairn.serve.engine.page_pool import IntegrityError, PagePool
-from cairn.serve.engine.prefix_cache import Entry, Found, PrefixCache
+from cairn.serve.engine.prefix_cache import Entry, PrefixCache, PrefixHit
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.spans import longest_span
 
@@ -129,7 +129,7 @@ class BlockManager:
         firsts = [g.first_page(tokens, self.page_size) for g in self.groups[: self._paged]]
         if sum(places - first for first in firsts) > self.pool.free.length:
             return False
-        self._begin(request, Found(0, [[] for _ in firsts], []))
+        self._begin(request, PrefixHit(0, [[] for _ in firsts], []))
         for index, (table, first) in enumerate(
             zip(self._page_tables(request), firsts, strict=True)
         ):
@@ -285,13 +285,13 @@ class BlockManager:
 
     # -- what is missing, and what is there ----------------------------------------------------------
 
-    def _fits(self, request: Request, upto_tokens: int, prefix: Found | None) -> bool:
+    def _fits(self, request: Request, upto_tokens: int, prefix: PrefixHit | None) -> bool:
         """Whether there are pages and, for a request that begins, slots for its states."""
         if prefix is not None and self.pool.free_states.length < len(self.groups) - self._paged:
             return False
         return self._needed(request, upto_tokens, prefix) <= self._available(prefix)
 
-    def _needed(self, request: Request, upto_tokens: int, prefix: Found | None) -> int:
+    def _needed(self, request: Request, upto_tokens: int, prefix: PrefixHit | None) -> int:
         """Pages for longer tables; of a request that begins, windows count with what they will need at once."""
         places = -(-upto_tokens // self.page_size)
         if prefix is None:
@@ -304,7 +304,7 @@ class BlockManager:
             needed += min(places, group.most_pages(upto_tokens, self.page_size, span) - hit_pages)
         return needed
 
-    def _available(self, prefix: Found | None) -> int:
+    def _available(self, prefix: PrefixHit | None) -> int:
         """Free pages that are not themselves part of what was found."""
         if prefix is None or not prefix.pages:
             return self.pool.free.length
@@ -338,7 +338,7 @@ class BlockManager:
 
     # -- what changes hands -----------------------------------------------------------------------
 
-    def _begin(self, request: Request, prefix: Found) -> None:
+    def _begin(self, request: Request, prefix: PrefixHit) -> None:
         for index, table in enumerate(prefix.tables):
             for page in table:
                 if page:

@@ -31,8 +31,8 @@ from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.single_sequence import (
     MOST_TOKENS,
     FewTokens,
-    Kept,
     SingleToken,
+    TokenEntry,
     held_pages,
 )
 from cairn.serve.engine.spans import Reach
@@ -306,7 +306,9 @@ class Paged:
         if not cached.copied:
             return alone
         new = cached.by_slot.select(2, length - 1)
-        return alone._replace(kept=Kept(new, self.pool.by_slot.select(2, int(self.slots_GT[0, 0]))))
+        return alone._replace(
+            kept=TokenEntry(new, self.pool.by_slot.select(2, int(self.slots_GT[0, 0])))
+        )
 
     @cached_property
     def few_tokens(self) -> FewTokens | None:

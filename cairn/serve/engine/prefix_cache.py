@@ -51,7 +51,7 @@ class Entry(NamedTuple):
     digest: bytes
 
 
-class Found(NamedTuple):
+class PrefixHit(NamedTuple):
     """The longest prefix that all groups have."""
 
     pages: int  # its length
@@ -89,13 +89,13 @@ class PrefixCache:
     def entry(self, page: int) -> Entry | None:
         return self._entry_of[page]
 
-    def find(self, request: Request) -> Found:
+    def find(self, request: Request) -> PrefixHit:
         """The pages that hold this request's prefix.
 
         At least one token stays to be computed: a request needs the logits of its last token, and one that wants
         log-probabilities or a vector of its prompt those of more (`Request.reusable`).
         """
-        nothing = Found(0, [[] for _ in range(self._paged)], [])
+        nothing = PrefixHit(0, [[] for _ in range(self._paged)], [])
         most = request.reusable // self.page_size
         if not self.enabled or not most:
             return nothing
@@ -106,7 +106,7 @@ class PrefixCache:
             return nothing
         tables = [self._table(index, digests, length) for index in range(self._paged)]
         states = [by_digest[digests[length - 1]][0] for by_digest in self._pages_of[self._paged :]]
-        return Found(length, tables, states)
+        return PrefixHit(length, tables, states)
 
     def publish(self, request: Request, filled: int) -> list[int]:
         """Make the pages findable that the first `filled` tokens fill; returns the new ones.

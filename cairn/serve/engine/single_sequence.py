@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_TOKENS = 32  # of `FewTokens`: more are a prompt, whose own work is more than gathering keys
 
 
-class Held(NamedTuple):
+class CachedSequence(NamedTuple):
     """Where the tokens of a sequence lie one behind the other."""
 
     by_slot: Tensor  # the pool, or a copy of the sequence's pages, as `PagePool.by_slot`
@@ -30,17 +30,17 @@ class Held(NamedTuple):
     copied: bool  # what a step adds belongs into the pool as well
 
 
-def held_pages(pool: "PagePool", table_P: Tensor, length: int) -> Held:
+def held_pages(pool: "PagePool", table_P: Tensor, length: int) -> CachedSequence:
     """`table_P`: the pages of a sequence of so many tokens."""
     table_P = table_P[: -(-length // pool.page_size)]
     first, *rest = table_P.tolist()
     if rest == list(range(first + 1, first + 1 + len(rest))):
-        return Held(pool.by_slot, first * pool.page_size, False)
+        return CachedSequence(pool.by_slot, first * pool.page_size, False)
     # In a cache that was full once, pages come back in any order.
-    return Held(pool.together(table_P.long()), 0, True)
+    return CachedSequence(pool.together(table_P.long()), 0, True)
 
 
-class Kept(NamedTuple):
+class TokenEntry(NamedTuple):
     """A token's keys and values of all layers, [layer, 2, K, C]: in a copy of its page, and in its page."""
 
     new: Tensor
@@ -55,7 +55,9 @@ class SingleToken(NamedTuple):
     keys: tuple[Tensor, ...]  # [1, K, N, C]
     values: tuple[Tensor, ...]
     length: int
-    kept: "Kept | None" = None  # of a copy: what this token adds belongs into the pool as well
+    kept: "TokenEntry | None" = (
+        None  # of a copy: what this token adds belongs into the pool as well
+    )
 
     @staticmethod
     def of(cache: Tensor, slot: int, start: int, length: int) -> "SingleToken":
@@ -80,7 +82,7 @@ class SingleToken(NamedTuple):
 class FewTokens:
     """One sequence with its last `tokens` tokens in this step; each sees what stands before it, and itself."""
 
-    def __init__(self, cached: Held, length: int, tokens: int) -> None:
+    def __init__(self, cached: CachedSequence, length: int, tokens: int) -> None:
         cache, first = cached.by_slot, cached.first
         self.length, self.tokens, self.copied = length, tokens, cached.copied
         self.new = cache.narrow(2, first + length - tokens, tokens).unbind()

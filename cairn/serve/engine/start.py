@@ -179,12 +179,10 @@ def start_with(
     columns = _adapter_columns(model, config, memory) if config.lora_room else None
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
-    shards = model.build.shards
     limits, sizes = choose_limits(runnable, config, head is not None)
     limits = msgspec.structs.replace(
         limits,
-        # Memory that is free differs between ranks, pages must not.
-        pages=shards.smallest(limits.pages) if isinstance(shards, Ranks) else limits.pages,
+        pages=_agreed_pages(limits.pages, model.build.shards),
         drafts=drafts,
         device_drafts=device_drafts,
         arena_rows=arena_rows or _arena_rows(runnable, limits),
@@ -201,22 +199,15 @@ def start_with(
         runner.adapters.slots.columns = columns
         arranged.append(columns.note())
     runner.source = config.model if opened.checkpoint is not None else None
-    blocks = TimedBlocks(
-        limits.pages,
-        limits.page_size,
-        prefix_caching=config.enable_prefix_caching,
-        groups=limits.groups,
-        states=limits.states,
-    )
     speculation = None if drafter is None else Speculation(drafter, on_device=device_drafts)
     if chosen is not None:
         speculation = make_speculation(
             chosen, config, runnable, _row_widths(config, limits, on_gpu)
         )
-    scheduler = Scheduler(limits, blocks=blocks, speculation=speculation)
+    scheduler = Scheduler(limits, blocks=_blocks(limits, config), speculation=speculation)
     notes = [*_limit_notes(opened, runnable, config, limits, sizes.why)]
     notes += _form_notes(runner, arranged, kernels, chosen)
-    overlap, together = on_gpu and not config.plain, shards.size > 1
+    overlap, together = on_gpu and not config.plain, model.build.shards.size > 1
     pace = None if on_gpu or together else _pace(config)  # ranks would not decide the same
     if pace is not None:
         notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
@@ -227,6 +218,21 @@ def start_with(
 
         notes += open_tiers(engine, opened, config)
     return Started(engine, opened, notes)
+
+
+def _agreed_pages(pages: int, shards: Shards) -> int:
+    """Memory that is free differs between ranks, pages must not."""
+    return shards.smallest(pages) if isinstance(shards, Ranks) else pages
+
+
+def _blocks(limits: Limits, config: EngineConfig) -> TimedBlocks:
+    return TimedBlocks(
+        limits.pages,
+        limits.page_size,
+        prefix_caching=config.enable_prefix_caching,
+        groups=limits.groups,
+        states=limits.states,
+    )
 
 
 def _adapter_columns(
@@ -279,7 +285,8 @@ def _limit_notes(
     yield from runnable.notes
     if config.max_model_len == "auto":
         made_for = f"the model was made for {opened.spec.context}"
-        yield f"requests of up to {limits.context} tokens: {AT_ONCE} fit at once; {made_for}"
+        at_once = f"at least {AT_ONCE} of them fit into the cache at once"
+        yield f"requests of up to {limits.context} tokens: {at_once}; {made_for}"
     if limits.mixed_step_tokens:
         most = limits.mixed_step_tokens
         yield f"at most {most} tokens in steps that decode: about {config.step_ms:g} ms"

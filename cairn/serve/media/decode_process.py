@@ -1,6 +1,6 @@
 """The process that decodes pictures: files of strangers in, prepared pictures out, one after another.
 
-    stdin: length, msgpack of Job     stdout: length, msgpack of Done
+    stdin: length, msgpack of Job     stdout: length, msgpack of Decoded
 
 It has little memory and no files to write, so a decoder that misbehaves takes nothing but itself along. Imports no
 torch: it starts in a moment.
@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True):
     fps: float = 0.0  # frames a second, of a video; 0: it is a picture
 
 
-class Done(msgspec.Struct, frozen=True):
+class Decoded(msgspec.Struct, frozen=True):
     picture: Picture | None = None
     message: str = ""  # why there is none
     hint: str | None = None
@@ -36,7 +36,7 @@ class Done(msgspec.Struct, frozen=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
-decode_done = msgspec.msgpack.Decoder(Done).decode
+decode_done = msgspec.msgpack.Decoder(Decoded).decode
 
 
 def main() -> None:
@@ -49,15 +49,15 @@ def main() -> None:
         write_message(sys.stdout.buffer, encode(_done(decode_job(job))))
 
 
-def _done(job: Job) -> Done:
+def _done(job: Job) -> Decoded:
     try:
         if job.fps:
-            return Done(prepare_video(job.contents, job.rules, job.fps))
-        return Done(prepare(job.contents[0], job.rules))
+            return Decoded(prepare_video(job.contents, job.rules, job.fps))
+        return Decoded(prepare(job.contents[0], job.rules))
     except CairnError as problem:
-        return Done(None, problem.message, problem.hint)
+        return Decoded(None, problem.message, problem.hint)
     except MemoryError:
-        return Done(None, "the image needs more memory than a picture may have")
+        return Decoded(None, "the image needs more memory than a picture may have")
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:

@@ -16,7 +16,7 @@ from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.models.vision.picture import MOST_BYTES, Picture
 from cairn.models.vision.rules import ImageRules
 from cairn.serve.media.decode_process import (
-    Done,
+    Decoded,
     Job,
     decode_done,
     encode,
@@ -90,7 +90,7 @@ class ImageDecoder:
             self._all.add(process)
             return process
 
-    def _ask(self, process: "subprocess.Popen[bytes]", job: bytes) -> Done:
+    def _ask(self, process: "subprocess.Popen[bytes]", job: bytes) -> Decoded:
         """A timer ends the process when it takes too long, so that reading ends too."""
         if process.stdin is None or process.stdout is None:
             raise CairnError("a decoder has no pipes")

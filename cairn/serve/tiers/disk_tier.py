@@ -18,7 +18,7 @@ from cairn.core.errors import RequestError
 from cairn.serve.tiers.disk_segments import Damaged, DiskSegments, Unreachable
 from cairn.serve.tiers.load_plan import Source
 from cairn.serve.tiers.object_pages import ObjectPages
-from cairn.serve.tiers.slot_book import Kept, Key, SlotBook
+from cairn.serve.tiers.slot_book import Key, SlotBook, SlotEntry
 
 log = logging.getLogger("cairn")
 MOST_WRITING = 64  # pages that wait to be written
@@ -55,7 +55,7 @@ class DiskTier:
     def __len__(self) -> int:
         return len(self.book)
 
-    def origin(self, key: Key) -> Kept | None:
+    def origin(self, key: Key) -> SlotEntry | None:
         """What is known of a page; None: it is not there."""
         return self.book.find(key)
 

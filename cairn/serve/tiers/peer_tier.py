@@ -27,9 +27,9 @@ from cairn.serve.tiers.disk_tier import Read
 from cairn.serve.tiers.load_plan import Source
 from cairn.serve.tiers.shared_pages import (
     PAGE,
-    Known,
     Listing,
-    Wanted,
+    ListRequest,
+    PagesRequest,
     encode,
     read_bytes,
     read_frame,
@@ -65,7 +65,7 @@ class PeerPages:
         self.keys: dict[Key, Origin] = {}
         self.refused = ""  # why there are no pages
         self.rate, self.latency_s = UNKNOWN_RATE, 0.0
-        self._known, self._secret = encode(Known(model, page_bytes)), secret
+        self._known, self._secret = encode(ListRequest(model, page_bytes)), secret
         self._stopped = threading.Event()
         self._measured = self._lost = False
         self._idle: list[socket] = []  # connections that pages are read over
@@ -79,7 +79,7 @@ class PeerPages:
             link = self._connection()
             with contextlib.ExitStack() as unless_read:
                 unless_read.callback(link.close)
-                write_frame(link, encode(Wanted(list(keys))))
+                write_frame(link, encode(PagesRequest(list(keys))))
                 for key, into_B in zip(keys, into, strict=True):
                     there, checksum = PAGE.unpack(read_bytes(link, PAGE.size))
                     if there:

@@ -1,7 +1,7 @@
 """Pages of this server's host memory, for other servers of the same model that would otherwise compute them.
 
-    listen -> doorman -> a thread for each connection:   Known -> Listing: what came and went since the last one
-                                                         Wanted -> for each key: 0, or 1 | checksum | page
+    listen -> doorman -> a thread for each connection:   ListRequest -> Listing: what came and went since the last one
+                                                         PagesRequest -> for each key: 0, or 1 | checksum | page
 
 The engine's thread goes on meanwhile and may give a slot to another page. A slot belongs to one entry of the book at a
 time, and the entry leaves the book before the slot is written again: a page that was copied counts only if its entry is
@@ -24,7 +24,7 @@ import numpy as np
 from cairn.comm.transfer.sockets import bound, name_of, tune_for_bulk
 from cairn.core.doorman import Doorman
 from cairn.core.shared_secret import Secret
-from cairn.serve.tiers.slot_book import Kept, Key, SlotBook
+from cairn.serve.tiers.slot_book import Key, SlotBook, SlotEntry
 
 T = TypeVar("T")
 LENGTH = struct.Struct(">I")
@@ -35,14 +35,14 @@ IDLE_S = 60.0  # without a question, after which a connection is closed
 FULL_S = 1.0  # before the next try, where this process has no room for a connection
 
 
-class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
+class ListRequest(msgspec.Struct, frozen=True, array_like=True, tag="known"):
     """Which pages are there that were not listed to this connection yet?"""
 
     model: str  # as `fingerprint` has it
     page_bytes: int
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True, tag="wanted"):
+class PagesRequest(msgspec.Struct, frozen=True, array_like=True, tag="wanted"):
     """The bytes of these pages."""
 
     keys: list[Key]
@@ -56,7 +56,7 @@ class Listing(msgspec.Struct, frozen=True, array_like=True, tag="listing"):
 
 
 encode = msgspec.msgpack.Encoder().encode
-_decode_question = msgspec.msgpack.Decoder(Known | Wanted).decode
+_decode_question = msgspec.msgpack.Decoder(ListRequest | PagesRequest).decode
 
 
 class SharedPages:
@@ -69,7 +69,7 @@ class SharedPages:
         secret: Secret | None = None,
     ) -> None:
         self._book, self._memory_SB, self._model = book, memory_SB, model
-        self._pages: dict[Key, Kept] = {}  # that were offered; some have left the book since
+        self._pages: dict[Key, SlotEntry] = {}  # that were offered; some have left the book since
         self._doorman = Doorman(secret, "pages of the KV cache")
         self._listener = bound(socket.AF_INET, "kv pages", where, secret)
         tune_for_bulk(self._listener, where[0])
@@ -103,7 +103,7 @@ class SharedPages:
         data = self._memory_SB[kept.slot].tobytes()
         return data if self._holds(key, kept) else None
 
-    def present(self) -> dict[Key, Kept]:
+    def present(self) -> dict[Key, SlotEntry]:
         """What can be read now; what has left is forgotten."""
         present = self._pages.copy()
         for key, kept in [one for one in present.items() if not self._holds(*one)]:
@@ -112,7 +112,7 @@ class SharedPages:
                 self._pages.pop(key, None)
         return present
 
-    def _holds(self, key: Key, kept: Kept) -> bool:
+    def _holds(self, key: Key, kept: SlotEntry) -> bool:
         return self._book.find(key) is kept and kept.ready
 
     # -- connections -----------------------------------------------------------------------------
@@ -140,13 +140,13 @@ class SharedPages:
         listed: set[Key] = set()
         while True:
             question = _decode_question(read_frame(link))
-            if isinstance(question, Known):
+            if isinstance(question, ListRequest):
                 write_frame(link, encode(self._listing(question, listed)))
             else:
                 for key in question.keys:
                     self._send(link, key)
 
-    def _listing(self, question: Known, listed: set[Key]) -> Listing:
+    def _listing(self, question: ListRequest, listed: set[Key]) -> Listing:
         page_bytes = self._memory_SB.shape[1]
         if (question.model, question.page_bytes) != (self._model, page_bytes):
             mismatch = f"pages here are of {self._model[:12]} with {page_bytes} bytes, not of "

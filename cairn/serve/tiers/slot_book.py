@@ -16,7 +16,7 @@ MOST_STALE = 4  # entries of the heap for each slot, before it is made again
 Key = bytes  # the group, then the digest of the prefix; empty: the beginning
 
 
-class Kept(msgspec.Struct, eq=False):
+class SlotEntry(msgspec.Struct, eq=False):
     slot: int
     parent: Key
     seconds: float
@@ -30,7 +30,7 @@ class SlotBook:
     def __init__(self, slots: int) -> None:
         self.slots, self.evicted = slots, 0
         self._free = list(reversed(range(slots)))
-        self._kept: dict[Key, Kept] = {}
+        self._kept: dict[Key, SlotEntry] = {}
         self._children: Counter[Key] = (
             Counter()
         )  # successors here, whether the page itself is or not
@@ -55,10 +55,10 @@ class SlotBook:
         kept = self._kept.get(key)
         return kept is not None and kept.ready
 
-    def get(self, key: Key) -> Kept:
+    def get(self, key: Key) -> SlotEntry:
         return self._kept[key]
 
-    def find(self, key: Key) -> Kept | None:
+    def find(self, key: Key) -> SlotEntry | None:
         """The same where it may have left; one look into a dict, which any thread may take."""
         return self._kept.get(key)
 
@@ -72,7 +72,9 @@ class SlotBook:
         if slot is None:
             return None
         self._turn += 1
-        self._kept[key] = Kept(slot, parent, seconds, self._clock + seconds, self._turn, pins=1)
+        self._kept[key] = SlotEntry(
+            slot, parent, seconds, self._clock + seconds, self._turn, pins=1
+        )
         self._children[parent] += 1
         return slot
 
@@ -82,7 +84,7 @@ class SlotBook:
         self._free = [slot for slot in self._free if slot not in taken]
         for key, (slot, parent, seconds) in entries.items():
             self._turn += 1
-            self._kept[key] = Kept(slot, parent, seconds, seconds, self._turn, ready=True)
+            self._kept[key] = SlotEntry(slot, parent, seconds, seconds, self._turn, ready=True)
             self._children[parent] += 1
         for key in entries:
             self._enter(key)
@@ -132,7 +134,7 @@ class SlotBook:
             return kept.slot
         return None
 
-    def _left(self, kept: Kept) -> None:
+    def _left(self, kept: SlotEntry) -> None:
         self._children[kept.parent] -= 1
         if not self._children[kept.parent]:
             del self._children[kept.parent]

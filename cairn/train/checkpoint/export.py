@@ -45,15 +45,15 @@ def export_checkpoint(checkpoint: Path, out: Path, tokenizer: Path | None) -> No
 
 def export_adapter(run: Path, out: Path) -> Path:
     """The adapter of a run's newest usable checkpoint as PEFT's folder; which checkpoint it was."""
-    found = folders.newest(run / "checkpoints", [])
-    if found is None:
+    newest = folders.newest(run / "checkpoints", [])
+    if newest is None:
         raise DataError(
             f"{run} has no complete checkpoint", hint=f"train first: cairn tune --out {run}"
         )
-    model, base = adapted_model(found)
+    model, base = adapted_model(newest)
     assert base.adapter is not None
     write_adapter(model, base.adapter, out, base.path)
-    return found
+    return newest
 
 
 def adapted_model(checkpoint: Path) -> tuple[Transformer, Base]:

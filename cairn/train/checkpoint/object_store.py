@@ -35,7 +35,7 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, list[Part]]  # name -> its content, in order
 
 
-class Sent(msgspec.Struct, frozen=True):
+class UploadCost(msgspec.Struct, frozen=True):
     """What one copy has cost."""
 
     step: int
@@ -64,7 +64,7 @@ class ObjectStore:
 
     # -- there --------------------------------------------------------------------------------------
 
-    def send(self, folder: Path) -> Sent:
+    def send(self, folder: Path) -> UploadCost:
         """Copies a complete checkpoint; objects that are there already are not sent."""
         step = int(folder.name.removeprefix(folders.PREFIX))
         with span("object store", step=step):
@@ -76,7 +76,7 @@ class ObjectStore:
                 files[path.name] = self._send_file(path, cuts.get(path.name, []), stored, sizes)
             text = msgspec.json.encode(Manifest(1, step, files))
             self._write(f"steps/{folder.name}.json", text)
-        return Sent(step, *sizes)
+        return UploadCost(step, *sizes)
 
     def _send_file(
         self, path: Path, cuts: list[int], stored: set[str], sizes: list[int]

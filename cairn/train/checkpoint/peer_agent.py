@@ -27,7 +27,7 @@ from cairn.train.checkpoint.peer_messages import (
     Done,
     Fetch,
     Forget,
-    Held,
+    HeldCopy,
     Holdings,
     Keep,
     Open,
@@ -243,7 +243,7 @@ class Agent:
         with self.lock:
             shards = [*self.own.items(), *self.kept.items()]
         copies = [
-            Held(*key, shard.step(slot), shard.used[slot], shard.check(slot), shard.world)
+            HeldCopy(*key, shard.step(slot), shard.used[slot], shard.check(slot), shard.world)
             for key, shard in shards
             for slot in range(SLOTS)
             if shard.step(slot) >= 0 and shard.used[slot]

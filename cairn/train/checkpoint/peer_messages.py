@@ -53,7 +53,7 @@ class Ask(Message, frozen=True):
     """Which copies are there?"""
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldCopy(msgspec.Struct, frozen=True):
     generation: int
     rank: int
     step: int
@@ -63,7 +63,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Holdings(Message, frozen=True):
-    copies: list[Held]
+    copies: list[HeldCopy]
 
 
 class Open(Message, frozen=True):

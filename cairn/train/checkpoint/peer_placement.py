@@ -10,7 +10,7 @@ Pure: no sockets, no clock. Groups rather than a ring because two nodes that fai
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from cairn.train.checkpoint.peer_messages import Held
+from cairn.train.checkpoint.peer_messages import HeldCopy
 from cairn.train.checkpoint.peer_recall import Recall, Where
 
 
@@ -66,10 +66,10 @@ def survives(nodes: int, copies: int, lost: int) -> float:
 
 
 def recovery_point(
-    holdings: Mapping[int, Iterable[Held]], generation: int, world: int
+    holdings: Mapping[int, Iterable[HeldCopy]], generation: int, world: int
 ) -> Recall | None:
     """The newest step of which the nodes still have every rank's copy; None: it has to be the disk."""
-    places: dict[int, dict[int, list[tuple[int, Held]]]] = {}
+    places: dict[int, dict[int, list[tuple[int, HeldCopy]]]] = {}
     for node, copies in holdings.items():
         for copy in copies:
             if copy.generation == generation:
@@ -89,7 +89,7 @@ def recovery_point(
     return Recall(step, generation, copies)
 
 
-def newest_point(holdings: Mapping[int, Iterable[Held]]) -> tuple[Recall, int] | None:
+def newest_point(holdings: Mapping[int, Iterable[HeldCopy]]) -> tuple[Recall, int] | None:
     """Of all generations, each with the number of ranks that it says itself: the newest whole step, and that number."""
     copies = {node: list(copies_here) for node, copies_here in holdings.items()}
     kinds = {

@@ -30,7 +30,7 @@ ANSWER_S = 30.0
 Sums = dict[int, int]  # where a stretch begins -> sum of its 64-bit words
 
 
-class Wanted(NamedTuple):
+class PieceRead(NamedTuple):
     """A stretch of a copy, and where it goes."""
 
     at: int  # bytes from the copy's beginning
@@ -66,7 +66,7 @@ class Remote:
             raise Gone(reason(answer))
         return dict(zip(answer.cuts, answer.sums, strict=True))
 
-    def read(self, pieces: Sequence[Wanted]) -> Sums:
+    def read(self, pieces: Sequence[PieceRead]) -> Sums:
         """Fills every room; the sums of what came."""
         loads = shared_out(pieces, most_lanes())
         self._connect(len(loads))
@@ -76,10 +76,10 @@ class Remote:
         """A stretch by itself."""
         room: Any = np.empty(size, np.uint8)
         if size:
-            self.read([Wanted(at, memoryview(room))])
+            self.read([PieceRead(at, memoryview(room))])
         return memoryview(room)
 
-    def _lane(self, lane: int, load: list[Wanted]) -> Sums:
+    def _lane(self, lane: int, load: list[PieceRead]) -> Sums:
         link = self.links[lane]
         link.send(Fetch(*self.which, [(one.at, len(one.room)) for one in load]))
         answer, size = link.receive()
@@ -107,7 +107,7 @@ class Mapped:
     def parts(self) -> Sums:
         return self.known
 
-    def read(self, pieces: Sequence[Wanted]) -> Sums:
+    def read(self, pieces: Sequence[PieceRead]) -> Sums:
         """A writer marks the copy before it begins: if the mark is still there, what was summed is what was copied."""
         sums = together(shared_out(pieces, most_lanes()), self._lane)
         if int.from_bytes(self.look(0, STEP), "little", signed=True) != self.step:
@@ -117,7 +117,7 @@ class Mapped:
     def look(self, at: int, size: int) -> memoryview:
         return self.memory[at : at + size]
 
-    def _lane(self, lane: int, load: list[Wanted]) -> Sums:
+    def _lane(self, lane: int, load: list[PieceRead]) -> Sums:
         """Summed and copied block by block: the second reading finds it in the cache."""
         sums = {}
         with span("copy received", bytes=sum(len(one.room) for one in load)):
@@ -136,7 +136,7 @@ def most_lanes() -> int:
     return min(MOST_LANES, os.cpu_count() or 1)
 
 
-def together(loads: list[list[Wanted]], carry: Callable[[int, list[Wanted]], Sums]) -> Sums:
+def together(loads: list[list[PieceRead]], carry: Callable[[int, list[PieceRead]], Sums]) -> Sums:
     """Each load in a thread of its own; all sums."""
     if len(loads) == 1:
         return carry(0, loads[0])
@@ -145,11 +145,11 @@ def together(loads: list[list[Wanted]], carry: Callable[[int, list[Wanted]], Sum
     return {at: value for sums in carried for at, value in sums.items()}
 
 
-def shared_out(pieces: Sequence[Wanted], most: int) -> list[list[Wanted]]:
+def shared_out(pieces: Sequence[PieceRead], most: int) -> list[list[PieceRead]]:
     """The largest stretch first, each to the lane that has the fewest bytes so far."""
     total = sum(len(one.room) for one in pieces)
     lanes = max(1, min(most, len(pieces), total // LEAST_BYTES))
-    loads: list[list[Wanted]] = [[] for _ in range(lanes)]
+    loads: list[list[PieceRead]] = [[] for _ in range(lanes)]
     sizes = [0] * lanes
     for one in sorted(pieces, key=lambda one: len(one.room), reverse=True):
         lane = sizes.index(min(sizes))

@@ -25,7 +25,7 @@ from cairn.train.checkpoint.peer_link import Gone, connect, connect_local, reaso
 from cairn.train.checkpoint.peer_messages import (
     Ask,
     Forget,
-    Held,
+    HeldCopy,
     Holdings,
     Keep,
     Open,
@@ -44,7 +44,7 @@ from cairn.train.checkpoint.peer_pack import (
     table_length,
     tensor_at,
 )
-from cairn.train.checkpoint.peer_readers import ANSWER_S, Mapped, Remote, Wanted
+from cairn.train.checkpoint.peer_readers import ANSWER_S, Mapped, PieceRead, Remote
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.checkpoint.word_sums import word_sum
 
@@ -189,7 +189,7 @@ class Copy:
                 copied.append((room, home))
             if entry.size():
                 at = self.table.data + entry.at
-                pieces.append(Wanted(at, bytes_of(home)))
+                pieces.append(PieceRead(at, bytes_of(home)))
                 homes.append(home)
         self._verify(reader.read(pieces) if pieces else {})
         for room, home in copied:
@@ -239,7 +239,7 @@ def _damaged(copy: Where) -> DataError:
 # -- what there is -----------------------------------------------------------------------------------
 
 
-def ask_holdings(address: str, secret: Secret | None = None) -> list[Held]:
+def ask_holdings(address: str, secret: Secret | None = None) -> list[HeldCopy]:
     """What one node has; nothing if it does not answer. One that knows another secret is a mistake of the job's."""
     try:
         with connect(address, ANSWER_S, secret) as link:

@@ -59,21 +59,7 @@ def open_source(
         hint = did_you_mean(name, procedural.NAMES, otherwise="check the path")
         raise ConfigError(f"there is no data at {name!r}", hint=hint)
     if is_parquet(path):
-        from cairn.train.data.parquet_stream import ParquetStream
-
-        files = [file for file in find_files([path]) if file.kind == "parquet"]
-        key = mix(*f"{path.absolute()} {span}".encode())
-        counts = cache_folder() / "parquet" / f"{key:016x}.json"
-        return ParquetStream(
-            files,
-            tokenizer,
-            sequence_length,
-            seed,
-            column=column,
-            boundaries=boundaries,
-            counts=counts,
-            span=span,
-        )
+        return _parquet(path, tokenizer, sequence_length, seed, column, boundaries, span)
     if is_raw(path):
         path = store_of(path, tokenizer, cache or cache_folder() / "text", column)
     tokens = open_tokens(path)
@@ -85,6 +71,32 @@ def open_source(
             tokens, sequence_length, seed, pad_id=pad, too_long=too_long, span=span
         )
     return Windows(tokens, sequence_length, seed, boundaries=boundaries, span=span, name=name)
+
+
+def _parquet(
+    path: Path,
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    seed: int,
+    column: str,
+    boundaries: bool,
+    span: Span,
+) -> Source:
+    from cairn.train.data.parquet_stream import ParquetStream
+
+    files = [file for file in find_files([path]) if file.kind == "parquet"]
+    key = mix(*f"{path.absolute()} {span}".encode())
+    counts = cache_folder() / "parquet" / f"{key:016x}.json"
+    return ParquetStream(
+        files,
+        tokenizer,
+        sequence_length,
+        seed,
+        column=column,
+        boundaries=boundaries,
+        counts=counts,
+        span=span,
+    )
 
 
 def open_blend(

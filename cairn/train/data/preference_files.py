@@ -23,7 +23,7 @@ class Pair(NamedTuple):
     margin: float = 0.0  # by how much the chosen one is better, where the data says so
 
 
-class Judged(NamedTuple):
+class RatedAnswer(NamedTuple):
     prompt: Text
     completion: Text
     good: bool
@@ -50,13 +50,13 @@ def read_pair(line: bytes, where: str) -> Pair:
     return Pair(prompt, chosen, rejected, float(margin))
 
 
-def read_judged(line: bytes, where: str) -> Judged:
+def read_judged(line: bytes, where: str) -> RatedAnswer:
     row = _row(line, where)
     prompt, completion = _text(row, "prompt", where), _text(row, "completion", where)
     good = row.get("label")
     if not isinstance(good, bool):
         raise DataError(f"{where}: label is {good!r}", hint="it is true or false")
-    return Judged(prompt, completion, good)
+    return RatedAnswer(prompt, completion, good)
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from cairn.core.errors import DataError
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.data.batch import IGNORED, Batch, Document, pack
 from cairn.train.data.chat_tokens import ChatEncoder
-from cairn.train.data.preference_files import Judged, Pair, Text, read_judged, read_pair
+from cairn.train.data.preference_files import Pair, RatedAnswer, Text, read_judged, read_pair
 from cairn.train.data.shuffle import shuffled
 
 SIDE, GOOD, MARGIN = "side", "good", "margin"
@@ -53,7 +53,7 @@ class Preferences:
         self._pad = pad if pad is not None else (*tokenizer.eos_ids, 0)[0]
         digest = hashlib.blake2b(digest_size=8)
         self._samples: list[tuple[Encoded, Encoded, float]] = []  # and label or margin
-        rows: list[Judged] = []
+        rows: list[RatedAnswer] = []
         for file in _files(files):
             content = file.read_bytes().removeprefix(BOM_UTF8)
             for number, line in enumerate(content.splitlines(), 1):
@@ -99,7 +99,7 @@ class Preferences:
         self._check(len(chosen[0]) + len(rejected[0]), where)
         return chosen, rejected, pair.margin
 
-    def _single(self, row: Judged, other: Judged) -> tuple[Encoded, Encoded, float]:
+    def _single(self, row: RatedAnswer, other: RatedAnswer) -> tuple[Encoded, Encoded, float]:
         own, mismatched = (self._encode(row.prompt, one.completion) for one in (row, other))
         self._check(len(own[0]) + len(mismatched[0]), f"the answer to {str(row.prompt)[:60]!r}")
         return own, mismatched, float(row.good)

@@ -38,7 +38,7 @@ class Options(NamedTuple):
 PLAIN = Options()
 
 
-class Done(NamedTuple):
+class Totals(NamedTuple):
     documents: int
     tokens: int
     empty: int  # documents without text, which are left out
@@ -64,7 +64,7 @@ def tokenize(
     out: Path,
     options: Options = PLAIN,
     advance: Advance = lambda count: None,
-) -> Done:
+) -> Totals:
     """Write the store `out`; everything that can be refused is refused before the first token."""
     check_free(out, options.replace)
     begin, end = _framing(tokenizer, options.end_of_text)
@@ -81,7 +81,7 @@ def tokenize(
             options.workers,
         )
         empty = _write(encoded, writer, begin, end)
-        return Done(writer.documents, writer.tokens, empty, writer.text_bytes)
+        return Totals(writer.documents, writer.tokens, empty, writer.text_bytes)
 
 
 def _framing(tokenizer: Tokenizer, end_of_text: bool) -> tuple[list[int], list[int]]:

@@ -25,7 +25,7 @@ UNIT_BYTES = 1 << 17
 Lines = list[tuple[str, bytes]]
 
 
-class Done(NamedTuple):
+class ChatTotals(NamedTuple):
     documents: int
     tokens: int
     learnt: int  # tokens that have a loss
@@ -50,7 +50,7 @@ def tokenize_chats(
     workers: int = 1,
     replace: bool = False,
     advance: Advance = lambda count: None,
-) -> Done:
+) -> ChatTotals:
     """Write the store `out`; a chat of more than `longest` tokens is refused with its line."""
     check_free(out, replace)
     encoder = LineEncoder(*_parts(tokenizer), longest)
@@ -71,7 +71,9 @@ def tokenize_chats(
             learnt += int(unit.learn.sum())
             open_ends += unit.open_ends
         most = int(writer.lengths().max(initial=0))
-        return Done(writer.documents, writer.tokens, learnt, open_ends, most, writer.text_bytes)
+        return ChatTotals(
+            writer.documents, writer.tokens, learnt, open_ends, most, writer.text_bytes
+        )
 
 
 def units(files: Iterable[TextFile], advance: Advance) -> Iterator[Lines]:

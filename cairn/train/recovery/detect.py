@@ -27,7 +27,7 @@ KEPT = 1000  # steps that are waited for, until every rank has reported them
 LEAST_BUSY_S = 0.02  # steps shorter than this say nothing about who is slow
 
 
-class Spent(NamedTuple):
+class StepWork(NamedTuple):
     """What one rank did in one step."""
 
     step: int
@@ -35,7 +35,7 @@ class Spent(NamedTuple):
     step_s: float  # the whole step, the same for all; 0: not known
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One rank, as the board shows it."""
 
     rank: int
@@ -46,7 +46,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int = 0
     busy_s: float = 0.0  # of the last step
     # Of all steps since the last look; None: only `busy_s` is known.
-    recent: tuple[Spent, ...] | None = None
+    recent: tuple[StepWork, ...] | None = None
     waits: bool = True  # in a collective, as far as is known
     state: str = ""  # of its process, as the kernel says (R, S, D, T ...), where it can be asked
 
@@ -65,13 +65,13 @@ class Progress(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-def moved(before: Progress, ranks: Sequence[Seen], now: float) -> Progress:
+def moved(before: Progress, ranks: Sequence[RankView], now: float) -> Progress:
     signature = tuple((one.phase, one.step, one.collectives) for one in ranks)
     return before if signature == before.signature else Progress(signature, now)
 
 
 def judge(
-    ranks: Sequence[Seen], progress: Progress, started: float, now: float, settings: Recovery
+    ranks: Sequence[RankView], progress: Progress, started: float, now: float, settings: Recovery
 ) -> Finding | None:
     """The surest finding, or None. `started`: when these processes were."""
     for one in ranks:
@@ -113,7 +113,7 @@ def patience(state: str, silent_s: float) -> float:
     return silent_s * (STARVED if state in ("R", "S", "D") else 1)
 
 
-def suspect(ranks: Sequence[Seen]) -> Seen:
+def suspect(ranks: Sequence[RankView]) -> RankView:
     """Of ranks that wait for each other: the one with the fewest collectives; of equals, one that is in none."""
     return min(ranks, key=lambda one: (one.collectives, one.step, one.waits, one.rank))
 
@@ -149,18 +149,18 @@ class Slowness:
         self.in_a_row: dict[int, int] = {}
         self.fine_in_a_row: dict[int, int] = {}
         self.step = -1
-        self.reported: dict[int, dict[int, Spent]] = {}  # step -> rank -> what it did
+        self.reported: dict[int, dict[int, StepWork]] = {}  # step -> rank -> what it did
         self.recent: dict[int, list[Slow]] = {}  # the slow steps in a row
         self.named: set[int] = set()  # who is a straggler now
         self.evidence: dict[int, Slow] = {}  # of all who ever were
         self.over: list[int] = []  # who has just ceased to be one
         self.dragged_s = 0.0  # by which stragglers made steps longer
 
-    def look(self, observed: Sequence[Seen]) -> list[int]:
+    def look(self, observed: Sequence[RankView]) -> list[int]:
         """Ranks that have just become stragglers, with `evidence`. Looks once at each step."""
         self.over = []
         for one in observed:
-            steps = (Spent(one.step, one.busy_s, 0.0),) if one.recent is None else one.recent
+            steps = (StepWork(one.step, one.busy_s, 0.0),) if one.recent is None else one.recent
             for spent in steps:
                 if spent.step > self.step:
                     self.reported.setdefault(spent.step, {})[one.rank] = spent
@@ -175,7 +175,7 @@ class Slowness:
         }
         return stragglers
 
-    def _one(self, step: int, ranks: dict[int, Spent]) -> list[int]:
+    def _one(self, step: int, ranks: dict[int, StepWork]) -> list[int]:
         stragglers = []
         ordered = sorted(spent.busy_s for spent in ranks.values())
         for rank, mine in ranks.items():

@@ -21,7 +21,7 @@ from cairn.core.exit_cause import Cause, Evidence, classify
 from cairn.train.checkpoint.save import NotSaved
 from cairn.train.launch import LOST, Failure
 from cairn.train.recovery.checksum import Corrupted
-from cairn.train.recovery.findings import Found
+from cairn.train.recovery.findings import WatchFinding
 from cairn.train.recovery.rank_process import LocalRank
 
 TICK_S = 0.05
@@ -31,7 +31,7 @@ NODE_S = 3.0  # for the ranks of a node whose memory is gone: they are about to 
 MemoryGone = Callable[[int], bool]  # whether the memory of this node has ended
 
 
-class Ended(Protocol):
+class RankEnd(Protocol):
     """What is known of a rank: its last message, or that it is gone with an exit status."""
 
     word: str | None
@@ -72,7 +72,7 @@ def _going(ranks: Sequence[LocalRank], memory_gone: MemoryGone) -> bool:
     return False
 
 
-def culprits(ranks: Sequence[Ended]) -> list[int]:
+def culprits(ranks: Sequence[RankEnd]) -> list[int]:
     """Ranks that failed for a reason of their own."""
     return [
         number
@@ -82,7 +82,9 @@ def culprits(ranks: Sequence[Ended]) -> list[int]:
     ]
 
 
-def blame(ranks: Sequence[Ended], failures: Sequence[Failure], findings: Sequence[Found]) -> Blame:
+def blame(
+    ranks: Sequence[RankEnd], failures: Sequence[Failure], findings: Sequence[WatchFinding]
+) -> Blame:
     """`found`: what the watches of the nodes have written about ranks that they ended in this life."""
     if findings:
         return Blame(cause=findings[0].cause, why=findings[0].why, rank=findings[0].rank)
@@ -91,7 +93,9 @@ def blame(ranks: Sequence[Ended], failures: Sequence[Failure], findings: Sequenc
     return Blame(cause=verdict.cause, why=verdict.why, rank=rank)
 
 
-def evidence_of(ranks: Sequence[Ended], failures: Sequence[Failure]) -> tuple[int | None, Evidence]:
+def evidence_of(
+    ranks: Sequence[RankEnd], failures: Sequence[Failure]
+) -> tuple[int | None, Evidence]:
     wrong = next((f.error for f in failures if isinstance(f.error, Corrupted)), None)
     if wrong is not None:
         named = wrong.ranks[0] if wrong.certain and len(wrong.ranks) == 1 else None

@@ -18,7 +18,7 @@ from cairn.core.job_ledger import FOLDER
 FINDINGS = "findings.jsonl"
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class WatchFinding(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     since: float  # the last moment in which all was well
     what: str  # silence, stuck, late, straggler, straggler over; decision: what a driver has decided about an end
@@ -48,7 +48,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return self.rung not in ("", "tell")
 
 
-def write_found(run: str | Path, finding: Found) -> None:
+def write_found(run: str | Path, finding: WatchFinding) -> None:
     """In one write, so that the lines of two nodes do not mix; a folder that is not seen here is no reason to fail."""
     with contextlib.suppress(OSError):
         folder = Path(run) / FOLDER
@@ -60,7 +60,7 @@ def write_found(run: str | Path, finding: Found) -> None:
             os.close(descriptor)
 
 
-def read_found(run: str | Path) -> list[Found]:
+def read_found(run: str | Path) -> list[WatchFinding]:
     try:
         lines = (Path(run) / FOLDER / FINDINGS).read_bytes().splitlines()
     except OSError:
@@ -68,7 +68,7 @@ def read_found(run: str | Path) -> list[Found]:
     findings = []
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):  # cut off by the end of its writer
-            findings.append(msgspec.json.decode(line, type=Found))
+            findings.append(msgspec.json.decode(line, type=WatchFinding))
     return findings
 
 

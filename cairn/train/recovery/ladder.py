@@ -35,7 +35,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     same_step: int = 0  # how often in a row it failed at this very step, with this cause
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class Survivors(msgspec.Struct, frozen=True, kw_only=True):
     """What can still be used."""
 
     layout: Layout  # that the job was asked to run in
@@ -54,7 +54,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     cordon: tuple[int, ...] = ()  # nodes that are not used again until they were looked at
 
 
-def respond(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> Response:
+def respond(incident: Incident, left: Survivors, settings: Recovery, fits: Fits) -> Response:
     if incident.cause == "straggler":
         return _slow(incident, left, settings, fits)
     reason = hopeless(incident, left, settings)
@@ -66,7 +66,7 @@ def respond(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> R
     return _without(bad, incident, left, fits)
 
 
-def _slow(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> Response:
+def _slow(incident: Incident, left: Survivors, settings: Recovery, fits: Fits) -> Response:
     """A node is worth more than none: it is taken out only where that was asked for, and others can go on."""
     if settings.slow_action == "tell" or incident.node is None:
         why = f"named only (recovery.slow_action): {incident.why}"
@@ -78,7 +78,7 @@ def _slow(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> Res
     return response
 
 
-def hopeless(incident: Incident, left: Left, settings: Recovery) -> str | None:
+def hopeless(incident: Incident, left: Survivors, settings: Recovery) -> str | None:
     """Why no rung can help; None: one may."""
     policy = POLICIES[incident.cause]
     if policy.again == "never":
@@ -91,7 +91,7 @@ def hopeless(incident: Incident, left: Left, settings: Recovery) -> str | None:
     return None
 
 
-def condemned(incident: Incident, left: Left, settings: Recovery) -> int | None:
+def condemned(incident: Incident, left: Survivors, settings: Recovery) -> int | None:
     """The node that is not used again, if the fault is its own."""
     if incident.node is None:
         return None
@@ -103,7 +103,7 @@ def condemned(incident: Incident, left: Left, settings: Recovery) -> int | None:
     return incident.node if policy.cordon else None
 
 
-def _in_place(incident: Incident, left: Left) -> Response:
+def _in_place(incident: Incident, left: Survivors) -> Response:
     """No node is bad: the same places."""
     if incident.cause in ("network", "corruption") or incident.rank is None:
         return Response(rung="redo", why="nothing is lost but the last steps", nodes=left.nodes)
@@ -114,7 +114,7 @@ def _in_place(incident: Incident, left: Left) -> Response:
     )
 
 
-def _without(bad: int, incident: Incident, left: Left, fits: Fits) -> Response:
+def _without(bad: int, incident: Incident, left: Survivors, fits: Fits) -> Response:
     cordon = () if incident.cause == "preemption" else (bad,)
     if left.spares:
         nodes = tuple(left.spares[0] if node == bad else node for node in left.nodes)
@@ -148,7 +148,7 @@ def _resized(
     return Response(rung=rung, why=why, layout=layout, nodes=nodes, cordon=cordon)
 
 
-def grown(left: Left, back: tuple[int, ...], fits: Fits) -> Response | None:
+def grown(left: Survivors, back: tuple[int, ...], fits: Fits) -> Response | None:
     """More nodes than before: the largest layout they carry; None if that would change nothing."""
     nodes = (*left.nodes, *back)
     best = best_for(left.layout, len(nodes) * left.ranks_per_node, fits)

@@ -29,7 +29,7 @@ from cairn.core.job_ledger import (
 )
 from cairn.core.rank_failure import RankFailure, found_in
 from cairn.train.recovery.board import Board
-from cairn.train.recovery.findings import Found, forget_found, read_found
+from cairn.train.recovery.findings import WatchFinding, forget_found, read_found
 from cairn.train.recovery.journal import EVERY_S, Journal
 from cairn.train.recovery.meeting import Agreement
 
@@ -63,7 +63,7 @@ class LaunchedLedger:
             with self.lock, contextlib.suppress(OSError):
                 self.journal.write_sums()
 
-    def _note_end(self, agreement: Agreement, world: int, findings: list[Found]) -> None:
+    def _note_end(self, agreement: Agreement, world: int, findings: list[WatchFinding]) -> None:
         """How the life before ended, as far as the findings say."""
         last, before = self.journal.book.now or time.time(), agreement.before
         self._note_stragglers([one for one in findings if one.at > last])
@@ -98,7 +98,7 @@ class LaunchedLedger:
             )
         )
 
-    def _note_found(self, one: Found, last: float) -> None:
+    def _note_found(self, one: WatchFinding, last: float) -> None:
         """A watch has ended a rank, or the driver has decided about an end: they know why, and at which step."""
         if one.step > self.journal.book.step:
             self.journal.note(Stepped(at=last, step=one.step))
@@ -124,7 +124,7 @@ class LaunchedLedger:
         before, self.known = self.known, len(findings)
         return self._note_stragglers(findings[before:])
 
-    def _note_stragglers(self, findings: list[Found]) -> list[str]:
+    def _note_stragglers(self, findings: list[WatchFinding]) -> list[str]:
         named = [one for one in findings if one.cause == "straggler" and one.what != "decision"]
         for one in named:
             about = dict(rank=one.rank, host=one.host, step=one.step, why=one.why)

@@ -37,9 +37,9 @@ from cairn.train.only_here import only_here
 from cairn.train.recovery import evidence
 from cairn.train.recovery.board import GO_ON, PAUSE, PHASES, STARTING, STOP, Board
 from cairn.train.recovery.children import adopt_orphans, end_process
-from cairn.train.recovery.findings import Found, read_found, write_found
+from cairn.train.recovery.findings import WatchFinding, read_found, write_found
 from cairn.train.recovery.journal import Journal, RankStatus, Status, write_status
-from cairn.train.recovery.ladder import Incident, Left, Response, grown, respond
+from cairn.train.recovery.ladder import Incident, Response, Survivors, grown, respond
 from cairn.train.recovery.local_layouts import check_nodes, layouts_that_fit
 from cairn.train.recovery.node_memory import Node, node_of_driver
 from cairn.train.recovery.process_state import is_ending
@@ -297,7 +297,7 @@ class LocalDriver:
         at = time.time()
         write_found(
             self.config.folder,
-            Found(
+            WatchFinding(
                 at=at,
                 since=min(since, at),
                 what=what,
@@ -311,11 +311,11 @@ class LocalDriver:
             ),
         )
 
-    def _left(self) -> Left:
+    def _left(self) -> Survivors:
         whole = self.settings.nodes + self.settings.spare_nodes
         spares = tuple(n for n in range(whole) if n not in self.nodes and n not in self.cordoned)
         per_node = -(-self.asked.parallel.world() // self.settings.nodes)
-        return Left(
+        return Survivors(
             layout=self.asked.parallel,
             nodes=tuple(self.nodes),
             spares=spares,

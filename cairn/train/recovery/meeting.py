@@ -13,7 +13,7 @@ import msgspec
 
 from cairn.core.errors import ConfigError
 from cairn.core.shared_secret import VARIABLE, Secret
-from cairn.train.checkpoint.peer_messages import Held
+from cairn.train.checkpoint.peer_messages import HeldCopy
 from cairn.train.checkpoint.peer_placement import keepers, newest_point
 from cairn.train.checkpoint.peer_recall import Recall
 
@@ -34,7 +34,7 @@ class Present(msgspec.Struct, frozen=True):
     address: str  # of its node's memory
     host: str
     began: float  # when that memory began, by the wall clock
-    holdings: tuple[Held, ...]  # of the node; said by its first rank
+    holdings: tuple[HeldCopy, ...]  # of the node; said by its first rank
     disk: int  # the newest step on disk; rank 0 says it for all
     watch: str = ""  # address of its node's watch
     life: int = 0  # a number of its own; that of rank 0 counts

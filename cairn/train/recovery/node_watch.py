@@ -24,7 +24,7 @@ from cairn.core.end_reason import EndReason, write_end_reason
 from cairn.core.shared_secret import Secret, check_open
 from cairn.train.recovery.board import DONE, Board
 from cairn.train.recovery.detect import patience
-from cairn.train.recovery.findings import Found, read_found, write_found
+from cairn.train.recovery.findings import WatchFinding, read_found, write_found
 from cairn.train.recovery.node_sight import Duty, NodeSight, Order, ranks_of, sight_of, stall_of
 from cairn.train.recovery.oversight import LEAVE, Oversight, answer
 from cairn.train.recovery.process_state import process_state
@@ -156,7 +156,7 @@ class NodeWatch:
             if name == node:
                 link.send(order)
 
-    def _write_down(self, finding: Found) -> None:
+    def _write_down(self, finding: WatchFinding) -> None:
         if self.duty is not None:
             write_found(self.duty.run, finding)
             self.board.head["findings"][0] += 1
@@ -209,7 +209,7 @@ class NodeWatch:
             nodes=max(1, duty.world // here),
         )
         self._write_down(
-            Found(
+            WatchFinding(
                 at=now,
                 since=now - silent_s,
                 what="silence",

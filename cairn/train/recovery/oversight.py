@@ -1,6 +1,6 @@
 """The leader's view of a launched job: all nodes' sights in, findings and orders out. One for each life of the ranks.
 
-    NodeSight of each node --take--> who is where --judge--> Found (for the ledger) + Order (for the node of that rank)
+    NodeSight of each node --take--> who is where --judge--> WatchFinding, for the ledger; Order, for the rank's node
                                         detect.judge, Slowness: hang, straggler      ladder.respond: what is done
 
 The same rules as under the driver of one machine. Whether a rank is stopped is the business of its own node
@@ -17,15 +17,15 @@ from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.detect import (
     Finding,
     Progress,
-    Seen,
+    RankView,
     Slowness,
-    Spent,
+    StepWork,
     judge,
     moved,
     verdict_of,
 )
-from cairn.train.recovery.findings import Found
-from cairn.train.recovery.ladder import Incident, Left, Response, respond
+from cairn.train.recovery.findings import WatchFinding
+from cairn.train.recovery.ladder import Incident, Response, Survivors, respond
 from cairn.train.recovery.node_sight import Duty, NodeSight, Order, RankSight
 from cairn.train.recovery.stall_note import where
 
@@ -36,13 +36,13 @@ NEVER = 1 << 30
 
 
 class Decision(msgspec.Struct, frozen=True):
-    found: Found
+    found: WatchFinding
     order: Order | None = None  # None: it is only reported
     node: str = ""  # whose rank the order is about
 
 
 class Oversight:
-    def __init__(self, duty: Duty, findings: Sequence[Found], now: float) -> None:
+    def __init__(self, duty: Duty, findings: Sequence[WatchFinding], now: float) -> None:
         """`known`: what was found in earlier lives of this run."""
         self.duty, self.known, self.started = duty, list(findings), now
         self.progress = Progress(at=now)
@@ -50,7 +50,7 @@ class Oversight:
         self.sights: dict[str, NodeSight] = {}
         self.received_at: dict[str, float] = {}  # when
         self.ranks: dict[int, tuple[RankSight, NodeSight]] = {}
-        self.spent: dict[int, list[Spent]] = {}
+        self.spent: dict[int, list[StepWork]] = {}
         self.ordered_at: float | None = None
         self.replacing = False  # a slow node is on its way out
 
@@ -60,7 +60,7 @@ class Oversight:
         place = f"{sight.host}/{sight.node}"
         self.sights[place], self.received_at[place] = sight, now
         for one in sight.ranks:
-            self.spent.setdefault(one.rank, []).extend(Spent(*spent) for spent in one.spent)
+            self.spent.setdefault(one.rank, []).extend(StepWork(*spent) for spent in one.spent)
 
     def judge(self, now: float, wall: float) -> list[Decision]:
         """`now`: of this machine's steady clock; `wall`: the same moment, for the ledger."""
@@ -78,10 +78,10 @@ class Oversight:
             decisions += self._stuck(finding, now, wall)
         return decisions
 
-    def _seen(self, now: float) -> list[Seen]:
+    def _seen(self, now: float) -> list[RankView]:
         spent, self.spent = self.spent, {}
         return [
-            Seen(
+            RankView(
                 rank=rank,
                 alive=True,
                 phase=one.phase,
@@ -96,7 +96,7 @@ class Oversight:
 
     # -- slow ------------------------------------------------------------------------------------------
 
-    def _stragglers(self, ranks: list[Seen], wall: float) -> list[Decision]:
+    def _stragglers(self, ranks: list[RankView], wall: float) -> list[Decision]:
         stragglers = self.slowness.look(ranks)
         decisions = [self._slow(rank, wall) for rank in stragglers]
         for rank in self.slowness.over:  # maybe named just now: several steps are looked at at once
@@ -174,9 +174,9 @@ class Oversight:
 
     def _found(
         self, what: str, cause: Cause, rank: int, wall: float, since: float, why: str, rung: str
-    ) -> Found:
+    ) -> WatchFinding:
         one, sight = self.ranks[rank]
-        return Found(
+        return WatchFinding(
             at=wall,
             since=since,
             what=what,
@@ -193,7 +193,7 @@ class Oversight:
 
 def answer(
     duty: Duty,
-    findings: Sequence[Found],
+    findings: Sequence[WatchFinding],
     cause: Cause,
     rank: int,
     why: str,
@@ -207,7 +207,7 @@ def answer(
         settings = msgspec.structs.replace(settings, same_place=NEVER, slow_action="tell")
     ended = [one for one in findings if one.ends]
     fixed = duty.least >= duty.world  # then the starter of the nodes gives another one
-    left = Left(
+    left = Survivors(
         layout=Layout(dp=duty.world),
         nodes=tuple(range(nodes)),
         failures=len(ended) + 1,

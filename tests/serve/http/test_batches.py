@@ -97,6 +97,15 @@ def test_every_line_is_answered_like_a_request_of_its_own(tiny_folder, tmp_path)
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(batch.output_file_id)
 
+        body = {"model": "tiny", "input": "Hello 3", "max_output_tokens": 4, "temperature": 0}
+        other = {"custom_id": "r", "url": "/v1/responses", "body": body}
+        file = client.files.create(file=("r.jsonl", as_file(other)), purpose="batch")
+        started = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+        )
+        (response,) = results(client, ended(client, started.id).output_file_id).values()
+        assert response["body"]["object"] == "response"
+
 
 def test_a_batch_goes_on_after_a_restart_and_waits_for_others(tiny_folder, tmp_path):
     settings = {"batch_folder": tmp_path, "max_num_seqs": 2, "drain_timeout": 1.0}
@@ -253,7 +262,8 @@ def test_a_batch_whose_results_cannot_be_read_fails_alone(tmp_path):
         (b"[1]", "object"),
         (as_file(line("a") | {"url": "/v1/embeddings"}), "the batch is for"),
         (as_file(line("a", stream=True)), "not streamed"),
-        (b'{"custom_id": ' + b"[" * 100_000, "str"),
+        (b'{"custom_id": ' + b"[" * 100_000, "custom_id is wrong; it has to be text"),
+        (as_file(line("a") | {"custom_id": 1}), "custom_id is 1; it has to be text"),
     ],
 )
 def test_an_input_file_that_is_none(content, said):

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cairn.serve.http.ledger.book import Book, percentiles
 from cairn.serve.http.ledger.entry import Entry
-from cairn.serve.http.ledger.floor import Floors, Known
+from cairn.serve.http.ledger.floor import Floors, KnownCeilings
 from cairn.serve.http.ledger.views import RequestView
 from cairn.serve.http.server.keys import Keys
 from cairn.serve.serving import GenerateRequest
@@ -267,7 +267,10 @@ def test_requests_that_are_preempted(tiny_folder):
 class Kept(Book):
     def __init__(self, most, server):
         super().__init__(
-            Floors(server.service.serving.opened.spec, server.service.serving.facts, Known()), most
+            Floors(
+                server.service.serving.opened.spec, server.service.serving.facts, KnownCeilings()
+            ),
+            most,
         )
 
 

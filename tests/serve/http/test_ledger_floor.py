@@ -18,7 +18,7 @@ from cairn.serve.http.ledger.floor import (
     LOOK_AGAIN_S,
     LOOKS,
     Floors,
-    Known,
+    KnownCeilings,
     known_ceilings,
     quick_look,
 )
@@ -64,18 +64,18 @@ def decode(sequences, seen):
 
 
 def test_a_step_is_bound_by_what_takes_longer():
-    floors = Floors(SPEC, facts(), Known(ceilings(fp32=1e12)))
+    floors = Floors(SPEC, facts(), KnownCeilings(ceilings(fp32=1e12)))
     cost = step_cost(SPEC, [SequenceWork(1, 9)] * 3, 4)
     found = floors.of_step(decode(3, 10))
     assert found.bound == "memory"
     assert found.seconds == pytest.approx(cost.bytes / 1e9)
-    slow = Floors(SPEC, facts(), Known(ceilings(fp32=1e6))).of_step(decode(3, 10))
+    slow = Floors(SPEC, facts(), KnownCeilings(ceilings(fp32=1e6))).of_step(decode(3, 10))
     assert slow.bound == "compute"
     assert slow.seconds == pytest.approx(cost.flops / 1e6)
 
 
 def test_the_floor_of_many_steps_is_below_the_sum_of_theirs():
-    floors = Floors(SPEC, facts(), Known(ceilings(fp32=2e9)))
+    floors = Floors(SPEC, facts(), KnownCeilings(ceilings(fp32=2e9)))
     prompt = StepTimes(1, 1, 40, 0, 0, 0, 0, 0, 40, 1, 40, 40 * 41 // 2)
     steps = [prompt, *(decode(1, seen) for seen in range(41, 61))]
     names = ("tokens", "prefill", "sampled", "read", "pairs")
@@ -90,32 +90,32 @@ def test_the_floor_of_many_steps_is_below_the_sum_of_theirs():
 
 
 def test_ranks_share_the_work():
-    alone = Floors(SPEC, facts(), Known(ceilings(fp32=1e12))).of_step(decode(4, 30))
-    both = Floors(SPEC, facts(ranks=2), Known(ceilings(fp32=1e12))).of_step(decode(4, 30))
+    alone = Floors(SPEC, facts(), KnownCeilings(ceilings(fp32=1e12))).of_step(decode(4, 30))
+    both = Floors(SPEC, facts(ranks=2), KnownCeilings(ceilings(fp32=1e12))).of_step(decode(4, 30))
     assert both.seconds == pytest.approx(alone.seconds / 2)
 
 
 def test_packed_weights_are_read_and_multiplied_in_what_they_are():
-    packed = Floors(SPEC, facts(0.5), Known(ceilings(fp32=1e12)))
-    plain = Floors(SPEC, facts(), Known(ceilings(fp32=1e12)))
+    packed = Floors(SPEC, facts(0.5), KnownCeilings(ceilings(fp32=1e12)))
+    plain = Floors(SPEC, facts(), KnownCeilings(ceilings(fp32=1e12)))
     small = StepTimes(1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0)
     assert packed.of_step(small).memory_s == pytest.approx(plain.of_step(small).memory_s / 8)
     assert packed.of_step(small).compute_s == pytest.approx(plain.of_step(small).compute_s / LANES)
-    known = Floors(SPEC, facts(0.5), Known(ceilings(fp32=1e12, int8=3e12)))
+    known = Floors(SPEC, facts(0.5), KnownCeilings(ceilings(fp32=1e12, int8=3e12)))
     assert known.of_step(small).compute_s == pytest.approx(plain.of_step(small).compute_s / 3)
 
 
 def test_nothing_is_said_where_nothing_is_known():
-    floors = Floors(SPEC, facts(), Known())
+    floors = Floors(SPEC, facts(), KnownCeilings())
     assert floors.of_step(decode(1, 5)) is None
     assert msgspec.to_builtins(floors.view()) == {
         "memory_gbps": None,
         "tflops": None,
         "measured": False,
     }
-    assert Floors(SPEC, facts(), Known(ceilings(fp32=1e12))).of(NOTHING) is None
+    assert Floors(SPEC, facts(), KnownCeilings(ceilings(fp32=1e12))).of(NOTHING) is None
     assert (
-        Floors(SPEC, Facts(), Known(ceilings(fp32=1e12))).of_step(decode(1, 5)) is None
+        Floors(SPEC, Facts(), KnownCeilings(ceilings(fp32=1e12))).of_step(decode(1, 5)) is None
     )  # a device that plays one
 
 
@@ -123,16 +123,16 @@ def test_a_calibrated_machine_is_better_than_a_data_sheet(tmp_path, monkeypatch)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path))
     gpu = facts(device="cuda:0", device_name=H200, dtype="bfloat16")
     chip = find_chip(H200)[0]
-    assert known_ceilings(gpu) == Known(None, chip)
+    assert known_ceilings(gpu) == KnownCeilings(None, chip)
     floors = Floors(SPEC, gpu)
     assert floors.view().memory_gbps == chip.bytes_per_s / 1e9
     assert floors.of_step(decode(1, 5)).from_datasheet == ("memory", "compute")
     mine = msgspec.structs.replace(ceilings(bf16=5e14), device_name=H200)
     save(mine, tmp_path / "machine.json")
-    assert known_ceilings(gpu) == Known(mine, chip, measured=True)
+    assert known_ceilings(gpu) == KnownCeilings(mine, chip, measured=True)
     assert Floors(SPEC, gpu).view().measured
     other = facts(device="cuda:0", device_name="another chip")
-    assert known_ceilings(other) == Known()
+    assert known_ceilings(other) == KnownCeilings()
 
 
 def test_quick_looks_are_few_and_only_at_an_idle_cpu(monkeypatch):
@@ -140,10 +140,10 @@ def test_quick_looks_are_few_and_only_at_an_idle_cpu(monkeypatch):
 
     def look(given):
         looked.append(given)
-        return Known(ceilings(fp32=1e12 * (3 if len(looked) == 2 else 1)))
+        return KnownCeilings(ceilings(fp32=1e12 * (3 if len(looked) == 2 else 1)))
 
     monkeypatch.setattr(floor, "quick_look", look)
-    floors = Floors(SPEC, facts(), Known(), clock=lambda: now[0])
+    floors = Floors(SPEC, facts(), KnownCeilings(), clock=lambda: now[0])
     asyncio.run(floors.look(idle=False))
     assert not looked
     asyncio.run(floors.look(idle=True))
@@ -156,8 +156,8 @@ def test_quick_looks_are_few_and_only_at_an_idle_cpu(monkeypatch):
     assert len(looked) == LOOKS
     assert floors.view().tflops == 3.0  # the best of them
     assert not floors.view().measured
-    asyncio.run(Floors(SPEC, facts(device="cuda:0"), Known()).look(idle=True))
-    asyncio.run(Floors(SPEC, facts(), Known(ceilings(fp32=1.0))).look(idle=True))
+    asyncio.run(Floors(SPEC, facts(device="cuda:0"), KnownCeilings()).look(idle=True))
+    asyncio.run(Floors(SPEC, facts(), KnownCeilings(ceilings(fp32=1.0))).look(idle=True))
     assert len(looked) == LOOKS
 
 

@@ -24,7 +24,7 @@ from cairn.train.checkpoint.peer_memory import PeerMemory
 from cairn.train.checkpoint.peer_messages import Done, Fetch, Put, Sums, Written
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
-from cairn.train.checkpoint.peer_readers import LEAST_BYTES, Mapped, Wanted, shared_out
+from cairn.train.checkpoint.peer_readers import LEAST_BYTES, Mapped, PieceRead, shared_out
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
 from cairn.train.checkpoint.peer_shard import Shard, mark
 from cairn.train.checkpoint.piece import Piece, whole
@@ -398,7 +398,7 @@ def test_a_copy_that_is_overwritten_while_it_is_read_is_refused():
     content = np.arange(64, dtype=np.uint64)
     content[0] = 7
     room = np.zeros(32 * 8, np.uint8)
-    wanted = [Wanted(64, memoryview(room))]
+    wanted = [PieceRead(64, memoryview(room))]
     mapped = Mapped(content.view(np.uint8), 7, {})
     assert mapped.read(wanted) == {64: sum(range(8, 40))}
     assert room.tobytes() == content[8:40].tobytes()
@@ -599,7 +599,7 @@ def test_lanes_share_every_byte_once_and_evenly(sizes, most):
     whole_copy = memoryview(bytes(sum(sizes)))
     begins = [sum(sizes[:n]) for n in range(len(sizes))]
     wanted = [
-        Wanted(begin, whole_copy[begin : begin + size])
+        PieceRead(begin, whole_copy[begin : begin + size])
         for begin, size in zip(begins, sizes, strict=True)
     ]
     loads = shared_out(wanted, most)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cairn.core.errors import DataError
-from cairn.train.data.preference_files import Judged, Pair, read_judged, read_pair
+from cairn.train.data.preference_files import Pair, RatedAnswer, read_judged, read_pair
 
 
 def line(**row):
@@ -25,7 +25,7 @@ def test_pairs():
 
 def test_judged():
     row = line(prompt="a", completion="b", label=False)
-    assert read_judged(row, "x") == Judged("a", "b", False)
+    assert read_judged(row, "x") == RatedAnswer("a", "b", False)
 
 
 @pytest.mark.parametrize(

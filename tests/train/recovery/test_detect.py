@@ -10,9 +10,9 @@ from cairn.train.recovery.board import RING, STARTING, TRAINING, Board
 from cairn.train.recovery.checksum import Mark, complaint, disagreeing
 from cairn.train.recovery.detect import (
     Progress,
-    Seen,
+    RankView,
     Slowness,
-    Spent,
+    StepWork,
     judge,
     median_of_others,
     moved,
@@ -25,7 +25,7 @@ NOW = 1000.0
 
 def rank(number, **changes):
     given = dict(rank=number, alive=True, phase=TRAINING, beat=NOW - 0.1, step=7, collectives=40)
-    return Seen(**(given | changes))
+    return RankView(**(given | changes))
 
 
 def look(*seen, at=NOW, started=900.0):
@@ -79,8 +79,8 @@ def test_a_straggler_is_slow_in_several_steps_in_a_row():
 
 def test_steps_are_looked_at_one_by_one_however_many_are_told_at_once():
     """Ranks that are far apart tell of them at other moments, and of several together."""
-    steps = [Spent(step, 0.5 if step <= 5 else 0.1, 0.6) for step in range(1, 12)]
-    others = [Spent(step, 0.1, 0.6) for step in range(1, 12)]
+    steps = [StepWork(step, 0.5 if step <= 5 else 0.1, 0.6) for step in range(1, 12)]
+    others = [StepWork(step, 0.1, 0.6) for step in range(1, 12)]
     slowness = Slowness(3.0)
     assert slowness.look([rank(0, recent=tuple(others)), rank(1, recent=tuple(steps[:2]))]) == []
     assert slowness.look([rank(0, recent=()), rank(1, recent=tuple(steps[2:]))]) == [1]

@@ -9,7 +9,7 @@ import pytest
 
 from cairn.core.job_ledger import Started, Submitted, read_events, read_ledger
 from cairn.train.recovery.board import Board
-from cairn.train.recovery.findings import Found, write_found
+from cairn.train.recovery.findings import WatchFinding, write_found
 from cairn.train.recovery.journal import Journal
 from cairn.train.recovery.launched_ledger import LaunchedLedger
 from cairn.train.recovery.meeting import Agreement
@@ -60,7 +60,9 @@ def test_a_life_of_less_than_a_second_has_an_end_of_its_own(tmp_path):
         if cause:
             now = time.time()
             about = dict(node="node-0", host="", step=2 * life, why="seen", rung="heal")
-            found = Found(at=now, since=now, what="decision", cause=cause, rank=life, **about)
+            found = WatchFinding(
+                at=now, since=now, what="decision", cause=cause, rank=life, **about
+            )
             write_found(tmp_path, found)
         agreement = Agreement(
             (), "", None, life, back_to=0, before=4 * bool(life), youngest=0.0, leads=True

@@ -11,7 +11,7 @@ from cairn.core.job_ledger import Ended, Started, Submitted, account, write_ledg
 from cairn.train.config import Data
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.fewer_ranks import for_ranks, wait_idle
-from cairn.train.recovery.ladder import Incident, Left, grown, respond
+from cairn.train.recovery.ladder import Incident, Survivors, grown, respond
 from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.templates import best_for, cover, fitting, shrunk, templates
 
@@ -32,7 +32,7 @@ def left(**changes):
     given = dict(
         layout=Layout(dp=4), nodes=(0, 1), spares=(), ranks_per_node=2, strikes={}, failures=1
     )
-    return Left(**(given | changes))
+    return Survivors(**(given | changes))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_answered_can_be_done(incident, layout, spares, failures, strike
     """Never more ranks than there are places, never the bad node, never a layout that does not fit."""
     fits = batch_of(layout.data_ranks())
     nodes = (0, 1, 2, 3)
-    what = Left(
+    what = Survivors(
         layout=layout,
         nodes=nodes,
         spares=tuple(range(4, 4 + spares)),

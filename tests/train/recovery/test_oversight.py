@@ -16,7 +16,7 @@ from cairn.core.end_reason import VARIABLE, EndReason, path_of, read_end_reason,
 from cairn.core.errors import ConfigError
 from cairn.core.shared_secret import Secret, enter
 from cairn.train.recovery.board import STARTING, TRAINING, Board
-from cairn.train.recovery.findings import Found, forget_found, read_found, write_found
+from cairn.train.recovery.findings import WatchFinding, forget_found, read_found, write_found
 from cairn.train.recovery.node_sight import Duty, NodeSight, RankSight
 from cairn.train.recovery.node_watch import DUTY, NodeWatch
 from cairn.train.recovery.oversight import AGAIN_S, Oversight
@@ -113,7 +113,7 @@ def test_a_node_that_hangs_again_and_again_is_left_if_somebody_replaces_it():
 
 
 def found_on(node, rung="heal"):
-    return Found(
+    return WatchFinding(
         at=1.0,
         since=0.0,
         what="stuck",

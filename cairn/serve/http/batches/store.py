@@ -21,7 +21,7 @@ from cairn.serve.http.protocol.batches import (
     BatchRequest,
     LineResult,
 )
-from cairn.serve.http.protocol.body import no_json
+from cairn.serve.http.protocol.body import decode, no_json
 from cairn.serve.http.protocol.refusal import Refusal
 
 MOST_LINES = 50_000  # as OpenAI has it
@@ -148,8 +148,8 @@ def read_lines(content: bytes, endpoint: str) -> list[BatchLine]:
             continue
         try:
             line = msgspec.json.decode(text, type=BatchLine)
-        except msgspec.ValidationError as error:
-            mistakes.append(BatchError(code="invalid_json_line", message=str(error), line=number))
+        except msgspec.ValidationError:
+            mistakes.append(_wrong_field(text, number))
             continue
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem_text = no_json(text, error, "the line")
@@ -170,6 +170,16 @@ def read_lines(content: bytes, endpoint: str) -> list[BatchLine]:
     if mistakes:
         raise Mistakes(mistakes[:MOST_MISTAKES])
     return lines
+
+
+def _wrong_field(text: bytes, number: int) -> BatchError:
+    """Which field of a line is wrong, and what it may be."""
+    try:
+        decode(text, BatchLine)
+    except Refusal as refusal:
+        said = refusal.message.replace("the body", "the line", 1)
+        return BatchError(code="invalid_json_line", message=said, line=number, param=refusal.param)
+    raise AssertionError("a line that could not be read was read")
 
 
 def _problem(line: BatchLine, endpoint: str, ids: set[str]) -> tuple[str, str] | None:

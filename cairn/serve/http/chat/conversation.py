@@ -9,7 +9,7 @@ JSON; templates want the object itself.
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,15 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 MAY_BE_SILENT = ("assistant", "tool")  # roles whose content clients leave out where there is none
 
 
+class TemplateArguments(NamedTuple):
+    """What a template is rendered with, beside the messages."""
+
+    tools: list[dict[str, Any]] | None
+    begins: bool  # it ends where the assistant's answer begins
+    goes_on: bool  # the last message is the beginning of the answer
+    extra: dict[str, Any]
+
+
 async def read_conversation(
     service: Service, payload: ChatRequest | TokenizeRequest, *, any_length: bool = False
 ) -> Prompt:
@@ -38,49 +47,17 @@ async def read_conversation(
 
     `any_length`: it is counted or cut, and not answered as it is, so it may be longer than the context.
     """
-    extra = dict(payload.chat_template_kwargs or {}) if isinstance(payload, ChatRequest) else {}
-    if isinstance(payload, ChatRequest) and payload.reasoning_effort is not None:
-        extra.setdefault("reasoning_effort", payload.reasoning_effort)
-    if isinstance(payload, ChatRequest) and payload.documents is not None:
-        extra["documents"] = payload.documents
-    tools = payload.tools or None
-    if isinstance(payload, ChatRequest) and payload.tool_choice == "none":
-        tools = None
-    goes_on = payload.continue_final_message is True
-    if goes_on and payload.add_generation_prompt:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt are true", hint="set one of them"
-        )
-    begin = payload.add_generation_prompt is not False and not goes_on
-    for reserved in ("messages", "tools", "add_generation_prompt", "template"):
-        if reserved in extra:
-            raise RequestError(
-                f"chat_template_kwargs has the key {reserved!r}", hint="it is set already"
-            )
-    messages = payload.messages or []
-    templates = templates_of(service, payload)
-
+    arguments = _template_arguments(payload)
+    messages, templates = payload.messages or [], templates_of(service, payload)
     sight = service.serving.sight
 
     def render(conversation: Sequence[Mapping[str, Any]]) -> str:
-        return cut_at_mark(written(with_mark(conversation))) if goes_on else written(conversation)
+        if not arguments.goes_on:
+            return _rendered(conversation, templates, arguments, sight is not None)
+        marked = with_mark(conversation)
+        return cut_at_mark(_rendered(marked, templates, arguments, sight is not None))
 
-    def written(conversation: Sequence[Mapping[str, Any]]) -> str:
-        source = templates.sources[templates.choose(with_tools=tools is not None)]
-        generic = tools is not None and format_of(source) is None
-        joins = sight is None or (generic and not has_images(conversation))
-        flat = flat_messages(conversation, None if _NULL.search(source) else "", joins=joins)
-        if "message.thinking" in source:
-            flat = [_with_thinking(message) for message in flat]
-        parts = with_parts if sight is not None else list
-        if not generic:
-            return templates.render(parts(flat), tools, begin, **extra)
-        try:
-            return templates.render(parts(in_system_message(flat, tools)), None, begin, **extra)
-        except TokenizerError:  # a template that knows no system role
-            return templates.render(parts(in_first_message(flat, tools)), None, begin, **extra)
-
-    large = is_longer([messages, tools, extra], LONG_TEXT)
+    large = is_longer([messages, arguments.tools, arguments.extra], LONG_TEXT)
     pictures: Sequence[Picture] = ()
     if sight is not None and (large or has_images(messages)):
         loop = asyncio.get_running_loop()
@@ -92,6 +69,54 @@ async def read_conversation(
     if not any_length:
         service.check_length(text, "messages")
     return Prompt(text, await service.encode(text, special=False), pictures=pictures)
+
+
+def _template_arguments(payload: ChatRequest | TokenizeRequest) -> TemplateArguments:
+    extra: dict[str, Any] = {}
+    tools = payload.tools or None
+    if isinstance(payload, ChatRequest):
+        extra = dict(payload.chat_template_kwargs or {})
+        if payload.reasoning_effort is not None:
+            extra.setdefault("reasoning_effort", payload.reasoning_effort)
+        if payload.documents is not None:
+            extra["documents"] = payload.documents
+        if payload.tool_choice == "none":
+            tools = None
+    goes_on = payload.continue_final_message is True
+    if goes_on and payload.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are true", hint="set one of them"
+        )
+    for reserved in ("messages", "tools", "add_generation_prompt", "template"):
+        if reserved in extra:
+            raise RequestError(
+                f"chat_template_kwargs has the key {reserved!r}", hint="it is set already"
+            )
+    begins = payload.add_generation_prompt is not False and not goes_on
+    return TemplateArguments(tools, begins, goes_on, extra)
+
+
+def _rendered(
+    messages: Sequence[Mapping[str, Any]],
+    templates: ChatTemplates,
+    arguments: TemplateArguments,
+    sees: bool,
+) -> str:
+    """The text of a conversation. Tools that the template has no place for stand in a message."""
+    tools, begins, _, extra = arguments
+    source = templates.sources[templates.choose(with_tools=tools is not None)]
+    generic = tools is not None and format_of(source) is None
+    joins = not sees or (generic and not has_images(messages))
+    flat = flat_messages(messages, None if _NULL.search(source) else "", joins=joins)
+    if "message.thinking" in source:
+        flat = [_with_thinking(message) for message in flat]
+    parts = with_parts if sees else list
+    if tools is None or not generic:
+        return templates.render(parts(flat), tools, begins, **extra)
+    try:
+        return templates.render(parts(in_system_message(flat, tools)), None, begins, **extra)
+    except TokenizerError:  # a template that knows no system role
+        return templates.render(parts(in_first_message(flat, tools)), None, begins, **extra)
 
 
 async def without_oldest(service: Service, payload: ChatRequest, answer: int) -> ChatRequest:

@@ -12,7 +12,7 @@ import math
 from starlette.responses import PlainTextResponse, Response
 
 from cairn.models.speech.sound_file import read_sound
-from cairn.models.speech.transcribe import Task, Wanted
+from cairn.models.speech.transcribe import Task, WindowOptions
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.protocol.multipart import Part, read_parts
@@ -92,7 +92,7 @@ class TranscriptEvents:
         return last_events(refusal.body())
 
 
-def _wanted(opened: OpenSpeech, parts: dict[str, Part], task: Task) -> Wanted:
+def _wanted(opened: OpenSpeech, parts: dict[str, Part], task: Task) -> WindowOptions:
     tokens, language = opened.whisper.tokens, _text(parts, "language")
     if language and opened.whisper.spec.multilingual and language not in tokens.languages:
         message = f"language is {language!r}; it has to be a code such as {', '.join(list(tokens.languages)[:5])}"
@@ -105,7 +105,9 @@ def _wanted(opened: OpenSpeech, parts: dict[str, Part], task: Task) -> Wanted:
         if prompt and opened.tokenizer
         else []
     )
-    return Wanted(task, language or None, tuple(before), _temperature(_text(parts, "temperature")))
+    return WindowOptions(
+        task, language or None, tuple(before), _temperature(_text(parts, "temperature"))
+    )
 
 
 def _temperature(text: str | None) -> float | None:

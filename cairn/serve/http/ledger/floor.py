@@ -35,7 +35,7 @@ VALUE_BYTES = {
 }  # of a weight that is not packed; every other dtype we compute in has two
 
 
-class Known(NamedTuple):
+class KnownCeilings(NamedTuple):
     """The ceilings of the device that computes, as far as they are known."""
 
     ceilings: Ceilings | None = None
@@ -50,7 +50,7 @@ class Floors:
         self,
         spec: ModelSpec,
         facts: Facts,
-        ceilings: Known | None = None,
+        ceilings: KnownCeilings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec, self.facts = spec, facts
@@ -131,19 +131,19 @@ def _rate(ceilings: Ceilings | None, chip: Chip | None, dtype: str) -> float | N
     return chip.flops_per_s.get(dtype) if chip is not None else None
 
 
-def known_ceilings(facts: Facts) -> Known:
+def known_ceilings(facts: Facts) -> KnownCeilings:
     """Without measuring anything."""
     chip, _ = find_chip(facts.device_name)
     try:
         ceilings = load()
     except HardwareError:
-        return Known(None, chip)
+        return KnownCeilings(None, chip)
     if ceilings.device_name == facts.device_name:
-        return Known(ceilings, chip, measured=True)
-    return Known(None, chip)
+        return KnownCeilings(ceilings, chip, measured=True)
+    return KnownCeilings(None, chip)
 
 
-def quick_look(facts: Facts) -> Known:
+def quick_look(facts: Facts) -> KnownCeilings:
     """How fast this CPU copies and multiplies, roughly; a fifth of a second."""
     from cairn.hw.measure_device import copy_rate, matmul_rate, why_not
 
@@ -159,7 +159,7 @@ def quick_look(facts: Facts) -> Known:
     rates: dict[str, Measured] = {dtype: _best(matmul_rate("cpu", dtype, QUICK_MS))}
     unknown = Identity(cpu=None, threads=None, gpus=[], driver=None, torch=None)
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
-    return Known(
+    return KnownCeilings(
         Ceilings(
             measured_at=at,
             quick=True,
@@ -172,7 +172,7 @@ def quick_look(facts: Facts) -> Known:
     )
 
 
-def better(one: Known, other: Known) -> Known:
+def better(one: KnownCeilings, other: KnownCeilings) -> KnownCeilings:
     """The higher of two quick looks, each rate for itself."""
     first, second = one.ceilings, other.ceilings
     if first is None or second is None:
@@ -187,7 +187,7 @@ def better(one: Known, other: Known) -> Known:
         if (ceiling := higher(first.matmul.get(dtype), second.matmul.get(dtype))) is not None
     }
     copy = higher(first.copy, second.copy)
-    return Known(msgspec.structs.replace(second, copy=copy, matmul=rates))
+    return KnownCeilings(msgspec.structs.replace(second, copy=copy, matmul=rates))
 
 
 def _best(measured: Measured) -> Measured:

@@ -27,7 +27,7 @@ TOKENS = 1_000_000  # of all prompts that are remembered
 AROUND = 6  # tokens on each side of a change
 
 
-class Seen(NamedTuple):
+class EarlierPrompt(NamedTuple):
     """A prompt that came before."""
 
     prompt: Sequence[int]
@@ -46,7 +46,7 @@ class Miss(NamedTuple):
 class PrefixHistory:
     def __init__(self, page_size: int, prompts: int = PROMPTS, tokens: int = TOKENS) -> None:
         self.page_size, self._prompts, self._tokens = page_size, prompts, tokens
-        self._seen: OrderedDict[int, Seen] = OrderedDict()  # by number, oldest first
+        self._seen: OrderedDict[int, EarlierPrompt] = OrderedDict()  # by number, oldest first
         self._held = 0  # tokens in it
         self._next = 0
         self._by_hash: dict[int, list[int]] = {}  # which prompts have this chunk
@@ -84,7 +84,7 @@ class PrefixHistory:
 
     def add(self, prompt: Sequence[int], owner: bytes, now: float) -> None:
         number, self._next = self._next, self._next + 1
-        self._seen[number] = Seen(prompt, owner, now)
+        self._seen[number] = EarlierPrompt(prompt, owner, now)
         self._held += len(prompt)
         for digest in _hashes(prompt):
             self._by_hash.setdefault(digest, []).append(number)
@@ -103,9 +103,9 @@ class PrefixHistory:
     def _pages(self, tokens: int) -> int:
         return tokens // self.page_size * self.page_size
 
-    def _longest(self, prompt: Sequence[int]) -> list[tuple[int, Seen]]:
+    def _longest(self, prompt: Sequence[int]) -> list[tuple[int, EarlierPrompt]]:
         """For each owner the prompts that share most with this one, and how many tokens that is; newest last."""
-        best: dict[bytes, tuple[int, Seen]] = {}
+        best: dict[bytes, tuple[int, EarlierPrompt]] = {}
         deepest: list[int] = []
         chunks = 0
         for digest in _hashes(prompt):
@@ -142,7 +142,7 @@ def _hashes(prompt: Sequence[int]) -> Iterator[int]:
         yield digest
 
 
-def _by_length(pair: tuple[int, Seen]) -> tuple[int, float]:
+def _by_length(pair: tuple[int, EarlierPrompt]) -> tuple[int, float]:
     return pair[0], pair[1].at
 
 

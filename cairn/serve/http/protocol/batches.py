@@ -14,7 +14,7 @@ BatchStatus = Literal[
     "cancelling",
     "cancelled",
 ]
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 OVER: tuple[BatchStatus, ...] = ("failed", "completed", "expired", "cancelled")
 
 

@@ -194,7 +194,20 @@ def document() -> dict[str, Any]:
     references, components = msgspec.json.schema_components(
         order, ref_template="#/components/schemas/{name}"
     )
-    named = dict(zip(order, references, strict=True))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Cairn", "version": __version__},
+        "paths": _paths(dict(zip(order, references, strict=True))),
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _paths(named: dict[type, Any]) -> dict[str, Any]:
+    """Every path with its operations; `named`: a reference to the schema of each Struct."""
     paths: dict[str, Any] = {}
     for path, (body, answered, about) in POSTS.items():
         error = next((kind for begin, kind in ERRORS.items() if path.startswith(begin)), ErrorBody)
@@ -212,6 +225,12 @@ def document() -> dict[str, Any]:
         ] + _query(path)
         paths.setdefault(path, {})["get"] = operation
     _add_files(paths, named[FileObject], named[Batch], named[ErrorBody])
+    _add_others(paths, named)
+    return paths
+
+
+def _add_others(paths: dict[str, Any], named: dict[type, Any]) -> None:
+    """Paths whose answers have no schema here."""
     for path, (body, about) in OTHER_POSTS.items():
         operation = _operation(about, ANY, ANY, [*MISTAKES])
         operation["parameters"] = _query(path)
@@ -228,16 +247,6 @@ def document() -> dict[str, Any]:
         "content": {"text/plain": {"schema": {"type": "string"}}},
     }
     paths["/metrics"] = {"get": {"summary": "counts and times", "responses": {"200": text}}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Cairn", "version": __version__},
-        "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}, {}],
-    }
 
 
 def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None:

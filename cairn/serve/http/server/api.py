@@ -36,6 +36,7 @@ from cairn.serve.http.endpoints.embeddings import embeddings
 from cairn.serve.http.endpoints.messages import anthropic_error
 from cairn.serve.http.endpoints.ollama import ollama_error
 from cairn.serve.http.endpoints.prefill import prefill
+from cairn.serve.http.endpoints.responses import responses
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import put_into
 from cairn.serve.http.protocol.body import Gone, read_bytes
@@ -232,6 +233,7 @@ def batch_runner(service: Service, folder: Path) -> BatchRunner:
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
         "/v1/embeddings": embeddings,
+        "/v1/responses": responses,
     }
     applications = {url: Endpoint(service, handle, body=True) for url, handle in handles.items()}
     files = FileStore(folder, time.time)

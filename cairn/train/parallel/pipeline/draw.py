@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from cairn.report.page import Markup, element, facts, heading, join, page, paragraph, table
 from cairn.train.parallel.pipeline.actions import Schedule
-from cairn.train.parallel.pipeline.simulate import Costs, Ran, Timeline
+from cairn.train.parallel.pipeline.simulate import Costs, TimedAction, Timeline
 
 COLOURS = {"F": "#4c78a8", "B": "#54a24b", "I": "#72b7b2", "W": "#eeca3b"}
 WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
@@ -48,7 +48,7 @@ def _narrow(timeline: Timeline, width: int) -> str:
     return "\n".join(lines)
 
 
-def _label(ran: Ran) -> str:
+def _label(ran: TimedAction) -> str:
     return str(ran.action)
 
 
@@ -104,7 +104,7 @@ def svg(timeline: Timeline) -> Markup:
     return element("div", picture, class_="scroll")
 
 
-def _row(number: int, rank: list[Ran], scale: float) -> Iterator[Markup]:
+def _row(number: int, rank: list[TimedAction], scale: float) -> Iterator[Markup]:
     top = number * ROW
     yield element("text", f"rank {number}", x="0", y=str(top + 19), fill="currentColor")
     for ran in rank:

@@ -34,7 +34,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return whole / chunks
 
 
-class Ran(msgspec.Struct, frozen=True):
+class TimedAction(msgspec.Struct, frozen=True):
     action: Action
     start: float
     end: float
@@ -43,7 +43,7 @@ class Ran(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, frozen=True):
     """What a schedule comes to."""
 
-    ranks: list[list[Ran]]
+    ranks: list[list[TimedAction]]
     span: float  # from the first start to the last end
     idle: list[float]  # of each rank, within the span
     stash: list[
@@ -68,7 +68,7 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:  # noqa: B
     """Runs the schedule on paper; raises ScheduleError if it is wrong or can never end."""
     check_complete(schedule)
     done: dict[Key, tuple[float, int]] = {}  # when, and on which rank
-    ran: list[list[Ran]] = [[] for _ in schedule.ranks]
+    ran: list[list[TimedAction]] = [[] for _ in schedule.ranks]
     free = [0.0] * schedule.size
     while True:
         moved = False
@@ -80,7 +80,7 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:  # noqa: B
                     break
                 start = max(free[rank], ready)
                 end = start + costs.of(action.kind, schedule.chunks)
-                ran[rank].append(Ran(action, start, end))
+                ran[rank].append(TimedAction(action, start, end))
                 _finish(schedule, rank, action, end, done)
                 free[rank], moved = end, True
         if not moved:
@@ -141,7 +141,9 @@ def _finish(
     done[kind, schedule.stage_of(rank, action.chunk), action.microbatch] = (end, rank)
 
 
-def _all_ran(schedule: Schedule, ran: list[list[Ran]], done: dict[Key, tuple[float, int]]) -> None:
+def _all_ran(
+    schedule: Schedule, ran: list[list[TimedAction]], done: dict[Key, tuple[float, int]]
+) -> None:
     waits = []
     for rank, actions in enumerate(schedule.ranks):
         if len(ran[rank]) < len(actions):
@@ -153,7 +155,7 @@ def _all_ran(schedule: Schedule, ran: list[list[Ran]], done: dict[Key, tuple[flo
         raise ScheduleError(f"{schedule.name} never ends: {'; '.join(waits)}")
 
 
-def _timeline(schedule: Schedule, ran: list[list[Ran]]) -> Timeline:
+def _timeline(schedule: Schedule, ran: list[list[TimedAction]]) -> Timeline:
     span = max(r.end for rank in ran for r in rank)
     busy = [sum(r.end - r.start for r in rank) for rank in ran]
     peaks = [_stash(actions) for actions in schedule.ranks]
