@@ -13,7 +13,7 @@ import { requestRow, traceButton } from "./row.js";
 import { lengthOf, PARTS } from "./waterfall.js";
 
 const EMPTY = "No request yet. Send one from the chat, and its time is taken apart here.";
-const WORDS = "Where the time of each one went. No prompt or answer is kept here.";
+const WORDS = "Where the time of each one went. Prompts and answers are kept only by a server with --capture, in its folder.";
 const EVERY_MS = 2000;
 const LIMIT = 100;
 const ORDERS = [["newest", "Newest first"], ["slowest", "Slowest first"]];
