@@ -20,7 +20,7 @@
 
 #define ROWS_OF_W 4     /* that are multiplied with two rows of x while their sums are in registers */
 #define PIECES_IN_CACHE 8 /* of four rows of weights and two of x: 22 KB */
-#define ROWS_TOGETHER 16  /* of weights whose sums are kept from some pieces to the next: 128 KB with 128 rows of x */
+#define ROWS_TOGETHER 16  /* of weights whose sums are kept from some pieces to the next: 64 KB with 64 rows of x */
 
 /* Registers of 64 columns that a piece has. */
 INLINE int registers_of(int columns) { return columns > 128 ? 4 : columns > 64 ? 2 : 1; }
