@@ -78,9 +78,7 @@ class Loop:
         on_record: OnRecord = lambda record: None,
     ) -> None:
         self.state, self.world, self.rank = state, world, rank
-        self.log_line, self.on_record = (
-            (tolerant(log_line), on_record) if rank == 0 else (_silence, _silence)
-        )
+        self.log_line = tolerant(log_line) if rank == 0 else _silence
         self.config: Train = state.config
         self.root: Path = self.config.folder / "checkpoints"
         saving = self.config.checkpoint
@@ -90,7 +88,7 @@ class Loop:
         self.held_out: HeldOut | None = None
         self.waiting: deque[tuple[StepResult, Documents]] = deque()
         self.lag = 1 if state.device.type == "cuda" else 0
-        self.log = StepLog(state, world, self.log_line, self.on_record)
+        self.log = StepLog(state, world, self.log_line, on_record if rank == 0 else _silence)
         self.bad_steps = 0
         self.rewound, self.rewound_to = 0, Path()  # how often to which checkpoint
         self.overflows = 0  # of float16, one after another

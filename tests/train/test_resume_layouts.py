@@ -46,7 +46,7 @@ def run_on(layout, folder, steps, kill=None, zero=0):
                     one.saver.wait()
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            one.on_record = on_record
+            one.log.on_record = on_record
         return one.run().step
 
     return run_local(layout.world(), one_rank)

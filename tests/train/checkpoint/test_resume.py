@@ -15,7 +15,7 @@ from tiny_runs import TINY, loop, recipe
 from cairn.core.errors import ConfigError, DataError
 from cairn.core.exit_cause import classify
 from cairn.models.checkpoint import open_checkpoint
-from cairn.train import loop as looping
+from cairn.train import step_log
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint import save as saving
 from cairn.train.checkpoint.export import export_newest
@@ -43,7 +43,7 @@ def run_until(config, step):
                 one.saver.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        one.on_record = on_record
+        one.log.on_record = on_record
         one.run()
 
     process = multiprocessing.get_context("fork").Process(target=train)
@@ -217,7 +217,7 @@ class Full:
 
 def test_a_log_that_cannot_be_written_does_not_end_a_run(tmp_path, monkeypatch):
     sink, said = Full(), []
-    monkeypatch.setattr(looping, "open_sinks", lambda *rest: [sink])
+    monkeypatch.setattr(step_log, "open_sinks", lambda *rest: [sink])
     outcome = loop(recipe(tmp_path, steps=4), log_line=said.append).run()
     assert outcome.step == 4
     assert sink.got == [1, 4]
@@ -280,7 +280,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
         if record.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    one.on_record = on_record
+    one.log.on_record = on_record
     outcome = one.run()
     assert outcome.stopped_early
     assert folders.complete_steps(one.root) == [outcome.step]
