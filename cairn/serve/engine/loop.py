@@ -225,8 +225,11 @@ class Engine(Controls):
 
     def _note_drafts(self, step: Step) -> None:
         """How sure the head is of what it has drafted behind this step. On a CPU that is known by now."""
-        speculation, head = self.scheduler.speculation, self.runner.head
-        if speculation is None or speculation.pace is None or head is None or not step.chunks:
+        speculation = self.scheduler.speculation
+        if speculation is None or speculation.pace is None or not step.chunks:
+            return
+        head = self.runner.head
+        if head is None:
             return
         drafted = step.head and head.chances_BK is not None
         requests = [chunk.request for chunk in step.chunks] if drafted else []
