@@ -431,6 +431,15 @@ def _limit(ran: Ran) -> float | None:
     return ceilings.copy.value / ran.read_bytes
 
 
+def _doubt(share: float) -> str:
+    """Nothing is faster than its limit, but a limit that was measured on a busy machine is too low."""
+    return (
+        "; measured while the machine was busy? `cairn calibrate` does it again"
+        if share > 1
+        else ""
+    )
+
+
 def _summary(result: Result, read_bytes: float) -> str:
     speed = result.speed
     rate = f"{speed.decode_tokens_per_s:.1f} tokens/s" if speed.decode_tokens_per_s else "no decode"
@@ -439,7 +448,7 @@ def _summary(result: Result, read_bytes: float) -> str:
         bandwidth = format_rate(speed.limit_tokens_per_s * read_bytes, "B")
         rate += (
             f", {speed.share:.0%} of the limit of {speed.limit_tokens_per_s:.0f}"
-            f" ({weights} of weights at {bandwidth})"
+            f" ({weights} of weights at {bandwidth}{_doubt(speed.share)})"
         )
     elif speed.decode_tokens_per_s:
         rate += " (the limit is not known: run `cairn calibrate`)"
