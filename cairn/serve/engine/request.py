@@ -246,9 +246,8 @@ class Request:
         self.end = 0  # len(prompt) + most_outputs
         self.prefill_until = 0  # tokens that were known at admission; behind them it decodes
         self.row = -1  # of the batch; -1: not running
-        self.blocks: list[
-            int
-        ] = []  # its pages in the first cache group, in the order of its tokens
+        # Its pages in the first cache group, in the order of its tokens.
+        self.blocks: list[int] = []
         self.more_blocks: list[list[int]] = []  # and in each of the others; equally long
         self.states: list[int] = []  # of each group with a state, the page that it lies in
         self.cached = 0  # tokens found in the prefix cache when it was first admitted
