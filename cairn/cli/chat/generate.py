@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 import tyro
 
+from cairn.cli.chat.decode_speed import Speed, in_words, speed_of
 from cairn.cli.chat.text_to_text import complete
 from cairn.core.collector import held_collector
 from cairn.core.config import load
-from cairn.core.errors import ConfigError, HardwareError, RequestError, UsageError
+from cairn.core.errors import ConfigError, RequestError, UsageError
 from cairn.core.events import span
 from cairn.core.prose import in_terminal
-from cairn.core.units import format_bytes, format_duration, format_rate
+from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, check_name, default_model
 
 if TYPE_CHECKING:
@@ -91,12 +92,6 @@ class Seconds(msgspec.Struct, frozen=True):
     load: float
     prefill: float  # until the first token
     decode: float  # all later ones
-
-
-class Speed(msgspec.Struct, frozen=True):
-    decode_tokens_per_s: float | None  # None: there was no second token
-    limit_tokens_per_s: float | None  # every weight read once per token; None: not calibrated
-    share: float | None
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -210,7 +205,7 @@ def report(options: Generate, show: Shown, ran: Ran) -> None:
         device=ran.device,
         dtype=ran.dtype,
         seconds=Seconds(ran.load_s, *show.seconds),
-        speed=_speed(ran, len(show.tokens), show.seconds[1]),
+        speed=speed_of(len(show.tokens), show.seconds[1], ran.device, ran.read_bytes),
     )
     if options.json:
         print(msgspec.json.encode(result).decode())
@@ -410,50 +405,9 @@ def _stdin() -> str:
         ) from None
 
 
-def _speed(ran: Ran, tokens: int, decode_s: float) -> Speed:
-    measured = (tokens - 1) / decode_s if tokens > 1 and decode_s > 0 else None
-    limit = _limit(ran)
-    share = measured / limit if measured and limit else None
-    return Speed(decode_tokens_per_s=measured, limit_tokens_per_s=limit, share=share)
-
-
-def _limit(ran: Ran) -> float | None:
-    """Tokens/s if each token did nothing but read the weights it visits once."""
-    from cairn.hw.ceilings import load as load_ceilings
-
-    try:
-        ceilings = load_ceilings()
-    except HardwareError:
-        return None
-    other = ceilings.device.split(":")[0] != ran.device.split(":")[0]
-    if ceilings.copy is None or other or not ran.read_bytes:
-        return None
-    return ceilings.copy.value / ran.read_bytes
-
-
-def _doubt(share: float) -> str:
-    """Nothing is faster than its limit, but a limit that was measured on a busy machine is too low."""
-    return (
-        "; measured while the machine was busy? `cairn calibrate` does it again"
-        if share > 1
-        else ""
-    )
-
-
 def _summary(result: Result, read_bytes: float) -> str:
-    speed = result.speed
-    rate = f"{speed.decode_tokens_per_s:.1f} tokens/s" if speed.decode_tokens_per_s else "no decode"
-    if speed.limit_tokens_per_s and speed.share:
-        weights = format_bytes(read_bytes, "decimal")
-        bandwidth = format_rate(speed.limit_tokens_per_s * read_bytes, "B")
-        rate += (
-            f", {speed.share:.0%} of the limit of {speed.limit_tokens_per_s:.0f}"
-            f" ({weights} of weights at {bandwidth}{_doubt(speed.share)})"
-        )
-    elif speed.decode_tokens_per_s:
-        rate += " (the limit is not known: run `cairn calibrate`)"
     return (
         f"{result.prompt_tokens} tokens in, {result.completion_tokens} out "
         f"({result.finish_reason}); first after {format_duration(result.seconds.prefill)}, "
-        f"then {rate}"
+        f"then {in_words(result.speed, read_bytes)}"
     )
