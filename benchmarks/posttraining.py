@@ -9,7 +9,7 @@
     decode   a decode step with 1, 8, 32 and 64 adapters on all maps, in turns with one without; loading an adapter
     train    tokens per second of an adapter of rank 16, whole steps; --base nf4: over weights in 4 bits
     grpo     one step: 128 prompts x 8 answers, 128 tokens in, 256 out; mismatch of trainer and engine; with
-             --consistent of the engine's own scores, which has to be 0
+             --consistent of the engine's own scores, which has to be 0: the first step of a round
 
 Weights are random. Each figure is written as soon as it is known, in its own part of the file; the others stay.
 `--layers 2` tries a part with fewer layers, and compiles the same kernels.
@@ -338,7 +338,7 @@ def _grpo_step(options: argparse.Namespace, state: Any, policy: Any, turn: int) 
         for n, (asked, one) in enumerate(zip(each, sampled, strict=True))
     ]
     if options.consistent:
-        documents = scored(policy, documents)
+        documents = scored(policy, documents, fresh=True)  # as the first step of a round
     scores = time.perf_counter()
     shared = shares_prompts(state.config, state.spec)
     batches = batches_of(documents, state.config.data.microbatch, 0, 0, shared)

@@ -51,7 +51,7 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Positive = 24
     """of an answer; a longer one is cut, and is wrong"""
     consistent: bool = False
-    """the batch-invariant engine scores what is learnt from, too, so that the mismatch is exactly 0; slower"""
+    """the batch-invariant engine says how likely what is learnt from is, so that the mismatch is exactly 0; slower"""
     engines: list[str] = []
     """servers that sample (http://HOST:PORT, by `cairn serve MODEL --admin-endpoints --weights float`); the weights
     are sent to them before every round. None: the engine of this process, which reads the weights where they lie"""

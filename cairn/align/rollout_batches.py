@@ -118,13 +118,15 @@ class RolloutBatches:
             state.lr_scale = config.warm_up_lr / config.optim.lr
             documents = self._written_answers(state.samples)
         else:
-            if not self._left:
+            fresh = not self._left
+            if fresh:
                 self._roll_out(state)
                 self.objective.watch.on = True
             documents = self._left.pop(0) if self._left else []
             if config.rollout.consistent and documents:
-                self.policy.updated(state.step)  # steps before may have learnt from this round, too
-                documents = scored(self.policy, documents)
+                if not fresh:  # steps before have learnt from this round, too
+                    self.policy.updated(state.step)
+                documents = scored(self.policy, documents, fresh)
         if not documents:  # the loop takes no step then
             state.samples += config.data.sequences
             return []

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_align import tiny
 
 from cairn.align.config import Algorithm, Align, Rollout, Task
-from cairn.align.consistent import check_covered, scored
+from cairn.align.consistent import NOW, check_covered, scored
 from cairn.align.objective import Mismatch, PolicyObjective, Watched, gspo_streams
 from cairn.align.policy import Policy, Sampled, engine_view
 from cairn.align.recipes import RECIPES, recipe
@@ -182,13 +182,31 @@ def test_trainer_and_engine_compute_the_same_bits(tmp_path, kind, monkeypatch):
         steps=3,
         algorithm=Algorithm(kind=kind),
         data=Data(sequence=48, sequences=8, microbatch=4),
-        rollout=Rollout(group=4, max_tokens=24, consistent=True),
+        rollout=Rollout(group=4, max_tokens=24, consistent=True, updates=2),
         task=Task(held_out=2, every=0),
         adapter=Adapter(rank=2),
     )
     align(config, log_line=lambda line: None)
     seen = [(one.mismatch, one.largest) for one in read_rounds(tmp_path / "r")[1:]]
-    assert seen == [(0.0, 0.0)] * 2
+    assert seen == [(0.0, 0.0)]
+
+
+def test_answers_are_scored_anew_if_the_weights_have_changed_or_a_few_scores_have():
+    class Engine:
+        def __init__(self, logp):
+            self.logp, self.asked = logp, 0
+
+        def scores(self, texts, first):
+            self.asked += len(texts)
+            return [self.logp] * len(texts)
+
+    documents = [document([1, 2], [3, 4], [-0.5, -0.25], 1.0, 1.0)] * 40
+    cases = [([-0.5, -0.25], True, 14), ([-0.5, -0.25], False, 40), ([-0.5, -0.5], True, 14 + 40)]
+    for logp, fresh, asked in cases:
+        engine = Engine(logp)
+        found = scored(engine, documents, fresh)
+        assert engine.asked == asked
+        assert all(one.extra[NOW].tolist() == [0, *logp, 0] for one in found)
 
 
 def test_gradients_of_scored_answers_and_of_shared_prompts_are_the_usual_ones(lively):
