@@ -68,6 +68,11 @@ OF_PLANES: dict[str, tuple[Registration, ...]] = {
             "PackedInt4",
             "4-bit levels as the checkpoint stores them; activations as they are",
         ),
+        Registration(
+            "cairn.models.linear.weight_only",
+            "WeightOnly",
+            "int8, mxfp4, nvfp4, and smaller groups; activations as they are",
+        ),
     ),
     "cpu": (),
 }

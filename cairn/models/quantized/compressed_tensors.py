@@ -147,7 +147,8 @@ def four_bit_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
     codes_NK = nibbles(stored.tensor("weight_packed", device))
     if scheme.format == "nvfp4-pack-quantized":
         whole = stored.scale("weight_global_scale", device).reshape(())
-        return Planes("nvfp4", codes_NK, stored.scale("weight_scale", device) / whole, None, 16)
+        scales_NG = stored.scale("weight_scale", device) / whole
+        return Planes("nvfp4", codes_NK, scales_NG, None, 16, global_scale=float(whole))
     scales_NG = powers_of_two(
         stored.tensor("weight_scale", device), f"{stored.module}.weight_scale"
     )

@@ -82,12 +82,14 @@ def joined(parts: Sequence[Planes]) -> Planes | None:
         parts = [by_row(p) for p in parts]
     shifted = any(p.shifts is not None for p in parts)
     known = [p.input_scale for p in parts if p.input_scale is not None]
+    one_global = len({p.global_scale for p in parts}) == 1
     return replace(
         parts[0],
         levels_NK=_cat([p.levels_NK for p in parts]),
         scales=torch.cat([p.scales for p in parts]),
         shifts=torch.cat([_shifts(p) for p in parts]) if shifted else None,
         input_scale=max(known) if known else None,
+        global_scale=first.global_scale if one_global else None,
     )
 
 

@@ -57,4 +57,5 @@ def nvfp4_layout(stored: Stored, scheme: Scheme) -> Layout:
 def nvfp4_planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Planes:
     whole = stored.scale("weight_scale_2", device).reshape(())
     scales_NG = stored.scale("weight_scale", device) * whole
-    return Planes("nvfp4", nibbles(stored.tensor("weight", device)), scales_NG, None, GROUP)
+    codes_NK = nibbles(stored.tensor("weight", device))
+    return Planes("nvfp4", codes_NK, scales_NG, None, GROUP, global_scale=1 / float(whole))

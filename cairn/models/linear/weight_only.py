@@ -1,0 +1,130 @@
+"""Planes of any kind on a GPU, as small as in the file; activations stay in 16 bits.
+
+The form of what has no faster kernel: int8, mxfp4, nvfp4, int4 in groups of 16 and 32, float8 in groups. Few rows are
+multiplied by a kernel that reads packed weights; for many rows, where arithmetic is the limit, a product first
+dequantises its matrix and multiplies as floating point does.
+"""
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
+from cairn.kernels.matmul.weight_only import (
+    E4M3,
+    HALVES,
+    MOST_ROWS,
+    Packed,
+    dequantize_packed,
+    pack_nibbles,
+    packed_reference,
+    span_of,
+    weight_only_matmul,
+    weight_only_parts,
+)
+from cairn.kernels.norm.join_norm import Parts
+from cairn.models.cpu_half_precision import linear
+from cairn.models.linear.form import PLAIN, Epilogue, Kernels, Product, finished
+from cairn.models.linear.gpu_product import gpu_product
+from cairn.models.quantized.cuts import by_row
+from cairn.models.quantized.planes import BITS, Planes
+
+KINDS = {"int4": "int4", "int8": "int8", "fp8": "fp8", "mxfp4": "e2m1", "nvfp4": "e2m1"}
+
+
+class WeightOnly:
+    def __init__(self, planes: Planes) -> None:
+        planes = by_row(planes) if planes.block_rows > 1 else planes
+        group, span = min(planes.group, planes.shape[1]), _span(planes)
+        assert span is not None, self.obstacle(planes)
+        levels, scales_GN = planes.levels_NK, planes.scales.float().T.contiguous()
+        shifts_GN = _shifts(planes, scales_GN)
+        factor_N = None
+        if group == planes.shape[1] and shifts_GN is None:
+            scales_GN, factor_N = None, scales_GN[0].contiguous()
+        elif planes.kind == "nvfp4" and planes.global_scale is not None:
+            scales_GN, factor_N = _in_e4m3(scales_GN, planes.global_scale)
+        self.weight = Packed(
+            KINDS[planes.kind],
+            pack_nibbles(levels, span) if BITS[planes.kind] == 4 else levels.contiguous(),
+            span,
+            None if scales_GN is None else shortest(scales_GN),
+            None if shifts_GN is None else shortest(shifts_GN),
+            factor_N,
+        )
+        self.order_K = planes.order_K
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.weight if isinstance(part, Tensor))
+
+    @staticmethod
+    def obstacle(planes: Planes) -> str | None:
+        """Why these planes have no such form, or None."""
+        if _span(planes) is None:
+            return f"{planes.shape[1]} columns in groups of {planes.group} cannot be cut into equal spans"
+        return None
+
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def after(self, weight_K: Tensor) -> None:
+        return None
+
+    def product(
+        self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
+    ) -> Product:
+        if self.order_K is not None:
+            x_MK = x_MK.index_select(1, self.order_K)
+        if not x_MK.is_cuda:
+            return finished(
+                linear(x_MK, packed_reference(self.weight, x_MK.dtype)), bias_N, epilogue
+            )
+        kernels = epilogue.kernels or Kernels()
+        if len(x_MK) > MOST_ROWS or x_MK.dtype not in HALVES or kernels.invariant:
+            return self._dequantised(x_MK, bias_N, epilogue, kernels)
+        if epilogue.onto_MN is not None and bias_N is None:
+            sums_SMN = weight_only_parts(x_MK, self.weight)
+            if sums_SMN is not None:
+                return Parts(sums_SMN)
+        y_MN = weight_only_matmul(x_MK, self.weight, bias_N=bias_N)
+        return y_MN if epilogue.gate is None else epilogue.gate.fast(y_MN)
+
+    def _dequantised(
+        self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
+    ) -> Product:
+        """Not by a kernel that reads weights before its predecessor has ended, which wrote them."""
+        w_NK = dequantize_packed(self.weight, x_MK.dtype)
+        if kernels.invariant or len(x_MK) > PREFETCHING_ROWS:
+            return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
+        return finished(linear(x_MK, w_NK), bias_N, epilogue)
+
+
+def shortest(plane: Tensor) -> Tensor:
+    """In 16 bits, if no number changes."""
+    for kind in HALVES:
+        short = plane.to(kind)
+        if torch.equal(short.float(), plane):
+            return short
+    return plane
+
+
+def _span(planes: Planes) -> int | None:
+    columns = planes.shape[1]
+    return span_of(columns, min(planes.group, columns), BITS[planes.kind] == 4)
+
+
+def _shifts(planes: Planes, scales_GN: Tensor) -> Tensor | None:
+    """What is added to scale * level, where the kernel's levels of int4 are 8 less than the file's; None: 0."""
+    shifts_GN = None if planes.shifts is None else planes.shifts.float().T.contiguous()
+    if planes.kind != "int4":
+        return shifts_GN
+    around_GN = 8 * scales_GN if shifts_GN is None else shifts_GN + 8 * scales_GN
+    return None if bool((around_GN.abs() <= 1e-5 * scales_GN.abs()).all()) else around_GN
+
+
+def _in_e4m3(scales_GN: Tensor, global_scale: float) -> tuple[Tensor, Tensor | None]:
+    """Scales in the byte that a file of nvfp4 has them in, and the factor of each row; or as they are."""
+    short_GN = (scales_GN * global_scale).to(E4M3)
+    if not torch.allclose(short_GN.float() / global_scale, scales_GN, rtol=1e-6, atol=0.0):
+        return scales_GN, None
+    return short_GN, torch.full_like(scales_GN[0], 1 / global_scale)
