@@ -22,7 +22,7 @@ BF16 = torch.bfloat16
 def test_a_product_is_exact(form, m, n, split, monkeypatch):
     """80 rows of w are one tile and a part of one."""
     monkeypatch.setattr(weight_only, "parts_of", lambda m, n, k: split)
-    x, w = torch.randint(-1, 2, (m, 256)).to(BF16), random_packed(form, n, 256, "cpu", whole=True)
+    x, w = torch.randint(-1, 2, (m, 384)).to(BF16), random_packed(form, n, 384, "cpu", whole=True)
     bias = torch.randint(-4, 5, (n,)).to(BF16)
     exact = x.double() @ packed_reference(w).double().T
     parts = weight_only_parts(x, w)

@@ -11,8 +11,10 @@ from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.matmul.projections import QWEN3_8B
 from cairn.kernels.matmul.weight_only import (
     E4M3,
+    MOST_WORDS,
     NIBBLES,
     OF_LEVELS,
+    ROWS_HELD,
     STAGES,
     TILE,
     WARPS,
@@ -20,6 +22,7 @@ from cairn.kernels.matmul.weight_only import (
     _dequantize_kernel,
     constants_of,
     cost,
+    one_row_kernel,
     pack_nibbles,
     packed_reference,
     parts_of,
@@ -91,10 +94,10 @@ def random_packed(form: Form, n: int, k: int, device: str = "cuda", whole: bool 
         return (0.5 + torch.rand(*shape, device=device)) * 0.1 * k**-0.5
 
     if form.group:
-        grown = plane(k // group, n) * (1 if whole or form.scales != E4M3 else 1000)
+        grown = plane(n, k // group) * (1 if whole or form.scales != E4M3 else 1000)
         scales = grown.to(form.scales)
     if form.shifts:
-        shifts = plane(k // group, n).to(form.scales)
+        shifts = plane(n, k // group).to(form.scales)
     if form.factor:
         factor = plane(n)
     values = pack_nibbles(levels, span) if form.kind in NIBBLES else levels
@@ -104,7 +107,7 @@ def random_packed(form: Form, n: int, k: int, device: str = "cuda", whole: bool 
 def _variants(form: Form, m: int, n: int, k: int) -> Iterator[Variant]:
     """The product, with and without a cut of K, and the matrix in floating point."""
     w = random_packed(form, TILE, k, "cpu")
-    planes = dict(scales=w.scales_GN, shifts=w.shifts_GN, factor=w.factor_N)
+    planes = dict(scales=w.scales_NG, shifts=w.shifts_NG, factor=w.factor_N)
     of_weight = {"values": POINTER[w.values.dtype]}
     of_weight |= {name: POINTER[t.dtype] for name, t in planes.items() if t is not None}
     none = {name: None for name, plane in planes.items() if plane is None}
@@ -124,6 +127,10 @@ def _variants(form: Form, m: int, n: int, k: int) -> Iterator[Variant]:
             (*pointers, "stride_x", "stride_y", "N", "K"),
             "mma",
         )
+    if m == 1 and w.per_byte == 2:
+        pointers = {"x": "*bf16", **of_weight, "y": "*bf16"}
+        del pointers["values"]
+        yield _one_row(form, w, {**pointers, "words": "*i32"}, none)
     pointers = {**of_weight, "y": "*bf16"}
     yield Variant(
         f"{form.name}, dequantise",
@@ -131,6 +138,19 @@ def _variants(form: Form, m: int, n: int, k: int) -> Iterator[Variant]:
         _in_order(_dequantize_kernel, {**pointers, "N": "i32", "K": "i32"}),
         _in_order(_dequantize_kernel, {**none, **constants_of(w), "BN": TILE}),
         {"num_warps": WARPS},
+        (*pointers, "N", "K"),
+    )
+
+
+def _one_row(form: Form, w: Packed, pointers: dict[str, str], none: dict[str, None]) -> Variant:
+    constants = {**none, "bias": None, "KIND": w.kind, "GROUP": w.group, "SPAN": w.span}
+    constants |= dict(BN=ROWS_HELD, WORDS=MOST_WORDS, CHUNKS=1, OVERLAP=True)
+    return Variant(
+        f"{form.name}, one row",
+        one_row_kernel,
+        _in_order(one_row_kernel, {**pointers, "N": "i32", "K": "i32"}),
+        _in_order(one_row_kernel, constants),
+        {"num_warps": 4},
         (*pointers, "N", "K"),
     )
 

@@ -46,6 +46,7 @@ E4M3 = torch.float8_e4m3fn
 BLOCK = 128  # rows and columns that share a scale
 BLOCK_PROGRAMS = 192  # fewer leave multiprocessors waiting
 HELD_BYTES = 128  # of weights in a thread, up to which 64 registers are enough
+LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -131,7 +132,7 @@ def _obstacle(x: Tensor, w: Quantized, plan: Plan) -> str | None:
     for name, rows in {"x": x, "w.values": w.values}.items():
         if (reason := tma_obstacle(name, rows)) is not None:
             return reason
-    if w.values.shape[1] > 1 << 15 and plan.kernel == "row":
+    if w.values.shape[1] > LONGEST_ROW and plan.kernel == "row":
         return f"{w.values.shape[1]} columns do not fit the registers of one program"
     # The interpreter has no Hopper; it runs the kernel for one row, and none in Gluon.
     return needs_cuda(x) or (needs_hopper(x) if x.is_cuda or plan.kernel == "stream" else None)
@@ -179,7 +180,7 @@ def launch(
 ) -> None:
     """Run the kernels on checked operands."""
     if isinstance(x, Tensor):
-        _launch_row(x, w, y, epilogue, plan, prefetch)
+        launch_row(x, w, y, epilogue, plan, prefetch)
         return
     (m, k), n = x.values.shape, len(w.values)
     swiglu = epilogue.activation is not None
@@ -208,9 +209,10 @@ def most_registers(plan: Plan, k: int, blocks: bool) -> int | None:
     return 64 if held <= HELD_BYTES and not blocks else None
 
 
-def _launch_row(
-    x: Tensor, w: Quantized, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool
+def launch_row(
+    x: Tensor, w: Quantized, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool = False
 ) -> None:
+    """One row of x; w may have whole numbers of 8 bits, too."""
     n, k = w.values.shape
     kernel: Any = one_row_kernel
     kernel[(triton.cdiv(n, plan.block_n),)](

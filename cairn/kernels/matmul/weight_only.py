@@ -19,12 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
-from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
+from cairn.kernels.matmul.skinny_fp8 import LONGEST_ROW, fp8_plan, launch_row
 from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS
+from cairn.kernels.quantize.quantize import Quantized
 
-MOST_ROWS = 128  # of x: with more, dequantising costs less than unpacking for each 64 rows
+MOST_ROWS = 128  # of x
 SPANS = (64, 32)  # columns that are multiplied at once
 TILE = 64  # rows of w in a program
 PROGRAMS = 528  # fewer leave multiprocessors waiting: four for each
@@ -32,6 +35,10 @@ SHORTEST_PART = 512  # columns
 # Of two warps each multiplies on its own: a warpgroup of four, whose operand is unpacked into registers, has to wait.
 STAGES, WARPS = 4, 2
 LEAST_GROUP = 16
+MOST_WORDS, ROWS_HELD = (
+    512,
+    8,
+)  # of one row's kernel: 16 bytes for a thread, of each of so many rows of w
 HALVES = (torch.bfloat16, torch.float16)
 NIBBLES = ("int4", "e2m1")
 E4M3 = torch.float8_e4m3fn
@@ -46,8 +53,8 @@ class Packed(NamedTuple):
     kind: str  # of `OF_LEVELS`
     values: Tensor  # [N, K], or of 4 bits uint8 [N, K / 2]
     span: int
-    scales_GN: Tensor | None = None  # None: 1
-    shifts_GN: Tensor | None = None
+    scales_NG: Tensor | None = None  # None: 1
+    shifts_NG: Tensor | None = None
     factor_N: Tensor | None = None  # float32
 
     @property
@@ -61,7 +68,7 @@ class Packed(NamedTuple):
 
     @property
     def group(self) -> int:
-        return self.shape[1] if self.scales_GN is None else self.shape[1] // len(self.scales_GN)
+        return self.shape[1] if self.scales_NG is None else self.shape[1] // self.scales_NG.shape[1]
 
 
 def span_of(columns: int, group: int, nibbles: bool) -> int | None:
@@ -90,10 +97,10 @@ def packed_reference(w: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
         w_NK = table[levels.int()]
     else:
         w_NK = levels.float() - (8 if w.kind == "int4" else 0)
-    if w.scales_GN is not None:
-        w_NK = w_NK * w.scales_GN.float().T.repeat_interleave(w.group, 1)
-    if w.shifts_GN is not None:
-        w_NK = w_NK + w.shifts_GN.float().T.repeat_interleave(w.group, 1)
+    if w.scales_NG is not None:
+        w_NK = w_NK * w.scales_NG.float().repeat_interleave(w.group, 1)
+    if w.shifts_NG is not None:
+        w_NK = w_NK + w.shifts_NG.float().repeat_interleave(w.group, 1)
     return (w_NK if w.factor_N is None else w_NK * w.factor_N[:, None]).to(dtype)
 
 
@@ -111,36 +118,36 @@ def _levels(code, KIND: tl.constexpr):
 
 
 @triton.jit
-def _numbers(plane, n, column, N, GROUP: tl.constexpr, SPAN: tl.constexpr):
+def _numbers(plane, n, column, K, GROUP: tl.constexpr, SPAN: tl.constexpr):
     """Scales or shifts of a span: one for each row, or where groups are smaller one for each weight."""
     if GROUP >= SPAN:
-        return tl.load(plane + column // GROUP * N + n).to(tl.float32)[:, None]
+        return tl.load(plane + n * (K // GROUP) + column // GROUP).to(tl.float32)[:, None]
     else:
         COUNT: tl.constexpr = SPAN // GROUP
         group = column // GROUP + tl.arange(0, COUNT)
-        each = tl.load(plane + group[None, :] * N + n[:, None]).to(tl.float32)
+        each = tl.load(plane + n[:, None] * (K // GROUP) + group[None, :]).to(tl.float32)
         wide = tl.broadcast_to(each[:, :, None], [each.shape[0], COUNT, GROUP])
         return tl.reshape(wide, [each.shape[0], SPAN])
 
 
 @triton.jit
 def _span_product(
-    level, x_MS, scales, shifts, n, column, N, GROUP: tl.constexpr, SPAN: tl.constexpr
+    level, x_MS, scales, shifts, n, column, K, GROUP: tl.constexpr, SPAN: tl.constexpr
 ):  # fmt: skip
     """[rows of w, rows of x]."""
     SCALED: tl.constexpr = scales is not None
     SHIFTED: tl.constexpr = shifts is not None
     w = level
     if SCALED and GROUP < SPAN:
-        w *= _numbers(scales, n, column, N, GROUP, SPAN)
+        w *= _numbers(scales, n, column, K, GROUP, SPAN)
         if SHIFTED:
-            w += _numbers(shifts, n, column, N, GROUP, SPAN)
+            w += _numbers(shifts, n, column, K, GROUP, SPAN)
     product = tl.dot(w.to(x_MS.dtype), tl.trans(x_MS))
     if SCALED and GROUP >= SPAN:
-        product *= _numbers(scales, n, column, N, GROUP, SPAN)
+        product *= _numbers(scales, n, column, K, GROUP, SPAN)
         if SHIFTED:
             of_x = tl.sum(x_MS.to(tl.float32), 1)[None, :]
-            product += _numbers(shifts, n, column, N, GROUP, SPAN) * of_x
+            product += _numbers(shifts, n, column, K, GROUP, SPAN) * of_x
     return product
 
 
@@ -169,7 +176,7 @@ def weight_only_kernel(
                 level = _levels((code >> (4 * half)) & 15, KIND)
             else:
                 level = _levels(code, KIND)
-            total += _span_product(level, x_MS, scales, shifts, n, column, N, GROUP, SPAN)
+            total += _span_product(level, x_MS, scales, shifts, n, column, K, GROUP, SPAN)
     if factor is not None:
         total *= tl.load(factor + n)[:, None]
     inside = (m[:, None] < M) & (row[None, :] < N)
@@ -181,6 +188,74 @@ def weight_only_kernel(
             total += tl.load(bias + n).to(tl.float32)[:, None]
         at = y + m.to(tl.int64)[:, None] * stride_y + row[None, :]
         tl.store(at, tl.trans(total).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _level_of(words, nibble: tl.constexpr, KIND: tl.constexpr):
+    """One of the eight levels in a word, in float32; of e2m1 a number that is 2^126 times as small."""
+    if KIND == "int4":
+        bits = ((words >> (4 * nibble)) & 15) | 0x4B000000  # 2^23 + level
+        return bits.to(tl.float32, bitcast=True) - 8388616.0
+    else:
+        if nibble < 6:
+            size = words << (22 - 4 * nibble)
+        else:
+            size = words >> (4 * nibble - 22)
+        bits = (size & 0x01C00000) | ((words << (28 - 4 * nibble)) & -0x80000000)
+        return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def one_row_kernel(
+    x, words, scales, shifts, factor, bias, y, N, K,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr,
+    CHUNKS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One row of x, levels of 4 bits: the thread that has read a weight multiplies it, on the ordinary cores."""
+    begin(OVERLAP)
+    row = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tl.minimum(row, N - 1)
+    total = tl.zeros([BN], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        word = chunk * WORDS + tl.arange(0, WORDS)
+        inside = word < K // 8
+        held = tl.load(
+            words + n.to(tl.int64)[:, None] * (K // 8) + word[None, :],
+            mask=inside[None, :],
+            other=0,
+        )
+        quad = chunk * WORDS // 4 + tl.arange(
+            0, WORDS // 4
+        )  # four words are 16 columns of either half
+        for half in tl.static_range(2):
+            near = tl.zeros([BN, WORDS], tl.float32)
+            of_x = tl.zeros([WORDS], tl.float32)
+            for byte in tl.static_range(4):
+                at = word * 4 // SPAN * (2 * SPAN) + half * SPAN + word * 4 % SPAN + byte
+                x_W = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+                of_x += x_W
+                if KIND == "e2m1":
+                    x_W *= 1.2676506002282294e30  # 2^100 of the 2^126: no product is too small or too large
+                near += _level_of(held, 2 * byte + half, KIND) * x_W[None, :]
+            sums = tl.sum(tl.reshape(near, [BN, WORDS // 4, 4]), 2)
+            if KIND == "e2m1":
+                sums *= 67108864.0  # 2^26
+            at = (
+                n[:, None] * (K // GROUP)
+                + ((quad * 16 // SPAN * 2 + half) * SPAN + quad * 16 % SPAN)[None, :] // GROUP
+            )
+            there = (quad < K // 32)[None, :]
+            if scales is not None:
+                sums *= tl.load(scales + at, mask=there, other=0.0).to(tl.float32)
+            if shifts is not None:
+                near_x = tl.sum(tl.reshape(of_x, [WORDS // 4, 4]), 1)
+                sums += tl.load(shifts + at, mask=there, other=0.0).to(tl.float32) * near_x[None, :]
+            total += tl.sum(sums, 1)
+    if factor is not None:
+        total *= tl.load(factor + n)
+    if bias is not None:
+        total += tl.load(bias + n).to(tl.float32)
+    tl.store(y + row, total.to(y.dtype.element_ty), mask=row < N)
 
 
 @triton.jit
@@ -200,9 +275,9 @@ def _dequantize_kernel(
         else:
             w = _levels(code, KIND)
         if scales is not None:
-            w *= _numbers(scales, n, column, N, GROUP, SPAN)
+            w *= _numbers(scales, n, column, K, GROUP, SPAN)
         if shifts is not None:
-            w += _numbers(shifts, n, column, N, GROUP, SPAN)
+            w += _numbers(shifts, n, column, K, GROUP, SPAN)
         if factor is not None:
             w *= tl.load(factor + n)[:, None]
         at = y + row.to(tl.int64)[:, None] * K + column + span[None, :]
@@ -220,6 +295,14 @@ def weight_only_matmul(
     if choose("weight_only", impl, _offers(x)).impl == "reference":
         return matmul_reference(x, packed_reference(w), Epilogue(bias_N), x.dtype)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
+    if len(x) == 1 and w.per_byte == 2:
+        _launch_row(x, w, bias_N, y)
+        return y
+    if _is_row_of_bytes(x, w):
+        assert w.factor_N is not None
+        plan = fp8_plan(1, n, k, one_row=True)
+        launch_row(x, Quantized(w.values, w.factor_N[:, None]), y, Epilogue(bias_N), plan)
+        return y
     split = parts_of(len(x), n, k)
     if split == 1 or not y.numel():
         _launch(x, w, bias_N, y, None, 1)
@@ -240,7 +323,7 @@ def weight_only_parts(x_MK: Tensor, w: Packed) -> Tensor | None:
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
     x = _checked(x_MK, w)
     split = parts_of(len(x), *w.shape)
-    if split == 1 or not len(x) or needs_cuda(x) is not None:
+    if split == 1 or len(x) < 2 or _offers(x)["triton"] is not None:
         return None
     return _parts(x, w, split)
 
@@ -256,7 +339,7 @@ def dequantize_packed(w: Packed, dtype: torch.dtype, impl: Impl = "auto") -> Ten
     y = torch.empty(n, k, dtype=dtype, device=w.values.device)
     kernel: Any = _dequantize_kernel
     kernel[(k // (w.span * per_byte), triton.cdiv(n, TILE))](
-        *(w.values, w.scales_GN, w.shifts_GN, w.factor_N, y, n, k),
+        *(w.values, w.scales_NG, w.shifts_NG, w.factor_N, y, n, k),
         **constants_of(w),
         BN=TILE,
         num_warps=WARPS,
@@ -270,6 +353,11 @@ def parts_of(m: int, n: int, k: int) -> int:
     while tiles * split < PROGRAMS and k >= 2 * split * SHORTEST_PART:
         split *= 2
     return split
+
+
+def most_rows(kind: str) -> int:
+    """Of x: with more, dequantising the matrix costs less than unpacking it for each block of rows."""
+    return MOST_ROWS // 2 if kind in NIBBLES else MOST_ROWS
 
 
 def row_block(m: int) -> int:
@@ -299,7 +387,7 @@ def _launch(
     kernel: Any = weight_only_kernel
     if m:
         kernel[(triton.cdiv(n, TILE), split, triton.cdiv(m, rows))](
-            *(x, w.values, w.scales_GN, w.shifts_GN, w.factor_N, bias_N, y, parts),
+            *(x, w.values, w.scales_NG, w.shifts_NG, w.factor_N, bias_N, y, parts),
             *(x.stride(0), y.stride(-2), m, n, k),
             **constants_of(w),
             SPLIT=split,
@@ -308,6 +396,30 @@ def _launch(
             num_warps=WARPS,
             num_stages=STAGES,
         )
+
+
+def _is_row_of_bytes(x: Tensor, w: Packed) -> bool:
+    """Whether the kernel that multiplies one row with float8 takes these: it reads a byte as whatever it is."""
+    fits = w.per_byte == 1 and w.scales_NG is None and w.factor_N is not None
+    return fits and len(x) == 1 and w.shape[1] <= LONGEST_ROW and needs_hopper(x) is None
+
+
+def _launch_row(x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor) -> None:
+    (n, k), words = w.shape, min(MOST_WORDS, triton.next_power_of_2(w.shape[1] // 8))
+    chunks = triton.cdiv(k // 8, words)
+    rows = ROWS_HELD if chunks == 1 else ROWS_HELD // 2
+    kernel: Any = one_row_kernel
+    kernel[(triton.cdiv(n, rows),)](
+        *(x, w.values.view(torch.int32), w.scales_NG, w.shifts_NG, w.factor_N, bias_N, y, n, k),
+        KIND=w.kind,
+        GROUP=w.group,
+        SPAN=w.span,
+        BN=rows,
+        WORDS=words,
+        CHUNKS=chunks,
+        num_warps=4,
+        **pdl(x.device),
+    )
 
 
 def _checked(x_MK: Tensor, w: Packed) -> Tensor:
@@ -322,18 +434,19 @@ def _check_weight(w: Packed) -> None:
     values = check(
         "w.values", w.values, dtypes=(OF_LEVELS[w.kind],), shape=(None, None), packed=True
     )
-    (n, k), scales = w.shape, w.scales_GN
+    (n, k), scales = w.shape, w.scales_NG
     require(n > 0 and k > 0, "w.values", "at least one row and column", list(values.shape))
     if scales is not None:
         kinds = (*FLOATS, E4M3)
-        check("w.scales", scales, dtypes=kinds, shape=(None, n), beside=values, packed=True)
-        require(len(scales) > 0 and k % len(scales) == 0, "w.scales", "equal groups", len(scales))
+        check("w.scales", scales, dtypes=kinds, shape=(n, None), beside=values, packed=True)
+        groups = scales.shape[1]
+        require(groups > 0 and k % groups == 0, "w.scales", f"equal groups of {k} columns", groups)
     fits = span_of(k, w.group, w.per_byte == 2)
     require(w.span in SPANS and fits is not None and w.span <= fits, "w.span", f"{fits}", w.span)
-    if w.shifts_GN is not None:
+    if w.shifts_NG is not None:
         require(scales is not None, "w.shifts", "scales beside them", "none")
         shape = None if scales is None else tuple(scales.shape)
-        check("w.shifts", w.shifts_GN, dtypes=FLOATS, shape=shape, beside=values, packed=True)
+        check("w.shifts", w.shifts_NG, dtypes=FLOATS, shape=shape, beside=values, packed=True)
     if w.factor_N is not None:
         check(
             "w.factor", w.factor_N, dtypes=(torch.float32,), shape=(n,), beside=values, packed=True

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from cairn.kernels.arguments import as_rows
 from cairn.kernels.matmul.matmul_fp8 import SMALL, launch, matmul_fp8
-from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
+from cairn.kernels.matmul.skinny_fp8 import LONGEST_ROW, skinny_fp8, skinny_fp8_parts
 from cairn.kernels.matmul.skinny_plans import FEW_ROWS, wave_plan
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
 from cairn.kernels.tiles import aligned_rows
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, Entering, Epilogue, Kernels, Product, finished
-
-LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes
 
 
 class Fp8Rows:

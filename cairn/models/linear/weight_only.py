@@ -12,9 +12,9 @@ from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
 from cairn.kernels.matmul.weight_only import (
     E4M3,
     HALVES,
-    MOST_ROWS,
     Packed,
     dequantize_packed,
+    most_rows,
     pack_nibbles,
     packed_reference,
     span_of,
@@ -36,19 +36,19 @@ class WeightOnly:
         planes = by_row(planes) if planes.block_rows > 1 else planes
         group, span = min(planes.group, planes.shape[1]), _span(planes)
         assert span is not None, self.obstacle(planes)
-        levels, scales_GN = planes.levels_NK, planes.scales.float().T.contiguous()
-        shifts_GN = _shifts(planes, scales_GN)
+        levels, scales_NG = planes.levels_NK, planes.scales.float().contiguous()
+        shifts_NG = _shifts(planes, scales_NG)
         factor_N = None
-        if group == planes.shape[1] and shifts_GN is None:
-            scales_GN, factor_N = None, scales_GN[0].contiguous()
+        if group == planes.shape[1] and shifts_NG is None:
+            scales_NG, factor_N = None, scales_NG[:, 0].contiguous()
         elif planes.kind == "nvfp4" and planes.global_scale is not None:
-            scales_GN, factor_N = _in_e4m3(scales_GN, planes.global_scale)
+            scales_NG, factor_N = _in_e4m3(scales_NG, planes.global_scale)
         self.weight = Packed(
             KINDS[planes.kind],
             pack_nibbles(levels, span) if BITS[planes.kind] == 4 else levels.contiguous(),
             span,
-            None if scales_GN is None else shortest(scales_GN),
-            None if shifts_GN is None else shortest(shifts_GN),
+            None if scales_NG is None else shortest(scales_NG),
+            None if shifts_NG is None else shortest(shifts_NG),
             factor_N,
         )
         self.order_K = planes.order_K
@@ -80,7 +80,7 @@ class WeightOnly:
                 linear(x_MK, packed_reference(self.weight, x_MK.dtype)), bias_N, epilogue
             )
         kernels = epilogue.kernels or Kernels()
-        if len(x_MK) > MOST_ROWS or x_MK.dtype not in HALVES or kernels.invariant:
+        if len(x_MK) > most_rows(self.weight.kind) or x_MK.dtype not in HALVES or kernels.invariant:
             return self._dequantised(x_MK, bias_N, epilogue, kernels)
         if epilogue.onto_MN is not None and bias_N is None:
             sums_SMN = weight_only_parts(x_MK, self.weight)
@@ -100,8 +100,8 @@ class WeightOnly:
 
 
 def shortest(plane: Tensor) -> Tensor:
-    """In 16 bits, if no number changes."""
-    for kind in HALVES:
+    """In 16 bits, if no number changes by that."""
+    for kind in HALVES if plane.dtype == torch.float32 else ():
         short = plane.to(kind)
         if torch.equal(short.float(), plane):
             return short
@@ -113,18 +113,18 @@ def _span(planes: Planes) -> int | None:
     return span_of(columns, min(planes.group, columns), BITS[planes.kind] == 4)
 
 
-def _shifts(planes: Planes, scales_GN: Tensor) -> Tensor | None:
+def _shifts(planes: Planes, scales_NG: Tensor) -> Tensor | None:
     """What is added to scale * level, where the kernel's levels of int4 are 8 less than the file's; None: 0."""
-    shifts_GN = None if planes.shifts is None else planes.shifts.float().T.contiguous()
+    shifts_NG = None if planes.shifts is None else planes.shifts.float().contiguous()
     if planes.kind != "int4":
-        return shifts_GN
-    around_GN = 8 * scales_GN if shifts_GN is None else shifts_GN + 8 * scales_GN
-    return None if bool((around_GN.abs() <= 1e-5 * scales_GN.abs()).all()) else around_GN
+        return shifts_NG
+    around_NG = 8 * scales_NG if shifts_NG is None else shifts_NG + 8 * scales_NG
+    return None if bool((around_NG.abs() <= 1e-5 * scales_NG.abs()).all()) else around_NG
 
 
-def _in_e4m3(scales_GN: Tensor, global_scale: float) -> tuple[Tensor, Tensor | None]:
+def _in_e4m3(scales_NG: Tensor, global_scale: float) -> tuple[Tensor, Tensor | None]:
     """Scales in the byte that a file of nvfp4 has them in, and the factor of each row; or as they are."""
-    short_GN = (scales_GN * global_scale).to(E4M3)
-    if not torch.allclose(short_GN.float() / global_scale, scales_GN, rtol=1e-6, atol=0.0):
-        return scales_GN, None
-    return short_GN, torch.full_like(scales_GN[0], 1 / global_scale)
+    short_NG = (scales_NG * global_scale).to(E4M3)
+    if not torch.allclose(short_NG.float() / global_scale, scales_NG, rtol=1e-6, atol=0.0):
+        return scales_NG, None
+    return short_NG, torch.full_like(scales_NG[:, 0], 1 / global_scale)
