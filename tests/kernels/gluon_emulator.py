@@ -101,8 +101,9 @@ class Tensor:
         place = None if self.place is None else self.place.transpose(order)
         return Tensor(self.array.transpose(order), self.layout, self.dtype, place)
 
-    def to(self, dtype):
-        return Tensor(dtype.rounded(self.array), self.layout, dtype)
+    def to(self, dtype, bitcast=False):
+        array = self.array.view(np.float32) if bitcast else dtype.rounded(self.array)
+        return Tensor(array, self.layout, dtype)
 
     def __getitem__(self, key):
         return Tensor(self.array[key], self.layout and self.layout.parent, self.dtype)
@@ -139,7 +140,8 @@ def _divide(a, b):
 
 for _name, _function in dict(
     add=operator.add, sub=operator.sub, mul=operator.mul, truediv=operator.truediv, floordiv=_divide,
-    mod=lambda a, b: a - _divide(a, b) * b, xor=operator.xor, **{"and": operator.and_},
+    mod=lambda a, b: a - _divide(a, b) * b, xor=operator.xor, lshift=operator.lshift, rshift=operator.rshift,
+    **{"and": operator.and_, "or": operator.or_},
 ).items():  # fmt: skip
     setattr(Tensor, f"__{_name}__", _binary(_function))
     setattr(Tensor, f"__r{_name}__", _binary(_function, swapped=True))

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.matmul.projections import QWEN3_8B
+from cairn.kernels.matmul.skinny_plans import Plan
 from cairn.kernels.matmul.weight_only import (
     E4M3,
     MOST_WORDS,
     NIBBLES,
     OF_LEVELS,
+    ROW_WARPS,
     ROWS_HELD,
     STAGES,
     TILE,
@@ -22,15 +24,16 @@ from cairn.kernels.matmul.weight_only import (
     _dequantize_kernel,
     constants_of,
     cost,
-    one_row_kernel,
     pack_nibbles,
     packed_reference,
     parts_of,
     row_block,
+    row_constants,
     span_of,
     weight_only_kernel,
     weight_only_matmul,
 )
+from cairn.kernels.matmul.weight_only_row import weight_only_row_kernel
 
 KERNEL = "cairn.kernels.matmul.weight_only"
 BATCHES = (1, 16, 64)
@@ -143,15 +146,16 @@ def _variants(form: Form, m: int, n: int, k: int) -> Iterator[Variant]:
 
 
 def _one_row(form: Form, w: Packed, pointers: dict[str, str], none: dict[str, None]) -> Variant:
-    constants = {**none, "bias": None, "KIND": w.kind, "GROUP": w.group, "SPAN": w.span}
-    constants |= dict(BN=ROWS_HELD, WORDS=MOST_WORDS, CHUNKS=1, OVERLAP=True)
+    plan, sizes = Plan("row", ROWS_HELD, MOST_WORDS, 1, ROW_WARPS, 1), ("stride_w", "N", "K")
+    constants = {**none, "bias": None, **row_constants(w, plan), "OVERLAP": True, "EARLY": True}
     return Variant(
         f"{form.name}, one row",
-        one_row_kernel,
-        _in_order(one_row_kernel, {**pointers, "N": "i32", "K": "i32"}),
-        _in_order(one_row_kernel, constants),
-        {"num_warps": 4},
-        (*pointers, "N", "K"),
+        weight_only_row_kernel,
+        _in_order(weight_only_row_kernel, {**pointers, **dict.fromkeys(sizes, "i32")}),
+        _in_order(weight_only_row_kernel, constants),
+        {"num_warps": ROW_WARPS},
+        (*pointers, *sizes),
+        gluon=True,
     )
 
 

@@ -19,12 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
-from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
 from cairn.kernels.matmul.skinny_fp8 import LONGEST_ROW, fp8_plan, launch_row
-from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS
+from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS, launch_constants
+from cairn.kernels.matmul.skinny_plans import Plan
+from cairn.kernels.matmul.weight_only_row import weight_only_row_kernel
 from cairn.kernels.quantize.quantize import Quantized
 
 MOST_ROWS = 128  # of x
@@ -35,10 +36,8 @@ SHORTEST_PART = 512  # columns
 # Of two warps each multiplies on its own: a warpgroup of four, whose operand is unpacked into registers, has to wait.
 STAGES, WARPS = 4, 2
 LEAST_GROUP = 16
-MOST_WORDS, ROWS_HELD = (
-    512,
-    8,
-)  # of one row's kernel: 16 bytes for a thread, of each of so many rows of w
+# Of the kernel for one row: 16 bytes for a thread of each of so many rows of w.
+MOST_WORDS, ROWS_HELD, ROW_WARPS = 512, 8, 4
 HALVES = (torch.bfloat16, torch.float16)
 NIBBLES = ("int4", "e2m1")
 E4M3 = torch.float8_e4m3fn
@@ -164,7 +163,7 @@ def weight_only_kernel(
     steps = K // (SPAN * PER_BYTE)
     begin, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
     span = tl.arange(0, SPAN)
-    of_w = values + n.to(tl.int64)[:, None] * (K // PER_BYTE) + span[None, :]
+    of_w = values + n.to(tl.int64)[:, None] * tl.multiple_of(K // PER_BYTE, 32) + span[None, :]
     of_x = x + m.to(tl.int64)[:, None] * stride_x + span[None, :]
     total = tl.zeros([BN, BM], tl.float32)
     for step in range(begin, end):
@@ -191,74 +190,6 @@ def weight_only_kernel(
 
 
 @triton.jit
-def _level_of(words, nibble: tl.constexpr, KIND: tl.constexpr):
-    """One of the eight levels in a word, in float32; of e2m1 a number that is 2^126 times as small."""
-    if KIND == "int4":
-        bits = ((words >> (4 * nibble)) & 15) | 0x4B000000  # 2^23 + level
-        return bits.to(tl.float32, bitcast=True) - 8388616.0
-    else:
-        if nibble < 6:
-            size = words << (22 - 4 * nibble)
-        else:
-            size = words >> (4 * nibble - 22)
-        bits = (size & 0x01C00000) | ((words << (28 - 4 * nibble)) & -0x80000000)
-        return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def one_row_kernel(
-    x, words, scales, shifts, factor, bias, y, N, K,
-    KIND: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr,
-    CHUNKS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One row of x, levels of 4 bits: the thread that has read a weight multiplies it, on the ordinary cores."""
-    begin(OVERLAP)
-    row = tl.program_id(0) * BN + tl.arange(0, BN)
-    n = tl.minimum(row, N - 1)
-    total = tl.zeros([BN], tl.float32)
-    for chunk in tl.static_range(CHUNKS):
-        word = chunk * WORDS + tl.arange(0, WORDS)
-        inside = word < K // 8
-        held = tl.load(
-            words + n.to(tl.int64)[:, None] * (K // 8) + word[None, :],
-            mask=inside[None, :],
-            other=0,
-        )
-        quad = chunk * WORDS // 4 + tl.arange(
-            0, WORDS // 4
-        )  # four words are 16 columns of either half
-        for half in tl.static_range(2):
-            near = tl.zeros([BN, WORDS], tl.float32)
-            of_x = tl.zeros([WORDS], tl.float32)
-            for byte in tl.static_range(4):
-                at = word * 4 // SPAN * (2 * SPAN) + half * SPAN + word * 4 % SPAN + byte
-                x_W = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-                of_x += x_W
-                if KIND == "e2m1":
-                    x_W *= 1.2676506002282294e30  # 2^100 of the 2^126: no product is too small or too large
-                near += _level_of(held, 2 * byte + half, KIND) * x_W[None, :]
-            sums = tl.sum(tl.reshape(near, [BN, WORDS // 4, 4]), 2)
-            if KIND == "e2m1":
-                sums *= 67108864.0  # 2^26
-            at = (
-                n[:, None] * (K // GROUP)
-                + ((quad * 16 // SPAN * 2 + half) * SPAN + quad * 16 % SPAN)[None, :] // GROUP
-            )
-            there = (quad < K // 32)[None, :]
-            if scales is not None:
-                sums *= tl.load(scales + at, mask=there, other=0.0).to(tl.float32)
-            if shifts is not None:
-                near_x = tl.sum(tl.reshape(of_x, [WORDS // 4, 4]), 1)
-                sums += tl.load(shifts + at, mask=there, other=0.0).to(tl.float32) * near_x[None, :]
-            total += tl.sum(sums, 1)
-    if factor is not None:
-        total *= tl.load(factor + n)
-    if bias is not None:
-        total += tl.load(bias + n).to(tl.float32)
-    tl.store(y + row, total.to(y.dtype.element_ty), mask=row < N)
-
-
-@triton.jit
 def _dequantize_kernel(
     values, scales, shifts, factor, y, N, K,
     KIND: tl.constexpr, PER_BYTE: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, BN: tl.constexpr,
@@ -267,7 +198,12 @@ def _dequantize_kernel(
     step, row = tl.program_id(0), tl.program_id(1) * BN + tl.arange(0, BN)
     n = tl.minimum(row, N - 1)
     span = tl.arange(0, SPAN)
-    code = tl.load(values + n.to(tl.int64)[:, None] * (K // PER_BYTE) + step * SPAN + span[None, :])
+    code = tl.load(
+        values
+        + n.to(tl.int64)[:, None] * tl.multiple_of(K // PER_BYTE, 32)
+        + step * SPAN
+        + span[None, :]
+    )
     for half in tl.static_range(PER_BYTE):
         column = (step * PER_BYTE + half) * SPAN
         if PER_BYTE == 2:
@@ -285,9 +221,14 @@ def _dequantize_kernel(
 
 
 def weight_only_matmul(
-    x_MK: Tensor, w: Packed, *, bias_N: Tensor | None = None, impl: Impl = "auto"
+    x_MK: Tensor,
+    w: Packed,
+    *,
+    bias_N: Tensor | None = None,
+    prefetch: bool = False,
+    impl: Impl = "auto",
 ) -> Tensor:
-    """x [M, K] in 16 bits with at most 128 rows."""
+    """x [M, K] in 16 bits with at most 128 rows. `prefetch`, of one row: that of skinny_matmul."""
     x = _checked(x_MK, w)
     n, k = w.shape
     if bias_N is not None:
@@ -295,13 +236,8 @@ def weight_only_matmul(
     if choose("weight_only", impl, _offers(x)).impl == "reference":
         return matmul_reference(x, packed_reference(w), Epilogue(bias_N), x.dtype)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
-    if len(x) == 1 and w.per_byte == 2:
-        _launch_row(x, w, bias_N, y)
-        return y
-    if _is_row_of_bytes(x, w):
-        assert w.factor_N is not None
-        plan = fp8_plan(1, n, k, one_row=True)
-        launch_row(x, Quantized(w.values, w.factor_N[:, None]), y, Epilogue(bias_N), plan)
+    if len(x) == 1 and needs_hopper(x) is None and _has_row_kernel(w):
+        _launch_one_row(x, w, bias_N, y, prefetch)
         return y
     split = parts_of(len(x), n, k)
     if split == 1 or not y.numel():
@@ -398,27 +334,42 @@ def _launch(
         )
 
 
-def _is_row_of_bytes(x: Tensor, w: Packed) -> bool:
-    """Whether the kernel that multiplies one row with float8 takes these: it reads a byte as whatever it is."""
-    fits = w.per_byte == 1 and w.scales_NG is None and w.factor_N is not None
-    return fits and len(x) == 1 and w.shape[1] <= LONGEST_ROW and needs_hopper(x) is None
+def _has_row_kernel(w: Packed) -> bool:
+    """Levels of 4 bits, or bytes with a scale for each row: that of float8, which reads a byte as whatever it is."""
+    bytes_ = w.scales_NG is None and w.factor_N is not None
+    return w.shape[1] <= LONGEST_ROW and (w.per_byte == 2 or bytes_)
 
 
-def _launch_row(x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor) -> None:
+def _launch_one_row(x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor, prefetch: bool) -> None:
+    if w.per_byte == 2:
+        launch_packed_row(x, w, bias_N, y, prefetch)
+        return
+    assert w.factor_N is not None
+    plan = fp8_plan(1, *w.shape, one_row=True)
+    scaled = Quantized(w.values, w.factor_N[:, None])
+    launch_row(x, scaled, y, Epilogue(bias_N), plan, prefetch)
+
+
+def launch_packed_row(
+    x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor, prefetch: bool = False
+) -> None:
+    """One row, and levels of 4 bits."""
     (n, k), words = w.shape, min(MOST_WORDS, triton.next_power_of_2(w.shape[1] // 8))
-    chunks = triton.cdiv(k // 8, words)
-    rows = ROWS_HELD if chunks == 1 else ROWS_HELD // 2
-    kernel: Any = one_row_kernel
-    kernel[(triton.cdiv(n, rows),)](
-        *(x, w.values.view(torch.int32), w.scales_NG, w.shifts_NG, w.factor_N, bias_N, y, n, k),
-        KIND=w.kind,
-        GROUP=w.group,
-        SPAN=w.span,
-        BN=rows,
-        WORDS=words,
-        CHUNKS=chunks,
-        num_warps=4,
-        **pdl(x.device),
+    plan = Plan("row", ROWS_HELD if k // 8 <= words else ROWS_HELD // 2, words, 1, ROW_WARPS, 1)
+    kernel: Any = weight_only_row_kernel
+    kernel[(triton.cdiv(n, plan.block_n),)](
+        *(x, w.values.view(torch.int32), w.scales_NG, w.shifts_NG, w.factor_N, bias_N, y),
+        *(k // 8, n, k),
+        **row_constants(w, plan),
+        **launch_constants(plan, prefetch),
+    )
+
+
+def row_constants(w: Packed, plan: Plan) -> dict[str, Any]:
+    words, shape = w.shape[1] // 8, dict(KIND=w.kind, GROUP=w.group, SPAN=w.span)
+    chunks, whole = triton.cdiv(words, plan.block_k), words % plan.block_k == 0
+    return shape | dict(
+        BN=plan.block_n, WORDS=plan.block_k, CHUNKS=chunks, WHOLE=whole, WARPS=plan.warps
     )
 
 

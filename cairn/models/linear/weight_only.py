@@ -86,7 +86,9 @@ class WeightOnly:
             sums_SMN = weight_only_parts(x_MK, self.weight)
             if sums_SMN is not None:
                 return Parts(sums_SMN)
-        y_MN = weight_only_matmul(x_MK, self.weight, bias_N=bias_N)
+        y_MN = weight_only_matmul(
+            x_MK, self.weight, bias_N=bias_N, prefetch=epilogue.kernels is not None
+        )
         return y_MN if epilogue.gate is None else epilogue.gate.fast(y_MN)
 
     def _dequantised(
