@@ -38,7 +38,7 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str = "bfloat16"
     """of weights: bfloat16, float16 or float32"""
     quantization: str = ""
-    """form of the weights, as the engine will get it: fp8, w4a16, or mxfp4 for experts; "" as they are"""
+    """form of the weights, as the engine will get it: fp8, w8a16, w4a16, nvfp4, or mxfp4 for experts; "" as they are"""
     kv_cache: Literal["auto", "fp8"] = "auto"
     """type of keys and values, as the engine will get it"""
     head: Literal["auto", "8bit"] = "auto"

@@ -1,7 +1,8 @@
 """How many bytes does a weight take in each form that it can be served in, and does its product run at the 8-bit rate?
 
     fp8, w8a8              8 bits, activations rounded too: products at the rate of float8
-    w4a16, mxfp4, nvfp4    4 bits and their scales; activations as they are: products at the rate of bfloat16
+    w8a16                  8 bits; activations as they are: products at the rate of bfloat16
+    w4a16, mxfp4, nvfp4    4 bits and their scales; likewise
     q4_k, q6_k, q8_0       blocks of a GGUF file
 
 A checkpoint's config.json, or a GGUF file's header, says its own bits. Lookup and output projection
@@ -31,6 +32,7 @@ FORMS = {
         BF16,
         WeightForm("fp8", 8, True),
         WeightForm("w8a8", 8, True),
+        WeightForm("w8a16", 8),
         WeightForm("w4a16", 4.125),  # groups of 128
         WeightForm("mxfp4", 4.25),
         WeightForm("nvfp4", 4.5),

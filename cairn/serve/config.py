@@ -67,11 +67,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: str = "auto"
     """bfloat16, float16 or float32"""
     weights: str = "auto"
-    """form of the weights: float (exact), fp8, w4a16 (dense models), mxfp4 (experts), on a CPU int8, int4 or packed;
-    auto: as few bits as the file has"""
+    """form of the weights: float (exact), fp8, w8a16, w4a16 and nvfp4 (dense models), mxfp4 (experts), on a CPU int8,
+    int4 or packed; auto: as few bits as the file has"""
     quantization: str | None = None
     """format that the checkpoint has to have: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; a checkpoint
-    in floating point is quantised by fp8 and w4a16. Default: what its config.json says"""
+    in floating point is quantised by fp8, w8a16, w4a16 and nvfp4. Default: what its config.json says"""
     generation_config: str = "auto"
     """default sampling parameters of requests: auto (those in the model's generation_config.json) or vllm (the API's
     own defaults)"""

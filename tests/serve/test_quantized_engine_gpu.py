@@ -13,6 +13,7 @@ from cairn.models.linear.maps import Vocabulary, linears
 from cairn.models.linear.packed_int4 import nearest_levels
 from cairn.models.presets import preset
 from cairn.models.quantized.planes import dequantized
+from cairn.models.quantized.rounding import SCHEMES, rounded
 from cairn.models.runnable import open_model
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
@@ -30,12 +31,26 @@ SWITCHES = {
 }
 
 
-def engine_of(shape="tiny", rounded=False, **switches):
+# Planes of a matrix, by the name of `--weights`.
+ROUNDED = {
+    "w4a16": nearest_levels,
+    "w8a16": lambda w_NK: rounded(w_NK, SCHEMES["w8a8"]),
+    "nvfp4": lambda w_NK: rounded(w_NK, SCHEMES["nvfp4"]),
+}
+
+
+def engine_of(shape="tiny", dequantised="", **switches):
+    """`dequantised`: each matrix of the model is rounded as that form rounds it, and stays in bfloat16."""
     opened = open_model(f"random:{shape}")
     runnable = opened.load("cuda", "bfloat16")
-    for part in linears(runnable.model) if rounded else ():
-        for weight_NK in () if isinstance(part, Vocabulary) else part.matrices():
-            weight_NK.data.copy_(dequantized(nearest_levels(weight_NK)))
+    for part in linears(runnable.model) if dequantised else ():
+        if not isinstance(part, Vocabulary):
+            planes = ROUNDED[dequantised](part.joined())
+            rows = [len(weight_NK) for weight_NK in part.matrices()]
+            for weight_NK, w_NK in zip(
+                part.matrices(), dequantized(planes).split(rows), strict=True
+            ):
+                weight_NK.data.copy_(w_NK)
     config = EngineConfig(
         model=f"random:{shape}", device="cuda", max_model_len=512, max_num_seqs=16, **switches
     )
@@ -93,12 +108,13 @@ def test_quantised_weights_and_a_float8_cache(name, form):
     assert (again - exact).abs().mean() < 0.1
 
 
+@pytest.mark.parametrize("form", ROUNDED)
 @pytest.mark.parametrize("name", SWITCHES)
-def test_4_bit_weights_answer_as_their_dequantised_ones(name):
+def test_packed_weights_answer_as_their_dequantised_ones(name, form):
     """Steps of few and of many rows, the largest captured first, before the rows of gate and up are reordered."""
     prompts = [prompt_of(n, seed=n) for n in LENGTHS]
-    exact = prompt_logprobs(engine_of(rounded=True), prompts)
-    engine = engine_of(weights="w4a16", load_in_advance=name == "everything", **SWITCHES[name])
+    exact = prompt_logprobs(engine_of(dequantised=form), prompts)
+    engine = engine_of(weights=form, load_in_advance=name == "everything", **SWITCHES[name])
     for _ in range(2):  # again from cached prefixes, or replayed
         found = prompt_logprobs(engine, prompts)
         assert (found - exact).abs().mean() < 0.02

@@ -38,7 +38,7 @@ class BenchContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in"""
     quantization: str = ""
-    """quantise the weights when the engine starts: fp8, w4a16, or mxfp4 for experts"""
+    """quantise the weights when the engine starts: fp8, w8a16, w4a16, nvfp4, or mxfp4 for experts"""
     kv_cache: Literal["", "fp8"] = ""
     """type of keys and values, if it is not the model's"""
     out: Path | None = None

@@ -51,7 +51,7 @@ class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in; auto keeps the type of the weights where the device is good at it"""
     quantization: str = ""
-    """quantise the weights when the engine starts: fp8, w4a16, or mxfp4 for experts"""
+    """quantise the weights when the engine starts: fp8, w8a16, w4a16, nvfp4, or mxfp4 for experts"""
     kv_cache: Literal["", "fp8"] = ""
     """type of keys and values, if it is not the model's"""
     head: Literal["", "8bit"] = ""

@@ -60,7 +60,7 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slo: str | None = None
     """both at once, as for `cairn serve`: ttft=500ms,tpot=50ms"""
     quantization: str = ""
-    """form of the weights: bf16, fp8, w8a8, w4a16, mxfp4, nvfp4, q4_k, q6_k or q8_0; default: as the checkpoint is"""
+    """form of the weights: bf16, fp8, w8a8, w8a16, w4a16, mxfp4, nvfp4, q4_k, q6_k, q8_0; default: that of the file"""
     kv_cache_dtype: str = "auto"
     """auto or fp8: of keys and values"""
     fp8: bool = False

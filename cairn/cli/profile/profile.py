@@ -50,7 +50,7 @@ class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in; auto keeps the type of the weights where the device is good at it"""
     quantization: str = ""
-    """quantise the weights when the engine starts: fp8, w4a16, or mxfp4 for experts"""
+    """quantise the weights when the engine starts: fp8, w8a16, w4a16, nvfp4, or mxfp4 for experts"""
     kv_cache: Literal["", "fp8"] = ""
     """type of the keys and values: fp8 keeps one byte a number (on a GPU); default: the type of the model"""
     max_num_seqs: int = 256

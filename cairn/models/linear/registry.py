@@ -32,6 +32,16 @@ FORMS = {
         "W4A16",
         "4-bit levels in groups of 128, rounded to nearest; activations as they are",
     ),
+    "w8a16": Registration(
+        "cairn.models.linear.weight_only",
+        "W8A16",
+        "8-bit levels with a scale for each row, rounded to nearest; activations as they are",
+    ),
+    "nvfp4": Registration(
+        "cairn.models.linear.weight_only",
+        "NVFP4",
+        "4-bit floats, 16 of which share a scale; activations as they are",
+    ),
 }
 # Of the matrices of experts, made of all of a layer at once.
 EXPERT_FORMS = {

@@ -27,6 +27,7 @@ from cairn.models.linear.form import PLAIN, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import gpu_product
 from cairn.models.quantized.cuts import by_row
 from cairn.models.quantized.planes import BITS, Planes
+from cairn.models.quantized.rounding import SCHEMES, Grid, rounded
 
 KINDS = {"int4": "int4", "int8": "int8", "fp8": "fp8", "mxfp4": "e2m1", "nvfp4": "e2m1"}
 
@@ -99,6 +100,35 @@ class WeightOnly:
         if kernels.invariant or len(x_MK) > PREFETCHING_ROWS:
             return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
         return finished(linear(x_MK, w_NK), bias_N, epilogue)
+
+
+class W8A16(WeightOnly):
+    """A matrix in floating point, rounded to 8-bit levels with a scale for each row."""
+
+    def __init__(self, weight_NK: Tensor) -> None:
+        super().__init__(rounded(weight_NK.detach(), SCHEMES["w8a8"]))
+
+    @staticmethod
+    def obstacle(weight_NK: Tensor) -> str | None:  # pyrefly: ignore[bad-override-param-name]
+        """Why a matrix has no such form here, or None."""
+        return _uncut(weight_NK.shape[1], SCHEMES["w8a8"])
+
+
+class NVFP4(WeightOnly):
+    """A matrix in floating point, rounded to 4-bit floats, 16 of which share a scale."""
+
+    def __init__(self, weight_NK: Tensor) -> None:
+        super().__init__(rounded(weight_NK.detach(), SCHEMES["nvfp4"]))
+
+    @staticmethod
+    def obstacle(weight_NK: Tensor) -> str | None:  # pyrefly: ignore[bad-override-param-name]
+        """Why a matrix has no such form here, or None."""
+        return _uncut(weight_NK.shape[1], SCHEMES["nvfp4"])
+
+
+def _uncut(columns: int, grid: Grid) -> str | None:
+    span = span_of(columns, grid.group or columns, BITS[grid.kind] == 4)
+    return f"{columns} columns cannot be cut into equal spans" if span is None else None
 
 
 def shortest(plane: Tensor) -> Tensor:
