@@ -19,6 +19,7 @@ from cairn.kernels.adapter.lora_slopes import lora_slopes
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
 from cairn.kernels.cases.int4_matmul import random_int4
+from cairn.kernels.cases.weight_only import FORMS, OTHERS, random_packed
 from cairn.kernels.experts.combine import combine
 from cairn.kernels.experts.combine_norm import (
     Choices,
@@ -45,6 +46,11 @@ from cairn.kernels.matmul.matmul import matmul
 from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
+from cairn.kernels.matmul.weight_only import (
+    dequantize_packed,
+    weight_only_matmul,
+    weight_only_parts,
+)
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
 from cairn.kernels.norm.layernorm import add_layernorm, layernorm
 from cairn.kernels.norm.rmsnorm import (
@@ -289,6 +295,16 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         dequantize_int4,
         dict(w=seeded(random_int4, 64, 64, 64, True, "cpu"), out=torch.empty(64, 64, dtype=BF16)),
     ),
+    (
+        weight_only_matmul,
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_packed, FORMS[3], 64, 64, "cpu"))
+        | dict(bias_N=random(64)),
+    ),
+    (
+        weight_only_parts,
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_packed, OTHERS[1], 64, 64, "cpu")),
+    ),
+    (dequantize_packed, dict(w=seeded(random_packed, FORMS[3], 64, 64, "cpu"), dtype=BF16)),
     (skinny_fp8_parts, dict(x=quantized(random(4, 64)), w=quantized(random(32, 64)))),
     (skinny_parts, dict(x_MK=random(4, 64, dtype=BF16), w_NK=random(32, 64, dtype=BF16))),
     (cross_entropy, dict(logits_TV=random(5, 40), targets_T=T)),
