@@ -35,7 +35,7 @@ import msgspec
 import psutil
 import torch
 
-from cairn.core.job_ledger import read_ledger
+from cairn.core.job_ledger_files import read_ledger
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.export import export_checkpoint
 from cairn.train.config import Checkpoint, Data, Log, Model, Optim, Schedule, Train

@@ -38,13 +38,13 @@ from cairn.train.describe import shape_of
 from cairn.train.heads import TargetLogProbs
 from cairn.train.metrics_log import Record
 from cairn.train.next_batches import NextBatches
-from cairn.train.only_here import check_free, only_here
 from cairn.train.precision import dtype_of
 from cairn.train.prepare import Prepared, assemble
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.reference import ReferredBatches
 from cairn.train.refuse import TOKENIZER, check_folder
 from cairn.train.run import Finished, carry_out
+from cairn.train.run_lock import check_free, exclusive_run
 
 TEXTS = 2000  # of the task, for the tokenizer of a model that begins with random weights
 VOCABULARY = 512
@@ -72,7 +72,7 @@ def align(
     state = prepared.state
     alone = state.device.type == "cpu" and state.spec.parameters() <= SMALL
     with (
-        only_here(config.folder),
+        exclusive_run(config.folder),
         closing(_policy(config, prepared)) as policy,
         one_thread() if alone else nullcontext(),
     ):

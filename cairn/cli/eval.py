@@ -16,6 +16,7 @@ from cairn.models.hub import AUTO, default_model
 
 if TYPE_CHECKING:
     from cairn.eval.run import Evaluation, TaskResult
+    from cairn.eval.tasks.task import Task
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -79,6 +80,23 @@ def run(args: list[str]) -> int:
         name = default.name
         print(default.why, file=sys.stderr)
     make_place(options.html, "--html")
+    tasks = _open_tasks(options, names)
+    other = None
+    if options.against is not None:
+        from cairn.eval.paired import check_tasks, read_evaluation
+
+        other = read_evaluation(options.against)
+        check_tasks([task.name for task in tasks], other)
+    evaluation = _evaluate(options, name, tasks)
+    try:
+        if other is not None:
+            evaluation = _held_against(evaluation, other, options.json)
+    finally:  # the scores are there, whether or not the other ones are of the same documents
+        _write(evaluation, options, shlex.join(["cairn", "eval", *args]))
+    return 0
+
+
+def _open_tasks(options: Eval, names: list[str]) -> "list[Task]":
     from cairn.eval.tasks.find import open_task
     from cairn.eval.tasks.task import Settings
 
@@ -90,13 +108,10 @@ def run(args: list[str]) -> int:
         window=options.max_length,
         stride=options.stride,
     )
-    tasks = [open_task(task, settings, options.data) for task in names]
-    other = None
-    if options.against is not None:
-        from cairn.eval.paired import check_tasks, read_evaluation
+    return [open_task(task, settings, options.data) for task in names]
 
-        other = read_evaluation(options.against)
-        check_tasks([task.name for task in tasks], other)
+
+def _evaluate(options: Eval, name: str, tasks: "list[Task]") -> "Evaluation":
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.eval.local_model import LocalModel
     from cairn.eval.run import evaluate
@@ -111,13 +126,7 @@ def run(args: list[str]) -> int:
         batch_invariant=options.batch_invariant,
         max_length=options.max_length,
     ) as model:
-        evaluation = evaluate(model, tasks, show)
-    try:
-        if other is not None:
-            evaluation = _held_against(evaluation, other, options.json)
-    finally:  # the scores are there, whether or not the other ones are of the same documents
-        _write(evaluation, options, shlex.join(["cairn", "eval", *args]))
-    return 0
+        return evaluate(model, tasks, show)
 
 
 def _held_against(evaluation: "Evaluation", other: "Evaluation", quiet: bool) -> "Evaluation":

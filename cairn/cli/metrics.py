@@ -57,7 +57,7 @@ def _grafana(args: list[str]) -> int:
 
 def _list(args: list[str]) -> int:
     options = load(Listed, args=args, env_prefix="CAIRN_METRICS_").value
-    from cairn.serve.http.server.counts import CATALOGUE_HTTP
+    from cairn.serve.http.server.metric_catalogue import CATALOGUE_HTTP
 
     if options.json:
         rows = [

@@ -23,15 +23,9 @@ from cairn.cluster.chaos_network import Network
 from cairn.cluster.chaos_plan import QUIET, Due, Plan, schedule, victim
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError, ConfigError, DataError
-from cairn.core.job_ledger import (
-    AnyEvent,
-    Failed,
-    Ledger,
-    Noticed,
-    Trained,
-    read_events,
-    read_ledger,
-)
+from cairn.core.job_events import AnyEvent, Failed, Noticed, Trained
+from cairn.core.job_ledger import Ledger
+from cairn.core.job_ledger_files import read_events, read_ledger
 
 POLL_S = 0.02
 OVER = "the job was over before this step"

@@ -21,7 +21,7 @@ import msgspec
 
 from cairn.cluster.chaos_plan import Fault
 from cairn.core.errors import CairnError
-from cairn.core.job_ledger import FOLDER, STATUS
+from cairn.core.job_ledger_files import FOLDER, STATUS
 from cairn.core.units import parse_bytes
 
 PERIOD_S = 0.05  # of a slow process: it runs for a part of this, and stands still for the rest

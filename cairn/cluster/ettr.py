@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.job_ledger import PARTS, Ledger, metrics_text, read_ledger
+from cairn.core.job_ledger import PARTS, Ledger
+from cairn.core.job_ledger_files import metrics_text, read_ledger
 
 MEANING = {
     "productive": "steps that stayed",

@@ -8,15 +8,15 @@ says its backend besides. GB/s are 1e9 bytes; time is the mean over iterations o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cairn.comm.bench_operations import REDUCING
 from cairn.comm.bench_spec import Row, Spec, Timing
 from cairn.comm.bench_sweep import bus_factor
 from cairn.core.units import format_bytes
+from cairn.report.page import Markup, facts, heading, join, page, paragraph, table
 from cairn.report.page import element as html
-from cairn.report.page import facts, heading, join, page, paragraph, table
 from cairn.report.plot import STYLE, Series, chart
 
 JSON_VERSION = 2
@@ -116,11 +116,27 @@ def document(
 
 def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     """A page of its own: time, bandwidth and the ratio to the first backend over the size."""
+    types = ", ".join(dict.fromkeys(row.type for row in rows))
+    about = {"started": started, "type": types, "iterations": str(spec.iterations)}
+    return page(
+        f"{spec.operation} on {ranks} ranks",
+        facts(about),
+        paragraph(f"Out of place; the time of an iteration is that of {WHOSE[spec.of_ranks]}."),
+        html("div", join(_charts(spec, rows, ranks)), class_="plots"),
+        heading("Every size"),
+        _sizes_table(spec, rows, ranks),
+        style=STYLE,
+    )
 
+
+def _namer(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """What a row is called: by its backend, and by its type and reduction where there are several."""
     several = len({(row.type, row.reduction) for row in rows}) > 1
+    return lambda row: f"{row.backend} {row.type} {row.reduction}" if several else row.backend
 
-    def label(row: Row) -> str:
-        return f"{row.backend} {row.type} {row.reduction}" if several else row.backend
+
+def _charts(spec: Spec, rows: Sequence[Row], ranks: int) -> list[Markup]:
+    label = _namer(rows)
 
     def series(value: Any) -> list[Series]:
         return [
@@ -164,6 +180,11 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
                 limit=(spec.backends[0], 1.0),
             )
         )
+    return charts
+
+
+def _sizes_table(spec: Spec, rows: Sequence[Row], ranks: int) -> Markup:
+    label = _namer(rows)
     table_rows = [
         [
             f"{label(row)}, {format_bytes(row.size)}",
@@ -176,21 +197,7 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
         for row in rows
     ]
     headings = ["backend, size", "p50 us", "p99 us", "min us", "busbw GB/s", "#wrong"]
-    return page(
-        f"{spec.operation} on {ranks} ranks",
-        facts(
-            {
-                "started": started,
-                "type": ", ".join(dict.fromkeys(row.type for row in rows)),
-                "iterations": str(spec.iterations),
-            }
-        ),
-        paragraph(f"Out of place; the time of an iteration is that of {WHOSE[spec.of_ranks]}."),
-        html("div", join(charts), class_="plots"),
-        heading("Every size"),
-        table(headings, table_rows),
-        style=STYLE,
-    )
+    return table(headings, table_rows)
 
 
 def wrong_of(rows: Sequence[Row]) -> int:

@@ -78,24 +78,15 @@ def load(
     generate" is derived from the prefix CAIRN_GENERATE_.
     """
     prog = prog or env_prefix.rstrip("_").replace("_", " ").lower()
+    settings = {"env_prefix": env_prefix, "file": file, "env": env, "prog": prog}
     if asks_for(args, "--help", "-h"):
         others = [arg for arg in args if arg not in ("--help", "-h")]
-        settings = {"env_prefix": env_prefix, "file": file, "env": env, "prog": prog}
         values = None if file is None else load(schema, args=others, **settings).value
         print_help(schema, prog, values)
         raise SystemExit(0)
     if asks_for(args, "--explain"):
-        args = [arg for arg in args if arg != "--explain"]
-        loaded = load(
-            schema,
-            args=args,
-            env_prefix=env_prefix,
-            file=file,
-            file_field=file_field,
-            env=env,
-            prog=prog,
-        )
-        print(explain(loaded))
+        others = [arg for arg in args if arg != "--explain"]
+        print(explain(load(schema, args=others, file_field=file_field, **settings)))
         raise SystemExit(0)
     leaves_by_key = {leaf.key: leaf for leaf in leaves(schema)}
     from_flags = _from_flags(leaves_by_key, args, prog)

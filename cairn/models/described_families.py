@@ -1,4 +1,4 @@
-"""Families that say the same as Llama's and a few fields more, each read in a few lines.
+"""Families without experts that say the same as Llama's and a few fields more, each read in a few lines.
 
 What they compute differently are fields of `ModelSpec`; how their tensors are named and ordered is in
 `checkpoint_names`. No torch.
@@ -13,49 +13,19 @@ from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.family_fields import (
     everywhere,
+    head_dim_of,
     layer_windows,
-    llama_like,
+    partial_rope,
+    read_like_llama,
     rope_from,
     rope_of,
     windows_by_type,
 )
-from cairn.models.spec import Experts, ModelSpec, Rope
-
-
-def _read(fields: Fields, family: str, theta: float = 1e4, **rest: Any) -> ModelSpec:
-    """`rest`: what differs from Llama, and the defaults that do."""
-    context = fields.take("max_position_embeddings", int)
-    if "rope" not in rest:
-        rest |= rope_of(fields, context, theta)
-    eps = fields.take("rms_norm_eps", float, rest.pop("eps", 1e-5))
-    return llama_like(fields, family, norm_eps=eps, **rest)
-
-
-def _head_dim(fields: Fields, default: int = 0) -> int:
-    hidden, heads = fields.take("hidden_size", int), fields.take("num_attention_heads", int)
-    return fields.take("head_dim", int, default) or hidden // max(heads, 1)
-
-
-def partial_rope(
-    fields: Fields, share: float, theta: float = 1e4, head_dim: int = 0
-) -> dict[str, Any]:
-    """Rotary positions of some of a head's columns; the share stands beside the others or among them."""
-    context = fields.take("max_position_embeddings", int)
-    share = fields.take("partial_rotary_factor", float, share)
-    theta = fields.take("rope_theta", float, theta)
-    parameters = fields.take("rope_parameters", dict, {})
-    settings = dict(fields.take("rope_scaling", dict, {}) or parameters)
-    share = Fields(settings, "rope_parameters").take("partial_rotary_factor", float, share)
-    settings.pop("partial_rotary_factor", None)
-    rope = rope_of(Fields({"rope_parameters": settings}), context, theta)
-    size = _head_dim(fields, head_dim)
-    rotated = int(size * share)
-    rotated = 0 if rotated == size else rotated
-    return rope | {"rope": msgspec.structs.replace(rope["rope"], rotated=rotated)}
+from cairn.models.spec import ModelSpec, Rope
 
 
 def _granite(fields: Fields) -> ModelSpec:
-    return _read(
+    return read_like_llama(
         fields,
         "granite",
         eps=1e-6,
@@ -83,7 +53,7 @@ def _smollm3(fields: Fields) -> ModelSpec:
     fields.seen |= {"sliding_window", "max_window_layers", "pretraining_tp"}
     nope = tuple(i for i, rotated in zip(layers, rotates, strict=False) if not rotated)
     windows = windows_by_type(fields, window, [bool(window) and i in nope for i in layers])
-    return _read(
+    return read_like_llama(
         fields,
         "smollm3",
         2e6,
@@ -96,7 +66,7 @@ def _smollm3(fields: Fields) -> ModelSpec:
 
 
 def _olmo2(fields: Fields) -> ModelSpec:
-    return _read(
+    return read_like_llama(
         fields, "olmo2", pre_norms=False, post_norms=True, qk_norm=True, qk_norm_over="width"
     )
 
@@ -114,7 +84,7 @@ def _olmo3(fields: Fields) -> ModelSpec:
     kinds.finish()
     rope = rope_of(Fields({"rope_parameters": full}), context, theta)
     rope_local = rope_from(Fields(local, "rope_parameters"), context, 5e5)
-    return _read(
+    return read_like_llama(
         fields,
         "olmo3",
         pre_norms=False,
@@ -147,7 +117,7 @@ def _granite4(fields: Fields) -> ModelSpec:
     rotates = fields.take("position_embedding_type", str, "nope") == "rope"
     fields.neutral(normalization_function="rmsnorm")
     fields.seen.add("init_method")
-    return _read(
+    return read_like_llama(
         fields,
         "granitemoehybrid",
         eps=1e-6,
@@ -164,7 +134,7 @@ def _exaone4(fields: Fields) -> ModelSpec:
     every = len(pattern) if isinstance(pattern, str) else int(pattern or 1)
     windows = layer_windows(fields, window, max(every, 1))
     nope = tuple(i for i, window_size in enumerate(windows) if not window_size) if window else ()
-    return _read(
+    return read_like_llama(
         fields,
         "exaone4",
         pre_norms=False,
@@ -177,11 +147,11 @@ def _exaone4(fields: Fields) -> ModelSpec:
 
 def _seed_oss(fields: Fields) -> ModelSpec:
     fields.seen.add("residual_dropout")
-    return _read(
+    return read_like_llama(
         fields,
         "seed_oss",
         eps=1e-6,
-        head_dim=_head_dim(fields, 128),
+        head_dim=head_dim_of(fields, 128),
         qkv_bias=fields.take("attention_bias", bool, True),
         out_bias=fields.take("attention_out_bias", bool, False),
         mlp_bias=fields.take("mlp_bias", bool, False),
@@ -189,77 +159,15 @@ def _seed_oss(fields: Fields) -> ModelSpec:
 
 
 def _glm4(fields: Fields) -> ModelSpec:
-    return _read(
+    return read_like_llama(
         fields,
         "glm4",
         eps=1.5625e-7,
-        head_dim=_head_dim(fields, 128),
+        head_dim=head_dim_of(fields, 128),
         post_norms=True,
         qkv_bias=fields.take("attention_bias", bool, True),
         out_bias=False,
         **partial_rope(fields, 0.5, head_dim=128),
-    )
-
-
-def _sigmoid_experts(fields: Fields, **rest: Any) -> Experts:
-    """DeepSeek's words: sigmoid scores, a bias for the choice, groups, shared experts, dense layers first."""
-    width = fields.take("moe_intermediate_size", int, 1408)
-    settings: dict[str, Any] = dict(
-        count=fields.take("n_routed_experts", int, 128),
-        per_token=fields.take("num_experts_per_tok", int, 8),
-        intermediate=width,
-        gate="sigmoid",
-        choice_bias=True,
-        scale=fields.take("routed_scaling_factor", float, 1.0),
-        groups=fields.take_positive("n_group", int, 1),
-        top_groups=fields.take_positive("topk_group", int, 1),
-        shared_intermediate=width * fields.take("n_shared_experts", int, 1),
-    )
-    return Experts(**settings | rest)
-
-
-def _first_dense(fields: Fields, default: int) -> tuple[int, ...]:
-    return tuple(range(fields.take("first_k_dense_replace", int, default)))
-
-
-def _glm4_moe(fields: Fields) -> ModelSpec:
-    fields.seen |= {"num_nextn_predict_layers", "num_mtp_layers"}  # layers that are left out
-    experts = _sigmoid_experts(
-        fields,
-        renormalize=fields.take("norm_topk_prob", bool, True),
-        dense_layers=_first_dense(fields, 1),
-    )
-    return _read(
-        fields,
-        "glm4_moe",
-        experts=experts,
-        qk_norm=fields.take("use_qk_norm", bool, False),
-        qkv_bias=fields.take("attention_bias", bool, False),
-        out_bias=False,
-        **partial_rope(fields, 0.5),
-    )
-
-
-def _dots1(fields: Fields) -> ModelSpec:
-    layers = range(fields.take("num_hidden_layers", int))
-    window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
-    first = fields.take("max_window_layers", int, 62)
-    windows = windows_by_type(fields, window, [bool(window) and i >= first for i in layers])
-    fields.neutral(scoring_func="noaux_tc", topk_method="noaux_tc", moe_layer_freq=1)
-    if not window:
-        fields.neutral(use_sliding_window=False)
-    experts = _sigmoid_experts(
-        fields,
-        renormalize=fields.take("norm_topk_prob", bool, False),
-        dense_layers=_first_dense(fields, 0),
-    )
-    return _read(
-        fields,
-        "dots1",
-        eps=1e-6,
-        experts=experts,
-        qk_norm=True,
-        windows=windows if any(windows) else (),
     )
 
 
@@ -273,7 +181,7 @@ def _phi3(fields: Fields) -> ModelSpec:
     share = rope.take("partial_rotary_factor", float, share)
     theta = rope.take("rope_theta", float, fields.take("rope_theta", float, 1e4))
     kind = rope.take("rope_type", str, rope.take("type", str, "default"))
-    size = _head_dim(fields)
+    size = head_dim_of(fields)
     rotated = int(size * share)
     rope_settings: dict[str, Any] = dict(theta=theta, rotated=0 if rotated == size else rotated)
     if kind != "default":  # "su" and "yarn" are older names of it
@@ -288,7 +196,7 @@ def _phi3(fields: Fields) -> ModelSpec:
         )
     rope.finish()
     windows = everywhere(fields, fields.take("sliding_window", int, 0))
-    return _read(fields, "phi3", rope=Rope(**rope_settings), windows=windows)
+    return read_like_llama(fields, "phi3", rope=Rope(**rope_settings), windows=windows)
 
 
 def _hunyuan(fields: Fields) -> ModelSpec:
@@ -297,7 +205,7 @@ def _hunyuan(fields: Fields) -> ModelSpec:
     settings = dict(fields.take("rope_parameters", dict, {}))
     settings = dict(fields.take("rope_scaling", dict, {}) or settings)
     rope = Fields(settings, "rope_parameters")
-    alpha, size = rope.take("alpha", float, 0.0), _head_dim(fields)
+    alpha, size = rope.take("alpha", float, 0.0), head_dim_of(fields)
     rest: dict[str, Any] = {"qk_norm": True, "qk_norm_rotated": True, "head_dim": size}
     kind = settings.get("rope_type", settings.get("type", "dynamic"))
     if alpha > 0 and kind != "dynamic":
@@ -311,65 +219,7 @@ def _hunyuan(fields: Fields) -> ModelSpec:
         rope.seen |= {"type", "rope_type", "factor", "mscale", "mscale_all_dim"}
         rope.seen |= {"beta_fast", "beta_slow"}
         rope.finish()
-    return _read(fields, "hunyuan_v1_dense", **rest)
-
-
-def _minimax_m2(fields: Fields) -> ModelSpec:
-    """Published configs also have what the code of its authors can do besides, and layers that are left out."""
-    fields.neutral(
-        scoring_func="sigmoid",
-        use_routing_bias=True,
-        use_qk_norm=True,
-        qk_norm_type="per_layer",
-        attn_type_list=[1] * fields.take("num_hidden_layers", int),  # 1: attention
-        shared_intermediate_size=0,
-        sliding_window=None,
-        **dict.fromkeys(MINIMAX_BETAS, 1.0),
-    )
-    fields.seen |= {"mlp_intermediate_size", "shared_moe_mode"}  # of layers that it has none of
-    fields.seen |= {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
-    size = _head_dim(fields, 128)
-    rotated = fields.take("rotary_dim", int, size)
-    experts = Experts(
-        count=fields.take("num_local_experts", int, 256),
-        per_token=fields.take("num_experts_per_tok", int, 8),
-        intermediate=fields.take("intermediate_size", int),
-        gate="sigmoid",
-        choice_bias=True,
-    )
-    return _read(
-        fields,
-        "minimax_m2",
-        eps=1e-6,
-        experts=experts,
-        head_dim=size,
-        qk_norm=True,
-        qk_norm_over="width",
-        **partial_rope(fields, rotated / size, 5e6, head_dim=128),
-    )
-
-
-def _ernie4_5_moe(fields: Fields) -> ModelSpec:
-    layers = fields.take("num_hidden_layers", int)
-    width = fields.take("moe_intermediate_size", int, 1536)
-    every = fields.take_positive("moe_layer_interval", int, 1)
-    first = fields.take("moe_layer_start_index", int, 1)
-    last = fields.take("moe_layer_end_index", int, -1)
-    last = layers - 1 if last == -1 else last
-    fields.neutral(moe_gate="topk", moe_use_aux_free=True)
-    # One keeps a sum of zero from dividing, one drops tokens in training, one counts layers that are left out.
-    fields.seen |= {"moe_norm_min", "moe_capacity", "num_nextn_predict_layers"}
-    dense = tuple(i for i in range(layers) if (i + 1) % every or not first <= i <= last)
-    experts = Experts(
-        count=fields.take("moe_num_experts", int, 64),
-        per_token=fields.take("moe_k", int, 6),
-        intermediate=width,
-        choice_bias=True,
-        shared_intermediate=width * fields.take("moe_num_shared_experts", int, 2),
-        dense_layers=dense,
-    )
-    tied = fields.take("tie_word_embeddings", bool, True)
-    return _read(fields, "ernie4_5_moe", 5e5, tied=tied, experts=experts)
+    return read_like_llama(fields, "hunyuan_v1_dense", **rest)
 
 
 def _ministral3(fields: Fields) -> ModelSpec:
@@ -383,12 +233,11 @@ def _ministral3(fields: Fields) -> ModelSpec:
     if temperature and rope["rope"].original_context:
         rope["rope"] = msgspec.structs.replace(rope["rope"], temperature=temperature)
     windows = everywhere(fields, fields.take("sliding_window", int, 0))
-    return _read(fields, "ministral3", head_dim=_head_dim(fields, 128), windows=windows, **rope)
+    return read_like_llama(
+        fields, "ministral3", head_dim=head_dim_of(fields, 128), windows=windows, **rope
+    )
 
 
-MINIMAX_BETAS = tuple(
-    f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")
-)
 MINISTRAL_ROPE = {
     "type": "yarn",
     "rope_theta": 1e6,
@@ -408,10 +257,6 @@ DESCRIBED: dict[str, Callable[[Fields], ModelSpec]] = {
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
     "glm4": _glm4,
-    "glm4_moe": _glm4_moe,
-    "dots1": _dots1,
     "hunyuan_v1_dense": _hunyuan,
     "ministral3": _ministral3,
-    "minimax_m2": _minimax_m2,
-    "ernie4_5_moe": _ernie4_5_moe,
 }

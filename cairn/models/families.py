@@ -13,6 +13,7 @@ from typing import Any
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.described_families import DESCRIBED
+from cairn.models.expert_families import EXPERT_FAMILIES
 from cairn.models.family_fields import (
     activation_of,
     divide,
@@ -250,6 +251,7 @@ def _gemma3(fields: Fields) -> ModelSpec:
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     **DESCRIBED,
+    **EXPERT_FAMILIES,
     **SPARSE,
     **RECURRENT,
     "llama": _llama,

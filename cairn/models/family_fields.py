@@ -6,6 +6,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.spec import Activation, ModelSpec, Rope
@@ -49,6 +51,20 @@ def llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
     if "rope" not in rest:
         rest |= rope_of(fields, context)
     return ModelSpec(**(common | rest))
+
+
+def read_like_llama(fields: Fields, family: str, theta: float = 1e4, **rest: Any) -> ModelSpec:
+    """Like Llama, with the defaults of most later families. `rest`: what differs, and the defaults that do."""
+    context = fields.take("max_position_embeddings", int)
+    if "rope" not in rest:
+        rest |= rope_of(fields, context, theta)
+    eps = fields.take("rms_norm_eps", float, rest.pop("eps", 1e-5))
+    return llama_like(fields, family, norm_eps=eps, **rest)
+
+
+def head_dim_of(fields: Fields, default: int = 0) -> int:
+    hidden, heads = fields.take("hidden_size", int), fields.take("num_attention_heads", int)
+    return fields.take("head_dim", int, default) or hidden // max(heads, 1)
 
 
 def divide(hidden: int, heads: int) -> int:
@@ -146,6 +162,24 @@ def rope_of(fields: Fields, context: int, theta: float = 10_000.0) -> dict[str, 
     if rope.kind in ("dynamic", "yarn"):  # these two stretch further than the config says
         context = max(context, int(rope.original_context * rope.factor))
     return {"rope": rope, "context": context}
+
+
+def partial_rope(
+    fields: Fields, share: float, theta: float = 1e4, head_dim: int = 0
+) -> dict[str, Any]:
+    """Rotary positions of some of a head's columns; the share stands beside the others or among them."""
+    context = fields.take("max_position_embeddings", int)
+    share = fields.take("partial_rotary_factor", float, share)
+    theta = fields.take("rope_theta", float, theta)
+    parameters = fields.take("rope_parameters", dict, {})
+    settings = dict(fields.take("rope_scaling", dict, {}) or parameters)
+    share = Fields(settings, "rope_parameters").take("partial_rotary_factor", float, share)
+    settings.pop("partial_rotary_factor", None)
+    rope = rope_of(Fields({"rope_parameters": settings}), context, theta)
+    size = head_dim_of(fields, head_dim)
+    rotated = int(size * share)
+    rotated = 0 if rotated == size else rotated
+    return rope | {"rope": msgspec.structs.replace(rope["rope"], rotated=rotated)}
 
 
 def rope_from(fields: Fields, context: int, theta: float) -> Rope:

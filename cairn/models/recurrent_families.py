@@ -8,8 +8,12 @@ from typing import Any
 
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
-from cairn.models.described_families import partial_rope
-from cairn.models.family_fields import check_count_of_types, llama_like, rope_of
+from cairn.models.family_fields import (
+    check_count_of_types,
+    llama_like,
+    partial_rope,
+    rope_of,
+)
 from cairn.models.spec import DeltaSizes, Experts, ModelSpec, ShortConvSizes
 
 SIZES_35 = (256, 8)  # experts of Qwen3.5, and those of a token, where its config says nothing

@@ -69,6 +69,27 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     fitting: int
 
 
+class Losses:
+    """Why choices are not among the best: how often by reason, with the first example of each."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._examples: dict[tuple[str, str], str] = {}
+
+    def add(self, kind: str, reason: str, example: str) -> None:
+        self._counts[kind, reason] += 1
+        self._examples.setdefault((kind, reason), example)
+
+    def table(self) -> list[Lost]:
+        """By kind of loss, then the reasons that struck most choices."""
+        counts = self._counts.items()
+        ordered = sorted(counts, key=lambda item: (KINDS_OF_LOSS.index(item[0][0]), -item[1]))
+        return [
+            Lost(kind=kind, reason=reason, count=count, example=self._examples[kind, reason])
+            for (kind, reason), count in ordered
+        ]
+
+
 Pins = Mapping[str, int]  # axes of a layout whose size is given
 
 
@@ -85,14 +106,8 @@ def search(
     if next(layouts(job.spec, gpus, pins), None) is None:
         check(Layout(**pins), gpus, job.spec)  # says which equation does not hold
     rows: list[Row] = []
-    lost: Counter[tuple[str, str]] = Counter()
-    examples: dict[tuple[str, str], str] = {}
+    losses = Losses()
     choices_tried, room = 0, OF_DEVICE * device.memory_bytes
-
-    def lose(kind: str, reason: str, example: str) -> None:
-        lost[kind, reason] += 1
-        examples.setdefault((kind, reason), example)
-
     layout: Layout | None = None
     for thriftier in _groups(job, gpus, pins):
         if thriftier[0].layout != layout:
@@ -102,11 +117,11 @@ def search(
         for choice in thriftier:
             choices_tried += 1
             if refused is not None:
-                lose("cannot", *refused)
+                losses.add("cannot", *refused)
             elif fits:
-                lose("slower", BLAME["recompute"], choice.words())
+                losses.add("slower", BLAME["recompute"], choice.words())
             elif (memory := rank_memory(job, choice)).total() > room:
-                lose("too large", too_large(memory, device), choice.words())
+                losses.add("too large", too_large(memory, device), choice.words())
             else:
                 fits = True
                 rows.append(_row(job, choice, device, gpus, memory))
@@ -114,28 +129,17 @@ def search(
         key=lambda row: (round(math.log(row.seconds) / TIE), _complexity(row.choice), row.seconds)
     )
     for row in rows[BEST:]:
-        lose("slower", _blame(rows[0], row)[0], row.choice.words())
+        losses.add("slower", _blame(rows[0], row)[0], row.choice.words())
     piped = next((row for row in rows if row.choice.layout.pp > 1), None)
     return TrainPlan(
         gpus=gpus,
         device=device,
         rows=[_judged(rows[0], row) for row in rows[:BEST]],
-        lost=_lost_table(lost, examples),
+        lost=losses.table(),
         tried=choices_tried,
         fitting=len(rows),
         pipelined=None if piped is None else _judged(rows[0], piped),
     )
-
-
-def _lost_table(
-    lost: Counter[tuple[str, str]], examples: Mapping[tuple[str, str], str]
-) -> list[Lost]:
-    """By kind of loss, then the reasons that struck most choices."""
-    ordered = sorted(lost.items(), key=lambda item: (KINDS_OF_LOSS.index(item[0][0]), -item[1]))
-    return [
-        Lost(kind=kind, reason=reason, count=count, example=examples[kind, reason])
-        for (kind, reason), count in ordered
-    ]
 
 
 def choices(job: Job, gpus: int) -> Iterator[Choice]:

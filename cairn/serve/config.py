@@ -149,6 +149,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """capture all common graphs before the first request, instead of when first needed; LLM and the server do"""
 
     def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_names()
+        self._check_quantization()
+        self._check_offload()
+        drafts = self.draft_tokens
+        fine = drafts == "auto" or 1 <= drafts <= MOST_DRAFTS
+        _check("draft_tokens", drafts, fine, f"auto, or from 1 to {MOST_DRAFTS}")
+        _check("speculate", self.speculate or "empty", bool(self.speculate), SPECULATE)
+        is_known = self.scheduling_policy in ("fcfs", "priority", "shortest")
+        _check("scheduling_policy", self.scheduling_policy, is_known, "fcfs, priority or shortest")
+
+    def _check_sizes(self) -> None:
         fine = 0 < self.gpu_memory_utilization <= 1
         _check("gpu_memory_utilization", self.gpu_memory_utilization, fine, "above 0, at most 1")
         for name in (
@@ -170,6 +182,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check("max_loras", self.max_loras, self.max_loras >= 0, "0 or more")
         _check("lora_room", self.lora_room, 0 <= self.lora_room <= 64, "0 to 64")
         _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")
+
+    def _check_names(self) -> None:
+        """Settings that are one of a few words; a dtype gets the name that torch has for it."""
         dtype = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
         msgspec.structs.force_setattr(self, "dtype", dtype)
         types = ("auto", "bfloat16", "float16", "float32")
@@ -182,7 +197,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check("head", self.head, self.head in ("auto", "8bit"), "auto or 8bit")
         fine = self.generation_config in ("auto", "vllm")
         _check("generation_config", self.generation_config, fine, "auto or vllm")
-        self._check_quantization()
+
+    def _check_offload(self) -> None:
         offloads = self.kv_offload_disk is None or self.kv_offload_host is not None
         rule = "given with kv_offload_host: pages pass through it"
         _check("kv_offload_disk", self.kv_offload_disk, offloads, rule)
@@ -191,12 +207,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _check(name, setting, setting is None or self.kv_offload_host is not None, rule)
         alone = self.kv_offload_peers is None or self.kv_offload_disk is None
         _check("kv_offload_peers", self.kv_offload_peers, alone, "given without kv_offload_disk")
-        drafts = self.draft_tokens
-        fine = drafts == "auto" or 1 <= drafts <= MOST_DRAFTS
-        _check("draft_tokens", drafts, fine, f"auto, or from 1 to {MOST_DRAFTS}")
-        _check("speculate", self.speculate or "empty", bool(self.speculate), SPECULATE)
-        is_known = self.scheduling_policy in ("fcfs", "priority", "shortest")
-        _check("scheduling_policy", self.scheduling_policy, is_known, "fcfs, priority or shortest")
 
     def _check_quantization(self) -> None:
         """Under the name that checkpoints have for it, whatever kernel another engine names."""

@@ -7,12 +7,11 @@ The divergence is that of k + 1 outcomes: each of the k tokens, and everything e
 of the whole vocabulary, and 0 where the student agrees (arXiv:1503.02531).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
@@ -26,8 +25,7 @@ from cairn.train.config import Distill, Train
 from cairn.train.data.batch import IGNORED, Batch
 from cairn.train.data.tokenizer_identity import check_same, tokenizer_hash
 from cairn.train.next_batches import NextBatches
-from cairn.train.objective import CHUNK, token_losses
-from cairn.train.parallel.pipeline.deferred import recompute_contexts
+from cairn.train.objective import CHUNK, summed_in_chunks, token_losses
 from cairn.train.parallel.vocabulary import scores_of
 
 if TYPE_CHECKING:
@@ -49,18 +47,12 @@ class Distillation:
     def __call__(
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch, valid: Tensor
     ) -> Tensor:
-        total = torch.zeros((), device=hidden_TD.device)
-        for begin in range(0, len(hidden_TD), self.chunk):
-            part = slice(begin, begin + self.chunk)
+
+        def arguments(part: slice) -> tuple[Any, ...]:
             streams = batch.extra[IDS][part], batch.extra[LOGP][part]
-            arguments = (hidden_TD[part], vocabulary, batch.targets_T[part], *streams)
-            if len(hidden_TD) <= self.chunk:
-                total = total + self._sum(*arguments)
-            else:
-                total = total + checkpoint(
-                    self._sum, *arguments, use_reentrant=False, context_fn=recompute_contexts
-                )
-        return total / valid
+            return hidden_TD[part], vocabulary, batch.targets_T[part], *streams
+
+        return summed_in_chunks(self._sum, arguments, hidden_TD, self.chunk) / valid
 
     def _sum(
         self,

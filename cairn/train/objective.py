@@ -11,8 +11,8 @@ backward; the fused one asks our kernel, which has the gradient ready when the l
 both work on a shard of the vocabulary.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,25 @@ class NextToken:
         return -logp_T, torch.full_like(logp_T, -1.0)
 
 
+def summed_in_chunks(
+    sum_of: Callable[..., Tensor],
+    arguments: Callable[[slice], tuple[Any, ...]],
+    hidden_TD: Tensor,
+    chunk: int,
+) -> Tensor:
+    """`sum_of` of the `arguments` of each chunk of tokens, added. Several chunks are computed again in backward."""
+    total = torch.zeros((), device=hidden_TD.device)
+    for begin in range(0, len(hidden_TD), chunk):
+        given = arguments(slice(begin, begin + chunk))
+        if len(hidden_TD) <= chunk:
+            total = total + sum_of(*given)
+        else:
+            total = total + checkpoint(
+                sum_of, *given, use_reentrant=False, context_fn=recompute_contexts
+            )
+    return total
+
+
 class Objective:
     """A rule over all tokens of a microbatch: the `Loss` of a training step."""
 
@@ -80,18 +99,12 @@ class Objective:
         operands = kernel_operands(hidden_TD, vocabulary) if self.fused else None
         if operands is not None:
             return self._by_kernel(operands, batch, valid)
-        total = torch.zeros((), device=hidden_TD.device)
-        for begin in range(0, len(hidden_TD), self.chunk):
-            part = slice(begin, begin + self.chunk)
+
+        def arguments(part: slice) -> tuple[Any, ...]:
             streams = {name: stream[part] for name, stream in batch.extra.items()}
-            arguments = (hidden_TD[part], vocabulary, batch.targets_T[part], streams)
-            if len(hidden_TD) <= self.chunk:
-                total = total + self._sum(*arguments)
-            else:
-                total = total + checkpoint(
-                    self._sum, *arguments, use_reentrant=False, context_fn=recompute_contexts
-                )
-        return total / valid
+            return hidden_TD[part], vocabulary, batch.targets_T[part], streams
+
+        return summed_in_chunks(self._sum, arguments, hidden_TD, self.chunk) / valid
 
     def _sum(
         self, hidden_CD: Tensor, vocabulary: Vocabulary, targets_C: Tensor, streams: Streams

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cairn.core.config import to_toml
-from cairn.core.job_ledger import Incident, read_ledger
+from cairn.core.job_ledger import Incident
+from cairn.core.job_ledger_files import read_ledger
 from cairn.core.units import format_bytes, format_count, format_duration
 from cairn.models.spec import ModelSpec
 from cairn.report import plot

@@ -30,7 +30,6 @@ from cairn.train.loop import Loop, Outcome
 from cairn.train.memory import predict
 from cairn.train.metrics_log import Record
 from cairn.train.next_batches import NextBatches, SourceBatches
-from cairn.train.only_here import check_free, only_here
 from cairn.train.pair_objective import PairObjective
 from cairn.train.precision import dtype_of
 from cairn.train.prepare import Prepared, prepare
@@ -38,6 +37,7 @@ from cairn.train.qat import export_quantized, grid_of
 from cairn.train.reference import ReferredBatches
 from cairn.train.refuse import ADAPTER, MODEL, RECIPE, TOKENIZER
 from cairn.train.report import write_report
+from cairn.train.run_lock import check_free, exclusive_run
 from cairn.train.validation import Validation
 
 
@@ -65,7 +65,7 @@ def run(
     prepared = prepare(config)
     if rank == 0:
         config.folder.mkdir(parents=True, exist_ok=True)
-    with only_here(config.folder) if locked else nullcontext():
+    with exclusive_run(config.folder) if locked else nullcontext():
         source = _source(prepared)
         return carry_out(config, prepared, source, rank, log_line, on_record, make_loop)
 

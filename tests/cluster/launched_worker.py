@@ -19,7 +19,7 @@ import torch
 from cairn.train.config import Train
 from cairn.train.recovery import launched
 from cairn.train.recovery.findings import read_found
-from cairn.train.recovery.launched import LaunchedLoop
+from cairn.train.recovery.launched_loop import LaunchedLoop
 from cairn.train.recovery.process_state import process_state
 
 FORGETFUL, STOPPED, HANGS, LOST = 3, 5, 7, 9

@@ -6,7 +6,9 @@ import pytest
 from cairn.cluster.ettr import rows, scrape, why
 from cairn.cluster.health import Gpu, Limits, Vitals, examine, judge, measure
 from cairn.core.cordon import Cordons
-from cairn.core.job_ledger import Started, Stepped, Submitted, Trained, account, write_ledger
+from cairn.core.job_events import Started, Stepped, Submitted, Trained
+from cairn.core.job_ledger import account
+from cairn.core.job_ledger_files import write_ledger
 
 WELL = Vitals(
     node="n1",

@@ -24,7 +24,7 @@ from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.job_file import read_job
 from cairn.cluster.resolve import CannotRun, resolve
 from cairn.cluster.spec import Job, Role, Scale, Topology
-from cairn.serve.http.server.counts import CATALOGUE_HTTP
+from cairn.serve.http.server.metric_catalogue import CATALOGUE_HTTP
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
 GOLDEN = Path(__file__).with_name("golden")

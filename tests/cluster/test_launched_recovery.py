@@ -18,7 +18,7 @@ from cairn.cli.cluster import jobs
 from cairn.cluster import ettr
 from cairn.cluster.spec import Checkpoint as JobCheckpoint
 from cairn.cluster.spec import Elastic, Job, Restart, Role
-from cairn.core.job_ledger import read_ledger
+from cairn.core.job_ledger_files import read_ledger
 from cairn.core.rank_failure import failures_in
 from cairn.train.checkpoint.peer_messages import HeldCopy
 from cairn.train.config import Checkpoint, Data
@@ -26,7 +26,7 @@ from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.board import TRAINING, Board
-from cairn.train.recovery.launched import LaunchedLoop
+from cairn.train.recovery.launched_loop import LaunchedLoop
 from cairn.train.recovery.meeting import Present, decide
 from cairn.train.recovery.node_watch import end_silent
 from cairn.train.recovery.settings import Recovery

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from cairn.core.errors import DataError
-from cairn.core.job_ledger import (
+from cairn.core.job_events import (
     Ended,
     Failed,
     Noticed,
@@ -15,11 +15,9 @@ from cairn.core.job_ledger import (
     Stepped,
     Submitted,
     Trained,
-    account,
-    metrics_text,
-    read_ledger,
-    write_ledger,
 )
+from cairn.core.job_ledger import account
+from cairn.core.job_ledger_files import metrics_text, read_ledger, write_ledger
 
 
 def story():

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cairn.core import events
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.errors import ConfigError
 from cairn.core.records import Instant, read
 from cairn.core.shared_secret import (
@@ -116,12 +116,12 @@ def test_one_that_says_nothing_or_half_of_it_is_given_up():
 def test_silent_callers_keep_nobody_waiting_and_the_oldest_makes_room(tmp_path):
     events.listen(tmp_path / "events.jsonl")
     try:
-        doorman = Doorman(OURS, "the door", patience_s=PATIENCE_S, waiting=2)
+        authenticator = ClientAuthenticator(OURS, "the door", patience_s=PATIENCE_S, waiting=2)
         let_in = {}
         silent = [socket.socketpair() for _ in range(4)]
 
         def knock(number, connection):
-            let_in[number] = doorman.lets_in(connection)
+            let_in[number] = authenticator.admits(connection)
 
         threads = []
         for number, (here, there) in enumerate(silent):
@@ -134,14 +134,14 @@ def test_silent_callers_keep_nobody_waiting_and_the_oldest_makes_room(tmp_path):
         here, there = socket.socketpair()
         with here, there, ThreadPoolExecutor(1) as pool:
             calling = pool.submit(outcome, enter, there, OURS)
-            assert doorman.lets_in(here)
+            assert authenticator.admits(here)
             assert calling.result() == "in"
         for _, there in silent:
             there.close()
         for thread in threads:
             thread.join()
         assert let_in == dict.fromkeys(range(4), False)
-        assert doorman.refused == {"it did not say who it is": 4}
+        assert authenticator.refused == {"it did not say who it is": 4}
     finally:
         events.close()
     told = [r for r in read(tmp_path / "events.jsonl") if isinstance(r, Instant)]

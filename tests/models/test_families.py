@@ -15,6 +15,7 @@ from published_configs import CONFIGS as PUBLISHED
 from cairn.core.errors import CairnError, UnsupportedModel
 from cairn.models.config_fields import LAYER_COUNTS
 from cairn.models.described_families import DESCRIBED
+from cairn.models.expert_families import EXPERT_FAMILIES
 from cairn.models.export import to_hf
 from cairn.models.families import FAMILIES, from_hf
 from cairn.models.presets import PRESETS, preset
@@ -567,7 +568,8 @@ def expressible(draw, family: str) -> ModelSpec:
 
 
 # The others: test_described_families.
-DEEP = FAMILIES.keys() - (DESCRIBED | SPARSE | RECURRENT | UNKNOWN_TO_TRANSFORMERS).keys()
+ELSEWHERE = DESCRIBED | EXPERT_FAMILIES | SPARSE | RECURRENT | UNKNOWN_TO_TRANSFORMERS
+DEEP = FAMILIES.keys() - ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize("family", sorted("gemma3" if k == "gemma3_text" else k for k in DEEP))

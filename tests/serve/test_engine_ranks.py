@@ -20,7 +20,7 @@ from cairn.models.shards import ALONE
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import worker
-from cairn.serve.engine.client import EngineClient, ProcessOptions, to_blame
+from cairn.serve.engine.client import EngineClient, ProcessOptions
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import EngineFailed, Failure
 from cairn.serve.engine.process import WorkerGroup
@@ -28,6 +28,7 @@ from cairn.serve.engine.ranks import Ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
+from cairn.serve.engine.worker_exits import to_blame
 
 OPTIONS = ProcessOptions(beat_s=0.1, grace_s=20.0, restarts=0)
 PROMPTS = [[(7 * n + i * i * 3) % 160 for i in range(n)] for n in (3, 27, 46, 60)]

@@ -20,10 +20,10 @@ from cairn.train.data.store_writer import StoreWriter
 from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.tokenizer_trainer import byte_tokenizer, save_tokenizer
 from cairn.train.describe import describe, shape_of, spec_of
-from cairn.train.only_here import only_here
 from cairn.train.parallel.layout import Balance, Layout
 from cairn.train.refuse import check_balance, check_folder, check_goes_on, check_memory
 from cairn.train.run import run
+from cairn.train.run_lock import exclusive_run
 from cairn.train.step import train_step
 
 TINY = Model(checkpoint=Path("cairn-tiny"))
@@ -208,15 +208,15 @@ def test_a_folder_that_a_made_up_source_hides_is_told(tmp_path, monkeypatch):
 
 def test_two_runs_in_one_folder_are_one_too_many(tmp_path):
     with (
-        only_here(tmp_path),
+        exclusive_run(tmp_path),
         pytest.raises(ConfigError, match=f"another run writes to .*: process {os.getpid()} on"),
-        only_here(tmp_path),
+        exclusive_run(tmp_path),
     ):
         pass
     ran = Train(out=tmp_path, model=Model(preset="no such preset"))
-    with only_here(tmp_path), pytest.raises(ConfigError, match="another run writes to"):
+    with exclusive_run(tmp_path), pytest.raises(ConfigError, match="another run writes to"):
         run(ran)  # before the model is even looked at
-    with only_here(tmp_path):  # and what is over is over
+    with exclusive_run(tmp_path):  # and what is over is over
         pass
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from cairn.align.tinker.shared_base import Weights
 from cairn.core.errors import ConfigError, RequestError
 from cairn.models.safetensors_file import write_tensors
-from cairn.train.only_here import check_free, only_here
+from cairn.train.run_lock import check_free, exclusive_run
 
 HELD = 4  # in memory
 SAMPLING = "sampling_sessions"  # the folder of the others, inside that of saved weights
@@ -36,7 +36,7 @@ def own_folder(parent: Path) -> Iterator[Path]:
     folder = parent / uuid.uuid4().hex[:12]
     folder.mkdir(parents=True)
     try:
-        with only_here(folder):
+        with exclusive_run(folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -113,7 +113,7 @@ def run_why(args: list[str]) -> int:
     record = records.find(options.name)
     status = _status(record)
     if options.json:
-        from cairn.core.job_ledger import read_ledger
+        from cairn.core.job_ledger_files import read_ledger
 
         _print_json(_document(record, status) | {"ledger": read_ledger(_run_folder(record))})
         return 0

@@ -123,13 +123,35 @@ def _chosen(text: str, known: list[str]) -> list[str]:
 
 def _replay(options: SimulateCluster) -> int:
     from cairn.cluster.simulate import page
-    from cairn.cluster.simulate.explain import fate, refusals
+    from cairn.cluster.simulate.policies import POLICIES
+
+    names = _chosen(options.policy, list(POLICIES))
+    trace, cluster, notes = _prepare(options)
+    histories, summaries = _histories(options, names, trace, cluster)
+    if options.html is not None:
+        title = f"{trace.name} on {cluster.total:,} GPUs"
+        options.html.write_text(
+            page.compare_page(title, notes, histories, summaries), encoding="utf-8"
+        )
+        print(f"wrote {options.html}", file=sys.stderr)
+    if options.json:
+        _print_json(_comparison(options, trace, cluster, notes, histories, summaries))
+        return 0
+    _print(trace, cluster, notes, histories, summaries)
+    _print_why(histories, options.why)
+    took = ", ".join(f"{summary.policy} {summary.seconds:.1f} s" for summary in summaries)
+    print(f"simulated in {took}")
+    return 0
+
+
+def _histories(
+    options: SimulateCluster, names: list[str], trace: "Trace", cluster: "Cluster"
+) -> "tuple[list[History], list[Summary]]":
+    """The trace through each policy."""
     from cairn.cluster.simulate.policies import POLICIES
     from cairn.cluster.simulate.replay import HOUR, Settings, replay
     from cairn.cluster.simulate.summary import summarise
 
-    names = _chosen(options.policy, list(POLICIES))
-    trace, cluster, notes = _prepare(options)
     settings = Settings(
         half_life=options.half_life * HOUR,
         checkpoint=options.checkpoint * 60,
@@ -150,32 +172,30 @@ def _replay(options: SimulateCluster) -> int:
             )
             histories.append(history)
             summaries.append(summarise(history, time.process_time() - began))
-    if options.html is not None:
-        title = f"{trace.name} on {cluster.total:,} GPUs"
-        options.html.write_text(
-            page.compare_page(title, notes, histories, summaries), encoding="utf-8"
-        )
-        print(f"wrote {options.html}", file=sys.stderr)
-    if options.json:
-        document: dict[str, object] = {
-            "trace": trace.name,
-            "cluster": cluster,
-            "notes": notes,
-            "policies": summaries,
-            "rejected": {history.policy: refusals(history) for history in histories},
-        }
-        if (job := options.why) is not None:
-            document["why"] = {history.policy: history.reasons for history in histories}
-            document["fate"] = {history.policy: fate(history, job) for history in histories}
-        _print_json(document)
-        return 0
-    _print(trace, cluster, notes, histories, summaries)
-    _print_why(histories, options.why)
-    print(
-        "simulated in "
-        + ", ".join(f"{summary.policy} {summary.seconds:.1f} s" for summary in summaries)
-    )
-    return 0
+    return histories, summaries
+
+
+def _comparison(
+    options: SimulateCluster,
+    trace: "Trace",
+    cluster: "Cluster",
+    notes: list[str],
+    histories: "list[History]",
+    summaries: "list[Summary]",
+) -> dict[str, object]:
+    from cairn.cluster.simulate.explain import fate, refusals
+
+    document: dict[str, object] = {
+        "trace": trace.name,
+        "cluster": cluster,
+        "notes": notes,
+        "policies": summaries,
+        "rejected": {history.policy: refusals(history) for history in histories},
+    }
+    if (job := options.why) is not None:
+        document["why"] = {history.policy: history.reasons for history in histories}
+        document["fate"] = {history.policy: fate(history, job) for history in histories}
+    return document
 
 
 def _prepare(options: SimulateCluster) -> "tuple[Trace, Cluster, list[str]]":

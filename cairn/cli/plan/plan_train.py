@@ -228,17 +228,21 @@ def _print(
     compared: "dict[str, list[Compared]]",
     seconds: float,
 ) -> None:
-    from cairn.cli.columns import lines
-    from cairn.core.units import format_bytes
-    from cairn.plan.measured import median_error
-    from cairn.plan.page import TRAIN_HEADINGS, train_cells
-    from cairn.plan.train_search import KINDS_OF_LOSS
-
     print(
         f"{options.model} on {options.gpus} x {plan.device.name}: "
         f"{plan.tried:,} ways tried in {seconds:.1f} s, {plan.fitting:,} fit"
     )
     print("\n".join(notes) + "\n")
+    _print_best(plan, cost)
+    _print_losses(plan)
+    _print_errors(compared)
+
+
+def _print_best(plan: "TrainPlan", cost: dict[str, str]) -> None:
+    from cairn.cli.columns import lines
+    from cairn.core.units import format_bytes
+    from cairn.plan.page import TRAIN_HEADINGS, train_cells
+
     if plan.rows:
         print("\n".join(lines(TRAIN_HEADINGS, [train_cells(row) for row in plan.rows])))
         memory = plan.rows[0].memory
@@ -250,6 +254,11 @@ def _print(
         large = any(row.kind == "too large" for row in plan.lost)
         way_out = "take more GPUs, a shorter sequence or smaller steps" if large else "see why"
         print(f"nothing {'fits' if large else 'can run'}: {way_out}")
+
+
+def _print_losses(plan: "TrainPlan") -> None:
+    from cairn.plan.train_search import KINDS_OF_LOSS
+
     print("\nwhy the others lost")
     for kind in KINDS_OF_LOSS:
         rows = [row for row in plan.lost if row.kind == kind]
@@ -261,6 +270,12 @@ def _print(
             struck = sum(row.count for row in more)
             which = f"{len(more)} more reason{'s' * (len(more) > 1)}"
             print(f"{struck:>7,}  {kind}: {which}; --json and --html have all")
+
+
+def _print_errors(compared: "dict[str, list[Compared]]") -> None:
+    """How far predictions are from what was measured."""
+    from cairn.plan.measured import median_error
+
     for name, found in compared.items():
         error = median_error(found)
         if error is not None:

@@ -25,7 +25,7 @@ from cairn.comm.backend.options import Options, piece_bytes
 from cairn.comm.backend.segment import Segment
 from cairn.comm.backend.shared_link import Peer, SharedLink
 from cairn.comm.backend.tcp_link import TcpLink
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.shared_secret import Secret, enter
 
 COLLECTIVE, DIRECT = 0, 1  # purposes of a connection: the group's operations, sends and receives
@@ -226,7 +226,7 @@ def _connect(room: Room, remote: list[int], options: Options) -> list[Arrival]:
             for purpose in range(PURPOSES):
                 arrivals.append((purpose, other, _call(room, (there, int(port)), purpose, secret)))
         expected = {(p, r) for p in range(PURPOSES) for r in remote if r > room.rank}
-        entrance = Entrance(server, Doorman(secret, f"rank {room.names[room.rank]}"))
+        entrance = Entrance(server, ClientAuthenticator(secret, f"rank {room.names[room.rank]}"))
         try:
             while expected:
                 purpose, other, connection = _next(room, entrance, {r for _, r in expected})
@@ -264,8 +264,8 @@ def _call(room: Room, where: tuple[str, int], purpose: int, secret: Secret) -> s
 class Entrance:
     """Peers that have come; each is asked by a thread of its own, so that a stranger does not keep others waiting."""
 
-    def __init__(self, server: socket.socket, doorman: Doorman) -> None:
-        self.server, self.doorman = server, doorman
+    def __init__(self, server: socket.socket, authenticator: ClientAuthenticator) -> None:
+        self.server, self.authenticator = server, authenticator
         self.arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         threading.Thread(target=self._accept, daemon=True, name="rendezvous").start()
 
@@ -280,7 +280,7 @@ class Entrance:
                 threading.Thread(target=self._ask, args=(connection,), daemon=True).start()
 
     def _ask(self, connection: socket.socket) -> None:
-        if not self.doorman.lets_in(connection):
+        if not self.authenticator.admits(connection):
             return
         connection.settimeout(5)
         try:

@@ -98,38 +98,47 @@ def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
     call = next(c for c in waiting.values() if c.sequence == sequence)
     stuck = sorted(rank for rank, one in waiting.items() if one.sequence >= sequence)
     if not missing:
-        # A rank that has gone on and keeps few records has forgotten this one.
-        records = {rank: calls[rank].get(sequence) for rank in stuck}
-        started = [rank for rank, one in records.items() if one is None or one.started]
-        if len(stuck) < len(calls) or not started:
-            return None  # some are through already, the others are about to be
-        return Finding(
-            cause="hang",
-            where=ranked(stuck),
-            evidence=[f"all ranks are in {call.op} #{sequence} of group {group}, none has left it"],
-            advice="the network or a GPU does not go on: look for errors of NICs and links (XID, "
-            "link down) on these hosts",
-        )
+        return _all_inside(group, calls, call, stuck)
     verb = "waits" if len(stuck) == 1 else "wait"
     evidence = [f"{ranked(stuck)} {verb} in {call.op} #{sequence} of group {group} {call.shapes}"]
-    for rank in missing[:4]:
-        mine = calls[rank]
-        if rank in absent:
-            evidence.append(f"rank {rank} left no dump: its process may have died")
-        elif mine:
-            final = mine[last[rank]]
-            evidence.append(
-                f"rank {rank} ends with {final.op} #{last[rank]}"
-                + ("" if final.done else ", which is not done")
-            )
-        else:
-            evidence.append(f"rank {rank} has entered no collective of this group")
+    evidence += [_where_it_ends(rank, calls[rank], absent) for rank in missing[:4]]
     return Finding(
         cause="hang",
         where=ranked(missing),
         evidence=[*evidence, *_frames(waiting, stuck[:1])],
         advice=f"look at {ranked(missing[:1])}: its own log, its stack (py-spy dump), its host",
     )
+
+
+def _all_inside(
+    group: str, calls: Mapping[int, Mapping[int, Call]], call: Call, stuck: list[int]
+) -> Finding | None:
+    """Every rank has entered this call; None if some are through it already, and the others are about to be."""
+    # A rank that has gone on and keeps few records has forgotten this one.
+    records = {rank: calls[rank].get(call.sequence) for rank in stuck}
+    started = [rank for rank, one in records.items() if one is None or one.started]
+    if len(stuck) < len(calls) or not started:
+        return None
+    return Finding(
+        cause="hang",
+        where=ranked(stuck),
+        evidence=[
+            f"all ranks are in {call.op} #{call.sequence} of group {group}, none has left it"
+        ],
+        advice="the network or a GPU does not go on: look for errors of NICs and links (XID, "
+        "link down) on these hosts",
+    )
+
+
+def _where_it_ends(rank: int, calls: Mapping[int, Call], absent: list[int]) -> str:
+    """The last call of a rank that has not entered the one in which others wait."""
+    if rank in absent:
+        return f"rank {rank} left no dump: its process may have died"
+    if not calls:
+        return f"rank {rank} has entered no collective of this group"
+    final = calls[max(calls)]
+    done = "" if final.done else ", which is not done"
+    return f"rank {rank} ends with {final.op} #{max(calls)}{done}"
 
 
 def _gone(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]) -> Finding | None:

@@ -48,7 +48,7 @@ from cairn.comm.transfer.transport import (
     host_region,
 )
 from cairn.comm.transfer.wire import MOST_HELLO, Frame, Gone, Wire
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.shared_secret import Secret
 
 DRAIN_S = 1.0  # how long close() waits for a peer that does not read
@@ -66,7 +66,9 @@ class Endpoint:
         secret: Secret | None = None,
     ) -> None:
         self.name, self.mover, self.patience, self.secret = name, mover, patience, secret
-        self.doorman = Doorman(secret, f"transfer end {name}", patience_s=CONNECT_S)
+        self.authenticator = ClientAuthenticator(
+            secret, f"transfer end {name}", patience_s=CONNECT_S
+        )
         self.regions: dict[str, Region] = {}
         self.peers: dict[str, Peer] = {}
         self._where = (host, port)
@@ -275,7 +277,7 @@ class Endpoint:
             self._start(self._welcome, connection)  # a slow stranger must not keep others waiting
 
     def _welcome(self, connection: socket.socket) -> None:
-        if connection.family != socket.AF_UNIX and not self.doorman.lets_in(connection):
+        if connection.family != socket.AF_UNIX and not self.authenticator.admits(connection):
             return
         with contextlib.suppress(OSError, Gone):  # a stranger, or one that has gone already
             self._introduce(connection)

@@ -26,7 +26,7 @@ from cairn.kernels.cpu.packed_product import (
     suits_many_rows,
 )
 from cairn.models.activation import Gate
-from cairn.models.linear.form import PLAIN, Epilogue, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, finished
 
 FLOAT_ROWS = 1024 if ON_ARM else 48  # of x, from which on dequantised tiles are faster
 NEVER = (
@@ -35,7 +35,7 @@ NEVER = (
 TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 
 
-class BlocksForm:
+class BlocksForm(AnyRows):
     """One map, or several of one input side by side."""
 
     def __init__(self, blocks: Sequence[Blocks]) -> None:
@@ -47,12 +47,6 @@ class BlocksForm:
     @property
     def nbytes(self) -> int:
         return self.matrix.nbytes
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN

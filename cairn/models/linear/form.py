@@ -65,6 +65,16 @@ class Form(Protocol):
         ...
 
 
+class AnyRows:
+    """What most forms answer: they multiply any number of rows, and have no product with another matrix besides."""
+
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def after(self, weight_K: Tensor) -> "Form | None":
+        return None
+
+
 @runtime_checkable
 class Pairs(Protocol):
     """A form that orders its rows for SwiGLU when it first meets one."""

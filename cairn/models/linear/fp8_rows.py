@@ -19,10 +19,10 @@ from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
 from cairn.kernels.tiles import aligned_rows
 from cairn.models.cpu_half_precision import linear
-from cairn.models.linear.form import PLAIN, Entering, Epilogue, Kernels, Product, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Entering, Epilogue, Kernels, Product, finished
 
 
-class Fp8Rows:
+class Fp8Rows(AnyRows):
     def __init__(self, weight_NK: Tensor) -> None:
         self.quantized = quantize(weight_NK.detach().contiguous())
 
@@ -36,12 +36,6 @@ class Fp8Rows:
         columns = weight_NK.shape[1]
         if weight_NK.is_cuda and columns % 16:
             return f"rows of {columns} values are no multiple of 16 bytes"
-        return None
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
         return None
 
     def quantizes(self, rows: int, kernels: Kernels) -> bool:

@@ -11,10 +11,10 @@ from torch.autograd.function import once_differentiable
 
 from cairn.kernels.quantize.nf4 import NF4, dequantize_nf4, quantize_nf4
 from cairn.models.cpu_half_precision import linear
-from cairn.models.linear.form import PLAIN, Epilogue, Product, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Product, finished
 
 
-class NF4Form:
+class NF4Form(AnyRows):
     """The form of a frozen linear map."""
 
     def __init__(self, weight_NK: Tensor) -> None:
@@ -23,12 +23,6 @@ class NF4Form:
     @property
     def nbytes(self) -> int:
         return self.quantized.nbytes
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The matrix [N, K], made anew."""

@@ -29,7 +29,7 @@ from cairn.kernels.cpu.compiled import ON_ARM
 from cairn.kernels.cpu.compiled import obstacle as no_compiled
 from cairn.kernels.cpu.digits import Digits
 from cairn.kernels.cpu.level_rows import RowsOfMatrix
-from cairn.models.linear.form import PLAIN, Epilogue
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue
 
 GROUP = 32  # values that share a scale in Int4
 LEVELS = 15  # steps between the smallest and the largest of a group
@@ -77,7 +77,7 @@ class Levels:
         return self.level_NK[:, ::2] | self.level_NK[:, 1::2] << 4
 
 
-class Int4:
+class Int4(AnyRows):
     """Levels through the packed product; offsets of groups and outliers through a small one in float32."""
 
     def __init__(self, levels: Levels, outliers_O: Tensor) -> None:
@@ -93,9 +93,6 @@ class Int4:
         columns_NO = levels.weight_NK()[:, outliers_O]
         self.apart_SN = torch.cat((levels.offset_NG, columns_NO), dim=1).t().contiguous()
         self.nbytes = self.packed.nbytes + self.apart_SN.nbytes + self.pick_KS.nbytes
-
-    def covers(self, rows: int) -> bool:
-        return True
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
@@ -120,7 +117,7 @@ class Int4:
         return None
 
 
-class Int8:
+class Int8(AnyRows):
     """Rows of 8-bit levels; x in two digits of 8 bits each, by its token's largest value; outliers in float32.
 
     With one digit, a difference in the last bit of a float32 decides here and there what a value is rounded to, and
@@ -164,12 +161,6 @@ class Int8:
             scale_N[rows] = row_scales(inlier_RK, in_pairs)
             level_NK[rows] = inlier_RK.div_(scale_N[rows, None]).round_()
         return scale_N, level_NK
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN

@@ -24,14 +24,14 @@ from cairn.kernels.matmul.int4_tiles import TILE, packed_tiles, paired_rows, unp
 from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
 from cairn.kernels.norm.join_norm import Parts
 from cairn.models.cpu_half_precision import linear
-from cairn.models.linear.form import PLAIN, Epilogue, Kernels, Product, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import gpu_product
 from cairn.models.quantized.planes import Planes
 
 GROUP = 128
 
 
-class PackedInt4:
+class PackedInt4(AnyRows):
     def __init__(self, planes: Planes) -> None:
         scales_GN = planes.scales.float().T.contiguous()
         shifts_GN = None
@@ -59,12 +59,6 @@ class PackedInt4:
             return f"{planes.kind} levels, a scale for {planes.block_rows} rows"
         if rows % TILE or columns % TILE or group % TILE or columns % group:
             return f"{rows} x {columns} in groups of {group} are no multiples of {TILE}"
-        return None
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
         return None
 
     def product(

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.float_product import float_product
-from cairn.models.linear.form import PLAIN, Epilogue, Form, Product, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Form, Product, finished
 from cairn.models.quantized.planes import Planes, dequantized
 
 
-class PlanesForm:
+class PlanesForm(AnyRows):
     def __init__(self, planes: Planes) -> None:
         self.planes = planes
 
@@ -22,12 +22,6 @@ class PlanesForm:
         kept = (self.planes.levels_NK, self.planes.scales, self.planes.shifts, self.planes.order_K)
         return sum(tensor.nbytes for tensor in kept if tensor is not None)
 
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
-
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
     ) -> Tensor:
@@ -35,7 +29,7 @@ class PlanesForm:
         return finished(y_MN, bias_N, epilogue)
 
 
-class FloatForm:
+class FloatForm(AnyRows):
     """A matrix in floating point: beside others that are quantised, or dequantised for want of a kernel."""
 
     def __init__(self, weight_NK: Tensor) -> None:
@@ -45,19 +39,13 @@ class FloatForm:
     def nbytes(self) -> int:
         return self.weight_NK.nbytes
 
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
-
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
     ) -> Product:
         return float_product(x_MK, self.weight_NK, bias_N, epilogue)
 
 
-class SideBySide:
+class SideBySide(AnyRows):
     """Maps of one input whose matrices have no common form: each multiplies in its own."""
 
     def __init__(self, forms: list[Form]) -> None:
@@ -66,12 +54,6 @@ class SideBySide:
     @property
     def nbytes(self) -> int:
         return sum(form.nbytes for form in self.forms)
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN

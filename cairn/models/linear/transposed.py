@@ -7,12 +7,12 @@ left to the parameters. The numbers are the same up to rounding.
 from torch import Tensor
 
 from cairn.models.cpu_half_precision import linear
-from cairn.models.linear.form import PLAIN, Epilogue, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, finished
 
 FEW = range(2, 193)  # rows for which the copy can be faster
 
 
-class Transposed:
+class Transposed(AnyRows):
     def __init__(self, weight_NK: Tensor) -> None:
         self.weight_NK = weight_NK.detach().t().contiguous().t()
 
@@ -22,9 +22,6 @@ class Transposed:
 
     def covers(self, rows: int) -> bool:
         return rows in FEW
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN

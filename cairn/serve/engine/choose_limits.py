@@ -4,6 +4,7 @@ Asked for, or what the memory that is left after loading allows; `Sizes.why` say
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -11,7 +12,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
 from cairn.hw.host import read_memory
-from cairn.models.cache import cache_groups, page_bytes, state_bytes, with_draft_layer
+from cairn.models.cache import CacheGroup, cache_groups, page_bytes, state_bytes, with_draft_layer
 from cairn.models.room import free_bytes
 from cairn.models.runnable import Runnable
 from cairn.models.spec import ModelSpec
@@ -39,47 +40,33 @@ CPU_SHARE = 0.1  # of the machine's memory
 SMALLEST_CACHE = 1 << 30
 
 
+class StepSize(NamedTuple):
+    """The most that one step may take, before the memory is counted."""
+
+    tokens: int
+    rows: int
+    page_size: int
+
+
 def choose_limits(
     runnable: Runnable, config: EngineConfig, with_head: bool = False
 ) -> tuple[Limits, Sizes]:
     """`with_head`: the layer of a head keeps keys and values, too."""
     model = runnable.model
-    spec, weight = model.spec, model.embedding.weight
-    on_gpu = weight.is_cuda
+    spec, weight, ranks = model.spec, model.embedding.weight, model.build.shards.size
     context = limits_context(spec, config)
-    page_size = config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE)
-    step_tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
-    rows = min(config.max_num_seqs or (GPU_ROWS if on_gpu else CPU_ROWS), step_tokens)
-    groups = cache_groups(
-        spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
-    )
+    groups = cache_groups(spec, ranks, grouped=config.cache_groups and not config.plain)
     groups = with_draft_layer(groups, spec.layers) if with_head else groups
-    cache_dtype = cache_type(config, on_gpu) or weight.dtype
-    of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
-    of_state = state_bytes(groups, weight.dtype.itemsize)
-    memory, fraction = memory_for_pages(weight.device, config.gpu_memory_utilization)
-    step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
-    states = size_states(of_state, memory, fraction, step, rows)
-    rows = min(rows, states) if states else rows
-    if config.num_gpu_blocks_override is not None:
-        sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
-        _check_pages(sizes.pages, of_page, weight.device)
-    else:
-        step += int(states * of_state)
-        sizes = size_pages(
-            groups, memory, fraction, page_size, of_page, step, rows, context, step_tokens
-        )
+    step = _step_size(config, weight.is_cuda)
+    rows, states, sizes = _fit(runnable, config, groups, step, context)
     policy: Policy = "shortest" if config.scheduling_policy == "shortest" else "fcfs"
-    shared = mixed_step_tokens(
-        spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens
-    )
     limits = Limits(
         rows=rows,
-        step_tokens=step_tokens,
-        mixed_step_tokens=shared,
+        step_tokens=step.tokens,
+        mixed_step_tokens=mixed_step_tokens(spec, weight, ranks, config.step_ms, rows, step.tokens),
         context=context,
         pages=sizes.pages,
-        page_size=page_size,
+        page_size=sizes.page_size,
         groups=groups,
         states=states,
         vocabulary=spec.vocab,
@@ -89,6 +76,40 @@ def choose_limits(
     if config.max_model_len == "auto":
         limits = msgspec.structs.replace(limits, context=longest_context(limits))
     return limits, sizes
+
+
+def _step_size(config: EngineConfig, on_gpu: bool) -> StepSize:
+    """As asked for, or what suits the device."""
+    tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
+    rows = min(config.max_num_seqs or (GPU_ROWS if on_gpu else CPU_ROWS), tokens)
+    return StepSize(tokens, rows, config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE))
+
+
+def _fit(
+    runnable: Runnable,
+    config: EngineConfig,
+    groups: tuple[CacheGroup, ...],
+    step: StepSize,
+    context: int,
+) -> tuple[int, int, Sizes]:
+    """Rows, slots for states and pages that fit into the memory beside the weights and one step."""
+    spec, weight = runnable.model.spec, runnable.model.embedding.weight
+    cache_dtype = cache_type(config, weight.is_cuda) or weight.dtype
+    of_page = page_bytes(groups, step.page_size, cache_dtype.itemsize)
+    of_state = state_bytes(groups, weight.dtype.itemsize)
+    memory, fraction = memory_for_pages(weight.device, config.gpu_memory_utilization)
+    of_step = step_bytes(spec, step.tokens, step.rows, weight.dtype.itemsize)
+    states = size_states(of_state, memory, fraction, of_step, step.rows)
+    rows = min(step.rows, states) if states else step.rows
+    if config.num_gpu_blocks_override is not None:
+        sizes = Sizes(config.num_gpu_blocks_override + 1, step.page_size, "as asked")
+        _check_pages(sizes.pages, of_page, weight.device)
+        return rows, states, sizes
+    taken = of_step + int(states * of_state)
+    sizes = size_pages(
+        groups, memory, fraction, step.page_size, of_page, taken, rows, context, step.tokens
+    )
+    return rows, states, sizes
 
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:

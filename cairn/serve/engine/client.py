@@ -12,12 +12,10 @@ group is started, which has the weights of the configuration again, or the engin
 import asyncio
 import atexit
 import itertools
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -25,7 +23,6 @@ from typing import Self
 
 import msgspec
 
-from cairn.core import errors
 from cairn.core.errors import CairnError
 from cairn.core.events import instant
 from cairn.serve.config import EngineConfig, RoleConfig
@@ -35,7 +32,6 @@ from cairn.serve.engine.messages import (
     Call,
     CheckSleep,
     EngineFailed,
-    Failure,
     FollowPages,
     LoadAdapter,
     LoadWeights,
@@ -59,16 +55,18 @@ from cairn.serve.engine.messages import (
 )
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
+from cairn.serve.engine.pending_calls import PendingCalls
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.receivers import Receiver, Receivers, deliver, fail
 from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.watchdog import Watchdog
 from cairn.serve.engine.weight_sources import WeightsFrom
+from cairn.serve.engine.worker_exits import POLL_S, to_blame, wait_until_ready
 
-POLL_S = 0.1  # how soon the end of a process is noticed
-LAST_WORDS_S = 0.2  # for what a worker said just before it ended
 OTHERS_S = 1.0  # for other ranks: who fell over a dead one may be seen before it
 REMEMBERED = 1024  # steps
 MARGIN_S = 5.0  # for leaving, after the grace is over
+LOADING_S = 3600.0  # in which a new group need not take a step, where no `start_s` is given
 
 
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,39 +96,42 @@ class EngineClient:
         `early`: the first group of workers, where it has been started already.
         """
         self.config, self.options, self._spawn, self._role = config, options, spawn, role
+        # What the workers last reported.
         self.stats = Stats()
         self.recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # steps, as beats bring them
         self.pages = PageMap()  # while the engine is watched
         self._followed: PageEvents | None = None
-        self.restarted = 0  # since the start
-        self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
-        self._over: CairnError | None = None  # why nothing can be submitted any more
+        # What they were told.
         self.paused = self.asleep = False  # neither of them hangs
         self._adapters: dict[int, str] = {}  # folders by number
         self.version = 0  # of the weights; workers that were started again have the first ones
-        self._calls: dict[int, Future[None]] = {}  # that the workers have not answered yet
+        # Requests and calls on their way.
         self._receivers: Receivers = {}
+        self._calls = PendingCalls()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()  # for the receivers and the group; held for moments
         self._run: Run = _at_once
+        # Whether the workers live.
+        self.restarted = 0  # since the start
+        self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
         self._failures = 0  # in a row
+        self._over: CairnError | None = None  # why nothing can be submitted any more
         self._closing = False
         self._loading = True  # a group was started, and is not ready yet
         self._group = early or self._start()
         try:
-            ready = self._wait_until_ready(self._group)
+            ready = wait_until_ready(self._group, options.start_s)
         except BaseException:
             self._group.end()
             raise
         self.limits, self.eos_ids, self.notes = ready.limits, ready.eos_ids, ready.notes
         self.facts = ready.facts
         self._loading = False
-        self._progress = (0, time.monotonic())  # steps, and when they last became more
+        self._watchdog = Watchdog()
         self._thread = threading.Thread(target=self._look_after, daemon=True, name="engine client")
         self._thread.start()
-        atexit.register(
-            self.close, 0.0
-        )  # a program that ends by an exception leaves nothing behind, either
+        # A program that ends by an exception leaves nothing behind, either.
+        atexit.register(self.close, 0.0)
 
     # -- for users ---------------------------------------------------------------------------------
 
@@ -154,9 +155,8 @@ class EngineClient:
                 raise self._over
             if self._closing:
                 raise EngineFailed("the engine is being closed")
-            if not self._receivers:  # the watchdog counts from here, not from the last request
-                steps, since = self._progress
-                self._progress = (steps, max(since, time.monotonic()))
+            if not self._receivers:
+                self._watchdog.note_first_request()
             self._receivers[request.id] = receiver
             self._group.send(request)
 
@@ -223,12 +223,12 @@ class EngineClient:
         return self._followed
 
     def _call(self, make: Callable[[int], Call]) -> None:
-        call, done = self.new_number(), Future[None]()
+        number = self.new_number()
         with self._lock:
             if self._over is not None:
                 raise self._over
-            self._calls[call] = done
-            self._group.send(make(call))
+            done = self._calls.add(number)
+            self._group.send(make(number))
         done.result()
 
     def watch(self, seconds: float) -> None:
@@ -295,7 +295,7 @@ class EngineClient:
     def _take_in(self, report: Report) -> None:
         if isinstance(report, Tokens):
             self._run(partial(deliver, report, self._receivers))
-            self._moved(report.steps)
+            self._watchdog.note_steps(report.steps)
             if report.ended:
                 self._failures = 0  # it does its work
         elif isinstance(report, Pages):
@@ -305,45 +305,33 @@ class EngineClient:
             self.stats = report.stats
             self.recent.extend(report.steps)
             self.pages = report.pages
-            self._moved(report.stats.steps)
+            self._watchdog.note_steps(report.stats.steps)
         elif isinstance(report, Returned):
-            done = self._calls.pop(report.call, None)
-            if done is not None and report.kind:
-                done.set_exception(_as_raised(report))
-            elif done is not None:
-                done.set_result(None)
-            self._progress = (self._progress[0], time.monotonic())
+            self._calls.answer(report)
+            self._watchdog.note_work()
         elif isinstance(report, Ready):
             instant("engine ready", notes=report.notes)
             self._loading, self.restarting = False, None
             self.recent.clear()
             self.limits = report.limits
-            self._progress = (0, time.monotonic())
+            self._watchdog.new_group()
         elif isinstance(report, Stopped):
             self._closing = True
-
-    def _moved(self, steps: int) -> None:
-        if steps != self._progress[0]:
-            self._progress = (steps, time.monotonic())
 
     def _hangs(self) -> bool:
         if self.paused or self.asleep or self._calls:  # weights may take their time
             return False
-        still = time.monotonic() - self._progress[1]
-        return bool(self._receivers) and still > self.options.watchdog_s
+        return bool(self._receivers) and self._watchdog.still_s > self.options.watchdog_s
 
     def _stuck(self, group: WorkerGroup) -> None:
-        steps, since = self._progress
         stacks = group.stacks()
-        self._replace(
-            group,
-            EngineFailed(
-                f"no step has ended for {time.monotonic() - since:.1f} s with {len(self._receivers)} requests "
-                f"on their way; {steps} steps were taken before",
-                hint="the stacks of the engine follow; raise watchdog_s if a step may take that long",
-                details=stacks,
-            ),
+        problem = EngineFailed(
+            f"no step has ended for {self._watchdog.still_s:.1f} s with {len(self._receivers)} requests "
+            f"on their way; {self._watchdog.steps} steps were taken before",
+            hint="the stacks of the engine follow; raise watchdog_s if a step may take that long",
+            details=stacks,
         )
+        self._replace(group, problem)
 
     def _lost(self, group: WorkerGroup, rank: int, status: int) -> None:
         if status == 0 and self._closing:
@@ -373,8 +361,7 @@ class EngineClient:
                 self._followed.cleared()
                 self._group.send(FollowPages(self.new_number()))
             self.restarted += 1
-        deadline = self.options.start_s
-        self._progress = (0, time.monotonic() + (deadline or 3600.0))  # loading is not hanging
+        self._watchdog.new_group(grace_s=self.options.start_s or LOADING_S)
 
     def _give_up(self, group: WorkerGroup, problem: CairnError) -> None:
         with self._lock:
@@ -385,9 +372,7 @@ class EngineClient:
     def _fail_all(self, problem: CairnError) -> None:
         """Behind what was said before; requests that come from now on are another group's, and in another dict."""
         receivers, self._receivers = self._receivers, {}
-        calls, self._calls = self._calls, {}
-        for done in calls.values():
-            done.set_exception(problem)
+        self._calls.fail_all(problem)
         self.paused = self.asleep = False
         self.version = 0
         self._run(partial(fail, receivers, problem))
@@ -403,26 +388,6 @@ class EngineClient:
             role=self._role,
         )
 
-    def _wait_until_ready(self, group: WorkerGroup) -> Ready:
-        began, limit = time.monotonic(), self.options.start_s
-        while True:
-            report = group.receive(POLL_S)
-            if isinstance(report, Ready):
-                return report
-            fallen = [] if report is not None else group.fallen()
-            reports = [report] if not fallen else list(group.receive_all(LAST_WORDS_S))
-            for each in reports:
-                if isinstance(each, Failure):
-                    raise _as_raised(each)
-            if fallen:
-                raise group.explain(*to_blame(fallen))
-            if limit is not None and time.monotonic() - began > limit:
-                raise EngineFailed(
-                    f"the engine was not ready after {limit:g} s",
-                    hint="raise start_s",
-                    details=group.stacks(),
-                )
-
 
 def _at_once(act: Callable[[], None]) -> None:
     act()
@@ -431,23 +396,3 @@ def _at_once(act: Callable[[], None]) -> None:
 def _in_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
         loop.call_soon_threadsafe(act)
-
-
-def to_blame(fallen: list[tuple[int, int]]) -> tuple[int, int]:
-    """Of ranks with their exit status: one that was killed, since others fail because of it; or one that failed.
-
-    A rank aborts itself (SIGABRT) for its own reasons, or since NCCL's watchdog found that another has gone.
-    """
-    order = {-signal.SIGABRT: 1, 0: 3}
-    return min(fallen, key=lambda each: order.get(each[1], 0 if each[1] < 0 else 2))
-
-
-def _as_raised(failure: Failure | Returned) -> CairnError:
-    """What the worker could not start with, or do, as if it had been raised here."""
-    kind = getattr(errors, failure.kind, None)
-    if isinstance(kind, type) and issubclass(kind, CairnError):
-        return kind(failure.message, failure.hint)
-    message = f"{failure.kind}: {failure.message}"
-    if isinstance(failure, Returned):
-        return EngineFailed(message, failure.hint)
-    return EngineFailed(f"the engine could not start: {message}", details=failure.traceback)

@@ -4,14 +4,12 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 """
 
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from cairn.core.errors import ConfigError, HardwareError
-from cairn.core.units import format_count
 from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_drafter
@@ -19,18 +17,10 @@ from cairn.models.linear.registry import CONVERTED
 from cairn.models.mtp import DraftHead
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
-from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
-from cairn.models.vision.spec import VisionSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
-from cairn.serve.engine.choose_limits import (
-    AT_ONCE,
-    cache_type,
-    choose_limits,
-    groups_note,
-    limits_context,
-)
+from cairn.serve.engine.choose_limits import cache_type, choose_limits, limits_context
 from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
@@ -40,9 +30,11 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.sleep_memory import GpuMemory, sleep_memory
-from cairn.serve.engine.speculate.choice import Chosen, choose_drafter, make_speculation
+from cairn.serve.engine.speculate.choice import choose_drafter, make_speculation
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
+from cairn.serve.engine.start_checks import check_experts, check_sight
+from cairn.serve.engine.start_notes import form_notes, limit_notes, pace_note
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace
 from cairn.serve.engine.timed_blocks import TimedBlocks
 from cairn.serve.engine.tower_runner import MOST_PATCHES, TowerRunner
@@ -70,12 +62,12 @@ def start(config: EngineConfig, shards: Shards = ALONE, opened: OpenModel | None
         )
     began = time.monotonic()
     opened = opened or open_model(config.model, config.context)
-    _check_experts(config, opened.spec)
+    check_experts(config, opened.spec)
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
     if opened.vision is not None:
-        _check_sight(opened.vision, config)
+        check_sight(opened.vision, config)
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
     memory = sleep_memory(config.enable_sleep_mode, device, config.tensor_parallel_size)
     with memory.weights() if memory is not None else nullcontext():
@@ -167,57 +159,94 @@ def start_with(
     model = runnable.model
     on_gpu = model.embedding.weight.is_cuda
     if runnable.tower is not None:
-        _check_sight(runnable.tower.spec, config)
+        check_sight(runnable.tower.spec, config)
     kernels = _built_kernels(config, on_gpu)
     chosen = choose_drafter(config, opened, model) if drafter is None else None
-    head = chosen.head if chosen is not None else None
-    check_form(config, on_gpu)
-    with memory.weights() if memory is not None else nullcontext():
-        converted = convert(model, config, sole)  # before the memory that is left is counted
-        if head is not None and on_gpu and (note := convert_drafter(head, model)) is not None:
-            converted.append(note)
-    columns = _adapter_columns(model, config, memory) if config.lora_room else None
     if chosen is not None:
         drafts, device_drafts = chosen.drafts, chosen.on_device
-    limits, sizes = choose_limits(runnable, config, head is not None)
-    limits = msgspec.structs.replace(
-        limits,
-        pages=_agreed_pages(limits.pages, model.build.shards),
-        drafts=drafts,
-        device_drafts=device_drafts,
-        arena_rows=arena_rows or _arena_rows(runnable, limits),
-        axes=runnable.tower is not None and bool(model.spec.rope.sections),
-    )
+    head = chosen.head if chosen is not None else None
+    check_form(config, on_gpu)
+    forms = _convert(model, config, head, memory, sole)  # before the memory that is left is counted
+    columns = _adapter_columns(model, config, memory) if config.lora_room else None
+    limits, why_pages = _limits(runnable, config, head, arena_rows)
+    limits = msgspec.structs.replace(limits, drafts=drafts, device_drafts=device_drafts)
     if sole:
         model.requires_grad_(False)
-    arranged = converted if on_gpu or converted else arrange_weights(runnable, config, sole)
-    if head is not None and not on_gpu and (note := convert_drafter(head, model)) is not None:
-        arranged.append(note)
+    if not on_gpu:
+        forms = forms or arrange_weights(runnable, config, sole)
+        forms += _convert_head(head, model)
     runner = _runner(runnable, limits, config, head, memory)  # with the weights as they are by now
-    runner.adapters.keep(config.max_loras)
-    if columns is not None and runner.adapters.slots is not None:
-        runner.adapters.slots.columns = columns
-        arranged.append(columns.note())
+    forms += _keep_adapters(runner, config, columns)
     runner.source = config.model if opened.checkpoint is not None else None
     speculation = None if drafter is None else Speculation(drafter, on_device=device_drafts)
     if chosen is not None:
-        speculation = make_speculation(
-            chosen, config, runnable, _row_widths(config, limits, on_gpu)
-        )
+        widths = _row_widths(config, limits, on_gpu)
+        speculation = make_speculation(chosen, config, runnable, widths)
     scheduler = Scheduler(limits, blocks=_blocks(limits, config), speculation=speculation)
-    notes = [*_limit_notes(opened, runnable, config, limits, sizes.why)]
-    notes += _form_notes(runner, arranged, kernels, chosen)
-    overlap, together = on_gpu and not config.plain, model.build.shards.size > 1
-    pace = None if on_gpu or together else _pace(config)  # ranks would not decide the same
-    if pace is not None:
-        notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
-    media = _media(opened, runnable, runner, scheduler)
-    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
+    notes = [*limit_notes(opened, runnable, config, limits, why_pages)]
+    notes += form_notes(runner, forms, kernels, chosen)
+    engine = _engine(scheduler, runner, config, _media(opened, runnable, runner, scheduler))
+    if engine.pace is not None:
+        notes.append(pace_note(engine.pace))
     if config.kv_offload_host is not None:
         from cairn.serve.tiers.open_tiers import open_tiers
 
         notes += open_tiers(engine, opened, config)
     return Started(engine, opened, notes)
+
+
+def _convert(
+    model: Transformer,
+    config: EngineConfig,
+    head: DraftHead | None,
+    memory: GpuMemory | None,
+    sole: bool,
+) -> list[str]:
+    """Weights into the form that was asked for; on a GPU, the head's with them. A line for each."""
+    with memory.weights() if memory is not None else nullcontext():
+        notes = convert(model, config, sole)
+        return notes + _convert_head(head, model) if model.embedding.weight.is_cuda else notes
+
+
+def _convert_head(head: DraftHead | None, model: Transformer) -> list[str]:
+    note = None if head is None else convert_drafter(head, model)
+    return [] if note is None else [note]
+
+
+def _limits(
+    runnable: Runnable, config: EngineConfig, head: DraftHead | None, arena_rows: int
+) -> tuple[Limits, str]:
+    """As all ranks agree on them, and why there are so many pages."""
+    model = runnable.model
+    limits, sizes = choose_limits(runnable, config, head is not None)
+    limits = msgspec.structs.replace(
+        limits,
+        pages=_agreed_pages(limits.pages, model.build.shards),
+        arena_rows=arena_rows or _arena_rows(runnable, limits),
+        axes=runnable.tower is not None and bool(model.spec.rope.sections),
+    )
+    return limits, sizes.why
+
+
+def _keep_adapters(
+    runner: Runner, config: EngineConfig, columns: "AdapterColumns | None"
+) -> list[str]:
+    runner.adapters.keep(config.max_loras)
+    if columns is None or runner.adapters.slots is None:
+        return []
+    runner.adapters.slots.columns = columns
+    return [columns.note()]
+
+
+def _engine(
+    scheduler: Scheduler, runner: Runner, config: EngineConfig, media: WaitingForRows | None
+) -> Engine:
+    on_gpu = runner.model.embedding.weight.is_cuda
+    together = runner.model.build.shards.size > 1
+    # Ranks would not decide the same by their clocks.
+    pace = None if on_gpu or together or not config.step_ms else _pace(config.step_ms)
+    overlap = on_gpu and not config.plain
+    return Engine(scheduler, runner, overlap=overlap, together=together, pace=pace, media=media)
 
 
 def _agreed_pages(pages: int, shards: Shards) -> int:
@@ -272,41 +301,8 @@ def _built_kernels(config: EngineConfig, on_gpu: bool) -> "Lookups | None":
     return use_configured(config.kernel_cache)
 
 
-def _limit_notes(
-    opened: OpenModel, runnable: Runnable, config: EngineConfig, limits: Limits, why: str
-) -> Iterator[str]:
-    """What the model is, and how much of it can be served at once; `why`: there are so many pages."""
-    yield runnable.summary()
-    count = format_count(limits.capacity)
-    yield f"{limits.pages - 1} pages of {limits.page_size} tokens ({count} tokens): {why}"
-    if len(limits.groups) > 1:
-        yield groups_note(limits)
-    yield f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step"
-    yield from runnable.notes
-    if config.max_model_len == "auto":
-        made_for = f"the model was made for {opened.spec.context}"
-        at_once = f"at least {AT_ONCE} of them fit into the cache at once"
-        yield f"requests of up to {limits.context} tokens: {at_once}; {made_for}"
-    if limits.mixed_step_tokens:
-        most = limits.mixed_step_tokens
-        yield f"at most {most} tokens in steps that decode: about {config.step_ms:g} ms"
-
-
-def _form_notes(
-    runner: Runner, arranged: list[str], kernels: "Lookups | None", chosen: Chosen | None
-) -> Iterator[str]:
-    """Types of keys and values, forms of weights, where kernels come from, who drafts."""
-    if runner.pool.scales is not None:
-        yield runner.pool.scales.note()
-    yield from arranged
-    if kernels is not None:
-        yield kernels.note()
-    if chosen is not None:
-        yield chosen.note
-
-
-def _pace(config: EngineConfig) -> Pace | None:
-    return Pace(max(config.step_ms / 1e3, CPU_STEP_S)) if config.step_ms else None
+def _pace(step_ms: float) -> Pace:
+    return Pace(max(step_ms / 1e3, CPU_STEP_S))
 
 
 def _media(
@@ -321,21 +317,6 @@ def _media(
     return WaitingForRows(scheduler.queues.arena, tower.encode, tower.patches, most)
 
 
-def _check_sight(vision: VisionSpec, config: EngineConfig) -> None:
-    """What models cannot have whose pictures change attention or positions."""
-    if config.batch_invariant and vision.varies:
-        raise ConfigError(
-            f"batch_invariant is given, and pictures of a {vision.family} model are not: {vision.varies}",
-            hint="leave it out",
-        )
-    if config.kv_cache_dtype != "auto" and vision.sees != "before":
-        raise ConfigError(
-            f"kv_cache_dtype is {config.kv_cache_dtype}, and tokens of a picture of a {vision.family} model see each "
-            "other both ways, which needs the cache in the type of the model",
-            hint="leave it out",
-        )
-
-
 def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:
     """Tokens that rows of a verifying step are padded to; none: they are not."""
     if not on_gpu or config.enforce_eager or config.plain:
@@ -343,15 +324,6 @@ def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int
     from cairn.serve.engine.cuda_graph import verify_widths
 
     return verify_widths(limits.drafts)
-
-
-def _check_experts(config: EngineConfig, spec: ModelSpec) -> None:
-    if config.enable_expert_parallel and (spec.experts is None or config.tensor_parallel_size == 1):
-        why = "has no experts" if spec.experts is None else "runs on one rank"
-        raise ConfigError(
-            f"enable_expert_parallel is given, and this {spec.family} model {why}",
-            hint="leave it out, or give a model with experts and tensor_parallel_size",
-        )
 
 
 def _runner(

@@ -1,7 +1,8 @@
 """Pages of this server's host memory, for other servers of the same model that would otherwise compute them.
 
-    listen -> doorman -> a thread for each connection:   ListRequest -> Listing: what came and went since the last one
-                                                         PagesRequest -> for each key: 0, or 1 | checksum | page
+    listen -> authenticator -> a thread for each connection
+                                   ListRequest -> Listing: what came and went since the last one
+                                   PagesRequest -> for each key: 0, or 1 | checksum | page
 
 The engine's thread goes on meanwhile and may give a slot to another page. A slot belongs to one entry of the book at a
 time, and the entry leaves the book before the slot is written again: a page that was copied counts only if its entry is
@@ -22,7 +23,7 @@ import msgspec
 import numpy as np
 
 from cairn.comm.transfer.sockets import bound, name_of, tune_for_bulk
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.shared_secret import Secret
 from cairn.serve.tiers.slot_book import Key, SlotBook, SlotEntry
 
@@ -70,7 +71,7 @@ class SharedPages:
     ) -> None:
         self._book, self._memory_SB, self._model = book, memory_SB, model
         self._pages: dict[Key, SlotEntry] = {}  # that were offered; some have left the book since
-        self._doorman = Doorman(secret, "pages of the KV cache")
+        self._authenticator = ClientAuthenticator(secret, "pages of the KV cache")
         self._listener = bound(socket.AF_INET, "kv pages", where, secret)
         tune_for_bulk(self._listener, where[0])
         self.address = name_of(self._listener)
@@ -131,7 +132,7 @@ class SharedPages:
 
     def _serve(self, link: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError), link:
-            if self._doorman.lets_in(link):
+            if self._authenticator.admits(link):
                 link.settimeout(IDLE_S)
                 self._answer(link)
         self._open.pop(threading.current_thread(), None)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cairn.comm.transfer.sockets import tune_for_bulk
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.events import instant
 from cairn.core.shared_secret import Refused, Secret, check_open
 from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
@@ -83,7 +83,9 @@ class Agent:
         check_open(doors.address.rpartition(":")[0], secret, "the memory of copies")
         self.node, self.doors, self.peer, self.board = node, doors, peer, board
         self.secret, self.log_line = secret, log_line
-        self.doorman = Doorman(secret, f"the memory of copies of node {node}", log_line)
+        self.authenticator = ClientAuthenticator(
+            secret, f"the memory of copies of node {node}", log_line
+        )
         self.own: dict[Key, Shard] = {}
         self.kept: dict[Key, Shard] = {}  # of ranks on other nodes
         self.lock = threading.Lock()
@@ -124,7 +126,7 @@ class Agent:
 
     def _welcome(self, connection: socket.socket) -> None:
         """From the network."""
-        if self.doorman.lets_in(connection):
+        if self.authenticator.admits(connection):
             self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:

@@ -43,9 +43,8 @@ from cairn.train.products import PLAIN, Products, through_products
 from cairn.train.recompute_kinds import Recompute
 from cairn.train.trainable import EVERYTHING, Trainable, freeze
 
-Fill = Callable[
-    [Stage, list[Slot]], None
-]  # gives tensors of a stage on the meta device their values
+# Gives tensors of a stage on the meta device their values.
+Fill = Callable[[Stage, list[Slot]], None]
 
 
 def parallelize(
@@ -92,12 +91,9 @@ def parallelize(
             _adapt(stage, spec, adapter, build, mesh.device, seed)
         freeze(stage, stage.slots(), trainable)
         if offload is not None and offload.layers:
-            memory = HostMemory(torch.device(mesh.device).type == "cuda", offload.most_bytes)
-            moved = spread(len(stage.layers), min(offload.layers, len(stage.layers)))
-            stage.offload = Offload(mesh.device, moved, memory)
-    return ParallelModel(
-        spec, stages, _syncs(stages, mesh, strategy, wide_sums), mesh, strategy, attend
-    )
+            stage.offload = _offload(stage, offload, mesh.device)
+    syncs = _syncs(stages, mesh, strategy, wide_sums)
+    return ParallelModel(spec, stages, syncs, mesh, strategy, attend)
 
 
 def _filled(stage: Stage, fill: Fill, quantized: bool) -> None:
@@ -114,6 +110,12 @@ def _filled(stage: Stage, fill: Fill, quantized: bool) -> None:
         fill(stage, some)
         if path:
             quantize_base(stage.get_submodule(path))
+
+
+def _offload(stage: Stage, plan: Plan, device: str) -> Offload:
+    memory = HostMemory(torch.device(device).type == "cuda", plan.most_bytes)
+    moved = spread(len(stage.layers), min(plan.layers, len(stage.layers)))
+    return Offload(device, moved, memory)
 
 
 def _adapt(
@@ -167,9 +169,8 @@ def _shards(mesh: Mesh, strategy: Strategy) -> Shards:
 
 
 def _fill_random(stage: Stage, slots: list[Slot], device: str, seed: int) -> None:
-    blank = {
-        name for name, p in stage.named_parameters() if p.is_meta
-    }  # a shared one has its values
+    # One that is shared with another stage has its values.
+    blank = {name for name, p in stage.named_parameters() if p.is_meta}
     fill_random(stage, [slot for slot in slots if slot.parameter in blank], device, seed)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from cairn.core.errors import ConfigError
-from cairn.core.job_ledger import read_ledger
+from cairn.core.job_ledger_files import read_ledger
 from cairn.train.config import Train
 from cairn.train.recovery.local_layouts import layouts_that_fit
 from cairn.train.recovery.templates import Fits, best_for

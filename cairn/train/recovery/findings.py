@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cairn.core.exit_cause import Cause
-from cairn.core.job_ledger import FOLDER
+from cairn.core.job_ledger_files import FOLDER
 
 FINDINGS = "findings.jsonl"
 

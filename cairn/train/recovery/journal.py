@@ -18,17 +18,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from cairn.core.job_ledger import (
-    EVENTS,
-    FOLDER,
-    STATUS,
-    AnyEvent,
-    Book,
-    Ledger,
-    Stepped,
-    read_events,
-    write_ledger,
-)
+from cairn.core.job_events import AnyEvent, Stepped
+from cairn.core.job_ledger import Book, Ledger
+from cairn.core.job_ledger_files import EVENTS, FOLDER, STATUS, read_events, write_ledger
 from cairn.train.parallel.layout import Layout
 
 EVERY_S = 0.5  # between two writings of the ledger

@@ -15,9 +15,7 @@ import time
 from pathlib import Path
 
 from cairn.core.events import instant
-from cairn.core.job_ledger import (
-    EVENTS,
-    FOLDER,
+from cairn.core.job_events import (
     Ended,
     Failed,
     Noticed,
@@ -27,6 +25,7 @@ from cairn.core.job_ledger import (
     Submitted,
     Trained,
 )
+from cairn.core.job_ledger_files import EVENTS, FOLDER
 from cairn.core.rank_failure import RankFailure, found_in
 from cairn.train.recovery.board import Board
 from cairn.train.recovery.findings import WatchFinding, forget_found, read_found

@@ -28,19 +28,19 @@ import msgspec
 
 from cairn.core.errors import CairnError
 from cairn.core.events import instant
-from cairn.core.job_ledger import Ended, Failed
+from cairn.core.job_events import Ended, Failed
 from cairn.train.checkpoint.peer_placement import node_of
 from cairn.train.config import Train
 from cairn.train.launch import Failure, RankFailed, first_failure
 from cairn.train.metrics_log import Record
-from cairn.train.only_here import only_here
 from cairn.train.recovery import evidence
 from cairn.train.recovery.board import GO_ON, PAUSE, PHASES, STARTING, STOP, Board
 from cairn.train.recovery.children import adopt_orphans, end_process
 from cairn.train.recovery.findings import WatchFinding, read_found, write_found
 from cairn.train.recovery.journal import Journal, RankStatus, Status, write_status
-from cairn.train.recovery.ladder import Incident, Response, Survivors, grown, respond
+from cairn.train.recovery.ladder import Incident, Response, grown, respond
 from cairn.train.recovery.local_layouts import check_nodes, layouts_that_fit
+from cairn.train.recovery.local_nodes import LocalNodes
 from cairn.train.recovery.node_memory import Node, node_of_driver
 from cairn.train.recovery.process_state import is_ending
 from cairn.train.recovery.rank_process import (
@@ -50,6 +50,7 @@ from cairn.train.recovery.rank_process import (
     node_name,
     start_rank,
 )
+from cairn.train.run_lock import exclusive_run
 from cairn.train.stop_signals import forwarding, send
 
 TICK_S = 0.1
@@ -72,7 +73,7 @@ def run_on_nodes(
     """What rank 0 returned, however many ranks died on the way. `on_record` gets each step's record from rank 0."""
     check_nodes(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    with only_here(config.folder), tempfile.TemporaryDirectory(prefix="cairn-") as folder:
+    with exclusive_run(config.folder), tempfile.TemporaryDirectory(prefix="cairn-") as folder:
         driver = LocalDriver(config, device, log_line, Path(folder), on_record)
         try:
             with forwarding(driver.pids) as stopping:
@@ -94,15 +95,12 @@ class LocalDriver:
         self.on_record = on_record
         self.settings, self.folder = config.recovery, folder
         self.fits = layouts_that_fit(config)
-        count = self.settings.nodes + self.settings.spare_nodes
-        self.homes: list[Node] = [node_of_driver(number) for number in range(count)]
+        nodes, spares = self.settings.nodes, self.settings.spare_nodes
+        self.nodes = LocalNodes(config.parallel, nodes, spares)
+        self.homes: list[Node] = [node_of_driver(number) for number in range(nodes + spares)]
         self.boards: list[Board] = [home.board() for home in self.homes]
-        self.nodes = list(range(self.settings.nodes))
         self.ranks: list[LocalRank] = []
-        self.life = self.failures = 0
-        self.strikes: dict[int, int] = {}
-        self.cordoned: dict[int, str] = {}
-        self.lost_at: dict[int, float] = {}
+        self.life = 0
         self.same: tuple[str, int, int] = ("", -1, 0)  # cause, step, how often in a row
         self.known = 0  # findings of earlier lives
         self.stopping = threading.Event()
@@ -131,15 +129,14 @@ class LocalDriver:
         local: dict[int, int] = {}
         self.ranks = []
         for rank in range(world):
-            node = node_of(rank, world, self.nodes)
+            node = node_of(rank, world, self.nodes.used)
             local[node] = local.get(node, -1) + 1
             self.ranks.append(start_rank(self._placement(rank, node, local[node])))
         self.started, self.trained = time.monotonic(), False
         self.first_done = 0.0  # when a rank had passed the last barrier
 
     def _placement(self, rank: int, node: int, local: int) -> Placement:
-        left = self._left()
-        least = self.config.parallel.world() if left.spares else 1
+        least = self.config.parallel.world() if self.nodes.survivors().spares else 1
         return Placement(
             config=self.config,
             rank=rank,
@@ -214,42 +211,25 @@ class LocalDriver:
         failures = evidence.collect(self.ranks, self._memory_gone, self._listen)
         incident, since = self._incident(failures)
         end_ranks(self.ranks)
-        self.failures += 1
-        if incident.node is not None:
-            self.strikes[incident.node] = self.strikes.get(incident.node, 0) + 1
-        response = respond(incident, self._left(), self.settings, self.fits)
-        if (
-            response.rung == "tell"
-        ):  # it has ended all the same: the ranks start again where they were
+        self.nodes.blame(incident.node)
+        response = respond(incident, self.nodes.survivors(), self.settings, self.fits)
+        if response.rung == "tell":
+            # It has ended all the same: the ranks start again where they were.
             response = msgspec.structs.replace(response, rung="heal")
-        self._record(
-            "decision",
-            incident.cause,
-            incident.rank,
-            incident.node,
-            incident.why,
-            response.rung,
-            since,
-        )
-        self.log_line(
-            f"{_who(incident)}: {incident.cause} ({incident.why}); {response.rung}: {response.why}"
-        )
-        instant("recovery", cause=incident.cause, rung=response.rung)
+        cause, rank, node, why = incident.cause, incident.rank, incident.node, incident.why
+        self._record("decision", cause, rank, node, why, response.rung, since)
+        self.log_line(f"{_who(incident)}: {cause} ({why}); {response.rung}: {response.why}")
+        instant("recovery", cause=cause, rung=response.rung)
         if response.rung in ("stop", "requeue"):
-            self._close_ledger(
-                Failed(
-                    at=time.time(),
-                    since=since,
-                    cause=incident.cause,
-                    why=incident.why,
-                    rank=incident.rank,
-                    node=incident.node,
-                    rung=response.rung,
-                ),
-                Ended(at=time.time(), finished=False),
+            now = time.time()
+            failed = Failed(
+                at=now, since=since, cause=cause, why=why, rank=rank, node=node, rung=response.rung
             )
-            raise self._error(incident, response, failures)
-        self._apply(response, incident)
+            self._close_ledger(failed, Ended(at=now, finished=False))
+            raise _as_error(incident, response, failures)
+        self.nodes.apply(response, why, time.monotonic())
+        if response.layout is not None:
+            self.config = msgspec.structs.replace(self.asked, parallel=response.layout)
 
     def _incident(self, failures: list[Failure]) -> tuple[Incident, float]:
         """And since when all was not well any more, by the wall clock."""
@@ -311,59 +291,21 @@ class LocalDriver:
             ),
         )
 
-    def _left(self) -> Survivors:
-        whole = self.settings.nodes + self.settings.spare_nodes
-        spares = tuple(n for n in range(whole) if n not in self.nodes and n not in self.cordoned)
-        per_node = -(-self.asked.parallel.world() // self.settings.nodes)
-        return Survivors(
-            layout=self.asked.parallel,
-            nodes=tuple(self.nodes),
-            spares=spares,
-            ranks_per_node=per_node,
-            strikes=self.strikes,
-            failures=self.failures,
-        )
-
-    def _apply(self, response: Response, incident: Incident) -> None:
-        self.nodes = list(response.nodes) or self.nodes
-        for node in response.cordon:
-            self.cordoned[node] = incident.why
-            self.lost_at[node] = time.monotonic()
-        if response.layout is not None:
-            self.config = msgspec.structs.replace(self.asked, parallel=response.layout)
-
-    def _error(self, incident: Incident, response: Response, failures: list[Failure]) -> CairnError:
-        if response.rung == "requeue":
-            return Requeue(
-                f"{response.why} ({incident.cause}: {incident.why})",
-                hint="submit it again with the same --out: it goes on from the newest checkpoint",
-            )
-        if failures:
-            return first_failure(failures)
-        return RankFailed(
-            f"rank {incident.rank}: {incident.why}; {response.why}",
-            hint="run it again with the same --out: it goes on from the newest complete checkpoint",
-        )
-
     # -- growing back ----------------------------------------------------------------------------------
 
     def _grow_if_possible(self) -> None:
         """A node that was lost is used again; the ranks pause after a copy in memory, and nothing is lost."""
-        board = self.boards[self.nodes[0]]
+        board = self.boards[self.nodes.used[0]]
         whole_again = self.config.parallel.world() == self.asked.parallel.world()
         line = self._line(0)
         young = not self.trained or line["step"] <= line["resumed"]
         if whole_again or young or board.paused() or board.stopping() or self.stopping.is_set():
             return
-        now = time.monotonic()
-        back = tuple(n for n, at in self.lost_at.items() if now - at > self.settings.rejoin_s)
-        response = grown(self._left(), back, self.fits)
+        back = self.nodes.lost_before(time.monotonic() - self.settings.rejoin_s)
+        response = grown(self.nodes.survivors(), back, self.fits)
         if response is None or response.layout is None:
             return
-        for node in back:
-            for table in (self.cordoned, self.lost_at, self.strikes):
-                table.pop(node, None)
-        self.nodes = sorted(response.nodes)
+        self.nodes.take_back(back, response.nodes)
         self.config = msgspec.structs.replace(self.asked, parallel=response.layout)
         self.log_line(f"{response.why}; the ranks pause after this step")
         for one in self.boards:
@@ -391,10 +333,10 @@ class LocalDriver:
         status = Status(
             life=self.life,
             layout=self.config.parallel,
-            nodes=self.nodes,
-            strikes=self.strikes,
-            failures=self.failures,
-            cordoned=self.cordoned,
+            nodes=self.nodes.used,
+            strikes=self.nodes.strikes,
+            failures=self.nodes.failures,
+            cordoned=self.nodes.cordoned,
             driver=os.getpid(),
             ranks=ranks,
             memories={n: int(board.nodes["pid"][0]) for n, board in enumerate(self.boards)},
@@ -424,3 +366,17 @@ def _who(incident: Incident) -> str:
     if incident.rank is None:
         return "the run"
     return f"rank {incident.rank} on node {incident.node}"
+
+
+def _as_error(incident: Incident, response: Response, failures: list[Failure]) -> CairnError:
+    if response.rung == "requeue":
+        return Requeue(
+            f"{response.why} ({incident.cause}: {incident.why})",
+            hint="submit it again with the same --out: it goes on from the newest checkpoint",
+        )
+    if failures:
+        return first_failure(failures)
+    return RankFailed(
+        f"rank {incident.rank}: {incident.why}; {response.why}",
+        hint="run it again with the same --out: it goes on from the newest complete checkpoint",
+    )

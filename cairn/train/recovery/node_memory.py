@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cairn.core.errors import CairnError
-from cairn.core.job_ledger import FOLDER, METRICS
+from cairn.core.job_ledger_files import FOLDER, METRICS
 from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.recovery.board import Board

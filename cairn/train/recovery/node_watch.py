@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.end_reason import EndReason, write_end_reason
 from cairn.core.shared_secret import Secret, check_open
 from cairn.train.recovery.board import DONE, Board
@@ -49,7 +49,9 @@ class NodeWatch:
         check_open(host, secret, "the watch of a node")
         self.folder, self.board, self.launcher, self.silent_s = folder, board, launcher, silent_s
         self.secret = secret
-        self.door = Door(folder, host, Doorman(secret, "the watch of a node", waiting=BACKLOG))
+        self.door = Door(
+            folder, host, ClientAuthenticator(secret, "the watch of a node", waiting=BACKLOG)
+        )
         self.duty: Duty | None = None
         self.reported: dict[int, int] = {}  # rank -> the last step that was reported
         self.report_at = self.call_at = 0.0

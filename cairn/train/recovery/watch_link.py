@@ -1,6 +1,6 @@
 """Connections between the watches of nodes: lines of JSON, after both ends have proved that they know the job's secret.
 
-    Door: accept --> a thread for each --> Doorman --> let_in()          call(host, port, secret) --> Link
+    Door: accept --> a thread for each --> ClientAuthenticator --> let_in()          call(host, port, secret) --> Link
 
 Knows no watch and no message.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.shared_secret import Secret, enter
 
 DOOR = "watch"  # in the node's folder: where its watch is reached
@@ -60,8 +60,8 @@ class Link:
 class Door:
     """Where other nodes reach a watch. A client without the secret keeps a thread busy, and never the watch."""
 
-    def __init__(self, folder: Path, host: str, doorman: Doorman) -> None:
-        self.doorman, self.admitted = doorman, queue.SimpleQueue[socket.socket]()
+    def __init__(self, folder: Path, host: str, authenticator: ClientAuthenticator) -> None:
+        self.authenticator, self.admitted = authenticator, queue.SimpleQueue[socket.socket]()
         self.listener = _listener(folder, host)
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -86,7 +86,7 @@ class Door:
             threading.Thread(target=self._ask, args=(connection,), daemon=True).start()
 
     def _ask(self, connection: socket.socket) -> None:
-        if self.doorman.lets_in(connection):
+        if self.authenticator.admits(connection):
             self.admitted.put(connection)
 
 

@@ -25,7 +25,7 @@ from cairn.comm.backend import (
 from cairn.comm.backend.options import from_environment
 from cairn.comm.backend.rendezvous import COLLECTIVE, DIRECT, Entrance, _call
 from cairn.comm.doctor.diagnose import diagnose
-from cairn.core.doorman import Doorman
+from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.errors import ConfigError
 from cairn.core.shared_secret import Refused, Secret
 
@@ -340,7 +340,7 @@ def test_strangers_at_a_rank_keep_nobody_waiting_and_join_nothing():
     room = SimpleNamespace(rank=3, deadline=time.monotonic() + PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = server.getsockname()
-        entrance = Entrance(server, Doorman(ours, "rank 0"))
+        entrance = Entrance(server, ClientAuthenticator(ours, "rank 0"))
         with socket.create_connection(where):
             with pytest.raises(Refused, match="our secret is not the one it knows"):
                 _call(room, where, COLLECTIVE, Secret.fresh())

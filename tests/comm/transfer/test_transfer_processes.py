@@ -169,9 +169,9 @@ def test_an_end_talks_to_those_who_know_its_secret_and_to_no_others():
         joined = wait_for(end, lambda event: isinstance(event, Joined), SOON)
         assert [event.peer for event in joined] == ["b"]
         deadline = time.monotonic() + SOON
-        while end.doorman.refused.total() < 2 and time.monotonic() < deadline:
+        while end.authenticator.refused.total() < 2 and time.monotonic() < deadline:
             time.sleep(0.01)  # they were told before they are counted
-        assert end.doorman.refused == {"it has another secret": 1, "it has no secret": 1}
+        assert end.authenticator.refused == {"it has another secret": 1, "it has no secret": 1}
 
 
 def test_an_end_that_anybody_could_reach_needs_a_secret(monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 from cairn.cli.main import main
 from cairn.core.grafana import Row, dashboard, queries
 from cairn.core.metrics import Counter, Gauge, Histogram
-from cairn.serve.http.server.counts import CATALOGUE_HTTP
 from cairn.serve.http.server.dashboard import ROWS, dashboard_text, server_dashboard
+from cairn.serve.http.server.metric_catalogue import CATALOGUE_HTTP
 
 FILE = Path(__file__).parents[3] / "deploy" / "grafana" / "cairn.json"
 KNOWN = {metric.name: metric for metric in CATALOGUE_HTTP}

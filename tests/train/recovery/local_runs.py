@@ -14,7 +14,7 @@ from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.journal import read_status
-from cairn.train.recovery.launched import LaunchedLoop
+from cairn.train.recovery.launched_loop import LaunchedLoop
 from cairn.train.recovery.local_driver import run_on_nodes
 from cairn.train.recovery.settings import Recovery
 from cairn.train.run import run

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cairn.core.job_ledger import Started, Submitted, read_events, read_ledger
+from cairn.core.job_events import Started, Submitted
+from cairn.core.job_ledger_files import read_events, read_ledger
 from cairn.train.recovery.board import Board
 from cairn.train.recovery.findings import WatchFinding, write_found
 from cairn.train.recovery.journal import Journal

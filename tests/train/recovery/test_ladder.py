@@ -7,7 +7,9 @@ from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError
 from cairn.core.exit_cause import CAUSES
-from cairn.core.job_ledger import Ended, Started, Submitted, account, write_ledger
+from cairn.core.job_events import Ended, Started, Submitted
+from cairn.core.job_ledger import account
+from cairn.core.job_ledger_files import write_ledger
 from cairn.train.config import Data
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.fewer_ranks import for_ranks, wait_idle

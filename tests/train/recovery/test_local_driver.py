@@ -31,7 +31,7 @@ from local_runs import (
 from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError
-from cairn.core.job_ledger import METRICS, read_ledger
+from cairn.core.job_ledger_files import METRICS, read_ledger
 from cairn.train.bad_step import Verdict
 from cairn.train.checkpoint.peer_recall import ask_holdings, keep_at
 from cairn.train.config import BadStep

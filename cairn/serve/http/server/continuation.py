@@ -17,6 +17,7 @@ from starlette.types import Message, Scope, Send
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.job import Job
+from cairn.serve.serving import GenerateRequest
 from cairn.serve.token_marks import PROGRESS, answer_head, token_mark
 
 ROUTED, CONTINUED = b"x-cairn-router", b"x-cairn-continue"
@@ -56,6 +57,26 @@ def ends_already(job: Job) -> bool:
     elif count >= job.max_tokens:
         answer.end("length")
     return answer.finished
+
+
+def continued(
+    requests: Sequence[GenerateRequest], outputs: list[int], streams: bool
+) -> GenerateRequest:
+    """The one request, behind the beginning of its answer: the ids that another server has made."""
+    params = requests[0].params
+    if len(requests) != 1 or params.n != 1:
+        message = "x-cairn-continue is for a request with one answer"
+        raise Refusal(400, message, code="bad_continuation")
+    if not streams and params.logprobs is not None:
+        message = "x-cairn-continue is for whole answers without log-probabilities"
+        raise Refusal(400, message, code="bad_continuation")
+    return requests[0]._replace(outputs=outputs)
+
+
+def can_move(job: Job) -> bool:
+    """Would its tokens be enough for another server to go on with a whole answer?"""
+    params = job.request.params
+    return params.logprobs is None and params.pooling is None
 
 
 class TokenMarks:

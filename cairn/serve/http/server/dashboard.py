@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cairn.core.grafana import Row, dashboard
-from cairn.serve.http.server.counts import CATALOGUE_HTTP
+from cairn.serve.http.server.metric_catalogue import CATALOGUE_HTTP
 
 ROWS = (
     Row("Requests", (

@@ -31,10 +31,16 @@ from cairn.serve.http.protocol.body import Gone
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Ticket
 from cairn.serve.http.server.call import Call
-from cairn.serve.http.server.continuation import TOLD_EVERY_S, TokenMarks, ends_already
+from cairn.serve.http.server.continuation import (
+    TOLD_EVERY_S,
+    TokenMarks,
+    can_move,
+    continued,
+    ends_already,
+)
+from cairn.serve.http.server.exchange_counts import ExchangeCounts, first_jobs
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import SSE, EventStream
-from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
 from cairn.serve.token_marks import END
 
@@ -80,7 +86,7 @@ class Exchange:
         if service.capture is not None:
             requests = [seeded(request) for request in requests]
         if call.continued:
-            requests = [_continued(requests, call)]
+            requests = [continued(requests, call.continued, call.streams)]
         self.jobs = service.serving.jobs(requests, self._reader.on_update, streamed=call.streams)
         self._submitted = [job for job in self.jobs if not (call.continued and ends_already(job))]
         self._left = len(self._submitted)
@@ -91,13 +97,9 @@ class Exchange:
         self._timers: list[asyncio.TimerHandle] = []
         self._telling: asyncio.Task[None] | None = None
         self._first = 0.0
-        self._first_of: dict[int, float] = {}  # when an answer had its first update
-        self._ended: set[int] = set()  # answers that were counted
-        self._last_of: dict[int, float] = {}  # and its last
-        self._prompts: dict[int, Job] = {}  # by the identity of its ids: the first job of a prompt
-        for job in self.jobs:
-            self._prompts.setdefault(id(job.request.prompt), job)
-        self._uncounted = set(self._prompts)  # prompts that are not in the metrics yet
+        self._last_of: dict[int, float] = {}  # when an answer had its last update
+        self._prompts = first_jobs(self.jobs)
+        self._counts = ExchangeCounts(service.metrics, service.model, call.arrived, self.jobs)
 
     @property
     def finished(self) -> bool:
@@ -182,7 +184,7 @@ class Exchange:
 
     async def finish(self) -> None:
         """Until all answers have ended. Raises Gone when the client has left, Refusal when the engine failed."""
-        if self._call.progress is not None and len(self.jobs) == 1 and _can_move(self.jobs[0]):
+        if self._call.progress is not None and len(self.jobs) == 1 and can_move(self.jobs[0]):
             loop = asyncio.get_running_loop()
             self._timers.append(loop.call_later(TOLD_EVERY_S, self._begin_to_tell))
         try:
@@ -335,15 +337,14 @@ class Exchange:
             before = last_of.get(delta.index)
             last_of[delta.index] = now
             if before is None:
-                self._first_of[delta.index] = now
+                self._counts.answer_began(delta.index, now)
                 self._note_first(now)
             elif self._call.streams:
                 self._service.gaps.add(now - before)
                 entry.longest = max(entry.longest, now - before)
             if delta.finish_reason is not None:
                 self._left -= 1
-                self._ended.add(delta.index)
-                self._count_end(delta, now)
+                self._counts.answer_ended(delta, now)
                 if delta.finish_reason == "error":
                     raise self._failed(delta.error or "no reason was given")
 
@@ -353,47 +354,13 @@ class Exchange:
             self._ticket.first_token()
         if not self._first:
             self._first = self._entry.first = now
-            metrics, took = self._service.metrics, now - self._call.arrived
-            metrics.observe("cairn_time_to_first_token_seconds", took, model=self._service.model)
+            self._counts.first_token(now)
             if self._call.streams and self._call.body:
                 self._service.pulse.begun(self._call.body, self.jobs)
 
-    def _count_end(self, delta: CompletionOutput, now: float) -> None:
-        metrics, model = self._service.metrics, self._service.model
-        job = next(job for job in self.jobs if job.answer.index == delta.index)
-        tokens = len(job.answer.whole.token_ids)
-        metrics.add("cairn_finished_requests_total", model=model, reason=delta.finish_reason or "")
-        self._count_prompt(job)
-        metrics.add("cairn_generated_tokens_total", tokens, model=model)
-        metrics.observe("cairn_request_seconds", now - self._call.arrived, model=model)
-        if tokens > 1:
-            each = (now - self._first_of[delta.index]) / (tokens - 1)
-            metrics.observe("cairn_time_per_output_token_seconds", each, model=model)
-
-    def _count_left(self) -> None:
-        """Answers whose client left count as far as they were computed."""
-        metrics, model = self._service.metrics, self._service.model
-        for job in self.jobs:
-            tokens = len(job.answer.whole.token_ids)
-            if job.answer.index in self._ended or not tokens:
-                continue
-            metrics.add("cairn_finished_requests_total", model=model, reason="abort")
-            self._count_prompt(job)
-            metrics.add("cairn_generated_tokens_total", tokens, model=model)
-
-    def _count_prompt(self, job: Job) -> None:
-        """Once, however many answers it has."""
-        prompt = id(job.request.prompt)
-        if prompt in self._uncounted:
-            self._uncounted.discard(prompt)
-            metrics, model = self._service.metrics, self._service.model
-            cached = self._prompts[prompt].request.cached
-            metrics.add("cairn_prompt_tokens_total", len(job.request.prompt), model=model)
-            metrics.add("cairn_cached_prompt_tokens_total", cached, model=model)
-
     def _close(self, status: str) -> None:
         self._service.open.discard(self)
-        self._count_left()
+        self._counts.closed()
         self._service.accounts.explain(self._entry, self.jobs)
         self._entry.close(status, time.monotonic())
         if self._call.wants_ledger:
@@ -410,21 +377,3 @@ class Exchange:
             self._watching.cancel()
         if self._ticket is not None:
             self._ticket.close()
-
-
-def _continued(requests: Sequence[GenerateRequest], call: Call) -> GenerateRequest:
-    """The one request, behind the beginning of its answer."""
-    params = requests[0].params
-    if len(requests) != 1 or params.n != 1:
-        message = "x-cairn-continue is for a request with one answer"
-        raise Refusal(400, message, code="bad_continuation")
-    if not call.streams and params.logprobs is not None:
-        message = "x-cairn-continue is for whole answers without log-probabilities"
-        raise Refusal(400, message, code="bad_continuation")
-    return requests[0]._replace(outputs=call.continued)
-
-
-def _can_move(job: Job) -> bool:
-    """Would its tokens be enough for another server to go on with a whole answer?"""
-    params = job.request.params
-    return params.logprobs is None and params.pooling is None

@@ -62,62 +62,74 @@ class Service:
         self.config, self.serving, self.keys = config, serving, keys
         self.model = serving.model(None).name
         self.created = int(time.time())
+        self._closing = ExitStack()
+        self.admission = Admission(_rules(config, serving))
+        self.progress = Progress(config.progress_timeout)
+        self.lag = LoopLag()
+        # What is counted and kept of requests.
         self.gaps = Gaps(self.model)
         self.metrics: Metrics = server_metrics(self.model, self.gaps)
-        rules = Rules(
-            rows=serving.limits.rows,
-            waiting=config.max_waiting,
-            first_token_s=config.first_token_deadline,
-            key_per_minute=config.key_requests_per_minute,
-            key_at_once=config.key_concurrent_requests,
-        )
-        self.admission = Admission(rules)
-        self.progress = Progress(config.progress_timeout)
+        self._totals = EngineTotals(self.model)
         self.book = Book(Floors(serving.opened.spec, serving.facts))
         self.book.on_settled.append(partial(count_parts, self.metrics, self.model))
         self._traces: Traces | None = None
         if config.otel_endpoint is not None:
             self.send_traces(open_traces(config.otel_endpoint, self.model))
-        self._closing = ExitStack()
-        facts = serving.facts
-        self.accounts = Accounts(
-            serving.limits.page_size,
-            config.key_tokens_per_day,
-            serving.tokenizer.decode if config.ledger_text and serving.has_tokenizer else None,
-            open_energy(facts.uuids, self._closing) if facts.uuids else None,
-        )
+        self.accounts = self._open_accounts()
         self.book.on_settled.append(self.accounts.settle)
-        self.lag = LoopLag()
         self.look = EngineLook(serving, self.book, self.gaps, self.admission, self.health)
-        self._totals = EngineTotals(self.model)
         self.responses = ResponseStore(config.store_responses)
         self.capture: Capture | None = None
         if config.capture is not None:
             self.capture = Capture(config.capture, config.engine(), serving.facts.device)
-        for module in config.lora_modules:
-            serving.load_adapter(*read_module(module))
-        self.adapters: AdapterFolder | None = None
-        if config.adapters is not None:
-            self.adapters = AdapterFolder(config.adapters, serving)
-            self.adapters.scan()
+        # What is served beside the model, and who follows it.
+        self.adapters = self._load_adapters()
         self.batches: BatchRunner | None = None  # where there is a folder for them
-        self.pulse = Followers(serving, lambda: self.health().status, config.role)
-        if config.kv_events is not None:
-            size = serving.limits.page_size
-            publisher = KvPublisher(
-                size, config.kv_events, config.kv_events_replay, config.kv_events_topic
-            )
-            self._closing.callback(publisher.close)
-            self.pulse.publisher = publisher
+        self.pulse = self._open_pulse()
+        self.prefill_urls = tuple(config.prefill_urls)  # servers that may be asked for prompts
+        # Requests on their way, and what holds them up.
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self.waking = asyncio.Lock()
         self.switching = asyncio.Lock()  # while the role changes, requests wait
-        self.prefill_urls = tuple(config.prefill_urls)  # servers that may be asked for prompts
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[None] | None = None
+
+    def _open_accounts(self) -> Accounts:
+        """Energy is read where the devices are GPUs; texts are kept only where the settings ask for them."""
+        config, serving, uuids = self.config, self.serving, self.serving.facts.uuids
+        return Accounts(
+            serving.limits.page_size,
+            config.key_tokens_per_day,
+            serving.tokenizer.decode if config.ledger_text and serving.has_tokenizer else None,
+            open_energy(uuids, self._closing) if uuids else None,
+        )
+
+    def _load_adapters(self) -> AdapterFolder | None:
+        """Those that the settings name, and those of their folder, which is scanned again while the server runs."""
+        for module in self.config.lora_modules:
+            self.serving.load_adapter(*read_module(module))
+        if self.config.adapters is None:
+            return None
+        folder = AdapterFolder(self.config.adapters, self.serving)
+        folder.scan()
+        return folder
+
+    def _open_pulse(self) -> Followers:
+        config = self.config
+        pulse = Followers(self.serving, lambda: self.health().status, config.role)
+        if config.kv_events is not None:
+            publisher = KvPublisher(
+                self.serving.limits.page_size,
+                config.kv_events,
+                config.kv_events_replay,
+                config.kv_events_topic,
+            )
+            self._closing.callback(publisher.close)
+            pulse.publisher = publisher
+        return pulse
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -309,3 +321,13 @@ class Service:
         if self._waker is None:
             raise RuntimeError("the service has not been started")
         return self._waker, self._same_thread
+
+
+def _rules(config: ServerConfig, serving: Serving) -> Rules:
+    return Rules(
+        rows=serving.limits.rows,
+        waiting=config.max_waiting,
+        first_token_s=config.first_token_deadline,
+        key_per_minute=config.key_requests_per_minute,
+        key_at_once=config.key_concurrent_requests,
+    )

@@ -29,12 +29,12 @@ def check_free(folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _taken(folder, file) from None
-    except OSError:  # no run was here, or `only_here` will say what is wrong
+    except OSError:  # no run was here, or `exclusive_run` will say what is wrong
         return
 
 
 @contextmanager
-def only_here(folder: Path, job: str = "") -> Iterator[None]:
+def exclusive_run(folder: Path, job: str = "") -> Iterator[None]:
     """Refuses if another process is inside; the folder exists.
 
     `job`: a name that all lives of one job share. The life before may need a moment to end; it is waited for.
