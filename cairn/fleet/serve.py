@@ -31,6 +31,7 @@ from cairn.fleet.router_processes import (
 from cairn.fleet.server_process import Gpus
 
 Say = Callable[[str], None]
+AFTER_RESTART = ("host", "port", "stall_s", "max_body_bytes", "quota_file")
 
 
 class ReadFile(Protocol):
@@ -141,7 +142,11 @@ class Fleet:
     async def _take(self, config: FleetConfig) -> None:
         """The servers of its own are exchanged already."""
         if _scaled(config) != _scaled(self._discovery.config):
-            self._say("servers that are scaled change with a restart only")
+            self._say("note: servers that are scaled change with a restart only")
+        for name in AFTER_RESTART:
+            now, new = getattr(self._config.router, name), getattr(config.router, name)
+            if new != now:
+                self._say(f"note: {name} stays {now!r}: it changes with a restart only")
         self._discovery.config = config
         self._router.configure(config)
         if self._others is not None:
