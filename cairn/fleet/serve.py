@@ -8,6 +8,8 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -31,6 +33,7 @@ from cairn.fleet.router_processes import (
 from cairn.fleet.server_process import Gpus
 
 Say = Callable[[str], None]
+WATCH_S = 2.0
 AFTER_RESTART = ("host", "port", "stall_s", "max_body_bytes", "quota_file")
 
 
@@ -179,10 +182,29 @@ def _scaled(config: FleetConfig) -> list[ServerGroup]:
     return [group for group in config.servers if group.scaled]
 
 
+async def reload_on_change(file: Path, reload: asyncio.Event) -> None:
+    """Sets `reload` whenever the file has other contents than before. One that cannot be read is as before."""
+    last = None
+    while True:
+        with suppress(OSError):
+            if (now := file.read_bytes()) != last:
+                if last is not None:
+                    reload.set()
+                last = now
+        await asyncio.sleep(WATCH_S)
+
+
 def run_fleet(
-    config: FleetConfig, read: ReadFile, gpus: Sequence[str], listeners: Listeners
+    config: FleetConfig,
+    read: ReadFile,
+    gpus: Sequence[str],
+    listeners: Listeners,
+    watched: Path | None = None,
 ) -> None:
-    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use."""
+    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use.
+
+    `watched`: its file, to be read again whenever it changes.
+    """
 
     async def main() -> None:
         stop, reload = asyncio.Event(), asyncio.Event()
@@ -192,7 +214,12 @@ def run_fleet(
             loop.add_signal_handler(sign, stop.set)
         fleet = Fleet(config, read, Gpus(gpus), listeners, _print)
         await fleet.start()
-        await fleet.run(stop, reload)
+        watching = [reload_on_change(watched, reload)] if watched is not None else []
+        tasks = [asyncio.ensure_future(one) for one in watching]
+        try:
+            await fleet.run(stop, reload)
+        finally:
+            await _cancel(tasks)
 
     import uvloop
 

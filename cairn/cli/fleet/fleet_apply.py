@@ -44,7 +44,7 @@ def run(args: list[str]) -> int:
     options = load(
         FleetApply, args=args, env_prefix="CAIRN_FLEET_APPLY_", prog="cairn fleet apply"
     ).value
-    from cairn.fleet.apply import check_for
+    from cairn.fleet.apply import check_for, notes_on
     from cairn.fleet.config import read_fleet
 
     if options.on != "kubernetes" and (options.operator or options.namespace):
@@ -52,6 +52,8 @@ def run(args: list[str]) -> int:
         raise UsageError(f"{given} is given, and --on is {options.on}", hint="use --on kubernetes")
     config = read_fleet(options.file)
     check_for(config, options.on)
+    for note in notes_on(config, options.on):
+        print(f"note: {note}", file=sys.stderr)
     return _kubernetes(config, options) if options.on == "kubernetes" else _job(config, options)
 
 
@@ -86,7 +88,9 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
     from cairn.fleet.apply import objects_of
     from cairn.fleet.service import service_object
 
-    objects = [service_object(config)] if options.operator else objects_of(config)
+    objects = (
+        [service_object(config)] if options.operator else objects_of(config, _namespace(options))
+    )
     if options.dry_run:
         _print_dry_run(config, options, to_yaml(objects), objects=objects)
         return 0
@@ -139,12 +143,20 @@ def _as_known(objects: list[dict[str, Any]], options: FleetApply) -> list[dict[s
             f"kubectl gets no answer: {said[-1] if said else done.returncode}",
             hint="`kubectl config get-contexts` has the clusters; --address CONTEXT chooses one",
         )
-    kinds = ("PodDisruptionBudget", "InferencePool")
+    kinds = ("PodDisruptionBudget", "InferencePool", "ScaledObject")
     known = as_known(objects, {f"{line}/{kind}" for line in done.stdout.split() for kind in kinds})
     if len(known) < len(objects):
         left = {one["kind"] for one in objects} - {one["kind"] for one in known}
         print(f"note: the cluster has no {', '.join(sorted(left))}", file=sys.stderr)
     return known
+
+
+def _namespace(options: FleetApply) -> str:
+    """Where kubectl will put them."""
+    if options.namespace or options.dry_run or shutil.which("kubectl") is None:
+        return options.namespace or "default"
+    said = _kubectl(options, "config", "view", "--minify", "--output=jsonpath={..namespace}")
+    return said.stdout.strip() or "default"
 
 
 def _kubectl(
