@@ -27,6 +27,7 @@ PICKER_PORT, SCALER_PORT = 9002, 9000
 KEDA_ASKS_S = 5
 SERVES = {"cairn/serves": "requests"}  # label of the pods of servers, whatever their group
 ANY = "0.0.0.0"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FOLDER = "/etc/cairn"
 ROUTER_CPUS, ROUTER_BYTES = 1.0, 1 << 30
 LOADING_S = 1800  # a large model may take that long before it answers
@@ -48,14 +49,20 @@ def check_for(config: FleetConfig, engine: str) -> None:
 
 
 def notes_on(config: FleetConfig, engine: str) -> list[str]:
-    """What an engine makes of servers that come and go, where that is not what the file says."""
+    """What an engine makes of the file that its reader may not expect."""
+    notes: list[str] = []
     scaled = [group for group in config.servers if group.scaled]
-    if not scaled:
-        return []
-    if engine == "kubernetes":
-        return ["servers are scaled between `least` and `most` by KEDA, where the cluster has it"]
-    most = sum(group.most_servers for group in scaled)
-    return [f"the job holds room for {most} servers, the `most` of its groups, all the time"]
+    if scaled and engine == "kubernetes":
+        notes.append("servers are scaled between `least` and `most` by KEDA, if the cluster has it")
+    elif scaled:
+        most = sum(group.most_servers for group in scaled)
+        notes.append(f"the job holds room for `most` servers all the time, {most} of scaled groups")
+    if engine in ("ray", "slurm") and config.router.host in LOOPBACK:
+        notes.append(
+            f"the router listens on {config.router.host} of its node alone;"
+            ' `host = "0.0.0.0"` under [router] lets other machines reach it'
+        )
+    return notes
 
 
 def job_of(config: FleetConfig, file: str) -> Job:
@@ -64,7 +71,7 @@ def job_of(config: FleetConfig, file: str) -> Job:
     memory = ROUTER_BYTES + sum(one.most_servers * parse_bytes(one.memory) for one in started)
     role = {
         "name": "fleet",
-        "argv": ["cairn", "fleet", "serve", file],
+        "argv": ["cairn", "fleet", "serve", "--watch", file],
         "start": "direct",
         "ranks": 1,
         "gpus": sum(group.most_servers * group.gpus for group in started),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +20,7 @@ from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.keda import start_keda
-from cairn.fleet.listen import check_address
+from cairn.fleet.listen import check_address, is_wildcard
 from cairn.fleet.own_servers import OwnServers
 from cairn.fleet.picker import start_picker
 from cairn.fleet.refusals import unserved_aliases
@@ -89,7 +90,8 @@ class Fleet:
                 self._grpc_servers.append((await start(router, address))[0])
         await self._discovery.look()
         count, policy = len(router.workers), self._config.router.policy
-        self._say(f"router at {self._address}, {count} servers, policy {policy}")
+        where = f" on {gethostname()}" if is_wildcard(self._config.router.host) else ""
+        self._say(f"router at {self._address}{where}, {count} servers, policy {policy}")
 
     async def run(self, stop: asyncio.Event, reload: asyncio.Event) -> None:
         """Until `stop` is set; raises when a server of its own cannot be started at all. Then all of it has ended."""
@@ -183,15 +185,16 @@ def _scaled(config: FleetConfig) -> list[ServerGroup]:
 
 
 async def reload_on_change(file: Path, reload: asyncio.Event) -> None:
-    """Sets `reload` whenever the file has other contents than before. One that cannot be read is as before."""
-    last = None
+    """Sets `reload` whenever the file has had other contents at two looks, so that it is not taken half written."""
+    taken = seen = file.read_bytes()
     while True:
-        with suppress(OSError):
-            if (now := file.read_bytes()) != last:
-                if last is not None:
-                    reload.set()
-                last = now
         await asyncio.sleep(WATCH_S)
+        with suppress(OSError):  # another one may be put in its place just now
+            now = file.read_bytes()
+            if now == seen and now != taken:
+                taken = now
+                reload.set()
+            seen = now
 
 
 def run_fleet(

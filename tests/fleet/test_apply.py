@@ -103,7 +103,8 @@ def test_servers_that_come_and_go_have_room_for_all_and_are_scaled_by_keda():
     config = FleetConfig(name="zero", servers=[group])
     (role,) = job_of(config, "/fleet.toml").roles
     assert (role.gpus, role.cpus) == (6, 13.0)
-    assert "room for 3 servers" in notes_on(config, "ray")[0]
+    assert "3 of scaled groups" in notes_on(config, "ray")[0]
+    assert "127.0.0.1 of its node alone" in notes_on(CONFIG, "slurm")[0]
     made = objects_of(config)
     (scaled,) = [one["spec"] for one in made if one["kind"] == "ScaledObject"]
     (trigger,) = scaled["triggers"]
