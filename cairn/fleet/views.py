@@ -97,6 +97,7 @@ class Views:
             REQUESTS[:-1]: self._newest_requests,
         }
         self.total = self.moved = self.hedged = 0
+        self.refused: Counter[str] = Counter()  # by the code of the error
 
     def note(self, exchange: "Exchange", choice: Choice) -> None:
         record = exchange.record
@@ -211,10 +212,17 @@ class Views:
             f"cairn_router_moved_requests_total {self.moved}",
             "# TYPE cairn_router_hedged_requests_total counter",
             f"cairn_router_hedged_requests_total {self.hedged}",
+            "# TYPE cairn_router_open_requests gauge",
+            f"cairn_router_open_requests {len(router.open)}",
             "# TYPE cairn_router_waiting_requests gauge",
             f"cairn_router_waiting_requests {len(router.waiting)}",
             "# TYPE cairn_router_server_up gauge",
         ]
+        refused = [
+            f'cairn_router_refused_requests_total{{code="{code}"}} {count}'
+            for code, count in sorted(self.refused.items())
+        ]
+        lines = ["# TYPE cairn_router_refused_requests_total counter", *refused, *lines]
         lines += [
             f'cairn_router_server_up{{server="{one.name}"}} {int(one.state == "up")}'
             for one in router.workers
