@@ -7,7 +7,9 @@ import msgspec
 import pytest
 import yaml
 
+from cairn.cli.fleet import fleet_apply
 from cairn.cli.main import main
+from cairn.cluster.backends.interface import EngineUnreachable
 from cairn.cluster.operator.objects import KEDA_API, as_known
 from cairn.core.errors import ConfigError
 from cairn.fleet.apply import PORT, check_for, job_of, notes_on, objects_of
@@ -137,6 +139,18 @@ def test_a_dry_run_prints_what_would_be_submitted(engine, capsys):
     else:
         assert document["text"] == shown
         assert Path(file).name in shown
+
+
+def test_a_server_that_stops_answering_is_no_refusal(tmp_path, monkeypatch):
+    """Part of the objects may be there: the hint says what to do about that."""
+    kubectl = tmp_path / "kubectl"
+    said = "Unable to connect to the server: context deadline exceeded"
+    kubectl.write_text(f'#!/bin/sh\n[ "$1" = apply ] || exit 0\necho "{said}" >&2; exit 1\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(EngineUnreachable, match="no answer") as raised:
+        fleet_apply.run([str(EXAMPLES / "service.toml"), "--on", "kubernetes"])
+    assert "apply it again" in raised.value.hint
 
 
 def test_a_fleet_without_servers_of_its_own_is_placed_nowhere():

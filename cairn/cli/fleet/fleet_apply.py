@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from cairn.fleet.config import FleetConfig
 
 
+# As kubectl says that the server is gone or slow, which is no refusal.
+NO_ANSWER = ("Unable to connect", "deadline exceeded", "connection refused", "imeout")
+
+
 class FleetApply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Run a fleet on an engine that is there: this machine, Ray, Slurm or Kubernetes.
 
@@ -83,7 +87,7 @@ def _job(config: "FleetConfig", options: FleetApply) -> int:
 
 
 def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
-    from cairn.cluster.backends.interface import EngineMissing, SubmitFailed
+    from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, SubmitFailed
     from cairn.cluster.backends.kubernetes import to_yaml
     from cairn.fleet.apply import objects_of
     from cairn.fleet.service import service_object
@@ -104,6 +108,11 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
         sys.stdout.write(done.stdout)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
+        if any(words in done.stderr for words in NO_ANSWER):
+            raise EngineUnreachable(
+                f"Kubernetes gave no answer in the middle of it: {said[-1]}",
+                hint="apply it again: what was taken stays, and the rest follows",
+            )
         hint = "`cairn fleet apply FILE --on kubernetes --dry-run` shows the objects"
         if options.operator and "no matches for kind" in done.stderr:
             hint = "`cairn operator manifests FOLDER` has the CRDs and the operator"
@@ -164,5 +173,5 @@ def _kubectl(
 ) -> "subprocess.CompletedProcess[str]":
     where = [f"--context={options.address}"] if options.address else []
     where += [f"--namespace={options.namespace}"] if options.namespace else []
-    argv = ["kubectl", *where, *words, "--request-timeout=20s"]
+    argv = ["kubectl", *where, *words, "--request-timeout=60s"]
     return subprocess.run(argv, input=given, capture_output=True, text=True, check=False)
