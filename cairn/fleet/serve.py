@@ -91,7 +91,7 @@ class Fleet:
         await self._discovery.look()
         count, policy = len(router.workers), self._config.router.policy
         where = f" on {gethostname()}" if is_wildcard(self._config.router.host) else ""
-        self._say(f"router at {self._address}{where}, {count} servers, policy {policy}")
+        self._say(f"router at {self._address}{where}, {_servers(count)}, policy {policy}")
 
     async def run(self, stop: asyncio.Event, reload: asyncio.Event) -> None:
         """Until `stop` is set; raises when a server of its own cannot be started at all. Then all of it has ended."""
@@ -158,7 +158,7 @@ class Fleet:
             self._others.tell(config)
         await self._discovery.look()
         count, policy = len(self._router.workers), config.router.policy
-        self._say(f"the file was taken: {count} servers, policy {policy}")
+        self._say(f"the file was taken: {_servers(count)}, policy {policy}")
         self._note_aliases()
 
     async def _say_ready(self) -> None:
@@ -166,12 +166,17 @@ class Fleet:
         router = self._router
         while not router.workers or any(worker.state != "up" for worker in router.workers):
             await asyncio.sleep(0.05)
-        self._say(f"ready: {len(router.workers)} servers are up at {self._address}")
+        count = len(router.workers)
+        self._say(f"ready: {_servers(count)} {'is' if count == 1 else 'are'} up at {self._address}")
         self._note_aliases()
 
     def _note_aliases(self) -> None:
         for text in unserved_aliases(self._router):
             self._say(f"note: {text}")
+
+
+def _servers(count: int) -> str:
+    return f"{count} server{'' if count == 1 else 's'}"
 
 
 async def _cancel(tasks: Sequence["asyncio.Future[Any]"]) -> None:
