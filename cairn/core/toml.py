@@ -104,13 +104,18 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         what, line, column = match.groups() if match else (str(error), None, None)
         if line is None:  # "at end of document"
             line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-        syntax = 'text is written in quotes, "like this"; lists like [1, 2]; tables like [optim]'
         raise ConfigError(
             f"{path} line {line}, column {column}: {what[0].lower()}{what[1:]}",
-            hint=syntax
-            if path.suffix == ".toml"
-            else f"settings are TOML, and {path.name} may be no such file",
+            hint=_syntax_hint(path, what),
         ) from None
+
+
+def _syntax_hint(path: Path, what: str) -> str:
+    if path.suffix != ".toml":
+        return f"settings are TOML, and {path.name} may be no such file"
+    if what.startswith(("Cannot overwrite", "Cannot declare")):
+        return "the file has this name already; leave one of them out"
+    return 'text is written in quotes, "like this"; lists like [1, 2]; tables like [optim]'
 
 
 def _lines(text: str) -> dict[str, int]:

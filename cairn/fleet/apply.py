@@ -3,7 +3,8 @@
     local, ray, slurm    a job of one node that runs `cairn fleet serve`: the router and its servers, each with its GPUs
     kubernetes           servers as a Deployment behind a headless Service, the router as another in front of them
 
-On Kubernetes the router finds the servers by resolving the headless Service, so that copies may come and go.
+On Kubernetes the router finds the servers by resolving the headless Service, so that copies may come and go, and takes
+its file again when it has changed. Groups with `least` and `most` are scaled by KEDA, which asks the router how many.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from cairn.cluster.backends.k8s_pod import USER, Object
 from cairn.cluster.job_file import job_from
 from cairn.cluster.operator.model import FOLDER as MODELS
 from cairn.cluster.operator.model import PREFIX, claim_name
-from cairn.cluster.operator.objects import POOL_API
+from cairn.cluster.operator.objects import KEDA_API, POOL_API
 from cairn.cluster.spec import Job
 from cairn.core import toml
 from cairn.core.errors import ConfigError
@@ -22,9 +23,11 @@ from cairn.core.units import parse_bytes
 from cairn.fleet.config import FleetConfig, ServerGroup
 
 PORT = 8000  # of every server, and of the router, inside its pod
-PICKER_PORT = 9002
+PICKER_PORT, SCALER_PORT = 9002, 9000
+KEDA_ASKS_S = 5
 SERVES = {"cairn/serves": "requests"}  # label of the pods of servers, whatever their group
 ANY = "0.0.0.0"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FOLDER = "/etc/cairn"
 ROUTER_CPUS, ROUTER_BYTES = 1.0, 1 << 30
 LOADING_S = 1800  # a large model may take that long before it answers
@@ -45,25 +48,42 @@ def check_for(config: FleetConfig, engine: str) -> None:
         )
 
 
+def notes_on(config: FleetConfig, engine: str) -> list[str]:
+    """What an engine makes of the file that its reader may not expect."""
+    notes: list[str] = []
+    scaled = [group for group in config.servers if group.scaled]
+    if scaled and engine == "kubernetes":
+        notes.append("servers are scaled between `least` and `most` by KEDA, if the cluster has it")
+    elif scaled:
+        most = sum(group.most_servers for group in scaled)
+        notes.append(f"the job holds room for `most` servers all the time, {most} of scaled groups")
+    if engine in ("ray", "slurm") and config.router.host in LOOPBACK:
+        notes.append(
+            f"the router listens on {config.router.host} of its node alone;"
+            ' `host = "0.0.0.0"` under [router] lets other machines reach it'
+        )
+    return notes
+
+
 def job_of(config: FleetConfig, file: str) -> Job:
     """The whole fleet on one node; `file` is where that node finds it."""
     started = [group for group in config.servers if group.model]
-    memory = ROUTER_BYTES + sum(group.count * parse_bytes(group.memory) for group in started)
+    memory = ROUTER_BYTES + sum(one.most_servers * parse_bytes(one.memory) for one in started)
     role = {
         "name": "fleet",
-        "argv": ["cairn", "fleet", "serve", file],
+        "argv": ["cairn", "fleet", "serve", "--watch", file],
         "start": "direct",
         "ranks": 1,
-        "gpus": sum(group.count * group.gpus for group in started),
-        "cpus": ROUTER_CPUS + sum(group.count * group.cpus for group in started),
+        "gpus": sum(group.most_servers * group.gpus for group in started),
+        "cpus": ROUTER_CPUS + sum(group.most_servers * group.cpus for group in started),
         "memory": f"{memory >> 20}MiB",
     }
     values: dict[str, Any] = {"version": 1, "name": config.name, "roles": [role]}
     return job_from(values, file)
 
 
-def objects_of(config: FleetConfig) -> list[Object]:
-    """For Kubernetes, in the order in which they are servers."""
+def objects_of(config: FleetConfig, namespace: str = "default") -> list[Object]:
+    """For Kubernetes, in the order in which they are servers. `namespace`: where they will be, for KEDA to find."""
     servers: list[Object] = []
     groups: list[ServerGroup] = []
     for at, group in enumerate(config.servers):
@@ -72,9 +92,17 @@ def objects_of(config: FleetConfig) -> list[Object]:
             continue
         name = f"{config.name}-servers-{at}"
         servers += [_headless(config, name), _servers(config, group, name), _budget(config, name)]
+        if group.scaled:
+            servers.append(_scaled_object(config, group, name, namespace))
         groups.append(ServerGroup(dns=f"{name}:{PORT}"))
-    pool = [_picker_service(config), _pool(config)] if config.inference_pool else []
-    return [_config_map(config, groups), *servers, _router(config), _client_service(config), *pool]
+    more = [_picker_service(config), _pool(config)] if config.inference_pool else []
+    if _is_scaled(config):
+        more.append(_grpc_service(config, "scaler", SCALER_PORT))
+    return [_config_map(config, groups), *servers, _router(config), _client_service(config), *more]
+
+
+def _is_scaled(config: FleetConfig) -> bool:
+    return any(group.scaled for group in config.servers)
 
 
 def _meta(config: FleetConfig, name: str, part: str) -> Object:
@@ -151,7 +179,9 @@ def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
         "startupProbe": {**_probe("/health"), "failureThreshold": LOADING_S // 5},
         "livenessProbe": {**_probe("/live"), "failureThreshold": 6},
     }
-    deployment = _deployment(config, name, name, group.count, container)
+    # The number of servers that come and go is KEDA's.
+    count = None if group.scaled else group.count
+    deployment = _deployment(config, name, name, count, container)
     if config.inference_pool:  # a label more would exchange the servers of fleets without one
         deployment["spec"]["template"]["metadata"]["labels"] |= SERVES
     if stored:
@@ -164,7 +194,8 @@ def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
 
 def _router(config: FleetConfig) -> Object:
     name = f"{config.name}-router"
-    argv = ["cairn", "fleet", "serve", f"{FOLDER}/fleet.toml"]
+    argv = ["cairn", "fleet", "serve", f"{FOLDER}/fleet.toml", "--watch"]
+    argv += ["--keda", f"{ANY}:{SCALER_PORT}"] if _is_scaled(config) else []
     argv += ["--endpoint-picker", f"{ANY}:{PICKER_PORT}"] if config.inference_pool else []
     memory = f"{ROUTER_BYTES >> 20}Mi"
     resources = {
@@ -202,13 +233,16 @@ def _probe(path: str) -> Object:
     return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": 5}
 
 
-def _deployment(config: FleetConfig, name: str, part: str, count: int, container: Object) -> Object:
+def _deployment(
+    config: FleetConfig, name: str, part: str, count: int | None, container: Object
+) -> Object:
+    """`count`: None leaves the number to an autoscaler."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": _meta(config, name, part),
         "spec": {
-            "replicas": count,
+            **({"replicas": count} if count is not None else {}),
             "selector": {"matchLabels": {"cairn/fleet": config.name, "cairn/part": part}},
             "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "template": {
@@ -235,13 +269,43 @@ def _budget(config: FleetConfig, name: str) -> Object:
     }
 
 
+def _scaled_object(config: FleetConfig, group: ServerGroup, name: str, namespace: str) -> Object:
+    """KEDA asks the router how many servers there should be, also while there is none."""
+    asked = {
+        "scalerAddress": f"{config.name}-scaler.{namespace}:{SCALER_PORT}",
+        "model": group.names[0].removeprefix(PREFIX),
+        "least": str(group.least),
+        "most": str(group.most),
+        "ttft_s": f"{group.ttft_s:g}",
+        "idle_s": f"{group.idle_s:g}",
+    }
+    return {
+        "apiVersion": KEDA_API,
+        "kind": "ScaledObject",
+        "metadata": _meta(config, name, name),
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicaCount": group.least,
+            "maxReplicaCount": group.most,
+            "pollingInterval": KEDA_ASKS_S,
+            "cooldownPeriod": KEDA_ASKS_S,  # `idle_s` is over by then
+            "triggers": [{"type": "external", "metadata": asked}],
+        },
+    }
+
+
 def _picker_service(config: FleetConfig) -> Object:
-    """Where a gateway asks the router which server a request goes to; gRPC without TLS."""
-    port = {"name": "picker", "port": PICKER_PORT, "protocol": "TCP", "targetPort": PICKER_PORT}
+    """Where a gateway asks the router which server a request goes to."""
+    return _grpc_service(config, "picker", PICKER_PORT)
+
+
+def _grpc_service(config: FleetConfig, part: str, number: int) -> Object:
+    """What the router answers beside its clients; gRPC without TLS."""
+    port = {"name": part, "port": number, "protocol": "TCP", "targetPort": number}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _meta(config, f"{config.name}-picker", "router"),
+        "metadata": _meta(config, f"{config.name}-{part}", "router"),
         "spec": {
             "selector": {"cairn/fleet": config.name, "cairn/part": "router"},
             "ports": [port],

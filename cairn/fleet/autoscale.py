@@ -2,13 +2,16 @@
 
     router: held, in flight, waits --LoadMeter--> Seen --decide--> more processes | one less | none
 
-A server that is taken away gets nothing new from the router and finishes what it has.
+A server that is taken away gets nothing new from the router and finishes what it has. One that cannot be started is
+tried again later, longer each time; the others go on. Only a group that should have servers from the beginning, and
+whose first ones cannot be started, ends the fleet: that is a mistake in its file.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 
+from cairn.core.errors import CairnError
 from cairn.fleet.config import ServerGroup
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.placing import wait_s, waiting_for
@@ -18,6 +21,7 @@ from cairn.fleet.server_process import Gpus, ServerProcess
 
 TICK_S = 1.0
 USUAL_START_S = 20.0  # until one has been seen to start
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0  # after a server that could not be started
 ROWS = 64  # of a server that has not told
 
 
@@ -40,6 +44,8 @@ class LocalScaler:
         self._running: dict[str, tuple[ServerProcess, asyncio.Task[None]]] = {}  # by url
         self._began_s: dict[str, float] = {}  # of servers that are not up yet
         self._start_s = USUAL_START_S
+        self._was_up = False  # a server of this group, at any time
+        self._retry_s, self._not_before_s = FIRST_RETRY_S, 0.0
         self._ending: set[asyncio.Task[None]] = set()
         self._made = 0
 
@@ -51,10 +57,8 @@ class LocalScaler:
             await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
-        for _, task in self._running.values():
-            if task.done():
-                task.result()  # it never came up: the fleet ends with its words
         now, router = time.monotonic(), self._router
+        await self._drop_failed(now)
         workers = {one.url: one for one in router.workers if one.url in self._running}
         self._note_started(now)
         up = [one for one in workers.values() if one.state == "up"]
@@ -94,10 +98,36 @@ class LocalScaler:
         for worker in self._router.workers:
             began = self._began_s.pop(worker.url, None) if worker.state == "up" else None
             if began is not None:
-                self._start_s = now - began
+                self._start_s, self._was_up = now - began, True
+                self._retry_s, self._model.problem = FIRST_RETRY_S, ""
+
+    async def _drop_failed(self, now: float) -> None:
+        """Servers that ended without ever having been ready."""
+        for url, (process, task) in list(self._running.items()):
+            if not task.done():
+                continue
+            try:
+                task.result()
+            except CairnError as error:
+                if self.group.least and not self._was_up:
+                    raise
+                self._say(
+                    f"error: {error}\nit is tried again in {self._retry_s:g} s at the earliest"
+                )
+                self._model.problem = (
+                    f"{process.name} could not be started: the fleet's log says why"
+                )
+            del self._running[url]
+            self._began_s.pop(url, None)
+            self._gpus.give_back(process.gpus)
+            self._not_before_s = now + self._retry_s
+            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+            await self._show()
 
     async def _start(self) -> bool:
-        """False: there is no GPU left for it."""
+        """False: there is no GPU left for it, or the last one could not be started a moment ago."""
+        if time.monotonic() < self._not_before_s:
+            return False
         own = self._gpus.take(self.group.gpus)
         if own is None:
             return False

@@ -145,6 +145,11 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.most is not None
 
     @property
+    def most_servers(self) -> int:
+        """As many may run at the same time."""
+        return self.count if self.most is None else self.most
+
+    @property
     def names(self) -> list[str]:
         """What requests call the model of servers that the fleet starts: as `cairn serve` names it."""
         flag = "--served-model-name"

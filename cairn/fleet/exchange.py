@@ -353,6 +353,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def give_up(self, status: int, message: str, code: str) -> None:
         """No server can be found for it."""
+        self.router.views.refused[code] += 1
         if self._head_sent:
             self._end_with_error(message)
         else:

@@ -11,6 +11,7 @@ from cairn.core.errors import ConfigError
 from cairn.fleet.config import MOST_PORT
 
 ADDRESS = re.compile(r"(\[[^\s\]]+\]|[^\s:\[\]]+):(\d{1,5})")
+WILDCARDS = ("0.0.0.0", "::", "")
 UNREAD_S = 45.0
 HINTS = {
     errno.EADDRINUSE: "another program listens there; choose another port, or 0 for a free one",
@@ -41,6 +42,11 @@ def check_address(name: str, text: str) -> None:
     found = ADDRESS.fullmatch(text)
     if found is None or int(found[2]) > MOST_PORT:
         raise ConfigError(f"{name} is {text!r}", hint="it has to be HOST:PORT, as in 0.0.0.0:9000")
+
+
+def is_wildcard(host: str) -> bool:
+    """It stands for all addresses of this machine."""
+    return host in WILDCARDS
 
 
 def listen_grpc(server: Any, address: str) -> int:

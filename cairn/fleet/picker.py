@@ -71,7 +71,7 @@ class RequestStream:
         if not workers:
             unknown = unknown_model(router, body.model, aliases=False)
             status, code = (404, "model_not_found") if unknown else (503, "no_server")
-            _, said = error_body(status, unknown or why_nobody(router, now), code)
+            _, said = error_body(status, unknown or why_nobody(router, body.model, now), code)
             return write_refusal(status, said)
         keys = prompt_keys(body) if data else NO_KEYS
         ask = router.ask(router.next_number(), keys, body.wanted_tokens, now, bool(data))

@@ -74,7 +74,7 @@ def _wait_for_server(router: "Router", exchange: "Exchange", now: float) -> None
     if (refusal := unknown_model(router, model)) is not None:
         exchange.give_up(404, refusal, "model_not_found")
     elif now >= exchange.waits_since_s + router.config.hold_s:
-        exchange.give_up(503, why_nobody(router, now), "no_server")
+        exchange.give_up(503, why_nobody(router, model, now), "no_server")
     elif _queue(router, exchange):
         if not exchange.attempts:  # nothing is known to be cached
             exchange.new_tokens = exchange.ask.prompt_tokens

@@ -98,6 +98,8 @@ class Quotas:
                 f"this key may use {limits.tokens_per_day} tokens in a day: {max(left, 0)} are left, and the prompt"
                 f" with the longest answer that is asked for may take {reserved}"
             )
+            if reserved > (limits.tokens_per_day or 0):
+                said += "; ask for a smaller max_tokens, on another day it is refused as well"
             return Refused(said, "key_budget", until)
         return None
 

@@ -37,12 +37,16 @@ def unserved_aliases(router: "Router") -> list[str]:
     return [f"the alias {name!r}: {text}" for name, text in said if text is not None]
 
 
-def why_nobody(router: "Router", now_s: float) -> str:
-    states = "; ".join(
+def why_nobody(router: "Router", model: str | None, now_s: float) -> str:
+    """Of the servers that may have this model: what each of them is doing instead."""
+    states = [
         f"{one.name} is full" if one.full else f"{one.name} is {one.state}: {one.why(now_s)}"
         for one in router.workers
-    )
-    return f"no server has room after {router.config.hold_s:g} s of waiting ({states})"
+        if model is None or not one.models or model in one.models
+    ]
+    states += [one.problem for one in router.scaled if one.problem and one.serves(model)]
+    said = "; ".join(states) or "none is running"
+    return f"no server has room after {router.config.hold_s:g} s of waiting ({said})"
 
 
 def broken_stream(path: bytes, message: str) -> bytes:

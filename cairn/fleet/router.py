@@ -219,6 +219,7 @@ class Router:
         if refused is None:
             exchange.admitted, exchange.reserved = True, reserved
             return True
+        self.views.refused[refused.code] += 1
         lines, body = error_body(429, refused.message, refused.code)
         again = b"retry-after: %d\r\n" % refused.retry_after_s
         exchange.downstream.send(429, lines.replace(b"retry-after: 1\r\n", again), body)

@@ -183,6 +183,7 @@ class ScaledModel:
         """`first`: it also gets the requests that name no model. `ttft_s`: first tokens are due within it."""
         self.names, self.first, self.meter = list(names), first, LoadMeter(now_s)
         self.ttft_s = ttft_s
+        self.problem = ""  # why its last server could not be started
 
     def serves(self, model: str | None) -> bool:
         return model in self.names if model is not None else self.first

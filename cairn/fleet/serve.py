@@ -8,6 +8,9 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from socket import gethostname
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +20,7 @@ from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
 from cairn.fleet.keda import start_keda
-from cairn.fleet.listen import check_address
+from cairn.fleet.listen import check_address, is_wildcard
 from cairn.fleet.own_servers import OwnServers
 from cairn.fleet.picker import start_picker
 from cairn.fleet.refusals import unserved_aliases
@@ -31,6 +34,8 @@ from cairn.fleet.router_processes import (
 from cairn.fleet.server_process import Gpus
 
 Say = Callable[[str], None]
+WATCH_S = 2.0
+AFTER_RESTART = ("host", "port", "stall_s", "max_body_bytes", "quota_file")
 
 
 class ReadFile(Protocol):
@@ -85,7 +90,8 @@ class Fleet:
                 self._grpc_servers.append((await start(router, address))[0])
         await self._discovery.look()
         count, policy = len(router.workers), self._config.router.policy
-        self._say(f"router at {self._address}, {count} servers, policy {policy}")
+        where = f" on {gethostname()}" if is_wildcard(self._config.router.host) else ""
+        self._say(f"router at {self._address}{where}, {_servers(count)}, policy {policy}")
 
     async def run(self, stop: asyncio.Event, reload: asyncio.Event) -> None:
         """Until `stop` is set; raises when a server of its own cannot be started at all. Then all of it has ended."""
@@ -141,14 +147,18 @@ class Fleet:
     async def _take(self, config: FleetConfig) -> None:
         """The servers of its own are exchanged already."""
         if _scaled(config) != _scaled(self._discovery.config):
-            self._say("servers that are scaled change with a restart only")
+            self._say("note: servers that are scaled change with a restart only")
+        for name in AFTER_RESTART:
+            now, new = getattr(self._config.router, name), getattr(config.router, name)
+            if new != now:
+                self._say(f"note: {name} stays {now!r}: it changes with a restart only")
         self._discovery.config = config
         self._router.configure(config)
         if self._others is not None:
             self._others.tell(config)
         await self._discovery.look()
         count, policy = len(self._router.workers), config.router.policy
-        self._say(f"the file was taken: {count} servers, policy {policy}")
+        self._say(f"the file was taken: {_servers(count)}, policy {policy}")
         self._note_aliases()
 
     async def _say_ready(self) -> None:
@@ -156,12 +166,17 @@ class Fleet:
         router = self._router
         while not router.workers or any(worker.state != "up" for worker in router.workers):
             await asyncio.sleep(0.05)
-        self._say(f"ready: {len(router.workers)} servers are up at {self._address}")
+        count = len(router.workers)
+        self._say(f"ready: {_servers(count)} {'is' if count == 1 else 'are'} up at {self._address}")
         self._note_aliases()
 
     def _note_aliases(self) -> None:
         for text in unserved_aliases(self._router):
             self._say(f"note: {text}")
+
+
+def _servers(count: int) -> str:
+    return f"{count} server{'' if count == 1 else 's'}"
 
 
 async def _cancel(tasks: Sequence["asyncio.Future[Any]"]) -> None:
@@ -174,10 +189,30 @@ def _scaled(config: FleetConfig) -> list[ServerGroup]:
     return [group for group in config.servers if group.scaled]
 
 
+async def reload_on_change(file: Path, reload: asyncio.Event) -> None:
+    """Sets `reload` whenever the file has had other contents at two looks, so that it is not taken half written."""
+    taken = seen = file.read_bytes()
+    while True:
+        await asyncio.sleep(WATCH_S)
+        with suppress(OSError):  # another one may be put in its place just now
+            now = file.read_bytes()
+            if now == seen and now != taken:
+                taken = now
+                reload.set()
+            seen = now
+
+
 def run_fleet(
-    config: FleetConfig, read: ReadFile, gpus: Sequence[str], listeners: Listeners
+    config: FleetConfig,
+    read: ReadFile,
+    gpus: Sequence[str],
+    listeners: Listeners,
+    watched: Path | None = None,
 ) -> None:
-    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use."""
+    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use.
+
+    `watched`: its file, to be read again whenever it changes.
+    """
 
     async def main() -> None:
         stop, reload = asyncio.Event(), asyncio.Event()
@@ -187,7 +222,12 @@ def run_fleet(
             loop.add_signal_handler(sign, stop.set)
         fleet = Fleet(config, read, Gpus(gpus), listeners, _print)
         await fleet.start()
-        await fleet.run(stop, reload)
+        watching = [reload_on_change(watched, reload)] if watched is not None else []
+        tasks = [asyncio.ensure_future(one) for one in watching]
+        try:
+            await fleet.run(stop, reload)
+        finally:
+            await _cancel(tasks)
 
     import uvloop
 

@@ -33,14 +33,14 @@ class ServiceScale(msgspec.Struct, frozen=True, kw_only=True):
     """What an InferenceService has beside the fields of a fleet file."""
 
     replicas: Annotated[int, Meta(ge=0, le=1024)] | None = None
-    """servers of the first group, instead of its count; within its least and most"""
+    """servers of the first group, instead of its count; within its least and most, and in place of KEDA"""
 
 
 def render(observed: Observed) -> Rendered:
     config = read_service(observed)
     check_for(config, "kubernetes")
     missing = _models(observed, config)
-    objects = objects_of(config)
+    objects = objects_of(config, observed.resource["metadata"]["namespace"])
     deployments = [one["metadata"]["name"] for one in objects if one["kind"] == "Deployment"]
     parts = [
         available(_condition_name(name, observed.name), observed.child("Deployment", name))
@@ -72,8 +72,8 @@ def read_service(observed: Observed) -> FleetConfig:
     group = config.servers[first]
     least = group.least if group.least is not None else 0
     count = max(least, min(int(replicas), group.most or int(replicas)))
-    servers = list(config.servers)
-    servers[first] = msgspec.structs.replace(group, count=count)
+    servers = list(config.servers)  # whoever sets the number takes KEDA's place
+    servers[first] = msgspec.structs.replace(group, count=count, least=None, most=None)
     return msgspec.structs.replace(config, servers=servers)
 
 
@@ -107,11 +107,16 @@ def _condition_name(deployment: str, service: str) -> str:
 
 
 def release(observed: Observed) -> list[Action] | None:
-    """Clients first, then the router, then the servers; each step is seen before the next begins."""
+    """Clients first, then the router, then the servers; each step is seen before the next begins.
+
+    KEDA's objects end with the clients' Service: it would bring back servers that go.
+    """
+    clients = ("Service", observed.name)
     fronts = [
         one
         for one in observed.children
-        if one["kind"] == "Service" and one["metadata"]["name"] == observed.name and alive(one)
+        if one["kind"] == "ScaledObject" or (one["kind"], one["metadata"]["name"]) == clients
+        if alive(one)
     ]
     if fronts:
         return [delete(one) for one in fronts]

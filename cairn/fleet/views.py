@@ -97,6 +97,7 @@ class Views:
             REQUESTS[:-1]: self._newest_requests,
         }
         self.total = self.moved = self.hedged = 0
+        self.refused: Counter[str] = Counter()  # by the code of the error
 
     def note(self, exchange: "Exchange", choice: Choice) -> None:
         record = exchange.record
@@ -119,8 +120,9 @@ class Views:
 
     def _health(self) -> Answer:
         up = sum(one.state in ("up", "asleep") for one in self._router.workers)
-        starting = self._router.starting
-        status = "starting" if starting else "ok" if up else "no server is up"
+        starting, scaled = self._router.starting, bool(self._router.scaled)
+        # Where servers come with requests, whoever asks has to reach the router while there is none.
+        status = "starting" if starting else "ok" if up or scaled else "no server is up"
         body = {"status": status, "servers": up, "waiting": len(self._router.waiting)}
         return 200 if status == "ok" else 503, JSON, msgspec.json.encode(body)
 
@@ -144,13 +146,15 @@ class Views:
         return 200, JSON, msgspec.json.encode(record.view())
 
     def _models(self) -> list[str]:
-        """Of servers that do not all serve the same, those that start included; empty: any of them can tell."""
-        workers = self._router.workers
+        """Of servers that do not all serve the same, those that start included, and aliases; empty: any can tell."""
+        workers, aliases = self._router.workers, self._router.aliases.names
         told = [one.hello.models if one.hello else list(one.promised) for one in workers]
+        told += [one.names for one in self._router.scaled]
         known = [names for names in told if names]
-        if all(names == known[0] for names in known):
+        can_tell = any(one.state in ("up", "asleep") for one in workers)
+        if can_tell and not aliases and all(names == known[0] for names in known):
             return []
-        return list(dict.fromkeys(name for models in known for name in models))
+        return list(dict.fromkeys([*(name for models in known for name in models), *aliases]))
 
     def fleet(self) -> dict[str, object]:
         router, shares = self._router, self._hit_shares()
@@ -208,10 +212,17 @@ class Views:
             f"cairn_router_moved_requests_total {self.moved}",
             "# TYPE cairn_router_hedged_requests_total counter",
             f"cairn_router_hedged_requests_total {self.hedged}",
+            "# TYPE cairn_router_open_requests gauge",
+            f"cairn_router_open_requests {len(router.open)}",
             "# TYPE cairn_router_waiting_requests gauge",
             f"cairn_router_waiting_requests {len(router.waiting)}",
             "# TYPE cairn_router_server_up gauge",
         ]
+        refused = [
+            f'cairn_router_refused_requests_total{{code="{code}"}} {count}'
+            for code, count in sorted(self.refused.items())
+        ]
+        lines = ["# TYPE cairn_router_refused_requests_total counter", *refused, *lines]
         lines += [
             f'cairn_router_server_up{{server="{one.name}"}} {int(one.state == "up")}'
             for one in router.workers

@@ -27,9 +27,10 @@ from operator_rig import (
 )
 
 from cairn.cluster.operator import api as api_module
+from cairn.cluster.operator.conditions import available
 from cairn.cluster.operator.election import DURATION_S, LeaseView
 from cairn.cluster.operator.lead import lead
-from cairn.cluster.operator.objects import API, Ref, covers
+from cairn.cluster.operator.objects import API, KEDA_API, Ref, covers
 from cairn.cluster.operator.run import Operator
 from cairn.cluster.operator.work_queue import WorkQueue
 from cairn.fleet.service import INFERENCE_SERVICE
@@ -211,6 +212,34 @@ def test_replicas_are_within_least_and_most(store, api):
     operator = new_operator(api)
     run(settle(store, operator))
     assert store.named(DEPLOYMENTS)["chat-servers-0"]["spec"]["replicas"] == 3
+
+
+def test_keda_has_the_number_of_servers_and_ends_before_them(store, api):
+    group = {"model": "m", "least": 0, "most": 3}
+    ref = put(store, "InferenceService", "chat", {"servers": [group]})
+    operator = new_operator(api)
+    operator.apis |= {f"{KEDA_API}/ScaledObject"}
+    run(settle(store, operator))
+    scaled = f"{KEDA_API}/scaledobjects"
+    (one,) = store.named(scaled).values()
+    assert one["spec"]["triggers"][0]["metadata"]["scalerAddress"] == "chat-scaler.default:9000"
+    key = (DEPLOYMENTS, "default", "chat-servers-0")
+    assert "replicas" not in store.objects[key]["spec"]
+    store.edit(key, {"spec": {"replicas": 2}})  # as KEDA does it
+    run(settle(store, operator))
+    assert store.objects[key]["spec"]["replicas"] == 2
+    remove(store, ref)
+    run(settle(store, operator))
+    assert not store.named(scaled)
+    assert not store.named(DEPLOYMENTS)
+
+
+def test_a_service_that_is_not_ready_says_where_the_reason_is():
+    """Such as an image that is missing: it is in the pods alone."""
+    selector = {"matchLabels": {"cairn/part": "p"}}
+    live = {"metadata": {"namespace": "n"}, "spec": {"replicas": 2, "selector": selector}}
+    said = available("RouterReady", live).message
+    assert said == "0 of 2 replicas; see kubectl describe pods -n n -l cairn/part=p"
 
 
 def end_pods(store, name_part, phase, code=0):

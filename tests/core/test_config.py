@@ -208,7 +208,7 @@ def test_the_file_can_be_named_by_a_flag_or_a_variable_but_the_caller_comes_firs
         ("optim.kind = 'adam'", "expected 'adamw' or 'sgd', got 'adam'", "did you mean 'adamw'?"),
         ("workers = 'all'", "workers: expected 'auto' or an integer, got 'all'", "--help"),
         ("top_p = ", "{} line 1, column 9: invalid value", "quotes"),
-        ("json = true\njson = true", "{} line 2, column 12: cannot overwrite a value", "quotes"),
+        ("json = true\njson = true", "{} line 2, column 12: cannot overwrite a value", "already"),
         ("stop = [", "{} line 1, column 9: ", "quotes"),
     ],
 )

@@ -7,11 +7,15 @@ import msgspec
 import pytest
 import yaml
 
+from cairn.cli.fleet import fleet_apply
 from cairn.cli.main import main
-from cairn.cluster.operator.objects import as_known
+from cairn.cluster.backends.interface import EngineUnreachable
+from cairn.cluster.operator.objects import KEDA_API, as_known
 from cairn.core.errors import ConfigError
-from cairn.fleet.apply import PORT, check_for, job_of, objects_of
+from cairn.fleet.apply import PORT, check_for, job_of, notes_on, objects_of
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup, read_fleet
+from cairn.fleet.keda import read_metadata
+from cairn.fleet.keda_messages import ScaledObject
 
 EXAMPLES = Path(__file__).parents[2] / "examples/fleet"
 CONFIG = FleetConfig(
@@ -96,6 +100,29 @@ def test_a_job_asks_for_everything_that_the_fleet_starts():
     assert (role.gpus, role.cpus, role.argv[-1]) == (6, 13.0, "/fleet.toml")
 
 
+def test_servers_that_come_and_go_have_room_for_all_and_are_scaled_by_keda():
+    group = ServerGroup(model="a/b", least=0, most=3, gpus=2, cpus=4)
+    config = FleetConfig(name="zero", servers=[group])
+    (role,) = job_of(config, "/fleet.toml").roles
+    assert (role.gpus, role.cpus) == (6, 13.0)
+    assert "3 of scaled groups" in notes_on(config, "ray")[0]
+    assert "127.0.0.1 of its node alone" in notes_on(CONFIG, "slurm")[0]
+    made = objects_of(config)
+    (scaled,) = [one["spec"] for one in made if one["kind"] == "ScaledObject"]
+    (trigger,) = scaled["triggers"]
+    asked = read_metadata(ScaledObject("zero", metadata=trigger["metadata"]))
+    assert (asked.model, asked.least, asked.most) == ("a/b", 0, 3)
+    host, port = asked.scalerAddress.replace(".default:", ":").split(":")
+    services = {one["metadata"]["name"]: one for one in made if one["kind"] == "Service"}
+    assert services[host]["spec"]["ports"][0]["targetPort"] == int(port)
+    (router,) = [one for one in made if one["metadata"]["name"] == "zero-router" if "spec" in one]
+    command = router["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[-2:] == ["--keda", f"0.0.0.0:{port}"]
+    for apis, replicas in (({f"{KEDA_API}/ScaledObject"}, None), (set(), 1)):
+        known = {one["metadata"]["name"]: one for one in as_known(made, apis) if "spec" in one}
+        assert known[scaled["scaleTargetRef"]["name"]]["spec"].get("replicas") == replicas
+
+
 @pytest.mark.parametrize("engine", ["local", "ray", "slurm", "kubernetes"])
 def test_a_dry_run_prints_what_would_be_submitted(engine, capsys):
     file = str(EXAMPLES / ("local.toml" if engine == "local" else "service.toml"))
@@ -112,6 +139,18 @@ def test_a_dry_run_prints_what_would_be_submitted(engine, capsys):
     else:
         assert document["text"] == shown
         assert Path(file).name in shown
+
+
+def test_a_server_that_stops_answering_is_no_refusal(tmp_path, monkeypatch):
+    """Part of the objects may be there: the hint says what to do about that."""
+    kubectl = tmp_path / "kubectl"
+    said = "Unable to connect to the server: context deadline exceeded"
+    kubectl.write_text(f'#!/bin/sh\n[ "$1" = apply ] || exit 0\necho "{said}" >&2; exit 1\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(EngineUnreachable, match="no answer") as raised:
+        fleet_apply.run([str(EXAMPLES / "service.toml"), "--on", "kubernetes"])
+    assert "apply it again" in raised.value.hint
 
 
 def test_a_fleet_without_servers_of_its_own_is_placed_nowhere():

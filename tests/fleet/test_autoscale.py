@@ -7,6 +7,7 @@ import pytest
 from fake_servers import FakeServer, text_of
 from test_router import ask
 
+from cairn.core.errors import CairnError
 from cairn.fleet import autoscale
 from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
@@ -19,7 +20,7 @@ class FakeProcess:
     """As `ServerProcess`, with a server in this process."""
 
     def __init__(self, group, name, say, gpus) -> None:
-        self.server, self.gpus = FakeServer(models=group.names), gpus
+        self.server, self.name, self.gpus = FakeServer(models=group.names), name, gpus
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.server.port = probe.getsockname()[1]
@@ -49,6 +50,8 @@ def test_from_zero_to_zero(monkeypatch):
         scaling = asyncio.create_task(scaler.run())
         await asyncio.sleep(0.15)
         assert router.workers == []
+        status, _, listed = router.views.answer(b"/v1/models")  # which starts no server
+        assert (status, router.views.answer(b"/health")[0], b'"fake"' in listed) == (200, 200, True)
         answers = await asyncio.gather(*(ask(url, f"p{at}", 4, model="fake") for at in range(3)))
         assert [text for _, text, _ in answers] == [text_of(f"p{at}", 4) for at in range(3)]
         assert len(router.workers) == 1
@@ -92,6 +95,33 @@ def test_a_server_that_cannot_start_ends_the_fleet_with_its_words(monkeypatch):
 
     with pytest.raises(RuntimeError, match="no such model"):
         asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_one_model_that_cannot_start_leaves_the_others_alone(monkeypatch):
+    """Who asks for it hears why, and its GPU is free again."""
+
+    class Broken(FakeProcess):
+        async def run(self) -> None:
+            raise CairnError("no such model")
+
+    monkeypatch.setattr(autoscale, "ServerProcess", Broken)
+    monkeypatch.setattr(autoscale, "TICK_S", 0.01)
+    said, gpus = [], Gpus(["7"])
+
+    async def run() -> None:
+        group = ServerGroup(model="fake", least=0, most=1, gpus=1)
+        router = Router(RouterConfig(port=0, hold_s=0.3), [])
+        discovery = Discovery(FleetConfig(servers=[group]), [], router.use)
+        scaler = LocalScaler(group, router, discovery, said.append, gpus)
+        url, scaling = await router.start(), asyncio.create_task(scaler.run())
+        status, _, raw = await ask(url, "x", 3, model="fake")
+        assert (status, scaling.done(), gpus.free) == (503, False, 1)
+        assert b"(fake-1 could not be started: the fleet's log says why)" in raw
+        scaling.cancel()
+        await router.stop(0.1)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert said[1:] == ["error: no such model\nit is tried again in 1 s at the earliest"]
 
 
 def test_each_model_is_started_when_it_is_asked_for_and_gpus_are_shared_out(monkeypatch):

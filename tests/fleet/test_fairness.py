@@ -14,7 +14,7 @@ from test_router import ask, exchange, fleet
 from cairn.core.errors import ConfigError
 from cairn.fleet.aliases import Alias, Aliases, with_model
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
-from cairn.fleet.quota import ANYBODY, MOST_KEYS, Limits, Quotas, digest_of
+from cairn.fleet.quota import ANYBODY, MOST_KEYS, Limits, Quotas, Used, digest_of
 from cairn.fleet.router import NO_FIELDS, Router
 from cairn.fleet.router_processes import RouterProcesses, SharedState, check_processes
 from cairn.fleet.waiting import WaitingQueue
@@ -109,6 +109,8 @@ def test_quotas_are_reserved_settled_and_end_with_the_day():
     refused = quotas.admit("a", 60, 0.0)  # might need more than there is
     assert refused is not None
     assert (refused.code, refused.retry_after_s) == ("key_budget", 86_400)
+    assert "on another day" not in refused.message
+    assert "on another day" in quotas.refusal(Used(), "a", 10**9, 0.0).message
     assert quotas.admit("b", 60, 0.0) is None
     quotas.settle("a", 60, 30, 1.0)
     assert quotas.admit("a", 70, 2.0) is None
@@ -195,6 +197,9 @@ def test_the_router_follows_quotas_and_aliases():
         assert (used.at_once, used.reserved) == (0, 0)
         configured(router, key_requests_per_day=None)
         assert (await ask(url, "x", 3, model="chta"))[0] == 404
+        raw = await exchange(url, ("GET /metrics", b""))
+        for code in (b"key_requests", b"model_not_found"):
+            assert b'cairn_router_refused_requests_total{code="%b"} 1' % code in raw
         configured(router, aliases=[Alias(name="chat", model="fake")])
         router.default_model = "chat"  # of a body that says nothing, and stays as it is
         for body in (b"no JSON", b'{"model": "\xff"}', b'{"messages": ' + b"[" * 10_000):

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from cairn.core.errors import CairnError
+from cairn.fleet import serve
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
 from cairn.fleet.own_servers import OwnServers
 from cairn.fleet.serve import Fleet, Listeners
@@ -137,5 +138,23 @@ def test_without_gpus_for_both_nothing_changes_and_none_is_lost():
             await own.change(config("three", "four", gpus=1), lambda urls: None)
         assert own.urls == before
         assert gpus.take(1) == ["2"]
+
+    asyncio.run(check())
+
+
+def test_a_watched_file_is_read_again_when_its_contents_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "WATCH_S", 0.005)
+    file = tmp_path / "fleet.toml"
+    file.write_text("one")
+
+    async def check() -> None:
+        reload = asyncio.Event()
+        watching = asyncio.create_task(serve.reload_on_change(file, reload))
+        await asyncio.sleep(0)  # it has read the file
+        assert not reload.is_set()
+        file.unlink()  # as an editor or a volume does that puts another one in its place
+        file.write_text("two")
+        await asyncio.wait_for(reload.wait(), 10)
+        watching.cancel()
 
     asyncio.run(check())

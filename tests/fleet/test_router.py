@@ -354,6 +354,8 @@ def test_the_router_answers_for_itself_and_explains_its_decisions():
         router.aliases = Aliases([Alias(name="chat", model="fake"), Alias(name="chat", model="f")])
         (note,) = unserved_aliases(router)
         assert "alias 'chat'" in note
+        raw = await exchange(url, ("GET /v1/models", b""))
+        assert re.findall(rb'"id":"(\w+)"', raw) == [b"fake", b"chat"]
         (known,) = router.views._requests
         keys, events = router.index, Events(1, [(7, 4)])
         (choice,) = known.choices

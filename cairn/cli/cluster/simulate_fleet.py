@@ -217,6 +217,7 @@ def _print_json(options: SimulateFleet, **more: object) -> None:
     asked = {
         "trace": str(options.trace or "made up"),
         "model": options.model,
+        "device": options.device,
         "slo": options.slo,
     }
     print(msgspec.json.encode({**asked, **more}).decode())
@@ -226,14 +227,19 @@ def _row(one: "Outcome") -> list[str]:
     return [
         one.policy,
         f"{one.load:.4g}",
-        f"{one.ttft_p50_s * 1e3:.0f} ms",
-        f"{one.ttft_p99_s * 1e3:.0f} ms",
+        _time(one.ttft_p50_s),
+        _time(one.ttft_p99_s),
         f"{one.tpot_p99_s * 1e3:.1f} ms",
         f"{one.good_share:.1%}",
         f"{one.goodput:.2f}",
         f"{one.hit_share:.1%}",
         f"{one.busiest:.2f}",
     ]
+
+
+def _time(seconds: float) -> str:
+    """In at most eight letters, so that the table fits into 80 columns."""
+    return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
 def _policies(text: str) -> list[str]:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from cairn.fleet.config import FleetConfig
 
 
+# As kubectl says that the server is gone or slow, which is no refusal.
+NO_ANSWER = ("Unable to connect", "deadline exceeded", "connection refused", "imeout")
+
+
 class FleetApply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Run a fleet on an engine that is there: this machine, Ray, Slurm or Kubernetes.
 
@@ -44,7 +48,7 @@ def run(args: list[str]) -> int:
     options = load(
         FleetApply, args=args, env_prefix="CAIRN_FLEET_APPLY_", prog="cairn fleet apply"
     ).value
-    from cairn.fleet.apply import check_for
+    from cairn.fleet.apply import check_for, notes_on
     from cairn.fleet.config import read_fleet
 
     if options.on != "kubernetes" and (options.operator or options.namespace):
@@ -52,6 +56,8 @@ def run(args: list[str]) -> int:
         raise UsageError(f"{given} is given, and --on is {options.on}", hint="use --on kubernetes")
     config = read_fleet(options.file)
     check_for(config, options.on)
+    for note in notes_on(config, options.on):
+        print(f"note: {note}", file=sys.stderr)
     return _kubernetes(config, options) if options.on == "kubernetes" else _job(config, options)
 
 
@@ -81,12 +87,14 @@ def _job(config: "FleetConfig", options: FleetApply) -> int:
 
 
 def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
-    from cairn.cluster.backends.interface import EngineMissing, SubmitFailed
+    from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, SubmitFailed
     from cairn.cluster.backends.kubernetes import to_yaml
     from cairn.fleet.apply import objects_of
     from cairn.fleet.service import service_object
 
-    objects = [service_object(config)] if options.operator else objects_of(config)
+    objects = (
+        [service_object(config)] if options.operator else objects_of(config, _namespace(options))
+    )
     if options.dry_run:
         _print_dry_run(config, options, to_yaml(objects), objects=objects)
         return 0
@@ -100,6 +108,11 @@ def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
         sys.stdout.write(done.stdout)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
+        if any(words in done.stderr for words in NO_ANSWER):
+            raise EngineUnreachable(
+                f"Kubernetes gave no answer in the middle of it: {said[-1]}",
+                hint="apply it again: what was taken stays, and the rest follows",
+            )
         hint = "`cairn fleet apply FILE --on kubernetes --dry-run` shows the objects"
         if options.operator and "no matches for kind" in done.stderr:
             hint = "`cairn operator manifests FOLDER` has the CRDs and the operator"
@@ -139,7 +152,7 @@ def _as_known(objects: list[dict[str, Any]], options: FleetApply) -> list[dict[s
             f"kubectl gets no answer: {said[-1] if said else done.returncode}",
             hint="`kubectl config get-contexts` has the clusters; --address CONTEXT chooses one",
         )
-    kinds = ("PodDisruptionBudget", "InferencePool")
+    kinds = ("PodDisruptionBudget", "InferencePool", "ScaledObject")
     known = as_known(objects, {f"{line}/{kind}" for line in done.stdout.split() for kind in kinds})
     if len(known) < len(objects):
         left = {one["kind"] for one in objects} - {one["kind"] for one in known}
@@ -147,10 +160,18 @@ def _as_known(objects: list[dict[str, Any]], options: FleetApply) -> list[dict[s
     return known
 
 
+def _namespace(options: FleetApply) -> str:
+    """Where kubectl will put them."""
+    if options.namespace or options.dry_run or shutil.which("kubectl") is None:
+        return options.namespace or "default"
+    said = _kubectl(options, "config", "view", "--minify", "--output=jsonpath={..namespace}")
+    return said.stdout.strip() or "default"
+
+
 def _kubectl(
     options: FleetApply, *words: str, given: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
     where = [f"--context={options.address}"] if options.address else []
     where += [f"--namespace={options.namespace}"] if options.namespace else []
-    argv = ["kubectl", *where, *words, "--request-timeout=20s"]
+    argv = ["kubectl", *where, *words, "--request-timeout=60s"]
     return subprocess.run(argv, input=given, capture_output=True, text=True, check=False)

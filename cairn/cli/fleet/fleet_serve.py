@@ -32,6 +32,8 @@ class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """of the router, on one port; for more requests than one processor can pass on"""
     policy: str | None = None
     """how servers are chosen, instead of the file's: see `cairn simulate fleet --help`"""
+    watch: bool = False
+    """read the file again whenever it has changed, as SIGHUP does; a wrong one changes nothing"""
 
 
 def run(args: list[str]) -> int:
@@ -56,7 +58,7 @@ def run(args: list[str]) -> int:
     listeners = Listeners(
         keda=options.keda, picker=options.endpoint_picker, processes=options.processes
     )
-    run_fleet(config, read, _gpus(), listeners)
+    run_fleet(config, read, _gpus(), listeners, options.file if options.watch else None)
     return 0
 
 

@@ -51,6 +51,9 @@ def run(args: list[str]) -> int:
     shown = ("name", "state", "cache", "running", "waiting", "sent", "lost", "continued", "url")
     rows = [[str(one[key]) for key in shown] for one in found["servers"]]
     print("\n".join(lines(shown, rows)))
+    for one in found["servers"]:
+        if one["reason"]:
+            print(f"{one['name']}: {one['reason']}")
     return 0
 
 

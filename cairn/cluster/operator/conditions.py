@@ -64,6 +64,18 @@ def available(type_: str, live: Object | None) -> Condition:
     done = fresh and updated and ready >= wanted
     for one in status.get("conditions", []):
         if one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded":
-            return Condition(type=type_, ok=False, reason=one["reason"], message=one["message"])
-    reason = "Available" if done else "Progressing"
-    return Condition(type=type_, ok=done, reason=reason, message=f"{ready} of {wanted} replicas")
+            said = f"{one['message']}; see {_pods_of(live)}"
+            return Condition(type=type_, ok=False, reason=one["reason"], message=said)
+    said = f"{ready} of {wanted} replicas"
+    if done:
+        return Condition(type=type_, ok=True, reason="Available", message=said)
+    # Why a pod does not run (an image that is missing, no node with a free GPU) is in the pods alone.
+    return Condition(
+        type=type_, ok=False, reason="Progressing", message=f"{said}; see {_pods_of(live)}"
+    )
+
+
+def _pods_of(deployment: Object) -> str:
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+    return f"kubectl describe pods -n {deployment['metadata']['namespace']} -l {selector}"

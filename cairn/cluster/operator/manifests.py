@@ -25,6 +25,7 @@ CHILDREN = {  # by group
     "batch.volcano.sh": ("jobs",),
     "ray.io": ("rayjobs",),
     "inference.networking.k8s.io": ("inferencepools",),
+    "keda.sh": ("scaledobjects",),
 }
 RBAC = "rbac.authorization.k8s.io"
 # Its own Lease and no other: those of the cluster's controllers and nodes are none of its business.

@@ -21,6 +21,7 @@ DIGEST = f"{GROUP}/digest"
 MANAGED = f"{GROUP}/managed-by"  # label by which children are watched
 IMMUTABLE = ("Pod", "Job")  # changed by deleting and making them again
 POOL_API = "inference.networking.k8s.io/v1"  # of an InferencePool
+KEDA_API = "keda.sh/v1alpha1"  # of a ScaledObject
 BUDGETS = ("policy/v1", "policy/v1beta1")
 WRITE_ONLY = ("stringData",)  # of a Secret: the API keeps it in another form
 MERGE_KEYS = ("uid", "name", "type", "containerPort", "port", "key")
@@ -88,15 +89,30 @@ def owned(obj: Object, owner: Object) -> Object:
 def as_known(objects: list[Object], apis: Collection[str]) -> list[Object]:
     """The objects in the versions that a cluster has, without those of kinds that it does not know.
 
-    Budgets were v1beta1 before Kubernetes 1.21; pools are there where a gateway was installed.
+    Budgets were v1beta1 before Kubernetes 1.21; pools are there where a gateway was installed. Without KEDA what it
+    would scale has its least number, and at least one.
     """
     budget = next((one for one in BUDGETS if f"{one}/PodDisruptionBudget" in apis), None)
     known = {"PodDisruptionBudget": budget}
     known["InferencePool"] = POOL_API if f"{POOL_API}/InferencePool" in apis else None
+    known["ScaledObject"] = KEDA_API if f"{KEDA_API}/ScaledObject" in apis else None
+    if known["ScaledObject"] is None:
+        objects = _with_fixed_numbers(objects)
     return [
         one | {"apiVersion": known.get(one["kind"], one["apiVersion"])}
         for one in objects
         if known.get(one["kind"], one["apiVersion"])
+    ]
+
+
+def _with_fixed_numbers(objects: list[Object]) -> list[Object]:
+    scaled = [one["spec"] for one in objects if one["kind"] == "ScaledObject"]
+    least = {one["scaleTargetRef"]["name"]: max(one["minReplicaCount"], 1) for one in scaled}
+    return [
+        one | {"spec": one["spec"] | {"replicas": least[one["metadata"]["name"]]}}
+        if one["kind"] == "Deployment" and one["metadata"]["name"] in least
+        else one
+        for one in objects
     ]
 
 

@@ -22,7 +22,7 @@ from cairn.cluster.operator.api import (
 )
 from cairn.cluster.operator.cache import Cache
 from cairn.cluster.operator.conditions import Condition, written
-from cairn.cluster.operator.objects import API, POOL_API, Object, Ref, ref_of
+from cairn.cluster.operator.objects import API, KEDA_API, POOL_API, Object, Ref, ref_of
 from cairn.cluster.operator.reconcile import Action, Kind, Observed, SetStatus, reconcile
 from cairn.cluster.operator.work_queue import WorkQueue
 
@@ -44,6 +44,7 @@ OPTIONAL = (
     ("batch.volcano.sh/v1alpha1", "Job"),
     ("ray.io/v1", "RayJob"),
     (POOL_API, "InferencePool"),
+    (KEDA_API, "ScaledObject"),
 )
 
 Say = Callable[[str], None]
