@@ -23,7 +23,7 @@ from cairn.kernels.matmul.weight_only import (
 )
 from cairn.kernels.norm.join_norm import Parts
 from cairn.models.cpu_half_precision import linear
-from cairn.models.linear.form import PLAIN, Epilogue, Kernels, Product, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import gpu_product
 from cairn.models.quantized.cuts import by_row
 from cairn.models.quantized.planes import BITS, Planes
@@ -32,7 +32,7 @@ from cairn.models.quantized.rounding import SCHEMES, Grid, rounded
 KINDS = {"int4": "int4", "int8": "int8", "fp8": "fp8", "mxfp4": "e2m1", "nvfp4": "e2m1"}
 
 
-class WeightOnly:
+class WeightOnly(AnyRows):
     def __init__(self, planes: Planes) -> None:
         planes = by_row(planes) if planes.block_rows > 1 else planes
         group, span = min(planes.group, planes.shape[1]), _span(planes)
@@ -63,12 +63,6 @@ class WeightOnly:
         """Why these planes have no such form, or None."""
         if _span(planes) is None:
             return f"{planes.shape[1]} columns in groups of {planes.group} cannot be cut into equal spans"
-        return None
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
         return None
 
     def product(
