@@ -134,8 +134,8 @@ def _span_product(
     level, x_MS, scales, shifts, n, column, K, GROUP: tl.constexpr, SPAN: tl.constexpr
 ):  # fmt: skip
     """[rows of w, rows of x]."""
-    SCALED: tl.constexpr = scales is not None
-    SHIFTED: tl.constexpr = shifts is not None
+    SCALED: tl.constexpr = scales is not None  # pyrefly: ignore
+    SHIFTED: tl.constexpr = shifts is not None  # pyrefly: ignore
     w = level
     if SCALED and GROUP < SPAN:
         w *= _numbers(scales, n, column, K, GROUP, SPAN)
@@ -354,7 +354,7 @@ def launch_packed_row(
     x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor, prefetch: bool = False
 ) -> None:
     """One row, and levels of 4 bits."""
-    (n, k), words = w.shape, min(MOST_WORDS, triton.next_power_of_2(w.shape[1] // 8))
+    (n, k), words = w.shape, min(MOST_WORDS, 1 << (w.shape[1] // 8 - 1).bit_length())
     plan = Plan("row", ROWS_HELD if k // 8 <= words else ROWS_HELD // 2, words, 1, ROW_WARPS, 1)
     kernel: Any = weight_only_row_kernel
     kernel[(triton.cdiv(n, plan.block_n),)](
