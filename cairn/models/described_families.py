@@ -32,6 +32,8 @@ def _read(fields: Fields, family: str, theta: float = 1e4, **rest: Any) -> Model
 
 
 def _head_dim(fields: Fields, default: int = 0) -> int:
+    """`default`: where the field is absent; a null one is the width divided by the heads."""
+    default = 0 if "head_dim" in fields.config else default
     hidden, heads = fields.take("hidden_size", int), fields.take("num_attention_heads", int)
     return fields.take("head_dim", int, default) or hidden // max(heads, 1)
 
@@ -375,11 +377,13 @@ def _ernie4_5_moe(fields: Fields) -> ModelSpec:
 def _ministral3(fields: Fields) -> ModelSpec:
     context = fields.take("max_position_embeddings", int)
     settings = dict(fields.take("rope_parameters", dict, MINISTRAL_ROPE))
+    settings = dict(fields.take("rope_scaling", dict, {}) or settings)
     settings.pop("max_position_embeddings", None)  # the reference reads it nowhere
     inner = Fields(settings, "rope_parameters")
     temperature = inner.take("llama_4_scaling_beta", float, 0.0)
     settings.pop("llama_4_scaling_beta", None)
-    rope = rope_of(Fields({"rope_parameters": settings}), context, 1e6)
+    theta = fields.take("rope_theta", float, 1e4)
+    rope = rope_of(Fields({"rope_parameters": settings}), context, theta)
     if temperature and rope["rope"].original_context:
         rope["rope"] = msgspec.structs.replace(rope["rope"], temperature=temperature)
     windows = everywhere(fields, fields.take("sliding_window", int, 0))

@@ -34,7 +34,6 @@ def llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
         layers=fields.take("num_hidden_layers", int),
         heads=heads,
         kv_heads=fields.take("num_key_value_heads", int, *_every_head(fields, family, heads)),
-        head_dim=fields.take("head_dim", int, 0) or divide(hidden, heads),
         intermediate=fields.take("intermediate_size", int),
         context=context,
         tied=fields.take("tie_word_embeddings", bool, False),
@@ -44,6 +43,8 @@ def llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
         bos_id=fields.take("bos_token_id", int, None),
         eos_ids=eos_ids_of(fields),
     )
+    if "head_dim" not in rest:
+        rest["head_dim"] = fields.take("head_dim", int, 0) or divide(hidden, heads)
     if "activation" not in rest:
         rest["activation"] = activation_of(fields, "hidden_act", "silu")
     if "rope" not in rest:

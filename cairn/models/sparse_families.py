@@ -135,16 +135,16 @@ def _gpt_oss(fields: Fields) -> ModelSpec:
 
 
 def _gpt_oss_rope(fields: Fields, context: int) -> dict[str, Any]:
-    """Stretched even where a config says nothing about it."""
-    names = ("rope_parameters", "rope_scaling", "rope_theta")
-    if any(fields.config.get(name) for name in names):
+    """Stretched even where a config says nothing about it, or only the base."""
+    if any(fields.config.get(name) for name in ("rope_parameters", "rope_scaling")):
         return rope_of(fields, context, 150_000.0)
-    return rope_of(Fields({"rope_parameters": GPT_OSS_ROPE}), context)
+    fields.seen |= {"rope_parameters", "rope_scaling"}
+    theta = fields.take("rope_theta", float, 150_000.0)
+    return rope_of(Fields({"rope_parameters": GPT_OSS_ROPE}), context, theta)
 
 
 GPT_OSS_ROPE = {
     "rope_type": "yarn",
-    "rope_theta": 150_000.0,
     "factor": 32.0,
     "original_max_position_embeddings": 4096,
     "truncate": False,

@@ -195,6 +195,20 @@ def test_defaults_are_those_of_transformers(kind):
         ("gemma3_text", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8}}),
         ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}),
         ("gemma3_text", {"final_logit_softcapping": 4.0}),
+        ("gpt_oss", {"rope_theta": 5e5, "rope_scaling": None}),
+        ("seed_oss", {"head_dim": None}),
+        ("qwen3", {"hidden_size": 33}),  # whose heads do not depend on it
+        (
+            "ministral3",
+            {
+                "rope_theta": 5e5,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+            },
+        ),
         ("gpt2", {"n_inner": 50, "activation_function": "relu", "tie_word_embeddings": False}),
     ],
     ids=str,
