@@ -43,10 +43,10 @@ def _deepseek(fields: Fields, family: str) -> ModelSpec:
 def _latent(fields: Fields, family: str) -> Latent:
     interleaved = fields.take("rope_interleave", bool, True) if family == "deepseek_v3" else True
     return Latent(
-        rank=fields.take("kv_lora_rank", int, 512),
+        rank=fields.take_positive("kv_lora_rank", int, 512),
         unrotated=fields.take("qk_nope_head_dim", int, 128),
-        rotated=fields.take("qk_rope_head_dim", int, 64),
-        value=fields.take("v_head_dim", int, 128),
+        rotated=fields.take_positive("qk_rope_head_dim", int, 64),
+        value=fields.take_positive("v_head_dim", int, 128),
         query_rank=fields.take("q_lora_rank", int, 0 if "q_lora_rank" in fields.config else 1536),
         interleaved=interleaved,
     )

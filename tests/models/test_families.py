@@ -402,6 +402,11 @@ def test_a_size_of_the_wrong_type_is_named(kind, value):
         ),
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "field 'full_attention' is 3"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("exaone4", {"sliding_window_pattern": [1, 2]}, "'sliding_window_pattern' is [1, 2]"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries"),
+        ("qwen3_next", {"linear_num_key_heads": 0}, "field 'linear_num_key_heads' is 0"),
+        ("lfm2", {"conv_L_cache": -1}, "field 'conv_L_cache' is -1"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "field 'kv_lora_rank' is 0"),
         ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act is 'gelu' in a model with delta nets"),
         (
             "hunyuan_v1_dense",
