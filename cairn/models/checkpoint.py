@@ -65,7 +65,7 @@ class Checkpoint:
             deep = len(self.vision.tower.deep_layers)
             self.spec = msgspec.structs.replace(self.spec, deep_rows=deep)
         self.quantization = quantization_of(config)
-        tensors = split_experts(tensors)
+        tensors = split_experts(tensors, self.spec.family)
         self.tensors: TensorSource = tensors
         if self.quantization is not None:
             self.tensors = QuantizedTensors(tensors, self.quantization, _float_dtype(config))

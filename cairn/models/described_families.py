@@ -4,6 +4,7 @@ What they compute differently are fields of `ModelSpec`; how their tensors are n
 `checkpoint_names`. No torch.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,11 @@ def _smollm3(fields: Fields) -> ModelSpec:
     layers = range(fields.take("num_hidden_layers", int))
     every = fields.take_positive("no_rope_layer_interval", int, 4)
     rotates = fields.take_list("no_rope_layers", int, [int((i + 1) % every != 0) for i in layers])
+    if len(rotates) < len(layers):
+        raise UnsupportedModel(
+            f"config.json: no_rope_layers has {len(rotates)} entries, num_hidden_layers is {len(layers)}",
+            hint="there is one entry for each layer: compare it with the config of the original checkpoint",
+        )
     used = fields.take("use_sliding_window", bool, False)
     window = fields.take("sliding_window", int, 0) if used else 0
     fields.seen |= {"sliding_window", "max_window_layers", "pretraining_tp"}
@@ -129,9 +135,9 @@ def _granite4(fields: Fields) -> ModelSpec:
 
 def _exaone4(fields: Fields) -> ModelSpec:
     window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
-    fields.seen.add("sliding_window_pattern")
-    pattern = fields.config.get("sliding_window_pattern", 4)
-    every = len(pattern) if isinstance(pattern, str) else int(pattern or 1)
+    usual = 1 if "sliding_window_pattern" in fields.config else 4  # a null one: no windows
+    pattern = fields.take("sliding_window_pattern", (int, str), usual)
+    every = len(pattern) if isinstance(pattern, str) else pattern
     windows = layer_windows(fields, window, max(every, 1))
     nope = tuple(i for i, window_size in enumerate(windows) if not window_size) if window else ()
     return read_like_llama(
@@ -215,21 +221,31 @@ def _hunyuan(fields: Fields) -> ModelSpec:
         )
     if alpha > 0 and size > 2:
         theta = rope.take("rope_theta", float, fields.take("rope_theta", float, 1e4))
-        rest["rope"] = Rope(theta=theta * alpha ** (size / (size - 2)))
+        rest["rope"] = Rope(theta=theta * _power(alpha, size / (size - 2)))
         rope.seen |= {"type", "rope_type", "factor", "mscale", "mscale_all_dim"}
         rope.seen |= {"beta_fast", "beta_slow"}
         rope.finish()
     return read_like_llama(fields, "hunyuan_v1_dense", **rest)
 
 
+def _power(base: float, exponent: float) -> float:
+    """Infinite where it is too large; the check of a spec then names it."""
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf
+
+
 def _ministral3(fields: Fields) -> ModelSpec:
     context = fields.take("max_position_embeddings", int)
     settings = dict(fields.take("rope_parameters", dict, MINISTRAL_ROPE))
+    settings = dict(fields.take("rope_scaling", dict, {}) or settings)
     settings.pop("max_position_embeddings", None)  # the reference reads it nowhere
     inner = Fields(settings, "rope_parameters")
     temperature = inner.take("llama_4_scaling_beta", float, 0.0)
     settings.pop("llama_4_scaling_beta", None)
-    rope = rope_of(Fields({"rope_parameters": settings}), context, 1e6)
+    theta = fields.take("rope_theta", float, 1e4)
+    rope = rope_of(Fields({"rope_parameters": settings}), context, theta)
     if temperature and rope["rope"].original_context:
         rope["rope"] = msgspec.structs.replace(rope["rope"], temperature=temperature)
     windows = everywhere(fields, fields.take("sliding_window", int, 0))

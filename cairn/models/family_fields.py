@@ -36,7 +36,6 @@ def llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
         layers=fields.take("num_hidden_layers", int),
         heads=heads,
         kv_heads=fields.take("num_key_value_heads", int, *_every_head(fields, family, heads)),
-        head_dim=fields.take("head_dim", int, 0) or divide(hidden, heads),
         intermediate=fields.take("intermediate_size", int),
         context=context,
         tied=fields.take("tie_word_embeddings", bool, False),
@@ -46,6 +45,8 @@ def llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
         bos_id=fields.take("bos_token_id", int, None),
         eos_ids=eos_ids_of(fields),
     )
+    if "head_dim" not in rest:
+        rest["head_dim"] = fields.take("head_dim", int, 0) or divide(hidden, heads)
     if "activation" not in rest:
         rest["activation"] = activation_of(fields, "hidden_act", "silu")
     if "rope" not in rest:
@@ -63,6 +64,8 @@ def read_like_llama(fields: Fields, family: str, theta: float = 1e4, **rest: Any
 
 
 def head_dim_of(fields: Fields, default: int = 0) -> int:
+    """`default`: where the field is absent; a null one is the width divided by the heads."""
+    default = 0 if "head_dim" in fields.config else default
     hidden, heads = fields.take("hidden_size", int), fields.take("num_attention_heads", int)
     return fields.take("head_dim", int, default) or hidden // max(heads, 1)
 

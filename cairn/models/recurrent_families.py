@@ -87,11 +87,11 @@ def _delta(fields: Fields) -> DeltaSizes:
             hint="supported there: silu",
         )
     return DeltaSizes(
-        key_heads=fields.take("linear_num_key_heads", int, 16),
-        value_heads=fields.take("linear_num_value_heads", int, 32),
-        key_width=fields.take("linear_key_head_dim", int, 128),
-        value_width=fields.take("linear_value_head_dim", int, 128),
-        kernel=fields.take("linear_conv_kernel_dim", int, 4),
+        key_heads=fields.take_positive("linear_num_key_heads", int, 16),
+        value_heads=fields.take_positive("linear_num_value_heads", int, 32),
+        key_width=fields.take_positive("linear_key_head_dim", int, 128),
+        value_width=fields.take_positive("linear_value_head_dim", int, 128),
+        kernel=fields.take_positive("linear_conv_kernel_dim", int, 4),
     )
 
 
@@ -129,7 +129,8 @@ def _lfm2(fields: Fields, family: str) -> ModelSpec:
         norm_eps=fields.take("norm_eps", float, 1e-5),
         mixers=_mixers(fields, kinds),
         short_conv=ShortConvSizes(
-            kernel=fields.take("conv_L_cache", int, 3), bias=fields.take("conv_bias", bool, False)
+            kernel=fields.take_positive("conv_L_cache", int, 3),
+            bias=fields.take("conv_bias", bool, False),
         ),
         **rope_of(fields, context, 1e6),
     )

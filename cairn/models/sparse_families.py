@@ -43,10 +43,10 @@ def _deepseek(fields: Fields, family: str) -> ModelSpec:
 def _latent(fields: Fields, family: str) -> Latent:
     interleaved = fields.take("rope_interleave", bool, True) if family == "deepseek_v3" else True
     return Latent(
-        rank=fields.take("kv_lora_rank", int, 512),
+        rank=fields.take_positive("kv_lora_rank", int, 512),
         unrotated=fields.take("qk_nope_head_dim", int, 128),
-        rotated=fields.take("qk_rope_head_dim", int, 64),
-        value=fields.take("v_head_dim", int, 128),
+        rotated=fields.take_positive("qk_rope_head_dim", int, 64),
+        value=fields.take_positive("v_head_dim", int, 128),
         query_rank=fields.take("q_lora_rank", int, 0 if "q_lora_rank" in fields.config else 1536),
         interleaved=interleaved,
     )
@@ -135,16 +135,16 @@ def _gpt_oss(fields: Fields) -> ModelSpec:
 
 
 def _gpt_oss_rope(fields: Fields, context: int) -> dict[str, Any]:
-    """Stretched even where a config says nothing about it."""
-    names = ("rope_parameters", "rope_scaling", "rope_theta")
-    if any(fields.config.get(name) for name in names):
+    """Stretched even where a config says nothing about it, or only the base."""
+    if any(fields.config.get(name) for name in ("rope_parameters", "rope_scaling")):
         return rope_of(fields, context, 150_000.0)
-    return rope_of(Fields({"rope_parameters": GPT_OSS_ROPE}), context)
+    fields.seen |= {"rope_parameters", "rope_scaling"}
+    theta = fields.take("rope_theta", float, 150_000.0)
+    return rope_of(Fields({"rope_parameters": GPT_OSS_ROPE}), context, theta)
 
 
 GPT_OSS_ROPE = {
     "rope_type": "yarn",
-    "rope_theta": 150_000.0,
     "factor": 32.0,
     "original_max_position_embeddings": 4096,
     "truncate": False,

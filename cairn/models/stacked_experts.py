@@ -5,7 +5,8 @@
     experts.down_proj          [E, F, D]                                          -> experts.N.down_proj.weight [D, F]
     experts.down_proj_bias     [E, D]                                            -> experts.N.down_proj.bias [D]
 
-This is how gpt-oss stores them, in floating point; its blocks in MXFP4 are read by `quantized.source`.
+This is how gpt-oss stores them, in floating point; its blocks in MXFP4 are read by `quantized.source`. Other families
+that are stored stacked, as Qwen3.5 is, have gate_up_proj [E, 2F, D], up behind gate, and down_proj [E, D, F].
 """
 
 import re
@@ -32,17 +33,23 @@ PARTS = {
 class _Piece(NamedTuple):
     tensor: str
     expert: int
-    columns: slice
+    outputs: slice
+    transposed: bool  # as gpt-oss has them: outputs come last
 
     def of(self, stacked: Tensor) -> Tensor:
-        return stacked[self.expert][..., self.columns].t()
+        one = stacked[self.expert]
+        return one[..., self.outputs].t() if self.transposed else one[self.outputs]
+
+    def shape(self, stacked: tuple[int, ...]) -> tuple[int, ...]:
+        _, *inputs, outputs = stacked if self.transposed else (stacked[0], *stacked[:0:-1])
+        return (len(range(*self.outputs.indices(outputs))), *inputs)
 
 
 class SplitExperts:
     """A checkpoint's tensors, with stacked experts one by one."""
 
-    def __init__(self, files: TensorSource) -> None:
-        self.files = files
+    def __init__(self, files: TensorSource, family: str) -> None:
+        self.files, self.transposed = files, family in STACKED_FAMILIES
         self._pieces: dict[str, _Piece] = {}
         self._others: list[str] = []
         for name in files.names():
@@ -51,20 +58,26 @@ class SplitExperts:
                 self._others.append(name)
                 continue
             kind = "bias" if match["bias"] else "weight"
-            for part, columns in PARTS[match["name"]].items():
+            for part, outputs in self._parts(name, match["name"]).items():
                 for expert in range(files.shape(name)[0]):
                     at = f"{match['at']}.{expert}.{part}.{kind}"
-                    self._pieces[at] = _Piece(name, expert, columns)
+                    self._pieces[at] = _Piece(name, expert, outputs, self.transposed)
+
+    def _parts(self, name: str, kind: str) -> dict[str, slice]:
+        """Which of a stacked tensor's outputs are gate's, up's or down's."""
+        if self.transposed or kind == "down_proj":
+            return PARTS[kind]
+        middle = self.files.shape(name)[1] // 2
+        return {"gate_proj": slice(middle), "up_proj": slice(middle, None)}
 
     def names(self) -> list[str]:
         return [*self._others, *self._pieces]
 
     def shape(self, name: str) -> tuple[int, ...]:
         piece = self._pieces.get(name)
-        if piece is None:
-            return self.files.shape(name)
-        _, *rest, columns = self.files.shape(piece.tensor)
-        return (len(range(*piece.columns.indices(columns))), *rest)
+        return (
+            self.files.shape(name) if piece is None else piece.shape(self.files.shape(piece.tensor))
+        )
 
     def dtype(self, name: str) -> torch.dtype:
         piece = self._pieces.get(name)
@@ -77,10 +90,10 @@ class SplitExperts:
         return piece.of(self.files.tensor(piece.tensor))
 
 
-def split_experts(files: TensorSource) -> TensorSource:
+def split_experts(files: TensorSource, family: str) -> TensorSource:
     """The same source where no experts are stacked."""
     stacked = any(STACKED.fullmatch(name) for name in files.names())
-    return SplitExperts(files) if stacked else files
+    return SplitExperts(files, family) if stacked else files
 
 
 def stack_experts(

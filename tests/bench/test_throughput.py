@@ -41,14 +41,23 @@ def run(*args: str) -> int:
 
 
 def test_synthetic_acceptance_brings_the_length_that_is_asked_for(capsys):
-    drafts = ["--speculate", "ngram", "--draft-tokens", "4", "--synthetic-acceptance", "3.0"]
+    drafts = [
+        "--synthetic-acceptance",
+        "3.0",
+        "--speculate",
+        "ngram",
+    ]  # 4 drafts, as for any short length
     args = ["--workload", "latency", "--repeats", "1", "--scale", "0.5", "--max-num-seqs", "1"]
     assert run(*args, *drafts, "--json", "--commit", "abc") == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["speculate"], row["draft_tokens"], row["failure"]) == ("ngram", 4, None)
     assert sum(row["synthetic_acceptance"]) == pytest.approx(2.0)
     assert row["acceptance_length"] == pytest.approx(3.0, abs=0.5)
-    for wrong in ([*drafts[:2], *drafts[4:]], [*drafts[:-1], "9"]):
+    for wrong in (
+        drafts[:2],
+        [*drafts[:2], "--speculate", "off"],
+        [*drafts, "--draft-tokens", "1"],
+    ):
         with pytest.raises(UsageError, match="synthetic"):
             run(*args, *wrong)
 

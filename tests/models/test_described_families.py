@@ -205,6 +205,16 @@ def test_a_model_without_windows_of_a_family_with_windows_is_read_by_the_referen
 
 
 @torch.no_grad()
+def test_experts_stacked_as_transformers_holds_them_are_read(tmp_path):
+    model = reference("qwen3_5_moe")
+    model.config.save_pretrained(tmp_path)
+    save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
+    ours = open_checkpoint(tmp_path).load("cpu", torch.float32).eval()
+    expected_TV = model(tokens(20)[None]).logits[0]
+    torch.testing.assert_close(logits(ours, tokens(20)), expected_TV, rtol=0, atol=2e-4)
+
+
+@torch.no_grad()
 def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path, monkeypatch):
     """Blocks and scales as openai/gpt-oss-20b stores them; the oracle has the values that they stand for."""
     config = transformers.GptOssConfig(

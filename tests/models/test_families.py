@@ -196,6 +196,20 @@ def test_defaults_are_those_of_transformers(kind):
         ("gemma3_text", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8}}),
         ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}),
         ("gemma3_text", {"final_logit_softcapping": 4.0}),
+        ("gpt_oss", {"rope_theta": 5e5, "rope_scaling": None}),
+        ("seed_oss", {"head_dim": None}),
+        ("qwen3", {"hidden_size": 33}),  # whose heads do not depend on it
+        (
+            "ministral3",
+            {
+                "rope_theta": 5e5,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+            },
+        ),
         ("gpt2", {"n_inner": 50, "activation_function": "relu", "tie_word_embeddings": False}),
     ],
     ids=str,
@@ -389,6 +403,11 @@ def test_a_size_of_the_wrong_type_is_named(kind, value):
         ),
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "field 'full_attention' is 3"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("exaone4", {"sliding_window_pattern": [1, 2]}, "'sliding_window_pattern' is [1, 2]"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries"),
+        ("qwen3_next", {"linear_num_key_heads": 0}, "field 'linear_num_key_heads' is 0"),
+        ("lfm2", {"conv_L_cache": -1}, "field 'conv_L_cache' is -1"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "field 'kv_lora_rank' is 0"),
         ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act is 'gelu' in a model with delta nets"),
         (
             "hunyuan_v1_dense",

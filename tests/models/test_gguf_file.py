@@ -185,7 +185,7 @@ def _qwen3_5_moe():
 def test_experts_that_a_checkpoint_stacks_are_written_as_a_file_has_them(tmp_path):
     config = _gpt_oss()
     save_file(tiny_gguf.hub_tensors(tiny_gguf.random_model(config)), tmp_path / "model.safetensors")
-    single = split_experts(SafetensorsFolder(tmp_path))
+    single = split_experts(SafetensorsFolder(tmp_path), "gpt_oss")
     tensors = {name: single.tensor(name).contiguous() for name in single.names()}
     like = tiny_gguf.convert(config, tensors, tmp_path / "m.gguf")
     ours = open_checkpoint(like).load("cpu", torch.float32)
@@ -203,7 +203,7 @@ def test_a_file_whose_tensors_have_other_names_than_the_checkpoint_runs_alike(ma
     config = make()
     model = tiny_gguf.random_model(config)
     save_file(tiny_gguf.hub_tensors(model), tmp_path / "model.safetensors")
-    single = split_experts(SafetensorsFolder(tmp_path))
+    single = split_experts(SafetensorsFolder(tmp_path), "gpt_oss")
     tensors = {name: single.tensor(name).contiguous() for name in single.names()}
     opened = open_checkpoint(tiny_gguf.convert(config, tensors, tmp_path / "m.gguf"))
     tokens_T = torch.arange(100) * 7 % 151 + 3

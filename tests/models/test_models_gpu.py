@@ -43,7 +43,7 @@ class Memory:
 
 
 def memory(model):
-    return split_experts(Memory(model))
+    return split_experts(Memory(model), model.spec.family)
 
 
 def logits(model, lengths=LENGTHS):

@@ -339,9 +339,15 @@ def test_synthetic_rates():
     assert sum(rates) == pytest.approx(2.0)
     assert read_rates("3.0", 4) == rates
     assert read_rates("0.8, 0.5", 2) == [0.8, 0.5]
+    assert read_rates("3.0", "auto") == rates
+    assert read_rates("0.8 0.5", "auto") == [0.8, 0.5]
+    assert [len(read_rates(text, "auto")) for text in ("0.7", "1", "5.2", "31.5")] == [1, 1, 6, 31]
     for wrong in ("0.5,0.8", "0.5", "6", "x", "1.2,0.1", ""):
         with pytest.raises(UsageError, match="synthetic-acceptance"):
             read_rates(wrong, 2)
+    for wrong in ("0.5,0.8", "33", "inf", "nan", "-1", ",", "0.5 " * 32):
+        with pytest.raises(UsageError, match="synthetic-acceptance"):
+            read_rates(wrong, "auto")
     accept, lengths = SyntheticAcceptance([0.75, 0.5, 0.25]), Counter()
     request = request_of([1])
     for _ in range(4000):

@@ -59,7 +59,8 @@ class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculate: str = ""
     """who drafts: ngram, suffix or auto; answers stay the same"""
     draft_tokens: int | Literal["auto"] = "auto"
-    """most drafts of a request in a step; auto: as many as are expected to save time"""
+    """most drafts of a request in a step; auto: as many as are expected to save time, with --synthetic-acceptance as
+    many as there are rates, or 4 or more for a length"""
     synthetic_acceptance: str = ""
     """drafts hold by chance, for random weights: rates by position (0.8,0.6,0.4), or one length such as 3.0"""
     max_num_seqs: int | None = None
@@ -118,8 +119,7 @@ def _check(options: BenchThroughput) -> None:
         raise UsageError("--merge is given without --out", hint="name the file with --out")
     if options.model is not None and options.shape:
         raise UsageError("both --model and --shape are given", hint="give one of them")
-    if options.synthetic_acceptance:
-        _check_synthetic(options)
+    _draft_tokens(options)
     if options.max_num_seqs is not None and options.max_num_seqs < 1:
         raise UsageError(f"--max-num-seqs is {options.max_num_seqs}", hint="it is at least 1")
     if not 1 <= options.repeats <= 1000:
@@ -128,15 +128,17 @@ def _check(options: BenchThroughput) -> None:
         raise UsageError(f"--scale is {options.scale}", hint="it is above 0 and at most 1")
 
 
-def _check_synthetic(options: BenchThroughput) -> None:
+def _draft_tokens(options: BenchThroughput) -> int | Literal["auto"]:
+    """With synthetic acceptance every step verifies the same number of drafts: what was asked for, or what it needs."""
+    if not options.synthetic_acceptance:
+        return options.draft_tokens
     from cairn.serve.engine.speculate.synthetic import read_rates
 
-    if not options.speculate or options.draft_tokens == "auto":
+    if options.speculate in ("", "off"):
         raise UsageError(
-            "--synthetic-acceptance needs a drafter and a number of drafts",
-            hint="add --speculate ngram --draft-tokens 4",
+            "--synthetic-acceptance is given without a drafter", hint="add --speculate ngram"
         )
-    read_rates(options.synthetic_acceptance, options.draft_tokens)
+    return len(read_rates(options.synthetic_acceptance, options.draft_tokens))
 
 
 def _setups(options: BenchThroughput) -> "list[Setup]":
@@ -154,7 +156,7 @@ def _setups(options: BenchThroughput) -> "list[Setup]":
             shape=shape, model=model, device=options.device, dtype=options.dtype,
             plain=options.plain, scale=options.scale, repeats=options.repeats,
             quantization=options.quantization, kv_cache=options.kv_cache, head=options.head,
-            speculate=options.speculate, draft_tokens=options.draft_tokens,
+            speculate=options.speculate, draft_tokens=_draft_tokens(options),
             synthetic_acceptance=options.synthetic_acceptance, max_num_seqs=options.max_num_seqs,
             cold=options.cold,
         )

@@ -9,11 +9,13 @@ there (`kernels.synthetic_draws`), and what runs ahead of them goes on from thos
 """
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cairn.core.errors import UsageError
+from cairn.serve.engine.request import MOST_DRAFTS
 from cairn.serve.engine.speculate.drafter import Ask, Drafter
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from cairn.serve.engine.request import Request
     from cairn.serve.engine.runner import Runner
     from cairn.serve.engine.speculate.speculation import Speculation
+
+USUAL_DRAFTS = 4  # of a step, where only a length says how many there should be
 
 
 class PaddedDrafter:
@@ -75,12 +79,14 @@ def make_synthetic_on_device(runner: "Runner", rates: Sequence[float]) -> "Tenso
     return steps_N
 
 
-def read_rates(text: str, drafts: int) -> list[float]:
-    """Of `drafts` positions, from rates or from one length above 1."""
+def read_rates(text: str, drafts: int | Literal["auto"]) -> list[float]:
+    """Of `drafts` positions, from rates or from one length above 1; `auto`: of as many as the text needs."""
     try:
         values = [float(part) for part in text.replace(",", " ").split()]
     except ValueError:
         raise _wrong(text, drafts) from None
+    if drafts == "auto":
+        return read_rates(text, _drafts_needed(values))
     if len(values) == 1 and 1 < values[0] <= 1 + drafts:
         return rates_of_length(values[0], drafts)
     falling = all(a >= b for a, b in itertools.pairwise(values))
@@ -101,8 +107,17 @@ def rates_of_length(length: float, drafts: int) -> list[float]:
     return [high**n for n in range(1, drafts + 1)]
 
 
-def _wrong(text: str, drafts: int) -> UsageError:
+def _drafts_needed(values: Sequence[float]) -> int:
+    """One for each rate; of a length, a few more than hold on average."""
+    if len(values) == 1 and values[0] > 1:
+        return math.ceil(min(max(values[0], USUAL_DRAFTS), MOST_DRAFTS))
+    return min(max(len(values), 1), MOST_DRAFTS)
+
+
+def _wrong(text: str, drafts: int | Literal["auto"]) -> UsageError:
+    most = MOST_DRAFTS if drafts == "auto" else drafts
+    rates = "rates" if drafts == "auto" else "1 rate" if drafts == 1 else f"{drafts} rates"
     return UsageError(
         f"--synthetic-acceptance is {text!r}",
-        hint=f"give {drafts} rates that do not grow, such as 0.8,0.6,..., or one length from 1 to {1 + drafts}",
+        hint=f"give {rates} that do not grow, such as 0.8,0.6,..., or one length above 1, up to {1 + most}",
     )
