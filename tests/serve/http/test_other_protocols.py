@@ -226,6 +226,24 @@ def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer(server):
     assert (loaded["done_reason"], loaded["message"]["content"]) == ("load", "")
 
 
+def test_ollama_gives_log_probabilities(server):
+    asked = {"logprobs": True, "top_logprobs": 2}
+    body = {"model": "tiny", "messages": SAID, "options": {"num_predict": 9, "temperature": 0}}
+    said = server.client.chat.completions.create(
+        model="tiny", messages=SAID, max_tokens=9, temperature=0, **asked
+    )
+    wanted = [one.model_dump() for one in said.choices[0].logprobs.content]
+    whole = server.http.post("/api/chat", json=body | asked | {"stream": False}).json()
+    streamed = lines(server.http.post("/api/chat", json=body | asked).text)
+    assert whole["logprobs"] == wanted
+    assert [row for line in streamed for row in line.get("logprobs", [])] == wanted
+    plain = server.http.post("/api/chat", json=body | {"top_logprobs": 2, "stream": False}).json()
+    assert "logprobs" not in plain
+    raw = {"model": "tiny", "prompt": "x", "raw": True, "stream": False, "logprobs": True}
+    [first, *_] = server.http.post("/api/generate", json=raw).json()["logprobs"]
+    assert first["top_logprobs"] == []
+
+
 def test_generate_with_the_template_and_raw(server):
     body = {"model": "tiny", "prompt": "Once", "options": {"temperature": 0, "num_predict": 12}}
     chat = server.http.post(
@@ -305,8 +323,7 @@ def test_models_and_mistakes(server):
         ("/api/chat", {"model": "tiny", "messages": [SAID[0] | {"images": ["x"]}]}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "suffix": "y"}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "raw": True, "system": "y"}, 400),
-        ("/api/generate", {"model": "tiny", "prompt": "x", "logprobs": True}, 400),
-        ("/api/chat", {"model": "tiny", "messages": SAID, "top_logprobs": 2}, 400),
+        ("/api/chat", {"model": "tiny", "messages": SAID, "top_logprobs": 21}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "format": {"type": "objekt"}}, 400),
     ):
         found = server.http.post(path, json=body)
