@@ -170,7 +170,8 @@ _cairn_words() {{
   esac
   offered=($words)
 }}
-compdef _cairn cairn
+# As a file of fpath this is the body of the function when Tab is first pressed, so it has to complete as well.
+if [[ $funcstack[1] == _cairn ]]; then _cairn "$@"; else compdef _cairn cairn; fi
 """
 
 

@@ -154,11 +154,15 @@ def _positionals(leaves: list[Leaf], words: list[str], prog: str) -> dict[str, W
         elif rest and leaf.values == 1:
             placed[leaf.key] = Word(rest.pop(0), flag_name(leaf))
     if rest:
-        takes = " ".join(flag_name(leaf) for leaf in positionals)
-        raise UsageError(
-            f"unexpected argument {rest[0]!r}",
-            hint=f"`{prog}` takes {takes}; quote text that has spaces"
-            if takes
-            else f"`{prog}` takes flags only; see `{prog} --help`",
-        )
+        hint = _what_it_takes(leaves, positionals, prog)
+        raise UsageError(f"unexpected argument {rest[0]!r}", hint=hint)
     return placed
+
+
+def _what_it_takes(leaves: list[Leaf], positionals: list[Leaf], prog: str) -> str:
+    takes = " ".join(flag_name(leaf) for leaf in positionals)
+    if any(leaf.key == "prompt" and not leaf.positional for leaf in leaves):
+        return f"`{prog}` takes {takes}; a text goes behind --prompt, in quotes"
+    if takes:
+        return f"`{prog}` takes {takes}; quote text that has spaces"
+    return f"`{prog}` takes flags only; see `{prog} --help`"

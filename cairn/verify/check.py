@@ -160,8 +160,8 @@ class Check:
             fits.append(self._fit(one, texts[at : at + 1], plain[at : at + 1]))
             if fits[-1].named and fits[-1].explained > CLEAR:
                 break
-        for candidate in sorted((f for f in fits if f.named), key=lambda f: -f.explained)[:2]:
-            if candidate.hypothesis.probe:
+        for candidate in sorted((f for f in fits if f.likely), key=lambda f: -f.explained)[:2]:
+            if candidate.hypothesis.probe and candidate.named:
                 return candidate  # it changes no other text
             whole = self._fit(candidate.hypothesis, texts, plain)
             if whole.named:

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 TOP = 5  # log-probabilities asked for at each place: what OpenAI's completions allow
 ANSWER = 12  # tokens that are generated and scored after a text and in the chat
+LONG_ANSWER = (
+    48  # after a text whose own tokens a server does not score: fewer say too little about it
+)
 
 TEXTS = {
     "prose": (

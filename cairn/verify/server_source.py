@@ -1,7 +1,7 @@
 """Evidence from any OpenAI-compatible server: log-probabilities of texts and of a chat, over HTTP.
 
     /v1/completions  echo, logprobs      every token of a text, where the server gives those of a prompt
-    /v1/completions  logprobs            else a few greedy tokens behind each text
+    /v1/completions  logprobs            else the greedy tokens behind each text
     /v1/chat/completions logprobs        a greedy answer, through the server's own template
 
 A server gives tokens as texts; ids are found by the vocabulary of the model. A text that several ids share is left
@@ -19,7 +19,7 @@ from cairn.core.errors import CairnError, system_words
 from cairn.core.server_address import place
 from cairn.models.tokenizer import Tokenizer
 from cairn.verify.evidence import Evidence, Observation, Row
-from cairn.verify.probes import CHAT, CHAT_PROBE, TOP, Probe
+from cairn.verify.probes import CHAT, CHAT_PROBE, LONG_ANSWER, TOP, Probe
 
 TIMEOUT_S = 300.0
 Spelled = dict[bytes, float]  # log-probabilities by the bytes of a token
@@ -154,12 +154,14 @@ def _text(server: Server, probe: Probe, ids: TokenIds) -> Observation:
         "logprobs": TOP,
     }
     try:
-        answer = server.ask("POST", "/v1/completions", body | {"echo": True})
-    except Refused:  # no echo here: a few tokens behind the text have to do
-        answer = server.ask("POST", "/v1/completions", body)
-    found = _completion(answer)
-    echoed = len(found.tokens) > max(probe.answer, 1)  # some servers take `echo` and do without
-    return _echoed(probe, found, ids) if echoed else _continued(probe, found, ids)
+        found = _completion(server.ask("POST", "/v1/completions", body | {"echo": True}))
+    except Refused:
+        found = Tokens([], [])
+    if len(found.tokens) > max(probe.answer, 1):  # some servers take `echo` and do without
+        return _echoed(probe, found, ids)
+    if probe.answer:
+        body["max_tokens"] = LONG_ANSWER
+    return _continued(probe, _completion(server.ask("POST", "/v1/completions", body)), ids)
 
 
 class Tokens(NamedTuple):

@@ -114,7 +114,8 @@ def test_json_is_one_document_with_every_field(made, capsys):
     assert (result["device"], result["dtype"]) == ("cpu", "float32")
     assert set(result["seconds"]) == {"load", "prefill", "decode"}
     assert all(seconds > 0 for seconds in result["seconds"].values())
-    assert set(result["speed"]) == {"decode_tokens_per_s", "limit_tokens_per_s", "share"}
+    wanted = {"decode_tokens_per_s", "limit_tokens_per_s", "share", "limit_note"}
+    assert set(result["speed"]) == wanted
     assert result["speed"]["decode_tokens_per_s"] > 0
     assert set(result) == {
         "model", "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason",

@@ -185,6 +185,13 @@ def test_a_command_without_arguments_refuses_them():
     assert caught.value.message == "unexpected argument 'y'"
     assert caught.value.hint == "`cairn one` takes PATH; quote text that has spaces"
 
+    class Two(One):
+        prompt: str = ""
+
+    with pytest.raises(UsageError) as caught:
+        load(Two, args=["x", "y"], env_prefix="CAIRN_TWO_", env={})
+    assert caught.value.hint == "`cairn two` takes PATH; a text goes behind --prompt, in quotes"
+
 
 def test_only_the_last_positional_argument_can_be_a_list():
     class Wrong(msgspec.Struct):

@@ -1,6 +1,8 @@
 """Planted faults are named; healthy deployments are left alone."""
 
 import functools
+import math
+import random
 from types import SimpleNamespace
 
 import msgspec
@@ -19,6 +21,7 @@ from cairn.verify import plain_path
 from cairn.verify.ask import from_engine, probes_of
 from cairn.verify.check import Check
 from cairn.verify.evidence import Evidence, Observation
+from cairn.verify.explain import fit
 from cairn.verify.hypotheses import of_spec, of_weights
 from cairn.verify.plain_path import PlainPath, rounded, score, with_rounded_inputs, with_spec
 from cairn.verify.probes import CHAT
@@ -250,6 +253,24 @@ def test_a_begin_of_text_that_is_missing_is_named(missing):
     assert [one.says for one in verdict.findings] == (
         ["the begin-of-text token is missing"] if missing else []
     )
+
+
+@pytest.mark.parametrize("faulty", [True, False])
+def test_a_cause_that_rounding_hides_is_named_by_its_direction(faulty):
+    """Its effect is two thirds of the rounding; as much rounding alone is no such cause."""
+    chance = random.Random(1)
+    shifts = [chance.choice((-0.02, 0.02)) for _ in range(144)]
+    seen = [0.5 + faulty * shift + chance.gauss(0, 0.03) for shift in shifts]
+    plain, under = [0.5] * 144, [0.5 + shift for shift in shifts]
+    texts = [
+        [Observation("prose", list(range(145)), 1, [{0: math.log(p)} for p in one])]
+        for one in (seen, plain, under)
+    ]
+    cause = next(one for one in of_spec(small_spec(0)) if one.name == "norm epsilon")
+    found = fit(cause, *texts)
+    assert found.explained < 0.5
+    assert found.named is faulty
+    assert not fit(next(of_weights()), *texts).named  # rounded weights lean one way as well
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -48,6 +48,23 @@ def test_completion_is_the_text_of_completions(server):
     assert (only["content"], only["tokens_predicted"], only["timings"]["predicted_n"]) == ("", 0, 0)
 
 
+def test_probabilities_of_each_token_are_those_of_completions(server):
+    body = {"prompt": "Once", "n_predict": 9, "n_probs": 3, **GREEDY}
+    rows = server.http.post("/completion", json=body).json()["completion_probabilities"]
+    wanted = expected(server, prompt="Once", max_tokens=9, logprobs=3).logprobs
+    assert [row["logprob"] for row in rows] == wanted.token_logprobs
+    for row, top in zip(rows, wanted.top_logprobs, strict=True):
+        assert [one["logprob"] for one in row["top_logprobs"]] == list(top.values())
+        assert {key: row[key] for key in row["top_logprobs"][0]} == row["top_logprobs"][0]  # greedy
+        assert bytes(row["bytes"]).decode("utf-8", "replace") == row["token"]
+    pieces = events(server.http.post("/completion", json=body | {"stream": True}).text)
+    streamed = [one for piece in pieces for one in piece.get("completion_probabilities", [])]
+    assert [one["id"] for one in streamed] == [row["id"] for row in rows]
+    assert "completion_probabilities" not in pieces[-1]
+    plain = server.http.post("/completion", json=body | {"n_probs": 0}).json()
+    assert "completion_probabilities" not in plain
+
+
 def test_timings_count_what_was_computed_and_null_is_the_default(server):
     unset = dict.fromkeys(("seed", "stop", "stream", "presence_penalty", "t_max_predict_ms"))
     body = {"prompt": "A stone lay on a stone that lay on a stone.", "n_predict": 1, **unset}
@@ -114,8 +131,9 @@ def test_completion_follows_a_grammar_of_llama_cpp(server):
 
 
 def test_what_is_not_supported_is_refused_by_name(server):
-    for field in ("n_probs", "logit_bias", "image_data", "lora", *NEUTRAL):
-        found = server.http.post("/completion", json={"prompt": "Once", field: 3})
+    asked = dict.fromkeys(("logit_bias", "image_data", "lora", *NEUTRAL), 3)
+    for field, value in (asked | {"post_sampling_probs": True}).items():
+        found = server.http.post("/completion", json={"prompt": "Once", field: value})
         assert (found.status_code, found.json()["error"]["param"]) == (400, field)
     off = NEUTRAL | {"top_n_sigma": -1.0, "typical_p": 1.0, "mirostat": None, "lora": []}
     body = {"prompt": "Once", "n_predict": 3} | off
@@ -208,6 +226,24 @@ def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer(server):
     assert (loaded["done_reason"], loaded["message"]["content"]) == ("load", "")
 
 
+def test_ollama_gives_log_probabilities(server):
+    asked = {"logprobs": True, "top_logprobs": 2}
+    body = {"model": "tiny", "messages": SAID, "options": {"num_predict": 9, "temperature": 0}}
+    said = server.client.chat.completions.create(
+        model="tiny", messages=SAID, max_tokens=9, temperature=0, **asked
+    )
+    wanted = [one.model_dump() for one in said.choices[0].logprobs.content]
+    whole = server.http.post("/api/chat", json=body | asked | {"stream": False}).json()
+    streamed = lines(server.http.post("/api/chat", json=body | asked).text)
+    assert whole["logprobs"] == wanted
+    assert [row for line in streamed for row in line.get("logprobs", [])] == wanted
+    plain = server.http.post("/api/chat", json=body | {"top_logprobs": 2, "stream": False}).json()
+    assert "logprobs" not in plain
+    raw = {"model": "tiny", "prompt": "x", "raw": True, "stream": False, "logprobs": True}
+    [first, *_] = server.http.post("/api/generate", json=raw).json()["logprobs"]
+    assert first["top_logprobs"] == []
+
+
 def test_generate_with_the_template_and_raw(server):
     body = {"model": "tiny", "prompt": "Once", "options": {"temperature": 0, "num_predict": 12}}
     chat = server.http.post(
@@ -287,8 +323,7 @@ def test_models_and_mistakes(server):
         ("/api/chat", {"model": "tiny", "messages": [SAID[0] | {"images": ["x"]}]}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "suffix": "y"}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "raw": True, "system": "y"}, 400),
-        ("/api/generate", {"model": "tiny", "prompt": "x", "logprobs": True}, 400),
-        ("/api/chat", {"model": "tiny", "messages": SAID, "top_logprobs": 2}, 400),
+        ("/api/chat", {"model": "tiny", "messages": SAID, "top_logprobs": 21}, 400),
         ("/api/generate", {"model": "tiny", "prompt": "x", "format": {"type": "objekt"}}, 400),
     ):
         found = server.http.post(path, json=body)

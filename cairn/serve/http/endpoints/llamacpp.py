@@ -14,26 +14,25 @@ import msgspec
 
 from cairn import __version__
 from cairn.models.infill import ExtraFile
-from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.guide import Guide, grammar_guide, schema_guide
 from cairn.serve.http.chat.conversation import read_conversation
 from cairn.serve.http.chat.structure import grammar_for
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
+from cairn.serve.http.endpoints.llamacpp_answer import LlamaWriter, Wanted
 from cairn.serve.http.endpoints.prompt_inputs import read_inputs
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.requests import TokenizeRequest
-from cairn.serve.http.protocol.sampling import Count
+from cairn.serve.http.protocol.sampling import TopLogprobs
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.server.sse import event_bytes
 from cairn.serve.prompts import Prompt
 from cairn.serve.serving import GenerateRequest
 
 REFUSED = {
-    "n_probs": "send logprobs to /v1/completions",
+    "post_sampling_probs": "n_probs gives log-probabilities before the samplers",
     "logit_bias": "send it to /v1/completions",
     "image_data": "this model reads text only",
     "lora": "name the adapter as model",
@@ -83,7 +82,8 @@ class LlamaFields(msgspec.Struct, kw_only=True):
     json_schema: dict[str, Any] | None = None
     model: str | None = None
     grammar: str | None = None
-    n_probs: Count | None = None
+    n_probs: TopLogprobs | None = None  # so many of the likeliest at each token
+    post_sampling_probs: bool | None = None
     logit_bias: Any = None
     image_data: Any = None
     lora: Any = None
@@ -148,7 +148,13 @@ async def _answer(
     most = service.most_tokens(_limit(payload), len(prompt.token_ids))
     request = GenerateRequest(prompt.token_ids, _params(service, payload, most), grammar=grammar)
     exchange = Exchange(service, call, [request], model, stream=payload.stream)
-    writer = LlamaWriter(payload, model, prompt.text or "", exchange)
+    wanted = Wanted(
+        prompt=prompt.text or "",
+        tokens=bool(payload.return_tokens),
+        probabilities=payload.n_probs or 0,
+        text=_most(payload) != 0,
+    )
+    writer = LlamaWriter(wanted, model, exchange)
     async with exchange:
         with _time_limit(exchange, payload.t_max_predict_ms or 0.0):
             if payload.stream:
@@ -188,12 +194,12 @@ def _guide_of(payload: LlamaFields) -> Guide | None:
     return None if payload.json_schema is None else schema_guide(payload.json_schema, "json_schema")
 
 
-def _wanted(payload: LlamaFields) -> int | None:
+def _most(payload: LlamaFields) -> int | None:
     return payload.max_tokens if payload.n_predict is None else payload.n_predict
 
 
 def _limit(payload: LlamaFields) -> int | None:
-    most = _wanted(payload)
+    most = _most(payload)
     return None if most is None or most < 0 else max(most, 1)
 
 
@@ -215,74 +221,8 @@ def _params(service: Service, payload: LlamaFields, most: int | None) -> Samplin
         seed=payload.seed if payload.seed is not None and payload.seed >= 0 else None,
         stop=[word for word in payload.stop or () if word],  # an empty one counts for nothing there
         ignore_eos=bool(payload.ignore_eos),
+        logprobs=payload.n_probs or None,
     )
-
-
-class LlamaWriter:
-    """An answer as one document, or as the events of a stream."""
-
-    def __init__(self, payload: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
-        self._payload, self._model, self._prompt, self._exchange = payload, model, prompt, exchange
-        self._ended: CompletionOutput | None = None
-        self._ids: list[int] = []  # of tokens whose text has not come yet
-        self._silent = _wanted(payload) == 0  # the engine samples one token, which is thrown away
-
-    def write(self, delta: CompletionOutput) -> bytes:
-        if delta.finished:
-            self._ended = delta
-        self._ids += delta.token_ids
-        if not delta.text or self._silent:
-            return b""
-        ids, self._ids = self._ids, []
-        piece = {"index": 0, "content": delta.text, "tokens": ids, "stop": False}
-        return event_bytes(piece | {"id_slot": 0})
-
-    def last(self) -> bytes:
-        ended = self._ended or self._exchange.jobs[0].answer.result()
-        return event_bytes(self.whole(msgspec.structs.replace(ended, text="", token_ids=self._ids)))
-
-    def refused(self, refusal: Refusal) -> bytes:
-        return event_bytes({"error": refusal.body().error})
-
-    def whole(self, output: CompletionOutput) -> dict[str, Any]:
-        job = self._exchange.jobs[0]
-        completion_tokens, read = len(job.answer.whole.token_ids), len(job.request.prompt)
-        if self._silent:
-            completion_tokens, output = 0, msgspec.structs.replace(output, text="", token_ids=[])
-        word = output.stop_reason if isinstance(output.stop_reason, str) else ""
-        # An answer that is cut off where it is has met a limit, too: one on its time.
-        ends = {"length": "limit", "abort": "limit", "stop": "word" if word else "eos"}
-        return {
-            "index": 0,
-            "content": output.text,
-            "tokens": output.token_ids if self._payload.return_tokens else [],
-            "id_slot": 0,
-            "stop": True,
-            "model": self._model,
-            "prompt": self._prompt,
-            "tokens_predicted": completion_tokens,
-            "tokens_evaluated": read,
-            "tokens_cached": self._exchange.cached,
-            "truncated": False,
-            "stop_type": ends.get(output.finish_reason or "", "none"),
-            "stopping_word": word,
-            "timings": timings(self._exchange, completion_tokens),
-        }
-
-
-def timings(exchange: Exchange, completion_tokens: int) -> dict[str, float]:
-    """Of the first answer: reading the part of the prompt that no cache had, and the `made` tokens that came after."""
-    prompt_s, decode_s = exchange.seconds
-    read = len(exchange.jobs[0].request.prompt) - exchange.cached
-    return {
-        "cache_n": exchange.cached,
-        "prompt_n": read,
-        "prompt_ms": prompt_s * 1e3,
-        "prompt_per_second": read / prompt_s if prompt_s else 0.0,
-        "predicted_n": completion_tokens,
-        "predicted_ms": decode_s * 1e3,
-        "predicted_per_second": completion_tokens / decode_s if decode_s else 0.0,
-    }
 
 
 async def apply_template(service: Service, call: Call, body: bytes) -> JSON:

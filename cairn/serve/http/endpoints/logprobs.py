@@ -1,7 +1,11 @@
-"""Log-probabilities as OpenAI's two interfaces spell them: by token in chat, in four parallel lists in completions."""
+"""Log-probabilities as clients read them.
+
+OpenAI's chat and llama.cpp's server list them by token, OpenAI's completions in four parallel lists.
+"""
 
 import codecs
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -43,6 +47,26 @@ def chat_logprobs(
         )
         for token, by_id in zip(tokens, entries, strict=True)
     ]
+
+
+def llama_logprobs(
+    tokens: Sequence[int], entries: Sequence[Found], top: int, tokenizer: Tokenizer | None
+) -> list[dict[str, Any]]:
+    """As llama.cpp's server has them: the chat's form, with ids."""
+    rows = []
+    for token, by_id in zip(tokens, entries, strict=True):
+        likeliest = [_llama_row(id, one, tokenizer) for id, one in _likeliest(by_id, top)]
+        rows.append(_llama_row(token, by_id[token], tokenizer) | {"top_logprobs": likeliest})
+    return rows
+
+
+def _llama_row(id: int, one: Logprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {
+        "id": id,
+        "token": text_of(id, one),
+        "bytes": bytes_of_token(id, one, tokenizer),
+        "logprob": finite(one.logprob),
+    }
 
 
 class TextOffsets:

@@ -6,25 +6,27 @@
 Streams unless `stream` is false. `num_ctx` and `keep_alive` change nothing: the model is loaded, with its context.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
-from cairn.serve.answer import CompletionOutput
+from cairn.serve.answer import CompletionOutput, Logprob
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.guide import Guide, schema_guide
 from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
 from cairn.serve.http.chat.reader import PlainText, Reader, joined
 from cairn.serve.http.chat.structure import grammar_for
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
+from cairn.serve.http.endpoints.logprobs import Found, chat_logprobs
 from cairn.serve.http.endpoints.ollama_models import check_served, served_name
 from cairn.serve.http.endpoints.prompt_inputs import read_inputs
 from cairn.serve.http.protocol.answers import ChatDelta, ToolCall, reason_of
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.requests import ChatRequest
-from cairn.serve.http.protocol.sampling import sampling_of
+from cairn.serve.http.protocol.sampling import TopLogprobs, sampling_of
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
@@ -52,10 +54,8 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
-    logprobs: bool | None = (
-        None  # refused: an answer without them would look like one that has none
-    )
-    top_logprobs: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None  # counts only beside `logprobs`, as in Ollama
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
@@ -83,7 +83,6 @@ def ollama_error(refusal: Refusal) -> JSON:
 async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     payload = decode(body, OllamaChat)
     model = check_served(service, payload.model)
-    _check(payload)
     if not payload.messages:
         return _loaded(model, "message")
     if service.serving.sight is None:
@@ -94,7 +93,9 @@ async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     chat = _chat_of(payload, [_with_images(message) for message in payload.messages])
     chat.tools = payload.tools
     chat.continue_final_message = _goes_on(payload.messages[-1])
-    prepared = await prepare_chat(service, chat, _guide_of(payload), _limit(payload))
+    prepared = await prepare_chat(
+        service, chat, _guide_of(payload), _limit(payload), _logprobs(payload)
+    )
     return await _answer(service, call, payload, prepared, LineWriter("message", model))
 
 
@@ -125,7 +126,6 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
     payload = decode(body, OllamaGenerate)
     model = check_served(service, payload.model)
-    _check(payload)
     if payload.template:
         raise Refusal(400, "template is not supported", param="template", code="unsupported")
     if payload.system and (payload.raw or payload.suffix):
@@ -151,7 +151,9 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
         system = [{"role": "system", "content": payload.system}] if payload.system else []
         user = {"role": "user", "content": payload.prompt, "images": payload.images}
         chat = _chat_of(payload, [*system, _with_images(user)])
-        prepared = await prepare_chat(service, chat, _guide_of(payload), _limit(payload))
+        prepared = await prepare_chat(
+            service, chat, _guide_of(payload), _limit(payload), _logprobs(payload)
+        )
     return await _answer(service, call, payload, prepared, LineWriter("response", model))
 
 
@@ -163,7 +165,7 @@ async def _prepare_text(service: Service, payload: OllamaGenerate) -> PreparedCh
     grammar = await grammar_for(service, _guide_of(payload))
     most = service.most_tokens(_limit(payload), len(prompt.token_ids))
     sampling = sampling_of(_chat_of(payload, []), service.serving.sampling)
-    params = SamplingParams(**sampling, max_tokens=most)
+    params = SamplingParams(**sampling, max_tokens=most, logprobs=_logprobs(payload))
     request = GenerateRequest(prompt.token_ids, params, grammar=grammar)
     return PreparedChat(prompt, request, [PlainText()])
 
@@ -178,7 +180,7 @@ async def _answer(
     model = served_name(service, payload.model)
     streams = payload.stream is not False
     exchange = Exchange(service, call, [prepared.request], model, stream=streams)
-    writer.begin(exchange, prepared.readers[0])
+    writer.begin(exchange, prepared.readers[0], _logprobs(payload))
     async with exchange:
         if streams:
             await exchange.stream(writer, NDJSON)
@@ -188,13 +190,6 @@ async def _answer(
 
 
 # -- what is asked --------------------------------------------------------------------------------
-
-
-def _check(payload: OllamaRequest) -> None:
-    for name in ("logprobs", "top_logprobs"):
-        if getattr(payload, name):
-            message = f"{name} is given; send it to /v1/chat/completions"
-            raise Refusal(400, message, param=name, code="unsupported")
 
 
 def _chat_of(payload: OllamaRequest, messages: list[dict[str, Any]]) -> ChatRequest:
@@ -222,6 +217,11 @@ def _limit(payload: OllamaRequest) -> int | None:
     return most if most is not None and most > 0 else None
 
 
+def _logprobs(payload: OllamaRequest) -> int | None:
+    """So many of the likeliest tokens beside each; None: no log-probabilities."""
+    return (payload.top_logprobs or 0) if payload.logprobs else None
+
+
 def _guide_of(payload: OllamaRequest) -> Guide | None:
     if not payload.format:
         return None
@@ -245,22 +245,30 @@ class LineWriter:
         self._kind, self._model = kind, model
         self._calls: list[ChatDelta] = []
         self._reason = "stop"
+        # Of tokens whose text has not come yet.
+        self._ids: list[int] = []
+        self._scores: list[dict[int, Logprob]] = []
 
-    def begin(self, exchange: Exchange, reader: Reader) -> None:
-        self._exchange, self._reader = exchange, reader
+    def begin(self, exchange: Exchange, reader: Reader, top: int | None) -> None:
+        self._exchange, self._reader, self._top = exchange, reader, top
 
     def write(self, delta: CompletionOutput) -> bytes:
         parts = self._reader.push(delta.text, delta.finished)
         if delta.finished:
             self._reason = "length" if reason_of(delta) == "length" else "stop"
         self._calls += [part for part in parts if part.tool_calls]
-        return b"".join(_encode(line) + b"\n" for part in parts if (line := self._piece(part)))
+        self._ids += delta.token_ids
+        self._scores += delta.logprobs or ()
+        lines = [line for part in parts if (line := self._piece(part))]
+        if lines:
+            lines[0] |= self._held_logprobs()
+        return b"".join(_encode(line) + b"\n" for line in lines)
 
     def last(self) -> bytes:
         line = _line(self._model, self._kind, "")
         if self._calls:
             line["message"]["tool_calls"] = _calls(joined(self._calls).tool_calls)
-        return _encode(line | self._end()) + b"\n"
+        return _encode(line | self._held_logprobs() | self._end()) + b"\n"
 
     def refused(self, refusal: Refusal) -> bytes:
         return _encode({"error": refusal.message}) + b"\n"
@@ -274,7 +282,18 @@ class LineWriter:
             inside["thinking"] = message.reasoning_content
         if message.tool_calls:
             inside["tool_calls"] = _calls(message.tool_calls)
-        return line | self._end()
+        return line | self._written(output.token_ids, output.logprobs or []) | self._end()
+
+    def _held_logprobs(self) -> dict[str, Any]:
+        ids, scores = self._ids, self._scores
+        self._ids, self._scores = [], []
+        return self._written(ids, scores)
+
+    def _written(self, ids: Sequence[int], scores: Sequence[Found]) -> dict[str, Any]:
+        if self._top is None or not scores:
+            return {}
+        tokenizer = self._exchange.jobs[0].answer.tokenizer
+        return {"logprobs": chat_logprobs(ids, scores, self._top, tokenizer)}
 
     def _piece(self, part: ChatDelta) -> dict[str, Any] | None:
         if not (part.content or part.reasoning_content):
