@@ -7,7 +7,8 @@ and a ratio is taken within a round, because on a shared machine only that means
 ratio by seconds of CPU with --threads 1, where nobody waits for other threads. llama.cpp runs through the package
 llama-cpp-python, built for this CPU (CMAKE_ARGS=-DGGML_NATIVE=ON). With --busy, eight streams run once more
 beside as many busy loops as there are threads. With --alone llama.cpp is left out. Beside the time to ready stand the
-seconds of CPU that it took, which other programs on the machine change less.
+seconds of CPU that it took, which other programs on the machine change less. Of files that `random_gguf.py` made the
+record has the commands that make them.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
+import gguf
 import psutil
+from random_gguf import COMMAND
 
 from cairn.bench.record import add_arguments, record
 
@@ -49,11 +52,18 @@ def main() -> None:
     if not options.alone and find_spec("llama_cpp") is None:
         parser.error("there is no llama_cpp here: pip install llama-cpp-python, or use --alone")
     found: dict[str, Any] = {}
+    made_by = "; ".join(filter(None, map(command_of, options.files)))
     for file in options.files:  # written after each: a file takes minutes
         found[file.name] = compare(file, options)
         how = {"threads": options.threads, "rounds": options.rounds, "weights": options.weights}
         how["cases"] = {case: CASES[case] for case in options.cases}
-        record({**how, "files": found}, options)
+        record({**how, "files": found}, options, made_by)
+
+
+def command_of(file: Path) -> str | None:
+    """What made a file with random weights, as its metadata says."""
+    field = gguf.GGUFReader(file).get_field(COMMAND)
+    return None if field is None else field.contents()
 
 
 # -- the two that are compared, each in a process of its own ------------------------------------------

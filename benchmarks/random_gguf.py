@@ -6,7 +6,7 @@
 Its text means nothing; memory, time to ready and speed are those of a real file of that shape. Matrices have one type;
 the embedding, which is the output projection as well, is Q8_0; norms are ones. Q4_K_M is the mix of that name: Q4_K,
 and Q6_K for the embedding and every second matrix of values and of those that lead back to the residual. The small file
-is one of a Llama.
+is one of a Llama. The command that made the file is in its metadata, from where `cpu_gguf.py` takes it into its record.
 """
 
 import argparse
@@ -15,6 +15,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from cairn.bench.record import program_command
+
+COMMAND = "cairn.command"  # of the metadata
 SCALE = 2.0**-8  # between levels of a block: values of about the size that trained ones have
 # Bytes and values of a block, where its scales are, and what multiplies SCALE to each of them.
 KINDS = {
@@ -40,6 +43,7 @@ def main() -> None:
     reader = gguf.GGUFReader(options.small)
     writer = gguf.GGUFWriter(options.large, "llama")
     copy_fields(reader, writer, options)
+    writer.add_string(COMMAND, program_command())
     vocab = len(reader.fields["tokenizer.ggml.tokens"].data)
     add_tensors(writer, options, vocab)
     writer.write_header_to_file()

@@ -23,6 +23,7 @@ from cairn.hw.versions import read_versions
 
 Document = TypeVar("Document")
 Kept = TypeVar("Kept")  # a row of a record
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,16 +50,32 @@ def repeatable(verb: Sequence[str], args: Sequence[str]) -> str:
     return shlex.join(["cairn", *verb, *_without_places(args)])
 
 
+def program_command() -> str:
+    """The command line that runs this program of benchmarks/ again."""
+    return shlex.join(["python", *_without_places(sys.argv)])
+
+
 def _without_places(args: Sequence[str]) -> list[str]:
-    """Arguments without those that only say where the result goes."""
+    """Arguments without those that only say where the result goes; paths as another machine may have them."""
     remaining: list[str] = []
     skip = False
     for argument in args:
-        name = argument.partition("=")[0]
+        name, equals, value = argument.partition("=")
         if not skip and name not in ("--out", "--commit", "--merge", "--json"):
-            remaining.append(argument)
+            is_flag = bool(equals) and name.startswith("-")
+            remaining.append(f"{name}={_elsewhere(value)}" if is_flag else _elsewhere(argument))
         skip = argument in ("--out", "--commit")
     return remaining
+
+
+def _elsewhere(argument: str) -> str:
+    """A path without the folders of this machine: relative to the repository, or the name alone outside of it."""
+    path = Path(argument)
+    if not path.is_absolute() and ".." not in path.parts:
+        return argument
+    absolute = path.resolve()
+    inside = absolute.is_relative_to(REPOSITORY)
+    return str(absolute.relative_to(REPOSITORY)) if inside else absolute.name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +89,10 @@ def record(
 ) -> None:
     """Print the result of a program in benchmarks/ with its origin; write it where `--out` says.
 
-    `before`: the commands that measured what the file had already.
+    `before`: the commands that made the inputs, or measured what the file had already.
     """
     require_commit(options.commit)
-    command = all_commands(before, shlex.join(["python", *_without_places(sys.argv)]))
+    command = all_commands(before, program_command())
     provenance = msgspec.to_builtins(origin(command, _device(options), options.commit))
     document = provenance | {"results": results}
     if options.out:
@@ -159,11 +176,10 @@ def all_commands(before: str | None, now: str) -> str:
 
 def current_commit() -> str | None:
     """The commit of Cairn's own sources, with a mark when they have been changed since."""
-    here = Path(__file__).parents[2]
-    head = _git(here, "rev-parse", "--short", "HEAD")
+    head = _git(REPOSITORY, "rev-parse", "--short", "HEAD")
     if not head:
         return None
-    return f"{head}+changes" if _git(here, "status", "--porcelain", "--", "cairn") else head
+    return f"{head}+changes" if _git(REPOSITORY, "status", "--porcelain", "--", "cairn") else head
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cairn.compress.scaling import Fold, storable_scale
+from cairn.compress.statistics import bounded_rows
 from cairn.models.quantized.rounding import Grid, fake_quantized
 
 CANDIDATES = 20
@@ -16,7 +17,7 @@ CANDIDATES = 20
 
 def best_scale(fold: Fold, grid: Grid, stored: torch.dtype) -> Tensor:
     """The scale of each input column that leaves the least error in what the matrices give out."""
-    x_MK = fold.inputs.sample_MK.float()
+    x_MK = bounded_rows(fold.inputs.sample_MK.float())
     weights = fold.weights()
     wanted = [x_MK @ w_NK.t() for w_NK in weights]
     best_K = torch.ones_like(fold.inputs.mean_abs_K)

@@ -4,8 +4,11 @@ rtn            nearest level                                      any scheme
 gptq           later columns make up for earlier errors           any scheme
 awq            columns with large inputs scaled up first          4-bit schemes
 smoothquant    outliers of activations moved into the weights     w8a8
+
+Matrices that cost most may stay in 16 bits: those that `keep` names, or as many as `most_added` takes.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +20,9 @@ from torch import Tensor
 from cairn.compress.awq import best_scale
 from cairn.compress.gptq import GraphedColumns, RoundColumns, gptq
 from cairn.compress.scaling import apply_scales, folds_of
-from cairn.compress.smoothquant import STRENGTH, helpful_scale
+from cairn.compress.sensitivity import MatrixCost, matrix_costs, with_kept
+from cairn.compress.smoothquant import STRENGTHS, helpful_scale
+from cairn.compress.statistics import bounded_rows
 from cairn.compress.walk import LayerSites, Site, walk
 from cairn.core.errors import ConfigError
 from cairn.models.linear.form import Epilogue, finished
@@ -36,7 +41,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Method
     ordered: bool = True  # gptq: columns with the largest inputs first
-    strength: float = STRENGTH  # smoothquant: how much of an outlier moves
+    strength: float | None = (
+        None  # smoothquant: how much of an outlier moves; None: what loses least
+    )
+    keep: tuple[str, ...] = ()  # parts of names of matrices that stay in 16 bits
+    most_added: float | None = (
+        None  # share of perplexity; what is expected to cost more stays in 16 bits
+    )
 
 
 class MatrixError(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +64,11 @@ class Rounded:
 
     planes: dict[str, Planes] = field(default_factory=dict)
     errors: list[MatrixError] = field(default_factory=list)
+    costs: list[MatrixCost] = field(default_factory=list)  # where `most_added` was given
+    kept: list[str] = field(default_factory=list)  # names of matrices in 16 bits
+    # What a matrix was before it was rounded, where it may have to become that again.
+    matrices: list[Matrix] = field(default_factory=list)
+    originals: dict[str, Tensor] = field(default_factory=dict)
 
 
 def check_pair(scheme: str, method: Method) -> None:
@@ -80,10 +96,34 @@ def quantize_model(
     """Round every matrix of the layers; the model computes with the rounded weights afterwards."""
     made, columns = Rounded(), GraphedColumns()
     for walked in walk(model, windows_BL, settings.method == "gptq", chunk_windows):
+        before = len(made.errors)
         _round_layer(walked, grid, settings, stored, made, columns)
-        worst = max(made.errors[-len(walked.sites) :], key=lambda one: one.error)
-        advance(f"{worst.matrix.split('.', 2)[2]} {worst.error:.4f}")
+        worst = max(made.errors[before:], key=lambda one: one.error, default=None)
+        advance(f"{worst.matrix.split('.', 2)[2]} {worst.error:.4f}" if worst else "kept")
+    if settings.most_added is not None:
+        _keep_costly(model, windows_BL, grid, math.log1p(settings.most_added), made)
     return made
+
+
+def _keep_costly(
+    model: Transformer, windows_BL: Tensor, grid: Grid, most_nats: float, made: Rounded
+) -> None:
+    """Matrices become again what they were, until what the others cost is small enough."""
+    costs = matrix_costs(model, made.matrices, made.originals, windows_BL, grid)
+    made.costs = with_kept(costs, most_nats)
+    for matrix, cost in zip(made.matrices, made.costs, strict=True):
+        if cost.kept:
+            matrix.write(made.originals[matrix.name].to(matrix.read().device))
+            assert matrix.linear is not None
+            matrix.linear.take(None)
+            made.planes = {k: v for k, v in made.planes.items() if k not in matrix.slots}
+            made.kept.append(matrix.name)
+    made.matrices, made.originals = [], {}
+    if not made.planes:
+        raise ConfigError(
+            f"all matrices would stay in 16 bits for a divergence of {most_nats:.2g} nats",
+            hint=f"use a larger --most-added: rounding all of them costs {sum(one.nats for one in costs):.2g}",
+        )
 
 
 @torch.no_grad()
@@ -99,10 +139,22 @@ def _round_layer(
     scales = dict(_scaled(walked, grid, settings, stored))
     for site in walked.sites:
         matrix, original_NK = site.matrix, before[site.matrix.name]
+        unrounded_NK = _as_stored(matrix.read(), stored)  # as scales of its columns left it
+        if any(part in matrix.name for part in settings.keep):
+            matrix.write(unrounded_NK)
+            made.kept.append(matrix.name)
+            continue
+        if settings.most_added is not None and matrix.linear is not None:
+            made.matrices.append(matrix)
+            made.originals[matrix.name] = unrounded_NK.to(stored).cpu()
         planes = _planes(site, grid, settings, stored, columns)
         made.planes |= dict(zip(matrix.slots, planes, strict=True))
         made.errors.append(_judge(site, planes, scales.get(matrix.name), original_NK, grid, stored))
         _put(matrix, planes, grid)
+
+
+def _as_stored(w_NK: Tensor, stored: torch.dtype) -> Tensor:
+    return w_NK.to(stored).to(w_NK.dtype)
 
 
 def _scaled(
@@ -115,7 +167,8 @@ def _scaled(
         if settings.method == "awq":
             scale_K = best_scale(fold, grid, stored)
         else:
-            scale_K = helpful_scale(fold, settings.strength, grid, stored)
+            strengths = STRENGTHS if settings.strength is None else (settings.strength,)
+            scale_K = helpful_scale(fold, strengths, grid, stored)
         apply_scales(fold, scale_K)
         yield from ((site.matrix.name, scale_K) for site in fold.sites)
 
@@ -143,7 +196,7 @@ def _judge(
     grid: Grid,
     stored: torch.dtype,
 ) -> MatrixError:
-    x_MK = site.inputs.sample_MK.float()
+    x_MK = bounded_rows(site.inputs.sample_MK.float())  # a giant row would be all that counts
     wanted_MN = x_MK @ original_NK.t()
     now_NK = site.matrix.read().float()
     scaled_MK = x_MK if scale_K is None else x_MK / scale_K

@@ -6,6 +6,7 @@ import msgspec
 
 from cairn.compress.quality import Quality
 from cairn.compress.quantize import MatrixError
+from cairn.compress.sensitivity import MatrixCost
 from cairn.core.units import format_bytes, format_duration
 from cairn.report.page import facts, heading, page, paragraph, table
 from cairn.report.plot import STYLE, Series, chart
@@ -28,7 +29,22 @@ class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     quality: Quality
     errors: list[MatrixError]
+    costs: list[MatrixCost] = []  # where it was measured which matrices to keep
+    kept: list[str] = []  # matrices in 16 bits
     notes: list[str] = []
+
+
+def kept_words(kept: list[str], costs: list[MatrixCost], rounded: int) -> str:
+    """Which matrices stay in 16 bits, and what that costs and gives."""
+    if not costs:
+        return f"in 16 bits: {', '.join(kept)}"
+    more = sum(one.bytes for one in costs if one.kept)
+    nats = sum(one.nats for one in costs)
+    left = sum(one.nats for one in costs if not one.kept)
+    return (
+        f"{len(kept)} of {rounded} matrices stay in 16 bits, which takes {format_bytes(more)} more: the divergence "
+        f"expected of the others is {left:.4f} nats, of all {nats:.4f}"
+    )
 
 
 def write_page(result: QuantizeResult, path: Path) -> None:
@@ -61,6 +77,8 @@ def render(result: QuantizeResult) -> str:
         heading("Every matrix"),
         _every(result.errors),
     ]
+    if result.costs:
+        parts += [heading("What each matrix costs"), _costs(result.costs)]
     return page(f"{result.model}: {result.scheme}", *parts, style=STYLE)
 
 
@@ -91,6 +109,15 @@ def _histogram(values: list[float], top: float) -> list[tuple[float, float]]:
     for value in values:
         counts[min(int(value / top * BINS), BINS)] += 1
     return [(place * top / BINS, float(count)) for place, count in enumerate(counts)]
+
+
+def _costs(costs: list[MatrixCost]) -> str:
+    worst = sorted(costs, key=lambda one: -one.nats)
+    rows = [
+        [one.matrix, f"{one.nats:.6f}", format_bytes(one.bytes), "16 bits" if one.kept else ""]
+        for one in worst
+    ]
+    return table(["matrix", "KL, nats a token", "bytes more in 16 bits", "kept"], rows)
 
 
 def _every(errors: list[MatrixError]) -> str:

@@ -17,12 +17,12 @@ from cairn.compress.calibration import SHIPPED, Text, read_text
 from cairn.compress.open_whole import Whole, check_out, open_whole
 from cairn.compress.quality import Quality, Reference
 from cairn.compress.quantize import Method, Rounded, Settings, check_pair, quantize_model
-from cairn.compress.quantize_report import QuantizeResult, write_page
-from cairn.compress.smoothquant import STRENGTH
+from cairn.compress.quantize_report import QuantizeResult, kept_words, write_page
 from cairn.compress.walk import matrix_slots, matrix_widths
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.models.gguf.write import check_source, write_gguf
+from cairn.models.quantized.matrices import matrices_of
 from cairn.models.quantized.rounding import GGUF_SCHEMES, SCHEMES, Grid, fitted
 from cairn.models.quantized.stored_planes import check_shared_rows
 from cairn.models.quantized.write import QuantizedModel, check_family, write_compressed_tensors
@@ -50,7 +50,9 @@ class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
     group: int | None = None
     symmetric: bool = True
     ordered: bool = True
-    strength: float = STRENGTH
+    strength: float | None = None
+    keep: tuple[str, ...] = ()
+    most_added: float | None = None
     dtype: str = "auto"
     device: str = "auto"
 
@@ -64,6 +66,7 @@ def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
         check_source(whole.file, model.spec.family)
     else:
         check_family(model)
+    check_kept(job.keep, model)
     grid, note = fitted(job.scheme, matrix_widths(model), job.group)
     check_shared_rows(model, matrix_slots(model), grid.block_rows)
     notes += [note] if note else []
@@ -75,6 +78,9 @@ def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
     check_room(job.out, model, grid)
     rounded, quality = _round(job, whole, text, grid)
     _write(job, whole, rounded, grid)
+    if rounded.kept or rounded.costs:
+        notes.append(kept_words(rounded.kept, rounded.costs, len(rounded.errors)))
+        say(notes[-1])
     result = QuantizeResult(
         model=job.model,
         scheme=job.scheme,
@@ -88,6 +94,8 @@ def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
         data=str(job.data or SHIPPED),
         quality=quality,
         errors=rounded.errors,
+        costs=rounded.costs,
+        kept=rounded.kept,
         notes=notes,
     )
     write_page(result, job.out / PAGE)
@@ -162,15 +170,40 @@ def _check(job: QuantizeJob) -> None:
         raise ConfigError(
             f"scheme {job.scheme} has no zero points", hint="--asymmetric is for --scheme w4a16"
         )
+    if (job.keep or job.most_added is not None) and job.scheme in GGUF_SCHEMES:
+        raise ConfigError(
+            f"scheme {job.scheme} rounds all matrices",
+            hint="--keep is for schemes that are written as compressed-tensors",
+        )
     if job.group is not None and job.scheme != "w4a16":
         fitted(job.scheme, [], job.group)  # refuses it
+
+
+def check_kept(keep: tuple[str, ...], model: Transformer) -> None:
+    """Each part of a name has to be in one, or a mistake in writing would quantise what was to be kept."""
+    layers = [matrices_of(layer, number) for number, layer in enumerate(model.layers)]
+    names = [one.name for matrices in layers for one in matrices]
+    for part in keep:
+        if not any(part in name for name in names):
+            raise ConfigError(
+                f"--keep {part}: no matrix has that in its name",
+                hint=f"names are such as {', '.join(names[:4])}",
+            )
+    if all(any(part in name for part in keep) for name in names):
+        raise ConfigError(f"--keep {' '.join(keep)} leaves no matrix to round", hint="keep fewer")
 
 
 def _round(job: QuantizeJob, whole: Whole, text: Text, grid: Grid) -> tuple[Rounded, Quality]:
     model = whole.model
     at_once = 8 if model.embedding.weight.is_cuda else 4
     reference = Reference(model, text.held_out_BL, at_once)
-    settings = Settings(method=job.method, ordered=job.ordered, strength=job.strength)
+    settings = Settings(
+        method=job.method,
+        ordered=job.ordered,
+        strength=job.strength,
+        keep=job.keep,
+        most_added=job.most_added,
+    )
     with progress(model.spec.layers, f"quantising to {job.scheme}") as advance:
         rounded = quantize_model(
             model, text.calibration_BL, grid, settings, _scale_dtype(job, whole), advance, at_once

@@ -5,7 +5,7 @@ from torch import Tensor
 
 SAMPLE = 512  # rows that are kept as they are
 BLOCK = 256  # columns of x x^T that are summed up together on a CPU
-LONGEST = 3.0  # times the median length of a row, in sums of x x^T
+LONGEST = 3.0  # times the median length of a row, in sums of x x^T and in maxima
 
 
 def bounded_rows(x_MK: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class InputStatistics:
             self.square_KK = torch.zeros(columns, columns, device=device)
         self.sum_abs_K = torch.zeros(columns, device=device)
         self.sum_squares_K = torch.zeros(columns, device=device)
-        self.max_abs_K = torch.zeros(columns, device=device)
+        self.max_abs_K = torch.zeros(columns, device=device)  # of bounded rows
         self._kept: list[Tensor] = []
         self._per_batch = -(-SAMPLE // max(batches, 1))
 
@@ -38,9 +38,9 @@ class InputStatistics:
         size = wide.abs()
         self.sum_abs_K += size.sum(0)
         self.sum_squares_K += wide.square().sum(0)
-        self.max_abs_K = torch.maximum(self.max_abs_K, size.amax(0))
+        bounded_MK = bounded_rows(x_MK)
+        self.max_abs_K = torch.maximum(self.max_abs_K, bounded_MK.float().abs().amax(0))
         if self.square_KK is not None:
-            bounded_MK = bounded_rows(x_MK)
             self._add_square(bounded_MK, bounded_MK.float())
         step = max(len(x_MK) // self._per_batch, 1)
         self._kept.append(x_MK[::step][: self._per_batch].clone())

@@ -11,8 +11,10 @@ from cairn.compress.awq import best_scale
 from cairn.compress.gptq import DAMPING, gptq, inverse_factor
 from cairn.compress.prune_experts import expert_layers, keep_best, saliencies
 from cairn.compress.prune_masks import magnitude, smallest, sparsegpt, wanda
+from cairn.compress.quality import Reference
 from cairn.compress.quantize import Settings, quantize_model
 from cairn.compress.scaling import apply_scales, folds_of, storable_scale
+from cairn.compress.sensitivity import with_kept
 from cairn.compress.smoothquant import smoothing_scale
 from cairn.compress.statistics import InputStatistics
 from cairn.compress.walk import final_hidden, walk
@@ -216,10 +218,29 @@ def test_smoothing_helps_where_activations_have_outliers():
         assert lost["smoothquant"][name] < 0.6 * lost["rtn"][name]
 
 
+def test_what_matrices_cost_adds_up_to_the_divergence():
+    model = model_of(SPEC)
+    with torch.no_grad():
+        for (
+            parameter
+        ) in model.parameters():  # a model so sure of itself would not be the limit of small errors
+            if parameter.ndim == 2:
+                parameter.div_(3)
+    reference = Reference(model, text())
+    settings = Settings(method="rtn", most_added=1.0)
+    made = quantize_model(model, text(), Grid("int8", activations="token"), settings, torch.float32)
+    expected = sum(one.nats for one in made.costs)
+    assert not made.kept
+    assert 0.6 < expected / reference.compare(model).kl < 1.6
+    kept = [one for one in with_kept(made.costs, expected / 2) if one.kept]
+    assert expected / 2 < sum(one.nats for one in kept) + max(one.nats for one in kept)
+    assert not with_kept(made.costs, expected)[0].kept
+
+
 def test_smoothing_scale_moves_half_of_the_range():
     walked = next(walk(model_of(SPEC), text(), hessian=False))
     fold = next(folds_of(walked))
-    scale_K = smoothing_scale(fold)
+    scale_K = smoothing_scale(fold, 0.5)
     after_x, after_w = fold.inputs.max_abs_K / scale_K, fold.weights()[0].abs().amax(0) * scale_K
     torch.testing.assert_close(after_x, after_w, rtol=1e-3, atol=1e-5)
 

@@ -47,7 +47,8 @@ def quantize(model: Path | str, out: Path, *flags: str) -> int:
 
 
 def test_a_model_is_quantised_and_says_what_it_lost(folder: Path, tmp_path: Path, capsys):
-    assert quantize(folder, tmp_path / "q", "--scheme", "w4a16", "--method", "gptq", "--json") == 0
+    flags = ["--scheme", "w4a16", "--method", "gptq", "--keep", "auto", "--json"]
+    assert quantize(folder, tmp_path / "q", *flags) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "q" / "quantize.json").read_text())
     assert len(told["errors"]) == 8  # four matrices in each of two layers
@@ -56,6 +57,7 @@ def test_a_model_is_quantised_and_says_what_it_lost(folder: Path, tmp_path: Path
     assert told["notes"][0].startswith("group 32 because 128 does not divide rows of 64")
     page = (tmp_path / "q" / "quantize.html").read_text()
     assert "Distribution of the errors" in page
+    assert "What each matrix costs" in page
     assert (tmp_path / "q" / "tokenizer.json").is_file()
     config = json.loads((tmp_path / "q" / "config.json").read_text())
     assert config["quantization_config"]["format"] == "pack-quantized"
@@ -68,6 +70,22 @@ def test_experts_are_quantised_and_the_router_is_not(mixture: Path, tmp_path: Pa
     assert "model.layers.0.mlp.gate.weight" in names
     config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
     assert config["ignore"] == ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+
+
+def test_matrices_in_16_bits_are_ignored_and_stored_whole(folder: Path, tmp_path: Path, capsys):
+    out, keep = tmp_path / "q", ["--keep", "0.attention.qkv", "down"]
+    assert quantize(folder, out, "--scheme=w8a8", "--method=smoothquant", *keep) == 0
+    assert "in 16 bits: layers.0.attention.qkv, layers.0.feed" in capsys.readouterr().err
+    parts = [f"layers.0.self_attn.{part}_proj" for part in "qkv"]
+    expected = {
+        f"model.{name}" for name in (*parts, "layers.0.mlp.down_proj", "layers.1.mlp.down_proj")
+    }
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert set(config["ignore"]) == {"lm_head", *expected}
+    names = open_checkpoint_names(out)
+    assert {f"{module}.weight" for module in expected} <= names
+    assert not {f"{module}.weight_scale" for module in expected} & names
+    open_checkpoint(out).load("cpu", torch.float32)
 
 
 def open_checkpoint_names(folder: Path) -> set[str]:
@@ -114,6 +132,9 @@ def test_a_gguf_file_becomes_a_smaller_one_that_reads_the_same(name: str, tmp_pa
         (["--scheme", "q8_0", "--method", "rtn"], "takes its metadata from the GGUF file"),
         (["--length", "1"], "a window of 1 token predicts none"),
         (["--data", "nowhere.txt"], "there is no data at nowhere.txt"),
+        (["--keep", "mlp.down"], "no matrix has that in its name"),
+        (["--keep", "layers."], "leaves no matrix to round"),
+        (["--keep", "auto", "--most-added", "1e-12"], "all matrices would stay in 16 bits"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

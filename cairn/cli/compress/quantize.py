@@ -42,8 +42,13 @@ class Quantize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """w4a16: a zero point for each group"""
     act_order: bool = True
     """gptq: columns with the largest inputs first, at scales that are set before"""
-    strength: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-    """smoothquant: how much of an outlier moves into the weights"""
+    strength: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """smoothquant: how much of an outlier moves into the weights; by default what loses least, for each matrix"""
+    keep: tuple[str, ...] = ()
+    """matrices that stay in 16 bits: parts of their names, such as feed_forward.down or layers.0., or auto: as many of
+    those that cost most as --most-added takes"""
+    most_added: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.005
+    """--keep auto: the share of perplexity that the matrices in few bits may add, by an estimate from the text"""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """type of scales and of what is not quantised; auto: as stored"""
     device: str = "auto"
@@ -74,6 +79,8 @@ def run(args: list[str]) -> int:
         symmetric=not options.asymmetric,
         ordered=options.act_order,
         strength=options.strength,
+        keep=tuple(part for part in options.keep if part != "auto"),
+        most_added=options.most_added if "auto" in options.keep else None,
         dtype=options.dtype,
         device=options.device,
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from cairn.core.errors import UnsupportedModel
 from cairn.models.checkpoint_names import source
 from cairn.models.export import export, tensors
+from cairn.models.quantized.matrices import matrices_of
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.rounding import Grid
 from cairn.models.quantized.stored_planes import check_shared_rows, stored_planes
@@ -148,7 +149,7 @@ def quantization_config(quantized: QuantizedModel) -> dict[str, Any]:
         "format": FORMATS[kind],
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head", *_routers(model)],
+        "ignore": ["lm_head", *_routers(model), *_kept(quantized)],
         "kv_cache_scheme": None,
     }
 
@@ -178,6 +179,16 @@ def _activations(grid: Grid) -> dict[str, Any] | None:
         "group_size": 128 if grid.activations == "group" else None,
         "dynamic": True,
     }
+
+
+def _kept(quantized: QuantizedModel) -> list[str]:
+    """Matrices of the layers that stay as they are."""
+    model = quantized.model
+    layers = [matrices_of(layer, number) for number, layer in enumerate(model.layers)]
+    slots = [slot for matrices in layers for one in matrices for slot in one.slots]
+    kept = [slot for slot in slots if slot not in quantized.planes]
+    names = (source(model.spec.family, slot).tensor.removesuffix(".weight") for slot in kept)
+    return list(dict.fromkeys(names))
 
 
 def _routers(model: Transformer) -> list[str]:
