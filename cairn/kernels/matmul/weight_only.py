@@ -236,7 +236,7 @@ def weight_only_matmul(
     if choose("weight_only", impl, _offers(x)).impl == "reference":
         return matmul_reference(x, packed_reference(w), Epilogue(bias_N), x.dtype)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
-    if len(x) == 1 and needs_hopper(x) is None and _has_row_kernel(w):
+    if len(x) == 1 and needs_hopper(x) is None and _multiplies_one_row(w):
         _launch_one_row(x, w, bias_N, y, prefetch)
         return y
     split = parts_of(len(x), n, k)
@@ -334,7 +334,7 @@ def _launch(
         )
 
 
-def _has_row_kernel(w: Packed) -> bool:
+def _multiplies_one_row(w: Packed) -> bool:
     """Levels of 4 bits, or bytes with a scale for each row: that of float8, which reads a byte as whatever it is."""
     bytes_ = w.scales_NG is None and w.factor_N is not None
     return w.shape[1] <= LONGEST_ROW and (w.per_byte == 2 or bytes_)
