@@ -27,8 +27,9 @@ GATHERED = 2  # layers whose weights are whole at a time: the one in use and the
 NCCL = 1 << 30  # buffers of communicators, and what the allocator cannot use
 
 
-def rank_memory(job: Job, choice: Choice, trained: float = 1.0) -> Memory:
-    """`trained`: of a rank's weights, the share that gets gradients; frozen ones have no states either.
+def rank_memory(job: Job, choice: Choice, trained: float = 1.0, head: bool = True) -> Memory:
+    """`trained`: of a rank's weights, the share that gets gradients; frozen ones have no states either. `head`: the
+    loss makes a gradient of the head.
 
     Activations are counted as if all were trained: fewer are kept where whole stages are frozen.
     """
@@ -48,7 +49,7 @@ def rank_memory(job: Job, choice: Choice, trained: float = 1.0) -> Memory:
     many = layout.world() > 1
     before, at_end = _gradients(shard, config, many, choice.whole_gradients)
     counted = (int(trained * before), int(trained * at_end))
-    gradients, activations = _peak(local, config, counted, in_flight, cut)
+    gradients, activations = _peak(local, config, counted, head, in_flight, cut)
     share = trained * 2 * shard.updated / single.weights  # of what a process alone would update
     return Memory(
         weights=int(2 * (shard.updated + _gathered(shard))),
@@ -89,7 +90,12 @@ def _gathered(shard: Part) -> int:
 
 
 def _peak(
-    local: ModelSpec, config: Train, gradients: tuple[int, int], in_flight: float, cut: int
+    local: ModelSpec,
+    config: Train,
+    gradients: tuple[int, int],
+    head: bool,
+    in_flight: float,
+    cut: int,
 ) -> tuple[int, int]:
     """Gradients and activations where they are most together: at the loss, or at the end of backward.
 
@@ -102,7 +108,7 @@ def _peak(
     everything, one = everything - local.layers * elsewhere, one - elsewhere
     others = int((in_flight - 1) * everything)  # of microbatches that are still on their way
     before, at_end = gradients
-    at_loss = before + 2 * local.vocab * local.hidden
+    at_loss = before + 2 * local.vocab * local.hidden * head
     return max((at_loss, everything + others), (at_end, one + others), key=sum)
 
 

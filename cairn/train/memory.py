@@ -15,6 +15,7 @@ of torch's own operations. One process: other layouts divide these numbers, and 
 """
 
 import math
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -65,7 +66,7 @@ def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Mem
     on_device = 0 if config.optim.offload else 1
     gradients, activations, transient = max(_peaks(spec, config, tokens, fused, trained), key=sum)
     return Memory(
-        weights=_weight_bytes(spec, config, width),
+        weights=_weight_bytes(spec, config, width, trained),
         gradients=gradients,
         states=on_device * state_bytes(trained, config.optim),
         masters=on_device * (4 * trained if config.precision.masters and width < 4 else 0),
@@ -75,14 +76,23 @@ def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Mem
     )
 
 
-def _weight_bytes(spec: ModelSpec, config: Train, width: int) -> int:
-    """Of the model; over a base in 4 bits its layers, and one matrix of them that is in floating point for a while."""
-    count = spec.parameters()
+def _weight_bytes(spec: ModelSpec, config: Train, width: int, trained: int) -> int:
+    """Of the model, and of its adapter, which is what is trained then. Over a base in 4 bits: its layers, and one
+    matrix of them that is in floating point for a while.
+    """
+    count, adapter = spec.parameters(), trained if config.adapter.rank else 0
     if not config.adapter.rank or config.adapter.base != "nf4":
-        return count * width
+        return (count + adapter) * width
     outside = spec.vocab * spec.hidden * (1 if spec.tied else 2)
     largest = spec.hidden * (2 if spec.gated else 1) * spec.intermediate
-    return (outside + largest) * width + int(NF4 * (count - outside))
+    return (outside + largest + adapter) * width + int(NF4 * (count - outside))
+
+
+def head_is_trained(spec: ModelSpec, config: Train) -> bool:
+    """Whether the loss makes a gradient of the whole head; an adapter leaves its weights as they are."""
+    name = "embedding.weight" if spec.tied else "head.weight"
+    frozen = any(fnmatchcase(name, pattern) for pattern in config.model.frozen)
+    return not frozen and not config.adapter.rank
 
 
 def fitting(
@@ -148,7 +158,7 @@ def _peaks(spec: ModelSpec, config: Train, tokens: int, fused: bool, trained: in
     wide = more and width < 4 and config.precision.masters  # sums in float32
     before = trained * (4 if wide else width) if more else 0  # of earlier microbatches
     fresh = trained * width if wide or not more else 0
-    head = before + spec.vocab * spec.hidden * width
+    head = before + spec.vocab * spec.hidden * width * head_is_trained(spec, config)
     stream = tokens * spec.hidden * width
     everything, one = layer_bytes(spec, config.precision, tokens, fused)
     passing = _in_flight(spec, width, tokens, config.precision.recompute)

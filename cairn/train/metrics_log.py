@@ -210,13 +210,14 @@ def _read(path: Path, kind: type[Kind]) -> list[Kind]:
 
 
 def smoothed(records: Sequence[Record], share: float = 0.1) -> list[tuple[float, float]]:
-    """The loss as an exponential mean, for the eye."""
+    """The loss as an exponential mean, for the eye; the first losses count as much as all others."""
     points: list[tuple[float, float]] = []
-    mean: float | None = None
+    total = weight = 0.0
     for record in records:
         if record.loss is not None:
-            mean = record.loss if mean is None else (1 - share) * mean + share * record.loss
-            points.append((record.step, mean))
+            total = (1 - share) * total + share * record.loss
+            weight = (1 - share) * weight + share
+            points.append((record.step, total / weight))
     return points
 
 

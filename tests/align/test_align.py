@@ -436,6 +436,13 @@ def test_the_verb(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["finished"]["outcome"]["step"] == 3
     assert 0 <= found["last"] <= 1
+    # It goes on with its own recipe.
+    assert main(["align", "--out", str(tmp_path / "r"), "--steps", "4"]) == 0
+    told = capsys.readouterr().out
+    assert f"cairn align --out {tmp_path / 'r'}" in told
+    assert "step 3:" in told
+    assert main(["align", str(tmp_path / "r")]) == 2
+    assert "is the folder of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["gspo", "cispo", "ppo"])

@@ -144,6 +144,10 @@ def test_a_plan_is_of_the_weights_that_it_begins_with(capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["parameters"] == open_model("cairn-tiny").spec.parameters()
     assert not plan["fused"]
+    # Of an adapter the optimizer remembers the adapter alone.
+    assert main(["tune", "--plan", "--json", "--device", "cpu"]) == 0
+    tuned = json.loads(capsys.readouterr().out)["bytes"]
+    assert 2 * (tuned["weights"] - plan["bytes"]["weights"]) == tuned["states"]
 
 
 def test_a_curve_goes_down_with_the_loss():

@@ -272,3 +272,19 @@ def test_room_for_adapters_is_refused_where_steps_have_no_use_for_it():
         config = EngineConfig(model=FAMILY, device="cpu", dtype="float32", lora_room=4, **how)
         with pytest.raises(ConfigError, match="lora_room is 4"):
             start_with(opened, Runnable(FAMILY, net, "a test"), config)
+
+
+def test_what_an_answer_left_in_a_page_is_not_read_by_the_next(made, tmp_path):
+    """Also where it is NaN, and masked: pages are reused, and the sum of a weight of 0 and NaN is NaN."""
+    engine = with_adapters({1: made[0][1]}, rows=4, pages=8, prefix=False)
+    for lora in engine.runner.adapters.loaded[1].addends.values():
+        for parameter in lora.parameters():
+            parameter.data.fill_(torch.nan)
+    for turn in range(3):
+        asked = [request(10 * turn + n, prompt_of(14, 1), int(n in (0, 3))) for n in range(4)]
+        for one in asked:
+            engine.add(one)
+        engine.run()
+        for one in asked[1:3]:
+            assert one.outputs == wanted(model(FAMILY), one.prompt), turn
+    at_rest(engine)

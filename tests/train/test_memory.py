@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 from plain_model import PlainModel
-from tiny_runs import TINY, recipe, state_of
+from tiny_runs import TINY, recipe, state_of, steps
 from torch.utils.flop_counter import FlopCounterMode
 
 from cairn.models.linear.maps import Columns, Rows
@@ -15,6 +15,7 @@ from cairn.train.memory import checkpoint_bytes, fitting, predict
 from cairn.train.recipes import recipe as named
 
 GIB = 2**30
+FROZEN_HEAD = msgspec.structs.replace(TINY, frozen=["embedding.*"])
 
 
 def nbytes(tensors):
@@ -56,14 +57,30 @@ def test_eight_bits_take_a_quarter():
 def test_a_base_in_four_bits_is_predicted():
     model = msgspec.structs.replace(TINY, hidden=256, head_dim=128, intermediate=512)
     config = recipe(model=model, adapter=Adapter(rank=4, base="nf4"))
-    stage = state_of(config).state.parallel.stages[0]
+    prepared = state_of(config)
+    stage = prepared.state.parallel.stages[0]
     maps = [part for part in stage.modules() if isinstance(part, Columns | Rows)]
     largest = max(part.form.dense(torch.float32).nbytes for part in maps)
-    base = sum(
-        p.nbytes for n, p in stage.named_parameters() if not p.is_meta and "adapter" not in n
+    here = nbytes(p for p in stage.parameters() if not p.is_meta)
+    found = here + largest + sum(part.form.nbytes for part in maps)
+    memory = predict(stage.spec, config, False, prepared.frozen)
+    assert found == pytest.approx(memory.weights, rel=0.02)
+
+
+@pytest.mark.parametrize("changes", [{"adapter": Adapter(rank=4)}, {"model": FROZEN_HEAD}])
+def test_frozen_weights_have_no_gradients(changes):
+    """Of two microbatches, those of the first are there while the second is at its loss; the head has none."""
+    config = recipe(
+        data=Data(sources=["random"], sequence=32, sequences=4, microbatch=2), **changes
     )
-    found = base + largest + sum(part.form.nbytes for part in maps)
-    assert found == pytest.approx(predict(stage.spec, config, False).weights, rel=0.02)
+    prepared = state_of(config)
+    state = prepared.state
+    memory = predict(state.spec, config, False, prepared.frozen)
+    steps(prepared, 1)
+    parameters = list(state.parallel.stages[0].parameters())
+    assert memory.weights == nbytes(parameters)
+    assert memory.gradients == nbytes(p for p in parameters if p.requires_grad)
+    assert memory.states == sum(nbytes(ts.values()) for ts in state.optimizer.tensors().values())
 
 
 @pytest.mark.parametrize(

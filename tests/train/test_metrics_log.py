@@ -70,8 +70,8 @@ def test_sinks_that_are_not_installed_say_so(tmp_path, monkeypatch):
 
 
 def test_smoothing_follows_the_loss_and_leaves_out_what_is_not_finite():
-    records = [record(1, 4.0), record(2, None), record(3, 2.0)]
-    assert smoothed(records, 0.5) == [(1, 4.0), (3, 3.0)]
+    records = [record(1, 4.0), record(2, None), record(3, 1.0)]
+    assert smoothed(records, 0.5) == [(1, 4.0), (3, 2.0)]
 
 
 def test_the_report_shows_curves_recipe_and_bad_steps(tmp_path):

@@ -1,24 +1,35 @@
 """`cairn align`: reinforcement learning on tasks that a program can check. Shows how it goes; trains nothing itself."""
 
+import os
 import sys
-import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import tyro
 
 from cairn.align.config import Align
 from cairn.cli.train.display import Display
-from cairn.cli.train.train import free_folder
+from cairn.cli.train.train import (
+    DEFAULTS,
+    as_file,
+    begins_in,
+    free_folder,
+    recipe_name,
+    resume_command,
+)
 from cairn.cli.train.tune import with_adapter
-from cairn.core.config import load, to_toml
+from cairn.core.config import load, to_toml, variable_name
 from cairn.core.flags import asks_for, read_flags
 from cairn.core.schema import leaves
 from cairn.core.units import format_duration
 
+if TYPE_CHECKING:
+    from cairn.align.run import Aligned
+
 PREFIX = "CAIRN_ALIGN_"
-DEFAULT = "tiny-sort"
+PROG = "cairn align"
+DEFAULT = DEFAULTS[PROG]
 
 
 class AlignVerb(Align, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +55,7 @@ def run(args: list[str]) -> int:
     from cairn.align.run import align
 
     display = Display(config.steps, config.log.every, verb.json)
+    display.log_line(begins_in(config.folder, PROG))
     try:
         aligned = align(config, display.log_line, display.on_record)
     finally:
@@ -51,28 +63,38 @@ def run(args: list[str]) -> int:
     if verb.json:
         print(msgspec.json.encode(aligned).decode())
     else:
-        before = "" if aligned.first is None else f"{aligned.first:.3f} -> "
-        took = format_duration(aligned.finished.outcome.seconds)
-        print(f"held-out reward {before}{aligned.last:.3f} in {took}; report: {aligned.page}")
-        if aligned.finished.model:
-            print(f"serve it: cairn serve {aligned.finished.model}")
+        _print_outcome(aligned)
     return 130 if aligned.finished.outcome.stopped_early else 0
+
+
+def _print_outcome(aligned: "Aligned") -> None:
+    finished = aligned.finished
+    before = "" if aligned.first is None else f"{aligned.first:.3f} -> "
+    took = format_duration(finished.outcome.seconds)
+    print(f"held-out reward {before}{aligned.last:.3f} in {took}; report: {aligned.page}")
+    if finished.outcome.stopped_early:
+        again = resume_command(finished.folder, PROG)
+        print(f"stopped after step {finished.outcome.step}; go on with: {again}")
+    if finished.model:
+        print(f"serve it: cairn serve {finished.model}")
 
 
 def _read(args: list[str]) -> AlignVerb:
     """Recipe < environment < flags."""
-    if asks_for(args, "--help", "-h"):
-        load(AlignVerb, args=args, env_prefix=PREFIX)  # prints it and leaves
-    plain = [arg for arg in args if arg != "--explain"]
-    words = read_flags(leaves(AlignVerb), plain, "cairn align")
-    named = str(words["recipe"].raw) if "recipe" in words else DEFAULT
     from cairn.align.recipes import recipe
     from cairn.train.recipes import is_data
 
+    if asks_for(args, "--help", "-h"):  # prints it, with what runs without any flag, and leaves
+        with as_file(recipe(DEFAULT), DEFAULT) as file:
+            load(AlignVerb, args=["--help"], env_prefix=PREFIX, env={}, file=file, prog=PROG)
+    words = read_flags(leaves(AlignVerb), [arg for arg in args if arg != "--explain"], PROG)
+    given = {
+        key: str(words[key].raw) if key in words else os.environ.get(variable_name(key, PREFIX), "")
+        for key in ("recipe", "out")
+    }
+    named = recipe_name(given["recipe"], given["out"], PROG)
     if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
-        verb = load(AlignVerb, args=args, env_prefix=PREFIX, file=Path(named)).value
+        verb = load(AlignVerb, args=args, env_prefix=PREFIX, file=Path(named), prog=PROG).value
         return msgspec.structs.replace(verb, recipe=named)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{named}.toml"
-        file.write_text(to_toml(recipe(named)), encoding="utf-8")
-        return load(AlignVerb, args=args, env_prefix=PREFIX, file=file).value
+    with as_file(recipe(named), named) as file:
+        return load(AlignVerb, args=args, env_prefix=PREFIX, file=file, prog=PROG).value

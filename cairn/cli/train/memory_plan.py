@@ -48,12 +48,10 @@ def _is_fused(config: Train, device: str, spec: "ModelSpec") -> bool:
 
 def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":
     """What is predicted, and of whom: a rank's part is known where the planner knows the form."""
-    from cairn.train.memory import predict
-    from cairn.train.parallel.trained_share import largest_trained_share
-    from cairn.train.trainable import Trainable, frozen_parameters
+    from cairn.train.memory import head_is_trained, predict
+    from cairn.train.trainable import frozen_values
 
-    trainable = Trainable(tuple(config.model.frozen))
-    frozen = frozen_parameters(spec, trainable)
+    frozen = frozen_values(config, spec)
     layout, precision, strategy = config.parallel, config.precision, config.strategy
     if layout.world() == 1:
         return predict(spec, config, fused, frozen), "one process"
@@ -79,8 +77,17 @@ def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str
         sequence_parallel=strategy.sequence_parallel,
         whole_gradients=strategy.whole_gradients,
     )
-    trained = largest_trained_share(spec, trainable, layout, strategy) if frozen else 1.0
+    trained = _trained_share(spec, config, frozen)
     whose = "the fullest" if trained < 1.0 and layout.pp > 1 else "each"
-    return rank_memory(
-        job, choice, trained
-    ), f"{whose} of {layout.world()} ranks ({layout.words()})"
+    memory = rank_memory(job, choice, trained, head_is_trained(spec, config))
+    return memory, f"{whose} of {layout.world()} ranks ({layout.words()})"
+
+
+def _trained_share(spec: "ModelSpec", config: Train, frozen: int) -> float:
+    """Of a rank's weights; an adapter is spread over the ranks as its maps are."""
+    from cairn.train.parallel.trained_share import largest_trained_share
+    from cairn.train.trainable import trainable_of
+
+    if config.adapter.rank or not frozen:
+        return 1 - frozen / spec.parameters()
+    return largest_trained_share(spec, trainable_of(config), config.parallel, config.strategy)

@@ -27,7 +27,8 @@ SHORT = {f"--{axis}": f"--parallel.{axis}" for axis in ("dp", "fsdp", "pp", "cp"
 SHORT |= {"--lr": "--optim.lr"}
 PREFIX = "CAIRN_TRAIN_"
 RECIPE = "recipe.toml"  # of a run, in its folder
-DEFAULTS = {"cairn train": "tiny-cpu", "cairn tune": "tiny-lora"}  # recipes
+# Recipes.
+DEFAULTS = {"cairn train": "tiny-cpu", "cairn tune": "tiny-lora", "cairn align": "tiny-sort"}
 POINTS = 1000  # of the losses that --json prints
 
 
@@ -95,18 +96,18 @@ def read(
     from cairn.train.recipes import is_data, recipe
 
     given = _given(args, kind, prog)
-    named = _recipe_name(given, prog)
+    named = recipe_name(given["recipe"], given["out"], prog)
     if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
         verb = load(kind, args=args, env_prefix=PREFIX, file=Path(named), prog=prog).value
         return msgspec.structs.replace(verb, recipe=named)
     fitting = _fitting(recipe(named), given["objective.kind"])
-    with _as_file(fitting, named) as file:
+    with as_file(fitting, named) as file:
         verb = load(kind, args=args, env_prefix=PREFIX, file=file, prog=prog).value
         return msgspec.structs.replace(verb, recipe=named)
 
 
 @contextmanager
-def _as_file(config: Train, name: str) -> Iterator[Path]:
+def as_file(config: Train, name: str) -> Iterator[Path]:
     """A recipe as a TOML file, for as long as it is read: messages then name it like any other."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{name}.toml"
@@ -118,7 +119,7 @@ def _print_help(kind: type[TrainVerb], prog: str) -> NoReturn:
     """With the values of the default recipe, because they are what runs without any flag."""
     from cairn.train.recipes import recipe
 
-    with _as_file(recipe(DEFAULTS[prog]), DEFAULTS[prog]) as file:
+    with as_file(recipe(DEFAULTS[prog]), DEFAULTS[prog]) as file:
         load(kind, args=["--help"], env_prefix=PREFIX, env={}, file=file, prog=prog)
     raise SystemExit(0)  # `load` has left already
 
@@ -133,16 +134,15 @@ def _given(args: list[str], kind: type[TrainVerb], prog: str) -> dict[str, str]:
     }
 
 
-def _recipe_name(given: dict[str, str], prog: str) -> str:
+def recipe_name(named: str, out: str, prog: str) -> str:
     """The recipe that is named, else that of the run in --out, else the default."""
-    if named := given["recipe"]:
+    if named:
         if (Path(named) / RECIPE).is_file():
-            raise UsageError(
-                f"{named} is the folder of a run", hint=f"go on with it: {resume_command(named)}"
-            )
+            again = resume_command(named, prog)
+            raise UsageError(f"{named} is the folder of a run", hint=f"go on with it: {again}")
         return named
-    kept = Path(given["out"] or ".") / RECIPE
-    return str(kept) if given["out"] and kept.is_file() else DEFAULTS[prog]
+    kept = Path(out or ".") / RECIPE
+    return str(kept) if out and kept.is_file() else DEFAULTS[prog]
 
 
 def _fitting(named: Train, objective: str) -> Train:
@@ -153,9 +153,14 @@ def _fitting(named: Train, objective: str) -> Train:
     return msgspec.structs.replace(named, validation=without)
 
 
-def resume_command(folder: Path | str) -> str:
+def resume_command(folder: Path | str, prog: str = "cairn train") -> str:
     """What to type to go on with a run: its folder holds its recipe."""
-    return f"cairn train --out {shlex.quote(str(folder))}"
+    return f"{prog} --out {shlex.quote(str(folder))}"
+
+
+def begins_in(folder: Path, prog: str = "cairn train") -> str:
+    again = resume_command(folder, prog)
+    return f"folder {folder}; after an interruption go on with: {again}"
 
 
 def _as_json(config: Train) -> str:
@@ -201,9 +206,7 @@ def _train_here(config: Train, display: Display) -> "Finished":
     world = config.parallel.world()
     if world > 1:  # before ranks are started; each checks for itself in `prepare`
         check_layout(config, spec_of(config.model), world)
-    display.log_line(
-        f"folder {config.folder}; after an interruption go on with: {resume_command(config.folder)}"
-    )
+    display.log_line(begins_in(config.folder))
     if config.recovery.on:
         return _train_on_nodes(config, display)
     if world == 1:

@@ -11,7 +11,7 @@ adapter adds to q and k has its rows in the order of the checkpoint there, and i
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -67,6 +67,7 @@ def read_addends(
         for name, (lora, slot, order) in needed.items():
             value = slot.share(_reordered(stored[name], order))
             lora.get_parameter(slot.parameter)[slot.index].copy_(value)
+    check_finite((p for one in adapted.values() for p in one.lora.parameters()), folder)
     return spec, adapted
 
 
@@ -112,6 +113,17 @@ def check_file(folder: Path) -> None:
             hint="pickled weights are not read: save them again with a newer PEFT"
             if pickled
             else "the folder is incomplete",
+        )
+
+
+def check_finite(tensors: Iterable[Tensor], folder: Path) -> None:
+    """Refuses numbers that are infinite or NaN: keys made of them would spoil pages that other requests get later."""
+    # The extremes of a tensor with a NaN are NaN; to compare each number would take memory for each.
+    extremes = (torch.stack(torch.aminmax(tensor)) for tensor in tensors)
+    if not all(bool(pair_2.isfinite().all()) for pair_2 in extremes):
+        raise WeightsError(
+            f"{folder} has numbers that are not finite in {WEIGHTS}",
+            hint="its training diverged, or they are too large for the model's number type",
         )
 
 

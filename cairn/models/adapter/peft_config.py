@@ -4,8 +4,11 @@ Fields that change what an adapter computes and that this code does not carry ou
 are not understood (how it was initialised, which version wrote it) say nothing about the result and are ignored.
 """
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models.adapter.spec import AdapterSpec
@@ -27,33 +30,56 @@ CHANGES_BASE = (
 )  # initialisations that rewrite the base
 
 
+class Fields(msgspec.Struct, frozen=True):
+    """What is read of the file, by the names and with the defaults of PEFT; null is written for what is not set."""
+
+    r: Annotated[int, msgspec.Meta(ge=1)] = 8
+    lora_alpha: float = 8.0
+    target_modules: str | list[str] | None = None
+    exclude_modules: str | list[str] | None = None
+    layers_to_transform: int | list[int] | None = None
+    use_rslora: bool | None = False
+    use_dora: bool | None = False
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    base_model_name_or_path: str | None = None
+
+
 def read_config(folder: Path) -> tuple[AdapterSpec, str]:
     """The adapter's description, and the base model that it names (may be empty)."""
     file = folder / FILE
     if not file.is_file():
         raise ConfigError(f"no {FILE} in {folder}", hint="name the folder that PEFT or cairn wrote")
-    fields = read_json(file)
-    _refuse(fields, file)
-    targets = fields.get("target_modules")
-    if not targets or not isinstance(targets, str | list):
+    fields = _fields(file)
+    if not fields.target_modules:
         raise ConfigError(f"{file} has no target_modules", hint="the file is incomplete")
-    rank = fields.get("r", 8)
-    if not isinstance(rank, int) or rank < 1:
-        raise ConfigError(f"{file}: r is {rank!r}", hint="a rank is a whole number, 1 or more")
-    layers = fields.get("layers_to_transform")
-    layers = [] if layers is None else [layers] if isinstance(layers, int) else layers
+    layers = fields.layers_to_transform
     spec = AdapterSpec(
-        rank=rank,
-        alpha=float(fields.get("lora_alpha", 8)),
-        targets=_patterns(targets),
-        exclude=_patterns(fields.get("exclude_modules") or []),
-        layers=tuple(layers),
-        rslora=bool(fields.get("use_rslora")),
-        dora=bool(fields.get("use_dora")),
-        ranks={str(k): int(v) for k, v in (fields.get("rank_pattern") or {}).items()},
-        alphas={str(k): float(v) for k, v in (fields.get("alpha_pattern") or {}).items()},
+        rank=fields.r,
+        alpha=fields.lora_alpha,
+        targets=_patterns(fields.target_modules),
+        exclude=_patterns(fields.exclude_modules or []),
+        layers=(layers,) if isinstance(layers, int) else tuple(layers or ()),
+        rslora=bool(fields.use_rslora),
+        dora=bool(fields.use_dora),
+        ranks=fields.rank_pattern or {},
+        alphas=fields.alpha_pattern or {},
     )
-    return spec, str(fields.get("base_model_name_or_path") or "")
+    return spec, fields.base_model_name_or_path or ""
+
+
+def _fields(file: Path) -> Fields:
+    written = read_json(file)
+    _refuse(written, file)
+    try:
+        fields = msgspec.convert(written, Fields)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {error}", hint="compare it with what PEFT writes") from None
+    alphas = {"lora_alpha": fields.lora_alpha, **(fields.alpha_pattern or {})}
+    for name, alpha in alphas.items():
+        if not math.isfinite(alpha):
+            raise ConfigError(f"{file}: {name} is {alpha}", hint="an alpha is a finite number")
+    return fields
 
 
 def to_peft(spec: AdapterSpec, base: str, transposed: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cairn.models.adapter.attach import Addend, addends, map_names
 from cairn.models.adapter.file_bytes import FileBytes, FileReader
-from cairn.models.adapter.folder import PREFIX, check_tensors, peft_name, row_order
+from cairn.models.adapter.folder import PREFIX, check_finite, check_tensors, peft_name, row_order
 from cairn.models.adapter.lora import LoRA
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Slot
@@ -91,9 +91,11 @@ class PreparedAdapter:
         )
         if self.device.type != "cuda":
             flat = self._cast(file)
+            check_finite([flat], folder)
             return self._views(flat), flat
         with torch.cuda.stream(reader.stream):
             flat = self._cast(file)
+            check_finite([flat], folder)
         reader.stream.synchronize()
         # Freed one day, the memory may be written anew only behind what runs on the model's stream.
         flat.record_stream(torch.cuda.default_stream(self.device))

@@ -12,7 +12,7 @@ nothing about who owns which page.
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -96,6 +96,11 @@ class PagePool:
         cache.copy_(self.cache)
         self.cache = cache
         self._forget_views()
+
+    def blank(self, pages: Iterable[int]) -> None:
+        """Zeros in pages that a sequence begins: what is masked is multiplied by 0, and must be finite."""
+        for page in pages:
+            self.cache[:, :, page].zero_()
 
     def _forget_views(self) -> None:
         """They are made again when they are asked for."""

@@ -212,6 +212,7 @@ class Runner:
 
     def _run(self, step: Step) -> tuple[Staged, Forward]:
         staged = self.batch.stage(step.chunks)
+        self.pool.blank(begun_pages(step.chunks, self.limits))
         return staged, self.forward(staged, step.chunks)
 
     def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
@@ -408,6 +409,22 @@ class Flight:
             if chunk.samples:
                 drafts.append(computed[ends - len(chunk.drafts) : ends])
         return drafts
+
+
+def begun_pages(chunks: Sequence[Chunk], limits: Limits) -> list[int]:
+    """New pages that nothing has written to: those of a prefix that was found, or is being loaded, have been."""
+    groups, begun = limits.page_tables, []
+    for chunk in chunks:
+        if not chunk.pages:
+            continue
+        # Only right after admission some of them belong to a prefix.
+        first, loading = chunk.first_page, chunk.request.loading
+        places = range(first, first + len(chunk.pages) // groups)
+        known = 0 if first else -(-chunk.start // limits.page_size)
+        for place in places:
+            if place >= known and (loading is None or not loading.first <= place < loading.last):
+                begun += chunk.pages[(place - first) * groups : (place - first + 1) * groups]
+    return begun
 
 
 def computed(

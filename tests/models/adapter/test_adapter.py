@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import folder as checkpoint
 
 from cairn.core.errors import CairnError, ConfigError, UnsupportedModel, WeightsError
@@ -193,6 +194,8 @@ BAD = {
     "init_lora_weights": "pissa_niter_4",
     "peft_type": "IA3",
     "r": 0,
+    "lora_alpha": float("nan"),
+    "rank_pattern": {"q_proj": "four"},
 }
 
 
@@ -217,7 +220,13 @@ def test_mistakes_are_named(tmp_path):
     write_adapter(adapted("qwen3", spec), spec, tmp_path / "a")
     with pytest.raises(WeightsError, match=r"another base model|wants"):
         read_adapter(loaded("qwen2"), tmp_path / "a")
-    (tmp_path / "a" / "adapter_model.safetensors").write_bytes(b"short")
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values()))[0, 0] = torch.nan
+    save_file(tensors, file)
+    with pytest.raises(WeightsError, match="not finite"):
+        read_adapter(loaded("qwen3"), tmp_path / "a")
+    file.write_bytes(b"short")
     with pytest.raises(WeightsError, match="cannot be read"):
         read_adapter(loaded("qwen3"), tmp_path / "a")
 
