@@ -204,7 +204,7 @@ def test_workers_that_are_started_again_have_the_adapters(tmp_path):
     odd = tmp_path / "odd"
     shutil.copytree(tmp_path / "legal", odd)
     settings = odd / "adapter_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"lora_alpha": None}))
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"target_modules": "("}))
     config = EngineConfig(model=random, device="cpu", dtype="float32", num_gpu_blocks_override=32)
     client = EngineClient(config, ProcessOptions(beat_s=0.05, restarts=1), spawn=forked())
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -217,7 +217,7 @@ def test_workers_that_are_started_again_have_the_adapters(tmp_path):
         client.load_adapter(1, str(tmp_path / "legal"))
         with pytest.raises(CairnError, match="/absent"):
             client.load_adapter(2, "/absent")
-        with pytest.raises(WeightsError, match="cannot be read: TypeError"):
+        with pytest.raises(WeightsError, match=r"cannot be read: \w*[eE]rror"):
             client.load_adapter(2, str(odd))
         assert client.restarted == 0  # nobody else has noticed
         legal = answer(1)
