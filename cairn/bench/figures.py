@@ -93,7 +93,8 @@ def _serving(record: dict[str, Any], shape: str) -> Panel:
         row = next(
             row
             for row in record["rows"]
-            if (row["shape"], row["workload"], row["quantization"]) == (shape, workload, "")
+            if (row["shape"], row["workload"]) == (shape, workload)
+            and not any(row.get(other) for other in ("quantization", "kv_cache", "speculate"))
         )
         ours = row["input_tokens_per_s" if workload == "prefill" else "output_tokens_per_s"]
         limit = ours / row["fraction_of_limit"]

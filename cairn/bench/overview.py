@@ -80,9 +80,11 @@ def _there(row: dict[str, Any], other: dict[str, Any], keys: Sequence[str], figu
 
 
 def _form(row: dict[str, Any]) -> str:
-    """What is not in the type of the model: "fp8, fp8 KV"."""
+    """What is not in the type of the model, and who drafts: "fp8, fp8 KV"."""
     names = ("", " KV", " head")
     parts = [row[part] + name for part, name in zip(FORM, names, strict=True) if row.get(part)]
+    if row.get("speculate"):
+        parts.append(f"{row['speculate']} drafts of length {row['acceptance_length']:.1f}")
     return ", ".join(parts)
 
 
@@ -99,7 +101,7 @@ def _throughput(record: dict[str, Any], other: dict[str, Any]) -> str:
                 ", ".join(filter(None, (row["shape"], _form(row)))),
                 row["workload"] + (" (prompt)" if prefill else ""),
                 f"{ours:,.0f}",
-                _there(row, other, ("shape", "workload", "dtype", *FORM), figure),
+                _there(row, other, ("shape", "workload", "dtype", "speculate", *FORM), figure),
                 f"{peer:,}" if peer else "",
                 f"{ours / peer:.2f}x" if peer else "",
                 f"{row['fraction_of_limit']:.0%}",
