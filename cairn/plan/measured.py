@@ -63,7 +63,7 @@ def serving(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
             row.get("failure")
             or row.get("plain")
             or row.get("dtype") != "bf16"
-            or any(row.get(form) for form in ("quantization", "kv_cache", "head"))
+            or any(row.get(other) for other in ("quantization", "kv_cache", "head", "speculate"))
             or not _wanted(row, only)
         ):
             continue
