@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from cairn.compress.walk import embedded, run_one
-from cairn.models.linear.form import Epilogue, finished
+from cairn.models.linear.form import AnyRows, Epilogue, finished
 from cairn.models.quantized.matrices import Matrix
 from cairn.models.quantized.rounding import Grid, rounded_activations
 from cairn.models.transformer import Transformer
@@ -33,7 +33,7 @@ class MatrixCost(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool = False
 
 
-class _Probe:
+class _Probe(AnyRows):
     """A form that multiplies with the rounded weights and adds up (g . d)^2 on the way back."""
 
     nbytes = 0
@@ -41,12 +41,6 @@ class _Probe:
     def __init__(self, matrix: Matrix, original_NK: Tensor, grid: Grid) -> None:
         self.w_NK, self.original_NK, self.grid = matrix.read(), original_NK, grid
         self.total = 0.0
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def after(self, weight_K: Tensor) -> None:
-        return None
 
     def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
         y_MN = linear(x_MK, self.w_NK, bias_N)

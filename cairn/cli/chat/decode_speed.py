@@ -82,6 +82,6 @@ def _measured_again() -> float:
     if found is not stored:
         with suppress(
             HardwareError
-        ):  # a cache that is read-only: the next answer measures it again
+        ):  # where it cannot be written the next answer measures it again
             save(found, machine_file())
     return found.copy.value if found.copy is not None else 0.0

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.experts.matrices import E2M1
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
 from cairn.kernels.matmul.skinny_fp8 import LONGEST_ROW, fp8_plan, launch_row
@@ -42,8 +43,6 @@ HALVES = (torch.bfloat16, torch.float16)
 NIBBLES = ("int4", "e2m1")
 E4M3 = torch.float8_e4m3fn
 OF_LEVELS = {"int4": torch.uint8, "e2m1": torch.uint8, "int8": torch.int8, "fp8": E4M3}
-# The magnitudes of e2m1: one bit of sign, two of exponent, one of mantissa.
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Packed(NamedTuple):
@@ -92,7 +91,7 @@ def packed_reference(w: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
         spans = levels.view(len(levels), -1, 1, w.span)
         levels = torch.cat([spans & 15, spans >> 4], 2).flatten(1)
     if w.kind == "e2m1":
-        table = torch.tensor([*MAGNITUDES, *(-size for size in MAGNITUDES)], device=levels.device)
+        table = torch.tensor([*E2M1, *(-size for size in E2M1)], device=levels.device)
         w_NK = table[levels.int()]
     else:
         w_NK = levels.float() - (8 if w.kind == "int4" else 0)

@@ -42,7 +42,7 @@ class PackedInt4(AnyRows):
         else:
             shifts_GN = 8 * scales_GN
         if shifts_GN is None:
-            scales_GN = _in_16_bits(scales_GN)
+            scales_GN = in_16_bits(scales_GN)
         self.weight = counted(Int4(packed_tiles(planes.levels_NK), scales_GN, shifts_GN))
         self.order_K = planes.order_K
         self.paired = False  # rows of gate and up lie as the kernel with SwiGLU wants them
@@ -121,13 +121,13 @@ class W4A16(PackedInt4):
         return None
 
 
-def _in_16_bits(scales_GN: Tensor) -> Tensor:
-    """In the type that a checkpoint had them in, if that is one of 16 bits: no scale changes."""
+def in_16_bits(plane: Tensor) -> Tensor:
+    """Scales or shifts in the type that a checkpoint had them in, if that is one of 16 bits: no number changes."""
     for kind in (torch.bfloat16, torch.float16):
-        short_GN = scales_GN.to(kind)
-        if torch.equal(short_GN.float(), scales_GN):
-            return short_GN
-    return scales_GN
+        short = plane.to(kind)
+        if torch.equal(short.float(), plane):
+            return short
+    return plane
 
 
 def nearest_levels(weight_NK: Tensor, group: int = GROUP) -> Planes:

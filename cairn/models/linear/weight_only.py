@@ -25,6 +25,7 @@ from cairn.kernels.norm.join_norm import Parts
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import gpu_product
+from cairn.models.linear.packed_int4 import in_16_bits
 from cairn.models.quantized.cuts import by_row
 from cairn.models.quantized.planes import BITS, Planes
 from cairn.models.quantized.rounding import SCHEMES, Grid, rounded
@@ -44,12 +45,14 @@ class WeightOnly(AnyRows):
             scales_NG, factor_N = None, scales_NG[:, 0].contiguous()
         elif planes.kind == "nvfp4" and planes.global_scale is not None:
             scales_NG, factor_N = _in_e4m3(scales_NG, planes.global_scale)
+        else:
+            scales_NG = in_16_bits(scales_NG)
         self.weight = Packed(
             KINDS[planes.kind],
             pack_nibbles(levels, span) if BITS[planes.kind] == 4 else levels.contiguous(),
             span,
-            None if scales_NG is None else shortest(scales_NG),
-            None if shifts_NG is None else shortest(shifts_NG),
+            scales_NG,
+            None if shifts_NG is None else in_16_bits(shifts_NG),
             factor_N,
         )
         self.order_K = planes.order_K
@@ -123,15 +126,6 @@ class NVFP4(WeightOnly):
 def _uncut(columns: int, grid: Grid) -> str | None:
     span = span_of(columns, grid.group or columns, BITS[grid.kind] == 4)
     return f"{columns} columns cannot be cut into equal spans" if span is None else None
-
-
-def shortest(plane: Tensor) -> Tensor:
-    """In 16 bits, if no number changes by that."""
-    for kind in HALVES if plane.dtype == torch.float32 else ():
-        short = plane.to(kind)
-        if torch.equal(short.float(), plane):
-            return short
-    return plane
 
 
 def _span(planes: Planes) -> int | None:

@@ -39,7 +39,7 @@ from cairn.serve.engine.sampler import Sampler
 from cairn.serve.engine.spans import reaches_of
 from cairn.serve.engine.speculate.head_drafts import HeadDrafts
 from cairn.serve.engine.state_slots import StateSlots
-from cairn.serve.engine.step import Chunk, Step
+from cairn.serve.engine.step import Chunk, Step, begun_pages
 from cairn.serve.engine.token_logprobs import (
     PromptLogprobs,
     PromptRows,
@@ -409,22 +409,6 @@ class Flight:
             if chunk.samples:
                 drafts.append(computed[ends - len(chunk.drafts) : ends])
         return drafts
-
-
-def begun_pages(chunks: Sequence[Chunk], limits: Limits) -> list[int]:
-    """New pages that nothing has written to: those of a prefix that was found, or is being loaded, have been."""
-    groups, begun = limits.page_tables, []
-    for chunk in chunks:
-        if not chunk.pages:
-            continue
-        # Only right after admission some of them belong to a prefix.
-        first, loading = chunk.first_page, chunk.request.loading
-        places = range(first, first + len(chunk.pages) // groups)
-        known = 0 if first else -(-chunk.start // limits.page_size)
-        for place in places:
-            if place >= known and (loading is None or not loading.first <= place < loading.last):
-                begun += chunk.pages[(place - first) * groups : (place - first + 1) * groups]
-    return begun
 
 
 def computed(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cairn.serve.engine.request import DRAFTED, Request
+from cairn.serve.engine.request import DRAFTED, Limits, Request
 
 NO_TOKENS: tuple[int, ...] = ()
 
@@ -73,3 +73,19 @@ def joined(advances: list[Advance]) -> list[Advance]:
             advance = Advance(advance.request, tokens, advance.finished)
         merged.append(advance)
     return merged
+
+
+def begun_pages(chunks: Sequence[Chunk], limits: Limits) -> list[int]:
+    """New pages that nothing has written to: those of a prefix that was found, or is being loaded, have been."""
+    groups, begun = limits.page_tables, []
+    for chunk in chunks:
+        if not chunk.pages:
+            continue
+        # Only right after admission some of them belong to a prefix.
+        first, loading = chunk.first_page, chunk.request.loading
+        places = range(first, first + len(chunk.pages) // groups)
+        known = 0 if first else -(-chunk.start // limits.page_size)
+        for place in places:
+            if place >= known and (loading is None or not loading.first <= place < loading.last):
+                begun += chunk.pages[(place - first) * groups : (place - first + 1) * groups]
+    return begun
