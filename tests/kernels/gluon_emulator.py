@@ -97,6 +97,12 @@ class Tensor:
         place = None if self.place is None else self.place.reshape(shape)
         return Tensor(self.array.reshape(shape), self.layout, self.dtype, place)
 
+    def expand_dims(self, axis):
+        return Tensor(np.expand_dims(self.array, axis), self.layout.parent, self.dtype)
+
+    def broadcast_to(self, shape):
+        return Tensor(np.broadcast_to(self.array, shape), self.layout, self.dtype)
+
     def permute(self, order):
         place = None if self.place is None else self.place.transpose(order)
         return Tensor(self.array.transpose(order), self.layout, self.dtype, place)
@@ -198,15 +204,17 @@ def join(a, b):
 
 
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
-    """Four bytes of neighbours in a register -> two registers of two bfloat16 for each result."""
-    (given,), registers = args, {}
+    """Four bytes of neighbours in a register, of each argument -> two registers of two bfloat16 for each result."""
+    given, registers = args[0], {}
     assert pack == 4
-    assert given.dtype is int8
+    assert all(one.dtype is int8 for one in args)
     order = np.argsort(given.place.reshape(-1))
-    values = given.array.reshape(-1)[order].reshape(-1, 4)
-    arrived = ~np.isnan(values).any(-1)
-    bytes_ = np.where(arrived[:, None], values, 0).astype(np.int64) & 255
-    registers["$4"] = bytes_ @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
+    arrived = np.ones(given.array.size // 4, bool)
+    for number, one in enumerate(args):
+        values = one.array.reshape(-1)[order].reshape(-1, 4)
+        arrived &= ~np.isnan(values).any(-1)
+        bytes_ = np.where(np.isnan(values), 0, values).astype(np.int64) & 255
+        registers[f"${4 + number}"] = bytes_ @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
     for line in asm.strip("{} \n").splitlines():
         _instruct(line.strip().rstrip(";"), registers)
     results = []
@@ -224,6 +232,37 @@ def _from_bfloat16(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def _permuted_bytes(a, b, selector):
+    bytes_ = [a >> shift & 255 for shift in (0, 8, 16, 24)]
+    bytes_ += [b >> shift & 255 for shift in (0, 8, 16, 24)]
+    return sum(bytes_[selector >> 4 * place & 7] << 8 * place for place in range(4))
+
+
+def _in_halves(function):
+    """Of bfloat16 in both halves of a register, rounded once."""
+
+    def apply(*registers):
+        whole = np.broadcast_arrays(*registers)
+        halves = [_from_bfloat16(np.stack([one & 0xFFFF, one >> 16], -1)) for one in whole]
+        exact = function(*(half.astype(np.float64) for half in halves)).astype(np.float32)
+        bits = bfloat16.rounded(exact).view(np.uint32).astype(np.int64) >> 16
+        return bits[..., 0] | bits[..., 1] << 16
+
+    return apply
+
+
+PTX = {
+    "mov.b32": lambda a: a,
+    "shr.b32": lambda a, by: a >> by,
+    "shl.b32": lambda a, by: a << by & 0xFFFFFFFF,
+    "and.b32": lambda a, b: a & b,
+    "prmt.b32": _permuted_bytes,
+    "sub.rn.bf16x2": _in_halves(operator.sub),
+    "mul.rn.bf16x2": _in_halves(operator.mul),
+    "fma.rn.bf16x2": _in_halves(lambda a, b, c: a * b + c),
+}
+
+
 def _instruct(line, registers):
     """One PTX instruction of those that our kernels use."""
     name, _, rest = line.partition(" ")
@@ -231,20 +270,11 @@ def _instruct(line, registers):
     if name in ("", ".reg"):
         return
     read = [registers[o] if o in registers else int(o, 0) for o in operands[1:]]
-    if name == "mov.b32":
-        result = read[0]
-    elif name == "shr.b32":
-        result = read[0] >> read[1]
-    elif name == "lop3.b32":
-        assert read[3] == 0xEA  # (a and b) or c
-        result = (read[0] & read[1]) | read[2]
+    if name == "lop3.b32":
+        assert read.pop() == 0xEA  # (a and b) or c
+        registers[operands[0]] = (read[0] & read[1]) | read[2]
     else:
-        assert name == "sub.rn.bf16x2", name
-        whole = np.broadcast_arrays(*read)
-        halves = [_from_bfloat16(np.stack([one & 0xFFFF, one >> 16], -1)) for one in whole]
-        bits = bfloat16.rounded(halves[0] - halves[1]).view(np.uint32).astype(np.int64) >> 16
-        result = bits[..., 0] | bits[..., 1] << 16
-    registers[operands[0]] = result
+        registers[operands[0]] = PTX[name](*read)
 
 
 class Memory:
@@ -610,7 +640,8 @@ language.__dict__.update(
     int8=int8, bfloat16=bfloat16, float8e4nv=float8e4nv, float16=bfloat16, load=load, store=store,
     allocate_shared_memory=allocate_shared_memory,
     NVMMADistributedLayout=Layout, NVMMASharedLayout=Layout, DotOperandLayout=Layout, BlockedLayout=Layout,
-    SliceLayout=Layout, static_range=range, warp_specialize=warp_specialize, thread_barrier=lambda: None,
+    SliceLayout=Layout, DistributedLinearLayout=Layout, static_assert=lambda fact: None,
+    static_range=range, warp_specialize=warp_specialize, thread_barrier=lambda: None,
     program_id=lambda axis: Tensor(PROGRAM.id), num_programs=lambda axis: Tensor(PROGRAM.count),
     zeros=lambda shape, dtype, layout: Tensor(np.zeros(shape, np.float32), layout, dtype),
     full=lambda shape, value, dtype, layout: Tensor(np.full(shape, value, np.float32), layout, dtype),

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.cases.int4_matmul import random_int4
+from cairn.kernels.cases.int4_matmul import INT4 as IN_128
+from cairn.kernels.cases.int4_matmul import SMALL, random_int4, random_weights
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul.int4_matmul import Int4, counted, dequantize_int4, int4_reference
 from cairn.kernels.matmul.int4_matmul import launch as launch_int4
-from cairn.kernels.matmul.int4_tiles import packed_tiles
+from cairn.kernels.matmul.int4_weights import counted, dequantize_int4, int4_reference
 from cairn.kernels.matmul.skinny_fp8 import launch as launch_fp8
 from cairn.kernels.matmul.skinny_fp8 import plan_of, row_scales, skinny_fp8
 from cairn.kernels.matmul.skinny_matmul import launch, skinny_matmul
@@ -132,29 +132,35 @@ WARPS = dict(kernel="int4 warps")
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("group", "shifts", "change"),
+    ("form", "change"),
     [
-        (128, False, {}),
-        (128, False, dict(warps=8, block_k=128)),
-        (64, True, dict(split=2, warps=8)),
-        (256, True, dict(block_k=128, **WARPS)),
-        (128, False, dict(split=2, warps=8, block_k=128, **WARPS)),
+        (IN_128, {}),
+        (IN_128, dict(warps=8, block_k=128)),
+        (IN_128._replace(group=64, shifts=True), dict(split=2, warps=8)),
+        (IN_128._replace(group=256, shifts=True), dict(block_k=128, **WARPS)),
+        (IN_128, dict(split=2, warps=8, block_k=128, **WARPS)),
+        *((form, dict(split=2)) for form in SMALL),
+        (SMALL[-1], dict(block_k=64, **WARPS)),
     ],
     ids=str,
 )
-def test_4_bit_weights_are_exact_at_every_stage_count(stages, group, shifts, change):
+def test_4_bit_weights_are_exact_at_every_stage_count(stages, form, change):
     """Scales that are powers of two, and whole shifts: sums of few products are exact in any order."""
-    m, n, k = 70 if shifts and stages == 2 else 9, 128, 512  # two blocks of rows, or one
-    scales = 2.0 ** torch.randint(-1, 2, (k // group, n))
-    added = torch.randint(-2, 3, scales.shape).float() if shifts else None
-    w = Int4(packed_tiles(torch.randint(0, 16, (n, k), dtype=torch.uint8)), scales, added)
-    x = torch.randint(-1, 2, (m, k)).bfloat16()
-    y = torch.empty(m, n, dtype=torch.bfloat16)
+    m = 70 if form.shifts and stages == 2 else 9  # two blocks of rows, or one
+    w, x = random_weights(form, 128, 512, "cpu", whole=True), torch.randint(-1, 2, (m, 512))
+    y = torch.empty(m, 128, dtype=torch.bfloat16)
     poison(y)
     w = counted(w) if stages == 2 else w  # the last program joins parts, or another kernel
-    launch_int4(x, w, y, Epilogue(), INT4._replace(stages=stages, **change))
+    launch_int4(x.bfloat16(), w, y, Epilogue(), INT4._replace(stages=stages, **change))
     assert torch.equal(y, (x.double() @ int4_reference(w).double().T).bfloat16())
     assert w.arrived is None or not w.arrived.any()
+
+
+@pytest.mark.parametrize("form", SMALL, ids=lambda form: form.name)
+def test_the_matrix_of_4_bits_that_is_meant(form):
+    w = random_weights(form, 128, 192, "cpu")
+    found = dequantize_int4(w, impl="triton")
+    assert torch.equal(found, dequantize_int4(w, impl="reference"))
 
 
 @pytest.mark.parametrize("split", [1, 2])

@@ -41,7 +41,8 @@ from cairn.kernels.layer.rope import Pages, rope, rope_table
 from cairn.kernels.layer.rope_backward import Heads, rope_backward
 from cairn.kernels.loss.cross_entropy import cross_entropy, cross_entropy_
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
-from cairn.kernels.matmul.int4_matmul import dequantize_int4, int4_matmul, int4_parts
+from cairn.kernels.matmul.int4_matmul import int4_matmul, int4_parts
+from cairn.kernels.matmul.int4_weights import dequantize_int4
 from cairn.kernels.matmul.matmul import matmul
 from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts

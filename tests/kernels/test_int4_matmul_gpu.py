@@ -6,46 +6,41 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.cases.int4_matmul import plans, random_int4
+from cairn.kernels.cases.int4_matmul import INT4, SMALL, plans, random_int4, random_weights
 from cairn.kernels.matmul.int4_matmul import (
     WARP_ROWS,
-    Int4,
-    counted,
-    dequantize_int4,
     int4_matmul,
     int4_parts,
     int4_plan,
-    int4_reference,
     row_block,
 )
-from cairn.kernels.matmul.int4_tiles import packed_tiles
+from cairn.kernels.matmul.int4_weights import counted, dequantize_int4, int4_reference
 from cairn.kernels.tuned import trying
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
 
 
-def whole(n, k, group, shifts=False):
-    """Scales that are powers of two, and whole shifts: sums of few products are exact in any order."""
-    levels = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
-    scales = 2.0 ** torch.randint(-1, 2, (k // group, n), device="cuda")
-    if not shifts:
-        return Int4(packed_tiles(levels), scales.to(BF16), None)
-    added = torch.randint(-2, 3, scales.shape, device="cuda").float()
-    return Int4(packed_tiles(levels), scales, added)
+SHIFTED = INT4._replace(shifts=True)
 
 
-@pytest.mark.parametrize("shifts", [False, True])
 @pytest.mark.parametrize(
-    ("n", "k", "group"), [(1024, 3072, 128), (1088, 640, 64), (512, 2048, 2048)]
+    ("n", "k", "form"),
+    [
+        *((1024, 3072, form) for form in (INT4, SHIFTED, *SMALL)),
+        *((1088, 640, form._replace(group=64)) for form in (INT4, SHIFTED)),
+        *((512, 2048, form._replace(group=2048)) for form in (INT4, SHIFTED)),
+        *((1088, 576, form) for form in SMALL),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("m", [5, 16, 100])
-def test_every_stage_count_is_exact(m, n, k, group, shifts):
-    w = whole(n, k, group, shifts)
+def test_every_stage_count_is_exact(m, n, k, form):
+    w, group = random_weights(form, n, k, whole=True), form.group
     joining = counted(w)
     x = torch.randint(-1, 2, (m, k), device="cuda").to(BF16)
     exact = (x.double() @ int4_reference(w).double().T).to(BF16)
-    usual = int4_plan(m, n, k, group, shifts)
+    usual = int4_plan(m, n, k, group, form.shifts)
     tried = [usual._replace(stages=stages) for stages in range(2, usual.stages + 1)]
     tried += [usual._replace(split=split) for split in (1, 2)]
     tried += [usual._replace(warps=8, stages=stages) for stages in (2, 3)]
@@ -91,8 +86,20 @@ def test_dequantised_for_many_rows(shifts, paired):
     assert torch.equal(dequantize_int4(w, paired=paired, impl="triton"), exact)
 
 
+@pytest.mark.parametrize("form", SMALL, ids=lambda form: form.name)
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_small_groups_are_near_the_truth(form, m):
+    x, w = torch.randn(m, 4096, device="cuda", dtype=BF16), random_weights(form, 4096, 4096)
+    exact = x.double() @ int4_reference(w).double().T
+    assert relative_error(int4_matmul(x, w, impl="gluon"), exact) < 1e-2
+    assert torch.equal(dequantize_int4(w, impl="triton"), dequantize_int4(w, impl="reference"))
+
+
 def test_a_chain_in_a_graph():
-    weights = [random_int4(2048, 2048) for _ in range(8)]
+    weights = [
+        *(random_int4(2048, 2048) for _ in range(4)),
+        *(random_weights(form, 2048, 2048) for form in SMALL),
+    ]
     first = torch.randn(4, 2048, device="cuda", dtype=BF16)
 
     def chain(prefetch):

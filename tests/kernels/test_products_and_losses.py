@@ -148,7 +148,7 @@ class TestWrongArguments:
         x = torch.zeros(1, 128, dtype=BF16)
         int4_matmul(x, w)
         with pytest.raises(ValueError, match=r"w\.scales"):
-            int4_matmul(x, w._replace(scales_GN=w.scales_GN.to(BF16)))
+            int4_matmul(x, w._replace(scales=w.scales.to(BF16)))
 
     def test_what_only_one_product_has(self):
         a, b = a_product()

@@ -29,53 +29,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from cairn.kernels.matmul.int4_unpack import PIECE, of_words, unpacked, unpacked_and_scaled
 from cairn.kernels.matmul.skinny_stream import _deliver
 
-PIECE = gl.constexpr(64)  # rows of w that a warpgroup multiplies at once
 ROW_BYTES = gl.constexpr(128)  # of a tile as TMA sees it: 16 such rows are 64 x 64 weights
 OFFSET = gl.constexpr(-136.0)  # from 128 + level to level - 8
-_MASK = """{
-    .reg .b32 t1, t2, t3, c;
-    shr.b32 t1, $4, 4;
-    shr.b32 t2, $4, 8;
-    shr.b32 t3, $4, 12;
-    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-    lop3.b32 $1, t1, 0x000f000f, 0x43004300, 0xea;
-    lop3.b32 $2, t2, 0x000f000f, 0x43004300, 0xea;
-    lop3.b32 $3, t3, 0x000f000f, 0x43004300, 0xea;
-"""
-_SUBTRACT = """    mov.b32 c, 0x43084308;
-    sub.rn.bf16x2 $0, $0, c;
-    sub.rn.bf16x2 $1, $1, c;
-    sub.rn.bf16x2 $2, $2, c;
-    sub.rn.bf16x2 $3, $3, c;
-"""
-UNPACK = gl.constexpr(_MASK + "}")  # 128 + level
-UNPACK_CENTRED = gl.constexpr(_MASK + _SUBTRACT + "}")  # level - 8
-WORDS = gl.constexpr("=&r,=&r,=&r,=&r,r")
-
-
-@gluon.jit
-def _unpacked(raw, layout: gl.constexpr, CENTRED: gl.constexpr):
-    """Tiles of 2,048 bytes, 16 for each thread -> [64, UNIT] in the registers of the operand.
-
-    The numbers are level - 8, or 128 + level where they are not CENTRED.
-    """
-    TILES: gl.constexpr = raw.shape[0] // 16
-    # tile, warp, r, pair, step of 16, odd, half -> warp, row + 8, r | tile, step, pair, odd: `odd` and `row + 8` change
-    # places in a word, because the numbers that come out of it lie in the order of the operand
-    bytes_ = raw.reshape([TILES, 4, 8, 4, 4, 2, 2]).permute((1, 5, 2, 0, 4, 3, 6))
-    words = bytes_.reshape([PIECE, TILES * 32])
-    low, high = gl.inline_asm_elementwise(
-        UNPACK_CENTRED if CENTRED else UNPACK,
-        WORDS,
-        [words],
-        dtype=(gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=4,
-    )
-    halves = gl.join(low, high).reshape([PIECE, TILES * 4, 8, 2]).permute((0, 1, 3, 2))
-    return gl.convert_layout(halves.reshape([PIECE, TILES * 64]), layout, assert_trivial=True)
+FLOATS = gl.constexpr(512.0)  # from what is unpacked of e2m1 to the weight
 
 
 @gluon.jit
@@ -88,9 +47,14 @@ def _ask_w(
     mbarrier.expect(bar, BYTES, pred=more)
     for unit in gl.static_range(UNITS):
         at = k + unit * UNIT
-        row = (tile * tiles_k + at // PIECE) * 16
-        place = [at // GROUP, tile * PIECE]
-        tma.async_copy_global_to_shared(w, [row, 0], bar, packed[unit].index(slot), pred=more)
+        first = tile * tiles_k + at // PIECE
+        if GROUP < PIECE:
+            place = [first * (PIECE // GROUP), 0]
+        else:
+            place = [at // GROUP, tile * PIECE]
+        tma.async_copy_global_to_shared(
+            w, [first * 16, 0], bar, packed[unit].index(slot), pred=more
+        )
         tma.async_copy_global_to_shared(scales, place, bar, factors[unit].index(slot), pred=more)
         if shifts is not None:
             tma.async_copy_global_to_shared(shifts, place, bar, added[unit].index(slot), pred=more)
@@ -184,7 +148,7 @@ def _by_wgmma(
     going = (total, total)
     for unit in gl.static_range(UNITS):
         before = going
-        weights = _unpacked(packed[unit].index(turn).load(read), operand, True)
+        weights = unpacked(packed[unit].index(turn).load(read), operand, True)
         across = values[unit].index(turn).permute((1, 0))
         product = gl.zeros([PIECE, BM], gl.float32, layout)
         product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
@@ -221,12 +185,59 @@ def _by_warps(
         else:
             of_x = none
             offset = mma_v2(gl.full([PIECE, UNIT], OFFSET, gl.bfloat16, operand), x, none)
-        weights = _unpacked(packed[unit].index(turn).load(read), operand, False)
+        weights = unpacked(packed[unit].index(turn).load(read), operand, False)
         product = mma_v2(weights, x, none) + offset
         scale = factors[unit].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
         shift = added[unit].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
         total = _scaled(total, product, of_x, scale, shift, SHIFTS)
     return total
+
+
+@gluon.jit
+def _small_by_wgmma(
+    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr,
+    KIND: gl.constexpr,
+):  # fmt: skip
+    """One step of groups smaller than a tile by the warpgroup: weights are scaled before they are multiplied."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
+    weights = _scaled_weights(packed, factors, added, turn, 0, read, operand, SHIFTS, KIND)
+    for unit in gl.static_range(UNITS):
+        multiplied = weights
+        across = values[unit].index(turn).permute((1, 0))
+        total = warpgroup_mma(multiplied, across, total, is_async=True)
+        if unit + 1 < UNITS:
+            weights = _scaled_weights(packed, factors, added, turn, unit + 1, read, operand, SHIFTS, KIND)  # fmt: skip
+        total, _weights = warpgroup_mma_wait(0, (total, multiplied))
+    return total
+
+
+@gluon.jit
+def _small_by_warps(
+    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr,
+    KIND: gl.constexpr,
+):  # fmt: skip
+    layout: gl.constexpr = total.type.layout
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    across: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
+    for unit in gl.static_range(UNITS):
+        x = values[unit].index(turn).permute((1, 0)).load(across)
+        weights = _scaled_weights(packed, factors, added, turn, unit, read, operand, SHIFTS, KIND)
+        total = mma_v2(weights, x, total)
+    return total
+
+
+@gluon.jit
+def _scaled_weights(
+    packed, factors, added, turn, unit: gl.constexpr, read: gl.constexpr, operand: gl.constexpr, SHIFTS: gl.constexpr,
+    KIND: gl.constexpr,
+):  # fmt: skip
+    raw = packed[unit].index(turn).load(read)
+    TILES: gl.constexpr = raw.shape[0] // 16
+    scales = of_words(factors[unit].index(turn), TILES)
+    shifts = None
+    if SHIFTS:
+        shifts = of_words(added[unit].index(turn), TILES)
+    return unpacked_and_scaled(raw, scales, shifts, operand, KIND)
 
 
 @gluon.jit
@@ -277,9 +288,10 @@ def _finish(
 
 @gluon.jit
 def _multiply(
-    bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part, m0, count, stride_y,
-    M, N, UNITS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr,
-    WGMMA: gl.constexpr, GROUPS: gl.constexpr, ME: gl.constexpr,
+    bias, factor, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part, m0, count,
+    stride_y, M, N, KIND: gl.constexpr, SMALL: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr, WGMMA: gl.constexpr, GROUPS: gl.constexpr,
+    ME: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup of GROUPS: every GROUPS-th step. The first one has the sums of both in the end."""
     BM: gl.constexpr = values[0].shape[1]
@@ -293,7 +305,11 @@ def _multiply(
     for step in range(ME, count, GROUPS):
         turn = step % STAGES
         mbarrier.wait(full.index(turn), step // STAGES % 2)
-        if WGMMA:
+        if SMALL and WGMMA:
+            total = _small_by_wgmma(total, values, packed, factors, added, turn, read, UNITS, SHIFTS, KIND)  # fmt: skip
+        elif SMALL:
+            total = _small_by_warps(total, values, packed, factors, added, turn, read, UNITS, SHIFTS, KIND)  # fmt: skip
+        elif WGMMA:
             total = _by_wgmma(total, values, packed, factors, added, turn, read, UNITS, SHIFTS)
         else:
             total = _by_warps(total, values, packed, factors, added, turn, read, UNITS, SHIFTS)
@@ -307,17 +323,24 @@ def _multiply(
         if GROUPS == 2:
             mbarrier.wait(done.index(0), 0)
             total += joined.load(layout)
+        if KIND == "e2m1":
+            total *= FLOATS
+        if factor is not None:
+            n = tile * PIECE + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))
+            total *= gl.load(factor + n)[:, None]
         _finish(total, bias, y, parts, arrived, tile, part, m0, stride_y, M, N, SPLIT, SWIGLU)
 
 
 @gluon.jit
 def int4_kernel(
-    x, w, scales, shifts, bias, y, parts, arrived, stride_y, M, N, K,
-    GROUP: gl.constexpr, UNITS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, WGMMA: gl.constexpr,
-    GROUPS: gl.constexpr, REGISTERS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+    x, w, scales, shifts, factor, bias, y, parts, arrived, stride_y, M, N, K,
+    KIND: gl.constexpr, GROUP: gl.constexpr, UNITS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
+    WGMMA: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     BM: gl.constexpr = x.block_type.shape[0]
     SHIFTS: gl.constexpr = shifts is not None
+    SMALL: gl.constexpr = GROUP < PIECE  # groups
     if OVERLAP:
         gdc_launch_dependents()
     blocks = gl.cdiv(M, BM)
@@ -346,17 +369,20 @@ def int4_kernel(
         joined = gl.allocate_shared_memory(gl.float32, [PIECE, BM], flat)
     if GROUPS == 1:
         gl.warp_specialize([
-            (_multiply, (bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part,
-                         m0, count, stride_y, M, N, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU, WGMMA, 1, 0)),
+            (_multiply, (bias, factor, y, parts, arrived, values, packed, factors, added, full, free, joined, done,
+                         tile, part, m0, count, stride_y, M, N, KIND, SMALL, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU,
+                         WGMMA, 1, 0)),
             (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
                      K // PIECE, GROUP, UNITS, STAGES, OVERLAP, EARLY)),
         ], [1], [24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_multiply, (bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part,
-                         m0, count, stride_y, M, N, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU, WGMMA, 2, 0)),
-            (_multiply, (bias, y, parts, arrived, values, packed, factors, added, full, free, joined, done, tile, part,
-                         m0, count, stride_y, M, N, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU, WGMMA, 2, 1)),
+            (_multiply, (bias, factor, y, parts, arrived, values, packed, factors, added, full, free, joined, done,
+                         tile, part, m0, count, stride_y, M, N, KIND, SMALL, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU,
+                         WGMMA, 2, 0)),
+            (_multiply, (bias, factor, y, parts, arrived, values, packed, factors, added, full, free, joined, done,
+                         tile, part, m0, count, stride_y, M, N, KIND, SMALL, UNITS, STAGES, SPLIT, SHIFTS, SWIGLU,
+                         WGMMA, 2, 1)),
             (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
                      K // PIECE, GROUP, UNITS, STAGES, OVERLAP, EARLY)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip

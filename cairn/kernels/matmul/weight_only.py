@@ -23,6 +23,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts.matrices import E2M1
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
+from cairn.kernels.matmul.int4_weights import float_of_4_bits
 from cairn.kernels.matmul.skinny_fp8 import LONGEST_ROW, fp8_plan, launch_row
 from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS, launch_constants
 from cairn.kernels.matmul.skinny_plans import Plan
@@ -104,13 +105,11 @@ def packed_reference(w: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @triton.jit
 def _levels(code, KIND: tl.constexpr):
-    """In float32. Of e2m1 the bits are those of a float16 that is 2^14 times as small."""
+    """In float32."""
     if KIND == "int4":
         return code.to(tl.float32) - 8.0
     elif KIND == "e2m1":
-        wide = code.to(tl.uint16)
-        bits = ((wide & 8) << 12) | ((wide & 7) << 9)
-        return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+        return float_of_4_bits(code)
     else:
         return code.to(tl.float32)
 

@@ -15,11 +15,13 @@ from torch import Tensor
 from cairn.kernels.matmul.epilogue import Epilogue as MatmulEpilogue
 from cairn.kernels.matmul.matmul import launch, matmul, usual_tiles
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
+from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
 from cairn.kernels.matmul.skinny_plans import skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.tiles import aligned_rows
 from cairn.models.activation import Gate
-from cairn.models.linear.form import Epilogue, Kernels, Product
+from cairn.models.cpu_half_precision import linear
+from cairn.models.linear.form import Epilogue, Kernels, Product, finished
 
 LONGEST = 4096  # columns of a product that is added to the residual at once; cuBLAS has slower forms for longer ones
 ALIGNED = 8  # values of 16 bits in 16 bytes
@@ -48,6 +50,15 @@ def gpu_product(
         return _with_gelu(x_MK, w_NK, cast(Tensor, bias_N), gate)
     y_MN = _by_kernel(x_MK, w_NK, bias_N, kernels, swiglu=False)
     return y_MN if gate is None else gate.fast(y_MN)
+
+
+def dequantised_product(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
+) -> Product:
+    """The matrix was written just before: not by a kernel that reads weights before its predecessor has ended."""
+    if kernels.invariant or len(x_MK) > PREFETCHING_ROWS:
+        return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
+    return finished(linear(x_MK, w_NK), bias_N, epilogue)
 
 
 def _joins(rows: int, w_NK: Tensor, kernels: Kernels) -> bool:

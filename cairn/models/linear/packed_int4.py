@@ -1,9 +1,10 @@
 """4-bit weights with a scale for each row and group of columns; activations stay in 16 bits (W4A16).
 
-For few rows the kernel reads packed weights and nothing else. For many rows, where arithmetic is the limit, a product
-first dequantises its matrix into bfloat16 and multiplies as floating point does, but not by a kernel that reads weights
-before its predecessor has ended, which wrote them. `W4A16` rounds a matrix to the nearest
-level when the engine starts; `PackedInt4` takes planes as a checkpoint has them.
+Whole numbers (int4) or floats (mxfp4, nvfp4), in groups of 16, 32 or a multiple of 64 columns. For few rows the kernel
+reads packed weights and nothing else. For many rows, where arithmetic is the limit, a product first dequantises its
+matrix into bfloat16 and multiplies as floating point does. `W4A16` and `NVFP4` round a matrix to the nearest level when
+the engine starts; `PackedInt4` takes planes as a checkpoint has them. Scales of groups of 16 and 32 are rounded to
+bfloat16, as the kernel rounds every weight.
 """
 
 from typing import cast
@@ -11,55 +12,54 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from cairn.kernels.matmul.int4_matmul import (
+from cairn.kernels.dispatch import capability, needs_hopper
+from cairn.kernels.matmul.int4_matmul import int4_matmul, int4_parts
+from cairn.kernels.matmul.int4_tiles import TILE, paired_rows
+from cairn.kernels.matmul.int4_weights import (
     MOST_ROWS,
+    MOST_SCALE,
+    SMALL_GROUPS,
     Int4,
     counted,
     dequantize_int4,
-    int4_matmul,
-    int4_parts,
+    in_order,
     int4_reference,
+    int4_weights,
 )
-from cairn.kernels.matmul.int4_tiles import TILE, packed_tiles, paired_rows, unpacked_tiles
-from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
 from cairn.kernels.norm.join_norm import Parts
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Kernels, Product, finished
-from cairn.models.linear.gpu_product import gpu_product
-from cairn.models.quantized.planes import Planes
+from cairn.models.linear.gpu_product import dequantised_product
+from cairn.models.quantized.planes import BITS, Planes
+from cairn.models.quantized.rounding import SCHEMES, rounded
 
 GROUP = 128
+E4M3 = torch.float8_e4m3fn
 
 
 class PackedInt4(AnyRows):
     def __init__(self, planes: Planes) -> None:
-        scales_GN = planes.scales.float().T.contiguous()
-        shifts_GN = None
-        if planes.shifts is not None:  # of level - 8, which is what the kernel has
-            around_GN = planes.shifts.float().T + 8 * scales_GN
-            symmetric = bool((around_GN.abs() <= 1e-5 * scales_GN.abs()).all())
-            shifts_GN = None if symmetric else around_GN.contiguous()
-        else:
-            shifts_GN = 8 * scales_GN
-        if shifts_GN is None:
-            scales_GN = in_16_bits(scales_GN)
-        self.weight = counted(Int4(packed_tiles(planes.levels_NK), scales_GN, shifts_GN))
+        self.weight = counted(_weights(planes))
         self.order_K = planes.order_K
         self.paired = False  # rows of gate and up lie as the kernel with SwiGLU wants them
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.weight[:3] if part is not None)
+        parts = (*self.weight[:3], self.weight.factor_N)
+        return sum(part.nbytes for part in parts if part is not None)
 
     @staticmethod
     def obstacle(planes: Planes) -> str | None:
         """Why these planes have no such form, or None."""
         (rows, columns), group = planes.shape, min(planes.group, planes.shape[1])
-        if planes.kind != "int4" or planes.block_rows != 1:
+        if BITS[planes.kind] != 4 or planes.block_rows != 1:
             return f"{planes.kind} levels, a scale for {planes.block_rows} rows"
-        if rows % TILE or columns % TILE or group % TILE or columns % group:
+        known = group in SMALL_GROUPS or (planes.kind == "int4" and group % TILE == 0)
+        if rows % TILE or columns % TILE or columns % group or not known:
             return f"{rows} x {columns} in groups of {group} are no multiples of {TILE}"
-        return None
+        if planes.kind != "int4" and float(planes.scales.max()) > MOST_SCALE:
+            return f"a scale of {float(planes.scales.max()):g}, more than {MOST_SCALE:g}"
+        return _other_gpu()
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
@@ -74,8 +74,10 @@ class PackedInt4(AnyRows):
         if swiglu:
             self.pair()
         few = len(x_MK) <= MOST_ROWS and x_MK.dtype == torch.bfloat16 and not kernels.invariant
+        few = few and needs_hopper(x_MK) is None
         if not few or self.paired != swiglu:
-            return self._dequantised(x_MK, bias_N, epilogue, kernels)
+            w_NK = dequantize_int4(self.weight, paired=self.paired).to(x_MK.dtype)
+            return dequantised_product(x_MK, w_NK, bias_N, epilogue, kernels)
         prefetch = epilogue.kernels is not None
         if epilogue.onto_MN is not None and bias_N is None:
             sums_SMN = int4_parts(x_MK, self.weight, prefetch=prefetch)
@@ -87,24 +89,12 @@ class PackedInt4(AnyRows):
         )
         return y_MN if gate is None or swiglu else gate.fast(y_MN)
 
-    def _dequantised(
-        self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
-    ) -> Product:
-        w_NK = dequantize_int4(self.weight, paired=self.paired).to(x_MK.dtype)
-        if kernels.invariant or len(x_MK) > PREFETCHING_ROWS:
-            return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
-        return finished(linear(x_MK, w_NK), bias_N, epilogue)
-
     def pair(self) -> None:
         """Order the rows for SwiGLU, in the first product: a captured graph must find the weights as they stay."""
         if self.paired or not self.weight.tiles.is_cuda:
             return
-        w = self.weight
-        order_N = paired_rows(w.shape[0], w.tiles.device)
-        levels_NK = unpacked_tiles(w.tiles)[order_N]
-        shifts_GN = None if w.shifts_GN is None else w.shifts_GN[:, order_N].contiguous()
-        scales_GN = w.scales_GN[:, order_N].contiguous()
-        self.weight = Int4(packed_tiles(levels_NK), scales_GN, shifts_GN, w.arrived)
+        order_N = paired_rows(self.weight.shape[0], self.weight.tiles.device)
+        self.weight = in_order(self.weight, order_N)
         self.paired = True
 
 
@@ -121,13 +111,47 @@ class W4A16(PackedInt4):
         return None
 
 
-def in_16_bits(plane: Tensor) -> Tensor:
-    """Scales or shifts in the type that a checkpoint had them in, if that is one of 16 bits: no number changes."""
-    for kind in (torch.bfloat16, torch.float16):
-        short = plane.to(kind)
-        if torch.equal(short.float(), plane):
-            return short
-    return plane
+class NVFP4(PackedInt4):
+    def __init__(self, weight_NK: Tensor) -> None:
+        super().__init__(rounded(weight_NK.detach(), SCHEMES["nvfp4"]))
+
+    @staticmethod
+    def obstacle(weight_NK: Tensor) -> str | None:  # pyrefly: ignore[bad-override-param-name]
+        """Why a matrix has no such form here, or None."""
+        rows, columns = cast(tuple[int, int], tuple(weight_NK.shape))
+        return f"{rows} x {columns} are no multiples of {TILE}" if rows % TILE or columns % TILE else None  # fmt: skip
+
+
+def _other_gpu() -> str | None:
+    """Why the GPU here does without the kernel of few rows, or None; a machine without one is not asked."""
+    if torch.cuda.is_available() and capability(torch.device("cuda")) != (9, 0):
+        return "the kernel needs a GPU of compute capability 9.0"
+    return None
+
+
+def _weights(planes: Planes) -> Int4:
+    scales_NG, factor_N = planes.scales.float().contiguous(), None
+    if planes.kind == "int4":
+        return int4_weights(planes.levels_NK, scales_NG, shifts_around_8(planes, scales_NG))
+    if planes.global_scale is not None:
+        scales_NG, factor_N = in_e4m3(scales_NG, planes.global_scale)
+    return int4_weights(planes.levels_NK, scales_NG.float(), None, "e2m1", factor_N)
+
+
+def shifts_around_8(planes: Planes, scales_NG: Tensor) -> Tensor | None:
+    """What is added to scale * (level - 8); None: 0."""
+    shifts_NG = 0.0 if planes.shifts is None else planes.shifts.float()
+    around_NG = shifts_NG + 8 * scales_NG
+    symmetric = bool((around_NG.abs() <= 1e-5 * scales_NG.abs()).all())
+    return None if symmetric else around_NG.contiguous()
+
+
+def in_e4m3(scales_NG: Tensor, global_scale: float) -> tuple[Tensor, Tensor | None]:
+    """Scales in the byte that a file of nvfp4 has them in, and the factor of each row; or as they are."""
+    short_NG = (scales_NG * global_scale).to(E4M3)
+    if not torch.allclose(short_NG.float() / global_scale, scales_NG, rtol=1e-6, atol=0.0):
+        return scales_NG, None
+    return short_NG, torch.full_like(scales_NG[:, 0], 1 / global_scale)
 
 
 def nearest_levels(weight_NK: Tensor, group: int = GROUP) -> Planes:

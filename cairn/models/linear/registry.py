@@ -38,7 +38,7 @@ FORMS = {
         "8-bit levels with a scale for each row, rounded to nearest; activations as they are",
     ),
     "nvfp4": Registration(
-        "cairn.models.linear.weight_only",
+        "cairn.models.linear.packed_int4",
         "NVFP4",
         "4-bit floats, 16 of which share a scale; activations as they are",
     ),
@@ -81,7 +81,7 @@ OF_PLANES: dict[str, tuple[Registration, ...]] = {
         Registration(
             "cairn.models.linear.weight_only",
             "WeightOnly",
-            "int8, mxfp4, nvfp4, and smaller groups; activations as they are",
+            "int8, float8 in groups, and odd shapes; activations as they are",
         ),
     ),
     "cpu": (),
