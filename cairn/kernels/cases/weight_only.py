@@ -9,14 +9,10 @@ import torch.nn.functional as F
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.kernel import Case, Prepared, Variant
 from cairn.kernels.matmul.projections import QWEN3_8B
-from cairn.kernels.matmul.skinny_plans import Plan
 from cairn.kernels.matmul.weight_only import (
     E4M3,
-    MOST_WORDS,
     NIBBLES,
     OF_LEVELS,
-    ROW_WARPS,
-    ROWS_HELD,
     STAGES,
     TILE,
     WARPS,
@@ -28,12 +24,10 @@ from cairn.kernels.matmul.weight_only import (
     packed_reference,
     parts_of,
     row_block,
-    row_constants,
     span_of,
     weight_only_kernel,
     weight_only_matmul,
 )
-from cairn.kernels.matmul.weight_only_row import weight_only_row_kernel
 
 KERNEL = "cairn.kernels.matmul.weight_only"
 BATCHES = (1, 16, 64)
@@ -130,10 +124,6 @@ def _variants(form: Form, m: int, n: int, k: int) -> Iterator[Variant]:
             (*pointers, "stride_x", "stride_y", "N", "K"),
             "mma",
         )
-    if m == 1 and w.per_byte == 2:
-        pointers = {"x": "*bf16", **of_weight, "y": "*bf16"}
-        del pointers["values"]
-        yield _one_row(form, w, {**pointers, "words": "*i32"}, none)
     pointers = {**of_weight, "y": "*bf16"}
     yield Variant(
         f"{form.name}, dequantise",
@@ -142,20 +132,6 @@ def _variants(form: Form, m: int, n: int, k: int) -> Iterator[Variant]:
         _in_order(_dequantize_kernel, {**none, **constants_of(w), "BN": TILE}),
         {"num_warps": WARPS},
         (*pointers, "N", "K"),
-    )
-
-
-def _one_row(form: Form, w: Packed, pointers: dict[str, str], none: dict[str, None]) -> Variant:
-    plan, sizes = Plan("row", ROWS_HELD, MOST_WORDS, 1, ROW_WARPS, 1), ("stride_w", "N", "K")
-    constants = {**none, "bias": None, **row_constants(w, plan), "OVERLAP": True, "EARLY": True}
-    return Variant(
-        f"{form.name}, one row",
-        weight_only_row_kernel,
-        _in_order(weight_only_row_kernel, {**pointers, **dict.fromkeys(sizes, "i32")}),
-        _in_order(weight_only_row_kernel, constants),
-        {"num_warps": ROW_WARPS},
-        (*pointers, *sizes),
-        gluon=True,
     )
 
 

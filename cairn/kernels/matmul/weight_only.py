@@ -25,9 +25,7 @@ from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
 from cairn.kernels.matmul.int4_weights import float_of_4_bits
 from cairn.kernels.matmul.skinny_fp8 import LONGEST_ROW, fp8_plan, launch_row
-from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS, launch_constants
-from cairn.kernels.matmul.skinny_plans import Plan
-from cairn.kernels.matmul.weight_only_row import weight_only_row_kernel
+from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS
 from cairn.kernels.quantize.quantize import Quantized
 
 MOST_ROWS = 128  # of x
@@ -38,8 +36,6 @@ SHORTEST_PART = 512  # columns
 # Of two warps each multiplies on its own: a warpgroup of four, whose operand is unpacked into registers, has to wait.
 STAGES, WARPS = 4, 2
 LEAST_GROUP = 16
-# Of the kernel for one row: 16 bytes for a thread of each of so many rows of w.
-MOST_WORDS, ROWS_HELD, ROW_WARPS = 512, 8, 4
 HALVES = (torch.bfloat16, torch.float16)
 NIBBLES = ("int4", "e2m1")
 E4M3 = torch.float8_e4m3fn
@@ -234,7 +230,7 @@ def weight_only_matmul(
     if choose("weight_only", impl, _offers(x)).impl == "reference":
         return matmul_reference(x, packed_reference(w), Epilogue(bias_N), x.dtype)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
-    if len(x) == 1 and needs_hopper(x) is None and _multiplies_one_row(w):
+    if len(x) == 1 and needs_hopper(x) is None and _has_rows_of_bytes(w):
         _launch_one_row(x, w, bias_N, y, prefetch)
         return y
     split = parts_of(len(x), n, k)
@@ -332,43 +328,17 @@ def _launch(
         )
 
 
-def _multiplies_one_row(w: Packed) -> bool:
-    """Levels of 4 bits, or bytes with a scale for each row: that of float8, which reads a byte as whatever it is."""
-    bytes_ = w.scales_NG is None and w.factor_N is not None
-    return w.shape[1] <= LONGEST_ROW and (w.per_byte == 2 or bytes_)
+def _has_rows_of_bytes(w: Packed) -> bool:
+    """Bytes with a scale for each row: the kernel for one row of float8 reads a byte as whatever it is."""
+    bytes_ = w.per_byte == 1 and w.scales_NG is None and w.factor_N is not None
+    return bytes_ and w.shape[1] <= LONGEST_ROW
 
 
 def _launch_one_row(x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor, prefetch: bool) -> None:
-    if w.per_byte == 2:
-        launch_packed_row(x, w, bias_N, y, prefetch)
-        return
     assert w.factor_N is not None
     plan = fp8_plan(1, *w.shape, one_row=True)
     scaled = Quantized(w.values, w.factor_N[:, None])
     launch_row(x, scaled, y, Epilogue(bias_N), plan, prefetch)
-
-
-def launch_packed_row(
-    x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor, prefetch: bool = False
-) -> None:
-    """One row, and levels of 4 bits."""
-    (n, k), words = w.shape, min(MOST_WORDS, 1 << (w.shape[1] // 8 - 1).bit_length())
-    plan = Plan("row", ROWS_HELD if k // 8 <= words else ROWS_HELD // 2, words, 1, ROW_WARPS, 1)
-    kernel: Any = weight_only_row_kernel
-    kernel[(triton.cdiv(n, plan.block_n),)](
-        *(x, w.values.view(torch.int32), w.scales_NG, w.shifts_NG, w.factor_N, bias_N, y),
-        *(k // 8, n, k),
-        **row_constants(w, plan),
-        **launch_constants(plan, prefetch),
-    )
-
-
-def row_constants(w: Packed, plan: Plan) -> dict[str, Any]:
-    words, shape = w.shape[1] // 8, dict(KIND=w.kind, GROUP=w.group, SPAN=w.span)
-    chunks, whole = triton.cdiv(words, plan.block_k), words % plan.block_k == 0
-    return shape | dict(
-        BN=plan.block_n, WORDS=plan.block_k, CHUNKS=chunks, WHOLE=whole, WARPS=plan.warps
-    )
 
 
 def _checked(x_MK: Tensor, w: Packed) -> Tensor:
