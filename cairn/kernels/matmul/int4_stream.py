@@ -1,21 +1,22 @@
 # pyrefly: ignore-errors
 """The kernel of int4_matmul, in Gluon for sm_90: 4-bit weights become the register operand of the tensor cores.
 
-    ring    STAGES buffers, each 64 rows of packed weights, their scales, and BM rows of x; filled by TMA
-    step    UNITS of at most one group of columns: unpack -> multiply -> sums += scale * product
+    ring           STAGES buffers, each 64 rows of packed weights, their scales, and BM rows of x; filled by TMA
+    step           UNITS of at most one group of columns: unpack -> multiply -> sums += scale * product
+    small groups   of fewer columns than a tile: unpack and scale -> multiply onto the sums
 
 One warp copies; one warpgroup multiplies, or two take turns and join their sums in the end. Unpacking takes half of
-the instructions that a multiprocessor can issue while weights arrive, and leaves none for all warps to copy, too: one
-shift, one mask and one subtraction for two weights. A level in the low bits of bfloat16's 128 is 128 + level, and 136
-less leaves the whole number level - 8 exactly.
+the instructions that a multiprocessor can issue while weights arrive, and leaves none for all warps to copy, too
+(`int4_unpack`).
 
     WGMMA        while the tensor cores multiply one unit, the next is unpacked
-    otherwise    for up to 16 rows: warps multiply on their own, and instead of the subtraction the tensor cores add
-                 -136 times the unit's sum of x: a fifth fewer instructions
+    otherwise    for up to 16 rows: warps multiply on their own, and instead of a subtraction for each two levels the
+                 tensor cores add -136 times the unit's sum of x: a fifth fewer instructions
 
 Shifts that are not -8 * scale multiply the unit's sum of x, which the tensor cores compute beside it with a matrix of
-ones. Where K is cut, the program that is the last of its tile to store its sums joins all of them in their order, if
-there are counters (`arrived`); otherwise another kernel does. The order of work is that of skinny_stream.
+ones; those of small groups are added to the weights. Where K is cut, the program that is the last of its tile to store
+its sums joins all of them in their order, if there are counters (`arrived`); otherwise another kernel does. The order
+of work is that of skinny_stream.
 """
 
 from triton.experimental import gluon
